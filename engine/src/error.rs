@@ -1,0 +1,299 @@
+//! What can go wrong, and what the caller should do about it.
+
+use std::fmt;
+
+/// The result of every fallible call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error: a coarse [`Kind`] that says what to do, a [`Reason`] with the facts, and a message with both.
+///
+/// It is one pointer wide, so that results stay small on the read path.
+pub struct Error(Box<Reason>);
+
+/// What the caller should do about an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// The call itself is wrong; the same call fails again.
+    FixTheCall,
+    /// Nothing is wrong; the same call may succeed when made again.
+    Retry,
+    /// The disk is full; deleting data or adding room helps. Nothing was lost.
+    MakeSpace,
+    /// Stored bytes are not what was written; restore them from a copy.
+    Damaged,
+    /// The store stopped itself after an input/output error; open it anew.
+    Reopen,
+    /// The store, snapshot or transaction has ended.
+    Closed,
+}
+
+/// The facts of an [`Error`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// A key is longer than [`crate::KEY_BYTES_MAX`].
+    #[error("the key is {length} bytes long, the longest is {max}; store a hash of it, or put part of it in the value")]
+    KeyTooLong {
+        /// Bytes of the key.
+        length: usize,
+        /// Longest key.
+        max: usize,
+    },
+    /// A value is longer than [`crate::VALUE_BYTES_MAX`].
+    #[error("the value is {length} bytes long, the longest is {max}; split it over several keys")]
+    ValueTooLong {
+        /// Bytes of the value.
+        length: u64,
+        /// Longest value.
+        max: u64,
+    },
+    /// A stream ended before or after the length that was announced for it.
+    #[error("the stream for the value gave {found} bytes, {announced} were announced; pass the true length")]
+    ValueLengthMismatch {
+        /// Announced bytes.
+        announced: u64,
+        /// Bytes that came.
+        found: u64,
+    },
+    /// There is no map of this name.
+    #[error("there is no map named {name:?}; create it, or look at the list of maps")]
+    UnknownMap {
+        /// The name asked for.
+        name: String,
+    },
+    /// The map behind a handle was dropped.
+    #[error("the map {name:?} was dropped after this handle to it was made; open it again by name")]
+    MapDropped {
+        /// The name the handle was opened with.
+        name: String,
+    },
+    /// A map of this name exists already.
+    #[error("there is already a map named {name:?}; choose another name or drop that map first")]
+    MapExists {
+        /// The name.
+        name: String,
+    },
+    /// A name that a map cannot have.
+    #[error("{name:?} cannot name a map: a name has 1 to {max} bytes of UTF-8 without control characters")]
+    InvalidMapName {
+        /// The name.
+        name: String,
+        /// Longest name in bytes.
+        max: usize,
+    },
+    /// A map handle of one store was used with another.
+    #[error("the handle of map {name:?} belongs to another store; open the map in this store")]
+    ForeignMap {
+        /// The name of the map.
+        name: String,
+    },
+    /// An addition to a value that is not a counter.
+    #[error("key {key} of map {map:?} holds {length} bytes, not a counter of 8; delete it or choose another key")]
+    NotACounter {
+        /// The map.
+        map: String,
+        /// The key, printable.
+        key: String,
+        /// Bytes of the value found.
+        length: u64,
+    },
+    /// An addition that leaves the range of a counter.
+    #[error("adding {delta} to {value} at key {key} of map {map:?} leaves the range of a 64-bit counter")]
+    CounterOverflow {
+        /// The map.
+        map: String,
+        /// The key, printable.
+        key: String,
+        /// The value before.
+        value: i64,
+        /// What was to be added.
+        delta: i64,
+    },
+    /// A write through a read-only handle.
+    #[error("the store was opened read-only; open it without `read_only` to write")]
+    ReadOnly,
+    /// An option or argument that makes no sense.
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// The directory holds something else.
+    #[error("{path} is not a Duramen store: {found}; name an empty directory or an existing store")]
+    NotAStore {
+        /// The directory.
+        path: String,
+        /// What was found there.
+        found: String,
+    },
+    /// The store is missing and was not to be created.
+    #[error("there is no store at {path}; open it with `create`, or correct the path")]
+    NoStore {
+        /// The directory.
+        path: String,
+    },
+    /// The store was written by a newer version.
+    #[error("the store has format {found}, this library reads up to {supported}; use a newer version of Duramen")]
+    NewerFormat {
+        /// Format of the store.
+        found: u32,
+        /// Newest format this library reads.
+        supported: u32,
+    },
+    /// Another process has the store open.
+    #[error("the store at {path} is in use by process {holder}; close it there first")]
+    InUse {
+        /// The directory.
+        path: String,
+        /// Who holds it: process id and name.
+        holder: String,
+    },
+    /// Another transaction changed what this one read or wrote.
+    #[error("key {key} of map {map:?} was changed by another transaction since this one began; run it again")]
+    Conflict {
+        /// The map.
+        map: String,
+        /// The key, printable.
+        key: String,
+    },
+    /// The closure form gave up.
+    #[error("the transaction met a conflict {attempts} times, the last at key {key} of map {map:?}; make it smaller, or run it exclusively")]
+    RetriesExhausted {
+        /// How often it ran.
+        attempts: u32,
+        /// The map of the last conflict.
+        map: String,
+        /// The key of the last conflict, printable.
+        key: String,
+    },
+    /// A write transaction that is too old to be checked.
+    #[error("the transaction began at commit {began}, conflicts can be checked only since commit {oldest}; run it again, and commit sooner")]
+    TooOld {
+        /// The commit that the transaction sees.
+        began: u64,
+        /// The oldest commit that can still be checked.
+        oldest: u64,
+    },
+    /// A point of the commit stream that is gone.
+    #[error("commit {asked} is no longer retained, the oldest is {oldest}; start from there, or read a snapshot")]
+    NotRetained {
+        /// The commit asked for.
+        asked: u64,
+        /// The oldest commit that can be asked for.
+        oldest: u64,
+    },
+    /// Too many snapshots are open.
+    #[error("{open} snapshots are open, which is the limit; drop some of them")]
+    TooManySnapshots {
+        /// How many are open.
+        open: usize,
+    },
+    /// The disk is full.
+    #[error("the disk is full: {needed} more bytes are needed for {what}; delete data (a reserve is kept for that) or add room, then try again")]
+    Full {
+        /// Bytes that could not be had.
+        needed: u64,
+        /// What they were for.
+        what: &'static str,
+    },
+    /// Stored bytes are not what was written.
+    #[error("the store is damaged: {0}; restore it from a copy (`duramen check` tells how far the damage goes)")]
+    Damaged(String),
+    /// The store stopped itself.
+    #[error("the store stopped after an input/output error: {cause}; open it anew: every acknowledged commit is there")]
+    Poisoned {
+        /// The error that stopped it.
+        cause: String,
+    },
+    /// The fate of a commit is not known.
+    #[error("it is not known whether commit {commit} survives: {cause}; open the store anew and look")]
+    Unknown {
+        /// The number of the commit.
+        commit: u64,
+        /// The error that stopped the store.
+        cause: String,
+    },
+    /// The snapshot was ended by somebody else.
+    #[error("the snapshot was ended (by `end_snapshot`); take a new one")]
+    SnapshotEnded,
+    /// The store was closed.
+    #[error("the store is closed; open it again")]
+    Closed,
+    /// The handle was inherited by a forked process.
+    #[error("this handle was opened before `fork`; open the store in this process")]
+    Forked,
+    /// An input or output error outside the commit path: the call failed, the store goes on.
+    #[error("{doing}: {error}")]
+    Io {
+        /// What was being done.
+        doing: String,
+        /// The error of the operating system.
+        error: std::io::Error,
+    },
+}
+
+impl Error {
+    /// What to do about it.
+    pub fn kind(&self) -> Kind {
+        match self.reason() {
+            Reason::Conflict { .. }
+            | Reason::RetriesExhausted { .. }
+            | Reason::TooOld { .. }
+            | Reason::InUse { .. }
+            | Reason::TooManySnapshots { .. } => Kind::Retry,
+            Reason::Full { .. } => Kind::MakeSpace,
+            Reason::Damaged(_) => Kind::Damaged,
+            Reason::Poisoned { .. } | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,
+            Reason::SnapshotEnded | Reason::Closed => Kind::Closed,
+            Reason::Io { error, .. } if error.kind() == std::io::ErrorKind::StorageFull => Kind::MakeSpace,
+            _ => Kind::FixTheCall,
+        }
+    }
+
+    /// The facts.
+    pub fn reason(&self) -> &Reason {
+        &self.0
+    }
+
+    pub(crate) fn damaged(what: impl Into<String>) -> Error {
+        Reason::Damaged(what.into()).into()
+    }
+
+    pub(crate) fn io(doing: impl Into<String>, error: std::io::Error) -> Error {
+        Reason::Io { doing: doing.into(), error }.into()
+    }
+}
+
+impl From<Reason> for Error {
+    fn from(reason: Reason) -> Error {
+        Error(Box::new(reason))
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self.reason() {
+            Reason::Io { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes as people read them: text where it is text, `\xNN` where not; cut after 64 bytes.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    const SHOWN_MAX: usize = 64;
+    let shown = &bytes[..bytes.len().min(SHOWN_MAX)];
+    let rest = bytes.len() - shown.len();
+    let tail = if rest > 0 { format!("... ({rest} bytes more)") } else { String::new() };
+    format!("\"{}\"{tail}", shown.escape_ascii())
+}

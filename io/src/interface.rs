@@ -1,0 +1,150 @@
+//! What the engine may ask of a machine: a directory of files, memory mapped from them, time and random numbers.
+//!
+//! Every call may fail, and the simulated implementation makes each of them fail in turn. Offsets and lengths are in
+//! bytes. Nothing here buffers: `write_at` reaches the kernel before it returns, `sync_data` reaches the device.
+
+use std::fmt::Debug;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// How [`Storage::open`] opens a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// The file must exist; it can only be read.
+    Read,
+    /// The file must exist; it can be read and written.
+    Write,
+    /// The file is made when it is missing; it can be read and written.
+    Create,
+}
+
+/// A directory of files with plain names. Created and removed names survive power loss only after [`Storage::sync`].
+pub trait Storage: Debug + Send + Sync {
+    /// Opens a file.
+    fn open(&self, name: &str, mode: OpenMode) -> io::Result<Arc<dyn File>>;
+    /// Names of all files, in no particular order.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Removes a file.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Gives a file a new name, replacing any file of that name in one step.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Makes created, renamed and removed names survive power loss.
+    fn sync(&self) -> io::Result<()>;
+    /// Takes an advisory lock on a file, which is made when missing. It is held until the returned guard is dropped
+    /// or the process dies, and it excludes other processes and other guards of this process alike. `Ok(None)`:
+    /// somebody else holds it in a mode that excludes `mode`.
+    fn lock(&self, name: &str, mode: LockMode) -> io::Result<Option<Lock>>;
+    /// The directory, for messages.
+    fn path(&self) -> &Path;
+}
+
+/// Strength of a [`Storage::lock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockMode {
+    /// Many holders, none of them exclusive.
+    Shared,
+    /// One holder.
+    Exclusive,
+}
+
+/// A held advisory lock; dropping it lets go.
+#[derive(Debug)]
+pub struct Lock {
+    pub(crate) _held: Box<dyn LockGuard>,
+}
+
+/// What keeps a lock: an open file description, or an entry in the simulated disk.
+pub(crate) trait LockGuard: Debug + Send + Sync {}
+
+/// An open file.
+pub trait File: Debug + Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// Fills `buffer` from `offset`; reaching the end of the file first is an `UnexpectedEof` error.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of `bytes` at `offset`, extending the file when needed.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Gives `offset..offset + length` real blocks, so that writing there can no longer find the disk full. The file
+    /// grows to cover the range; what was never written reads as zeros. A full disk is a `StorageFull` error.
+    fn allocate(&self, offset: u64, length: u64) -> io::Result<()>;
+    /// Writes zeros to `offset..offset + length`, extending the file. Unlike [`File::allocate`] the blocks are
+    /// really written: a later small write and its sync then touch no metadata, which halves the cost of a sync.
+    fn write_zeros(&self, offset: u64, length: u64) -> io::Result<()>;
+    /// Cuts or extends the file to `length`.
+    fn set_len(&self, length: u64) -> io::Result<()>;
+    /// Returns once everything written so far, and the length, survives power loss.
+    fn sync_data(&self) -> io::Result<()>;
+    /// Asks the kernel to start writing a range back. A hint: nothing is promised, errors are not reported.
+    fn start_writeback(&self, offset: u64, length: u64);
+    /// Bytes that the file occupies on the device.
+    fn allocated_bytes(&self) -> io::Result<u64>;
+    /// Maps the file into memory, shared with every other mapping and with `write_at`. `reserve` bytes of address
+    /// space are taken, aligned to 2 MiB, so that the file can grow under the mapping; memory beyond the end of the
+    /// file must not be touched.
+    fn map(&self, reserve: u64, access: Access) -> io::Result<Mapping>;
+}
+
+/// What a mapping may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Loads only.
+    Read,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// A file in memory. The addresses stay valid until it is dropped; the bytes below the length of the file may be
+/// read at any time, and may change while they are read if somebody writes to the file.
+#[derive(Debug)]
+pub struct Mapping {
+    pub(crate) base: *mut u8,
+    pub(crate) length: usize,
+    pub(crate) _kept: Arc<dyn MappedMemory>,
+}
+
+/// What keeps the memory of a [`Mapping`] mapped.
+pub(crate) trait MappedMemory: Debug + Send + Sync {}
+
+// SAFETY: a mapping is an address range; who may touch which bytes when is decided by its users.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// First byte of the mapping.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Reserved length in bytes; the file may be shorter.
+    pub fn reserved(&self) -> usize {
+        self.length
+    }
+}
+
+/// Time.
+pub trait Clock: Debug + Send + Sync {
+    /// Time since a fixed but unknown moment; never goes back. Cheap (a few nanoseconds) and coarse (milliseconds).
+    fn monotonic(&self) -> Duration;
+    /// Time of day.
+    fn wall(&self) -> SystemTime;
+}
+
+/// Random numbers that others cannot guess (real) or that follow from a seed (simulated).
+pub trait Random: Debug + Send + Sync {
+    /// A number from all 64-bit numbers.
+    fn next_u64(&self) -> u64;
+}
+
+/// Everything the engine needs from a machine.
+#[derive(Clone, Debug)]
+pub struct Platform {
+    /// The store's directory.
+    pub storage: Arc<dyn Storage>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Random numbers.
+    pub random: Arc<dyn Random>,
+}

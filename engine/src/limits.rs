@@ -31,3 +31,39 @@ pub const LIVE_GENERATIONS_MAX: usize = 8;
 const _: () = assert!(BRANCH_BYTES == 16384);
 const _: () = assert!(FULL_KEY_BYTES_MAX + INLINE_VALUE_BYTES_MAX + 64 + 16 < PAGE_BYTES);
 const _: () = assert!(INLINE_VALUE_BYTES_MAX < LOGGED_VALUE_BYTES_MAX);
+
+/// Log files, and so generations alive or pinned by readers at one time.
+pub const GENERATIONS_MAX: usize = 64;
+/// Bytes of address space for one log file; no record may make a log file longer.
+pub const LOG_SPAN_BYTES: u64 = 256 << 20;
+/// Bytes of log that a generation takes at most in the ordinary course (a single larger record gets a larger one).
+pub const GENERATION_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of a generation in a new or idle store. Two of them are kept: 1 MiB of log.
+pub const GENERATION_BYTES_MIN: u64 = 512 << 10;
+/// Bytes by which a log file is filled with zeros ahead of its records.
+pub const LOG_GROWTH_BYTES: u64 = 256 << 10;
+/// End of a log file that only deletions may use, so that a full disk can always be emptied.
+pub const LOG_RESERVE_BYTES: u64 = 32 << 10;
+/// Pages of the data file that only deletions may count on.
+pub const DELETE_RESERVE_PAGES: u64 = 64;
+/// Write set of a transaction in memory; what is beyond goes to the data file as a sorted run.
+pub const WRITE_SET_BYTES_MAX: usize = 16 << 20;
+/// Snapshots that may be open at once: the slots are scanned whenever space is reclaimed.
+pub const SNAPSHOTS_MAX: usize = 65_536;
+/// Range deletes (and runs) that a generation takes: every read looks through those that are not folded.
+pub const NOTES_PER_GENERATION_MAX: u64 = 256;
+/// How often the closure form runs before it takes its turn exclusively, and then how often at most.
+pub const ATTEMPTS_MAX: u32 = 10;
+/// Savepoints alive in one transaction: each is a layer that reads look through.
+pub const SAVEPOINTS_MAX: usize = 1024;
+/// Address space taken for the data file at once; the mapping is replaced by a larger one when the file outgrows it.
+pub const DATA_SPAN_BYTES: u64 = 1 << 40;
+/// Address space for the shared region.
+pub const REGION_SPAN_BYTES: u64 = 16 << 30;
+/// How far the log may run ahead of a write transaction before its conflicts can no longer be checked.
+pub const CHECKABLE_GENERATIONS_MAX: usize = 16;
+
+const _: () = assert!(LOG_SPAN_BYTES <= u32::MAX as u64 + 1, "positions in a log are 32 bits wide");
+const _: () = assert!(GENERATION_BYTES_MAX + 2 * (WRITE_SET_BYTES_MAX as u64) < LOG_SPAN_BYTES);
+const _: () = assert!(LOG_RESERVE_BYTES * 4 <= GENERATION_BYTES_MIN);
+const _: () = assert!(LIVE_GENERATIONS_MAX + CHECKABLE_GENERATIONS_MAX < GENERATIONS_MAX);

@@ -59,6 +59,7 @@ pub struct Lock {
 pub(crate) trait LockGuard: Debug + Send + Sync {}
 
 /// An open file.
+#[allow(clippy::len_without_is_empty)] // An empty file is no special case for anybody.
 pub trait File: Debug + Send + Sync {
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;

@@ -8,5 +8,18 @@
 compile_error!("Duramen runs on 64-bit little-endian Linux (x86-64 and aarch64); this target is not supported yet");
 
 mod interface;
+mod machine;
+mod memory;
+mod name;
+mod wait;
+
+mod real;
+mod sim;
 
 pub use interface::*;
+pub use machine::{
+    is_network_filesystem, match_bytes, memory_limit_bytes, prefetch, process_id, process_is_alive, process_name,
+};
+pub use real::{create_directory, real_platform, real_platform_read_only};
+pub use sim::{FailKind, FailSpan, SimDisk};
+pub use wait::{WordLock, WordLockGuard, wait, wake};

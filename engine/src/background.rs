@@ -1,0 +1,90 @@
+//! The threads of a store: one folds, makes durable and reclaims; one syncs for commit futures. Both only speed
+//! things up: without them commits fold and sync for themselves.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::core::Core;
+use crate::error::{Error, Kind};
+use crate::store::TICK;
+
+/// Ticks without a commit after which what is in the log is folded, so that a quiet store has a short log.
+const QUIET_TICKS: u32 = 10;
+/// Pause after a full disk.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Folds whenever a generation is frozen, and when the store has been quiet for a while.
+pub(crate) fn fold_loop(core: &Core) {
+    let mut quiet = 0;
+    let mut seen = core.control().visible.0.load(Ordering::Relaxed);
+    loop {
+        if wait_for_work(core) {
+            return;
+        }
+        let visible = core.control().visible.0.load(Ordering::Relaxed);
+        quiet = if visible == seen { quiet + 1 } else { 0 };
+        seen = visible;
+        let round = || {
+            let mut state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+            let busy = core.region.version().generations.len() > 1;
+            if busy {
+                core.keep_standby(&mut state, true)?;
+                core.maintain_frozen(&mut state)?;
+            } else if quiet == QUIET_TICKS {
+                drop(state);
+                core.maintain()?;
+                state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+                core.keep_standby(&mut state, false)?;
+                core.trim_log_files()?;
+            } else {
+                core.reclaim(&mut state)?;
+            }
+            core.keep_standby_at_hand(&mut state)
+        };
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(round)) {
+            Ok(Ok(())) => core.note_fold_error(None),
+            Ok(Err(error)) => give_up_or_pause(core, error),
+            Err(_) => core.poison(&Error::damaged("the folding thread met an impossible state")),
+        }
+    }
+}
+
+/// A full disk may get room again; with any other error nothing can be folded any more.
+fn give_up_or_pause(core: &Core, error: Error) {
+    match error.kind() {
+        Kind::MakeSpace => {
+            core.note_fold_error(Some(error));
+            core.report_progress();
+            std::thread::sleep(PAUSE);
+        }
+        Kind::Closed | Kind::Reopen => {}
+        _ => core.poison(&error),
+    }
+}
+
+/// Sleeps until something is asked for, or for a tick. Returns whether to stop.
+fn wait_for_work(core: &Core) -> bool {
+    let guard = core.work.0.lock().unwrap_or_else(|e| e.into_inner());
+    let idle = |work: &mut crate::core::Work| !work.fold && !work.stop;
+    let (mut work, _) = core.work.1.wait_timeout_while(guard, TICK, idle).unwrap_or_else(|e| e.into_inner());
+    work.fold = false;
+    work.stop
+}
+
+/// Syncs whenever a commit future waits, and wakes those whose commits are durable.
+pub(crate) fn sync_loop(core: &Core) {
+    loop {
+        let guard = core.work.0.lock().unwrap_or_else(|e| e.into_inner());
+        let idle = |work: &mut crate::core::Work| !work.sync && !work.stop;
+        let mut work = core.work.1.wait_while(guard, idle).unwrap_or_else(|e| e.into_inner());
+        work.sync = false;
+        let stop = work.stop;
+        drop(work);
+        // A failed sync poisons the store; the futures find that out themselves.
+        let _ = core.wait_synced(core.control().visible.0.load(Ordering::Acquire));
+        core.wake_futures();
+        if stop {
+            return;
+        }
+    }
+}

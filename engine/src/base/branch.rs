@@ -1,0 +1,278 @@
+//! A branch: four pages that route a key to one of up to about a thousand children.
+//!
+//! With `n` children, separators 1 to n - 1 (child 0 has the lower bound of the whole branch, which is not stored):
+//! ```text
+//! 64  heads u64[n - 1]     first eight bytes of each separator after the prefix, as a number that orders like them
+//!     children u32[n]      page numbers
+//!     slots u16[n - 1]     length of the separator after the prefix when it is at most 8, so that the head is all of
+//!                          it; else the offset of the rest in the heap (which is always more than 8)
+//!     counts               pairs under each child; the top bit is set when any of them is an extent:
+//!                          u16[n] at level 1, u64[n] above
+//!     free
+//!     heap                 what separators have after their first eight bytes: length u16, bytes
+//! ```
+
+use std::cmp::Ordering;
+use std::hint::select_unpredictable;
+
+use crate::error::Result;
+use crate::limits::{BRANCH_BYTES, FULL_KEY_BYTES_MAX};
+
+use super::HEIGHT_MAX;
+use super::page::{self, HEADER_BYTES, head_u64, misplaced, u16_at, u32_at, u64_at};
+
+/// Bytes of a separator that its head holds.
+pub(super) const HEAD_BYTES: usize = 8;
+/// Set in the count of a child that holds extents, at level 1.
+pub(super) const LOW_EXTENTS: u16 = 1 << 15;
+/// Set in the count of a child that holds extents, above level 1.
+pub(super) const HIGH_EXTENTS: u64 = 1 << 63;
+
+/// What a branch says of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Child {
+    pub page: u32,
+    pub pairs: u64,
+    pub holds_extents: bool,
+}
+
+/// Offsets of the arrays of a branch.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    pub children: usize,
+    pub slots: usize,
+    pub counts: usize,
+    pub end: usize,
+}
+
+impl Layout {
+    #[inline(always)]
+    pub(super) fn new(count: usize, level: u8) -> Layout {
+        let children = HEADER_BYTES + HEAD_BYTES * (count - 1);
+        let slots = children + 4 * count;
+        let counts = slots + 2 * (count - 1);
+        Layout {
+            children,
+            slots,
+            counts,
+            end: counts + count_bytes(level) * count,
+        }
+    }
+}
+
+/// Bytes of the count of a child.
+pub(super) fn count_bytes(level: u8) -> usize {
+    if level == 1 { 2 } else { 8 }
+}
+
+/// Bytes that a separator takes in the heap when it has `length` bytes after the prefix.
+pub(super) fn heap_bytes(length: usize) -> usize {
+    if length > HEAD_BYTES {
+        2 + length - HEAD_BYTES
+    } else {
+        0
+    }
+}
+
+/// A view of a branch that passed `verify_page`.
+#[derive(Clone, Copy)]
+pub(super) struct Branch<'a> {
+    bytes: &'a [u8; BRANCH_BYTES],
+    count: usize,
+}
+
+impl<'a> Branch<'a> {
+    /// The branch of `level` that `number` was said to be.
+    #[inline(always)]
+    pub(super) fn open(page: &'a [u8], number: u32, level: u8) -> Result<Branch<'a>> {
+        match page.first_chunk::<BRANCH_BYTES>() {
+            Some(bytes) if page::kind(bytes) == page::BRANCH && page::level(bytes) == level => Ok(Branch {
+                bytes,
+                count: page::count(bytes),
+            }),
+            _ => Err(misplaced(
+                number,
+                "it is not a branch of the level that the page above it says",
+            )),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    #[inline(always)]
+    pub(super) fn prefix(&self) -> &'a [u8] {
+        page::prefix(self.bytes)
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::new(self.count, page::level(self.bytes))
+    }
+
+    /// Page of a child.
+    #[inline(always)]
+    pub(super) fn page(&self, index: usize) -> u32 {
+        u32_at(self.bytes, HEADER_BYTES + HEAD_BYTES * (self.count - 1) + 4 * index)
+    }
+
+    /// Everything about a child.
+    pub(super) fn child(&self, index: usize) -> Child {
+        let counts = self.layout().counts;
+        let (pairs, holds_extents) = if page::level(self.bytes) == 1 {
+            let count = u16_at(self.bytes, counts + 2 * index);
+            ((count & !LOW_EXTENTS) as u64, count & LOW_EXTENTS != 0)
+        } else {
+            let count = u64_at(self.bytes, counts + 8 * index);
+            (count & !HIGH_EXTENTS, count & HIGH_EXTENTS != 0)
+        };
+        Child {
+            page: self.page(index),
+            pairs,
+            holds_extents,
+        }
+    }
+
+    /// Pairs under the first `children` children.
+    pub(super) fn pairs_before(&self, children: usize) -> u64 {
+        let counts = &self.bytes[self.layout().counts..];
+        if page::level(self.bytes) == 1 {
+            let (counts, _) = counts[..2 * children].as_chunks::<2>();
+            counts
+                .iter()
+                .map(|count| (u16::from_le_bytes(*count) & !LOW_EXTENTS) as u64)
+                .sum()
+        } else {
+            let (counts, _) = counts[..8 * children].as_chunks::<8>();
+            // A sum that overflows comes from a damaged page; it must be some number all the same.
+            counts.iter().fold(0, |sum, count| {
+                sum.wrapping_add(u64::from_le_bytes(*count) & !HIGH_EXTENTS)
+            })
+        }
+    }
+
+    /// Head of the separator of child `index + 1`.
+    #[inline(always)]
+    fn head(&self, index: usize) -> u64 {
+        u64_at(self.bytes, HEADER_BYTES + HEAD_BYTES * index)
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: usize) -> usize {
+        u16_at(self.bytes, self.layout().slots + 2 * index) as usize
+    }
+
+    /// What a separator has after its head; `None` when the head holds all of it.
+    fn rest(&self, index: usize) -> Option<&'a [u8]> {
+        let slot = self.slot(index);
+        if slot <= HEAD_BYTES {
+            return None;
+        }
+        let length = u16_at(self.bytes, slot) as usize;
+        Some(&self.bytes[slot + 2..slot + 2 + length])
+    }
+
+    /// Appends the separator of `child`, which is not child 0, to `key`.
+    pub(super) fn append_separator(&self, child: usize, key: &mut Vec<u8>) {
+        key.extend_from_slice(self.prefix());
+        let head = self.head(child - 1).to_be_bytes();
+        match self.rest(child - 1) {
+            None => key.extend_from_slice(&head[..self.slot(child - 1)]),
+            Some(rest) => {
+                key.extend_from_slice(&head);
+                key.extend_from_slice(rest);
+            }
+        }
+    }
+
+    /// The child whose range holds `key`.
+    #[inline(always)]
+    pub(super) fn route(&self, key: &[u8]) -> usize {
+        let prefix = self.prefix();
+        let Some(suffix) = key.strip_prefix(prefix) else {
+            return if key < prefix { 0 } else { self.count - 1 };
+        };
+        let head = head_u64(suffix);
+        let mut length = self.count - 1;
+        if length == 0 {
+            return 0;
+        }
+        // Branchless: half of the comparisons of a random search go either way, and each wrong guess costs more
+        // than several steps.
+        let mut low = 0;
+        while length > 1 {
+            let half = length / 2;
+            low = select_unpredictable(self.head(low + half - 1) <= head, low + half, low);
+            length -= half;
+        }
+        low += (self.head(low) <= head) as usize;
+        if low > 0 && self.head(low - 1) == head {
+            self.route_among_equal_heads(suffix, head, low)
+        } else {
+            low
+        }
+    }
+
+    /// `end` separators have heads up to `head`, the last of them exactly `head`: counts those up to `suffix`.
+    #[cold]
+    fn route_among_equal_heads(&self, suffix: &[u8], head: u64, end: usize) -> usize {
+        let (mut low, mut high) = (0, end);
+        while low < high {
+            let middle = (low + high) / 2;
+            let order = self
+                .head(middle)
+                .cmp(&head)
+                .then_with(|| self.compare_equal_heads(middle, suffix));
+            if order == Ordering::Greater {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        low
+    }
+
+    /// Compares a separator with a key when their heads are equal. Where one of them ends inside the head, zeros stood
+    /// in for what it lacks, so it is the beginning of the other one, or the same.
+    fn compare_equal_heads(&self, index: usize, suffix: &[u8]) -> Ordering {
+        match self.rest(index) {
+            None => self.slot(index).cmp(&suffix.len()),
+            Some(_) if suffix.len() <= HEAD_BYTES => Ordering::Greater,
+            Some(rest) => rest.cmp(&suffix[HEAD_BYTES..]),
+        }
+    }
+
+    /// Checks that every offset and length stays inside the page.
+    pub(super) fn verify(bytes: &[u8]) -> Result<(), &'static str> {
+        let branch = Branch {
+            bytes: bytes.first_chunk().ok_or("it is too short")?,
+            count: page::count(bytes),
+        };
+        if page::level(bytes) == 0 || page::level(bytes) as usize >= HEIGHT_MAX {
+            return Err("it is a branch of an impossible level");
+        }
+        let (top, end) = (page::heap_top(bytes), page::heap_end(bytes));
+        if branch.layout().end > top {
+            return Err("its arrays reach into its heap");
+        }
+        for index in 0..branch.count - 1 {
+            branch.verify_separator(branch.slot(index), top, end)?;
+        }
+        Ok(())
+    }
+
+    fn verify_separator(&self, slot: usize, top: usize, end: usize) -> Result<(), &'static str> {
+        let length = if slot <= HEAD_BYTES {
+            slot
+        } else if slot < top || slot + 2 > end || slot + 2 + u16_at(self.bytes, slot) as usize > end {
+            return Err("a separator is outside its heap");
+        } else {
+            HEAD_BYTES + u16_at(self.bytes, slot) as usize
+        };
+        if self.prefix().len() + length > FULL_KEY_BYTES_MAX {
+            return Err("a separator is too long");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,266 @@
+//! Looking at everything: the pages and extents of a tree, and whether they are what the invariants in the module's
+//! description say.
+
+use crate::checksum::{key_hash, key_tag};
+use crate::error::{Result, printable};
+use crate::limits::{BRANCH_BYTES, PAGE_BYTES};
+
+use super::branch::Branch;
+use super::cursor::check_height;
+use super::leaf::Leaf;
+use super::page::{self, common_prefix, head_u32};
+use super::{Extent, Location, PageSource, Root};
+
+/// Something that a tree consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Visit {
+    /// A page, or the run of pages of a branch.
+    Page {
+        /// First page.
+        number: u32,
+        /// Pages of the run.
+        pages: u32,
+        /// 0 for a leaf.
+        level: u8,
+        /// Version that wrote it.
+        birth: u64,
+    },
+    /// A value in pages of its own.
+    Extent(Extent),
+}
+
+/// Visits every page and extent of a tree, parents before children, in key order.
+pub(crate) fn walk<S: PageSource>(source: S, root: Root, visit: &mut dyn FnMut(Visit) -> Result<()>) -> Result<()> {
+    check_height(root)?;
+    if root.height == 0 {
+        Ok(())
+    } else {
+        walk_node(source, root.page, root.height - 1, visit)
+    }
+}
+
+fn walk_node<S: PageSource>(
+    source: S,
+    number: u32,
+    level: u8,
+    visit: &mut dyn FnMut(Visit) -> Result<()>,
+) -> Result<()> {
+    let page = source.page(number, page_length(level))?;
+    if level > 0 {
+        let branch = Branch::open(&page, number, level)?;
+        visit(visit_page(&page, number, level))?;
+        for index in 0..branch.count() {
+            walk_node(source, branch.page(index), level - 1, visit)?;
+        }
+    } else {
+        let leaf = Leaf::open(&page, number)?;
+        visit(visit_page(&page, number, level))?;
+        for index in 0..leaf.count() {
+            if let Location::Extent(extent) = leaf.location(index) {
+                visit(Visit::Extent(extent))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn page_length(level: u8) -> usize {
+    if level == 0 { PAGE_BYTES } else { BRANCH_BYTES }
+}
+
+fn visit_page(page: &[u8], number: u32, level: u8) -> Visit {
+    Visit::Page {
+        number,
+        pages: (page_length(level) / PAGE_BYTES) as u32,
+        level,
+        birth: page::birth(page),
+    }
+}
+
+/// Checks a whole tree. What is wrong goes into `problems`, one line each, and the check goes on with the rest; an
+/// error comes only from `visit`, which sees all that could be read.
+pub(crate) fn check_tree<S: PageSource>(
+    source: S,
+    root: Root,
+    hash_seed: u64,
+    problems: &mut Vec<String>,
+    visit: &mut dyn FnMut(Visit) -> Result<()>,
+) -> Result<()> {
+    if let Err(error) = check_height(root) {
+        problems.push(error.to_string());
+        return Ok(());
+    }
+    if root.height == 0 {
+        if root.pairs != 0 {
+            problems.push(format!("the root says {} pairs, but the tree is empty", root.pairs));
+        }
+        return Ok(());
+    }
+    let mut check = Check {
+        source,
+        hash_seed,
+        problems,
+        visit,
+    };
+    let range = Bounds { low: &[], high: None };
+    if let Some(found) = check.node(root.page, root.height - 1, range)?
+        && found.pairs != root.pairs
+    {
+        check
+            .problems
+            .push(format!("the root says {} pairs, there are {}", root.pairs, found.pairs));
+    }
+    Ok(())
+}
+
+struct Check<'a, S> {
+    source: S,
+    hash_seed: u64,
+    problems: &'a mut Vec<String>,
+    visit: &'a mut dyn FnMut(Visit) -> Result<()>,
+}
+
+/// Where the keys of a page must lie.
+#[derive(Clone, Copy)]
+struct Bounds<'a> {
+    low: &'a [u8],
+    high: Option<&'a [u8]>,
+}
+
+impl Bounds<'_> {
+    fn contains(&self, key: &[u8]) -> bool {
+        self.low <= key && self.high.is_none_or(|high| key < high)
+    }
+}
+
+/// What was found under a page.
+struct Found {
+    pairs: u64,
+    holds_extents: bool,
+}
+
+impl<S: PageSource> Check<'_, S> {
+    /// Checks a page and all under it; `None` when some of that could not be read, so that counting makes no sense.
+    fn node(&mut self, number: u32, level: u8, bounds: Bounds<'_>) -> Result<Option<Found>> {
+        let page = match self.source.page(number, page_length(level)) {
+            Ok(page) => page,
+            Err(error) => return self.unreadable(error),
+        };
+        if level == 0 {
+            match Leaf::open(&page, number) {
+                Ok(leaf) => {
+                    (self.visit)(visit_page(&page, number, level))?;
+                    self.leaf(leaf, number, bounds).map(Some)
+                }
+                Err(error) => self.unreadable(error),
+            }
+        } else {
+            match Branch::open(&page, number, level) {
+                Ok(branch) => {
+                    (self.visit)(visit_page(&page, number, level))?;
+                    self.branch(branch, number, level, bounds)
+                }
+                Err(error) => self.unreadable(error),
+            }
+        }
+    }
+
+    fn unreadable(&mut self, error: crate::error::Error) -> Result<Option<Found>> {
+        self.problems.push(error.to_string());
+        Ok(None)
+    }
+
+    fn problem(&mut self, number: u32, what: impl std::fmt::Display) {
+        self.problems.push(format!("page {number} of the data file: {what}"));
+    }
+
+    fn leaf(&mut self, leaf: Leaf<'_>, number: u32, bounds: Bounds<'_>) -> Result<Found> {
+        let mut holds_extents = false;
+        let (mut key, mut previous) = (Vec::new(), Vec::new());
+        for index in 0..leaf.count() {
+            key.clear();
+            key.extend_from_slice(leaf.prefix());
+            key.extend_from_slice(leaf.suffix(index));
+            if index > 0 && key <= previous {
+                self.problem(
+                    number,
+                    format_args!("{} follows {}", printable(&key), printable(&previous)),
+                );
+            }
+            if !bounds.contains(&key) {
+                self.problem(
+                    number,
+                    format_args!("{} is outside the range of the page", printable(&key)),
+                );
+            }
+            if leaf.tag(index) != key_tag(key_hash(self.hash_seed, &key)) {
+                self.problem(number, format_args!("wrong tag of {}", printable(&key)));
+            }
+            if leaf.head(index) != head_u32(leaf.suffix(index)) {
+                self.problem(number, format_args!("wrong head of {}", printable(&key)));
+            }
+            if let Location::Extent(extent) = leaf.location(index) {
+                holds_extents = true;
+                (self.visit)(Visit::Extent(extent))?;
+            }
+            std::mem::swap(&mut key, &mut previous);
+        }
+        let (first, last) = (leaf.suffix(0), leaf.suffix(leaf.count() - 1));
+        if common_prefix(first, last) > 0 {
+            self.problem(number, "its prefix is shorter than what its keys share");
+        }
+        Ok(Found {
+            pairs: leaf.count() as u64,
+            holds_extents,
+        })
+    }
+
+    fn branch(&mut self, branch: Branch<'_>, number: u32, level: u8, bounds: Bounds<'_>) -> Result<Option<Found>> {
+        let mut sum = Some(Found {
+            pairs: 0,
+            holds_extents: false,
+        });
+        let (mut low, mut high) = (bounds.low.to_vec(), Vec::new());
+        for index in 0..branch.count() {
+            let is_last = index + 1 == branch.count();
+            if !is_last {
+                high.clear();
+                branch.append_separator(index + 1, &mut high);
+                self.separator(number, &low, &high, bounds);
+            }
+            let child_bounds = Bounds {
+                low: &low,
+                high: if is_last { bounds.high } else { Some(&high) },
+            };
+            let child = branch.child(index);
+            let found = self.node(child.page, level - 1, child_bounds)?;
+            match (&mut sum, found) {
+                (Some(sum), Some(found)) => {
+                    if found.pairs != child.pairs || found.holds_extents != child.holds_extents {
+                        self.problem(number, format_args!("wrong count or flag of child {index}"));
+                    }
+                    sum.pairs += found.pairs;
+                    sum.holds_extents |= found.holds_extents;
+                }
+                _ => sum = None,
+            }
+            std::mem::swap(&mut low, &mut high);
+        }
+        Ok(sum)
+    }
+
+    fn separator(&mut self, number: u32, low: &[u8], separator: &[u8], bounds: Bounds<'_>) {
+        if separator <= low {
+            self.problem(
+                number,
+                format_args!("separator {} follows {}", printable(separator), printable(low)),
+            );
+        }
+        if !bounds.contains(separator) {
+            self.problem(
+                number,
+                format_args!("separator {} is outside its range", printable(separator)),
+            );
+        }
+    }
+}

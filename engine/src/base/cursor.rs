@@ -1,0 +1,286 @@
+//! Moving over the pairs of a tree in both directions, and counting them.
+//!
+//! A cursor keeps the branches on the way to its leaf, with the child it took in each. The key at hand is put together
+//! in a buffer: the prefix when the leaf is entered, the rest on every move.
+
+use arrayvec::ArrayVec;
+
+use crate::error::{Error, Result};
+use crate::limits::{BRANCH_BYTES, PAGE_BYTES};
+
+use super::branch::Branch;
+use super::leaf::Leaf;
+use super::{HEIGHT_MAX, Location, PageSource, Root};
+
+/// A position in a tree: on a pair, or nowhere.
+pub(crate) struct Cursor<S: PageSource> {
+    source: S,
+    root: Root,
+    path: ArrayVec<Step<S::Page>, HEIGHT_MAX>,
+    leaf: Option<S::Page>,
+    /// Page number of the leaf, for messages.
+    number: u32,
+    count: usize,
+    index: usize,
+    prefix_length: usize,
+    valid: bool,
+    key: Vec<u8>,
+}
+
+/// A branch on the way down, and the child that was taken.
+struct Step<P> {
+    page: P,
+    number: u32,
+    level: u8,
+    index: usize,
+}
+
+impl<P: std::ops::Deref<Target = [u8]>> Step<P> {
+    fn branch(&self) -> Result<Branch<'_>> {
+        Branch::open(&self.page, self.number, self.level)
+    }
+}
+
+/// Which child to take on the way down.
+#[derive(Clone, Copy)]
+enum Aim<'a> {
+    First,
+    Last,
+    Key(&'a [u8]),
+}
+
+impl<S: PageSource> Cursor<S> {
+    /// A cursor on no pair.
+    pub(crate) fn new(source: S, root: Root) -> Cursor<S> {
+        Cursor {
+            source,
+            root,
+            path: ArrayVec::new(),
+            leaf: None,
+            number: 0,
+            count: 0,
+            index: 0,
+            prefix_length: 0,
+            valid: false,
+            key: Vec::new(),
+        }
+    }
+
+    /// Whether it is on a pair.
+    #[inline]
+    pub(crate) fn is_valid(&self) -> bool {
+        self.valid
+    }
+
+    /// Full key of the pair it is on.
+    #[inline]
+    pub(crate) fn key(&self) -> &[u8] {
+        assert!(self.valid, "a cursor that is on no pair has no key");
+        &self.key
+    }
+
+    /// The leaf it is in, and where in it the value is.
+    #[inline]
+    pub(crate) fn value(&self) -> (&S::Page, Location) {
+        assert!(self.valid, "a cursor that is on no pair has no value");
+        let page = self.leaf.as_ref().expect("a valid cursor has a leaf");
+        let leaf = Leaf::open(page, self.number).expect("it was opened when it was entered");
+        (page, leaf.location(self.index))
+    }
+
+    /// Goes to the first pair.
+    pub(crate) fn first(&mut self) -> Result<()> {
+        self.valid = false;
+        if self.descend(Aim::First)? {
+            self.settle(0)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Goes to the last pair.
+    pub(crate) fn last(&mut self) -> Result<()> {
+        self.valid = false;
+        if self.descend(Aim::Last)? {
+            self.settle(self.count - 1)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Goes to the first pair whose key is `key` or above.
+    pub(crate) fn seek(&mut self, key: &[u8]) -> Result<()> {
+        match self.lower_bound(key)? {
+            Some(index) if index < self.count => self.settle(index),
+            Some(_) => self.next_leaf(),
+            None => Ok(()),
+        }
+    }
+
+    /// Goes to the last pair whose key is below `key`.
+    pub(crate) fn seek_before(&mut self, key: &[u8]) -> Result<()> {
+        match self.lower_bound(key)? {
+            Some(0) => self.previous_leaf(),
+            Some(index) => self.settle(index - 1),
+            None => Ok(()),
+        }
+    }
+
+    /// Goes to the next pair; from the last one to nowhere.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<()> {
+        assert!(self.valid, "a cursor that is on no pair cannot move");
+        if self.index + 1 < self.count {
+            self.settle(self.index + 1)
+        } else {
+            self.next_leaf()
+        }
+    }
+
+    /// Goes to the previous pair; from the first one to nowhere.
+    #[inline]
+    pub(crate) fn prev(&mut self) -> Result<()> {
+        assert!(self.valid, "a cursor that is on no pair cannot move");
+        if self.index > 0 {
+            self.settle(self.index - 1)
+        } else {
+            self.previous_leaf()
+        }
+    }
+
+    /// Goes to the leaf that would hold `key`; where in it the first pair not below `key` is or would be.
+    fn lower_bound(&mut self, key: &[u8]) -> Result<Option<usize>> {
+        self.valid = false;
+        if !self.descend(Aim::Key(key))? {
+            return Ok(None);
+        }
+        let page = self.leaf.as_ref().expect("a descent ends in a leaf");
+        Ok(Some(Leaf::open(page, self.number)?.lower_bound(key)))
+    }
+
+    /// Goes down from the root. False in an empty tree.
+    fn descend(&mut self, aim: Aim<'_>) -> Result<bool> {
+        self.path.clear();
+        check_height(self.root)?;
+        if self.root.height == 0 {
+            return Ok(false);
+        }
+        self.descend_from(self.root.page, self.root.height - 1, aim)?;
+        Ok(true)
+    }
+
+    fn descend_from(&mut self, mut number: u32, level: u8, aim: Aim<'_>) -> Result<()> {
+        for level in (1..=level).rev() {
+            let page = self.source.page(number, BRANCH_BYTES)?;
+            let branch = Branch::open(&page, number, level)?;
+            let index = match aim {
+                Aim::First => 0,
+                Aim::Last => branch.count() - 1,
+                Aim::Key(key) => branch.route(key),
+            };
+            let child = branch.page(index);
+            self.path.push(Step {
+                page,
+                number,
+                level,
+                index,
+            });
+            number = child;
+        }
+        self.enter_leaf(number)
+    }
+
+    fn enter_leaf(&mut self, number: u32) -> Result<()> {
+        self.source.prefetch(number);
+        let page = self.source.page(number, PAGE_BYTES)?;
+        let leaf = Leaf::open(&page, number)?;
+        self.number = number;
+        self.count = leaf.count();
+        self.key.clear();
+        self.key.extend_from_slice(leaf.prefix());
+        self.prefix_length = self.key.len();
+        self.leaf = Some(page);
+        Ok(())
+    }
+
+    /// Comes to rest on a pair of the leaf.
+    #[inline]
+    fn settle(&mut self, index: usize) -> Result<()> {
+        let page = self.leaf.as_ref().expect("a cursor settles in a leaf");
+        let suffix = Leaf::open(page, self.number)?.suffix(index);
+        self.key.truncate(self.prefix_length);
+        self.key.extend_from_slice(suffix);
+        self.index = index;
+        self.valid = true;
+        Ok(())
+    }
+
+    fn next_leaf(&mut self) -> Result<()> {
+        self.valid = false;
+        while let Some(mut step) = self.path.pop() {
+            let branch = step.branch()?;
+            let next = step.index + 1;
+            if next == branch.count() {
+                continue;
+            }
+            let (number, level) = (branch.page(next), step.level);
+            if level == 1 && next + 1 < branch.count() {
+                // By the time this leaf is read, the first lines of the one after it have come.
+                self.source.prefetch(branch.page(next + 1));
+            }
+            step.index = next;
+            self.path.push(step);
+            self.descend_from(number, level - 1, Aim::First)?;
+            return self.settle(0);
+        }
+        Ok(())
+    }
+
+    fn previous_leaf(&mut self) -> Result<()> {
+        self.valid = false;
+        while let Some(mut step) = self.path.pop() {
+            let Some(previous) = step.index.checked_sub(1) else {
+                continue;
+            };
+            let branch = step.branch()?;
+            let (number, level) = (branch.page(previous), step.level);
+            if level == 1 && previous > 0 {
+                self.source.prefetch(branch.page(previous - 1));
+            }
+            step.index = previous;
+            self.path.push(step);
+            self.descend_from(number, level - 1, Aim::Last)?;
+            return self.settle(self.count - 1);
+        }
+        Ok(())
+    }
+}
+
+/// A root comes from a meta page; a height that no tree has is damage.
+pub(super) fn check_height(root: Root) -> Result<()> {
+    if root.height as usize > HEIGHT_MAX {
+        return Err(Error::damaged(format!(
+            "the root says that the tree has {} levels",
+            root.height
+        )));
+    }
+    Ok(())
+}
+
+/// Number of pairs with keys below `key`. Reads one page a level.
+pub(crate) fn count_below<S: PageSource>(source: S, root: Root, key: &[u8]) -> Result<u64> {
+    check_height(root)?;
+    if root.height == 0 {
+        return Ok(0);
+    }
+    let (mut number, mut below) = (root.page, 0u64);
+    for level in (1..root.height).rev() {
+        let page = source.page(number, BRANCH_BYTES)?;
+        let branch = Branch::open(&page, number, level)?;
+        let index = branch.route(key);
+        below = below.wrapping_add(branch.pairs_before(index));
+        number = branch.page(index);
+    }
+    let page = source.page(number, PAGE_BYTES)?;
+    Ok(below.wrapping_add(Leaf::open(&page, number)?.lower_bound(key) as u64))
+}

@@ -1,0 +1,208 @@
+//! A leaf: one page of pairs in key order.
+//!
+//! ```text
+//! 64  tags u8[count]     top byte of the hash of each key: a point read compares up to 64 of them at once and then
+//!                        touches, almost always, one record only
+//!     slots u16[count]   offset of each record; beside the tags, so that a point read needs four lines in a row
+//!     heads u32[count]   first four bytes after the prefix, as a number that orders like them
+//!     free
+//!     heap               records in key order: suffix length u16, value field u16, suffix, value or extent.
+//!                        Value field: the length of the value, or EXTENT, or DELETED
+//! ```
+
+use std::cmp::Ordering;
+
+use crate::error::Result;
+use crate::limits::{FULL_KEY_BYTES_MAX, INLINE_VALUE_BYTES_MAX, PAGE_BYTES, VALUE_BYTES_MAX};
+
+use super::page::{self, HEADER_BYTES, head_u32, misplaced, u16_at, u32_at, u64_at};
+use super::{EXTENT_BYTES, Extent, Location};
+
+/// Bytes of a record beside its suffix and value.
+pub(super) const RECORD_HEADER_BYTES: usize = 4;
+/// Bytes a pair takes beside its suffix and value: tag, slot, head, record header.
+pub(super) const PAIR_BYTES: usize = 1 + 2 + 4 + RECORD_HEADER_BYTES;
+/// Value field of a value in pages of its own.
+pub(super) const EXTENT: u16 = 0x8000;
+/// Value field of a deletion.
+pub(super) const DELETED: u16 = 0x4000;
+
+const _: () = assert!(INLINE_VALUE_BYTES_MAX < DELETED as usize);
+
+/// Bytes that the value takes in the record.
+pub(super) fn value_bytes(field: u16) -> usize {
+    match field {
+        EXTENT => EXTENT_BYTES,
+        DELETED => 0,
+        length => length as usize,
+    }
+}
+
+/// A view of a leaf that passed `verify_page`.
+#[derive(Clone, Copy)]
+pub(super) struct Leaf<'a> {
+    bytes: &'a [u8; PAGE_BYTES],
+    count: usize,
+}
+
+impl<'a> Leaf<'a> {
+    /// The leaf that `number` was said to be.
+    #[inline(always)]
+    pub(super) fn open(page: &'a [u8], number: u32) -> Result<Leaf<'a>> {
+        match page.first_chunk::<PAGE_BYTES>() {
+            Some(bytes) if page::kind(bytes) == page::LEAF => Ok(Leaf {
+                bytes,
+                count: page::count(bytes),
+            }),
+            _ => Err(misplaced(number, "it is not a leaf, but the page above it says so")),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    #[inline(always)]
+    pub(super) fn prefix(&self) -> &'a [u8] {
+        page::prefix(self.bytes)
+    }
+
+    #[inline(always)]
+    pub(super) fn tag(&self, index: usize) -> u8 {
+        self.bytes[HEADER_BYTES + index]
+    }
+
+    #[inline(always)]
+    pub(super) fn head(&self, index: usize) -> u32 {
+        u32_at(self.bytes, HEADER_BYTES + 3 * self.count + 4 * index)
+    }
+
+    #[inline(always)]
+    pub(super) fn slot(&self, index: usize) -> usize {
+        u16_at(self.bytes, HEADER_BYTES + self.count + 2 * index) as usize
+    }
+
+    /// What the key has after the prefix.
+    #[inline(always)]
+    pub(super) fn suffix(&self, index: usize) -> &'a [u8] {
+        let record = self.slot(index);
+        let length = u16_at(self.bytes, record) as usize;
+        &self.bytes[record + RECORD_HEADER_BYTES..record + RECORD_HEADER_BYTES + length]
+    }
+
+    /// Value field and stored value.
+    #[inline(always)]
+    pub(super) fn value(&self, index: usize) -> (u16, &'a [u8]) {
+        let record = self.slot(index);
+        let field = u16_at(self.bytes, record + 2);
+        let start = record + RECORD_HEADER_BYTES + u16_at(self.bytes, record) as usize;
+        (field, &self.bytes[start..start + value_bytes(field)])
+    }
+
+    /// Where the value of a pair is.
+    #[inline(always)]
+    pub(super) fn location(&self, index: usize) -> Location {
+        let record = self.slot(index);
+        let start = record + RECORD_HEADER_BYTES + u16_at(self.bytes, record) as usize;
+        match u16_at(self.bytes, record + 2) {
+            EXTENT => {
+                let stored = self.bytes[start..start + EXTENT_BYTES]
+                    .first_chunk()
+                    .expect("its length was just cut");
+                Location::Extent(Extent::decode(stored))
+            }
+            DELETED => Location::Deleted,
+            length => Location::Inline(start as u16, start as u16 + length),
+        }
+    }
+
+    /// The pair of this key, if it is here.
+    #[inline(always)]
+    pub(super) fn find(&self, key: &[u8], tag: u8) -> Option<usize> {
+        let suffix = key.strip_prefix(self.prefix())?;
+        let mut first = 0;
+        while first < self.count {
+            let block = self.bytes[HEADER_BYTES + first..]
+                .first_chunk()
+                .expect("64 tags lie before the heap's end");
+            let mut hits = duramen_io::match_bytes(block, tag);
+            if self.count - first < 64 {
+                hits &= (1 << (self.count - first)) - 1;
+            }
+            while hits != 0 {
+                let index = first + hits.trailing_zeros() as usize;
+                if self.suffix(index) == suffix {
+                    return Some(index);
+                }
+                hits &= hits - 1;
+            }
+            first += 64;
+        }
+        None
+    }
+
+    /// Number of pairs with keys below `key`, which is the index of the first pair not below it.
+    pub(super) fn lower_bound(&self, key: &[u8]) -> usize {
+        let prefix = self.prefix();
+        let Some(suffix) = key.strip_prefix(prefix) else {
+            return if key < prefix { 0 } else { self.count };
+        };
+        let head = head_u32(suffix);
+        let (mut low, mut high) = (0, self.count);
+        while low < high {
+            let middle = (low + high) / 2;
+            let order = self
+                .head(middle)
+                .cmp(&head)
+                .then_with(|| self.suffix(middle).cmp(suffix));
+            if order == Ordering::Less {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// Checks that every offset and length stays inside the page.
+    pub(super) fn verify(bytes: &[u8]) -> Result<(), &'static str> {
+        let leaf = Leaf {
+            bytes: bytes.first_chunk().ok_or("it is too short")?,
+            count: page::count(bytes),
+        };
+        if page::level(bytes) != 0 {
+            return Err("it is a leaf above level 0");
+        }
+        let (top, end) = (page::heap_top(bytes), page::heap_end(bytes));
+        if HEADER_BYTES + 7 * leaf.count > top {
+            return Err("its arrays reach into its heap");
+        }
+        for index in 0..leaf.count {
+            leaf.verify_record(leaf.slot(index), top, end)?;
+        }
+        Ok(())
+    }
+
+    fn verify_record(&self, record: usize, top: usize, end: usize) -> Result<(), &'static str> {
+        if record < top || record + RECORD_HEADER_BYTES > end {
+            return Err("a record begins outside its heap");
+        }
+        let suffix_length = u16_at(self.bytes, record) as usize;
+        let field = u16_at(self.bytes, record + 2);
+        if field != EXTENT && field != DELETED && field as usize > INLINE_VALUE_BYTES_MAX {
+            return Err("a value is longer than a leaf may hold");
+        }
+        if suffix_length + self.prefix().len() > FULL_KEY_BYTES_MAX {
+            return Err("a key is too long");
+        }
+        let value = record + RECORD_HEADER_BYTES + suffix_length;
+        if value + value_bytes(field) > end {
+            return Err("a record ends outside its heap");
+        }
+        if field == EXTENT && !(1..=VALUE_BYTES_MAX).contains(&u64_at(self.bytes, value + 8)) {
+            return Err("an extent has an impossible length");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,858 @@
+//! The base against a model: a `BTreeMap` takes the same cuts and changes, and a store in memory keeps account of every
+//! page and extent, overwrites what is retired the moment it is retired, and reuses its numbers.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use fastrand::Rng;
+
+use super::leaf::Leaf;
+use super::page::{self, HEADER_BYTES};
+use super::*;
+use crate::checksum::{checksum, key_hash};
+use crate::error::{Error, Kind};
+use crate::limits::{BRANCH_BYTES, BRANCH_PAGES, FULL_KEY_BYTES_MAX, INLINE_VALUE_BYTES_MAX};
+
+const HASH_SEED: u64 = 7;
+
+/// Seeds to run: the one in the environment, or `count` of them from a fixed start.
+fn for_each_seed(count: u64, mut run: impl FnMut(&mut Rng)) {
+    let given = std::env::var("DURAMEN_SEED")
+        .ok()
+        .map(|seed| seed.parse().expect("DURAMEN_SEED is a number"));
+    let seeds = given.map_or(1..=count, |seed: u64| seed..=seed);
+    for seed in seeds {
+        println!("DURAMEN_SEED={seed}");
+        run(&mut Rng::with_seed(seed));
+    }
+}
+
+/// Pages and extents in memory.
+#[derive(Default)]
+struct Memory {
+    pages: RefCell<HashMap<u32, Rc<[u8]>>>,
+    extents: RefCell<HashMap<u32, (Extent, Vec<u8>)>>,
+    free: RefCell<Vec<u32>>,
+    next: Cell<u32>,
+    version: Cell<u64>,
+    leaves_read: Cell<usize>,
+    pages_written: Cell<usize>,
+}
+
+impl Memory {
+    fn number(&self, pages: u32) -> u32 {
+        if pages == 1
+            && let Some(number) = self.free.borrow_mut().pop()
+        {
+            return number;
+        }
+        self.next.replace(self.next.get() + pages)
+    }
+
+    fn write_value(&self, bytes: &[u8]) -> Extent {
+        let mut extent = Extent {
+            page: 0,
+            checksum: checksum(bytes),
+            length: bytes.len() as u64,
+            birth: self.version.get(),
+        };
+        extent.page = self.number(extent.pages());
+        self.extents.borrow_mut().insert(extent.page, (extent, bytes.to_vec()));
+        extent
+    }
+
+    fn retire_extent(&self, extent: Extent) {
+        let (found, _) = self
+            .extents
+            .borrow_mut()
+            .remove(&extent.page)
+            .expect("an extent is retired once");
+        assert_eq!(found, extent);
+    }
+}
+
+impl PageSource for &Memory {
+    type Page = Rc<[u8]>;
+
+    fn page(self, number: u32, bytes: usize) -> Result<Rc<[u8]>> {
+        let page = self.pages.borrow().get(&number).cloned();
+        let page = page.ok_or_else(|| Error::damaged(format!("no page {number}")))?;
+        assert_eq!(page.len(), bytes);
+        verify_page(number, &page)?;
+        self.leaves_read
+            .set(self.leaves_read.get() + (bytes == PAGE_BYTES) as usize);
+        Ok(page)
+    }
+}
+
+/// What a merge does to a [`Memory`].
+struct Sink<'a> {
+    memory: &'a Memory,
+    /// Numbers that come free when the merge is over.
+    freed: Vec<u32>,
+}
+
+impl PageSink for Sink<'_> {
+    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+        let number = self.memory.number((page.len() / PAGE_BYTES) as u32);
+        seal_page(page, number, self.memory.version.get());
+        verify_page(number, page)?;
+        self.memory.pages.borrow_mut().insert(number, page.to_vec().into());
+        self.memory.pages_written.set(self.memory.pages_written.get() + 1);
+        Ok(number)
+    }
+
+    fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {
+        assert!(bytes.len() > INLINE_VALUE_BYTES_MAX);
+        Ok(self.memory.write_value(bytes))
+    }
+
+    fn retire(&mut self, number: u32, pages: u32, birth: u64) {
+        let poison: Rc<[u8]> = vec![0xDD; pages as usize * PAGE_BYTES].into();
+        let old = self
+            .memory
+            .pages
+            .borrow_mut()
+            .insert(number, poison)
+            .expect("only pages of the tree are retired");
+        verify_page(number, &old).expect("a page is retired once");
+        assert_eq!(old.len(), pages as usize * PAGE_BYTES);
+        assert!(
+            birth == page::birth(&old) || (birth == 0 && pages == 1),
+            "wrong birth of page {number}"
+        );
+        assert!(page::birth(&old) < self.memory.version.get(), "page {number} is new");
+        self.freed.push(number);
+    }
+
+    fn retire_extent(&mut self, extent: Extent) {
+        self.memory.retire_extent(extent);
+    }
+}
+
+/// A change as the tests make it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Change {
+    Put(Vec<u8>),
+    Extent(Extent),
+    Delete,
+}
+
+struct Changes<'a>(std::iter::Peekable<std::collections::btree_map::Iter<'a, Vec<u8>, Change>>);
+
+impl<'a> Changes<'a> {
+    fn new(changes: &'a BTreeMap<Vec<u8>, Change>) -> Self {
+        Changes(changes.iter().peekable())
+    }
+
+    fn peek(&self) -> Option<(&'a Vec<u8>, &'a Change)> {
+        self.0.clone().peek().copied()
+    }
+}
+
+impl ChangeStream for Changes<'_> {
+    fn key(&self) -> Option<&[u8]> {
+        self.peek().map(|(key, _)| key.as_slice())
+    }
+
+    fn change(&self) -> Stored<'_> {
+        match self.peek().expect("asked only while there is a key").1 {
+            Change::Put(value) => Stored::Inline(value),
+            Change::Extent(extent) => Stored::Extent(*extent),
+            Change::Delete => Stored::Deleted,
+        }
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.0.next();
+        Ok(())
+    }
+}
+
+/// A tree, its store, and what it should hold: `None` is a stored deletion.
+#[derive(Default)]
+struct Subject {
+    memory: Memory,
+    root: Root,
+    model: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    keep_deletes: bool,
+}
+
+impl Subject {
+    fn merge(&mut self, changes: &BTreeMap<Vec<u8>, Change>, cuts: &[KeyRange]) {
+        self.memory.version.set(self.memory.version.get() + 1);
+        let options = MergeOptions {
+            keep_deletes: self.keep_deletes,
+            hash_seed: HASH_SEED,
+        };
+        let mut sink = Sink {
+            memory: &self.memory,
+            freed: Vec::new(),
+        };
+        self.root = merge(
+            &self.memory,
+            self.root,
+            &mut Changes::new(changes),
+            cuts,
+            options,
+            &mut sink,
+        )
+        .unwrap();
+        for number in sink.freed {
+            let page = self.memory.pages.borrow_mut().remove(&number).unwrap();
+            if page.len() == PAGE_BYTES {
+                self.memory.free.borrow_mut().push(number);
+            }
+        }
+        for cut in cuts {
+            self.model.retain(|key, _| !(cut.low <= *key && *key < cut.high));
+        }
+        for (key, change) in changes {
+            match change {
+                Change::Put(value) => drop(self.model.insert(key.clone(), Some(value.clone()))),
+                Change::Extent(extent) => {
+                    let bytes = self.memory.extents.borrow()[&extent.page].1.clone();
+                    self.model.insert(key.clone(), Some(bytes));
+                }
+                Change::Delete if self.keep_deletes => drop(self.model.insert(key.clone(), None)),
+                Change::Delete => drop(self.model.remove(key)),
+            }
+        }
+    }
+
+    fn put(&mut self, pairs: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) {
+        self.merge(
+            &pairs
+                .into_iter()
+                .map(|(key, value)| (key, Change::Put(value)))
+                .collect(),
+            &[],
+        );
+    }
+
+    fn read(&self, stored: Stored<'_>) -> Option<Vec<u8>> {
+        match stored {
+            Stored::Inline(bytes) => Some(bytes.to_vec()),
+            Stored::Extent(extent) => Some(self.memory.extents.borrow()[&extent.page].1.clone()),
+            Stored::Deleted => None,
+        }
+    }
+
+    fn assert_at(&self, cursor: &Cursor<&Memory>, expected: Option<(&Vec<u8>, &Option<Vec<u8>>)>) {
+        match expected {
+            None => assert!(!cursor.is_valid()),
+            Some((key, value)) => {
+                assert!(cursor.is_valid());
+                assert_eq!(cursor.key(), key);
+                let (page, location) = cursor.value();
+                assert_eq!(self.read(location.stored(page)), *value);
+            }
+        }
+    }
+
+    fn assert_scans(&self) {
+        let mut cursor = Cursor::new(&self.memory, self.root);
+        cursor.first().unwrap();
+        for pair in &self.model {
+            self.assert_at(&cursor, Some(pair));
+            cursor.next().unwrap();
+        }
+        assert!(!cursor.is_valid());
+        cursor.last().unwrap();
+        for pair in self.model.iter().rev() {
+            self.assert_at(&cursor, Some(pair));
+            cursor.prev().unwrap();
+        }
+        assert!(!cursor.is_valid());
+    }
+
+    fn assert_key(&self, key: &[u8]) {
+        let found = find(&self.memory, self.root, key, key_hash(HASH_SEED, key)).unwrap();
+        let found = found.map(|found| self.read(found.value.stored(&found.page)));
+        assert_eq!(found.as_ref(), self.model.get(key), "find {}", key.escape_ascii());
+        let mut cursor = Cursor::new(&self.memory, self.root);
+        cursor.seek(key).unwrap();
+        self.assert_at(&cursor, self.model.range(key.to_vec()..).next());
+        if cursor.is_valid() {
+            cursor.prev().unwrap();
+            self.assert_at(&cursor, self.model.range(..key.to_vec()).next_back());
+        }
+        cursor.seek_before(key).unwrap();
+        self.assert_at(&cursor, self.model.range(..key.to_vec()).next_back());
+        if cursor.is_valid() {
+            cursor.next().unwrap();
+            self.assert_at(&cursor, self.model.range(key.to_vec()..).next());
+        }
+    }
+
+    /// The tree is sound, and holds every page and extent of the store that is not retired, and no other.
+    fn assert_sound(&self) {
+        assert_eq!(self.root.pairs, self.model.len() as u64);
+        let (mut problems, mut visits) = (Vec::new(), Vec::new());
+        let mut visit = |visit| {
+            visits.push(visit);
+            Ok(())
+        };
+        check_tree(&self.memory, self.root, HASH_SEED, &mut problems, &mut visit).unwrap();
+        assert_eq!(problems, [] as [String; 0]);
+        let mut walked = Vec::new();
+        let mut visit = |visit| {
+            walked.push(visit);
+            Ok(())
+        };
+        walk(&self.memory, self.root, &mut visit).unwrap();
+        assert_eq!(walked, visits);
+        let (mut pages, mut extents) = (BTreeSet::new(), BTreeSet::new());
+        for visit in visits {
+            match visit {
+                Visit::Page { number, .. } => assert!(pages.insert(number), "page {number} is there twice"),
+                Visit::Extent(extent) => assert!(extents.insert(extent.page), "an extent is there twice"),
+            }
+        }
+        assert_eq!(pages, self.memory.pages.borrow().keys().copied().collect());
+        assert_eq!(extents, self.memory.extents.borrow().keys().copied().collect());
+    }
+
+    fn leaves(&self) -> Vec<Rc<[u8]>> {
+        let pages = self.memory.pages.borrow();
+        pages
+            .values()
+            .filter(|page| page.len() == PAGE_BYTES)
+            .cloned()
+            .collect()
+    }
+
+    /// Used part of all leaves together.
+    fn fill(&self) -> f64 {
+        let leaves = self.leaves();
+        let used = |page: &Rc<[u8]>| HEADER_BYTES + 7 * page::count(page) + PAGE_BYTES - page::heap_top(page);
+        leaves.iter().map(used).sum::<usize>() as f64 / (leaves.len() * PAGE_BYTES) as f64
+    }
+}
+
+const SHAPES: u32 = 8;
+
+fn random_bytes(rng: &mut Rng, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    rng.fill(&mut bytes);
+    bytes
+}
+
+/// A key of one of the shapes that trees find hard, from a space of about `space` keys.
+fn random_key(rng: &mut Rng, shape: u32, space: u32) -> Vec<u8> {
+    let number = rng.u32(0..space);
+    match shape {
+        0 => random_bytes(&mut Rng::with_seed(number as u64), 16),
+        1 => format!("key{number:010}").into_bytes(),
+        2 => [&[b'p'; 300][..], &number.to_be_bytes()].concat(),
+        3 => vec![number as u8; 1],
+        4 => {
+            // Beginnings of each other, with zeros, which is what stands in for missing bytes in heads.
+            let mut key = vec![b'a'; (number % 3) as usize];
+            key.resize((number % 41) as usize, 0);
+            key.extend((0..number % 5).map(|at| (number >> at) as u8 & 1));
+            key
+        }
+        5 => {
+            let mut key = random_bytes(&mut Rng::with_seed(number as u64), FULL_KEY_BYTES_MAX);
+            let same = rng.choice([0, 4, 500, 1020]).unwrap();
+            key[..same].fill(b's');
+            key
+        }
+        6 => [&[b'x', b'y'][..(number % 3) as usize], &(number as u64).to_le_bytes()].concat(),
+        _ => {
+            let shape = rng.u32(0..SHAPES - 1);
+            let mut key = rng.u32(0..3).to_be_bytes().to_vec();
+            key.extend(random_key(rng, shape, space));
+            key.truncate(FULL_KEY_BYTES_MAX);
+            key
+        }
+    }
+}
+
+fn random_change(rng: &mut Rng, memory: &Memory) -> Change {
+    match rng.u32(0..20) {
+        0..5 => Change::Delete,
+        5 => {
+            let length = rng.usize(1..20_000);
+            Change::Extent(memory.write_value(&random_bytes(rng, length)))
+        }
+        6 => {
+            let length = rng.usize(0..5000);
+            Change::Put(random_bytes(rng, length))
+        }
+        7 => {
+            let length = rng.usize(INLINE_VALUE_BYTES_MAX - 2..INLINE_VALUE_BYTES_MAX + 3);
+            Change::Put(random_bytes(rng, length))
+        }
+        _ => {
+            let length = rng.usize(0..150);
+            Change::Put(random_bytes(rng, length))
+        }
+    }
+}
+
+fn random_cuts(rng: &mut Rng, shape: u32, space: u32) -> Vec<KeyRange> {
+    let mut ends: Vec<_> = (0..2 * rng.usize(0..4))
+        .map(|_| random_key(rng, shape, space))
+        .collect();
+    ends.sort();
+    if rng.u32(0..4) == 0 && !ends.is_empty() {
+        ends[0].clear();
+    }
+    ends.chunks(2)
+        .map(|ends| KeyRange {
+            low: ends[0].clone(),
+            high: ends[1].clone(),
+        })
+        .collect()
+}
+
+fn run_model(rng: &mut Rng, shape: u32, keep_deletes: bool) {
+    let mut subject = Subject {
+        keep_deletes,
+        ..Subject::default()
+    };
+    let space = rng.choice([50, 1000, 20_000]).unwrap();
+    for _ in 0..rng.usize(3..9) {
+        let cuts = if rng.bool() {
+            random_cuts(rng, shape, space)
+        } else {
+            Vec::new()
+        };
+        let mut changes = BTreeMap::new();
+        let delete_all = rng.u32(0..6) == 0;
+        for _ in 0..rng.choice([0, 1, 3, 100, 1500]).unwrap() {
+            let key = random_key(rng, shape, space);
+            let change = if delete_all {
+                Change::Delete
+            } else {
+                random_change(rng, &subject.memory)
+            };
+            if let Some(Change::Extent(replaced)) = changes.insert(key, change) {
+                subject.memory.retire_extent(replaced);
+            }
+        }
+        if delete_all {
+            let count = subject.model.len();
+            changes.extend(
+                subject
+                    .model
+                    .keys()
+                    .take(rng.usize(0..count + 1))
+                    .map(|key| (key.clone(), Change::Delete)),
+            );
+        }
+        subject.merge(&changes, &cuts);
+        subject.assert_sound();
+        subject.assert_scans();
+        for _ in 0..50 {
+            let key = random_key(rng, shape, space);
+            subject.assert_key(&key);
+            let below = subject.model.range(..key.clone()).count() as u64;
+            assert_eq!(count_below(&subject.memory, subject.root, &key).unwrap(), below);
+        }
+        subject
+            .model
+            .keys()
+            .step_by(subject.model.len() / 20 + 1)
+            .for_each(|key| subject.assert_key(key));
+        subject.assert_key(b"");
+        subject.assert_key(&[0xFF; FULL_KEY_BYTES_MAX]);
+    }
+}
+
+#[test]
+fn random_merges_agree_with_the_model() {
+    for_each_seed(40, |rng| (0..SHAPES).for_each(|shape| run_model(rng, shape, false)));
+}
+
+#[test]
+fn runs_of_changes_keep_deletes() {
+    for_each_seed(10, |rng| (0..SHAPES).for_each(|shape| run_model(rng, shape, true)));
+}
+
+#[test]
+fn merge_without_changes_keeps_the_root_page() {
+    let mut subject = Subject::default();
+    subject.put((0..5000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 30])));
+    let before = subject.root;
+    subject.merge(&BTreeMap::new(), &[]);
+    assert_eq!(subject.root, before);
+}
+
+#[test]
+fn one_change_writes_one_page_per_level() {
+    let mut subject = Subject::default();
+    subject.put((0..200_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
+    assert_eq!(subject.root.height, 3);
+    subject.memory.pages_written.set(0);
+    subject.memory.leaves_read.set(0);
+    subject.put([(77_777u32.to_be_bytes().to_vec(), vec![2; 100])]);
+    assert_eq!(subject.memory.pages_written.get(), 3);
+    assert_eq!(subject.memory.leaves_read.get(), 1);
+    subject.assert_sound();
+}
+
+#[test]
+fn cut_reads_only_the_leaves_at_its_ends() {
+    let mut subject = Subject::default();
+    subject.put((0..200_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
+    subject.memory.leaves_read.set(0);
+    let cut = KeyRange {
+        low: 10u32.to_be_bytes().to_vec(),
+        high: 199_000u32.to_be_bytes().to_vec(),
+    };
+    subject.merge(&BTreeMap::new(), &[cut]);
+    assert!(
+        subject.memory.leaves_read.get() <= 4,
+        "{} leaves were read",
+        subject.memory.leaves_read.get()
+    );
+    subject.assert_sound();
+    subject.assert_scans();
+}
+
+#[test]
+fn cut_of_everything_leaves_the_empty_tree() {
+    let mut subject = Subject::default();
+    subject.put((0..100_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; (number % 2000) as usize])));
+    subject.merge(
+        &BTreeMap::new(),
+        &[KeyRange {
+            low: Vec::new(),
+            high: vec![0xFF; 5],
+        }],
+    );
+    assert_eq!(subject.root, Root::default());
+    subject.assert_sound();
+    subject.assert_scans();
+}
+
+#[test]
+fn random_inserts_fill_leaves_to_more_than_six_tenths() {
+    for_each_seed(2, |rng| {
+        for batch in [300, 3000, 30_000] {
+            let mut subject = Subject::default();
+            for _ in 0..60_000 / batch {
+                subject.put(
+                    (0..batch)
+                        .map(|_| (random_bytes(rng, 16), vec![3; 100]))
+                        .collect::<Vec<_>>(),
+                );
+            }
+            let fill = subject.fill();
+            println!("batches of {batch}: {fill:.3}");
+            assert!(fill >= 0.6, "batches of {batch} fill leaves to {fill}");
+            subject.assert_sound();
+        }
+    });
+}
+
+#[test]
+fn sequential_inserts_fill_leaves_to_more_than_nine_tenths() {
+    for batch in [1, 7, 1000, 40_000] {
+        let mut subject = Subject::default();
+        for start in (0..40_000 / 40.min(40_000 / batch) as u64).step_by(batch) {
+            let numbers = start..start + batch as u64;
+            subject.put(numbers.map(|number| (format!("key{number:010}").into_bytes(), vec![3; 100])));
+        }
+        let fill = subject.fill();
+        println!("batches of {batch}: {fill:.3}");
+        assert!(fill >= 0.9, "batches of {batch} fill leaves to {fill}");
+        subject.assert_sound();
+    }
+}
+
+#[test]
+fn sequence_in_the_middle_fills_leaves_too() {
+    let mut subject = Subject::default();
+    subject.put((0..2000u32).map(|number| ([&[9], &number.to_be_bytes()[..]].concat(), vec![3; 100])));
+    for start in (0..40_000u32).step_by(1000) {
+        subject.put((start..start + 1000).map(|number| ([&[5], &number.to_be_bytes()[..]].concat(), vec![3; 100])));
+    }
+    assert!(subject.fill() >= 0.85, "{}", subject.fill());
+    subject.assert_sound();
+}
+
+#[test]
+fn deletes_leave_no_page_under_a_quarter_beside_its_brothers() {
+    for_each_seed(5, |rng| {
+        let mut subject = Subject::default();
+        subject.put((0..20_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
+        for _ in 0..10 {
+            let deletes = subject
+                .model
+                .keys()
+                .filter(|_| rng.u32(0..10) < 3)
+                .map(|key| (key.clone(), Change::Delete));
+            let deletes = deletes.collect();
+            subject.merge(&deletes, &[]);
+            subject.assert_sound();
+        }
+        assert!(
+            subject.leaves().len() == 1 || subject.fill() > 0.4,
+            "{}",
+            subject.fill()
+        );
+    });
+}
+
+#[test]
+fn stream_out_of_order_is_an_error() {
+    struct Backwards(u8);
+    impl ChangeStream for Backwards {
+        fn key(&self) -> Option<&[u8]> {
+            (self.0 > 0).then(|| std::slice::from_ref(&self.0))
+        }
+        fn change(&self) -> Stored<'_> {
+            Stored::Inline(b"value")
+        }
+        fn advance(&mut self) -> Result<()> {
+            self.0 -= 1;
+            Ok(())
+        }
+    }
+    let memory = Memory::default();
+    let options = MergeOptions {
+        keep_deletes: false,
+        hash_seed: HASH_SEED,
+    };
+    let mut sink = Sink {
+        memory: &memory,
+        freed: Vec::new(),
+    };
+    let error = merge(&memory, Root::default(), &mut Backwards(9), &[], options, &mut sink).unwrap_err();
+    assert_eq!(error.kind(), Kind::Damaged);
+}
+
+#[test]
+fn extents_count_their_pages_with_the_table_of_checksums() {
+    let pages = |length| {
+        Extent {
+            page: 1,
+            checksum: 2,
+            length,
+            birth: 3,
+        }
+        .pages()
+    };
+    let page = PAGE_BYTES as u64;
+    let chunk = VALUE_CHUNK_BYTES as u64;
+    assert_eq!([pages(1), pages(page), pages(page + 1)], [1, 1, 2]);
+    assert_eq!(pages(chunk), (chunk / page) as u32);
+    assert_eq!(pages(chunk + 1), (chunk / page) as u32 + 1);
+    assert_eq!(pages(2 * chunk), 2 * (chunk / page) as u32 + 1);
+    assert_eq!(pages(2 * chunk - 7), 2 * (chunk / page) as u32 + 1);
+    let extent = Extent {
+        page: 1,
+        checksum: 2,
+        length: 3,
+        birth: 4,
+    };
+    assert_eq!(Extent::decode(&extent.encode()), extent);
+}
+
+#[test]
+fn any_changed_byte_is_noticed() {
+    let mut subject = Subject::default();
+    subject.put((0..3000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 30])));
+    let pages = subject.memory.pages.borrow();
+    for (number, page) in pages.iter().take(20) {
+        for at in (0..page.len()).step_by(7) {
+            let mut changed = page.to_vec();
+            changed[at] ^= 0x10;
+            let error = verify_page(*number, &changed).unwrap_err();
+            assert_eq!(error.kind(), Kind::Damaged);
+            assert!(
+                error
+                    .to_string()
+                    .contains(&format!("page {number} of the data file: checksum"))
+            );
+        }
+        assert!(
+            verify_page(number + 1, page)
+                .unwrap_err()
+                .to_string()
+                .contains("it says it is page")
+        );
+    }
+}
+
+/// Gives the same leaf and the same branch for every page.
+#[derive(Clone, Copy)]
+struct Anything<'a> {
+    leaf: &'a [u8],
+    branch: &'a [u8],
+}
+
+impl<'a> PageSource for Anything<'a> {
+    type Page = &'a [u8];
+
+    fn page(self, _: u32, bytes: usize) -> Result<&'a [u8]> {
+        Ok(if bytes == PAGE_BYTES { self.leaf } else { self.branch })
+    }
+}
+
+/// Takes everything.
+struct Nowhere;
+
+impl PageSink for Nowhere {
+    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+        seal_page(page, 3, 3);
+        verify_page(3, page)?;
+        Ok(3)
+    }
+    fn write_value(&mut self, _: &[u8]) -> Result<Extent> {
+        Ok(Extent {
+            page: 4,
+            checksum: 0,
+            length: 2000,
+            birth: 3,
+        })
+    }
+    fn retire(&mut self, _: u32, _: u32, _: u64) {}
+    fn retire_extent(&mut self, extent: Extent) {
+        extent.pages();
+    }
+}
+
+/// Does with these pages all that can be done with pages; any result will do.
+fn exercise(rng: &mut Rng, source: Anything<'_>, root: Root) {
+    let mut cursor = Cursor::new(source, root);
+    let steps = 2000;
+    let _ = cursor.first();
+    for _ in 0..steps {
+        if !cursor.is_valid() {
+            break;
+        }
+        let (page, location) = cursor.value();
+        let _ = location.stored(page);
+        let key = cursor.key().to_vec();
+        let _ = find(source, root, &key, key_hash(HASH_SEED, &key)).map(|found| found.map(|found| found.value));
+        let _ = cursor.next();
+    }
+    let _ = cursor.last();
+    for _ in 0..steps {
+        if !cursor.is_valid() || cursor.prev().is_err() {
+            break;
+        }
+    }
+    let mut changes = BTreeMap::new();
+    for _ in 0..20 {
+        let shape = rng.u32(0..SHAPES);
+        let key = random_key(rng, shape, 1000);
+        let _ = cursor.seek(&key);
+        let _ = cursor.seek_before(&key);
+        let _ = count_below(source, root, &key);
+        let _ = find(source, root, &key, rng.u64(..));
+        changes.insert(key, Change::Put(vec![1; rng.usize(0..2000)]));
+    }
+    if root.height < 3 {
+        let _ = check_tree(source, root, HASH_SEED, &mut Vec::new(), &mut |_| Ok(()));
+        let cuts = random_cuts(rng, 1, 1000);
+        let options = MergeOptions {
+            keep_deletes: false,
+            hash_seed: HASH_SEED,
+        };
+        let _ = merge(source, root, &mut Changes::new(&changes), &cuts, options, &mut Nowhere);
+    }
+}
+
+/// One of the pages with some of its bytes changed, mostly where offsets and lengths are, and a checksum that says all is well.
+fn random_damage(rng: &mut Rng, pages: &[&Rc<[u8]>]) -> Vec<u8> {
+    let mut page = rng.choice(pages).unwrap().to_vec();
+    for _ in 0..rng.usize(0..8) {
+        let at = match rng.u32(0..4) {
+            0 => rng.usize(8..HEADER_BYTES),
+            1 => rng.usize(page::heap_top(&page).clamp(HEADER_BYTES, page.len() - 1)..page.len()),
+            _ => rng.usize(HEADER_BYTES..page.len()),
+        };
+        match rng.u32(0..3) {
+            0 => page[at] ^= 1 << rng.u32(0..8),
+            1 => page[at] = rng.u8(..),
+            _ => page[at] = rng.choice([0, 1, 0xFF]).unwrap(),
+        }
+    }
+    seal_page(&mut page, 1, 1);
+    page
+}
+
+#[test]
+fn pages_of_any_bytes_never_cause_a_panic() {
+    for_each_seed(10, |rng| {
+        let mut subject = Subject::default();
+        let shape = rng.u32(0..SHAPES);
+        let mut changes = BTreeMap::new();
+        for _ in 0..3000 {
+            let key = random_key(rng, shape, 100_000);
+            if let Some(Change::Extent(replaced)) = changes.insert(key, random_change(rng, &subject.memory)) {
+                subject.memory.retire_extent(replaced);
+            }
+        }
+        subject.merge(&changes, &[]);
+        let pages: Vec<_> = subject.memory.pages.borrow().values().cloned().collect();
+        let (leaves, branches): (Vec<_>, Vec<_>) = pages.iter().partition(|page| page.len() == PAGE_BYTES);
+        let mut sound = 0;
+        for _ in 0..300 {
+            let leaf = random_damage(rng, &leaves);
+            if verify_page(1, &leaf).is_err() {
+                continue;
+            }
+            sound += 1;
+            exercise(
+                rng,
+                Anything {
+                    leaf: &leaf,
+                    branch: &[],
+                },
+                Root {
+                    page: 1,
+                    height: 1,
+                    pairs: 1,
+                },
+            );
+            if branches.is_empty() {
+                continue;
+            }
+            let branch = random_damage(rng, &branches);
+            if verify_page(1, &branch).is_ok() {
+                let height = page::level(&branch) + 1;
+                exercise(
+                    rng,
+                    Anything {
+                        leaf: &leaf,
+                        branch: &branch,
+                    },
+                    Root {
+                        page: 1,
+                        height,
+                        pairs: 1,
+                    },
+                );
+            }
+        }
+        assert!(sound > 10, "the test must meet pages that pass");
+    });
+}
+
+#[test]
+fn pages_of_random_bytes_never_cause_a_panic() {
+    for_each_seed(20, |rng| {
+        for _ in 0..200 {
+            let is_leaf = rng.bool();
+            let mut page = random_bytes(rng, if is_leaf { PAGE_BYTES } else { BRANCH_BYTES });
+            page[16] = if is_leaf { page::LEAF } else { page::BRANCH };
+            page[17] = !is_leaf as u8;
+            page[18..20].copy_from_slice(&rng.u16(0..20).to_le_bytes());
+            page[20..22].copy_from_slice(&rng.u16(0..40).to_le_bytes());
+            page[22..24].copy_from_slice(&rng.u16(64..600).to_le_bytes());
+            seal_page(&mut page, 1, 1);
+            let _ = verify_page(1, &page);
+        }
+    });
+    assert!(verify_page(1, &[0; 100]).is_err());
+    assert_eq!(BRANCH_PAGES as usize * PAGE_BYTES, BRANCH_BYTES);
+    assert!(Leaf::open(&[0; PAGE_BYTES], 5).is_err());
+}

@@ -1,0 +1,245 @@
+//! Batches: several writes that become one commit, without reading anything.
+
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use crate::base::Extent;
+use crate::catalog::MapInfo;
+use crate::commit::{Commit, Draft, Durability, NOT_EXCLUSIVE};
+use crate::core::Core;
+use crate::error::{Reason, Result};
+use crate::full_key::{FullKey, FullRange, check_key};
+use crate::future::CommitFuture;
+use crate::limits::{KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX};
+use crate::log::OperationKind;
+use crate::map::{Map, check_value};
+use crate::store::{Handle, Store, with_draft};
+
+/// Writes to any maps of one store that are committed together by [`Store::write`]. They take effect in the order of
+/// the calls.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// use duramen_engine::Batch;
+/// let (orders, events) = (store.map("orders")?, store.map("events")?);
+/// let mut batch = Batch::new();
+/// batch.put(&orders, b"order-7", b"paid")?;
+/// batch.append(&events, b"order-7/", b"paid")?;
+/// let commit = store.write(batch)?;
+/// assert_eq!(commit.assigned(), [0]);
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Batch {
+    writes: Vec<Write>,
+    handle: Option<Arc<Handle>>,
+    durability: Option<Durability>,
+}
+
+#[derive(Debug)]
+struct Write {
+    map: Arc<MapInfo>,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Put(Vec<u8>, Vec<u8>),
+    Delete(Vec<u8>),
+    DeleteRange(FullRange),
+    Append(Vec<u8>, Vec<u8>),
+    Add(Vec<u8>, i64),
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// Writes in the batch.
+    pub fn len(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// Whether nothing is in the batch.
+    pub fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    /// Asks for a durability other than the store's.
+    pub fn durability(&mut self, durability: Durability) {
+        self.durability = Some(durability);
+    }
+
+    /// Stores a value.
+    ///
+    /// # Errors
+    /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`], [`Reason::MapDropped`], [`Reason::ForeignMap`].
+    pub fn put(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
+        check_key(key)?;
+        check_value(value)?;
+        self.push(map, What::Put(key.to_vec(), value.to_vec()))
+    }
+
+    /// Removes a key.
+    ///
+    /// # Errors
+    /// As [`Batch::put`].
+    pub fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
+        check_key(key)?;
+        self.push(map, What::Delete(key.to_vec()))
+    }
+
+    /// Removes all keys of a range, but not those that later calls put there.
+    ///
+    /// # Errors
+    /// As [`Batch::put`].
+    pub fn delete_range<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+        let range = FullRange::of(map.info.id, range)?;
+        self.push(map, What::DeleteRange(range))
+    }
+
+    /// Stores a value under a prefix and a number that is assigned at commit; see [`Map::append`].
+    ///
+    /// # Errors
+    /// As [`Batch::put`].
+    pub fn append(&mut self, map: &Map, prefix: &[u8], value: &[u8]) -> Result<()> {
+        if prefix.len() + 8 > KEY_BYTES_MAX {
+            return Err(Reason::KeyTooLong { length: prefix.len(), max: KEY_BYTES_MAX - 8 }.into());
+        }
+        check_value(value)?;
+        self.push(map, What::Append(prefix.to_vec(), value.to_vec()))
+    }
+
+    /// Adds to a counter; see [`Map::add`].
+    ///
+    /// # Errors
+    /// As [`Batch::put`].
+    pub fn add(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
+        check_key(key)?;
+        self.push(map, What::Add(key.to_vec(), delta))
+    }
+
+    fn push(&mut self, map: &Map, what: What) -> Result<()> {
+        map.info.alive()?;
+        let handle = self.handle.get_or_insert_with(|| map.handle.clone());
+        if !Arc::ptr_eq(handle, &map.handle) {
+            return Err(Reason::ForeignMap { name: map.name().into() }.into());
+        }
+        self.writes.push(Write { map: map.info.clone(), what });
+        Ok(())
+    }
+
+    pub(crate) fn commit(self, store: &Store) -> Result<Commit> {
+        let durability = self.durability_in(store);
+        self.enter(store, |core, draft| {
+            let number = core.commit(draft, None, durability)?;
+            Ok(Commit { number, assigned: draft.assigned().to_vec() })
+        })
+    }
+
+    pub(crate) fn commit_async(self, store: &Store) -> Result<CommitFuture> {
+        let durability = self.durability_in(store);
+        let commit = self.enter(store, |core, draft| {
+            let number = core.append(draft, None, NOT_EXCLUSIVE)?;
+            Ok(Commit { number, assigned: draft.assigned().to_vec() })
+        })?;
+        Ok(CommitFuture::new(&store.handle, commit, durability))
+    }
+
+    fn durability_in(&self, store: &Store) -> Durability {
+        self.durability.unwrap_or(store.core().settings.durability)
+    }
+
+    /// Puts the draft together and lets `commit` have it.
+    fn enter(self, store: &Store, commit: impl FnOnce(&Core, &mut Draft) -> Result<Commit>) -> Result<Commit> {
+        if let Some(handle) = &self.handle
+            && !Arc::ptr_eq(handle, &store.handle)
+        {
+            let name = self.writes[0].map.name();
+            return Err(Reason::ForeignMap { name }.into());
+        }
+        let core = store.core();
+        core.writable()?;
+        if self.is_empty() {
+            return Ok(Commit { number: core.control().visible.0.load(std::sync::atomic::Ordering::Acquire), assigned: Vec::new() });
+        }
+        let mut extents = Vec::new();
+        let committed = with_draft(|draft| {
+            self.draft(core, draft, &mut extents)?;
+            if !extents.is_empty() {
+                core.sync_values()?;
+            }
+            commit(core, draft)
+        });
+        if committed.as_ref().is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. })) {
+            extents.iter().for_each(|extent| core.space.give_back(extent.page, extent.pages()));
+        }
+        committed
+    }
+
+    /// Range deletes come first in a record; so writes that a later range delete covers are left out.
+    fn draft(&self, core: &Core, draft: &mut Draft, extents: &mut Vec<Extent>) -> Result<()> {
+        for write in &self.writes {
+            draft.needs(&write.map);
+            if let What::DeleteRange(range) = &write.what
+                && !range.is_empty()
+            {
+                draft.push_note(OperationKind::DeleteRange, &range.low, &range.high);
+            }
+        }
+        for (index, write) in self.writes.iter().enumerate() {
+            let map = write.map.id;
+            match &write.what {
+                What::DeleteRange(_) => {}
+                What::Append(prefix, value) => {
+                    let (kind, value) = stored(core, value, extents)?;
+                    draft.push_append(map, prefix, kind, &value)?;
+                }
+                What::Put(key, value) => {
+                    let full_key = FullKey::new(map, key)?;
+                    if !self.is_deleted_after(index, &full_key) {
+                        let (kind, value) = stored(core, value, extents)?;
+                        draft.push(kind, &full_key, &value, core.hash_seed);
+                    }
+                }
+                What::Delete(key) => {
+                    let full_key = FullKey::new(map, key)?;
+                    if !self.is_deleted_after(index, &full_key) {
+                        draft.push(OperationKind::Delete, &full_key, &[], core.hash_seed);
+                    }
+                }
+                What::Add(key, delta) => {
+                    let full_key = FullKey::new(map, key)?;
+                    if !self.is_deleted_after(index, &full_key) {
+                        draft.push_add(&full_key, *delta, core.hash_seed);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_deleted_after(&self, index: usize, full_key: &[u8]) -> bool {
+        self.writes[index + 1..].iter().any(|later| match &later.what {
+            What::DeleteRange(range) => range.contains(full_key),
+            _ => false,
+        })
+    }
+}
+
+/// How a value goes into a record: itself, or a reference to pages that it was written to.
+pub(crate) fn stored<'v>(
+    core: &Core,
+    value: &'v [u8],
+    extents: &mut Vec<Extent>,
+) -> Result<(OperationKind, std::borrow::Cow<'v, [u8]>)> {
+    if value.len() <= LOGGED_VALUE_BYTES_MAX {
+        return Ok((OperationKind::Put, value.into()));
+    }
+    let extent = core.write_value(value.len() as u64, &mut &value[..])?;
+    extents.push(extent);
+    Ok((OperationKind::PutExtent, extent.encode().to_vec().into()))
+}

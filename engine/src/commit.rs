@@ -1,0 +1,749 @@
+//! The commit pipeline: how a set of operations becomes durable, visible and ordered.
+//!
+//! The simple version: take the lock, check conflicts, write one record to the log, put its operations into the index,
+//! publish the commit number, let go of the lock, and for `Synced` wait until the log has been synced that far.
+//!
+//! Why it is hard: whatever can fail must fail before the record is written, because afterwards the commit stands;
+//! what is slow must happen outside the lock; and what is acknowledged must be in the kernel (`Written`) or on the
+//! device (`Synced`), whichever thread did the work.
+//!
+//! Invariants: `synced <= visible`; `visible` advances by one per record, in log order; a record is in the log before
+//! its operations are in the index, and they are before `visible` reaches it, so readers never meet half a commit.
+//!
+//! Outline of `commit`:
+//! 1. outside the lock: the body is encoded, the pages that folding it may take are promised (the disk may be full);
+//! 2. under the lock: maps still exist; conflicts; room in the generation, rotating to the next one when it is full
+//!    (or waiting, outside the lock, for a fold); numbers for `append` and sums for `add` are filled in;
+//! 3. the record is written with one call; index; notes; `visible`;
+//! 4. outside the lock: one waiter syncs for all who wait (no timer: whoever comes while a sync runs is served by the
+//!    next one; compare arXiv 2606.18187).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use duramen_io::{wait, wake};
+
+use crate::catalog::MapInfo;
+use crate::checksum::{checksum, key_hash};
+use crate::core::{Core, with_source};
+use crate::error::{Error, Reason, Result, printable};
+use crate::full_key::{COUNTERS, FullKey, FullRange, check_key};
+use crate::index::IndexCursor;
+use crate::limits::{
+    GENERATIONS_MAX, KEY_BYTES_MAX, LIVE_GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES,
+    NOTES_PER_GENERATION_MAX,
+};
+use crate::log::{Body, LOG_START, OperationKind, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
+use crate::region::{GenerationEntry, GenerationState};
+use crate::view::{GenerationView, Note};
+
+/// Rounds of a tenth of a second that a commit waits for room in the log before it reports that there is none.
+const WAIT_ROUNDS_MAX: u32 = 300;
+
+/// Token of those who hold nothing exclusively.
+pub(crate) const NOT_EXCLUSIVE: u32 = 0;
+
+/// What a commit returns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    pub(crate) number: u64,
+    pub(crate) assigned: Vec<u64>,
+}
+
+impl Commit {
+    /// Position of the commit in the order of all commits of the store, counting from 1.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The numbers that `append` operations got, in the order in which they were called.
+    pub fn assigned(&self) -> &[u64] {
+        &self.assigned
+    }
+}
+
+/// How long a commit must last before its call returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The commit, and every one before it, survives power loss.
+    #[default]
+    Synced,
+    /// The commit is in the kernel's memory of a file in the store's directory: it survives the death of every
+    /// process. A power cut may take the newest such commits, always a suffix, never a mix.
+    Written,
+}
+
+/// A commit being put together.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) body: Body,
+    planned: Vec<Planned>,
+    appends: Vec<Append>,
+    adds: Vec<Add>,
+    maps: Vec<Arc<MapInfo>>,
+    /// Maps that the commit drops, and new names it gives.
+    pub(crate) dropped: Vec<u32>,
+    pub(crate) renamed: Vec<(u32, String)>,
+    assigned: Vec<u64>,
+    adds_anything: bool,
+    notes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Planned {
+    /// Position of the operation in the body.
+    position: u32,
+    hash: u64,
+    is_note: bool,
+}
+
+/// Appends of one prefix: the operations whose keys end in the assigned number, and the counter.
+#[derive(Debug)]
+struct Append {
+    counter: Vec<u8>,
+    /// Index of the counter's operation in `planned`, then of the others, with their places in `assigned`.
+    counter_operation: usize,
+    operations: Vec<(usize, usize)>,
+}
+
+/// An addition: the value of the planned operation is filled in under the lock.
+#[derive(Debug)]
+struct Add {
+    operation: usize,
+    delta: i64,
+}
+
+impl Draft {
+    pub(crate) fn new() -> Draft {
+        Draft {
+            body: Body::new(),
+            planned: Vec::new(),
+            appends: Vec::new(),
+            adds: Vec::new(),
+            maps: Vec::new(),
+            dropped: Vec::new(),
+            renamed: Vec::new(),
+            assigned: Vec::new(),
+            adds_anything: false,
+            notes: 0,
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.body.clear();
+        self.planned.clear();
+        self.appends.clear();
+        self.adds.clear();
+        self.maps.clear();
+        self.dropped.clear();
+        self.renamed.clear();
+        self.assigned.clear();
+        self.adds_anything = false;
+        self.notes = 0;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.planned.is_empty()
+    }
+
+    /// Operations so far.
+    pub(crate) fn len(&self) -> usize {
+        self.planned.len()
+    }
+
+    /// Adds a put, delete or put of an extent. Returns its index.
+    pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8], seed: u64) -> usize {
+        let position = self.body.push(kind, full_key, value) as u32;
+        let hash = key_hash(seed, full_key);
+        self.planned.push(Planned { position, hash, is_note: false });
+        self.adds_anything |= kind != OperationKind::Delete;
+        self.planned.len() - 1
+    }
+
+    /// Adds a range delete or run; these come before all single operations.
+    pub(crate) fn push_note(&mut self, kind: OperationKind, low: &[u8], value: &[u8]) {
+        let position = self.body.push(kind, low, value) as u32;
+        self.planned.push(Planned { position, hash: 0, is_note: true });
+        self.adds_anything |= kind == OperationKind::Run;
+        self.notes += 1;
+    }
+
+    /// Adds an append: `prefix` is a full key to which the commit adds a number.
+    pub(crate) fn push_append(&mut self, map: u32, prefix: &[u8], kind: OperationKind, value: &[u8]) -> Result<()> {
+        let mut key = Vec::with_capacity(prefix.len() + 8);
+        key.extend_from_slice(prefix);
+        key.extend_from_slice(&[0; 8]);
+        check_key(&key)?;
+        let full = FullKey::new(map, &key)?;
+        let mut counter = map.to_be_bytes().to_vec();
+        counter.extend_from_slice(prefix);
+        if counter.len() > KEY_BYTES_MAX {
+            return Err(Reason::KeyTooLong { length: prefix.len(), max: KEY_BYTES_MAX - 8 }.into());
+        }
+        let counter = FullKey::new(COUNTERS, &counter)?;
+        let position = self.body.push(kind, &full, value) as u32;
+        self.planned.push(Planned { position, hash: 0, is_note: false });
+        let operation = self.planned.len() - 1;
+        let place = self.assigned.len();
+        self.assigned.push(0);
+        self.adds_anything = true;
+        match self.appends.iter_mut().find(|append| append.counter[..] == counter[..]) {
+            Some(append) => append.operations.push((operation, place)),
+            None => {
+                let position = self.body.push(OperationKind::Put, &counter, &[0; 8]) as u32;
+                self.planned.push(Planned { position, hash: 0, is_note: false });
+                self.appends.push(Append {
+                    counter: counter.to_vec(),
+                    counter_operation: self.planned.len() - 1,
+                    operations: vec![(operation, place)],
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds an addition to a counter.
+    pub(crate) fn push_add(&mut self, full_key: &[u8], delta: i64, seed: u64) {
+        let operation = self.push(OperationKind::Put, full_key, &[0; 8], seed);
+        self.adds.push(Add { operation, delta });
+    }
+
+    /// The sum that the commit computed for its first addition.
+    pub(crate) fn first_sum(&self) -> i64 {
+        let operation = self.adds[0].operation;
+        let start = self.planned[operation].position as usize + 8 + self.full_key(operation).len();
+        i64::from_be_bytes(self.body.body()[start..start + 8].try_into().expect("eight bytes"))
+    }
+
+    /// The numbers that the commit assigned.
+    pub(crate) fn assigned(&self) -> &[u64] {
+        &self.assigned
+    }
+
+    /// Remembers that the commit needs this map to exist.
+    pub(crate) fn needs(&mut self, map: &Arc<MapInfo>) {
+        if !self.maps.iter().any(|known| Arc::ptr_eq(known, map)) {
+            self.maps.push(map.clone());
+        }
+    }
+
+    fn full_key(&self, operation: usize) -> &[u8] {
+        let body = &self.body.body()[self.planned[operation].position as usize..];
+        &body[8..12 + u16::from_le_bytes([body[2], body[3]]) as usize]
+    }
+
+    /// The eight bytes at the end of an operation's key.
+    fn set_key_end(&mut self, operation: usize, number: u64, seed: u64) {
+        let start = self.planned[operation].position as usize;
+        let end = start + 8 + self.full_key(operation).len();
+        self.body.body_mut()[end - 8..end].copy_from_slice(&number.to_be_bytes());
+        self.planned[operation].hash = key_hash(seed, self.full_key(operation));
+    }
+
+    /// The eight bytes of an operation's value.
+    fn set_value(&mut self, operation: usize, value: [u8; 8]) {
+        let start = self.planned[operation].position as usize + 8 + self.full_key(operation).len();
+        self.body.body_mut()[start..start + 8].copy_from_slice(&value);
+    }
+
+    fn rehash(&mut self, operation: usize, seed: u64) {
+        self.planned[operation].hash = key_hash(seed, self.full_key(operation));
+    }
+}
+
+/// What must not have changed since a transaction began.
+#[derive(Debug, Default)]
+pub(crate) struct Checks {
+    /// The commit that the transaction sees.
+    pub(crate) since: u64,
+    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) ranges: Vec<FullRange>,
+    /// Runs of changes whose keys are written; their keys are checked one by one.
+    pub(crate) runs: Vec<crate::base::Root>,
+}
+
+/// What stands in the way of appending a record.
+enum Room {
+    Ready,
+    /// A fold must free a generation first.
+    Wait,
+}
+
+impl Core {
+    /// Commits a draft and waits until it lasts as asked for.
+    pub(crate) fn commit(&self, draft: &mut Draft, checks: Option<&Checks>, durability: Durability) -> Result<u64> {
+        let commit = self.append(draft, checks, NOT_EXCLUSIVE)?;
+        if durability == Durability::Synced {
+            self.wait_synced(commit)?;
+        }
+        Ok(commit)
+    }
+
+    /// Makes a draft visible, without waiting for a sync. `token` is that of the exclusive transaction which commits.
+    pub(crate) fn append(&self, draft: &mut Draft, checks: Option<&Checks>, token: u32) -> Result<u64> {
+        self.writable()?;
+        let operations = draft.planned.len() as u64;
+        let bytes = draft.body.len() as u64;
+        if record_bytes(draft.body.len()) + LOG_START + LOG_RESERVE_BYTES > LOG_SPAN_BYTES {
+            let cause = format!("one commit holds {bytes} bytes of appends and short values; split it up");
+            return Err(Reason::InvalidArgument(cause).into());
+        }
+        self.space.promise(operations, bytes, !draft.adds_anything, &self.pages)?;
+        let appended = self.append_promised(draft, checks, token);
+        if appended.is_err() {
+            self.space.settle(operations, bytes);
+        }
+        appended
+    }
+
+    fn append_promised(&self, draft: &mut Draft, checks: Option<&Checks>, token: u32) -> Result<u64> {
+        let mut rounds = 0;
+        loop {
+            let seen = self.progress_seen();
+            let guard = self.control().commit_lock.0.lock();
+            self.writable()?;
+            let exclusive = self.control().exclusive.0.load(Ordering::Relaxed);
+            if exclusive != NOT_EXCLUSIVE && exclusive != token {
+                drop(guard);
+                wait(&self.control().exclusive.0, exclusive, Some(Duration::from_millis(20)));
+                continue;
+            }
+            draft.maps.iter().try_for_each(|map| map.alive())?;
+            if let Some(checks) = checks {
+                self.check_conflicts(checks)?;
+            }
+            match self.make_room(draft)? {
+                Room::Ready => {
+                    self.fill_in(draft)?;
+                    return self.write_record(draft);
+                }
+                Room::Wait => {
+                    drop(guard);
+                    self.wait_for_fold(seen, rounds)?;
+                    rounds += 1;
+                }
+            }
+        }
+    }
+
+    /// Shuts all other writers out until `end_exclusive`. Returns the token that lets the holder commit.
+    pub(crate) fn begin_exclusive(&self) -> Result<u32> {
+        let word = &self.control().exclusive.0;
+        loop {
+            self.writable()?;
+            let guard = self.control().commit_lock.0.lock();
+            let holder = word.load(Ordering::Relaxed);
+            if holder == NOT_EXCLUSIVE {
+                let token = self.exclusive_tokens.fetch_add(1, Ordering::Relaxed) | 1 << 31;
+                word.store(token, Ordering::Release);
+                return Ok(token);
+            }
+            drop(guard);
+            wait(word, holder, Some(Duration::from_millis(20)));
+        }
+    }
+
+    /// Lets the other writers in again.
+    pub(crate) fn end_exclusive(&self) {
+        let word = &self.control().exclusive.0;
+        word.store(NOT_EXCLUSIVE, Ordering::Release);
+        wake(word, u32::MAX);
+    }
+
+    /// Waits until a fold freed a generation, or folds where nobody does it in the background.
+    fn wait_for_fold(&self, seen: u64, rounds: u32) -> Result<()> {
+        if rounds == if self.settings.background { WAIT_ROUNDS_MAX } else { 2 } {
+            let what = "the log, whose older part open snapshots hold (`stat` lists them)";
+            return Err(Reason::Full { needed: self.settings.generation_bytes_min, what }.into());
+        }
+        if !self.settings.background {
+            return self.maintain();
+        }
+        self.ask(|work| work.fold = true);
+        self.wait_for_progress(seen);
+        self.writable()?;
+        self.take_fold_error().map_or(Ok(()), Err)
+    }
+
+    /// Makes sure that the record fits into the active generation.
+    fn make_room(&self, draft: &Draft) -> Result<Room> {
+        let tail = &self.control().tail.0;
+        let active = tail.slot.load(Ordering::Relaxed) as u8;
+        let bytes = record_bytes(draft.body.len());
+        let reserve = if draft.adds_anything { LOG_RESERVE_BYTES } else { 0 };
+        let entry = self.entry(active);
+        let index = self.index(active);
+        let end = next_position(entry) + bytes;
+        let notes_fit = draft.notes == 0
+            || index.notes().count() as u64 + draft.notes <= NOTES_PER_GENERATION_MAX
+            || entry.tail.load(Ordering::Relaxed) == LOG_START;
+        let fits = end + reserve <= entry.capacity.load(Ordering::Relaxed);
+        if fits && notes_fit && index.has_room(draft.planned.len()) {
+            self.fill_ahead(active, end + reserve)?;
+            return Ok(Room::Ready);
+        }
+        // Recovery adds a generation to those that it replays, and all of them must fit into one version.
+        if self.generations_to_replay() > LIVE_GENERATIONS_MAX - 3 {
+            return Ok(Room::Wait);
+        }
+        if self.rotate(bytes + LOG_RESERVE_BYTES, draft.planned.len())? {
+            self.fill_ahead(tail.slot.load(Ordering::Relaxed) as u8, LOG_START + bytes + reserve)?;
+            Ok(Room::Ready)
+        } else {
+            Ok(Room::Wait)
+        }
+    }
+
+    /// Generations that a crash now would make recovery replay: those that are not in the durable base.
+    fn generations_to_replay(&self) -> usize {
+        let durable = self.control().durable.0.load(Ordering::Acquire);
+        let waits = |entry: &&GenerationEntry| match entry.state() {
+            GenerationState::Active | GenerationState::Frozen => true,
+            GenerationState::Folded => entry.last_commit.load(Ordering::Relaxed) > durable,
+            GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
+        };
+        self.control().generations.iter().filter(waits).count()
+    }
+
+    /// Fills the log file of a generation with zeros up to `end`, and a step further while that is cheap.
+    fn fill_ahead(&self, slot: u8, end: u64) -> Result<()> {
+        let entry = self.entry(slot);
+        let filled = entry.filled.load(Ordering::Relaxed);
+        if end <= filled {
+            return Ok(());
+        }
+        let file = &self.segments.get(slot as usize).file;
+        let target = (filled + LOG_GROWTH_BYTES).min(entry.capacity.load(Ordering::Relaxed)).max(end);
+        let grown = file.write_zeros(filled, target - filled).map(|()| target);
+        let grown = grown.or_else(|_| file.write_zeros(filled, end - filled).map(|()| end));
+        let reached = grown.map_err(|error| crate::region::full_or_io("the log", end - filled, error))?;
+        entry.filled.store(reached, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Fills in what depends on the newest state: numbers and sums.
+    fn fill_in(&self, draft: &mut Draft) -> Result<()> {
+        if draft.appends.is_empty() && draft.adds.is_empty() {
+            return Ok(());
+        }
+        let view = self.view_under_lock();
+        let seed = self.hash_seed;
+        for append in std::mem::take(&mut draft.appends) {
+            let next = with_source!(self, source => view.get(source, &append.counter))?;
+            let next = match next {
+                Some(next) => u64::from_be_bytes(
+                    (*next).try_into().map_err(|_| Error::damaged("a counter of appends has the wrong length"))?,
+                ),
+                None => 0,
+            };
+            for (number, &(operation, place)) in (next..).zip(&append.operations) {
+                draft.set_key_end(operation, number, seed);
+                draft.assigned[place] = number;
+            }
+            draft.set_value(append.counter_operation, (next + append.operations.len() as u64).to_be_bytes());
+            draft.rehash(append.counter_operation, seed);
+            draft.appends.push(append);
+        }
+        for index in 0..draft.adds.len() {
+            let Add { operation, delta } = draft.adds[index];
+            let value = with_source!(self, source => view.get(source, draft.full_key(operation)))?;
+            let sum = self.sum(draft.full_key(operation), value.as_deref(), delta)?;
+            draft.set_value(operation, sum.to_be_bytes());
+        }
+        Ok(())
+    }
+
+    /// Adds to the value of a counter.
+    pub(crate) fn sum(&self, full_key: &[u8], value: Option<&[u8]>, delta: i64) -> Result<i64> {
+        let (map, key) = crate::full_key::split(full_key);
+        let value = match value {
+            None => 0,
+            Some(bytes) => i64::from_be_bytes(bytes.try_into().map_err(|_| Reason::NotACounter {
+                map: self.catalog.name_of(map),
+                key: printable(key),
+                length: bytes.len() as u64,
+            })?),
+        };
+        value.checked_add(delta).ok_or_else(|| {
+            Reason::CounterOverflow { map: self.catalog.name_of(map), key: printable(key), value, delta }.into()
+        })
+    }
+
+    /// The point of no return.
+    fn write_record(&self, draft: &mut Draft) -> Result<u64> {
+        let control = self.control();
+        let tail = &control.tail.0;
+        let slot = tail.slot.load(Ordering::Relaxed) as u8;
+        let entry = self.entry(slot);
+        let commit = control.visible.0.load(Ordering::Relaxed) + 1;
+        let start = next_position(entry);
+        let header = RecordHeader {
+            commit,
+            synced: control.synced.0.load(Ordering::Acquire),
+            body_length: draft.body.len() as u32,
+            body_checksum: checksum(draft.body.body()),
+            previous: tail.previous.load(Ordering::Relaxed),
+            generation: entry.number.load(Ordering::Relaxed),
+            epoch: tail.epoch.load(Ordering::Relaxed),
+            meta_sequence: tail.meta_sequence.load(Ordering::Relaxed),
+        };
+        let (record, sum) = draft.body.seal(&header);
+        let length = record.len() as u64;
+        if let Err(error) = self.segments.get(slot as usize).file.write_at(record, start) {
+            let cause = Error::io(format!("writing commit {commit} to the log"), error);
+            self.poison(&cause);
+            return Err(Reason::Unknown { commit, cause: cause.to_string() }.into());
+        }
+        tail.previous.store(sum, Ordering::Relaxed);
+        // Release: the syncer that sees this tail syncs after the write above.
+        entry.tail.store(start + length, Ordering::Release);
+        entry.operations.fetch_add(draft.planned.len() as u64, Ordering::Relaxed);
+        entry.bytes.fetch_add(header.body_length as u64, Ordering::Relaxed);
+        self.enter_in_index(slot, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
+        // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
+        control.visible.0.store(commit, Ordering::Release);
+        draft.dropped.iter().for_each(|&id| self.catalog.dropped(id));
+        draft.renamed.iter().for_each(|(id, name)| self.catalog.renamed(*id, name));
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        Ok(commit)
+    }
+
+    fn enter_in_index(&self, slot: u8, draft: &Draft, commit: u64, body: u32) {
+        let index = self.index(slot);
+        let log = self.segments.get(slot as usize).view();
+        for (operation, planned) in draft.planned.iter().enumerate() {
+            if planned.is_note {
+                index.note(commit, body + planned.position);
+            } else {
+                index.insert(log, draft.full_key(operation), planned.hash, commit, body + planned.position);
+            }
+        }
+    }
+
+    /// Waits until a commit survives power loss; the first one who waits syncs for all.
+    pub(crate) fn wait_synced(&self, commit: u64) -> Result<()> {
+        let control = self.control();
+        loop {
+            let word = control.sync_word.0.load(Ordering::Acquire);
+            if control.synced.0.load(Ordering::Acquire) >= commit {
+                return Ok(());
+            }
+            if self.is_poisoned() {
+                return Err(Reason::Unknown { commit, cause: self.cause() }.into());
+            }
+            match control.sync_lock.0.try_lock() {
+                Some(_leading) => self.sync_log().map_err(|error| {
+                    Error::from(Reason::Unknown { commit, cause: error.to_string() })
+                })?,
+                // A leader that stops, or dies, must not hold the others up for ever.
+                None => {
+                    wait(&control.sync_word.0, word, Some(Duration::from_millis(20)));
+                }
+            }
+        }
+    }
+
+    /// Syncs the log up to what is visible now. The caller holds the sync lock.
+    pub(crate) fn sync_log(&self) -> Result<()> {
+        let control = self.control();
+        let (version, visible) = self.region.read_version(&control.visible.0);
+        if control.synced.0.load(Ordering::Acquire) >= visible {
+            return Ok(());
+        }
+        // Oldest first: a later generation must not be durable before an earlier one is.
+        for &slot in &version.generations {
+            let entry = self.entry(slot);
+            let tail = entry.tail.load(Ordering::Acquire);
+            if entry.synced_tail.load(Ordering::Acquire) == tail {
+                continue;
+            }
+            if let Err(error) = self.segments.get(slot as usize).file.sync_data() {
+                let cause = Error::io("syncing the log", error);
+                self.poison(&cause);
+                return Err(cause);
+            }
+            entry.synced_tail.store(tail, Ordering::Release);
+        }
+        self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        self.announce_synced(visible);
+        Ok(())
+    }
+
+    /// Publishes how far the log is durable and wakes all who wait.
+    pub(crate) fn announce_synced(&self, commit: u64) {
+        let control = self.control();
+        control.synced.0.fetch_max(commit, Ordering::AcqRel);
+        control.sync_word.0.fetch_add(1, Ordering::AcqRel);
+        wake(&control.sync_word.0, u32::MAX);
+    }
+
+    /// Makes everything that is visible now survive power loss.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.healthy()?;
+        self.wait_synced(self.control().visible.0.load(Ordering::Acquire))
+    }
+
+    /// Refuses the commit when something that it depends on was changed since. Under the commit lock.
+    pub(crate) fn check_conflicts(&self, checks: &Checks) -> Result<()> {
+        let control = self.control();
+        let oldest = control.tail.0.checkable_since.load(Ordering::Relaxed);
+        if checks.since < oldest {
+            return Err(Reason::TooOld { began: checks.since, oldest }.into());
+        }
+        if control.visible.0.load(Ordering::Relaxed) == checks.since {
+            return Ok(());
+        }
+        let newer = self.generations_after(checks.since);
+        for key in &checks.keys {
+            let hash = key_hash(self.hash_seed, key);
+            if self.changed_since(&newer, key, hash, checks.since)? {
+                return Err(self.conflict(key));
+            }
+        }
+        for range in &checks.ranges {
+            if let Some(key) = self.changed_in_range(&newer, range, checks.since)? {
+                return Err(self.conflict(&key));
+            }
+        }
+        for &run in &checks.runs {
+            if let Some(key) = self.changed_in_run(&newer, run, checks.since)? {
+                return Err(self.conflict(&key));
+            }
+        }
+        Ok(())
+    }
+
+    fn conflict(&self, full_key: &[u8]) -> Error {
+        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
+        let (map, key) = crate::full_key::split(full_key);
+        Reason::Conflict { map: self.catalog.name_of(map), key: printable(key) }.into()
+    }
+
+    /// Generations that hold commits after `since`, in any state in which they can be read.
+    fn generations_after(&self, since: u64) -> Vec<GenerationView> {
+        let mut newer = Vec::new();
+        for slot in 0..GENERATIONS_MAX as u8 {
+            let entry = self.entry(slot);
+            let holds = match entry.state() {
+                GenerationState::Active => true,
+                GenerationState::Frozen | GenerationState::Folded => entry.last_commit.load(Ordering::Relaxed) > since,
+                GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
+            };
+            if holds {
+                newer.push(self.generation_view(slot));
+            }
+        }
+        newer
+    }
+
+    fn changed_since(&self, newer: &[GenerationView], key: &[u8], hash: u64, since: u64) -> Result<bool> {
+        for generation in newer {
+            let found = with_source!(self, source => generation.recent(source, key, hash, u64::MAX)?.map(|(c, _)| c));
+            if found.is_some_and(|commit| commit > since) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// A key in `range` (or the beginning of a range delete) that was changed after `since`.
+    fn changed_in_range(&self, newer: &[GenerationView], range: &FullRange, since: u64) -> Result<Option<Vec<u8>>> {
+        for generation in newer {
+            let mut cursor = IndexCursor::new(generation.index, generation.log);
+            cursor.seek(&range.low);
+            while cursor.is_valid() && cursor.key() < range.high.as_slice() {
+                if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
+                    return Ok(Some(cursor.key().to_vec()));
+                }
+                cursor.next();
+            }
+            for (_, note) in generation.notes(u64::MAX).take_while(|(commit, _)| *commit > since) {
+                match note {
+                    Note::DeleteRange { low, high } if low < range.high.as_slice() && range.low.as_slice() < high => {
+                        return Ok(Some(low.max(&range.low).to_vec()));
+                    }
+                    Note::DeleteRange { .. } => {}
+                    Note::Run(root) => {
+                        let first = with_source!(self, source => first_in(source, root, range)?);
+                        if first.is_some() {
+                            return Ok(first);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// A key of a run that was changed after `since`: looks every changed key up in the run.
+    fn changed_in_run(&self, newer: &[GenerationView], run: crate::base::Root, since: u64) -> Result<Option<Vec<u8>>> {
+        let everything = FullRange { low: Vec::new(), high: vec![0xFF; 8] };
+        for generation in newer {
+            let mut cursor = IndexCursor::new(generation.index, generation.log);
+            cursor.first();
+            while cursor.is_valid() {
+                if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
+                    let hash = key_hash(self.hash_seed, cursor.key());
+                    let found = with_source!(self, source => {
+                        crate::base::find(source, run, cursor.key(), hash)?.is_some()
+                    });
+                    if found {
+                        return Ok(Some(cursor.key().to_vec()));
+                    }
+                }
+                cursor.next();
+            }
+            for (_, note) in generation.notes(u64::MAX).take_while(|(commit, _)| *commit > since) {
+                let found = match note {
+                    Note::DeleteRange { low, high } => {
+                        let range = FullRange { low: low.to_vec(), high: high.to_vec() };
+                        with_source!(self, source => first_in(source, run, &range)?)
+                    }
+                    // Two runs: walk the other one through this one.
+                    Note::Run(other) => with_source!(self, source => common_key(source, run, other, &everything)?),
+                };
+                if found.is_some() {
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Where the next record goes. Bytes that a sync made durable share no sector with what is written later, because a
+/// sector that is torn in a power cut would take them along.
+fn next_position(entry: &GenerationEntry) -> u64 {
+    let tail = entry.tail.load(Ordering::Relaxed);
+    let synced = entry.synced_tail.load(Ordering::Acquire);
+    if synced > tail / SECTOR_BYTES * SECTOR_BYTES { tail.next_multiple_of(SECTOR_BYTES) } else { tail }
+}
+
+/// The first key of a tree inside a range.
+fn first_in<S: crate::base::PageSource>(source: S, root: crate::base::Root, range: &FullRange) -> Result<Option<Vec<u8>>> {
+    let mut cursor = crate::base::Cursor::new(source, root);
+    cursor.seek(&range.low)?;
+    Ok((cursor.is_valid() && cursor.key() < range.high.as_slice()).then(|| cursor.key().to_vec()))
+}
+
+/// A key that two trees have in common, found by leaping from one to the other.
+fn common_key<S: crate::base::PageSource>(
+    source: S,
+    one: crate::base::Root,
+    other: crate::base::Root,
+    range: &FullRange,
+) -> Result<Option<Vec<u8>>> {
+    let mut one = crate::base::Cursor::new(source, one);
+    let mut other = crate::base::Cursor::new(source, other);
+    one.seek(&range.low)?;
+    other.seek(&range.low)?;
+    while one.is_valid() && other.is_valid() {
+        match one.key().cmp(other.key()) {
+            std::cmp::Ordering::Equal => return Ok(Some(one.key().to_vec())),
+            std::cmp::Ordering::Less => one.seek(other.key())?,
+            std::cmp::Ordering::Greater => other.seek(one.key())?,
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,334 @@
+//! The heart of an open store: everything that its handles, snapshots and background threads share.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::time::Duration;
+
+use duramen_io::{File, Lock, Platform};
+
+use crate::catalog::Catalog;
+use crate::error::{Error, Reason, Result};
+use crate::index::Index;
+use crate::log::Segments;
+use crate::meta::Meta;
+use crate::options::Settings;
+use crate::pages::{Pages, ReadMode};
+use crate::region::{Control, GenerationEntry, Pin, Region, Version};
+use crate::space::Space;
+use crate::view::{GenerationView, View};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) platform: Platform,
+    pub(crate) settings: Settings,
+    pub(crate) data: Arc<dyn File>,
+    pub(crate) pages: Pages,
+    pub(crate) space: Space,
+    pub(crate) segments: Segments,
+    pub(crate) region: Region,
+    pub(crate) catalog: Catalog,
+    pub(crate) hash_seed: u64,
+    pub(crate) store: u128,
+    /// Only one thread folds, makes durable and reclaims at a time; the newest durable meta page is its memory.
+    pub(crate) maintenance: Mutex<MaintenanceState>,
+    /// Woken when a fold ended or a generation became free; the number counts such events.
+    pub(crate) progress: (Mutex<u64>, Condvar),
+    /// Woken when the background thread has something to do.
+    pub(crate) work: (Mutex<Work>, Condvar),
+    /// Wakers of commit futures, by commit.
+    pub(crate) waiting: Mutex<Vec<(u64, std::task::Waker)>>,
+    pub(crate) closed: AtomicBool,
+    pub(crate) exclusive_tokens: AtomicU32,
+    /// Whether the thread that syncs for commit futures was started.
+    pub(crate) syncer_runs: AtomicBool,
+    /// Held shared by commit streams while they read generations, exclusively while one is freed.
+    pub(crate) retention: RwLock<()>,
+    cause: Mutex<Option<String>>,
+    /// Why folding does not get on at the moment.
+    fold_error: Mutex<Option<Error>>,
+    pub(crate) counters: Counters,
+    /// Held as long as anything of the store is in use; `None` for read-only stores on directories without locks.
+    pub(crate) _lock: Option<Lock>,
+}
+
+/// What the folding thread remembers.
+#[derive(Debug)]
+pub(crate) struct MaintenanceState {
+    /// The newest durable meta page.
+    pub(crate) durable: Meta,
+    /// The published version that has the durable root; always counts as pinned.
+    pub(crate) durable_version: u64,
+    /// Bytes that the next generation shall take.
+    pub(crate) next_capacity: u64,
+    /// Versions that are kept for commit streams, oldest first, with the bytes of log that each one's fold moved.
+    pub(crate) history: VecDeque<(Pin, Version, u64)>,
+}
+
+/// What the background threads are asked to do.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    pub(crate) fold: bool,
+    pub(crate) sync: bool,
+    pub(crate) stop: bool,
+}
+
+/// Counts since the store was opened, for statistics.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) commits: AtomicU64,
+    pub(crate) conflicts: AtomicU64,
+    pub(crate) syncs: AtomicU64,
+    pub(crate) folds: AtomicU64,
+}
+
+impl Core {
+    #[expect(clippy::too_many_arguments, reason = "the parts are made by recovery and put together once")]
+    pub(crate) fn new(
+        platform: Platform,
+        settings: Settings,
+        data: Arc<dyn File>,
+        pages: Pages,
+        space: Space,
+        segments: Segments,
+        region: Region,
+        durable: Meta,
+        lock: Option<Lock>,
+    ) -> Core {
+        Core {
+            platform,
+            data,
+            pages,
+            space,
+            segments,
+            region,
+            catalog: Catalog::default(),
+            hash_seed: durable.hash_seed,
+            store: durable.store,
+            maintenance: Mutex::new(MaintenanceState {
+                durable,
+                durable_version: durable.version + 1,
+                next_capacity: settings.generation_bytes_min,
+                history: VecDeque::new(),
+            }),
+            settings,
+            progress: (Mutex::new(0), Condvar::new()),
+            work: (Mutex::new(Work::default()), Condvar::new()),
+            waiting: Mutex::new(Vec::new()),
+            closed: AtomicBool::new(false),
+            exclusive_tokens: AtomicU32::new(1),
+            syncer_runs: AtomicBool::new(false),
+            retention: RwLock::new(()),
+            cause: Mutex::new(None),
+            fold_error: Mutex::new(None),
+            counters: Counters::default(),
+            _lock: lock,
+        }
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        self.region.control()
+    }
+
+    pub(crate) fn entry(&self, slot: u8) -> &GenerationEntry {
+        &self.control().generations[slot as usize]
+    }
+
+    /// The index of a live generation.
+    pub(crate) fn index(&self, slot: u8) -> Index {
+        let entry = self.entry(slot);
+        let memory = self.region.memory(entry.memory.load(Ordering::Acquire));
+        // SAFETY: the entry of a live generation names memory that was formatted before the generation went live.
+        unsafe { Index::attach(memory, entry.memory_bytes.load(Ordering::Acquire) as usize) }
+            .expect("the index of a live generation was overwritten")
+    }
+
+    pub(crate) fn generation_view(&self, slot: u8) -> GenerationView {
+        GenerationView { log: self.segments.get(slot as usize).view(), index: self.index(slot) }
+    }
+
+    /// What the given version shows up to `commit`. The caller holds a pin, or the commit lock.
+    pub(crate) fn view(&self, version: &Version, commit: u64) -> View {
+        View {
+            commit,
+            version: version.number,
+            newest_slot: version.generations.last().copied().unwrap_or(0),
+            root: version.root,
+            base_commit: version.base_commit,
+            hash_seed: self.hash_seed,
+            generations: version.generations.iter().map(|&slot| self.generation_view(slot)).collect(),
+        }
+    }
+
+    /// What is visible now, for as long as the commit lock is held.
+    pub(crate) fn view_under_lock(&self) -> View {
+        let (version, _) = self.region.read_version(&self.control().visible.0);
+        self.view(&version, u64::MAX)
+    }
+
+    /// Pins what is visible now.
+    pub(crate) fn pin(&self) -> Result<(Pin, View)> {
+        self.pin_limit(&self.control().visible.0)
+    }
+
+    /// Pins what is visible up to a limit that is never below the base: `visible` or `synced`.
+    pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View)> {
+        let (pin, version, commit) = self.region.pin(slot_hint(), limit)?;
+        remember_slot(pin.index);
+        let view = self.view(&version, commit);
+        Ok((pin, view))
+    }
+
+    /// Keeps the generations after a pinned view, for conflict checks. While the pin is held they cannot have gone.
+    pub(crate) fn follow_from(&self, pinned: &crate::snapshot::Pinned) {
+        self.region.follow(&pinned.pin, Some(pinned.newest_generation));
+    }
+
+    /// Runs a read on what is visible now.
+    pub(crate) fn with_view<T>(&self, read: impl FnOnce(&View) -> Result<T>) -> Result<T> {
+        let (pin, view) = self.pin()?;
+        let pin = PinGuard { core: self, pin };
+        let result = read(&view);
+        drop(pin);
+        result
+    }
+
+    /// Refuses work after an input/output error or after `close`.
+    #[inline]
+    pub(crate) fn healthy(&self) -> Result<()> {
+        if self.control().poisoned.0.load(Ordering::Relaxed) != 0 {
+            return Err(Reason::Poisoned { cause: self.cause() }.into());
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Reason::Closed.into());
+        }
+        Ok(())
+    }
+
+    /// As `healthy`, and refuses writes to a store that was opened read-only.
+    #[inline]
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.settings.read_only {
+            return Err(Reason::ReadOnly.into());
+        }
+        self.healthy()
+    }
+
+    /// Stops the store: after a failed write or sync nobody knows what the device holds (a second sync may succeed
+    /// without having written anything; see Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
+    pub(crate) fn poison(&self, cause: &Error) {
+        let mut first = self.cause.lock().unwrap_or_else(|e| e.into_inner());
+        first.get_or_insert_with(|| cause.to_string());
+        drop(first);
+        self.control().poisoned.0.store(1, Ordering::SeqCst);
+        self.control().sync_word.0.fetch_add(1, Ordering::SeqCst);
+        duramen_io::wake(&self.control().sync_word.0, u32::MAX);
+        self.report_progress();
+    }
+
+    pub(crate) fn cause(&self) -> String {
+        self.cause.lock().unwrap_or_else(|e| e.into_inner()).clone().unwrap_or_else(|| "an earlier error".into())
+    }
+
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.control().poisoned.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Tells those who wait for room that there may be some.
+    pub(crate) fn report_progress(&self) {
+        *self.progress.0.lock().unwrap_or_else(|e| e.into_inner()) += 1;
+        self.progress.1.notify_all();
+    }
+
+    /// Waits until progress was reported since `seen`, for a bounded time.
+    pub(crate) fn wait_for_progress(&self, seen: u64) {
+        let guard = self.progress.0.lock().unwrap_or_else(|e| e.into_inner());
+        let _ = self.progress.1.wait_timeout_while(guard, Duration::from_millis(100), |now| *now == seen);
+    }
+
+    pub(crate) fn progress_seen(&self) -> u64 {
+        *self.progress.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Notes why folding does not get on, or that it does again.
+    pub(crate) fn note_fold_error(&self, error: Option<Error>) {
+        *self.fold_error.lock().unwrap_or_else(|e| e.into_inner()) = error;
+    }
+
+    /// The error that keeps the log from being folded, for those who wait for that.
+    pub(crate) fn take_fold_error(&self) -> Option<Error> {
+        self.fold_error.lock().unwrap_or_else(|e| e.into_inner()).take()
+    }
+
+    /// Wakes the commit futures that can be polled with success, or with the error that stopped the store.
+    pub(crate) fn wake_futures(&self) {
+        let synced = self.control().synced.0.load(Ordering::Acquire);
+        let everyone = self.is_poisoned();
+        let mut waiting = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
+        let (ready, rest) = std::mem::take(&mut *waiting).into_iter().partition(|(commit, _)| everyone || *commit <= synced);
+        *waiting = rest;
+        drop(waiting);
+        let ready: Vec<(u64, std::task::Waker)> = ready;
+        ready.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// Asks the background thread to work.
+    pub(crate) fn ask(&self, request: impl FnOnce(&mut Work)) {
+        request(&mut self.work.0.lock().unwrap_or_else(|e| e.into_inner()));
+        self.work.1.notify_all();
+    }
+
+    pub(crate) fn read_mode(&self) -> ReadMode {
+        self.pages.mode()
+    }
+}
+
+/// Unpins when dropped, also when a read panics.
+struct PinGuard<'a> {
+    core: &'a Core,
+    pin: Pin,
+}
+
+impl Drop for PinGuard<'_> {
+    fn drop(&mut self) {
+        self.core.region.unpin(&self.pin);
+    }
+}
+
+thread_local! {
+    /// Where this thread found a free slot last: a hint that keeps threads off each other's cache lines.
+    static SLOT_HINT: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
+}
+
+static NEXT_HINT: AtomicU64 = AtomicU64::new(0);
+
+fn slot_hint() -> usize {
+    SLOT_HINT.with(|hint| {
+        if hint.get() == usize::MAX {
+            hint.set(NEXT_HINT.fetch_add(1, Ordering::Relaxed) as usize);
+        }
+        hint.get()
+    })
+}
+
+fn remember_slot(index: u32) {
+    SLOT_HINT.with(|hint| hint.set(index as usize));
+}
+
+/// Runs `$body` with `$source` bound to the pages in the store's read mode.
+macro_rules! with_source {
+    ($core:expr, $source:ident => $body:expr) => {
+        match $core.read_mode() {
+            $crate::pages::ReadMode::Mapped => {
+                let $source = $core.pages.mapped();
+                $body
+            }
+            $crate::pages::ReadMode::Verified => {
+                let $source = $core.pages.verified();
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_source;

@@ -1,0 +1,680 @@
+//! Folding: moving frozen generations into the base, making the result durable, and freeing what nobody needs.
+//!
+//! The simple version: walk the frozen generations in key order, newest version of each key first, merge them into a
+//! new tree that shares all untouched pages with the old one, publish its root, sync the file, write the meta page,
+//! free the log.
+//!
+//! Why it is hard: readers go on with the old root and the old generations; commits go on in the active generation;
+//! and a crash may come between any two steps. So the order is: (1) sync the log up to the last frozen commit, so
+//! that the base never holds what a power cut may take from the log; (2) write all new pages, to places nobody reads;
+//! (3) publish the version {root, L, remaining generations} under the commit lock; (4) only then retire what it
+//! replaced, with that version as its death; (5) sync the data file, write the meta page, sync again; (6) only then
+//! count the older durable version as forgotten and the log up to L as free. Whatever comes in between, the last
+//! durable meta page and the log after it are complete.
+//!
+//! Invariant: the published root is exactly the state after commit L, for some L with `durable <= L <= synced`.
+
+use std::sync::atomic::Ordering;
+
+use crate::base::{self, ChangeStream, Cursor, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
+use crate::core::{Core, MaintenanceState, with_source};
+use crate::error::{Error, Result};
+use crate::full_key::FullRange;
+use crate::index::IndexCursor;
+use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
+use crate::log::{LogView, OperationKind};
+use crate::meta::Meta;
+use crate::region::{GenerationState, Version};
+use crate::space::Retired;
+use crate::view::{GenerationView, Note, union};
+use crate::write_set::{Layer, LayerCursor, Written};
+
+/// Pages are written in runs of about this many.
+const RUN_PAGES: u32 = 64;
+
+impl Core {
+    /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
+    pub(crate) fn maintain(&self) -> Result<()> {
+        self.writable()?;
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        self.freeze_active()?;
+        self.maintain_frozen(&mut state)
+    }
+
+    /// The same without closing the active generation.
+    pub(crate) fn maintain_frozen(&self, state: &mut MaintenanceState) -> Result<()> {
+        self.writable()?;
+        let done = self.fold(state).and_then(|_| self.make_durable(state)).and_then(|()| self.reclaim(state));
+        self.report_progress();
+        done
+    }
+
+    /// Lets commits go on in a new generation, so that what is there can be folded.
+    fn freeze_active(&self) -> Result<()> {
+        let _guard = self.control().commit_lock.0.lock();
+        let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u8;
+        let entry = self.entry(active);
+        let is_empty = entry.first_commit.load(Ordering::Relaxed) > self.control().visible.0.load(Ordering::Relaxed);
+        if !is_empty && self.region.version().generations.len() < crate::limits::LIVE_GENERATIONS_MAX {
+            self.rotate(0, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Folds all frozen generations. Returns whether there were any.
+    pub(crate) fn fold(&self, state: &mut MaintenanceState) -> Result<bool> {
+        let version = self.region.version();
+        let (_, frozen) = version.generations.split_last().expect("one generation always takes commits");
+        let Some(&newest) = frozen.last() else { return Ok(false) };
+        let last_commit = self.entry(newest).last_commit.load(Ordering::Relaxed);
+        self.wait_synced(last_commit)?;
+        let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
+        let mut sink = FileSink::new(self, version.number + 1, Purpose::Fold);
+        let merged = with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink));
+        let finished = merged.and_then(|root| sink.finish().map(|()| root));
+        let root = match finished {
+            Ok(root) => root,
+            Err(error) => {
+                sink.abandon();
+                self.space.fold_ended();
+                return Err(error);
+            }
+        };
+        self.install(state, root, last_commit, frozen, sink)?;
+        self.counters.folds.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Publishes the folded root; from here on the fold stands.
+    fn install(
+        &self,
+        state: &mut MaintenanceState,
+        root: Root,
+        last_commit: u64,
+        frozen: &[u8],
+        sink: FileSink<'_>,
+    ) -> Result<()> {
+        self.keep_history(state, frozen)?;
+        let guard = self.control().commit_lock.0.lock();
+        let mut next = self.region.version();
+        next.number += 1;
+        next.root = root;
+        next.base_commit = last_commit;
+        next.generations.retain(|slot| !frozen.contains(slot));
+        self.region.publish(&next);
+        drop(guard);
+        let (mut operations, mut bytes) = (0, 0);
+        for &slot in frozen {
+            let entry = self.entry(slot);
+            operations += entry.operations.load(Ordering::Relaxed);
+            bytes += entry.bytes.load(Ordering::Relaxed);
+            entry.death.store(next.number, Ordering::Relaxed);
+            entry.set_state(GenerationState::Folded);
+        }
+        sink.adopted.iter().for_each(|extent| self.space.adopt(extent.page, extent.pages()));
+        let death = next.number;
+        self.space.retire(sink.retired.iter().map(|&(page, pages, birth)| Retired { page, pages, birth, death }));
+        self.space.settle(operations, bytes);
+        self.space.fold_ended();
+        Ok(())
+    }
+
+    /// Keeps the version that the fold is about to replace for commit streams, and lets go of the oldest ones.
+    fn keep_history(&self, state: &mut MaintenanceState, frozen: &[u8]) -> Result<()> {
+        if self.settings.retain_log_bytes == 0 {
+            return Ok(());
+        }
+        let bytes = frozen.iter().map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed)).sum();
+        let (pin, version, _) = self.region.pin(0, &self.control().visible.0)?;
+        state.history.push_back((pin, version, bytes));
+        while state.history.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > self.settings.retain_log_bytes {
+            let (pin, ..) = state.history.pop_front().expect("the sum of nothing is not above a limit");
+            self.region.unpin(&pin);
+        }
+        Ok(())
+    }
+
+    /// Makes the published base durable, if it is not.
+    pub(crate) fn make_durable(&self, state: &mut MaintenanceState) -> Result<()> {
+        let version = self.region.version();
+        if version.base_commit == state.durable.base_commit && version.root == state.durable.root {
+            return Ok(());
+        }
+        let written = self.write_meta(state, &version);
+        if let Err(error) = &written
+            && !matches!(error.kind(), crate::error::Kind::MakeSpace)
+        {
+            self.poison(error);
+        }
+        written
+    }
+
+    fn write_meta(&self, state: &mut MaintenanceState, version: &Version) -> Result<()> {
+        let doing = |error| Error::io("making the base durable", error);
+        let old = state.durable;
+        let (bitmap, data_pages) = self.space.save(old.bitmap, &self.pages)?;
+        self.space.fold_ended();
+        let tail = &self.control().tail.0;
+        let meta = Meta {
+            sequence: old.sequence + 1,
+            base_commit: version.base_commit,
+            previous: self.header_of(version.base_commit, old.previous),
+            root: version.root,
+            version: version.number,
+            bitmap,
+            data_pages,
+            next_map: tail.next_map.load(Ordering::Relaxed),
+            epoch: tail.epoch.load(Ordering::Relaxed),
+            next_generation: self.oldest_unfolded(version),
+            ..old
+        };
+        self.data.sync_data().map_err(doing)?;
+        meta.write(&*self.data).map_err(doing)?;
+        self.data.sync_data().map_err(doing)?;
+        state.durable = meta;
+        state.durable_version = version.number;
+        tail.meta_sequence.store(meta.sequence as u32, Ordering::Relaxed);
+        self.control().durable.0.store(meta.base_commit, Ordering::Release);
+        if old.bitmap.pages > 0 {
+            self.space.give_back(old.bitmap.page, old.bitmap.pages);
+        }
+        self.space.shrink(data_pages)
+    }
+
+    /// Header checksum of the record of a commit that ends a generation.
+    fn header_of(&self, commit: u64, unchanged: u32) -> u32 {
+        let ends = self.control().generations.iter().find(|entry| {
+            entry.state() == GenerationState::Folded && entry.last_commit.load(Ordering::Relaxed) == commit
+        });
+        ends.map_or(unchanged, |entry| entry.last_header.load(Ordering::Relaxed))
+    }
+
+    /// Number of the oldest generation that is not in the version's base; recovery ignores all before it.
+    fn oldest_unfolded(&self, version: &Version) -> u32 {
+        let oldest = version.generations.first().expect("one generation always takes commits");
+        self.entry(*oldest).number.load(Ordering::Relaxed)
+    }
+
+    /// Frees pages and generations that nobody needs any more.
+    pub(crate) fn reclaim(&self, state: &mut MaintenanceState) -> Result<()> {
+        let mut pins = self.region.pins();
+        pins.versions.push(state.durable_version);
+        pins.versions.sort_unstable();
+        self.space.reclaim(&pins, self.settings.overwrite_freed)?;
+        self.recycle(state)
+    }
+
+    /// Decides how large the next generation gets: twice the last one while they fill up in the ordinary course of
+    /// writing, small again when the store is quiet.
+    pub(crate) fn keep_standby(&self, state: &mut MaintenanceState, busy: bool) -> Result<()> {
+        let settings = &self.settings;
+        state.next_capacity = if busy {
+            (state.next_capacity * 2).min(settings.generation_bytes_max)
+        } else {
+            settings.generation_bytes_min
+        };
+        self.keep_standby_at_hand(state)
+    }
+
+    /// Prepares a standby generation when there is none, so that no commit has to.
+    pub(crate) fn keep_standby_at_hand(&self, state: &mut MaintenanceState) -> Result<()> {
+        if !self.has_standby() {
+            self.prepare_standby(state.next_capacity, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Writes all layers of a transaction as one sorted run.
+    pub(crate) fn write_run(&self, layers: &[Layer]) -> Result<Root> {
+        let birth = self.region.version().number;
+        let mut sink = FileSink::new(self, birth, Purpose::Run);
+        let merged = with_source!(self, source => {
+            let mut changes = Changes::of_layers(source, layers)?;
+            let options = MergeOptions { keep_deletes: true, hash_seed: self.hash_seed };
+            base::merge(source, Root::default(), &mut changes, &[], options, &mut sink)
+        });
+        match merged.and_then(|root| sink.finish().map(|()| root)) {
+            Ok(root) => Ok(root),
+            Err(error) => {
+                sink.abandon();
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives back the pages of a run that nobody else has seen; with `values` also those of its values.
+    pub(crate) fn drop_run(&self, root: Root, values: bool) -> Result<()> {
+        with_source!(self, source => base::walk(source, root, &mut |visit| {
+            match visit {
+                base::Visit::Page { number, pages, .. } => self.space.give_back(number, pages),
+                base::Visit::Extent(extent) if values => self.space.give_back(extent.page, extent.pages()),
+                base::Visit::Extent(_) => {}
+            }
+            Ok(())
+        }))
+    }
+
+    /// Writes a long value to pages of its own, ahead of the commit that will refer to it.
+    pub(crate) fn write_value(&self, length: u64, from: &mut dyn std::io::Read) -> Result<Extent> {
+        let mut extent = Extent { page: 0, checksum: 0, length, birth: self.region.version().number };
+        extent.page = self.space.take(extent.pages(), &self.pages)?;
+        let written = self.write_value_at(extent, from);
+        if written.is_err() {
+            self.space.give_back(extent.page, extent.pages());
+        }
+        written
+    }
+
+    fn write_value_at(&self, mut extent: Extent, from: &mut dyn std::io::Read) -> Result<Extent> {
+        let doing = |error| Error::io("writing a long value", error);
+        let mut offset = extent.page as u64 * PAGE_BYTES as u64;
+        let mut table = Vec::new();
+        let mut chunk = vec![0u8; VALUE_CHUNK_BYTES.min(extent.length as usize)];
+        let mut left = extent.length;
+        while left > 0 {
+            let part = &mut chunk[..left.min(VALUE_CHUNK_BYTES as u64) as usize];
+            from.read_exact(part).map_err(|error| value_error(error, extent.length))?;
+            self.data.write_at(part, offset).map_err(doing)?;
+            table.extend_from_slice(&crate::checksum::checksum(part).to_le_bytes());
+            offset += part.len() as u64;
+            left -= part.len() as u64;
+        }
+        if from.read(&mut [0]).map_err(doing)? != 0 {
+            let (announced, found) = (extent.length, extent.length + 1);
+            return Err(crate::error::Reason::ValueLengthMismatch { announced, found }.into());
+        }
+        if extent.length > VALUE_CHUNK_BYTES as u64 {
+            extent.checksum = crate::checksum::checksum(&table);
+            self.data.write_at(&table, offset.next_multiple_of(4)).map_err(doing)?;
+        } else {
+            extent.checksum = crate::checksum::checksum(&chunk);
+        }
+        Ok(extent)
+    }
+
+    /// Makes values and runs durable before a record that refers to them can be.
+    pub(crate) fn sync_values(&self) -> Result<()> {
+        self.data.sync_data().map_err(|error| {
+            let error = Error::io("syncing long values", error);
+            self.poison(&error);
+            error
+        })
+    }
+}
+
+fn value_error(error: std::io::Error, announced: u64) -> Error {
+    if error.kind() == std::io::ErrorKind::UnexpectedEof {
+        return crate::error::Reason::ValueLengthMismatch { announced, found: announced - 1 }.into();
+    }
+    Error::io("reading a value from its stream", error)
+}
+
+/// Merges frozen generations into a base.
+fn fold_into<S: PageSource>(
+    source: S,
+    root: Root,
+    generations: &[GenerationView],
+    hash_seed: u64,
+    sink: &mut FileSink<'_>,
+) -> Result<Root> {
+    let mut changes = Changes::of_generations(source, generations)?;
+    let cuts: Vec<KeyRange> = changes.cuts();
+    let options = MergeOptions { keep_deletes: false, hash_seed };
+    let root = base::merge(source, root, &mut changes, &cuts, options, sink)?;
+    for extent in changes.superseded {
+        sink.retire_extent(extent);
+    }
+    for extent in changes.surviving {
+        sink.adopted.push(extent);
+    }
+    for run in changes.runs {
+        base::walk(source, run, &mut |visit| {
+            if let base::Visit::Page { number, pages, birth, .. } = visit {
+                sink.retire(number, pages, birth);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(root)
+}
+
+/// The newest change of every key in frozen generations, or in the layers of a transaction, in key order.
+struct Changes<'a, S: PageSource> {
+    inputs: Vec<Input<'a, S>>,
+    /// Range deletes with their ranks: what is older than one that covers it does not count.
+    deletes: Vec<(u64, FullRange)>,
+    key: Vec<u8>,
+    change: Held<'a, S>,
+    at_end: bool,
+    /// Values that nothing refers to once this is folded.
+    superseded: Vec<Extent>,
+    /// Values that the base refers to from now on.
+    surviving: Vec<Extent>,
+    /// The roots of the runs that took part.
+    runs: Vec<Root>,
+}
+
+enum Input<'a, S: PageSource> {
+    Index(IndexCursor<LogView>, GenerationView),
+    Run(u64, Cursor<S>),
+    Layer(u64, LayerCursor<'a>),
+}
+
+/// A change together with the page that holds its bytes.
+enum Held<'a, S: PageSource> {
+    Stored(Stored<'a>),
+    InPage(S::Page, usize, usize),
+}
+
+impl<'a, S: PageSource> Changes<'a, S> {
+    fn of_generations(source: S, generations: &[GenerationView]) -> Result<Changes<'a, S>> {
+        let mut changes = Changes::empty();
+        for generation in generations {
+            // Runs first: of two entries of the same rank the later input counts, and single operations come last.
+            for (commit, note) in generation.notes(u64::MAX) {
+                match note {
+                    Note::DeleteRange { low, high } => {
+                        changes.deletes.push((commit, FullRange { low: low.to_vec(), high: high.to_vec() }))
+                    }
+                    Note::Run(root) => {
+                        changes.runs.push(root);
+                        changes.inputs.push(Input::Run(commit, Cursor::new(source, root)));
+                    }
+                }
+            }
+            if generation.index.entries() > 0 {
+                changes.inputs.push(Input::Index(IndexCursor::new(generation.index, generation.log), *generation));
+            }
+        }
+        changes.start()
+    }
+
+    fn of_layers(source: S, layers: &'a [Layer]) -> Result<Changes<'a, S>> {
+        let mut changes = Changes::empty();
+        for (rank, layer) in (1..).zip(layers) {
+            changes.deletes.extend(layer.deleted_ranges().map(|range| (rank, range)));
+            match layer.run() {
+                Some(root) => changes.inputs.push(Input::Run(rank, Cursor::new(source, root))),
+                None => changes.inputs.push(Input::Layer(rank, LayerCursor::new(layer))),
+            }
+        }
+        changes.start()
+    }
+
+    fn empty() -> Changes<'a, S> {
+        Changes {
+            inputs: Vec::new(),
+            deletes: Vec::new(),
+            key: Vec::new(),
+            change: Held::Stored(Stored::Deleted),
+            at_end: false,
+            superseded: Vec::new(),
+            surviving: Vec::new(),
+            runs: Vec::new(),
+        }
+    }
+
+    fn start(mut self) -> Result<Self> {
+        for input in &mut self.inputs {
+            input.first()?;
+        }
+        self.next_change()?;
+        Ok(self)
+    }
+
+    fn cuts(&self) -> Vec<KeyRange> {
+        let ranges = self.deletes.iter().map(|(_, range)| range.clone()).collect();
+        union(ranges).into_iter().map(|FullRange { low, high }| KeyRange { low, high }).collect()
+    }
+
+    /// Finds the next key whose newest change still counts.
+    fn next_change(&mut self) -> Result<()> {
+        loop {
+            let Some(nearest) = self.inputs.iter().filter_map(|input| input.key()).min() else {
+                self.at_end = true;
+                return Ok(());
+            };
+            self.key.clear();
+            self.key.extend_from_slice(nearest);
+            let deleted = self.deletes.iter().filter(|(_, range)| range.contains(&self.key)).map(|(rank, _)| *rank).max();
+            let mut newest: Option<(u64, Held<'a, S>)> = None;
+            for input in &mut self.inputs {
+                if input.key() == Some(&self.key) {
+                    input.take(&mut newest, deleted.unwrap_or(0), &mut self.superseded)?;
+                }
+            }
+            if let Some((_, held)) = newest {
+                if let Held::Stored(Stored::Extent(extent)) = held {
+                    self.surviving.push(extent);
+                }
+                self.change = held;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Replaces the newest change so far if this one is newer; the value of the one that loses is superseded.
+fn contend<'a, S: PageSource>(
+    newest: &mut Option<(u64, Held<'a, S>)>,
+    rank: u64,
+    held: Held<'a, S>,
+    deleted: u64,
+    superseded: &mut Vec<Extent>,
+) {
+    let wins = rank >= deleted && newest.as_ref().is_none_or(|(best, _)| rank >= *best);
+    let loser = if wins { newest.replace((rank, held)).map(|(_, held)| held) } else { Some(held) };
+    if let Some(Held::Stored(Stored::Extent(extent))) = loser {
+        superseded.push(extent);
+    }
+}
+
+impl<'a, S: PageSource> Input<'a, S> {
+    fn first(&mut self) -> Result<()> {
+        match self {
+            Input::Index(cursor, _) => cursor.first(),
+            Input::Run(_, cursor) => cursor.first()?,
+            Input::Layer(_, cursor) => cursor.seek(&[]),
+        }
+        Ok(())
+    }
+
+    fn key(&self) -> Option<&[u8]> {
+        match self {
+            Input::Index(cursor, _) => cursor.is_valid().then(|| cursor.key()),
+            Input::Run(_, cursor) => cursor.is_valid().then(|| cursor.key()),
+            Input::Layer(_, cursor) => cursor.key(),
+        }
+    }
+
+    /// Enters everything this input has at its key into the contest, and moves on.
+    fn take(
+        &mut self,
+        newest: &mut Option<(u64, Held<'a, S>)>,
+        deleted: u64,
+        superseded: &mut Vec<Extent>,
+    ) -> Result<()> {
+        match self {
+            Input::Index(cursor, generation) => {
+                // Newest first, and of several in one commit the last operation first: only that one counts.
+                let mut commit_before = u64::MAX;
+                for version in cursor.versions() {
+                    let stored = generation.stored(version.position);
+                    if version.commit < commit_before {
+                        contend(newest, version.commit, Held::Stored(stored), deleted, superseded);
+                    } else if let Stored::Extent(extent) = stored {
+                        superseded.push(extent);
+                    }
+                    commit_before = version.commit;
+                }
+                cursor.next();
+            }
+            Input::Run(rank, cursor) => {
+                let (page, location) = cursor.value();
+                let held = match location {
+                    base::Location::Inline(start, end) => Held::InPage(page.clone(), start as usize, end as usize),
+                    base::Location::Extent(extent) => Held::Stored(Stored::Extent(extent)),
+                    base::Location::Deleted => Held::Stored(Stored::Deleted),
+                };
+                contend(newest, *rank, held, deleted, superseded);
+                cursor.next()?;
+            }
+            Input::Layer(rank, cursor) => {
+                let stored = match cursor.written() {
+                    Written::Put(value) => Some(Stored::Inline(value)),
+                    Written::PutExtent(extent) => Some(Stored::Extent(*extent)),
+                    Written::Delete => Some(Stored::Deleted),
+                    Written::Add { .. } => None,
+                };
+                if let Some(stored) = stored {
+                    contend(newest, *rank, Held::Stored(stored), deleted, superseded);
+                }
+                cursor.next();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: PageSource> ChangeStream for Changes<'_, S> {
+    fn key(&self) -> Option<&[u8]> {
+        (!self.at_end).then_some(&self.key)
+    }
+
+    fn change(&self) -> Stored<'_> {
+        match &self.change {
+            Held::Stored(stored) => *stored,
+            Held::InPage(page, start, end) => Stored::Inline(&page[*start..*end]),
+        }
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.next_change()
+    }
+}
+
+/// What a sink writes pages for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A new base: pages come out of what was promised to the fold.
+    Fold,
+    /// A run: pages are loose until a fold retires them.
+    Run,
+}
+
+/// Writes pages to free places of the data file, in runs.
+pub(crate) struct FileSink<'a> {
+    core: &'a Core,
+    birth: u64,
+    purpose: Purpose,
+    /// Free pages at hand: the next one, and the end of the run.
+    next: u32,
+    end: u32,
+    /// Pages that are chosen but not yet written; they end right before `next`.
+    buffer: Vec<u8>,
+    /// Everything taken, to give back when the merge fails.
+    taken: Vec<(u32, u32)>,
+    pub(crate) retired: Vec<(u32, u32, u64)>,
+    pub(crate) adopted: Vec<Extent>,
+}
+
+impl<'a> FileSink<'a> {
+    pub(crate) fn new(core: &'a Core, birth: u64, purpose: Purpose) -> FileSink<'a> {
+        FileSink {
+            core,
+            birth,
+            purpose,
+            next: 0,
+            end: 0,
+            buffer: Vec::new(),
+            taken: Vec::new(),
+            retired: Vec::new(),
+            adopted: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, least: u32, wanted: u32) -> Result<(u32, u32)> {
+        let run = match self.purpose {
+            Purpose::Fold => self.core.space.take_for_fold(least, wanted, &self.core.pages)?,
+            Purpose::Run => (self.core.space.take(wanted, &self.core.pages)?, wanted),
+        };
+        self.taken.push(run);
+        Ok(run)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let first = self.next as u64 * PAGE_BYTES as u64 - self.buffer.len() as u64;
+        self.core.data.write_at(&self.buffer, first).map_err(|error| Error::io("writing pages", error))?;
+        self.core.data.start_writeback(first, self.buffer.len() as u64);
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Gives the rest of the current run back.
+    fn leave_run(&mut self) -> Result<()> {
+        self.flush()?;
+        if self.next < self.end {
+            let (first, count) = self.taken.last_mut().expect("the current run was taken");
+            *count = self.next - *first;
+            self.give_back(self.next, self.end - self.next);
+        }
+        self.next = self.end;
+        Ok(())
+    }
+
+    /// Writes what is buffered.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.leave_run()
+    }
+
+    /// Gives everything back: nobody will refer to it.
+    pub(crate) fn abandon(&mut self) {
+        self.buffer.clear();
+        for (page, count) in std::mem::take(&mut self.taken) {
+            self.give_back(page, count);
+        }
+    }
+
+    fn give_back(&self, page: u32, count: u32) {
+        match self.purpose {
+            Purpose::Fold => self.core.space.give_back_of_fold(page, count),
+            Purpose::Run => self.core.space.give_back(page, count),
+        }
+    }
+}
+
+impl PageSink for FileSink<'_> {
+    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+        let count = (page.len() / PAGE_BYTES) as u32;
+        if self.end - self.next < count {
+            self.leave_run()?;
+            let (first, length) = self.take(count, RUN_PAGES)?;
+            (self.next, self.end) = (first, first + length);
+        }
+        let number = self.next;
+        base::seal_page(page, number, self.birth);
+        self.buffer.extend_from_slice(page);
+        self.next += count;
+        Ok(number)
+    }
+
+    fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {
+        let length = bytes.len() as u64;
+        let mut extent = Extent { page: 0, checksum: 0, length, birth: self.birth };
+        // The current run goes on behind it: `taken` keeps both, but only its last entry may be the current run.
+        self.leave_run()?;
+        (extent.page, _) = self.take(extent.pages(), extent.pages())?;
+        self.core.write_value_at(extent, &mut &bytes[..])
+    }
+
+    fn retire(&mut self, number: u32, pages: u32, birth: u64) {
+        self.retired.push((number, pages, birth));
+    }
+
+    fn retire_extent(&mut self, extent: Extent) {
+        self.retired.push((extent.page, extent.pages(), extent.birth));
+    }
+}

@@ -1,0 +1,123 @@
+//! Full keys: the id of the map, big-endian, and the user's key behind it. All maps live in one ordered tree.
+
+use std::mem::MaybeUninit;
+use std::ops::{Bound, Deref, RangeBounds};
+
+use crate::error::{Reason, Result};
+use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, MAP_ID_BYTES};
+
+/// The map that holds the names of all maps.
+pub(crate) const CATALOG: u32 = 0;
+/// The map that holds the next number of every `append` prefix.
+pub(crate) const COUNTERS: u32 = 1;
+/// Id of the first map of a user.
+pub(crate) const FIRST_USER_MAP: u32 = 2;
+
+/// A full key on the stack, so that reads allocate nothing.
+pub(crate) struct FullKey {
+    length: usize,
+    bytes: [MaybeUninit<u8>; FULL_KEY_BYTES_MAX],
+}
+
+impl FullKey {
+    /// Joins a map id and a key, whose length is checked here and nowhere else.
+    #[inline]
+    pub(crate) fn new(map: u32, key: &[u8]) -> Result<FullKey> {
+        check_key(key)?;
+        let mut full = FullKey { length: MAP_ID_BYTES + key.len(), bytes: [MaybeUninit::uninit(); FULL_KEY_BYTES_MAX] };
+        let map = map.to_be_bytes();
+        // SAFETY: both copies stay inside `bytes` (the key length was checked), and sources and target do not overlap.
+        unsafe {
+            let target = full.bytes.as_mut_ptr().cast::<u8>();
+            std::ptr::copy_nonoverlapping(map.as_ptr(), target, MAP_ID_BYTES);
+            std::ptr::copy_nonoverlapping(key.as_ptr(), target.add(MAP_ID_BYTES), key.len());
+        }
+        Ok(full)
+    }
+}
+
+impl Deref for FullKey {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the first `length` bytes were written by `new`.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast::<u8>(), self.length) }
+    }
+}
+
+/// Refuses keys that are too long.
+#[inline]
+pub(crate) fn check_key(key: &[u8]) -> Result<()> {
+    if key.len() > KEY_BYTES_MAX {
+        return Err(Reason::KeyTooLong { length: key.len(), max: KEY_BYTES_MAX }.into());
+    }
+    Ok(())
+}
+
+/// Map id and user key of a full key.
+pub(crate) fn split(full_key: &[u8]) -> (u32, &[u8]) {
+    let (map, key) = full_key.split_at(MAP_ID_BYTES);
+    (u32::from_be_bytes(map.try_into().expect("four bytes")), key)
+}
+
+/// A half-open range of full keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FullRange {
+    pub(crate) low: Vec<u8>,
+    pub(crate) high: Vec<u8>,
+}
+
+impl FullRange {
+    /// All keys of a map.
+    pub(crate) fn map(map: u32) -> FullRange {
+        FullRange { low: map.to_be_bytes().to_vec(), high: after_map(map) }
+    }
+
+    /// The part of a map that `bounds` describe. Bounds longer than any key are refused like keys.
+    pub(crate) fn of<'a>(map: u32, bounds: impl RangeBounds<&'a [u8]>) -> Result<FullRange> {
+        let low = match bounds.start_bound() {
+            Bound::Unbounded => map.to_be_bytes().to_vec(),
+            Bound::Included(key) => FullKey::new(map, key)?.to_vec(),
+            Bound::Excluded(key) => successor(&FullKey::new(map, key)?),
+        };
+        let high = match bounds.end_bound() {
+            Bound::Unbounded => after_map(map),
+            Bound::Included(key) => successor(&FullKey::new(map, key)?),
+            Bound::Excluded(key) => FullKey::new(map, key)?.to_vec(),
+        };
+        Ok(FullRange { low, high })
+    }
+
+    /// The keys of a map that begin with `prefix`.
+    pub(crate) fn prefix(map: u32, prefix: &[u8]) -> Result<FullRange> {
+        let low = FullKey::new(map, prefix)?.to_vec();
+        let mut high = low.clone();
+        // The map id in front is never all 0xFF, because ids count up from zero.
+        while high.last() == Some(&0xFF) {
+            high.pop();
+        }
+        *high.last_mut().expect("map ids do not reach u32::MAX") += 1;
+        Ok(FullRange { low, high })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.low >= self.high
+    }
+
+    pub(crate) fn contains(&self, full_key: &[u8]) -> bool {
+        self.low.as_slice() <= full_key && full_key < self.high.as_slice()
+    }
+}
+
+fn after_map(map: u32) -> Vec<u8> {
+    (map + 1).to_be_bytes().to_vec()
+}
+
+/// The smallest key greater than `key`.
+pub(crate) fn successor(key: &[u8]) -> Vec<u8> {
+    let mut next = Vec::with_capacity(key.len() + 1);
+    next.extend_from_slice(key);
+    next.push(0);
+    next
+}

@@ -1,0 +1,62 @@
+//! Commits as futures: visible at once, resolved when they are durable.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use crate::background::sync_loop;
+use crate::commit::{Commit, Durability};
+use crate::error::{Reason, Result};
+use crate::store::Handle;
+
+/// A commit that is made, and visible, but perhaps not yet durable. It resolves when it is as durable as was asked for.
+/// Dropping it takes nothing back. It needs no particular executor.
+///
+/// # Errors
+/// Resolves to [`Reason::Unknown`] when the sync failed.
+#[must_use = "the commit is made, but only the future tells when it is durable"]
+#[derive(Debug)]
+pub struct CommitFuture {
+    handle: Arc<Handle>,
+    commit: Commit,
+    durability: Durability,
+}
+
+impl CommitFuture {
+    pub(crate) fn new(handle: &Arc<Handle>, commit: Commit, durability: Durability) -> CommitFuture {
+        let syncer = &handle.core.syncer_runs;
+        if durability == Durability::Synced && !syncer.swap(true, Ordering::AcqRel) {
+            handle.spawn("duramen-sync", sync_loop);
+        }
+        CommitFuture { handle: handle.clone(), commit, durability }
+    }
+
+    /// The commit, whether it is durable or not.
+    pub fn commit(&self) -> &Commit {
+        &self.commit
+    }
+}
+
+impl Future for CommitFuture {
+    type Output = Result<Commit>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Commit>> {
+        let core = &self.handle.core;
+        let number = self.commit.number;
+        let outcome = || {
+            if self.durability == Durability::Written || core.control().synced.0.load(Ordering::Acquire) >= number {
+                return Some(Ok(self.commit.clone()));
+            }
+            core.is_poisoned().then(|| Err(Reason::Unknown { commit: number, cause: core.cause() }.into()))
+        };
+        if let Some(outcome) = outcome() {
+            return Poll::Ready(outcome);
+        }
+        core.waiting.lock().unwrap_or_else(|e| e.into_inner()).push((number, context.waker().clone()));
+        core.ask(|work| work.sync = true);
+        // The sync may have ended between the first look and the registration.
+        outcome().map_or(Poll::Pending, Poll::Ready)
+    }
+}

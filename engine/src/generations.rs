@@ -1,0 +1,203 @@
+//! The life of a log generation: standby (file and index memory prepared), active (takes commits), frozen (complete),
+//! folded (in the base, perhaps still read by snapshots), unused (file kept for reuse).
+//!
+//! Who does what: the committer that finds the active generation full rotates to the standby one, under the commit
+//! lock; the folding thread prepares standbys and recycles folded generations.
+
+use std::sync::atomic::Ordering;
+
+use duramen_io::OpenMode;
+
+use crate::core::{Core, MaintenanceState};
+use crate::error::{Error, Result};
+use crate::index::Index;
+use crate::limits::{
+    CHECKABLE_GENERATIONS_MAX, GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES,
+};
+use crate::log::{LOG_START, SegmentHeader, file_name};
+use crate::region::{GenerationState, full_or_io};
+
+impl Core {
+    /// Makes the standby generation the active one, preparing it first when nobody has. `false`: no log file is free,
+    /// because snapshots hold them all. Under the commit lock, or before anybody else uses the store.
+    pub(crate) fn rotate(&self, bytes: u64, entries: usize) -> Result<bool> {
+        let needed = LOG_START + bytes;
+        let Some(slot) = self.standby(needed, entries)? else { return Ok(false) };
+        let control = self.control();
+        let (version, visible) = self.region.read_version(&control.visible.0);
+        self.begin_generation(slot, visible + 1)?;
+        let mut next = version.clone();
+        if let Some(&old) = version.generations.last() {
+            let entry = self.entry(old);
+            entry.last_commit.store(visible, Ordering::Relaxed);
+            entry.last_header.store(control.tail.0.previous.load(Ordering::Relaxed), Ordering::Relaxed);
+            entry.set_state(GenerationState::Frozen);
+        }
+        next.number += 1;
+        next.generations.push(slot);
+        self.entry(slot).birth.store(next.number, Ordering::Relaxed);
+        self.entry(slot).set_state(GenerationState::Active);
+        control.tail.0.slot.store(slot as u32, Ordering::Relaxed);
+        self.region.publish(&next);
+        self.ask(|work| work.fold = true);
+        Ok(true)
+    }
+
+    /// Writes the header of a generation that is about to take commits.
+    fn begin_generation(&self, slot: u8, first_commit: u64) -> Result<()> {
+        let control = self.control();
+        let entry = self.entry(slot);
+        let number = control.tail.0.next_generation.fetch_add(1, Ordering::Relaxed);
+        let header = SegmentHeader {
+            store: self.store,
+            generation: number,
+            epoch: control.tail.0.epoch.load(Ordering::Relaxed),
+            first_commit,
+            synced: control.synced.0.load(Ordering::Relaxed),
+            previous: control.tail.0.previous.load(Ordering::Relaxed),
+            meta_sequence: control.tail.0.meta_sequence.load(Ordering::Relaxed),
+        };
+        self.segments
+            .get(slot as usize)
+            .file
+            .write_at(&header.encode(), 0)
+            .map_err(|error| full_or_io("the log", LOG_START, error))?;
+        entry.number.store(number, Ordering::Relaxed);
+        entry.first_commit.store(first_commit, Ordering::Relaxed);
+        entry.last_commit.store(u64::MAX, Ordering::Relaxed);
+        entry.tail.store(LOG_START, Ordering::Relaxed);
+        entry.synced_tail.store(0, Ordering::Relaxed);
+        entry.operations.store(0, Ordering::Relaxed);
+        entry.bytes.store(0, Ordering::Relaxed);
+        entry.death.store(u64::MAX, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The standby generation, if it is (or can be made) large enough.
+    fn standby(&self, needed: u64, entries: usize) -> Result<Option<u8>> {
+        let slots = 0..GENERATIONS_MAX as u8;
+        let ready = slots.clone().find(|&slot| self.entry(slot).state() == GenerationState::Standby);
+        if let Some(slot) = ready {
+            let large = self.entry(slot).capacity.load(Ordering::Relaxed) >= needed;
+            if large && self.index(slot).has_room(entries) {
+                return Ok(Some(slot));
+            }
+            self.discard_standby(slot);
+        }
+        let capacity = needed.max(self.settings.generation_bytes_min) + LOG_RESERVE_BYTES;
+        self.prepare_standby(capacity, entries)
+    }
+
+    fn discard_standby(&self, slot: u8) {
+        let entry = self.entry(slot);
+        entry.set_state(GenerationState::Unused);
+        self.region.free_index(entry.memory.load(Ordering::Relaxed));
+    }
+
+    /// Whether a standby generation waits to be used.
+    pub(crate) fn has_standby(&self) -> bool {
+        self.control().generations.iter().any(|entry| entry.state() == GenerationState::Standby)
+    }
+
+    /// Prepares a generation that can hold `capacity` bytes of log and `entries` index entries: file, zeros, index.
+    /// Needs no lock. `None`: all log files are in use.
+    pub(crate) fn prepare_standby(&self, capacity: u64, entries: usize) -> Result<Option<u8>> {
+        let capacity = capacity.min(LOG_SPAN_BYTES);
+        let unused = |slot: &u8| self.entry(*slot).state() == GenerationState::Unused;
+        loop {
+            // Files that exist are preferred: their blocks are there already.
+            let known = (0..GENERATIONS_MAX as u8).filter(unused).max_by_key(|&slot| {
+                (self.entry(slot).filled.load(Ordering::Relaxed).min(capacity), std::cmp::Reverse(slot))
+            });
+            let Some(slot) = known else { return Ok(None) };
+            if self.entry(slot).start_preparing() {
+                let prepared = self.prepare_slot(slot, capacity, entries);
+                let state = if prepared.is_ok() { GenerationState::Standby } else { GenerationState::Unused };
+                self.entry(slot).set_state(state);
+                return prepared.map(|()| Some(slot));
+            }
+        }
+    }
+
+    fn prepare_slot(&self, slot: u8, capacity: u64, entries: usize) -> Result<()> {
+        let entry = self.entry(slot);
+        let file = &self.segments.open(slot as usize, OpenMode::Create)?.file;
+        let first = (LOG_START + LOG_GROWTH_BYTES.max(LOG_RESERVE_BYTES * 2)).min(capacity);
+        let filled = entry.filled.load(Ordering::Relaxed);
+        if filled < first {
+            file.write_zeros(filled, first - filled).map_err(|error| full_or_io("the log", first - filled, error))?;
+            entry.filled.store(first, Ordering::Relaxed);
+        }
+        // The name must survive power loss before a commit in the file is acknowledged.
+        self.platform.storage.sync().map_err(|error| Error::io("syncing the store's directory", error))?;
+        let bytes = Index::bytes_for(capacity).max(Index::bytes_for(0) + entries * INDEX_BYTES_PER_ENTRY_MAX);
+        let (memory, memory_bytes) = self.region.space_for_index(bytes as u64)?;
+        // SAFETY: the region handed this memory out for this index alone.
+        unsafe { Index::create(self.region.memory(memory), memory_bytes as usize) };
+        entry.memory.store(memory, Ordering::Relaxed);
+        entry.memory_bytes.store(memory_bytes, Ordering::Relaxed);
+        entry.capacity.store(capacity, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Frees generations that are in the durable base and that nobody reads any more.
+    pub(crate) fn recycle(&self, state: &MaintenanceState) -> Result<()> {
+        let mut pins = self.region.pins();
+        if pins.everything {
+            return Ok(());
+        }
+        pins.versions.push(state.durable_version);
+        pins.versions.sort_unstable();
+        let mut folded: Vec<u8> = (0..GENERATIONS_MAX as u8)
+            .filter(|&slot| self.entry(slot).state() == GenerationState::Folded)
+            .collect();
+        folded.sort_by_key(|&slot| self.entry(slot).number.load(Ordering::Relaxed));
+        let surplus = folded.len().saturating_sub(CHECKABLE_GENERATIONS_MAX);
+        for (age, &slot) in folded.iter().enumerate() {
+            let entry = self.entry(slot);
+            let last = entry.last_commit.load(Ordering::Relaxed);
+            let number = entry.number.load(Ordering::Relaxed) as u64;
+            let read = pins.hold(entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed));
+            let followed = pins.follow.is_some_and(|oldest| number >= oldest) && age >= surplus;
+            if last > state.durable.base_commit || read || followed {
+                continue;
+            }
+            self.free_generation(slot, last);
+        }
+        Ok(())
+    }
+
+    fn free_generation(&self, slot: u8, last: u64) {
+        let entry = self.entry(slot);
+        // Under the commit lock, because conflict checks walk the generations under it; and under the lock that
+        // commit streams hold while they read.
+        let _streams = self.retention.write().unwrap_or_else(|e| e.into_inner());
+        let _commits = self.control().commit_lock.0.lock();
+        self.control().tail.0.checkable_since.fetch_max(last, Ordering::Relaxed);
+        entry.set_state(GenerationState::Unused);
+        self.region.free_index(entry.memory.load(Ordering::Relaxed));
+    }
+
+    /// Cuts the log files that nobody uses down to what a quiet store needs.
+    pub(crate) fn trim_log_files(&self) -> Result<()> {
+        let mut kept = 0;
+        for slot in 0..GENERATIONS_MAX as u8 {
+            let entry = self.entry(slot);
+            let filled = entry.filled.load(Ordering::Relaxed);
+            if entry.state() != GenerationState::Unused || filled == 0 {
+                continue;
+            }
+            kept += 1;
+            let keep = if kept == 1 { self.settings.generation_bytes_min.min(filled) } else { LOG_START.min(filled) };
+            if keep < filled {
+                let file = &self.segments.get(slot as usize).file;
+                file.set_len(keep).map_err(|error| Error::io(format!("trimming {}", file_name(slot as usize)), error))?;
+                entry.filled.store(keep, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The most that an index takes per entry, with the copies it leaves behind.
+const INDEX_BYTES_PER_ENTRY_MAX: usize = 160;

@@ -1,0 +1,262 @@
+//! A branch: up to 63 children, each with a separator, the least key of its range.
+//!
+//! ```text
+//! slots (count and how many of them are sorted), frame, unused | 63 heads of 8 bytes | 63 separators | 63 children
+//! ```
+//! The first `sorted` slots are in the order of their separators, the few behind them (at most [`TAIL_SLOTS`]) in the
+//! order in which they arrived. Slots are only added, never changed. When a child is divided, *two* slots are added:
+//! (separator of the child, left half) and (separator of the right half, right half); of slots with the same separator
+//! the latest counts. Both become visible with the one Release store of the slot word. A reader that read the word
+//! before goes to the old child, which nobody changes any more and which holds all that was there when it read the
+//! word; it cannot end up in the left half without knowing of the right one, as it could if a child were replaced in
+//! its slot.
+//!
+//! A separator is the log position of a key that is in the index, in the leaf that the separator leads to, for ever,
+//! because entries are never removed. The first separator of the leftmost branches is `NONE`, below every key.
+
+use std::cmp::Ordering;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use arrayvec::ArrayVec;
+
+use super::Keys;
+use super::arena::{NONE, Shared};
+use super::head::{Frame, StoredFrame};
+
+/// Children of a branch.
+pub(super) const BRANCH_SLOTS: usize = 63;
+/// Slots behind the sorted ones. More of them make searches longer, fewer make the writer copy branches more often.
+pub(super) const TAIL_SLOTS: usize = 16;
+/// A branch is built with at most this many children, so that a full tail fits behind them.
+pub(super) const BUILT_SLOTS_MAX: usize = BRANCH_SLOTS - TAIL_SLOTS;
+/// Bytes of a head in a branch.
+pub(super) const BRANCH_HEAD_BYTES: usize = 8;
+
+#[repr(C, align(64))]
+pub(super) struct Branch {
+    slots: AtomicU32,
+    frame: StoredFrame,
+    unused: AtomicU32,
+    heads: [AtomicU64; BRANCH_SLOTS],
+    separators: [AtomicU32; BRANCH_SLOTS],
+    children: [AtomicU32; BRANCH_SLOTS],
+}
+
+// SAFETY: atomic integers only.
+unsafe impl Shared for Branch {}
+
+const _: () = assert!(size_of::<Branch>() == 1024);
+
+/// How many slots a branch had at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Slots {
+    pub(super) count: u16,
+    pub(super) sorted: u16,
+}
+
+/// Which separators a search accepts; it takes the greatest of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Bound {
+    /// Up to the key itself: leads to the leaf whose range holds the key.
+    AtMost,
+    /// Below the key: leads to the leaf that holds the last entry before the key.
+    Below,
+}
+
+/// A child and where its range begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Child {
+    pub(super) separator: u32,
+    pub(super) node: u32,
+}
+
+/// The children of a branch in order, and room for two more.
+pub(super) type Children = ArrayVec<Child, { BRANCH_SLOTS + 2 }>;
+
+impl Branch {
+    /// Prepares a branch that nobody can see yet, of children in order.
+    pub(super) fn format<'a, K: Keys<'a>>(&self, keys: K, frame: Frame, children: &[Child]) {
+        assert!(!children.is_empty() && children.len() <= BUILT_SLOTS_MAX);
+        self.frame.set(frame);
+        self.unused.store(0, Relaxed);
+        for (slot, child) in children.iter().enumerate() {
+            self.fill(keys, slot, *child);
+        }
+        let count = children.len() as u16;
+        self.set_slots(Slots { count, sorted: count });
+    }
+
+    fn fill<'a, K: Keys<'a>>(&self, keys: K, slot: usize, child: Child) {
+        let head = if child.separator == NONE {
+            0
+        } else {
+            self.frame.get().head(keys, keys.key(child.separator))
+        };
+        self.heads[slot].store(head, Relaxed);
+        self.separators[slot].store(child.separator, Relaxed);
+        self.children[slot].store(child.node, Relaxed);
+    }
+
+    /// Release: pairs with Acquire in [`Branch::slots`]; shows the slots and the nodes that they lead to.
+    fn set_slots(&self, slots: Slots) {
+        self.slots
+            .store(u32::from(slots.sorted) << 16 | u32::from(slots.count), Release);
+    }
+
+    /// The slots published. Acquire: pairs with Release in [`Branch::set_slots`].
+    #[inline]
+    pub(super) fn slots(&self) -> Slots {
+        let word = self.slots.load(Acquire);
+        Slots {
+            count: word as u16,
+            sorted: (word >> 16) as u16,
+        }
+    }
+
+    #[inline]
+    fn head(&self, slot: usize) -> u64 {
+        self.heads[slot].load(Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn separator(&self, slot: usize) -> u32 {
+        self.separators[slot].load(Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn child(&self, slot: usize) -> u32 {
+        self.children[slot].load(Relaxed)
+    }
+
+    /// Whether `bound` accepts the separator in `slot` for `key`.
+    fn is_accepted<'a, K: Keys<'a>>(&self, keys: K, slot: usize, key: &[u8], bound: Bound) -> bool {
+        match self.separator(slot) {
+            NONE => true,
+            separator if bound == Bound::AtMost => keys.key(separator) <= key,
+            separator => keys.key(separator) < key,
+        }
+    }
+
+    /// How many of the sorted slots `bound` accepts for `key`, whose head here is `head`.
+    #[inline]
+    fn accepted<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, key: &[u8], head: u64, bound: Bound) -> usize {
+        let heads = &self.heads[..slots.sorted as usize];
+        let end = heads.partition_point(|other| other.load(Relaxed) <= head);
+        if end == 0 || self.head(end - 1) != head {
+            return end;
+        }
+        let mut low = heads.partition_point(|other| other.load(Relaxed) < head);
+        let mut high = end;
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.is_accepted(keys, middle, key, bound) {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        low
+    }
+
+    /// The slot whose child leads to `key`: of the separators that `bound` accepts the greatest, of equal ones the
+    /// latest.
+    #[inline]
+    pub(super) fn choose<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, key: &[u8], bound: Bound) -> usize {
+        let head = self.frame.get().head(keys, key);
+        let accepted = self.accepted(keys, slots, key, head, bound);
+        assert!(accepted > 0, "a search came to a branch that starts behind the key");
+        let mut best = accepted - 1;
+        let mut best_head = self.head(best);
+        for slot in slots.sorted as usize..slots.count as usize {
+            let other = self.head(slot);
+            // One condition, nearly always true, instead of two that are a coin toss each.
+            if (other > head) | (other < best_head) {
+                continue;
+            }
+            let is_candidate = other != head || self.is_accepted(keys, slot, key, bound);
+            if is_candidate && self.compare(keys, slot, best).is_ge() {
+                (best, best_head) = (slot, other);
+            }
+        }
+        best
+    }
+
+    /// The least separator above `key`.
+    pub(super) fn separator_after<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, key: &[u8]) -> Option<u32> {
+        let head = self.frame.get().head(keys, key);
+        let accepted = self.accepted(keys, slots, key, head, Bound::AtMost);
+        let mut best = (accepted < slots.sorted as usize).then_some(accepted);
+        for slot in slots.sorted as usize..slots.count as usize {
+            let is_after =
+                self.head(slot) > head || self.head(slot) == head && !self.is_accepted(keys, slot, key, Bound::AtMost);
+            if is_after && best.is_none_or(|best| self.compare(keys, slot, best).is_lt()) {
+                best = Some(slot);
+            }
+        }
+        best.map(|slot| self.separator(slot))
+    }
+
+    /// Compares the separators of two slots.
+    fn compare<'a, K: Keys<'a>>(&self, keys: K, left: usize, right: usize) -> Ordering {
+        match self.head(left).cmp(&self.head(right)) {
+            Ordering::Equal => compare_separators(keys, self.separator(left), self.separator(right)),
+            order => order,
+        }
+    }
+
+    /// Adds one or two children if they fit, and publishes them together.
+    pub(super) fn append<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, children: &[Child]) -> bool {
+        let (count, sorted) = (slots.count as usize, slots.sorted as usize);
+        if count + children.len() > BRANCH_SLOTS {
+            return false;
+        }
+        let extends = children.len() == 1 && self.extends(keys, slots, children[0]);
+        if !extends && count + children.len() - sorted > TAIL_SLOTS {
+            return false;
+        }
+        for (slot, child) in children.iter().enumerate() {
+            self.fill(keys, count + slot, *child);
+        }
+        let count = slots.count + children.len() as u16;
+        self.set_slots(Slots {
+            count,
+            sorted: if extends { count } else { slots.sorted },
+        });
+        true
+    }
+
+    /// Whether `child` can stand behind all others without making a tail.
+    pub(super) fn extends<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, child: Child) -> bool {
+        let last = slots.count as usize - 1;
+        slots.sorted == slots.count && compare_separators(keys, self.separator(last), child.separator).is_lt()
+    }
+
+    /// The children that count, in order.
+    pub(super) fn children<'a, K: Keys<'a>>(&self, keys: K, slots: Slots) -> Children {
+        let (sorted, count) = (slots.sorted as usize, slots.count as usize);
+        let child = |slot| Child {
+            separator: self.separator(slot),
+            node: self.child(slot),
+        };
+        let mut children: Children = (0..sorted).map(child).collect();
+        (sorted..count).for_each(|slot| place(keys, &mut children, child(slot)));
+        children
+    }
+}
+
+/// Puts `child` where it belongs, over an older one with the same separator.
+pub(super) fn place<'a, K: Keys<'a>>(keys: K, children: &mut Children, child: Child) {
+    match children.binary_search_by(|other| compare_separators(keys, other.separator, child.separator)) {
+        Ok(same) => children[same] = child,
+        Err(place) => children.insert(place, child),
+    }
+}
+
+fn compare_separators<'a, K: Keys<'a>>(keys: K, left: u32, right: u32) -> Ordering {
+    match (left, right) {
+        _ if left == right => Ordering::Equal,
+        (NONE, _) => Ordering::Less,
+        (_, NONE) => Ordering::Greater,
+        _ => keys.key(left).cmp(keys.key(right)),
+    }
+}

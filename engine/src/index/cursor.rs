@@ -1,0 +1,171 @@
+//! A cursor over the entries of an index, both ways.
+//!
+//! It takes the references of a leaf out in key order when it enters the leaf, and steps through this copy. At the end
+//! it descends to the next leaf from the root: forwards to the fence behind the copied leaf as its descent saw it, which
+//! is a key that exists; backwards to the last key before the least it copied. It never goes from node to node, so the
+//! divisions that happened meanwhile do not concern it.
+//!
+//! Entries and versions with commits up to the moment when the cursor was last positioned (by a seek, or by entering a
+//! leaf, which is later) are all seen, once and in order; later ones may or may not be. The range of a copied leaf is
+//! `[its separator, its fence)` by one reading of each branch; everything older than that reading is in the copy, and
+//! whatever arrives between the two later is what may be missed.
+
+use std::marker::PhantomData;
+
+use super::arena::{NONE, VersionRecord, Versions};
+use super::branch::Bound;
+use super::leaf::{LEAF_ENTRIES, Leaf};
+use super::{Index, Keys, Path, Version};
+use crate::limits::FULL_KEY_BYTES_MAX;
+
+/// Above every key: longer than any, and no byte is greater.
+const BEYOND_ALL: [u8; FULL_KEY_BYTES_MAX + 1] = [0xFF; FULL_KEY_BYTES_MAX + 1];
+
+/// A position among the entries of an index, or none.
+pub(crate) struct IndexCursor<'a, K> {
+    index: Index,
+    keys: K,
+    /// The descent that led to the copied leaf.
+    path: Path,
+    /// Newest version record of each copied entry, in the order of keys.
+    references: [u32; LEAF_ENTRIES],
+    length: usize,
+    /// Invalid when not below `length`.
+    place: usize,
+    keys_live: PhantomData<&'a [u8]>,
+}
+
+impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
+    /// A cursor that is nowhere yet.
+    pub(crate) fn new(index: Index, keys: K) -> IndexCursor<'a, K> {
+        let path = Path::new();
+        IndexCursor {
+            index,
+            keys,
+            path,
+            references: [NONE; LEAF_ENTRIES],
+            length: 0,
+            place: 0,
+            keys_live: PhantomData,
+        }
+    }
+
+    /// Goes to the first key that is not below `key`.
+    pub(crate) fn seek(&mut self, key: &[u8]) {
+        self.place = self.enter(key, Bound::AtMost);
+        if self.place == self.length {
+            self.enter_next(key);
+        }
+    }
+
+    /// Goes to the last key below `key`.
+    pub(crate) fn seek_before(&mut self, key: &[u8]) {
+        // The separator on the way is below the key, and it is an entry of the leaf: unless the leaf is the first, it
+        // holds what is sought.
+        match self.enter(key, Bound::Below).checked_sub(1) {
+            Some(place) => self.place = place,
+            None => self.invalidate(),
+        }
+    }
+
+    /// Goes to the first key.
+    pub(crate) fn first(&mut self) {
+        self.seek(&[]);
+    }
+
+    /// Goes to the last key.
+    pub(crate) fn last(&mut self) {
+        self.seek_before(&BEYOND_ALL);
+    }
+
+    /// Goes to the next key; behind the last one the cursor becomes invalid and stays so until it is positioned again.
+    pub(crate) fn next(&mut self) {
+        if !self.is_valid() {
+            return;
+        }
+        match self.place + 1 {
+            place if place < self.length => self.place = place,
+            _ => self.enter_next(self.key()),
+        }
+    }
+
+    /// Goes to the previous key; before the first one the cursor becomes invalid.
+    pub(crate) fn prev(&mut self) {
+        if !self.is_valid() {
+            return;
+        }
+        match self.place.checked_sub(1) {
+            Some(place) => self.place = place,
+            None => self.seek_before(self.key()),
+        }
+    }
+
+    /// Whether the cursor is at an entry.
+    #[inline]
+    pub(crate) fn is_valid(&self) -> bool {
+        self.place < self.length
+    }
+
+    /// The key of the entry.
+    ///
+    /// # Panics
+    /// When the cursor is not valid.
+    #[inline]
+    pub(crate) fn key(&self) -> &'a [u8] {
+        self.keys
+            .key(self.index.arena.at::<VersionRecord>(self.reference()).position())
+    }
+
+    /// The versions of the entry, newest first.
+    ///
+    /// # Panics
+    /// When the cursor is not valid.
+    pub(crate) fn versions(&self) -> Versions {
+        Versions::new(self.index.arena, self.reference())
+    }
+
+    /// The newest version of the entry with `commit <= newest_commit`.
+    ///
+    /// # Panics
+    /// When the cursor is not valid.
+    #[inline]
+    pub(crate) fn visible(&self, newest_commit: u64) -> Option<Version> {
+        self.index.visible(self.reference(), newest_commit)
+    }
+
+    #[inline]
+    fn reference(&self) -> u32 {
+        assert!(self.is_valid(), "the cursor is at no entry");
+        self.references[self.place]
+    }
+
+    fn invalidate(&mut self) {
+        (self.length, self.place) = (0, 0);
+    }
+
+    /// Goes to the start of the leaf behind the copied one, in whose range `key` is.
+    fn enter_next(&mut self, key: &[u8]) {
+        match self.index.fence_after(self.keys, &self.path, key) {
+            NONE => self.invalidate(),
+            fence => {
+                self.place = self.enter(self.keys.key(fence), Bound::AtMost);
+                assert!(self.is_valid(), "a separator leads to a leaf without it");
+            }
+        }
+    }
+
+    /// Copies the leaf that `bound` leads to and returns how many of its keys are below `key`.
+    fn enter(&mut self, key: &[u8], bound: Bound) -> usize {
+        self.path.clear();
+        let path = &mut self.path;
+        let offset = self.index.descend(self.keys, key, bound, |step| path.push(step));
+        let arena = &self.index.arena;
+        let leaf: &Leaf = arena.at(offset);
+        let order = leaf.order(arena, self.keys, leaf.count());
+        self.length = order.len();
+        for (reference, ranked) in self.references.iter_mut().zip(&order) {
+            *reference = leaf.reference(ranked.slot());
+        }
+        leaf.rank(arena, self.keys, &order, key)
+    }
+}

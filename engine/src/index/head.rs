@@ -1,0 +1,137 @@
+//! Heads: a few bytes of every key kept in the nodes, so that a search reads full keys (in the log, a cache miss each)
+//! only where heads are equal.
+//!
+//! A head is the eight bytes of the key that follow the first `skip`, big-endian, so that integers compare as keys do.
+//! The bytes skipped are those that the keys of the node share; otherwise a long common prefix would make all heads
+//! equal. That a key shares them is known in two ways:
+//! - the first `sure` bytes: both fences of the node (the separators left and right of it) share them, hence every key
+//!   that a descent brings to the node does;
+//! - the bytes `sure..skip`: the keys that were in the node when it was built share them (a node at the edge has only
+//!   one fence, the root none). Any other key is found out by comparing it with one of those keys and gets the least
+//!   or the greatest head.
+//!
+//! Invariant, all that searches rely on: `a <= b` implies `head(a) <= head(b)`. Equal heads say nothing.
+
+use std::cmp::Ordering;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Keys;
+use super::arena::NONE;
+
+/// How the heads of one node are taken from keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Frame {
+    pub(super) skip: u16,
+    pub(super) sure: u16,
+    /// Position of a key whose first `skip` bytes are those that are skipped; unused when `skip <= sure`.
+    pub(super) prefix: u32,
+}
+
+/// The keys between which all keys of a node lie: `lower <= key < upper`; `NONE` where there is no fence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fences {
+    pub(super) lower: u32,
+    pub(super) upper: u32,
+}
+
+impl Frame {
+    pub(super) const WHOLE: Frame = Frame {
+        skip: 0,
+        sure: 0,
+        prefix: NONE,
+    };
+
+    /// The frame for a node between `fences` whose heads are `head_bytes` long; `least` and `greatest` are two keys
+    /// that show what the node's keys look like.
+    pub(super) fn between<'a, K: Keys<'a>>(
+        keys: K,
+        fences: Fences,
+        (least, greatest): (u32, u32),
+        head_bytes: usize,
+    ) -> Frame {
+        let sure = match fences {
+            Fences { lower: NONE, .. } | Fences { upper: NONE, .. } => 0,
+            Fences { lower, upper } => shared_bytes(keys.key(lower), keys.key(upper)),
+        };
+        let seen = if least == NONE || greatest == NONE || least == greatest {
+            0
+        } else {
+            shared_bytes(keys.key(least), keys.key(greatest))
+        };
+        // Only when the sure bytes leave heads that are all equal is it worth a comparison with a key in the log.
+        let skip = if seen >= sure + head_bytes { seen } else { sure };
+        Frame {
+            skip: skip as u16,
+            sure: sure as u16,
+            prefix: greatest,
+        }
+    }
+
+    /// Whether every key of the node is known to share what is skipped.
+    pub(super) fn is_sure(self) -> bool {
+        self.skip <= self.sure
+    }
+
+    #[inline]
+    pub(super) fn head<'a, K: Keys<'a>>(self, keys: K, key: &[u8]) -> u64 {
+        let skip = self.skip as usize;
+        if !self.is_sure() {
+            let prefix = &keys.key(self.prefix)[..skip];
+            match key[..key.len().min(skip)].cmp(prefix) {
+                Ordering::Less => return 0,
+                Ordering::Greater => return u64::MAX,
+                Ordering::Equal => {}
+            }
+        }
+        head_after(key, skip)
+    }
+}
+
+/// The eight bytes behind the first `skip`, padded with zeros.
+#[inline]
+fn head_after(key: &[u8], skip: usize) -> u64 {
+    let Some(rest) = key.get(skip..) else { return 0 };
+    if let Some(bytes) = rest.first_chunk::<8>() {
+        return u64::from_be_bytes(*bytes);
+    }
+    match key.last_chunk::<8>() {
+        // The rest is the end of the last eight bytes of the key.
+        Some(bytes) if !rest.is_empty() => u64::from_be_bytes(*bytes) << (8 * (8 - rest.len())),
+        Some(_) => 0,
+        None => rest
+            .iter()
+            .zip((0..8).rev())
+            .map(|(byte, place)| u64::from(*byte) << (8 * place))
+            .sum(),
+    }
+}
+
+fn shared_bytes(left: &[u8], right: &[u8]) -> usize {
+    left.iter().zip(right).take_while(|(left, right)| left == right).count()
+}
+
+/// A frame in a node. Written before the node is published, never changed.
+#[repr(C)]
+pub(super) struct StoredFrame {
+    skip_and_sure: AtomicU32,
+    prefix: AtomicU32,
+}
+
+impl StoredFrame {
+    pub(super) fn set(&self, frame: Frame) {
+        self.skip_and_sure
+            .store(u32::from(frame.skip) << 16 | u32::from(frame.sure), Relaxed);
+        self.prefix.store(frame.prefix, Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn get(&self) -> Frame {
+        let word = self.skip_and_sure.load(Relaxed);
+        Frame {
+            skip: (word >> 16) as u16,
+            sure: word as u16,
+            prefix: self.prefix.load(Relaxed),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The write-ahead log: every commit is one record in the log file of the active generation. The files are mapped
+//! read-only, so the log is also where recent values live until they are folded into the base.
+
+mod record;
+mod segment;
+
+pub(crate) use record::{
+    Body, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, record_bytes,
+};
+pub(crate) use segment::{LOG_START, LogView, SECTOR_BYTES, Scan, ScanEnd, SegmentHeader, Segments, file_name, scan};

@@ -1,0 +1,231 @@
+//! Records of the log, one per commit, and the operations in them.
+//!
+//! ```text
+//! record   header (48 bytes) | body | zeros to a multiple of 8
+//! header   0 magic u32 | 4 checksum of this header from byte 8 on u32 | 8 commit u64 | 16 synced u64
+//!          24 body length u32 | 28 body checksum u32 | 32 checksum of the previous record's header u32
+//!          36 generation u32 | 40 epoch u32 | 44 meta sequence u32
+//! body     operations, one after the other
+//! operation 0 kind u8 | 1 zero u8 | 2 user key length u16 | 4 value length u32 | 8 map id u32 big-endian | key | value
+//! ```
+//!
+//! All numbers are little-endian but the map id, which is the first part of the full key: `operation[8..12 + key
+//! length]` *is* the full key, so that an index entry needs only the operation's position. Each header names the
+//! header before it (a chain from the beginning of the store), the generation and the epoch, so that neither a
+//! leftover of an earlier use of the file nor a record written before a crash can be taken for its continuation.
+//! `synced` says how far the log was known to be durable when the record was written: a hole at or below it is damage,
+//! a hole above it is a tail that a power cut tore off.
+
+use crate::base::{EXTENT_BYTES, Extent, Stored};
+use crate::checksum::checksum;
+use crate::error::{Error, Result};
+use crate::limits::KEY_BYTES_MAX;
+
+pub(crate) const RECORD_HEADER_BYTES: usize = 48;
+const RECORD_MAGIC: u32 = 0x4452_4331;
+const OPERATION_HEADER_BYTES: usize = 12;
+
+/// Bytes that a record with a body of this length takes in the log.
+pub(crate) fn record_bytes(body: usize) -> u64 {
+    (RECORD_HEADER_BYTES + body).next_multiple_of(8) as u64
+}
+
+/// The header of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordHeader {
+    pub(crate) commit: u64,
+    pub(crate) synced: u64,
+    pub(crate) body_length: u32,
+    pub(crate) body_checksum: u32,
+    pub(crate) previous: u32,
+    pub(crate) generation: u32,
+    pub(crate) epoch: u32,
+    pub(crate) meta_sequence: u32,
+}
+
+impl RecordHeader {
+    /// Writes the header to the first bytes of `out` and returns its checksum, which the next record names.
+    pub(crate) fn encode(&self, out: &mut [u8]) -> u32 {
+        let out = &mut out[..RECORD_HEADER_BYTES];
+        out[0..4].copy_from_slice(&RECORD_MAGIC.to_le_bytes());
+        out[8..16].copy_from_slice(&self.commit.to_le_bytes());
+        out[16..24].copy_from_slice(&self.synced.to_le_bytes());
+        out[24..28].copy_from_slice(&self.body_length.to_le_bytes());
+        out[28..32].copy_from_slice(&self.body_checksum.to_le_bytes());
+        out[32..36].copy_from_slice(&self.previous.to_le_bytes());
+        out[36..40].copy_from_slice(&self.generation.to_le_bytes());
+        out[40..44].copy_from_slice(&self.epoch.to_le_bytes());
+        out[44..48].copy_from_slice(&self.meta_sequence.to_le_bytes());
+        let sum = checksum(&out[8..]);
+        out[4..8].copy_from_slice(&sum.to_le_bytes());
+        sum
+    }
+
+    /// Reads a header and its checksum; `None` when these bytes are not an intact header.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(RecordHeader, u32)> {
+        let bytes = bytes.get(..RECORD_HEADER_BYTES)?;
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        if word(0) != RECORD_MAGIC || word(4) != checksum(&bytes[8..]) {
+            return None;
+        }
+        let header = RecordHeader {
+            commit: long(8),
+            synced: long(16),
+            body_length: word(24),
+            body_checksum: word(28),
+            previous: word(32),
+            generation: word(36),
+            epoch: word(40),
+            meta_sequence: word(44),
+        };
+        Some((header, word(4)))
+    }
+}
+
+/// What an operation does.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OperationKind {
+    /// Stores the value.
+    Put = 1,
+    /// Removes the key.
+    Delete = 2,
+    /// Stores a value that is in the data file; the value is the encoded extent.
+    PutExtent = 3,
+    /// Removes all keys from the full key up to the full key in the value, without that one.
+    DeleteRange = 4,
+    /// Applies a sorted run of changes that is in the data file; the value is the encoded root.
+    Run = 5,
+}
+
+/// One operation in a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Operation<'a> {
+    pub(crate) kind: OperationKind,
+    pub(crate) full_key: &'a [u8],
+    pub(crate) value: &'a [u8],
+}
+
+impl<'a> Operation<'a> {
+    /// Decodes the operation at the beginning of `bytes` and says how many bytes it takes.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Result<(Operation<'a>, usize)> {
+        let cut = || Error::damaged("an operation in the log is longer than its record");
+        let head = bytes.get(..OPERATION_HEADER_BYTES).ok_or_else(cut)?;
+        let kind = match head[0] {
+            1 => OperationKind::Put,
+            2 => OperationKind::Delete,
+            3 => OperationKind::PutExtent,
+            4 => OperationKind::DeleteRange,
+            5 => OperationKind::Run,
+            other => return Err(Error::damaged(format!("the log holds an operation of unknown kind {other}"))),
+        };
+        let key_length = u16::from_le_bytes([head[2], head[3]]) as usize;
+        let value_length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        if key_length > KEY_BYTES_MAX + 1 {
+            return Err(Error::damaged(format!("the log holds a key of {key_length} bytes")));
+        }
+        let key_end = OPERATION_HEADER_BYTES + key_length;
+        let full_key = bytes.get(8..key_end).ok_or_else(cut)?;
+        let value = bytes.get(key_end..key_end + value_length).ok_or_else(cut)?;
+        if kind == OperationKind::PutExtent && value.len() != EXTENT_BYTES {
+            return Err(Error::damaged("the log holds an extent of the wrong length"));
+        }
+        Ok((Operation { kind, full_key, value }, key_end + value_length))
+    }
+
+    /// What the operation leaves at its key. Only for puts and deletes.
+    pub(crate) fn stored(&self) -> Stored<'a> {
+        match self.kind {
+            OperationKind::Put => Stored::Inline(self.value),
+            OperationKind::PutExtent => Stored::Extent(Extent::decode(self.value.try_into().expect("checked on decode"))),
+            OperationKind::Delete => Stored::Deleted,
+            OperationKind::DeleteRange | OperationKind::Run => panic!("{:?} is not a change of one key", self.kind),
+        }
+    }
+}
+
+/// The operations of a body, with their positions in it.
+pub(crate) struct Operations<'a> {
+    body: &'a [u8],
+    position: usize,
+}
+
+impl<'a> Operations<'a> {
+    pub(crate) fn of(body: &'a [u8]) -> Operations<'a> {
+        Operations { body, position: 0 }
+    }
+}
+
+impl<'a> Iterator for Operations<'a> {
+    type Item = Result<(usize, Operation<'a>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.position == self.body.len() {
+            return None;
+        }
+        let position = self.position;
+        match Operation::decode(&self.body[position..]) {
+            Ok((operation, length)) => {
+                self.position += length;
+                Some(Ok((position, operation)))
+            }
+            Err(error) => {
+                self.position = self.body.len();
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+/// A record being put together: room for the header, then the body.
+#[derive(Debug)]
+pub(crate) struct Body {
+    bytes: Vec<u8>,
+}
+
+impl Body {
+    pub(crate) fn new() -> Body {
+        Body { bytes: vec![0; RECORD_HEADER_BYTES] }
+    }
+
+    /// Empties the body for another record, keeping its memory.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.truncate(RECORD_HEADER_BYTES);
+    }
+
+    /// Bytes of the body.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() - RECORD_HEADER_BYTES
+    }
+
+    /// Appends an operation; `full_key` is map id and key. Returns its position in the body.
+    pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> usize {
+        let position = self.len();
+        let key_length = (full_key.len() - 4) as u16;
+        self.bytes.reserve(OPERATION_HEADER_BYTES + full_key.len() + value.len() + 8);
+        self.bytes.extend_from_slice(&[kind as u8, 0]);
+        self.bytes.extend_from_slice(&key_length.to_le_bytes());
+        self.bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        self.bytes.extend_from_slice(full_key);
+        self.bytes.extend_from_slice(value);
+        position
+    }
+
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.bytes[RECORD_HEADER_BYTES..]
+    }
+
+    /// The body, to fill in what is known only under the commit lock.
+    pub(crate) fn body_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[RECORD_HEADER_BYTES..]
+    }
+
+    /// The whole record with its header in place, padded; also the header's checksum.
+    pub(crate) fn seal(&mut self, header: &RecordHeader) -> (&[u8], u32) {
+        let sum = header.encode(&mut self.bytes);
+        let padded = self.bytes.len().next_multiple_of(8);
+        self.bytes.resize(padded, 0);
+        (&self.bytes, sum)
+    }
+}

@@ -1,0 +1,270 @@
+//! Log files: one per generation, with fixed names that are reused in place, and the scan that finds out where the
+//! records of a file end.
+//!
+//! ```text
+//! file     header (one page) | records ...
+//! header   0 magic u64 | 8 format u32 | 12 checksum of the rest of the header u32 | 16 store id u128
+//!          32 generation u32 | 36 epoch u32 | 40 first commit u64 | 48 synced u64 | 56 previous u32
+//!          60 meta sequence u32 | zeros
+//! ```
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use duramen_io::{Access, File, Mapping, OpenMode, Platform};
+
+use super::record::{Operation, RECORD_HEADER_BYTES, RecordHeader, record_bytes};
+use crate::base::Stored;
+use crate::checksum::checksum;
+use crate::error::{Error, Result};
+use crate::limits::{GENERATIONS_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
+use crate::meta::FORMAT;
+
+/// Position of the first record of a log file.
+pub(crate) const LOG_START: u64 = PAGE_BYTES as u64;
+const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"DuramenW");
+/// The smallest piece that a device writes as a whole.
+pub(crate) const SECTOR_BYTES: u64 = 512;
+const SEGMENT_HEADER_BYTES: usize = 64;
+
+/// Name of the log file in a slot.
+pub(crate) fn file_name(slot: usize) -> String {
+    format!("wal-{slot}")
+}
+
+/// Who a log file belongs to and what came before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentHeader {
+    pub(crate) store: u128,
+    pub(crate) generation: u32,
+    pub(crate) epoch: u32,
+    pub(crate) first_commit: u64,
+    pub(crate) synced: u64,
+    pub(crate) previous: u32,
+    pub(crate) meta_sequence: u32,
+}
+
+impl SegmentHeader {
+    pub(crate) fn encode(&self) -> [u8; SEGMENT_HEADER_BYTES] {
+        let mut out = [0u8; SEGMENT_HEADER_BYTES];
+        out[0..8].copy_from_slice(&SEGMENT_MAGIC.to_le_bytes());
+        out[8..12].copy_from_slice(&FORMAT.to_le_bytes());
+        out[16..32].copy_from_slice(&self.store.to_le_bytes());
+        out[32..36].copy_from_slice(&self.generation.to_le_bytes());
+        out[36..40].copy_from_slice(&self.epoch.to_le_bytes());
+        out[40..48].copy_from_slice(&self.first_commit.to_le_bytes());
+        out[48..56].copy_from_slice(&self.synced.to_le_bytes());
+        out[56..60].copy_from_slice(&self.previous.to_le_bytes());
+        out[60..64].copy_from_slice(&self.meta_sequence.to_le_bytes());
+        let sum = checksum(&out[16..]);
+        out[12..16].copy_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    /// `None` when these bytes are not an intact header of the store: the file was never used, its header was torn
+    /// by a power cut before anything in it was acknowledged, or it belongs to another store.
+    pub(crate) fn decode(bytes: &[u8], store: u128) -> Option<SegmentHeader> {
+        let bytes = bytes.get(..SEGMENT_HEADER_BYTES)?;
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let header = SegmentHeader {
+            store: u128::from_le_bytes(bytes[16..32].try_into().expect("sixteen bytes")),
+            generation: word(32),
+            epoch: word(36),
+            first_commit: long(40),
+            synced: long(48),
+            previous: word(56),
+            meta_sequence: word(60),
+        };
+        let intact = long(0) == SEGMENT_MAGIC && word(8) == FORMAT && word(12) == checksum(&bytes[16..]);
+        (intact && header.store == store).then_some(header)
+    }
+}
+
+/// The open log files of this process, by slot.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    platform: Platform,
+    open: Vec<OnceLock<Segment>>,
+}
+
+/// One open log file.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) file: Arc<dyn File>,
+    mapping: Mapping,
+}
+
+impl Segment {
+    pub(crate) fn view(&self) -> LogView {
+        LogView { base: self.mapping.base() }
+    }
+}
+
+impl Segments {
+    pub(crate) fn new(platform: &Platform) -> Segments {
+        Segments { platform: platform.clone(), open: (0..GENERATIONS_MAX).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The file of a slot, opened (and with `OpenMode::Create` made) at the first call.
+    pub(crate) fn open(&self, slot: usize, mode: OpenMode) -> Result<&Segment> {
+        if let Some(segment) = self.open[slot].get() {
+            return Ok(segment);
+        }
+        let doing = |error| Error::io(format!("opening log file {}", file_name(slot)), error);
+        let file = self.platform.storage.open(&file_name(slot), mode).map_err(doing)?;
+        let mapping = file.map(LOG_SPAN_BYTES, Access::Read).map_err(doing)?;
+        Ok(self.open[slot].get_or_init(|| Segment { file, mapping }))
+    }
+
+    /// The file of a slot that is known to be open.
+    pub(crate) fn get(&self, slot: usize) -> &Segment {
+        self.open[slot].get().expect("a live generation has an open log file")
+    }
+}
+
+/// The bytes of one log file as mapped. Positions handed to it come from the index of that generation, which learns
+/// them after the record was written, so they always lie in written bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogView {
+    base: *const u8,
+}
+
+// SAFETY: a view is an address in a read-only mapping; records never change once the index knows them.
+unsafe impl Send for LogView {}
+// SAFETY: as above.
+unsafe impl Sync for LogView {}
+
+impl LogView {
+    /// Full key of the operation at `position`.
+    ///
+    /// # Safety
+    /// `position` is that of an operation in a record of this generation, and the generation stays pinned for `'a`.
+    #[inline]
+    pub(crate) unsafe fn full_key<'a>(self, position: u32) -> &'a [u8] {
+        // SAFETY: by the contract the operation header and its key lie in written, unchanging bytes.
+        unsafe {
+            let operation = self.base.add(position as usize);
+            let key_length = u16::from_le_bytes([*operation.add(2), *operation.add(3)]) as usize;
+            std::slice::from_raw_parts(operation.add(8), 4 + key_length)
+        }
+    }
+
+    /// The operation at `position`.
+    ///
+    /// # Safety
+    /// As for [`LogView::full_key`].
+    #[inline]
+    pub(crate) unsafe fn operation<'a>(self, position: u32) -> Operation<'a> {
+        // SAFETY: by the contract the whole operation lies in written, unchanging bytes.
+        let bytes = unsafe {
+            let operation = self.base.add(position as usize);
+            let key_length = u16::from_le_bytes([*operation.add(2), *operation.add(3)]) as usize;
+            let value = [*operation.add(4), *operation.add(5), *operation.add(6), *operation.add(7)];
+            std::slice::from_raw_parts(operation, 12 + key_length + u32::from_le_bytes(value) as usize)
+        };
+        Operation::decode(bytes).expect("the operation was written by a commit or checked by recovery").0
+    }
+
+    /// What the put or delete at `position` stored.
+    ///
+    /// # Safety
+    /// As for [`LogView::full_key`].
+    #[inline]
+    pub(crate) unsafe fn stored<'a>(self, position: u32) -> Stored<'a> {
+        // SAFETY: passed on.
+        unsafe { self.operation(position) }.stored()
+    }
+
+    /// Bytes `from..to` of the file.
+    ///
+    /// # Safety
+    /// The range was written before and does not change for `'a`.
+    pub(crate) unsafe fn bytes<'a>(self, from: u64, to: u64) -> &'a [u8] {
+        // SAFETY: by the contract.
+        unsafe { std::slice::from_raw_parts(self.base.add(from as usize), (to - from) as usize) }
+    }
+}
+
+/// Why a scan stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ScanEnd {
+    /// At the end of the file or at bytes that are no record of this generation.
+    NoRecord,
+    /// At a header that is intact but does not continue the chain.
+    BrokenChain,
+    /// At a record whose body is not what its header says.
+    BadBody,
+}
+
+/// What a scan of one log file found.
+#[derive(Clone, Debug)]
+pub(crate) struct Scan {
+    /// Position after the last good record.
+    pub(crate) tail: u64,
+    /// The last good commit (the one before `first_commit` when there is none).
+    pub(crate) last_commit: u64,
+    /// Header checksum of the last good record.
+    pub(crate) previous: u32,
+    pub(crate) end: ScanEnd,
+    /// The highest `synced` and meta sequence that any intact header of this generation claims, also beyond the end.
+    pub(crate) synced_claim: u64,
+    pub(crate) meta_claim: u32,
+}
+
+/// Walks the records of a log file, calling `visit` with the position of each good body, its header and itself; then
+/// looks at the rest of the file for headers of this generation, whose claims tell damage from a torn tail.
+pub(crate) fn scan(
+    bytes: &[u8],
+    header: &SegmentHeader,
+    mut visit: impl FnMut(u64, &RecordHeader, &[u8]) -> Result<()>,
+) -> Result<Scan> {
+    let mut scan = Scan {
+        tail: LOG_START,
+        last_commit: header.first_commit - 1,
+        previous: header.previous,
+        end: ScanEnd::NoRecord,
+        synced_claim: header.synced,
+        meta_claim: header.meta_sequence,
+    };
+    let ours = |found: &RecordHeader| found.generation == header.generation && found.epoch == header.epoch;
+    while let Some((position, found, sum)) = next_record(bytes, scan.tail, ours) {
+        if found.previous != scan.previous || found.commit != scan.last_commit + 1 {
+            scan.end = ScanEnd::BrokenChain;
+            break;
+        }
+        let start = position as usize + RECORD_HEADER_BYTES;
+        let body = bytes.get(start..start + found.body_length as usize);
+        let Some(body) = body.filter(|body| checksum(body) == found.body_checksum) else {
+            scan.end = ScanEnd::BadBody;
+            break;
+        };
+        scan.synced_claim = scan.synced_claim.max(found.synced);
+        scan.meta_claim = scan.meta_claim.max(found.meta_sequence);
+        visit(start as u64, &found, body)?;
+        scan.tail = position + record_bytes(body.len());
+        scan.last_commit = found.commit;
+        scan.previous = sum;
+    }
+    let mut position = scan.tail;
+    while position + (RECORD_HEADER_BYTES as u64) <= bytes.len() as u64 {
+        if let Some((found, _)) = decode_at(bytes, position).filter(|(found, _)| ours(found)) {
+            scan.synced_claim = scan.synced_claim.max(found.synced);
+            scan.meta_claim = scan.meta_claim.max(found.meta_sequence);
+        }
+        position += 8;
+    }
+    Ok(scan)
+}
+
+/// The record at `position`, or, where a sync made the writer skip the rest of a sector, at the next sector.
+fn next_record(bytes: &[u8], position: u64, ours: impl Fn(&RecordHeader) -> bool) -> Option<(u64, RecordHeader, u32)> {
+    [position, position.next_multiple_of(SECTOR_BYTES)].into_iter().find_map(|position| {
+        let (header, sum) = decode_at(bytes, position).filter(|(header, _)| ours(header))?;
+        Some((position, header, sum))
+    })
+}
+
+fn decode_at(bytes: &[u8], position: u64) -> Option<(RecordHeader, u32)> {
+    RecordHeader::decode(bytes.get(position as usize..)?)
+}

@@ -1,0 +1,424 @@
+//! Maps and the single operations on them, each a commit of its own.
+
+use std::fmt;
+use std::io::Read;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::batch::Batch;
+use crate::catalog::{MapInfo, check_name};
+use crate::commit::{Checks, Durability};
+use crate::core::{Core, with_source};
+use crate::error::{Reason, Result};
+use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
+use crate::limits::{ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
+use crate::log::OperationKind;
+use crate::snapshot::{Pinned, Purpose};
+use crate::store::{Handle, Store, with_draft};
+use crate::transaction::TransactionOptions;
+
+/// A named, ordered map from keys to values, both arbitrary bytes. Clones are handles of the same map.
+///
+/// Every method that writes is a commit of its own, with the durability of the handle ([`Map::with_durability`]).
+#[derive(Clone)]
+pub struct Map {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) info: Arc<MapInfo>,
+    name: Arc<str>,
+    durability: Durability,
+}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Map").field("name", &self.name).field("durability", &self.durability).finish_non_exhaustive()
+    }
+}
+
+impl Map {
+    pub(crate) fn new(handle: &Arc<Handle>, id: u32, name: &str) -> Map {
+        let info = handle.core.catalog.info(id, name);
+        Map { handle: handle.clone(), info, name: name.into(), durability: handle.core.settings.durability }
+    }
+
+    fn core(&self) -> &Core {
+        &self.handle.core
+    }
+
+    /// The map's id, for use with the store behind `handle`.
+    #[inline]
+    pub(crate) fn id_in(&self, handle: &Arc<Handle>) -> Result<u32> {
+        if !Arc::ptr_eq(&self.handle, handle) {
+            return Err(Reason::ForeignMap { name: self.name.to_string() }.into());
+        }
+        Ok(self.info.id)
+    }
+
+    /// The id of a map that must still exist, because something is to be written.
+    pub(crate) fn writable_id_in(&self, handle: &Arc<Handle>) -> Result<u32> {
+        self.info.alive()?;
+        self.id_in(handle)
+    }
+
+    fn full_key(&self, key: &[u8]) -> Result<FullKey> {
+        self.info.alive()?;
+        FullKey::new(self.info.id, key)
+    }
+
+    fn store(&self) -> Store {
+        Store { handle: self.handle.clone() }
+    }
+
+    /// The name under which this handle was opened.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A handle of the same map whose commits have another durability.
+    pub fn with_durability(&self, durability: Durability) -> Map {
+        Map { durability, ..self.clone() }
+    }
+
+    /// The value of a key now.
+    ///
+    /// # Errors
+    /// [`Reason::KeyTooLong`], [`Reason::MapDropped`], [`Reason::Closed`], [`Reason::Damaged`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let full_key = self.full_key(key)?;
+        let core = self.core();
+        core.healthy()?;
+        core.with_view(|view| with_source!(core, source => Ok(view.get(source, &full_key)?.map(|value| value.to_vec()))))
+    }
+
+    /// The values of several keys, all at the same moment, in their order.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub fn multi_get<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>> {
+        let core = self.core();
+        core.healthy()?;
+        core.with_view(|view| {
+            keys.iter()
+                .map(|key| {
+                    let full_key = self.full_key(key.as_ref())?;
+                    with_source!(core, source => Ok(view.get(source, &full_key)?.map(|value| value.to_vec())))
+                })
+                .collect()
+        })
+    }
+
+    /// Stores a value, whatever the key held before.
+    ///
+    /// # Errors
+    /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`] and those of a commit: [`Reason::Full`], [`Reason::Unknown`],
+    /// [`Reason::Poisoned`], [`Reason::ReadOnly`], [`Reason::MapDropped`].
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let full_key = self.full_key(key)?;
+        if value.len() > LOGGED_VALUE_BYTES_MAX {
+            return self.put_stream(key, value.len() as u64, &mut &value[..]);
+        }
+        self.single(OperationKind::Put, &full_key, value)
+    }
+
+    /// Stores a value of `length` bytes, up to 1 GiB, from a stream, without holding it in memory.
+    ///
+    /// # Errors
+    /// As [`Map::put`], and [`Reason::ValueLengthMismatch`].
+    pub fn put_stream(&self, key: &[u8], length: u64, stream: &mut dyn Read) -> Result<()> {
+        let full_key = self.full_key(key)?;
+        self.core().writable()?;
+        if length > VALUE_BYTES_MAX {
+            return Err(Reason::ValueTooLong { length, max: VALUE_BYTES_MAX }.into());
+        }
+        if length <= LOGGED_VALUE_BYTES_MAX as u64 {
+            let value = read_exactly(length, stream)?;
+            return self.single(OperationKind::Put, &full_key, &value);
+        }
+        let extent = self.core().write_value(length, stream)?;
+        let written = self.core().sync_values().and_then(|()| {
+            self.single(OperationKind::PutExtent, &full_key, &extent.encode())
+        });
+        if written.as_ref().is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. })) {
+            self.core().space.give_back(extent.page, extent.pages());
+        }
+        written
+    }
+
+    /// Removes a key, if it is there.
+    ///
+    /// # Errors
+    /// As [`Map::put`].
+    pub fn delete(&self, key: &[u8]) -> Result<()> {
+        self.single(OperationKind::Delete, &self.full_key(key)?, &[])
+    }
+
+    fn single(&self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> Result<()> {
+        with_draft(|draft| {
+            draft.push(kind, full_key, value, self.core().hash_seed);
+            draft.needs(&self.info);
+            self.core().commit(draft, None, self.durability).map(|_| ())
+        })
+    }
+
+    /// Removes all keys of a range. Costs by pages, not by pairs.
+    ///
+    /// # Errors
+    /// As [`Map::put`].
+    pub fn delete_range<'k>(&self, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.delete_range(self, range)?;
+        self.commit_batch(batch)?;
+        Ok(())
+    }
+
+    /// Removes all keys.
+    ///
+    /// # Errors
+    /// As [`Map::put`].
+    pub fn clear(&self) -> Result<()> {
+        self.delete_range(..)
+    }
+
+    /// Stores a value if the key is not there. Returns whether it was stored.
+    ///
+    /// # Errors
+    /// As [`Map::put`].
+    pub fn create(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.compare_and_swap(key, None, Some(value))
+    }
+
+    /// Replaces what the key holds (`None`: nothing) if that is exactly `expected`. Returns whether it was replaced.
+    ///
+    /// # Errors
+    /// As [`Map::put`].
+    pub fn compare_and_swap(&self, key: &[u8], expected: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
+        let mut swapped = false;
+        self.conditionally(key, |now| {
+            swapped = now == expected;
+            swapped.then(|| new.map(<[u8]>::to_vec))
+        })?;
+        Ok(swapped)
+    }
+
+    /// Replaces what the key holds by what `change` makes of it. Returns what it held before. `change` may run
+    /// several times, when others change the key at the same time; the key is changed once.
+    ///
+    /// # Errors
+    /// As [`Map::put`].
+    pub fn update(
+        &self,
+        key: &[u8],
+        mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
+    ) -> Result<Option<Vec<u8>>> {
+        self.conditionally(key, |now| Some(change(now)))
+    }
+
+    /// Reads the key, lets `decide` choose (`None`: leave it), and commits unless the key changed meanwhile: then
+    /// again, at last with everybody else shut out. Returns what the key held.
+    fn conditionally(
+        &self,
+        key: &[u8],
+        mut decide: impl FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
+    ) -> Result<Option<Vec<u8>>> {
+        let full_key = self.full_key(key)?;
+        for _ in 0..ATTEMPTS_MAX {
+            match self.try_conditionally(&full_key, &mut decide) {
+                Err(error) if matches!(error.reason(), Reason::Conflict { .. } | Reason::TooOld { .. }) => continue,
+                done => return done,
+            }
+        }
+        let mut tx = self.store().begin(TransactionOptions::default().exclusive().durability(self.durability))?;
+        let now = tx.get(self, key)?.map(|value| value.to_vec());
+        match decide(now.as_deref()) {
+            None => return Ok(now),
+            Some(Some(value)) => tx.put(self, key, &value)?,
+            Some(None) => tx.delete(self, key)?,
+        }
+        tx.commit()?;
+        Ok(now)
+    }
+
+    fn try_conditionally(
+        &self,
+        full_key: &FullKey,
+        decide: &mut dyn FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
+    ) -> Result<Option<Vec<u8>>> {
+        let core = self.core();
+        core.writable()?;
+        let pinned = Pinned::new(&self.store(), &core.control().visible.0, Purpose::Transaction)?;
+        let now = with_source!(core, source => pinned.view.get(source, full_key)?.map(|value| value.to_vec()));
+        let Some(new) = decide(now.as_deref()) else { return Ok(now) };
+        let extent = match &new {
+            Some(value) if value.len() > LOGGED_VALUE_BYTES_MAX => {
+                check_value(value)?;
+                let extent = core.write_value(value.len() as u64, &mut value.as_slice())?;
+                core.sync_values()?;
+                Some(extent)
+            }
+            _ => None,
+        };
+        let checks = Checks { since: pinned.view.commit, keys: vec![full_key.to_vec()], ..Checks::default() };
+        let committed = with_draft(|draft| {
+            match (&new, extent) {
+                (_, Some(extent)) => draft.push(OperationKind::PutExtent, full_key, &extent.encode(), core.hash_seed),
+                (Some(value), None) => draft.push(OperationKind::Put, full_key, value, core.hash_seed),
+                (None, None) => draft.push(OperationKind::Delete, full_key, &[], core.hash_seed),
+            };
+            draft.needs(&self.info);
+            core.commit(draft, Some(&checks), self.durability)
+        });
+        match (&committed, extent) {
+            (Err(error), Some(extent)) if !matches!(error.reason(), Reason::Unknown { .. }) => {
+                core.space.give_back(extent.page, extent.pages());
+            }
+            _ => {}
+        }
+        committed.map(|_| now)
+    }
+
+    /// Adds to a counter (8 bytes, a big-endian `i64`; a missing key counts as 0) and returns the sum. Additions
+    /// commute: they never conflict with each other.
+    ///
+    /// # Errors
+    /// As [`Map::put`], [`Reason::NotACounter`], [`Reason::CounterOverflow`].
+    pub fn add(&self, key: &[u8], delta: i64) -> Result<i64> {
+        let full_key = self.full_key(key)?;
+        with_draft(|draft| {
+            draft.push_add(&full_key, delta, self.core().hash_seed);
+            draft.needs(&self.info);
+            self.core().commit(draft, None, self.durability)?;
+            Ok(draft.first_sum())
+        })
+    }
+
+    /// Stores a value under `prefix` followed by a number of 8 big-endian bytes that is assigned at commit: dense, in
+    /// commit order, from 0, never given again. Returns the number.
+    ///
+    /// # Errors
+    /// As [`Map::put`].
+    pub fn append(&self, prefix: &[u8], value: &[u8]) -> Result<u64> {
+        let mut batch = Batch::new();
+        batch.append(self, prefix, value)?;
+        Ok(self.commit_batch(batch)?.assigned()[0])
+    }
+
+    fn commit_batch(&self, mut batch: Batch) -> Result<crate::Commit> {
+        batch.durability(self.durability);
+        self.store().write(batch)
+    }
+
+    /// How many pairs the map has now.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub fn count(&self) -> Result<u64> {
+        self.info.alive()?;
+        self.store().snapshot()?.count(self, ..)
+    }
+}
+
+/// A short value from a stream that must have exactly its length.
+fn read_exactly(length: u64, stream: &mut dyn Read) -> Result<Vec<u8>> {
+    let mut value = Vec::new();
+    let read = stream.take(length + 1).read_to_end(&mut value);
+    read.map_err(|error| crate::Error::io("reading a value from its stream", error))?;
+    if value.len() as u64 != length {
+        return Err(Reason::ValueLengthMismatch { announced: length, found: value.len() as u64 }.into());
+    }
+    Ok(value)
+}
+
+/// Refuses values that are too long.
+pub(crate) fn check_value(value: &[u8]) -> Result<()> {
+    if value.len() as u64 > VALUE_BYTES_MAX {
+        return Err(Reason::ValueTooLong { length: value.len() as u64, max: VALUE_BYTES_MAX }.into());
+    }
+    Ok(())
+}
+
+/// The maps of a store, by name.
+#[derive(Debug)]
+pub struct Maps<'a> {
+    pub(crate) store: &'a Store,
+}
+
+impl Maps<'_> {
+    /// The names of all maps, sorted.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub fn list(&self) -> Result<Vec<String>> {
+        let pinned = Pinned::new(self.store, &self.store.core().control().visible.0, Purpose::Snapshot)?;
+        let mut scan = pinned.scan(&[], FullRange::map(CATALOG));
+        let mut names = Vec::new();
+        while let Some((key, _)) = scan.next(pinned.core())? {
+            names.push(String::from_utf8_lossy(&key[4..]).into_owned());
+        }
+        Ok(names)
+    }
+
+    /// The map of a name, if there is one.
+    ///
+    /// # Errors
+    /// As [`Map::get`], [`Reason::InvalidMapName`].
+    pub fn get(&self, name: &str) -> Result<Option<Map>> {
+        check_name(name)?;
+        let core = self.store.core();
+        core.healthy()?;
+        let key = FullKey::new(CATALOG, name.as_bytes())?;
+        let id = core.with_view(|view| with_source!(core, source => {
+            view.get(source, &key)?.map(|id| map_id(&id)).transpose()
+        }))?;
+        Ok(id.map(|id| Map::new(&self.store.handle, id, name)))
+    }
+
+    /// Makes a map.
+    ///
+    /// # Errors
+    /// [`Reason::MapExists`], [`Reason::InvalidMapName`], and those of a commit.
+    pub fn create(&self, name: &str) -> Result<Map> {
+        self.in_transaction(|tx| {
+            if tx.existing_map(name)?.is_some() {
+                return Err(Reason::MapExists { name: name.into() }.into());
+            }
+            tx.map(name)
+        })
+    }
+
+    /// Gives a map another name. Handles of it go on working.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownMap`], [`Reason::MapExists`], [`Reason::InvalidMapName`], and those of a commit.
+    pub fn rename(&self, from: &str, to: &str) -> Result<()> {
+        self.in_transaction(|tx| tx.rename_map(from, to))
+    }
+
+    /// Removes a map with everything in it. Costs by pages, not by pairs.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownMap`], and those of a commit.
+    pub fn drop(&self, name: &str) -> Result<()> {
+        self.in_transaction(|tx| tx.drop_map(name))
+    }
+
+    fn in_transaction<T>(&self, body: impl FnMut(&mut crate::Transaction) -> Result<T>) -> Result<T> {
+        self.store.transact(body)
+    }
+}
+
+/// The id stored under a map's name.
+pub(crate) fn map_id(bytes: &[u8]) -> Result<u32> {
+    let bytes = bytes.try_into().map_err(|_| crate::Error::damaged("a map's id has the wrong length"))?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+/// The id of a new map.
+pub(crate) fn next_map_id(core: &Core) -> u32 {
+    core.control().tail.0.next_map.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The counters of a map's appends, which go when the map goes.
+pub(crate) fn counters_of(id: u32) -> Result<FullRange> {
+    FullRange::prefix(COUNTERS, &id.to_be_bytes())
+}
+

@@ -1,0 +1,214 @@
+//! How a store is opened.
+
+use std::path::Path;
+
+use duramen_io::Platform;
+
+use crate::commit::Durability;
+use crate::error::{Error, Reason, Result};
+use crate::limits::{GENERATION_BYTES_MAX, GENERATION_BYTES_MIN};
+use crate::pages::ReadMode;
+use crate::store::Store;
+
+/// Who folds the log into the base and frees space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Maintenance {
+    /// A background thread of the store.
+    #[default]
+    Background,
+    /// The caller, by [`Store::maintain`]; and a commit that finds the log full. For tests and single-threaded hosts.
+    Manual,
+}
+
+/// Options for opening a store. The defaults are safe; [`Store::open`] uses them.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// use duramen_engine::{Durability, Options};
+/// let store = Options::new().durability(Durability::Written).open(directory.path().join("store"))?;
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    create: bool,
+    read_only: bool,
+    durability: Durability,
+    memory_bytes: Option<u64>,
+    reads: ReadMode,
+    retain_log_bytes: u64,
+    maintenance: Maintenance,
+    network_filesystem: bool,
+    overwrite_freed: bool,
+    generation_bytes: Option<(u64, u64)>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            create: true,
+            read_only: false,
+            durability: Durability::Synced,
+            memory_bytes: None,
+            reads: ReadMode::Mapped,
+            retain_log_bytes: 0,
+            maintenance: Maintenance::Background,
+            network_filesystem: false,
+            overwrite_freed: false,
+            generation_bytes: None,
+        }
+    }
+}
+
+impl Options {
+    /// The defaults.
+    pub fn new() -> Options {
+        Options::default()
+    }
+
+    /// Whether a missing store is made (default) or an error.
+    pub fn create(mut self, create: bool) -> Options {
+        self.create = create;
+        self
+    }
+
+    /// Opens the store for reading only: nothing in its directory is written, which may be read-only itself. Commits
+    /// that a crash left in the log are read from there. Default: no.
+    pub fn read_only(mut self, read_only: bool) -> Options {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Durability of commits that ask for nothing else. Default: [`Durability::Synced`].
+    pub fn durability(mut self, durability: Durability) -> Options {
+        self.durability = durability;
+        self
+    }
+
+    /// Memory that the store may use for its index of recent commits and the log they are in, in bytes. The page
+    /// cache of the kernel is not counted. Default: an eighth of the memory of the machine or control group, at most
+    /// 1 GiB. Less than 8 MiB counts as 8 MiB.
+    pub fn memory_bytes(mut self, bytes: u64) -> Options {
+        self.memory_bytes = Some(bytes);
+        self
+    }
+
+    /// How pages are read. Default: [`ReadMode::Mapped`].
+    pub fn reads(mut self, mode: ReadMode) -> Options {
+        self.reads = mode;
+        self
+    }
+
+    /// Bytes of the commit stream that are kept for [`Store::changes`] beyond what the log holds anyway. The space of
+    /// what those commits replaced is kept with them, while the store is open. Default: 0.
+    pub fn retain_log_bytes(mut self, bytes: u64) -> Options {
+        self.retain_log_bytes = bytes;
+        self
+    }
+
+    /// Who does the maintenance. Default: [`Maintenance::Background`].
+    pub fn maintenance(mut self, maintenance: Maintenance) -> Options {
+        self.maintenance = maintenance;
+        self
+    }
+
+    /// Allows a store on a network file system, whose mappings and syncs may not keep what Duramen promises.
+    /// Default: refused.
+    pub fn allow_network_filesystem(mut self, allow: bool) -> Options {
+        self.network_filesystem = allow;
+        self
+    }
+
+    /// Fills freed pages with 0xDD, for tests.
+    #[doc(hidden)]
+    pub fn overwrite_freed(mut self, overwrite: bool) -> Options {
+        self.overwrite_freed = overwrite;
+        self
+    }
+
+    /// Bytes of the smallest and largest generation, for tests of what happens when many of them fill up.
+    #[doc(hidden)]
+    pub fn generation_bytes(mut self, least: u64, most: u64) -> Options {
+        self.generation_bytes = Some((least, most));
+        self
+    }
+
+    /// Opens the store in a directory, making both when they are missing (see [`Options::create`]).
+    ///
+    /// After a crash this replays the log: at most a few hundred MiB of it, in about a second.
+    ///
+    /// # Errors
+    /// [`Reason::InUse`], [`Reason::NotAStore`], [`Reason::NoStore`], [`Reason::NewerFormat`], [`Reason::Damaged`],
+    /// [`Reason::Full`] and [`Reason::Io`].
+    pub fn open(self, directory: impl AsRef<Path>) -> Result<Store> {
+        let directory = directory.as_ref();
+        let doing = |error| Error::io(format!("opening {}", directory.display()), error);
+        if !directory.exists() {
+            if !self.create || self.read_only {
+                return Err(Reason::NoStore { path: directory.display().to_string() }.into());
+            }
+            duramen_io::create_directory(directory).map_err(doing)?;
+        }
+        if !directory.is_dir() {
+            let found = "it is a file".to_string();
+            return Err(Reason::NotAStore { path: directory.display().to_string(), found }.into());
+        }
+        if !self.network_filesystem
+            && let Some(name) = duramen_io::is_network_filesystem(directory).map_err(doing)?
+        {
+            let cause = format!(
+                "{} is on a network file system ({name}), whose locks, mappings and syncs cannot be relied upon; \
+                 use a local disk, or allow it with `allow_network_filesystem`",
+                directory.display()
+            );
+            return Err(Reason::InvalidArgument(cause).into());
+        }
+        let platform = if self.read_only {
+            duramen_io::real_platform_read_only(directory)
+        } else {
+            duramen_io::real_platform(directory)
+        };
+        self.open_on(platform.map_err(doing)?)
+    }
+
+    /// Opens the store on a given platform: a simulated disk, in tests.
+    pub fn open_on(self, platform: Platform) -> Result<Store> {
+        Store::open_with(platform, self.settings())
+    }
+
+    fn settings(&self) -> Settings {
+        let machine = || (duramen_io::memory_limit_bytes() / 8).min(1 << 30);
+        let memory_bytes = self.memory_bytes.unwrap_or_else(machine).max(MEMORY_BYTES_MIN);
+        // Up to six generations wait to be folded; each has its log in memory and an index of less than half of it.
+        let most = (memory_bytes / 9).clamp(GENERATION_BYTES_MIN, GENERATION_BYTES_MAX);
+        let (least, most) = self.generation_bytes.unwrap_or((GENERATION_BYTES_MIN, most));
+        Settings {
+            create: self.create && !self.read_only,
+            read_only: self.read_only,
+            durability: self.durability,
+            memory_bytes,
+            reads: self.reads,
+            retain_log_bytes: self.retain_log_bytes,
+            background: self.maintenance == Maintenance::Background,
+            overwrite_freed: self.overwrite_freed,
+            generation_bytes_min: least,
+            generation_bytes_max: most,
+        }
+    }
+}
+
+const MEMORY_BYTES_MIN: u64 = 8 << 20;
+
+/// The options as the store uses them.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) create: bool,
+    pub(crate) read_only: bool,
+    pub(crate) durability: Durability,
+    pub(crate) memory_bytes: u64,
+    pub(crate) reads: ReadMode,
+    pub(crate) retain_log_bytes: u64,
+    pub(crate) background: bool,
+    pub(crate) overwrite_freed: bool,
+    pub(crate) generation_bytes_min: u64,
+    pub(crate) generation_bytes_max: u64,
+}

@@ -1,0 +1,293 @@
+//! Pages of the data file as readers see them: mapped, or read one by one in `Verified` mode. Each page is verified
+//! (checksum and structure) when this process touches it for the first time.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use duramen_io::{Access, File, Mapping, prefetch};
+
+use crate::base::{Extent, PageSource, verify_page};
+use crate::checksum::checksum;
+use crate::error::{Error, Result};
+use crate::limits::{DATA_SPAN_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
+
+/// How pages are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadMode {
+    /// Through a memory mapping, without copies. A page is verified when the process first touches it. An error of
+    /// the device while a page is brought into memory is a signal (SIGBUS), as with every memory-mapped store.
+    #[default]
+    Mapped,
+    /// By a system call per page, verified every time. Errors of the device, and bytes that rot later, are errors of
+    /// the call. Values are copied. Several times slower.
+    Verified,
+}
+
+/// The data file in memory.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    file: Arc<dyn File>,
+    mode: ReadMode,
+    base: AtomicPtr<u8>,
+    span: AtomicU64,
+    /// All mappings ever made: snapshots may still read through the earlier ones.
+    mappings: Mutex<Vec<Mapping>>,
+    verified: VerifiedBits,
+}
+
+impl Pages {
+    pub(crate) fn open(file: Arc<dyn File>, mode: ReadMode) -> Result<Pages> {
+        let length = file.len().map_err(|error| Error::io("opening the data file", error))?;
+        let pages = Pages {
+            file,
+            mode,
+            base: AtomicPtr::new(std::ptr::null_mut()),
+            span: AtomicU64::new(0),
+            mappings: Mutex::new(Vec::new()),
+            verified: VerifiedBits::default(),
+        };
+        pages.cover(length.max(1))?;
+        Ok(pages)
+    }
+
+    /// Makes sure that the mapping covers a file of `length` bytes.
+    pub(crate) fn cover(&self, length: u64) -> Result<()> {
+        if length <= self.span.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut mappings = self.mappings.lock().unwrap_or_else(|e| e.into_inner());
+        let mut span = DATA_SPAN_BYTES;
+        while span < length {
+            span *= 2;
+        }
+        // Containers may limit address space: take less rather than fail, as long as the file fits.
+        let mapping = loop {
+            match self.file.map(span, Access::Read) {
+                Ok(mapping) => break mapping,
+                Err(_) if span / 4 >= length => span /= 4,
+                Err(error) => return Err(Error::io("mapping the data file", error)),
+            }
+        };
+        self.base.store(mapping.base(), Ordering::Release);
+        mappings.push(mapping);
+        self.span.store(span, Ordering::Release);
+        Ok(())
+    }
+
+    /// The pages as they can be read now. `'a` must not outlive the pin of the snapshot that reads through it.
+    pub(crate) fn mapped<'a>(&'a self) -> MappedPages<'a> {
+        MappedPages { base: self.base.load(Ordering::Acquire), verified: &self.verified }
+    }
+
+    pub(crate) fn verified<'a>(&'a self) -> VerifiedPages<'a> {
+        VerifiedPages { file: &*self.file }
+    }
+
+    pub(crate) fn mode(&self) -> ReadMode {
+        self.mode
+    }
+
+    /// Forgets that pages were verified: they are about to get new content.
+    pub(crate) fn forget(&self, page: u32, pages: u32) {
+        (page..page + pages).for_each(|page| self.verified.clear(page));
+    }
+}
+
+/// Pages through the mapping.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MappedPages<'a> {
+    base: *const u8,
+    verified: &'a VerifiedBits,
+}
+
+// SAFETY: an address in a read-only mapping; pages that a pinned version refers to do not change.
+unsafe impl Send for MappedPages<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for MappedPages<'_> {}
+
+impl<'a> MappedPages<'a> {
+    /// Bytes of the file. The caller holds a pin under which they do not change.
+    fn bytes(self, page: u32, length: usize) -> &'a [u8] {
+        // SAFETY: page numbers come from a version whose pages were written before it was published, so they lie in
+        // the file; the pin keeps them unchanged and the mapping lives as long as the store.
+        unsafe { std::slice::from_raw_parts(self.base.add(page as usize * PAGE_BYTES), length) }
+    }
+
+    #[cold]
+    fn verify(self, number: u32, bytes: &'a [u8]) -> Result<()> {
+        verify_page(number, bytes)?;
+        self.verified.set(number);
+        Ok(())
+    }
+
+    /// A value in pages of its own, verified at the first touch.
+    pub(crate) fn extent(self, extent: Extent) -> Result<&'a [u8]> {
+        let bytes = self.bytes(extent.page, extent.pages() as usize * PAGE_BYTES);
+        if !self.verified.get(extent.page) {
+            verify_extent(extent, bytes)?;
+            self.verified.set(extent.page);
+        }
+        Ok(&bytes[..extent.length as usize])
+    }
+}
+
+impl<'a> PageSource for MappedPages<'a> {
+    type Page = &'a [u8];
+
+    #[inline]
+    fn page(self, number: u32, bytes: usize) -> Result<&'a [u8]> {
+        let page = self.bytes(number, bytes);
+        if !self.verified.get(number) {
+            self.verify(number, page)?;
+        }
+        Ok(page)
+    }
+
+    #[inline]
+    fn prefetch(self, number: u32) {
+        // SAFETY: the address lies in the reserved mapping; a prefetch never faults.
+        prefetch(unsafe { self.base.add(number as usize * PAGE_BYTES) });
+        // SAFETY: as above.
+        prefetch(unsafe { self.base.add(number as usize * PAGE_BYTES + 64) });
+    }
+}
+
+/// Pages read one by one, verified every time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VerifiedPages<'a> {
+    file: &'a dyn File,
+}
+
+impl VerifiedPages<'_> {
+    /// A value in pages of its own.
+    pub(crate) fn extent(self, extent: Extent) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; extent.pages() as usize * PAGE_BYTES];
+        read_page(self.file, extent.page, &mut bytes)?;
+        verify_extent(extent, &bytes)?;
+        bytes.truncate(extent.length as usize);
+        Ok(bytes)
+    }
+}
+
+impl PageSource for VerifiedPages<'_> {
+    type Page = Arc<[u8]>;
+
+    fn page(self, number: u32, bytes: usize) -> Result<Arc<[u8]>> {
+        let mut page = vec![0; bytes];
+        read_page(self.file, number, &mut page)?;
+        verify_page(number, &page)?;
+        Ok(page.into())
+    }
+}
+
+fn read_page(file: &dyn File, number: u32, page: &mut [u8]) -> Result<()> {
+    file.read_at(page, number as u64 * PAGE_BYTES as u64)
+        .map_err(|error| Error::io(format!("reading page {number} of the data file"), error))
+}
+
+/// Checks the pages of a value against the checksum in its reference: of the bytes, or for values of several chunks of
+/// the table of the chunks' checksums behind them.
+pub(crate) fn verify_extent(extent: Extent, bytes: &[u8]) -> Result<()> {
+    let bad = |part: &str| Err(Error::damaged(format!("the value at page {}: wrong checksum of {part}", extent.page)));
+    let (value, rest) = bytes.split_at(extent.length as usize);
+    if value.len() <= VALUE_CHUNK_BYTES {
+        return if checksum(value) == extent.checksum { Ok(()) } else { bad("its bytes") };
+    }
+    let table = extent_table(extent, value.len(), rest)?;
+    for (index, (chunk, expected)) in value.chunks(VALUE_CHUNK_BYTES).zip(table.chunks_exact(4)).enumerate() {
+        if checksum(chunk).to_le_bytes() != expected {
+            return bad(&format!("part {index}"));
+        }
+    }
+    Ok(())
+}
+
+/// The table of chunk checksums in the bytes that follow a value, verified.
+pub(crate) fn extent_table(extent: Extent, length: usize, rest: &[u8]) -> Result<&[u8]> {
+    let padding = length.next_multiple_of(4) - length;
+    let table = &rest[padding..padding + length.div_ceil(VALUE_CHUNK_BYTES) * 4];
+    if checksum(table) != extent.checksum {
+        return Err(Error::damaged(format!("the value at page {}: wrong checksum of its table", extent.page)));
+    }
+    Ok(table)
+}
+
+/// One bit per page of the data file, in pieces that are made when they are first needed.
+#[derive(Debug)]
+struct VerifiedBits {
+    /// Pointers to `VerifiedPiece`s; null until needed. Together they cover every page number.
+    pieces: Box<[AtomicPtr<VerifiedPiece>]>,
+}
+
+const PIECE_BITS: usize = 1 << 20;
+type VerifiedPiece = [AtomicU64; PIECE_BITS / 64];
+
+impl Default for VerifiedBits {
+    fn default() -> VerifiedBits {
+        let count = (1 << 32) / PIECE_BITS;
+        VerifiedBits { pieces: (0..count).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect() }
+    }
+}
+
+impl Drop for VerifiedBits {
+    fn drop(&mut self) {
+        for piece in &mut self.pieces {
+            let piece = *piece.get_mut();
+            if !piece.is_null() {
+                // SAFETY: non-null pieces come from `Box::into_raw` in `piece_or_new`, and nobody else uses them now.
+                drop(unsafe { Box::from_raw(piece) });
+            }
+        }
+    }
+}
+
+impl VerifiedBits {
+    #[inline]
+    fn piece(&self, page: u32) -> Option<&VerifiedPiece> {
+        // Acquire: pairs with the release in `piece_or_new`, so that the piece's zeros are seen.
+        let piece = self.pieces[page as usize / PIECE_BITS].load(Ordering::Acquire);
+        // SAFETY: null, or a piece that lives until the drop.
+        unsafe { piece.as_ref() }
+    }
+
+    fn piece_or_new(&self, page: u32) -> &VerifiedPiece {
+        if let Some(piece) = self.piece(page) {
+            return piece;
+        }
+        let fresh: Box<VerifiedPiece> = Box::new([const { AtomicU64::new(0) }; PIECE_BITS / 64]);
+        let fresh = Box::into_raw(fresh);
+        let place = &self.pieces[page as usize / PIECE_BITS];
+        match place.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: just made, and now kept until the drop.
+            Ok(_) => unsafe { &*fresh },
+            Err(other) => {
+                // SAFETY: `fresh` was never shared; `other` is non-null and kept until the drop.
+                unsafe {
+                    drop(Box::from_raw(fresh));
+                    &*other
+                }
+            }
+        }
+    }
+
+    /// Relaxed: a bit says only that this process looked at the page before; looking twice does no harm, and pages
+    /// get new content only after nobody can reach them.
+    #[inline]
+    fn get(&self, page: u32) -> bool {
+        let bit = page as usize % PIECE_BITS;
+        self.piece(page).is_some_and(|piece| piece[bit / 64].load(Ordering::Relaxed) >> (bit % 64) & 1 == 1)
+    }
+
+    fn set(&self, page: u32) {
+        let bit = page as usize % PIECE_BITS;
+        self.piece_or_new(page)[bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
+    }
+
+    fn clear(&self, page: u32) {
+        let bit = page as usize % PIECE_BITS;
+        if let Some(piece) = self.piece(page) {
+            piece[bit / 64].fetch_and(!(1 << (bit % 64)), Ordering::Relaxed);
+        }
+    }
+}

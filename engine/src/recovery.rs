@@ -1,0 +1,405 @@
+//! Opening a store: find the durable base, replay the log after it, and begin a new epoch.
+//!
+//! What is found decides what is done; `tests/recovery.rs` meets every row:
+//!
+//! | found | done |
+//! |---|---|
+//! | no data file, nothing else that is not ours | a new store is made (or `NoStore`) |
+//! | no data file, other files | `NotAStore` |
+//! | a data file without an intact meta page | `Damaged` |
+//! | a meta page of a newer format | `NewerFormat` |
+//! | the data file ends before the last page in use | `Damaged` |
+//! | the saved bitmap has a wrong checksum | `Damaged` |
+//! | a log file without an intact header of this store | not used: nothing in it was ever acknowledged |
+//! | a log file whose generation the base contains | not used |
+//! | a log file that continues the chain | its records are replayed |
+//! | a record that does not continue the chain, or is torn; nothing claims that it was synced | the log ends there |
+//! | the same, but a later record, or a later file's header, claims that it was synced | `Damaged` |
+//! | a log file that does not continue the chain; nothing claims that what is missing was synced | not used |
+//! | a record claims a durable meta page that is newer than the newest intact one | `Damaged` |
+//! | a record refers to a value or run whose pages are not what was written | `Damaged` |
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
+
+use crate::base::{self, Extent, Root};
+use crate::checksum::key_hash;
+use crate::core::{Core, with_source};
+use crate::error::{Error, Reason, Result};
+use crate::full_key::{CATALOG, FIRST_USER_MAP, split};
+use crate::index::Index;
+use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
+use crate::log::{OperationKind, Operations, Scan, SegmentHeader, Segments, file_name, scan};
+use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
+use crate::options::Settings;
+use crate::pages::{Pages, ReadMode, verify_extent};
+use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version};
+use crate::space::{Bitmap, Space};
+use crate::view::decode_root;
+
+/// Held exclusively by whoever writes the store, shared by those who only read it; contains who that is.
+const LOCK_FILE: &str = "lock";
+/// The data file of a store that is being made.
+const NEW_DATA_FILE: &str = "data.new";
+
+/// Opens or makes a store.
+pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
+    let path = platform.storage.path().display().to_string();
+    let doing = |error| Error::io(format!("opening the store at {path}"), error);
+    let files = platform.storage.list().map_err(doing)?;
+    let exists = files.iter().any(|name| name == DATA_FILE);
+    if !exists {
+        check_directory_is_free(&path, &files)?;
+        if !settings.create {
+            return Err(Reason::NoStore { path }.into());
+        }
+    }
+    let lock = take_lock(&platform, &path, settings.read_only)?;
+    if !exists {
+        make_store(&platform)?;
+    }
+    let mode = if settings.read_only { OpenMode::Read } else { OpenMode::Write };
+    let data = platform.storage.open(DATA_FILE, mode).map_err(doing)?;
+    let (meta, _older) = Meta::read(&*data)?
+        .ok_or_else(|| Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page")))?;
+    let pages_in_file = (data.len().map_err(doing)? / PAGE_BYTES as u64) as u32;
+    if pages_in_file < meta.data_pages {
+        let lost = meta.data_pages - pages_in_file;
+        return Err(Error::damaged(format!("the data file ends {lost} pages before its last used one")));
+    }
+    let bitmap = Bitmap::load(&*data, meta.bitmap, pages_in_file)?;
+    let region = if settings.read_only { Region::private()? } else { Region::create(&platform)? };
+    let core = Core::new(
+        platform.clone(),
+        settings.clone(),
+        data.clone(),
+        Pages::open(data.clone(), settings.reads)?,
+        Space::new(data, bitmap),
+        Segments::new(&platform),
+        region,
+        meta,
+        lock,
+    );
+    Recovery::of(&core, meta, files)?.run()?;
+    Ok(core)
+}
+
+/// Refuses a directory that holds something else. Files of a creation that a crash interrupted are ours.
+fn check_directory_is_free(path: &str, files: &[String]) -> Result<()> {
+    let ours = |name: &str| [LOCK_FILE, REGION_FILE, NEW_DATA_FILE].contains(&name) || slot_of(name).is_some();
+    match files.iter().find(|name| !ours(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let found = format!("it holds {name:?} and no {DATA_FILE:?}");
+            Err(Reason::NotAStore { path: path.to_string(), found }.into())
+        }
+    }
+}
+
+fn slot_of(name: &str) -> Option<usize> {
+    let slot = name.strip_prefix("wal-")?.parse().ok()?;
+    (slot < GENERATIONS_MAX && file_name(slot) == name).then_some(slot)
+}
+
+fn take_lock(platform: &Platform, path: &str, read_only: bool) -> Result<Option<Lock>> {
+    let mode = if read_only { LockMode::Shared } else { LockMode::Exclusive };
+    let lock = match platform.storage.lock(LOCK_FILE, mode) {
+        Ok(Some(lock)) => lock,
+        Ok(None) => return Err(Reason::InUse { path: path.to_string(), holder: read_holder(platform) }.into()),
+        // A directory that cannot be written has no writers to be protected from.
+        Err(error) if read_only && is_unwritable(&error) => return Ok(None),
+        Err(error) => return Err(Error::io(format!("locking the store at {path}"), error)),
+    };
+    if !read_only {
+        write_holder(platform).map_err(|error| Error::io("writing the lock file", error))?;
+    }
+    Ok(Some(lock))
+}
+
+fn is_unwritable(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotFound)
+}
+
+fn write_holder(platform: &Platform) -> std::io::Result<()> {
+    let process = duramen_io::process_id();
+    let name = duramen_io::process_name(process).unwrap_or_default();
+    let file = platform.storage.open(LOCK_FILE, OpenMode::Create)?;
+    let text = format!("{process} {name}");
+    file.set_len(0)?;
+    file.write_at(text.as_bytes(), 0)
+}
+
+fn read_holder(platform: &Platform) -> String {
+    let read = || {
+        let file = platform.storage.open(LOCK_FILE, OpenMode::Read)?;
+        let mut text = vec![0; file.len()?.min(256) as usize];
+        file.read_at(&mut text, 0)?;
+        Ok::<_, std::io::Error>(String::from_utf8_lossy(&text).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    if text.is_empty() { "(a reader, or one that just began)".into() } else { text }
+}
+
+/// Makes an empty store. It exists once its data file has its name, and that is the last step.
+fn make_store(platform: &Platform) -> Result<()> {
+    let doing = |error| Error::io("making the store", error);
+    let file = platform.storage.open(NEW_DATA_FILE, OpenMode::Create).map_err(doing)?;
+    file.set_len(0).map_err(doing)?;
+    let bytes = 64 * PAGE_BYTES as u64;
+    file.allocate(0, bytes).map_err(|error| crate::region::full_or_io("a new store", bytes, error))?;
+    let random = || platform.random.next_u64();
+    let meta = Meta {
+        store: (random() as u128) << 64 | random() as u128,
+        sequence: 1,
+        hash_seed: random(),
+        base_commit: 0,
+        previous: 0,
+        root: Root::default(),
+        version: FIRST_VERSION,
+        bitmap: SavedBitmap::default(),
+        data_pages: META_PAGES,
+        next_map: FIRST_USER_MAP,
+        epoch: 0,
+        next_generation: 1,
+    };
+    meta.write(&*file).map_err(doing)?;
+    file.sync_data().map_err(doing)?;
+    platform.storage.rename(NEW_DATA_FILE, DATA_FILE).map_err(doing)?;
+    platform.storage.sync().map_err(doing)
+}
+
+/// A log file with an intact header of this store.
+struct Found {
+    slot: u8,
+    header: SegmentHeader,
+    file: Arc<dyn File>,
+    length: u64,
+}
+
+struct Recovery<'a> {
+    core: &'a Core,
+    meta: Meta,
+    found: Vec<Found>,
+    /// The last commit of the base and of what was replayed, and its header checksum.
+    last_commit: u64,
+    previous: u32,
+    accepted: Vec<u8>,
+    next_map: u32,
+    /// Extents that replayed operations refer to; several versions of a key never share one.
+    epoch: u32,
+    next_generation: u32,
+    synced_claim: u64,
+    meta_claim: u32,
+}
+
+impl<'a> Recovery<'a> {
+    fn of(core: &'a Core, meta: Meta, files: Vec<String>) -> Result<Recovery<'a>> {
+        let mut recovery = Recovery {
+            core,
+            meta,
+            found: Vec::new(),
+            last_commit: meta.base_commit,
+            previous: meta.previous,
+            accepted: Vec::new(),
+            next_map: meta.next_map,
+            epoch: meta.epoch,
+            next_generation: meta.next_generation,
+            synced_claim: 0,
+            meta_claim: meta.sequence as u32,
+        };
+        for slot in files.iter().filter_map(|name| slot_of(name)) {
+            recovery.find(slot)?;
+        }
+        recovery.found.sort_by_key(|found| found.header.generation);
+        Ok(recovery)
+    }
+
+    fn find(&mut self, slot: usize) -> Result<()> {
+        let doing = |error| Error::io(format!("reading log file {}", file_name(slot)), error);
+        let mode = if self.core.settings.read_only { OpenMode::Read } else { OpenMode::Write };
+        let segment = self.core.segments.open(slot, mode)?;
+        let length = segment.file.len().map_err(doing)?.min(LOG_SPAN_BYTES);
+        self.core.entry(slot as u8).filled.store(length, Ordering::Relaxed);
+        if length < PAGE_BYTES as u64 {
+            return Ok(());
+        }
+        let mut head = vec![0; PAGE_BYTES];
+        segment.file.read_at(&mut head, 0).map_err(doing)?;
+        if let Some(header) = SegmentHeader::decode(&head, self.meta.store) {
+            self.epoch = self.epoch.max(header.epoch);
+            self.next_generation = self.next_generation.max(header.generation + 1);
+            if header.generation >= self.meta.next_generation {
+                self.found.push(Found { slot: slot as u8, header, file: segment.file.clone(), length });
+            }
+        }
+        Ok(())
+    }
+
+    fn run(mut self) -> Result<()> {
+        for found in std::mem::take(&mut self.found) {
+            self.replay(&found)?;
+        }
+        if self.synced_claim > self.last_commit {
+            return Err(Error::damaged(format!(
+                "the log ends at commit {}, but commit {} was synced",
+                self.last_commit, self.synced_claim
+            )));
+        }
+        if self.meta_claim != self.meta.sequence as u32 {
+            return Err(Error::damaged(format!(
+                "the newest meta page is number {}, but number {} was durable",
+                self.meta.sequence as u32, self.meta_claim
+            )));
+        }
+        self.begin()
+    }
+
+    /// Replays one log file, or finds that it does not belong to the chain.
+    fn replay(&mut self, found: &Found) -> Result<()> {
+        let name = file_name(found.slot as usize);
+        let mut bytes = vec![0; found.length as usize];
+        found.file.read_at(&mut bytes, 0).map_err(|error| Error::io(format!("reading log file {name}"), error))?;
+        let continues = found.header.first_commit == self.last_commit + 1 && found.header.previous == self.previous;
+        let mut operations = 0;
+        let scanned = scan(&bytes, &found.header, |_, _, body| {
+            operations += Operations::of(body).count() as u64;
+            Ok(())
+        })?;
+        self.synced_claim = self.synced_claim.max(scanned.synced_claim);
+        if scanned.meta_claim.wrapping_sub(self.meta_claim) as i32 > 0 {
+            self.meta_claim = scanned.meta_claim;
+        }
+        if !continues {
+            return Ok(());
+        }
+        if self.accepted.len() == LIVE_GENERATIONS_MAX - 1 {
+            return Err(Error::damaged("more log files continue the base than a version can hold"));
+        }
+        self.enter(found, &bytes, &scanned, operations)?;
+        self.accepted.push(found.slot);
+        self.last_commit = scanned.last_commit;
+        self.previous = scanned.previous;
+        Ok(())
+    }
+
+    /// Builds the index of a replayed generation.
+    fn enter(&mut self, found: &Found, bytes: &[u8], scanned: &Scan, operations: u64) -> Result<()> {
+        let core = self.core;
+        let entry = core.entry(found.slot);
+        let memory = Index::bytes_for(scanned.tail).max(Index::bytes_for(0) + operations as usize * 160);
+        let (offset, length) = core.region.space_for_index(memory as u64)?;
+        // SAFETY: the region handed this memory out for this index alone.
+        let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
+        let log = core.segments.get(found.slot as usize).view();
+        let mut body_bytes = 0;
+        scan(bytes, &found.header, |start, header, body| {
+            body_bytes += body.len() as u64;
+            for operation in Operations::of(body) {
+                let (position, operation) = operation?;
+                let position = (start + position as u64) as u32;
+                match operation.kind {
+                    OperationKind::DeleteRange => index.note(header.commit, position),
+                    OperationKind::Run => {
+                        self.adopt_run(decode_root(operation.value))?;
+                        index.note(header.commit, position);
+                    }
+                    OperationKind::Put | OperationKind::Delete | OperationKind::PutExtent => {
+                        if operation.kind == OperationKind::PutExtent {
+                            self.adopt_extent(Extent::decode(operation.value.try_into().expect("checked on decode")))?;
+                        }
+                        self.note_map(operation.full_key, operation.value);
+                        let hash = key_hash(core.hash_seed, operation.full_key);
+                        index.insert(log, operation.full_key, hash, header.commit, position);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        core.space.promise_recovered(operations, body_bytes);
+        entry.number.store(found.header.generation, Ordering::Relaxed);
+        entry.memory.store(offset, Ordering::Relaxed);
+        entry.memory_bytes.store(length, Ordering::Relaxed);
+        entry.first_commit.store(found.header.first_commit, Ordering::Relaxed);
+        entry.last_commit.store(scanned.last_commit, Ordering::Relaxed);
+        entry.last_header.store(scanned.previous, Ordering::Relaxed);
+        entry.tail.store(scanned.tail, Ordering::Relaxed);
+        entry.synced_tail.store(scanned.tail, Ordering::Relaxed);
+        entry.capacity.store(found.length, Ordering::Relaxed);
+        entry.operations.store(operations, Ordering::Relaxed);
+        entry.bytes.store(body_bytes, Ordering::Relaxed);
+        entry.birth.store(self.meta.version + 1, Ordering::Relaxed);
+        entry.death.store(u64::MAX, Ordering::Relaxed);
+        entry.set_state(GenerationState::Frozen);
+        Ok(())
+    }
+
+    /// Ids of maps that were made after the base are not given out again.
+    fn note_map(&mut self, full_key: &[u8], value: &[u8]) {
+        let (map, _) = split(full_key);
+        if map == CATALOG
+            && let Ok(id) = value.try_into()
+        {
+            self.next_map = self.next_map.max(u32::from_le_bytes(id) + 1);
+        }
+    }
+
+    /// Takes the pages of a value that only the log refers to, and checks that they are what was written.
+    fn adopt_extent(&self, extent: Extent) -> Result<()> {
+        self.core.space.mark_used(extent.page, extent.pages())?;
+        match self.core.read_mode() {
+            ReadMode::Mapped => self.core.pages.mapped().extent(extent).map(|_| ()),
+            ReadMode::Verified => {
+                let mut bytes = vec![0; extent.pages() as usize * PAGE_BYTES];
+                let offset = extent.page as u64 * PAGE_BYTES as u64;
+                let read = self.core.data.read_at(&mut bytes, offset);
+                read.map_err(|error| Error::io("reading a long value", error))?;
+                verify_extent(extent, &bytes)
+            }
+        }
+    }
+
+    fn adopt_run(&self, root: Root) -> Result<()> {
+        with_source!(self.core, source => base::walk(source, root, &mut |visit| match visit {
+            base::Visit::Page { number, pages, .. } => self.core.space.mark_used(number, pages),
+            base::Visit::Extent(extent) => self.adopt_extent(extent),
+        }))
+    }
+
+    /// Publishes what was found and, for writers, begins a new generation in a new epoch.
+    fn begin(self) -> Result<()> {
+        let core = self.core;
+        let control = core.control();
+        if !core.settings.read_only {
+            // What was replayed may be in the kernel's memory only; what follows must not be durable before it is.
+            for &slot in &self.accepted {
+                let file = &core.segments.get(slot as usize).file;
+                file.sync_data().map_err(|error| Error::io("syncing the replayed log", error))?;
+            }
+        }
+        control.visible.0.store(self.last_commit, Ordering::Release);
+        control.synced.0.store(self.last_commit, Ordering::Release);
+        control.durable.0.store(self.meta.base_commit, Ordering::Release);
+        let tail = &control.tail.0;
+        tail.previous.store(self.previous, Ordering::Relaxed);
+        tail.epoch.store(self.epoch + 1, Ordering::Relaxed);
+        tail.meta_sequence.store(self.meta.sequence as u32, Ordering::Relaxed);
+        tail.next_generation.store(self.next_generation, Ordering::Relaxed);
+        tail.next_map.store(self.next_map, Ordering::Relaxed);
+        tail.checkable_since.store(self.last_commit, Ordering::Relaxed);
+        core.region.publish(&Version {
+            number: self.meta.version + 1,
+            root: self.meta.root,
+            base_commit: self.meta.base_commit,
+            generations: self.accepted.iter().copied().collect(),
+        });
+        if !core.settings.read_only {
+            let began = core.rotate(0, 0)?;
+            assert!(began, "a store that was just opened has unused log files");
+            core.prepare_standby(core.settings.generation_bytes_min, 0)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,521 @@
+//! The shared region: one memory-mapped file (`shared`) that holds everything readers and writers of a store share
+//! while it is open: the commit lock, the numbers of the newest visible and synced commits, the published version,
+//! the table of log generations, the slots in which snapshots pin versions, and the memory of the indexes.
+//!
+//! It holds offsets, never pointers, so that another process can attach to it. Nothing in it outlives the last
+//! process: the first opener formats it anew and recovery fills it from the data file and the log.
+//!
+//! ```text
+//! 0        Control
+//! 64 KiB   snapshot slots, 64 bytes each, allocated in steps
+//! 4.25 MiB memory of the indexes, handed out by `space_for_index`
+//! ```
+//!
+//! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor `PIN_ALL` names a version whose
+//! pages and generations nobody may reuse.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use arrayvec::ArrayVec;
+use duramen_io::{Access, File, Mapping, OpenMode, Platform, WordLock};
+
+use crate::base::Root;
+use crate::error::{Error, Reason, Result};
+use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, REGION_SPAN_BYTES, SNAPSHOTS_MAX};
+
+/// Name of the region's file in the store directory.
+pub(crate) const REGION_FILE: &str = "shared";
+
+const CONTROL_BYTES: u64 = 64 << 10;
+const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
+const SLOTS_STEP: usize = 256;
+const INDEX_START: u64 = CONTROL_BYTES + SNAPSHOTS_MAX as u64 * SLOT_BYTES;
+/// Indexes get memory in multiples of this, so that freed pieces fit again.
+const INDEX_STEP: u64 = 64 << 10;
+
+/// Pin value of a free slot.
+const FREE: u64 = 0;
+/// Pin value of a slot whose owner has not yet chosen its version: nothing at all may be reclaimed.
+const PIN_ALL: u64 = 1;
+/// The first version a store publishes after it is opened.
+pub(crate) const FIRST_VERSION: u64 = 2;
+/// `follow` value of a snapshot that does not need the generations after its own.
+const FOLLOW_NONE: u64 = 0;
+
+/// Words of a published version.
+const VERSION_WORDS: usize = 5 + LIVE_GENERATIONS_MAX;
+
+/// One cache line, so that words written by different people do not share one.
+#[repr(C, align(64))]
+pub(crate) struct Line<T>(pub(crate) T);
+
+/// The head of the region. All zeros is its valid first state.
+#[repr(C)]
+pub(crate) struct Control {
+    /// Serialises commits.
+    pub(crate) commit_lock: Line<WordLock>,
+    /// Number of the newest commit that readers may see. Released by the committer, acquired by snapshots.
+    pub(crate) visible: Line<AtomicU64>,
+    /// Number of the newest commit that survives power loss. Released by the syncer, acquired by waiters.
+    pub(crate) synced: Line<AtomicU64>,
+    /// Newest commit in the durable base: recovery would replay what comes after it.
+    pub(crate) durable: Line<AtomicU64>,
+    /// Token of the exclusive transaction that is open, or zero. Other writers wait on it.
+    pub(crate) exclusive: Line<AtomicU32>,
+    /// Held while somebody syncs the log for everybody.
+    pub(crate) sync_lock: Line<WordLock>,
+    /// Changes whenever `synced` does; waiters sleep on it.
+    pub(crate) sync_word: Line<AtomicU32>,
+    /// Nonzero once an input/output error stopped the store.
+    pub(crate) poisoned: Line<AtomicU32>,
+    /// Even while `version` is stable, odd while it is being replaced.
+    sequence: Line<AtomicU64>,
+    version: [AtomicU64; VERSION_WORDS],
+    /// State of the commit path, written under the commit lock only.
+    pub(crate) tail: Line<Tail>,
+    /// Snapshot slots ever used; the rest are free.
+    slots_used: Line<AtomicU32>,
+    /// The log generations, by number of their log file.
+    pub(crate) generations: [GenerationEntry; GENERATIONS_MAX],
+}
+
+const _: () = assert!(size_of::<Control>() <= CONTROL_BYTES as usize);
+
+/// Where the next record goes. Written under the commit lock.
+#[repr(C)]
+pub(crate) struct Tail {
+    /// Slot of the generation that takes commits.
+    pub(crate) slot: AtomicU32,
+    /// Header checksum of the newest record, which the next one names.
+    pub(crate) previous: AtomicU32,
+    /// Incremented by every recovery.
+    pub(crate) epoch: AtomicU32,
+    /// Low half of the sequence number of the newest durable meta page.
+    pub(crate) meta_sequence: AtomicU32,
+    /// Number the next generation gets.
+    pub(crate) next_generation: AtomicU32,
+    /// Id the next map gets.
+    pub(crate) next_map: AtomicU32,
+    /// Conflicts can be checked for transactions that began at this commit or later.
+    pub(crate) checkable_since: AtomicU64,
+}
+
+/// What a log file is used for.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GenerationState {
+    /// There is no such file, or it is ready for reuse.
+    Unused = 0,
+    /// Prepared: the next generation.
+    Standby = 1,
+    /// Takes commits.
+    Active = 2,
+    /// Complete, waiting to be folded or being folded.
+    Frozen = 3,
+    /// In the base, but snapshots or transactions may still read it, or the base is not durable yet.
+    Folded = 4,
+    /// Somebody is preparing it to become a standby.
+    Preparing = 5,
+}
+
+/// One log generation. Written under the commit lock or by the folding thread alone.
+#[repr(C, align(64))]
+pub(crate) struct GenerationEntry {
+    pub(crate) state: AtomicU32,
+    pub(crate) number: AtomicU32,
+    /// Index memory: offset in the region and length.
+    pub(crate) memory: AtomicU64,
+    pub(crate) memory_bytes: AtomicU64,
+    /// First commit in the log file, and (once frozen) the last.
+    pub(crate) first_commit: AtomicU64,
+    pub(crate) last_commit: AtomicU64,
+    /// Header checksum of the last record, once frozen.
+    pub(crate) last_header: AtomicU32,
+    /// End of the records in the log file.
+    pub(crate) tail: AtomicU64,
+    /// End of the part that is known to survive power loss.
+    pub(crate) synced_tail: AtomicU64,
+    /// Length of the file that holds written (zero-filled) blocks.
+    pub(crate) filled: AtomicU64,
+    /// Length at which the generation is complete.
+    pub(crate) capacity: AtomicU64,
+    /// Operations and bytes that the fold will move into the base.
+    pub(crate) operations: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    /// Versions [birth, death) in which this generation is part of what snapshots read.
+    pub(crate) birth: AtomicU64,
+    pub(crate) death: AtomicU64,
+}
+
+impl GenerationEntry {
+    pub(crate) fn state(&self) -> GenerationState {
+        match self.state.load(Ordering::Acquire) {
+            0 => GenerationState::Unused,
+            1 => GenerationState::Standby,
+            2 => GenerationState::Active,
+            3 => GenerationState::Frozen,
+            4 => GenerationState::Folded,
+            5 => GenerationState::Preparing,
+            other => panic!("generation state {other} does not exist: the shared region was overwritten"),
+        }
+    }
+
+    /// Takes an unused entry for preparation; `false` when somebody else was faster.
+    pub(crate) fn start_preparing(&self) -> bool {
+        let (from, to) = (GenerationState::Unused as u32, GenerationState::Preparing as u32);
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Release: whoever sees the state sees the fields that were written before it.
+    pub(crate) fn set_state(&self, state: GenerationState) {
+        self.state.store(state as u32, Ordering::Release);
+    }
+}
+
+/// A version as published: the base and the generations above it, oldest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    pub(crate) number: u64,
+    pub(crate) root: Root,
+    /// The newest commit contained in the base.
+    pub(crate) base_commit: u64,
+    /// Slots of the live generations, oldest first; the last one takes commits.
+    pub(crate) generations: ArrayVec<u8, LIVE_GENERATIONS_MAX>,
+}
+
+/// Where one snapshot pins its version.
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    pin: AtomicU64,
+    /// Number of the oldest generation that must be kept, with all after it, beyond those of the version.
+    follow: AtomicU64,
+    /// Process id of the owner.
+    pub(crate) process: AtomicU32,
+    /// Nonzero once somebody ended the snapshot.
+    pub(crate) ended: AtomicU32,
+    /// Commit that the snapshot shows.
+    pub(crate) commit: AtomicU64,
+    /// Time of day at which it was taken, in milliseconds since 1970.
+    pub(crate) since: AtomicU64,
+    /// Counts the uses of this slot, so that an id names one snapshot for ever.
+    pub(crate) uses: AtomicU32,
+    /// 0 snapshot, 1 write transaction, 2 commit stream.
+    pub(crate) purpose: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Slot>() == 64);
+
+/// The pins that a reclaim must respect.
+#[derive(Debug, Default)]
+pub(crate) struct Pins {
+    /// Somebody is just beginning: reclaim nothing.
+    pub(crate) everything: bool,
+    /// Pinned versions, ascending.
+    pub(crate) versions: Vec<u64>,
+    /// Oldest generation number that a write transaction or stream follows.
+    pub(crate) follow: Option<u64>,
+}
+
+impl Pins {
+    /// Whether a version in `birth..death` is pinned.
+    pub(crate) fn hold(&self, birth: u64, death: u64) -> bool {
+        let first = self.versions.partition_point(|&version| version < birth);
+        self.everything || self.versions.get(first).is_some_and(|&version| version < death)
+    }
+}
+
+/// The mapped region.
+#[derive(Debug)]
+pub(crate) struct Region {
+    mapping: Mapping,
+    file: Arc<dyn File>,
+    /// Slots that have memory behind them, and the index memory in use as (offset, bytes), ascending.
+    growth: Mutex<Growth>,
+    slots_allocated: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Growth {
+    indexes: Vec<(u64, u64)>,
+}
+
+impl Region {
+    /// Makes the region of a store that nobody else has open.
+    pub(crate) fn create(platform: &Platform) -> Result<Region> {
+        let doing = |error| Error::io("making the shared region", error);
+        let file = platform.storage.open(REGION_FILE, OpenMode::Create).map_err(doing)?;
+        file.set_len(0).map_err(doing)?;
+        let head = CONTROL_BYTES + SLOTS_STEP as u64 * SLOT_BYTES;
+        file.allocate(0, head).map_err(|error| full_or_io("the shared region", head, error))?;
+        Region::over(file)
+    }
+
+    fn over(file: Arc<dyn File>) -> Result<Region> {
+        let mapping = file
+            .map(REGION_SPAN_BYTES, Access::ReadWrite)
+            .map_err(|error| Error::io("mapping the shared region", error))?;
+        Ok(Region {
+            mapping,
+            file,
+            growth: Mutex::new(Growth { indexes: Vec::new() }),
+            slots_allocated: AtomicU32::new(SLOTS_STEP as u32),
+        })
+    }
+
+    /// A region in the memory of this process alone, for stores that are opened read-only.
+    pub(crate) fn private() -> Result<Region> {
+        let doing = |error| Error::io("making private memory", error);
+        let file = duramen_io::memory_file().map_err(doing)?;
+        file.allocate(0, CONTROL_BYTES + SLOTS_STEP as u64 * SLOT_BYTES).map_err(doing)?;
+        Region::over(file)
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        // SAFETY: the mapping is page-aligned, covers CONTROL_BYTES of allocated file, which began as zeros (a valid
+        // Control), and every field is atomic, so shared access from anywhere is sound.
+        unsafe { &*(self.mapping.base() as *const Control) }
+    }
+
+    fn slot(&self, index: usize) -> &Slot {
+        assert!(index < self.slots_allocated.load(Ordering::Acquire) as usize);
+        let offset = CONTROL_BYTES as usize + index * SLOT_BYTES as usize;
+        // SAFETY: as for `control`; the slot lies in the allocated part by the assertion.
+        unsafe { &*(self.mapping.base().add(offset) as *const Slot) }
+    }
+
+    /// First byte of a piece of index memory.
+    pub(crate) fn memory(&self, offset: u64) -> *mut u8 {
+        assert!(offset >= INDEX_START && offset < REGION_SPAN_BYTES);
+        // SAFETY: the offset lies inside the mapping.
+        unsafe { self.mapping.base().add(offset as usize) }
+    }
+
+    /// Finds `bytes` of memory for an index and allocates the file behind it. Returns the offset.
+    pub(crate) fn space_for_index(&self, bytes: u64) -> Result<(u64, u64)> {
+        let bytes = bytes.next_multiple_of(INDEX_STEP);
+        let mut growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
+        let mut offset = INDEX_START;
+        let mut place = 0;
+        for &(used, length) in &growth.indexes {
+            if used - offset >= bytes {
+                break;
+            }
+            offset = used + length;
+            place += 1;
+        }
+        self.file.allocate(offset, bytes).map_err(|error| full_or_io("index memory", bytes, error))?;
+        growth.indexes.insert(place, (offset, bytes));
+        Ok((offset, bytes))
+    }
+
+    /// Gives index memory back, and its end of the file to the file system.
+    pub(crate) fn free_index(&self, offset: u64) {
+        let mut growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
+        growth.indexes.retain(|&(used, _)| used != offset);
+        let end = growth.indexes.last().map_or(INDEX_START, |&(used, length)| used + length);
+        let slots_end = CONTROL_BYTES + self.slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
+        let end = if end == INDEX_START { slots_end } else { end };
+        // Keeping the length is harmless, so a failure here is not worth an error.
+        if self.file.len().is_ok_and(|length| length > end) {
+            let _ = self.file.set_len(end);
+        }
+    }
+
+    /// Bytes of index memory in use.
+    pub(crate) fn index_bytes(&self) -> u64 {
+        self.growth.lock().unwrap_or_else(|e| e.into_inner()).indexes.iter().map(|&(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes that the region occupies on the device.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        self.file.allocated_bytes().unwrap_or(0)
+    }
+
+    /// Publishes a version. The caller holds the commit lock, or is recovery.
+    pub(crate) fn publish(&self, version: &Version) {
+        let control = self.control();
+        let sequence = control.sequence.0.load(Ordering::Relaxed);
+        assert!(sequence.is_multiple_of(2), "two threads publish versions at once");
+        control.sequence.0.store(sequence + 1, Ordering::Relaxed);
+        // Pairs with the acquire fence in `read_version`: a reader that saw any new word sees the odd sequence.
+        fence(Ordering::Release);
+        let mut words = [0u64; VERSION_WORDS];
+        words[0] = version.number;
+        words[1] = version.root.page as u64 | (version.root.height as u64) << 32;
+        words[2] = version.root.pairs;
+        words[3] = version.base_commit;
+        words[4] = version.generations.len() as u64;
+        for (word, &slot) in words[5..].iter_mut().zip(&version.generations) {
+            *word = slot as u64;
+        }
+        for (place, word) in control.version.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
+        // Pairs with the acquire load in `read_version`.
+        control.sequence.0.store(sequence + 2, Ordering::Release);
+    }
+
+    /// The published version and a commit number that belongs to it: `limit` (visible or synced) read between two
+    /// looks at the version, so that every commit up to it is in the version's base or generations.
+    pub(crate) fn read_version(&self, limit: &AtomicU64) -> (Version, u64) {
+        let control = self.control();
+        loop {
+            let before = control.sequence.0.load(Ordering::Acquire);
+            if before % 2 == 1 {
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut words = [0u64; VERSION_WORDS];
+            for (word, place) in words.iter_mut().zip(&control.version) {
+                *word = place.load(Ordering::Relaxed);
+            }
+            // Acquire: everything up to this commit was written before the committer released the number.
+            let commit = limit.load(Ordering::Acquire);
+            fence(Ordering::Acquire);
+            if control.sequence.0.load(Ordering::Relaxed) != before {
+                continue;
+            }
+            let count = words[4] as usize;
+            let root = Root { page: words[1] as u32, height: (words[1] >> 32) as u8, pairs: words[2] };
+            let generations = words[5..5 + count].iter().map(|&slot| slot as u8).collect();
+            return (Version { number: words[0], root, base_commit: words[3], generations }, commit);
+        }
+    }
+
+    /// The published version.
+    pub(crate) fn version(&self) -> Version {
+        self.read_version(&self.control().visible.0).0
+    }
+
+    /// Takes a slot and pins the published version in it; `hint` is where to look first.
+    pub(crate) fn pin(&self, hint: usize, limit: &AtomicU64) -> Result<(Pin, Version, u64)> {
+        let index = self.claim(hint)?;
+        let slot = self.slot(index);
+        // The claim stored PIN_ALL with SeqCst; this fence orders it before the reads of the version. It pairs with
+        // the fence in `pins`: either the reclaimer sees our pin, or we see the version it published before it looked.
+        fence(Ordering::SeqCst);
+        let (version, commit) = self.read_version(limit);
+        slot.commit.store(commit, Ordering::Relaxed);
+        slot.pin.store(version.number, Ordering::Release);
+        Ok((Pin { index: index as u32 }, version, commit))
+    }
+
+    fn claim(&self, hint: usize) -> Result<usize> {
+        let used = &self.control().slots_used.0;
+        loop {
+            let count = used.load(Ordering::Acquire) as usize;
+            for step in 0..count {
+                let index = (hint + step) % count;
+                let slot = self.slot(index);
+                if slot.pin.load(Ordering::Relaxed) == FREE
+                    && slot.pin.compare_exchange(FREE, PIN_ALL, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+                {
+                    return Ok(index);
+                }
+            }
+            if count == SNAPSHOTS_MAX {
+                return Err(Reason::TooManySnapshots { open: count }.into());
+            }
+            self.add_slot(count)?;
+        }
+    }
+
+    /// Makes slot number `count` usable, unless somebody else just did.
+    fn add_slot(&self, count: usize) -> Result<()> {
+        let _growing = self.growth.lock().unwrap_or_else(|e| e.into_inner());
+        if count == self.slots_allocated.load(Ordering::Relaxed) as usize {
+            let offset = CONTROL_BYTES + count as u64 * SLOT_BYTES;
+            let bytes = SLOTS_STEP as u64 * SLOT_BYTES;
+            self.file.allocate(offset, bytes).map_err(|error| full_or_io("snapshot slots", bytes, error))?;
+            self.slots_allocated.store((count + SLOTS_STEP) as u32, Ordering::Release);
+        }
+        let used = &self.control().slots_used.0;
+        let _ = used.compare_exchange(count as u32, count as u32 + 1, Ordering::SeqCst, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The slot behind a pin.
+    pub(crate) fn pinned(&self, pin: &Pin) -> &Slot {
+        self.slot(pin.index as usize)
+    }
+
+    /// Lets all generations from `number` on be kept for this pin, or no longer.
+    pub(crate) fn follow(&self, pin: &Pin, number: Option<u32>) {
+        self.pinned(pin).follow.store(number.map_or(FOLLOW_NONE, |n| n as u64 + 1), Ordering::SeqCst);
+    }
+
+    /// Takes a slot for a version that somebody else has pinned and keeps pinned meanwhile.
+    pub(crate) fn pin_again(&self, version: u64, commit: u64) -> Result<Pin> {
+        let index = self.claim(0)?;
+        let slot = self.slot(index);
+        slot.commit.store(commit, Ordering::Relaxed);
+        slot.pin.store(version, Ordering::SeqCst);
+        Ok(Pin { index: index as u32 })
+    }
+
+    /// Moves a pin to the version published now.
+    pub(crate) fn repin(&self, pin: &Pin) -> (Version, u64) {
+        let slot = self.pinned(pin);
+        slot.pin.store(PIN_ALL, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let (version, commit) = self.read_version(&self.control().visible.0);
+        slot.commit.store(commit, Ordering::Relaxed);
+        slot.pin.store(version.number, Ordering::Release);
+        (version, commit)
+    }
+
+    /// Frees a slot.
+    pub(crate) fn unpin(&self, pin: &Pin) {
+        let slot = self.pinned(pin);
+        slot.follow.store(FOLLOW_NONE, Ordering::Relaxed);
+        slot.ended.store(0, Ordering::Relaxed);
+        slot.uses.fetch_add(1, Ordering::Relaxed);
+        // Release: all reads of the snapshot happen before a reclaimer that sees the slot free.
+        slot.pin.store(FREE, Ordering::Release);
+    }
+
+    /// Everything that is pinned. To be called after the version that the caller wants to protect was published.
+    pub(crate) fn pins(&self) -> Pins {
+        // Pairs with the fence in `pin`.
+        fence(Ordering::SeqCst);
+        let mut pins = Pins::default();
+        for index in 0..self.control().slots_used.0.load(Ordering::SeqCst) as usize {
+            let slot = self.slot(index);
+            let follow = slot.follow.load(Ordering::SeqCst);
+            match slot.pin.load(Ordering::SeqCst) {
+                FREE => continue,
+                PIN_ALL => pins.everything = true,
+                version => pins.versions.push(version),
+            }
+            if follow != FOLLOW_NONE {
+                pins.follow = Some(pins.follow.map_or(follow - 1, |oldest| oldest.min(follow - 1)));
+            }
+        }
+        pins.versions.sort_unstable();
+        pins
+    }
+
+    /// The slots in use with their indexes, for statistics and for ending snapshots.
+    pub(crate) fn slots_in_use(&self) -> Vec<(u32, u64, &Slot)> {
+        let count = self.control().slots_used.0.load(Ordering::Acquire) as usize;
+        let pinned = |index: usize| (index as u32, self.slot(index).pin.load(Ordering::Acquire), self.slot(index));
+        (0..count).map(pinned).filter(|(_, pin, _)| *pin > PIN_ALL).collect()
+    }
+}
+
+/// A pinned version; give it back with [`Region::unpin`].
+#[derive(Debug)]
+pub(crate) struct Pin {
+    pub(crate) index: u32,
+}
+
+/// A full disk as the typed error, anything else as an input/output error.
+pub(crate) fn full_or_io(what: &'static str, needed: u64, error: std::io::Error) -> Error {
+    if error.kind() == std::io::ErrorKind::StorageFull {
+        Reason::Full { needed, what }.into()
+    } else {
+        Error::io(format!("making room for {what}"), error)
+    }
+}

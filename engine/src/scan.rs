@@ -1,0 +1,303 @@
+//! The walk through a view in key order, in both directions: the base, the generations above it and (in a
+//! transaction) its own writes, merged.
+//!
+//! Every source holds its keys in order; each entry has a rank: 0 in the base, its commit number in the log, and
+//! ranks above all commits in the layers of a transaction. At each key the highest rank counts, unless a range delete
+//! of a still higher rank covers the key.
+//!
+//! A scan is a gap between two keys. While it moves forward all sources stand at their first key after the gap, but
+//! those that gave the key just returned, which stand on it until the next step (so that the key can be borrowed).
+//! Backward is the mirror image; a change of direction puts all sources to the other side of the gap.
+
+use crate::base::Cursor;
+use crate::error::Result;
+use crate::full_key::{FullRange, successor};
+use crate::index::IndexCursor;
+use crate::log::LogView;
+use crate::value::{Entry, Source};
+use crate::view::{GenerationView, Note, View, entry_at};
+use crate::write_set::{Layer, LayerCursor};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Forward,
+    Backward,
+}
+
+/// Where the gap is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Gap {
+    /// Right before this key; no source is positioned.
+    Before(Vec<u8>),
+    /// The sources stand on one side of it; `true`: on the key that was just returned.
+    Positioned(Direction, bool),
+}
+
+/// A walk through a range of a view.
+pub(crate) struct Scan<'a, S: Source<'a>> {
+    limit: u64,
+    range: FullRange,
+    base: Cursor<S>,
+    others: Vec<Other<'a, S>>,
+    /// Range deletes with their ranks.
+    deletes: Vec<(u64, FullRange)>,
+    gap: Gap,
+    /// The key that was returned last, when `others` take part.
+    key: Vec<u8>,
+    /// Whether keys are returned whose newest entry says that they were deleted.
+    shows_deleted: bool,
+}
+
+enum Other<'a, S: Source<'a>> {
+    Index(IndexCursor<LogView>, GenerationView),
+    Run(u64, Cursor<S>),
+    Layer(u64, LayerCursor<'a>),
+}
+
+/// Rank of the oldest layer of a transaction: above every commit.
+const LAYER_RANK: u64 = u64::MAX / 2;
+
+impl<'a, S: Source<'a>> Scan<'a, S> {
+    /// A scan of `range`, standing before its first key. `layers` are a transaction's own writes, oldest first.
+    pub(crate) fn new(source: S, view: &View, layers: &'a [Layer], range: FullRange) -> Scan<'a, S> {
+        let mut others = Vec::new();
+        let mut deletes = Vec::new();
+        for generation in &view.generations {
+            if generation.index.entries() > 0 {
+                others.push(Other::Index(IndexCursor::new(generation.index, generation.log), *generation));
+            }
+            for (commit, note) in generation.notes(view.commit) {
+                match note {
+                    Note::DeleteRange { low, high } => {
+                        deletes.push((commit, FullRange { low: low.to_vec(), high: high.to_vec() }))
+                    }
+                    Note::Run(root) => others.push(Other::Run(commit, Cursor::new(source, root))),
+                }
+            }
+        }
+        for (depth, layer) in layers.iter().enumerate() {
+            let rank = LAYER_RANK + depth as u64;
+            deletes.extend(layer.deleted_ranges().map(|range| (rank, range)));
+            match layer.run() {
+                Some(root) => others.push(Other::Run(rank, Cursor::new(source, root))),
+                None => others.push(Other::Layer(rank, LayerCursor::new(layer))),
+            }
+        }
+        deletes.retain(|(_, deleted)| deleted.low < range.high && range.low < deleted.high);
+        let gap = Gap::Before(range.low.clone());
+        let base = Cursor::new(source, view.root);
+        Scan { limit: view.commit, range, base, others, deletes, gap, key: Vec::new(), shows_deleted: false }
+    }
+
+    /// Makes the scan return deleted keys too, but for those that only a range delete covers.
+    pub(crate) fn show_deleted(&mut self) {
+        self.shows_deleted = true;
+    }
+
+    /// Moves the gap right before the first key at or after `key`, inside the range.
+    pub(crate) fn seek(&mut self, key: &[u8]) {
+        let key = key.clamp(self.range.low.as_slice(), self.range.high.as_slice().max(&self.range.low));
+        self.gap = Gap::Before(key.to_vec());
+    }
+
+    /// Moves the gap behind the last key.
+    pub(crate) fn seek_end(&mut self) {
+        self.gap = Gap::Before(self.range.high.clone());
+    }
+
+    /// Steps over the next key and returns what is there; the key is `self.key()`.
+    pub(crate) fn next(&mut self) -> Result<Option<Entry<'a>>> {
+        self.face(Direction::Forward)?;
+        if self.others.is_empty() && self.deletes.is_empty() {
+            return self.next_of_base();
+        }
+        self.step(Direction::Forward)
+    }
+
+    /// Steps back over the key before the gap.
+    pub(crate) fn prev(&mut self) -> Result<Option<Entry<'a>>> {
+        self.face(Direction::Backward)?;
+        self.step(Direction::Backward)
+    }
+
+    /// The key that the last step went over.
+    #[inline]
+    pub(crate) fn key(&self) -> &[u8] {
+        if self.key.is_empty() { self.base.key() } else { &self.key }
+    }
+
+    /// Without anything above the base a step is one step of its cursor.
+    #[inline]
+    fn next_of_base(&mut self) -> Result<Option<Entry<'a>>> {
+        self.key.clear();
+        if self.gap == Gap::Positioned(Direction::Forward, true) {
+            self.base.next()?;
+        }
+        if !self.base.is_valid() || self.base.key() >= self.range.high.as_slice() {
+            self.gap = Gap::Positioned(Direction::Forward, false);
+            return Ok(None);
+        }
+        self.gap = Gap::Positioned(Direction::Forward, true);
+        let (page, location) = self.base.value();
+        Ok(Some(entry_at::<S>(page, location)))
+    }
+
+    /// Puts all sources to the side of the gap that `direction` moves to.
+    fn face(&mut self, direction: Direction) -> Result<()> {
+        let boundary = match &self.gap {
+            Gap::Positioned(facing, _) if *facing == direction => return Ok(()),
+            Gap::Before(key) => key.clone(),
+            Gap::Positioned(Direction::Forward, true) => successor(self.key()),
+            Gap::Positioned(Direction::Backward, true) => self.key().to_vec(),
+            Gap::Positioned(Direction::Forward, false) => self.range.high.clone(),
+            Gap::Positioned(Direction::Backward, false) => self.range.low.clone(),
+        };
+        match direction {
+            Direction::Forward => {
+                self.base.seek(&boundary)?;
+                self.others.iter_mut().try_for_each(|other| other.seek(&boundary))?;
+            }
+            Direction::Backward => {
+                self.base.seek_before(&boundary)?;
+                self.others.iter_mut().try_for_each(|other| other.seek_before(&boundary))?;
+            }
+        }
+        self.gap = Gap::Positioned(direction, false);
+        Ok(())
+    }
+
+    fn step(&mut self, direction: Direction) -> Result<Option<Entry<'a>>> {
+        if self.gap == Gap::Positioned(direction, true) {
+            self.leave_key(direction)?;
+        }
+        loop {
+            if !self.find_key(direction) {
+                self.gap = Gap::Positioned(direction, false);
+                return Ok(None);
+            }
+            let (rank, entry) = self.best_entry();
+            let deleted_until = self.deletes.iter().find(|(at, range)| *at > rank && range.contains(&self.key));
+            if let Some((_, deleted)) = deleted_until {
+                let edge = if direction == Direction::Forward { &deleted.high } else { &deleted.low };
+                skip_base(&mut self.base, direction, edge)?;
+            } else if self.shows_deleted || !matches!(entry, Entry::Deleted) {
+                self.gap = Gap::Positioned(direction, true);
+                return Ok(Some(entry));
+            }
+            self.leave_key(direction)?;
+        }
+    }
+
+    /// Puts the nearest key of all sources into `self.key`; `false` when there is none inside the range.
+    fn find_key(&mut self, direction: Direction) -> bool {
+        let base = self.base.is_valid().then(|| self.base.key());
+        let keys = base.into_iter().chain(self.others.iter().filter_map(|other| other.key()));
+        let nearest = match direction {
+            Direction::Forward => keys.min().filter(|key| *key < self.range.high.as_slice()),
+            Direction::Backward => keys.max().filter(|key| *key >= self.range.low.as_slice()),
+        };
+        let Some(nearest) = nearest else { return false };
+        let mut key = std::mem::take(&mut self.key);
+        key.clear();
+        key.extend_from_slice(nearest);
+        self.key = key;
+        true
+    }
+
+    /// The entry of the highest rank at `self.key`. A key whose every version is newer than the view counts as
+    /// deleted.
+    fn best_entry(&self) -> (u64, Entry<'a>) {
+        let mut best = (0, Entry::Deleted);
+        if self.base.is_valid() && self.base.key() == self.key {
+            let (page, location) = self.base.value();
+            best = (0, entry_at::<S>(page, location));
+        }
+        for other in self.others.iter().filter(|other| other.key() == Some(&self.key)) {
+            if let Some((rank, entry)) = other.entry(self.limit).filter(|(rank, _)| *rank >= best.0) {
+                best = (rank, entry);
+            }
+        }
+        best
+    }
+
+    /// Moves the sources that stand on `self.key` on.
+    fn leave_key(&mut self, direction: Direction) -> Result<()> {
+        if self.key.is_empty() {
+            self.key = self.base.key().to_vec();
+        }
+        if self.base.is_valid() && self.base.key() == self.key {
+            match direction {
+                Direction::Forward => self.base.next()?,
+                Direction::Backward => self.base.prev()?,
+            }
+        }
+        for other in self.others.iter_mut().filter(|other| other.key() == Some(&self.key)) {
+            other.advance(direction)?;
+        }
+        Ok(())
+    }
+}
+
+/// Jumps over a deleted range in the base: it may hold millions of keys.
+fn skip_base<'a, S: Source<'a>>(base: &mut Cursor<S>, direction: Direction, edge: &[u8]) -> Result<()> {
+    match direction {
+        Direction::Forward if base.is_valid() && base.key() < edge => base.seek(edge),
+        Direction::Backward if base.is_valid() && base.key() >= edge => base.seek_before(edge),
+        _ => Ok(()),
+    }
+}
+
+impl<'a, S: Source<'a>> Other<'a, S> {
+    fn key(&self) -> Option<&[u8]> {
+        match self {
+            Other::Index(cursor, _) => cursor.is_valid().then(|| cursor.key()),
+            Other::Run(_, cursor) => cursor.is_valid().then(|| cursor.key()),
+            Other::Layer(_, cursor) => cursor.key(),
+        }
+    }
+
+    /// Rank and content of the entry the source stands on, if a view up to `limit` sees one.
+    fn entry(&self, limit: u64) -> Option<(u64, Entry<'a>)> {
+        match self {
+            Other::Index(cursor, generation) => {
+                let version = cursor.visible(limit)?;
+                Some((version.commit, Entry::stored(generation.stored(version.position))))
+            }
+            Other::Run(rank, cursor) => {
+                let (page, location) = cursor.value();
+                Some((*rank, entry_at::<S>(page, location)))
+            }
+            Other::Layer(rank, cursor) => Some((*rank, cursor.entry())),
+        }
+    }
+
+    fn seek(&mut self, key: &[u8]) -> Result<()> {
+        match self {
+            Other::Index(cursor, _) => cursor.seek(key),
+            Other::Run(_, cursor) => cursor.seek(key)?,
+            Other::Layer(_, cursor) => cursor.seek(key),
+        }
+        Ok(())
+    }
+
+    fn seek_before(&mut self, key: &[u8]) -> Result<()> {
+        match self {
+            Other::Index(cursor, _) => cursor.seek_before(key),
+            Other::Run(_, cursor) => cursor.seek_before(key)?,
+            Other::Layer(_, cursor) => cursor.seek_before(key),
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, direction: Direction) -> Result<()> {
+        match (self, direction) {
+            (Other::Index(cursor, _), Direction::Forward) => cursor.next(),
+            (Other::Index(cursor, _), Direction::Backward) => cursor.prev(),
+            (Other::Run(_, cursor), Direction::Forward) => cursor.next()?,
+            (Other::Run(_, cursor), Direction::Backward) => cursor.prev()?,
+            (Other::Layer(_, cursor), Direction::Forward) => cursor.next(),
+            (Other::Layer(_, cursor), Direction::Backward) => cursor.prev(),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,472 @@
+//! Snapshots, cursors and streams: what users read through.
+
+use std::fmt;
+use std::io;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
+
+use crate::base::{Extent, count_below};
+use crate::checksum::{checksum, key_hash};
+use crate::core::{Core, with_source};
+use crate::error::{Error, Reason, Result};
+use crate::full_key::{FullKey, FullRange};
+use crate::limits::{MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
+use crate::map::Map;
+use crate::pages::{MappedPages, VerifiedPages, extent_table};
+use crate::region::{Pin, Slot};
+use crate::scan::Scan;
+use crate::store::{Handle, Store};
+use crate::value::{Entry, Source, Value};
+use crate::view::View;
+use crate::write_set::Layer;
+
+/// What a pin is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Snapshot = 0,
+    Transaction = 1,
+    Changes = 2,
+}
+
+/// A pinned view that keeps the store open. Its pin is given back on drop.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) view: View,
+    pub(crate) pin: Pin,
+    id: u64,
+    /// Number of the generation that took commits when the view was pinned.
+    pub(crate) newest_generation: u32,
+}
+
+impl Pinned {
+    pub(crate) fn new(store: &Store, limit: &AtomicU64, purpose: Purpose) -> Result<Pinned> {
+        store.core().healthy()?;
+        let handle = store.handle.clone();
+        let (pin, view) = handle.core.pin_limit(limit)?;
+        Ok(Pinned::of(handle, pin, view, purpose))
+    }
+
+    pub(crate) fn of(handle: Arc<Handle>, pin: Pin, view: View, purpose: Purpose) -> Pinned {
+        let core = &handle.core;
+        let slot = core.region.pinned(&pin);
+        slot.purpose.store(purpose as u32, Ordering::Relaxed);
+        slot.process.store(duramen_io::process_id(), Ordering::Relaxed);
+        let since = core.platform.clock.wall().duration_since(UNIX_EPOCH).unwrap_or_default();
+        slot.since.store(since.as_millis() as u64, Ordering::Relaxed);
+        let id = id_of(pin.index, slot);
+        let newest_generation = core.entry(view.newest_slot).number.load(Ordering::Relaxed);
+        Pinned { view, pin, id, newest_generation, handle }
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.handle.core
+    }
+
+    /// Refuses to go on once somebody ended the snapshot.
+    #[inline]
+    pub(crate) fn alive(&self) -> Result<()> {
+        if self.core().region.pinned(&self.pin).ended.load(Ordering::Relaxed) != 0 {
+            return Err(Reason::SnapshotEnded.into());
+        }
+        Ok(())
+    }
+
+    /// The range's pairs in key order, merged with a transaction's own writes.
+    pub(crate) fn scan<'a>(&'a self, layers: &'a [Layer], range: FullRange) -> AnyScan<'a> {
+        with_source!(self.core(), source => AnyScan::from(Scan::new(source, &self.view, layers, range)))
+    }
+
+    /// Pairs in a range: by counting in the branches of the base, and walking what is above it.
+    pub(crate) fn count(&self, range: &FullRange) -> Result<u64> {
+        if range.is_empty() {
+            return Ok(0);
+        }
+        with_source!(self.core(), source => count_in(source, &self.view, range))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.handle.core.region.unpin(&self.pin);
+    }
+}
+
+/// A number that names one snapshot for ever.
+pub(crate) fn id_of(index: u32, slot: &Slot) -> u64 {
+    (slot.uses.load(Ordering::Relaxed) as u64) << 32 | index as u64
+}
+
+fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Result<u64> {
+    let between = |low: &[u8], high: &[u8]| -> Result<u64> {
+        Ok(count_below(source, view.root, high)? - count_below(source, view.root, low)?)
+    };
+    let mut count = between(&range.low, &range.high)?;
+    if !view.has_recent() {
+        return Ok(count);
+    }
+    let deleted = view.deleted_ranges();
+    for cut in &deleted {
+        let (low, high) = (cut.low.as_slice().max(&range.low), cut.high.as_slice().min(&range.high));
+        if low < high {
+            count -= between(low, high)?;
+        }
+    }
+    // What is above the base, without the base: every key there either adds a pair or hides one.
+    let above = View { root: Default::default(), ..view.clone() };
+    let mut scan = Scan::new(source, &above, &[], range.clone());
+    scan.show_deleted();
+    while let Some(entry) = scan.next()? {
+        let key = scan.key();
+        let in_base = view.in_base(source, key, key_hash(view.hash_seed, key))?.is_some()
+            && !deleted.iter().any(|cut| cut.contains(key));
+        match entry {
+            Entry::Deleted if in_base => count -= 1,
+            Entry::Deleted => {}
+            _ if in_base => {}
+            _ => count += 1,
+        }
+    }
+    Ok(count)
+}
+
+/// A view of one moment: it never changes, never blocks and is never blocked, however many commits follow. It holds
+/// the space of what it can see, and nothing else, until it is dropped.
+#[derive(Debug)]
+pub struct Snapshot {
+    pinned: Pinned,
+}
+
+impl Snapshot {
+    pub(crate) fn new(store: &Store, limit: &AtomicU64) -> Result<Snapshot> {
+        Ok(Snapshot { pinned: Pinned::new(store, limit, Purpose::Snapshot)? })
+    }
+
+    pub(crate) fn pinned(&self) -> &Pinned {
+        &self.pinned
+    }
+
+    /// The newest commit that the snapshot shows.
+    pub fn commit(&self) -> u64 {
+        self.pinned.view.commit
+    }
+
+    /// The id by which [`Store::end_snapshot`] and the statistics know this snapshot.
+    pub fn id(&self) -> u64 {
+        self.pinned.id
+    }
+
+    /// The value of a key, borrowed from the store where that is possible.
+    ///
+    /// # Errors
+    /// [`Reason::KeyTooLong`], [`Reason::SnapshotEnded`], [`Reason::ForeignMap`], [`Reason::Damaged`].
+    #[inline]
+    pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
+        self.pinned.alive()?;
+        let full_key = FullKey::new(map.id_in(&self.pinned.handle)?, key)?;
+        with_source!(self.pinned.core(), source => self.pinned.view.get(source, &full_key))
+    }
+
+    /// The values of several keys, in their order.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn multi_get<K: AsRef<[u8]>>(&self, map: &Map, keys: &[K]) -> Result<Vec<Option<Value<'_>>>> {
+        keys.iter().map(|key| self.get(map, key.as_ref())).collect()
+    }
+
+    /// A cursor over the pairs whose keys lie in a range, standing before the first.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn range<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<Cursor<'_>> {
+        let range = FullRange::of(map.id_in(&self.pinned.handle)?, range)?;
+        self.cursor(range)
+    }
+
+    /// A cursor over the pairs whose keys begin with a prefix, standing before the first.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn prefix(&self, map: &Map, prefix: &[u8]) -> Result<Cursor<'_>> {
+        let range = FullRange::prefix(map.id_in(&self.pinned.handle)?, prefix)?;
+        self.cursor(range)
+    }
+
+    fn cursor(&self, range: FullRange) -> Result<Cursor<'_>> {
+        self.pinned.alive()?;
+        Ok(Cursor::new(&self.pinned, &[], range))
+    }
+
+    /// How many pairs lie in a range; costs a walk down the tree, and one through the commits not yet folded.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn count<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<u64> {
+        self.pinned.alive()?;
+        self.pinned.count(&FullRange::of(map.id_in(&self.pinned.handle)?, range)?)
+    }
+
+    /// The value of a key as a stream, for values that should not be in memory as a whole. Every part is verified
+    /// before it is handed out.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn stream(&self, map: &Map, key: &[u8]) -> Result<Option<ValueReader<'_>>> {
+        self.pinned.alive()?;
+        let full_key = FullKey::new(map.id_in(&self.pinned.handle)?, key)?;
+        let hash = key_hash(self.pinned.view.hash_seed, &full_key);
+        let entry = with_source!(self.pinned.core(), source => {
+            match self.pinned.view.recent(source, &full_key, hash)? {
+                Some((_, entry)) => Some(entry),
+                None => self.pinned.view.in_base(source, &full_key, hash)?,
+            }
+        });
+        Ok(match entry {
+            None | Some(Entry::Deleted) => None,
+            Some(Entry::Inline(value)) => Some(ValueReader::of_bytes(value)),
+            Some(Entry::Extent(extent)) => Some(ValueReader::of_extent(self.pinned.core(), extent)?),
+        })
+    }
+}
+
+/// A position between two pairs of a range, from which one can step both ways.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// let map = store.map("fruit")?;
+/// for name in ["apple", "cherry", "plum"] {
+///     map.put(name.as_bytes(), b"")?;
+/// }
+/// let snapshot = store.snapshot()?;
+/// let mut cursor = snapshot.range(&map, ..)?;
+/// cursor.seek(b"banana")?;
+/// assert_eq!(cursor.next()?.unwrap().0, b"cherry");
+/// assert_eq!(cursor.prev()?.unwrap().0, b"cherry");
+/// assert_eq!(cursor.prev()?.unwrap().0, b"apple");
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+pub struct Cursor<'a> {
+    pinned: &'a Pinned,
+    scan: AnyScan<'a>,
+    map: [u8; MAP_ID_BYTES],
+}
+
+impl fmt::Debug for Cursor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cursor").field("map", &u32::from_be_bytes(self.map)).finish_non_exhaustive()
+    }
+}
+
+/// A scan over the pages of either read mode.
+pub(crate) enum AnyScan<'a> {
+    Mapped(Box<Scan<'a, MappedPages<'a>>>),
+    Verified(Box<Scan<'a, VerifiedPages<'a>>>),
+}
+
+impl<'a> From<Scan<'a, MappedPages<'a>>> for AnyScan<'a> {
+    fn from(scan: Scan<'a, MappedPages<'a>>) -> Self {
+        AnyScan::Mapped(Box::new(scan))
+    }
+}
+
+impl<'a> From<Scan<'a, VerifiedPages<'a>>> for AnyScan<'a> {
+    fn from(scan: Scan<'a, VerifiedPages<'a>>) -> Self {
+        AnyScan::Verified(Box::new(scan))
+    }
+}
+
+/// A full key and its value.
+type Pair<'k, 'v> = (&'k [u8], Value<'v>);
+
+impl<'a> AnyScan<'a> {
+    pub(crate) fn next(&mut self, core: &'a Core) -> Result<Option<Pair<'_, 'a>>> {
+        match self {
+            AnyScan::Mapped(scan) => {
+                let Some(entry) = scan.next()? else { return Ok(None) };
+                let value = entry.resolve(core.pages.mapped())?;
+                Ok(value.map(|value| (scan.key(), value)))
+            }
+            AnyScan::Verified(scan) => {
+                let Some(entry) = scan.next()? else { return Ok(None) };
+                let value = entry.resolve(core.pages.verified())?;
+                Ok(value.map(|value| (scan.key(), value)))
+            }
+        }
+    }
+
+    pub(crate) fn prev(&mut self, core: &'a Core) -> Result<Option<Pair<'_, 'a>>> {
+        match self {
+            AnyScan::Mapped(scan) => {
+                let Some(entry) = scan.prev()? else { return Ok(None) };
+                let value = entry.resolve(core.pages.mapped())?;
+                Ok(value.map(|value| (scan.key(), value)))
+            }
+            AnyScan::Verified(scan) => {
+                let Some(entry) = scan.prev()? else { return Ok(None) };
+                let value = entry.resolve(core.pages.verified())?;
+                Ok(value.map(|value| (scan.key(), value)))
+            }
+        }
+    }
+
+    fn seek(&mut self, full_key: &[u8]) {
+        match self {
+            AnyScan::Mapped(scan) => scan.seek(full_key),
+            AnyScan::Verified(scan) => scan.seek(full_key),
+        }
+    }
+
+    fn seek_end(&mut self) {
+        match self {
+            AnyScan::Mapped(scan) => scan.seek_end(),
+            AnyScan::Verified(scan) => scan.seek_end(),
+        }
+    }
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(pinned: &'a Pinned, layers: &'a [Layer], range: FullRange) -> Cursor<'a> {
+        let map = range.low[..MAP_ID_BYTES].try_into().expect("a range begins with a map id");
+        Cursor { pinned, scan: pinned.scan(layers, range), map }
+    }
+
+    /// Steps over the next pair and returns it. At the end of the range: `None`, and the cursor stays.
+    ///
+    /// # Errors
+    /// [`Reason::SnapshotEnded`], [`Reason::Damaged`].
+    #[expect(clippy::should_implement_trait, reason = "the key is borrowed from the cursor until the next step")]
+    #[inline]
+    pub fn next(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
+        self.pinned.alive()?;
+        let pair = self.scan.next(self.pinned.core())?;
+        Ok(pair.map(|(key, value)| (&key[MAP_ID_BYTES..], value)))
+    }
+
+    /// Steps back over the pair before the cursor and returns it. At the beginning of the range: `None`.
+    ///
+    /// # Errors
+    /// As [`Cursor::next`].
+    pub fn prev(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
+        self.pinned.alive()?;
+        let pair = self.scan.prev(self.pinned.core())?;
+        Ok(pair.map(|(key, value)| (&key[MAP_ID_BYTES..], value)))
+    }
+
+    /// Moves before the first pair whose key is `key` or greater, without leaving the range.
+    ///
+    /// # Errors
+    /// [`Reason::KeyTooLong`].
+    pub fn seek(&mut self, key: &[u8]) -> Result<()> {
+        self.scan.seek(&FullKey::new(u32::from_be_bytes(self.map), key)?);
+        Ok(())
+    }
+
+    /// Moves behind the last pair of the range.
+    pub fn seek_end(&mut self) {
+        self.scan.seek_end();
+    }
+}
+
+/// A value as a stream of verified parts.
+#[derive(Debug)]
+pub struct ValueReader<'a> {
+    length: u64,
+    position: u64,
+    /// The part that contains `position`, from `part_start` on.
+    part: Part<'a>,
+    part_start: u64,
+    rest: Option<Rest<'a>>,
+}
+
+#[derive(Debug)]
+enum Part<'a> {
+    Value(Value<'a>),
+    Buffer(Vec<u8>),
+}
+
+/// Where further parts come from.
+#[derive(Debug)]
+struct Rest<'a> {
+    core: &'a Core,
+    extent: Extent,
+    checksums: Vec<u8>,
+}
+
+impl<'a> ValueReader<'a> {
+    fn of_bytes(value: Value<'a>) -> ValueReader<'a> {
+        ValueReader { length: value.len() as u64, position: 0, part: Part::Value(value), part_start: 0, rest: None }
+    }
+
+    fn of_extent(core: &'a Core, extent: Extent) -> Result<ValueReader<'a>> {
+        let checksums = if extent.length > VALUE_CHUNK_BYTES as u64 {
+            let page = extent.page as u64 * PAGE_BYTES as u64;
+            let start = extent.length / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+            let mut tail = vec![0; extent.pages() as usize * PAGE_BYTES - start as usize];
+            let read = core.data.read_at(&mut tail, page + start);
+            read.map_err(|error| Error::io("reading the table of a long value", error))?;
+            let rest = &tail[(extent.length - start) as usize..];
+            extent_table(extent, extent.length as usize, rest)?.to_vec()
+        } else {
+            extent.checksum.to_le_bytes().to_vec()
+        };
+        let rest = Some(Rest { core, extent, checksums });
+        Ok(ValueReader { length: extent.length, position: 0, part: Part::Buffer(Vec::new()), part_start: 0, rest })
+    }
+
+    /// Bytes of the whole value.
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether the value has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    fn part(&self) -> &[u8] {
+        match &self.part {
+            Part::Value(value) => value,
+            Part::Buffer(buffer) => buffer,
+        }
+    }
+
+    /// Reads and verifies the part at `position`.
+    fn load(&mut self) -> Result<()> {
+        let Some(rest) = &self.rest else { return Ok(()) };
+        let index = (self.position / VALUE_CHUNK_BYTES as u64) as usize;
+        self.part_start = index as u64 * VALUE_CHUNK_BYTES as u64;
+        let length = (self.length - self.part_start).min(VALUE_CHUNK_BYTES as u64) as usize;
+        let mut buffer = vec![0; length];
+        let offset = rest.extent.page as u64 * PAGE_BYTES as u64 + self.part_start;
+        let read = rest.core.data.read_at(&mut buffer, offset);
+        read.map_err(|error| Error::io("reading a long value", error))?;
+        if checksum(&buffer).to_le_bytes() != rest.checksums[index * 4..index * 4 + 4] {
+            let page = rest.extent.page;
+            return Err(Error::damaged(format!("the value at page {page}: wrong checksum of part {index}")));
+        }
+        self.part = Part::Buffer(buffer);
+        Ok(())
+    }
+}
+
+impl io::Read for ValueReader<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.position == self.length || out.is_empty() {
+            return Ok(0);
+        }
+        let end = self.part_start + self.part().len() as u64;
+        if self.position >= end {
+            self.load().map_err(io::Error::other)?;
+        }
+        let start = (self.position - self.part_start) as usize;
+        let part = &self.part()[start..];
+        let count = part.len().min(out.len());
+        out[..count].copy_from_slice(&part[..count]);
+        self.position += count as u64;
+        Ok(count)
+    }
+}

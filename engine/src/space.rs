@@ -1,0 +1,495 @@
+//! Which pages of the data file are free, which wait until nobody can see them, and how many are promised.
+//!
+//! Three kinds of pages: *free*; *used* by the newest base, by values and runs that the log refers to, or being
+//! written; *retired*: replaced by version `death`, but perhaps still read by a snapshot, or needed by the durable
+//! base. A retired page born in version `birth` becomes free when no pinned version lies in `birth..death`; the
+//! version of the durable base always counts as pinned. Versions count published roots, not commits: a fold gives the
+//! same commits a new root.
+//!
+//! Before a commit is accepted, the pages that folding it may take are promised: `needed(pending) + reserve <=
+//! free + taken by the running fold`. So a fold never meets a full disk, and because deletions may use the reserve, a
+//! full store can always be emptied.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use duramen_io::File;
+
+use crate::checksum::checksum;
+use crate::error::{Error, Reason, Result};
+use crate::limits::{DELETE_RESERVE_PAGES, PAGE_BYTES};
+use crate::meta::{META_PAGES, SavedBitmap};
+use crate::pages::Pages;
+use crate::region::{Pins, full_or_io};
+
+/// The file grows by an eighth of itself, within these bounds.
+const GROWTH_PAGES_MIN: u64 = 64;
+const GROWTH_PAGES_MAX: u64 = 16_384;
+/// Page numbers are 32 bits wide: 16 TiB.
+const PAGES_MAX: u64 = u32::MAX as u64;
+
+/// The allocator of the data file.
+#[derive(Debug)]
+pub(crate) struct Space {
+    file: Arc<dyn File>,
+    state: Mutex<State>,
+    /// Mirrors of `state` that the commit path reads without the lock.
+    free: AtomicU64,
+    used: AtomicU64,
+    /// Pages that the running fold took from `free`; they are part of what was promised to it.
+    taken: AtomicU64,
+    /// Operations and bytes in commits that are not folded.
+    pending_operations: AtomicU64,
+    pending_bytes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    bitmap: Bitmap,
+    /// Used pages that no base refers to yet: values and runs of commits that are not folded or not even made.
+    loose: Bitmap,
+    retired: Vec<Retired>,
+    retired_pages: u64,
+    /// Pages that may be cut off once the other meta page has forgotten them too.
+    durable_ends: [u32; 2],
+}
+
+/// Pages that wait for readers of the versions `birth..death`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Retired {
+    pub(crate) page: u32,
+    pub(crate) pages: u32,
+    pub(crate) birth: u64,
+    pub(crate) death: u64,
+}
+
+/// Figures for statistics.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SpaceFigures {
+    pub(crate) file_pages: u64,
+    pub(crate) free_pages: u64,
+    pub(crate) retired_pages: u64,
+    pub(crate) pending_operations: u64,
+    pub(crate) pending_bytes: u64,
+}
+
+impl Space {
+    /// A space whose used pages are those of `bitmap`.
+    pub(crate) fn new(file: Arc<dyn File>, bitmap: Bitmap) -> Space {
+        let free = bitmap.free;
+        let used = bitmap.pages as u64 - free;
+        let end = bitmap.pages;
+        let loose = Bitmap::empty(end);
+        let state = State { bitmap, loose, retired: Vec::new(), retired_pages: 0, durable_ends: [end, end] };
+        Space {
+            file,
+            state: Mutex::new(state),
+            free: AtomicU64::new(free),
+            used: AtomicU64::new(used),
+            taken: AtomicU64::new(0),
+            pending_operations: AtomicU64::new(0),
+            pending_bytes: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn mirror(&self, state: &State) {
+        self.free.store(state.bitmap.free, Ordering::Relaxed);
+        let used = state.bitmap.pages as u64 - state.bitmap.free - state.retired_pages;
+        self.used.store(used, Ordering::Relaxed);
+    }
+
+    /// Pages that folding this much may take at the worst: each operation rewrites a leaf and makes it split, a tree
+    /// is rewritten at most once, new bytes fill pages at least two fifths, and the bitmap is saved.
+    fn needed(&self, operations: u64, bytes: u64) -> u64 {
+        let used = self.used.load(Ordering::Relaxed);
+        let rewritten = (operations * 12).min(used + used / 2 + 12);
+        rewritten + (bytes + operations * 32) * 5 / 2 / PAGE_BYTES as u64 + 2 * (used >> 15) + 16
+    }
+
+    /// Promises the pages for a commit, growing the file when needed. `uses_reserve`: the commit only deletes.
+    pub(crate) fn promise(&self, operations: u64, bytes: u64, uses_reserve: bool, pages: &Pages) -> Result<()> {
+        let pending = self.pending_operations.fetch_add(operations, Ordering::Relaxed) + operations;
+        let pending_bytes = self.pending_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let reserve = if uses_reserve { 0 } else { DELETE_RESERVE_PAGES };
+        let needed = self.needed(pending, pending_bytes) + reserve;
+        let result = self.have(needed, pages);
+        if result.is_err() {
+            self.settle(operations, bytes);
+        }
+        result
+    }
+
+    /// Takes back what was promised: the commit was refused, or is folded.
+    pub(crate) fn settle(&self, operations: u64, bytes: u64) {
+        self.pending_operations.fetch_sub(operations, Ordering::Relaxed);
+        self.pending_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Adds what recovery found in the log, without asking for room: the fold will ask.
+    pub(crate) fn promise_recovered(&self, operations: u64, bytes: u64) {
+        self.pending_operations.fetch_add(operations, Ordering::Relaxed);
+        self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn have(&self, needed: u64, pages: &Pages) -> Result<()> {
+        let have = || self.free.load(Ordering::Relaxed) + self.taken.load(Ordering::Relaxed);
+        if needed <= have() {
+            return Ok(());
+        }
+        let mut state = self.lock();
+        if needed <= have() {
+            return Ok(());
+        }
+        self.grow(&mut state, needed - have(), pages)
+    }
+
+    fn grow(&self, state: &mut State, short: u64, pages: &Pages) -> Result<()> {
+        let now = state.bitmap.pages as u64;
+        let step = (now / 8).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
+        let wanted = short.next_multiple_of(step);
+        let grown = self.grow_by(state, wanted, pages);
+        // Near the end of the disk less may be had than is handy.
+        let grown = grown.or_else(|error| if wanted == short { Err(error) } else { self.grow_by(state, short, pages) });
+        self.mirror(state);
+        grown
+    }
+
+    fn grow_by(&self, state: &mut State, more: u64, pages: &Pages) -> Result<()> {
+        let now = state.bitmap.pages as u64;
+        let bytes = more * PAGE_BYTES as u64;
+        if now + more > PAGES_MAX {
+            return Err(Reason::Full { needed: bytes, what: "the data file, which ends at 16 TiB" }.into());
+        }
+        self.file
+            .allocate(now * PAGE_BYTES as u64, bytes)
+            .map_err(|error| full_or_io("the data file", bytes, error))?;
+        pages.cover((now + more) * PAGE_BYTES as u64)?;
+        state.bitmap.extend(more as u32);
+        state.loose.extend(more as u32);
+        Ok(())
+    }
+
+    /// A run of free pages for the fold: `wanted` or fewer, but at least one of `least` pages, now used.
+    pub(crate) fn take_for_fold(&self, least: u32, wanted: u32, pages: &Pages) -> Result<(u32, u32)> {
+        let mut state = self.lock();
+        let run = match state.bitmap.find(least, wanted) {
+            Some(run) => run,
+            None => {
+                self.grow(&mut state, wanted as u64, pages).or_else(|_| self.grow(&mut state, least as u64, pages))?;
+                state.bitmap.find(least, wanted).expect("the file has just grown")
+            }
+        };
+        state.bitmap.set(run.0, run.1, true);
+        self.taken.fetch_add(run.1 as u64, Ordering::Relaxed);
+        self.mirror(&state);
+        pages.forget(run.0, run.1);
+        Ok(run)
+    }
+
+    /// Exactly `count` pages in one piece for a value or a run of changes, beyond all promises.
+    pub(crate) fn take(&self, count: u32, pages: &Pages) -> Result<u32> {
+        let mut state = self.lock();
+        let pending = self.pending_operations.load(Ordering::Relaxed);
+        let promised = self.needed(pending, self.pending_bytes.load(Ordering::Relaxed)) + DELETE_RESERVE_PAGES;
+        let have = state.bitmap.free + self.taken.load(Ordering::Relaxed);
+        if have < promised + count as u64 {
+            self.grow(&mut state, promised + count as u64 - have, pages)?;
+        }
+        let (page, _) = match state.bitmap.find(count, count) {
+            Some(run) => run,
+            None => {
+                self.grow(&mut state, count as u64, pages)?;
+                state.bitmap.find(count, count).expect("the file has just grown by as much")
+            }
+        };
+        state.bitmap.set(page, count, true);
+        state.loose.set(page, count, true);
+        self.mirror(&state);
+        pages.forget(page, count);
+        Ok(page)
+    }
+
+    /// The base about to be published refers to these pages, which a commit brought.
+    pub(crate) fn adopt(&self, page: u32, count: u32) {
+        self.lock().loose.set(page, count, false);
+    }
+
+    /// Pages that were taken and are not needed after all.
+    pub(crate) fn give_back(&self, page: u32, count: u32) {
+        let mut state = self.lock();
+        state.bitmap.set(page, count, false);
+        state.loose.set(page, count, false);
+        self.mirror(&state);
+    }
+
+    /// Pages that the running fold took and does not need.
+    pub(crate) fn give_back_of_fold(&self, page: u32, count: u32) {
+        self.give_back(page, count);
+        self.taken.fetch_sub(count as u64, Ordering::Relaxed);
+    }
+
+    /// The running fold ended: what it took is no longer counted as promised to it.
+    pub(crate) fn fold_ended(&self) {
+        self.taken.store(0, Ordering::Relaxed);
+    }
+
+    /// Marks pages as used that a replayed record refers to.
+    pub(crate) fn mark_used(&self, page: u32, count: u32) -> Result<()> {
+        let mut state = self.lock();
+        if page < META_PAGES || page as u64 + count as u64 > state.bitmap.pages as u64 {
+            return Err(Error::damaged(format!("the log refers to pages {page}+{count}, beyond the data file")));
+        }
+        if (page..page + count).any(|page| state.bitmap.is_used(page)) {
+            return Err(Error::damaged(format!("the log refers to pages {page}+{count}, which are in use elsewhere")));
+        }
+        state.bitmap.set(page, count, true);
+        state.loose.set(page, count, true);
+        self.mirror(&state);
+        Ok(())
+    }
+
+    /// Adds pages that the version about to be, or just, published no longer refers to.
+    pub(crate) fn retire(&self, retired: impl IntoIterator<Item = Retired>) {
+        let mut state = self.lock();
+        for item in retired {
+            state.retired_pages += item.pages as u64;
+            state.loose.set(item.page, item.pages, false);
+            state.retired.push(item);
+        }
+        self.mirror(&state);
+    }
+
+    /// Frees retired pages that no pinned version needs. `pins` must contain the version of the durable base. With
+    /// `overwrite` freed pages are filled with 0xDD, so that tests notice whoever still reads them.
+    pub(crate) fn reclaim(&self, pins: &Pins, overwrite: bool) -> Result<u64> {
+        let mut state = self.lock();
+        let mut freed = 0;
+        let retired = std::mem::take(&mut state.retired);
+        let mut kept = Vec::with_capacity(retired.len());
+        for item in retired {
+            if pins.hold(item.birth, item.death) {
+                kept.push(item);
+                continue;
+            }
+            freed += item.pages as u64;
+            state.bitmap.set(item.page, item.pages, false);
+            if overwrite {
+                let rubbish = vec![0xDD; item.pages as usize * PAGE_BYTES];
+                let offset = item.page as u64 * PAGE_BYTES as u64;
+                self.file.write_at(&rubbish, offset).map_err(|error| Error::io("overwriting freed pages", error))?;
+            }
+        }
+        state.retired = kept;
+        state.retired_pages -= freed;
+        self.mirror(&state);
+        Ok(freed)
+    }
+
+    /// Writes the bitmap of the pages that the newest base uses: all used pages but those that are retired or loose.
+    /// `previous` is the saved bitmap that this one replaces: it is not marked.
+    pub(crate) fn save(&self, previous: SavedBitmap, pages: &Pages) -> Result<(SavedBitmap, u32)> {
+        let words = self.lock().bitmap.words.len();
+        // Taking the pages may grow the file by at most one step: leave room for its words.
+        let bytes = (words + GROWTH_PAGES_MAX as usize / 64 + 1) * 8;
+        let count = bytes.div_ceil(PAGE_BYTES) as u32;
+        let (page, taken) = self.take_for_fold(count, count, pages)?;
+        assert_eq!(taken, count);
+        let (image, end) = {
+            let state = self.lock();
+            let mut durable = state.bitmap.clone();
+            for item in &state.retired {
+                durable.set(item.page, item.pages, false);
+            }
+            durable.set(previous.page, previous.pages, false);
+            durable.remove(&state.loose);
+            let mut image: Vec<u8> = durable.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            image.resize(count as usize * PAGE_BYTES, 0);
+            (image, state.bitmap.end_of_used())
+        };
+        self.file
+            .write_at(&image, page as u64 * PAGE_BYTES as u64)
+            .map_err(|error| Error::io("saving the bitmap of used pages", error))?;
+        Ok((SavedBitmap { page, pages: count, checksum: checksum(&image) }, end))
+    }
+
+    /// Cuts free pages off the end of the file that neither meta page knows. `end` is what the newest one says.
+    pub(crate) fn shrink(&self, end: u32) -> Result<()> {
+        let mut state = self.lock();
+        state.durable_ends = [state.durable_ends[1], end];
+        let keep = self.needed(
+            self.pending_operations.load(Ordering::Relaxed),
+            self.pending_bytes.load(Ordering::Relaxed),
+        ) + DELETE_RESERVE_PAGES;
+        let known = state.durable_ends[0].max(state.durable_ends[1]).max(state.bitmap.end_of_used());
+        let surplus = (state.bitmap.pages - known) as u64;
+        let surplus = surplus.min(state.bitmap.free.saturating_sub(keep));
+        // A little slack avoids growing and shrinking in turn.
+        if surplus <= (state.bitmap.pages as u64 / 8).max(GROWTH_PAGES_MIN) {
+            return Ok(());
+        }
+        let pages = state.bitmap.pages - surplus as u32;
+        self.file
+            .set_len(pages as u64 * PAGE_BYTES as u64)
+            .map_err(|error| Error::io("shrinking the data file", error))?;
+        state.bitmap.cut(pages);
+        state.loose.cut(pages);
+        self.mirror(&state);
+        Ok(())
+    }
+
+    pub(crate) fn figures(&self) -> SpaceFigures {
+        let state = self.lock();
+        SpaceFigures {
+            file_pages: state.bitmap.pages as u64,
+            free_pages: state.bitmap.free,
+            retired_pages: state.retired_pages,
+            pending_operations: self.pending_operations.load(Ordering::Relaxed),
+            pending_bytes: self.pending_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Copies of the bitmaps of used and of loose pages and of the retired pages, for the checker.
+    pub(crate) fn contents(&self) -> (Bitmap, Bitmap, Vec<Retired>) {
+        let state = self.lock();
+        (state.bitmap.clone(), state.loose.clone(), state.retired.clone())
+    }
+}
+
+/// One bit per page of the data file: set = used.
+#[derive(Clone, Debug)]
+pub(crate) struct Bitmap {
+    words: Vec<u64>,
+    pages: u32,
+    free: u64,
+    /// No page below this word is free.
+    first: usize,
+}
+
+impl Bitmap {
+    fn empty(pages: u32) -> Bitmap {
+        let mut bitmap = Bitmap { words: Vec::new(), pages: 0, free: 0, first: 0 };
+        bitmap.extend(pages);
+        bitmap
+    }
+
+    /// A bitmap of `pages` pages of which only the meta pages are used.
+    pub(crate) fn new(pages: u32) -> Bitmap {
+        let mut bitmap = Bitmap::empty(pages);
+        bitmap.set(0, META_PAGES, true);
+        bitmap
+    }
+
+    /// Clears every bit that is set in `other`, which has the same length. Only good for saving: `free` goes stale.
+    fn remove(&mut self, other: &Bitmap) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= !other);
+    }
+
+    /// Loads what `save` wrote, for a file that now has `pages` pages, and marks the saved bitmap's own pages.
+    pub(crate) fn load(file: &dyn File, saved: SavedBitmap, pages: u32) -> Result<Bitmap> {
+        if saved.page as u64 + saved.pages as u64 > pages as u64 {
+            return Err(Error::damaged(format!("the saved bitmap lies at page {}, beyond the data file", saved.page)));
+        }
+        let mut image = vec![0u8; saved.pages as usize * PAGE_BYTES];
+        file.read_at(&mut image, saved.page as u64 * PAGE_BYTES as u64)
+            .map_err(|error| Error::io("reading the bitmap of used pages", error))?;
+        if checksum(&image) != saved.checksum {
+            return Err(Error::damaged(format!("the bitmap at page {} has a wrong checksum", saved.page)));
+        }
+        let mut bitmap = Bitmap::new(pages);
+        let words = image.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        for (index, word) in words.enumerate() {
+            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                let page = (index * 64 + bit) as u32;
+                if page >= pages {
+                    return Err(Error::damaged(format!("page {page} is in use but beyond the data file")));
+                }
+                bitmap.set(page, 1, true);
+            }
+        }
+        bitmap.set(saved.page, saved.pages, true);
+        Ok(bitmap)
+    }
+
+    pub(crate) fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    pub(crate) fn is_used(&self, page: u32) -> bool {
+        self.words[page as usize / 64] >> (page % 64) & 1 == 1
+    }
+
+    pub(crate) fn set(&mut self, page: u32, count: u32, used: bool) {
+        for page in page..page + count {
+            let (word, bit) = (page as usize / 64, 1u64 << (page % 64));
+            if used && self.words[word] & bit == 0 {
+                self.words[word] |= bit;
+                self.free -= 1;
+            } else if !used && self.words[word] & bit != 0 {
+                self.words[word] &= !bit;
+                self.free += 1;
+                self.first = self.first.min(word);
+            }
+        }
+    }
+
+    fn extend(&mut self, more: u32) {
+        self.pages += more;
+        self.words.resize((self.pages as usize).div_ceil(64), 0);
+        self.free += more as u64;
+    }
+
+    fn cut(&mut self, pages: u32) {
+        self.free -= (self.pages - pages) as u64;
+        self.pages = pages;
+        self.words.truncate((pages as usize).div_ceil(64));
+        self.first = self.first.min(self.words.len());
+    }
+
+    /// Page after the last used one.
+    fn end_of_used(&self) -> u32 {
+        let last = self.words.iter().rposition(|&word| word != 0).expect("the meta pages are always used");
+        last as u32 * 64 + 64 - self.words[last].leading_zeros()
+    }
+
+    /// The first run of free pages that is `wanted` long, or else the longest one that has at least `least`.
+    fn find(&mut self, least: u32, wanted: u32) -> Option<(u32, u32)> {
+        let mut best: Option<(u32, u32)> = None;
+        let mut page = self.skip_used(self.first as u32 * 64);
+        self.first = page as usize / 64;
+        while page < self.pages {
+            let end = self.end_of_free(page, wanted);
+            let length = end - page;
+            if length >= wanted {
+                return Some((page, wanted));
+            }
+            if length >= least && best.is_none_or(|(_, longest)| length > longest) {
+                best = Some((page, length));
+            }
+            page = self.skip_used(end);
+        }
+        best
+    }
+
+    /// The first free page at or after `page`, or `pages`.
+    fn skip_used(&self, mut page: u32) -> u32 {
+        while page < self.pages {
+            let rest = !self.words[page as usize / 64] >> (page % 64);
+            if rest != 0 {
+                return (page + rest.trailing_zeros()).min(self.pages);
+            }
+            page = (page / 64 + 1) * 64;
+        }
+        self.pages
+    }
+
+    /// The end of the free run that begins at `page`, looking no further than `wanted` pages.
+    fn end_of_free(&self, page: u32, wanted: u32) -> u32 {
+        let limit = (page as u64 + wanted as u64).min(self.pages as u64) as u32;
+        (page..limit).find(|&page| self.is_used(page)).unwrap_or(limit)
+    }
+}

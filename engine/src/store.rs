@@ -1,0 +1,264 @@
+//! The handle of an open store.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{fmt, path::Path};
+
+use duramen_io::Platform;
+
+use crate::background;
+use crate::commit::{Commit, Draft};
+use crate::core::Core;
+use crate::error::{Reason, Result};
+use crate::map::{Map, Maps};
+use crate::options::{Options, Settings};
+use crate::recovery;
+use crate::snapshot::Snapshot;
+use crate::transaction::{Transaction, TransactionOptions};
+use crate::{Batch, CommitFuture};
+
+/// An open store. Clones are handles of the same store; it closes when the last handle of any kind (clone, map,
+/// snapshot, transaction, stream) is dropped.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) handle: Arc<Handle>,
+}
+
+/// What all handles of a store hold on to: the core and its background threads.
+pub(crate) struct Handle {
+    pub(crate) core: Arc<Core>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("path", &self.core.platform.storage.path()).finish()
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt(f)
+    }
+}
+
+impl Store {
+    /// Opens the store in a directory with the default options, making it when it is missing.
+    ///
+    /// # Errors
+    /// See [`Options::open`].
+    pub fn open(directory: impl AsRef<Path>) -> Result<Store> {
+        Options::new().open(directory)
+    }
+
+    pub(crate) fn open_with(platform: Platform, settings: Settings) -> Result<Store> {
+        let core = Arc::new(recovery::open(platform, settings)?);
+        let handle = Handle { core, threads: Mutex::new(Vec::new()) };
+        if handle.core.settings.background && !handle.core.settings.read_only {
+            handle.spawn("duramen-fold", background::fold_loop);
+        }
+        Ok(Store { handle: Arc::new(handle) })
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.handle.core
+    }
+
+    /// Opens a map, making it when it is missing. Making it is a commit of its own, `Synced` unless the store was
+    /// opened with another durability.
+    ///
+    /// # Errors
+    /// [`Reason::InvalidMapName`], and those of a commit.
+    pub fn map(&self, name: &str) -> Result<Map> {
+        loop {
+            if let Some(map) = self.maps().get(name)? {
+                return Ok(map);
+            }
+            match self.maps().create(name) {
+                Err(error) if matches!(error.reason(), Reason::MapExists { .. }) => continue,
+                created => return created,
+            }
+        }
+    }
+
+    /// The maps of the store: list, look up, create, rename, drop.
+    pub fn maps(&self) -> Maps<'_> {
+        Maps { store: self }
+    }
+
+    /// A snapshot of everything committed so far. It costs well under a microsecond, never blocks, and never changes.
+    ///
+    /// # Errors
+    /// [`Reason::TooManySnapshots`], [`Reason::Closed`], [`Reason::Poisoned`].
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Snapshot::new(self, &self.core().control().visible.0)
+    }
+
+    /// A snapshot of what survives power loss: the newest synced commit and everything before it.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot`].
+    pub fn snapshot_durable(&self) -> Result<Snapshot> {
+        Snapshot::new(self, &self.core().control().synced.0)
+    }
+
+    /// Begins a write transaction.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot`], and [`Reason::ReadOnly`].
+    pub fn begin(&self, options: TransactionOptions) -> Result<Transaction> {
+        Transaction::begin(self, options)
+    }
+
+    /// Runs a closure in a transaction and commits it, again after a conflict: ten times concurrently with others,
+    /// then in turn with everybody else shut out, so that it gets through. The closure may therefore run several
+    /// times and should have no other effects. When it returns an error, or panics, nothing is written.
+    ///
+    /// # Errors
+    /// Whatever the closure returns; [`Reason::RetriesExhausted`], which names the key; those of a commit.
+    pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+        self.transact_with(TransactionOptions::default(), body)
+    }
+
+    /// [`Store::transact`] with options.
+    ///
+    /// # Errors
+    /// As [`Store::transact`].
+    pub fn transact_with<T>(
+        &self,
+        options: TransactionOptions,
+        mut body: impl FnMut(&mut Transaction) -> Result<T>,
+    ) -> Result<T> {
+        Transaction::run(self, options, &mut body)
+    }
+
+    /// Commits several writes at once, without reading.
+    ///
+    /// # Errors
+    /// Those of a commit: [`Reason::Full`], [`Reason::Unknown`], [`Reason::Poisoned`], [`Reason::MapDropped`].
+    pub fn write(&self, batch: Batch) -> Result<Commit> {
+        batch.commit(self)
+    }
+
+    /// Commits several writes at once; they are visible at once, and the future resolves when they last as the batch
+    /// asks for. Any executor will do.
+    ///
+    /// # Errors
+    /// As [`Store::write`], but for what comes up while syncing: that is the future's.
+    pub fn write_async(&self, batch: Batch) -> Result<CommitFuture> {
+        batch.commit_async(self)
+    }
+
+    /// Makes everything committed so far survive power loss.
+    ///
+    /// # Errors
+    /// [`Reason::Unknown`] when the sync failed.
+    pub fn sync(&self) -> Result<()> {
+        self.core().sync()
+    }
+
+    /// Ends a snapshot that somebody else forgot: its next call returns [`Reason::SnapshotEnded`]. What it holds is
+    /// freed when its owner drops it, because values that were borrowed from it must stay. Ids are in
+    /// [`crate::Statistics::snapshots`]. `false`: there is no such snapshot.
+    ///
+    /// # Errors
+    /// [`Reason::Closed`].
+    pub fn end_snapshot(&self, id: u64) -> Result<bool> {
+        self.core().healthy()?;
+        let slots = self.core().region.slots_in_use();
+        let found = slots.into_iter().find(|(index, _, slot)| crate::snapshot::id_of(*index, slot) == id);
+        if let Some((_, _, slot)) = found {
+            slot.ended.store(1, Ordering::Release);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Folds what is in the log, makes the result durable and frees what nobody needs, now.
+    ///
+    /// # Errors
+    /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Poisoned`], [`Reason::Io`].
+    pub fn maintain(&self) -> Result<()> {
+        self.core().maintain()
+    }
+
+    /// Folds everything and closes the store: the next opening has nothing to replay. Later calls through any handle
+    /// return [`Reason::Closed`]. Snapshots that are still open stay valid, and hold the store's lock until they are
+    /// dropped. Dropping the last handle closes as well, but cannot report errors.
+    ///
+    /// # Errors
+    /// As [`Store::maintain`]. The store is closed all the same, and nothing acknowledged is lost.
+    pub fn close(self) -> Result<()> {
+        self.handle.close()
+    }
+}
+
+impl Handle {
+    pub(crate) fn spawn(&self, name: &str, body: fn(&Core)) {
+        let core = self.core.clone();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || body(&core));
+        // Without the thread, commits fold and sync for themselves.
+        if let Ok(thread) = thread {
+            self.threads.lock().unwrap_or_else(|e| e.into_inner()).push(thread);
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        if self.core.closed.load(Ordering::Acquire) {
+            return Err(Reason::Closed.into());
+        }
+        self.stop_threads();
+        let folded = if self.core.settings.read_only { Ok(()) } else { self.core.settle() };
+        self.core.closed.store(true, Ordering::Release);
+        folded
+    }
+
+    fn stop_threads(&self) {
+        self.core.ask(|work| work.stop = true);
+        for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(|e| e.into_inner())) {
+            // A panic of the thread has poisoned the store already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Nobody is there to hear of an error; the log has everything.
+        if !self.core.closed.load(Ordering::Acquire) {
+            let _ = self.close();
+        }
+    }
+}
+
+impl Core {
+    /// Leaves nothing to replay, and no more files than needed.
+    fn settle(&self) -> Result<()> {
+        self.maintain()?;
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        // The first meta page made the replaced pages free, the second lets the end of the file go.
+        self.reclaim(&mut state)?;
+        self.trim_log_files()
+    }
+}
+
+/// How long the background thread sleeps when nothing is asked of it.
+pub(crate) const TICK: Duration = Duration::from_millis(100);
+
+thread_local! {
+    static DRAFT: std::cell::RefCell<Draft> = std::cell::RefCell::new(Draft::new());
+}
+
+/// Runs `use_draft` with an empty draft whose memory is reused from call to call.
+pub(crate) fn with_draft<T>(use_draft: impl FnOnce(&mut Draft) -> T) -> T {
+    DRAFT.with(|draft| match draft.try_borrow_mut() {
+        Ok(mut draft) => {
+            draft.clear();
+            use_draft(&mut draft)
+        }
+        // A closure of the user that runs inside an operation may begin another one.
+        Err(_) => use_draft(&mut Draft::new()),
+    })
+}

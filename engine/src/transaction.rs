@@ -1,0 +1,721 @@
+//! Write transactions: reads from a snapshot, writes into layers of its own, one commit at the end.
+
+use std::ops::RangeBounds;
+use std::sync::{Arc, Mutex};
+
+use crate::base::{Extent, Root};
+use crate::batch::stored;
+use crate::catalog::check_name;
+use crate::checksum::key_hash;
+use crate::commit::{Checks, Commit, Draft, Durability, NOT_EXCLUSIVE};
+use crate::core::{Core, with_source};
+use crate::error::{Reason, Result};
+use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
+use crate::future::CommitFuture;
+use crate::limits::{ATTEMPTS_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, SAVEPOINTS_MAX, WRITE_SET_BYTES_MAX};
+use crate::log::OperationKind;
+use crate::map::{Map, check_value, counters_of, map_id, next_map_id};
+use crate::snapshot::{Cursor, Pinned, Purpose};
+use crate::store::{Store, with_draft};
+use crate::value::{Entry, Value};
+use crate::view::{encode_root, in_tree};
+use crate::write_set::{Layer, Written};
+
+/// How a transaction runs and commits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TransactionOptions {
+    serializable: bool,
+    exclusive: bool,
+    durability: Option<Durability>,
+}
+
+impl TransactionOptions {
+    /// Snapshot isolation, concurrent, the store's durability.
+    pub fn new() -> TransactionOptions {
+        TransactionOptions::default()
+    }
+
+    /// Refuses the commit also when something that the transaction *read* (a key, a range) was changed meanwhile, so
+    /// that the outcome is that of some order of the transactions, one after the other.
+    pub fn serializable(mut self) -> TransactionOptions {
+        self.serializable = true;
+        self
+    }
+
+    /// Shuts all other writers out until the transaction ends: it never meets a conflict. Readers go on. Writing in
+    /// any other way before the transaction ends, in the same thread, waits for ever.
+    pub fn exclusive(mut self) -> TransactionOptions {
+        self.exclusive = true;
+        self
+    }
+
+    /// Asks for a durability other than the store's.
+    pub fn durability(mut self, durability: Durability) -> TransactionOptions {
+        self.durability = Some(durability);
+        self
+    }
+}
+
+/// A write transaction. It reads the snapshot it began with and its own writes; others see nothing of it until it
+/// commits, and then all at once. Dropped without a commit, it leaves nothing behind.
+///
+/// It may be larger than memory: what does not fit is written to the data file as it goes, and the log gets one record.
+///
+/// A transaction cannot be used after its end:
+///
+/// ```compile_fail
+/// # let store = duramen_engine::Store::open("store").unwrap();
+/// # let map = store.map("map").unwrap();
+/// let mut tx = store.begin(Default::default()).unwrap();
+/// tx.commit().unwrap();
+/// tx.put(&map, b"key", b"value").unwrap(); // error[E0382]: borrow of moved value: `tx`
+/// ```
+#[derive(Debug)]
+pub struct Transaction {
+    pinned: Pinned,
+    layers: Vec<Layer>,
+    /// Indexes of the layers that begin with a savepoint.
+    savepoints: Vec<u64>,
+    next_savepoint: u64,
+    appends: Vec<Append>,
+    /// Appends at each savepoint.
+    appends_at: Vec<usize>,
+    /// Values written to the data file, to give back unless the transaction commits.
+    extents: Vec<Extent>,
+    maps: Vec<Map>,
+    new_maps: Vec<(u32, String)>,
+    dropped: Vec<u32>,
+    renamed: Vec<(u32, String)>,
+    reads: Option<Mutex<Reads>>,
+    token: u32,
+    durability: Durability,
+    finished: bool,
+}
+
+#[derive(Debug)]
+struct Append {
+    map: u32,
+    prefix: Vec<u8>,
+    kind: OperationKind,
+    value: Vec<u8>,
+}
+
+/// What a serialisable transaction has read.
+#[derive(Debug, Default)]
+struct Reads {
+    keys: Vec<Vec<u8>>,
+    ranges: Vec<FullRange>,
+}
+
+/// A moment of a transaction to which it can be rolled back.
+#[derive(Debug)]
+pub struct Savepoint {
+    number: u64,
+}
+
+impl Transaction {
+    pub(crate) fn begin(store: &Store, options: TransactionOptions) -> Result<Transaction> {
+        let core = store.core();
+        core.writable()?;
+        let token = if options.exclusive { core.begin_exclusive()? } else { NOT_EXCLUSIVE };
+        let pinned = match Pinned::new(store, &core.control().visible.0, Purpose::Transaction) {
+            Ok(pinned) => pinned,
+            Err(error) => {
+                if token != NOT_EXCLUSIVE {
+                    core.end_exclusive();
+                }
+                return Err(error);
+            }
+        };
+        core.follow_from(&pinned);
+        Ok(Transaction {
+            pinned,
+            layers: vec![Layer::new()],
+            savepoints: Vec::new(),
+            next_savepoint: 0,
+            appends: Vec::new(),
+            appends_at: Vec::new(),
+            extents: Vec::new(),
+            maps: Vec::new(),
+            new_maps: Vec::new(),
+            dropped: Vec::new(),
+            renamed: Vec::new(),
+            reads: options.serializable.then(Default::default),
+            token,
+            durability: options.durability.unwrap_or(core.settings.durability),
+            finished: false,
+        })
+    }
+
+    /// The closure form, see [`Store::transact`].
+    pub(crate) fn run<T>(
+        store: &Store,
+        options: TransactionOptions,
+        body: &mut dyn FnMut(&mut Transaction) -> Result<T>,
+    ) -> Result<T> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let in_turn = attempt > ATTEMPTS_MAX;
+            let options = if in_turn { options.exclusive() } else { options };
+            let mut tx = Transaction::begin(store, options)?;
+            let outcome = body(&mut tx).and_then(|value| tx.commit().map(|_| value));
+            match outcome {
+                Err(error) => match error.reason() {
+                    Reason::Conflict { map, key } if attempt >= 2 * ATTEMPTS_MAX => {
+                        let (map, key) = (map.clone(), key.clone());
+                        return Err(Reason::RetriesExhausted { attempts: attempt, map, key }.into());
+                    }
+                    Reason::Conflict { .. } | Reason::TooOld { .. } if attempt < 2 * ATTEMPTS_MAX => continue,
+                    _ => return Err(error),
+                },
+                done => return done,
+            }
+        }
+    }
+
+    fn core(&self) -> &Core {
+        self.pinned.core()
+    }
+
+    /// The commit whose state the transaction reads.
+    pub fn snapshot_commit(&self) -> u64 {
+        self.pinned.view.commit
+    }
+
+    /// The value of a key: this transaction's own, or that of its snapshot.
+    ///
+    /// # Errors
+    /// As [`crate::Snapshot::get`].
+    pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
+        self.pinned.alive()?;
+        let full_key = FullKey::new(map.id_in(&self.pinned.handle)?, key)?;
+        self.note_read(|reads| reads.keys.push(full_key.to_vec()));
+        self.read(&full_key)
+    }
+
+    fn read(&self, full_key: &[u8]) -> Result<Option<Value<'_>>> {
+        if let Some(entry) = self.own(full_key)? {
+            return with_source!(self.core(), source => entry.resolve(source));
+        }
+        with_source!(self.core(), source => self.pinned.view.get(source, full_key))
+    }
+
+    /// What the transaction itself did to a key, if anything.
+    fn own(&self, full_key: &[u8]) -> Result<Option<Entry<'_>>> {
+        for layer in self.layers.iter().rev() {
+            if let Some(written) = layer.entries().and_then(|entries| entries.get(full_key)) {
+                return Ok(Some(written.entry()));
+            }
+            if let Some(root) = layer.run() {
+                let hash = key_hash(self.pinned.view.hash_seed, full_key);
+                let found = with_source!(self.core(), source => in_tree(source, root, full_key, hash)?);
+                if found.is_some() {
+                    return Ok(found);
+                }
+            }
+            if layer.deletes(full_key) {
+                return Ok(Some(Entry::Deleted));
+            }
+        }
+        Ok(None)
+    }
+
+    fn note_read(&self, note: impl FnOnce(&mut Reads)) {
+        if let Some(reads) = &self.reads {
+            note(&mut reads.lock().unwrap_or_else(|e| e.into_inner()));
+        }
+    }
+
+    /// The values of several keys, in their order.
+    ///
+    /// # Errors
+    /// As [`crate::Snapshot::get`].
+    pub fn multi_get<K: AsRef<[u8]>>(&self, map: &Map, keys: &[K]) -> Result<Vec<Option<Value<'_>>>> {
+        keys.iter().map(|key| self.get(map, key.as_ref())).collect()
+    }
+
+    /// A cursor over the pairs whose keys lie in a range, own writes included, standing before the first. Appended
+    /// pairs are not among them: they have no key before the commit. A serialisable transaction counts the whole
+    /// range as read.
+    ///
+    /// # Errors
+    /// As [`crate::Snapshot::get`].
+    pub fn range<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<Cursor<'_>> {
+        self.cursor(FullRange::of(map.id_in(&self.pinned.handle)?, range)?)
+    }
+
+    /// A cursor over the pairs whose keys begin with a prefix; see [`Transaction::range`].
+    ///
+    /// # Errors
+    /// As [`crate::Snapshot::get`].
+    pub fn prefix(&self, map: &Map, prefix: &[u8]) -> Result<Cursor<'_>> {
+        self.cursor(FullRange::prefix(map.id_in(&self.pinned.handle)?, prefix)?)
+    }
+
+    fn cursor(&self, range: FullRange) -> Result<Cursor<'_>> {
+        self.pinned.alive()?;
+        self.note_read(|reads| reads.ranges.push(range.clone()));
+        Ok(Cursor::new(&self.pinned, &self.layers, range))
+    }
+
+    /// How many pairs lie in a range, own writes included. With own writes in the map this walks the range.
+    ///
+    /// # Errors
+    /// As [`crate::Snapshot::get`].
+    pub fn count<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<u64> {
+        let range = FullRange::of(map.id_in(&self.pinned.handle)?, range)?;
+        if self.layers.iter().all(Layer::is_empty) {
+            self.pinned.alive()?;
+            self.note_read(|reads| reads.ranges.push(range.clone()));
+            return self.pinned.count(&range);
+        }
+        let mut cursor = self.cursor(range)?;
+        let mut count = 0;
+        while cursor.next()?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Stores a value.
+    ///
+    /// # Errors
+    /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`], [`Reason::MapDropped`], [`Reason::ForeignMap`],
+    /// [`Reason::Full`].
+    pub fn put(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
+        check_value(value)?;
+        let full_key = self.for_writing(map, key)?;
+        let written = if value.len() > LOGGED_VALUE_BYTES_MAX {
+            let extent = self.core().write_value(value.len() as u64, &mut &value[..])?;
+            self.extents.push(extent);
+            Written::PutExtent(extent)
+        } else {
+            Written::Put(value.into())
+        };
+        self.write(&full_key, written)
+    }
+
+    /// Removes a key.
+    ///
+    /// # Errors
+    /// As [`Transaction::put`].
+    pub fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
+        let full_key = self.for_writing(map, key)?;
+        self.write(&full_key, Written::Delete)
+    }
+
+    /// Removes all keys of a range: also those that others add before this commits, which is a conflict.
+    ///
+    /// # Errors
+    /// As [`Transaction::put`].
+    pub fn delete_range<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+        let id = self.needs(map)?;
+        let range = FullRange::of(id, range)?;
+        if !range.is_empty() {
+            self.top().delete_range(range);
+        }
+        Ok(())
+    }
+
+    /// Removes all keys of a map.
+    ///
+    /// # Errors
+    /// As [`Transaction::put`].
+    pub fn clear(&mut self, map: &Map) -> Result<()> {
+        self.delete_range(map, ..)
+    }
+
+    /// Stores a value under a prefix and a number that is assigned at commit; see [`Map::append`]. It never conflicts,
+    /// and the transaction itself cannot read it.
+    ///
+    /// # Errors
+    /// As [`Transaction::put`].
+    pub fn append(&mut self, map: &Map, prefix: &[u8], value: &[u8]) -> Result<()> {
+        check_value(value)?;
+        let map = self.needs(map)?;
+        if prefix.len() + 8 > KEY_BYTES_MAX {
+            return Err(Reason::KeyTooLong { length: prefix.len(), max: KEY_BYTES_MAX - 8 }.into());
+        }
+        let mut extents = Vec::new();
+        let (kind, value) = stored(self.core(), value, &mut extents)?;
+        self.extents.extend(extents);
+        self.appends.push(Append { map, prefix: prefix.to_vec(), kind, value: value.into_owned() });
+        Ok(())
+    }
+
+    /// Adds to a counter; see [`Map::add`]. It does not conflict with the additions of others, only with other
+    /// writes of this transaction's own if those conflict.
+    ///
+    /// # Errors
+    /// As [`Transaction::put`], [`Reason::NotACounter`], [`Reason::CounterOverflow`].
+    pub fn add(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
+        let full_key = self.for_writing(map, key)?;
+        let shown = self.read(&full_key)?;
+        let sum = self.core().sum(&full_key, shown.as_deref(), delta)?.to_be_bytes();
+        let written = match self.own_addition(&full_key) {
+            Some(Some(before)) => Written::Add { delta: before + delta, shown: sum },
+            Some(None) => Written::Put(sum.as_slice().into()),
+            None => Written::Add { delta, shown: sum },
+        };
+        self.write(&full_key, written)
+    }
+
+    /// `None`: the transaction did not touch the key; `Some(None)`: it wrote it; else what it added so far.
+    fn own_addition(&self, full_key: &[u8]) -> Option<Option<i64>> {
+        for layer in self.layers.iter().rev() {
+            match layer.entries().and_then(|entries| entries.get(full_key)) {
+                Some(Written::Add { delta, .. }) => return Some(Some(*delta)),
+                Some(_) => return Some(None),
+                None if layer.deletes(full_key) => return Some(None),
+                None => {}
+            }
+        }
+        self.own(full_key).ok().flatten().map(|_| None)
+    }
+
+    /// Opens a map, making it in this transaction when it is missing.
+    ///
+    /// # Errors
+    /// [`Reason::InvalidMapName`], and those of [`Transaction::put`].
+    pub fn map(&mut self, name: &str) -> Result<Map> {
+        if let Some(map) = self.existing_map(name)? {
+            return Ok(map);
+        }
+        let id = next_map_id(self.core());
+        let key = FullKey::new(CATALOG, name.as_bytes())?;
+        self.write(&key, Written::Put(id.to_le_bytes().as_slice().into()))?;
+        self.new_maps.push((id, name.to_string()));
+        Ok(Map::new(&self.pinned.handle, id, name))
+    }
+
+    /// The map of a name, if there is one, as this transaction sees it.
+    pub(crate) fn existing_map(&self, name: &str) -> Result<Option<Map>> {
+        check_name(name)?;
+        self.pinned.alive()?;
+        let key = FullKey::new(CATALOG, name.as_bytes())?;
+        self.note_read(|reads| reads.keys.push(key.to_vec()));
+        let id = self.read(&key)?.map(|id| map_id(&id)).transpose()?;
+        Ok(id.map(|id| Map::new(&self.pinned.handle, id, name)))
+    }
+
+    /// Gives a map another name.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownMap`], [`Reason::MapExists`], [`Reason::InvalidMapName`].
+    pub fn rename_map(&mut self, from: &str, to: &str) -> Result<()> {
+        let map = self.existing_map(from)?.ok_or_else(|| Reason::UnknownMap { name: from.into() })?;
+        if self.existing_map(to)?.is_some() {
+            return Err(Reason::MapExists { name: to.into() }.into());
+        }
+        let id = self.needs(&map)?;
+        self.write(&FullKey::new(CATALOG, from.as_bytes())?, Written::Delete)?;
+        self.write(&FullKey::new(CATALOG, to.as_bytes())?, Written::Put(id.to_le_bytes().as_slice().into()))?;
+        self.renamed.push((id, to.to_string()));
+        Ok(())
+    }
+
+    /// Removes a map with everything in it.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownMap`], [`Reason::InvalidMapName`].
+    pub fn drop_map(&mut self, name: &str) -> Result<()> {
+        let map = self.existing_map(name)?.ok_or_else(|| Reason::UnknownMap { name: name.into() })?;
+        let id = self.needs(&map)?;
+        self.write(&FullKey::new(CATALOG, name.as_bytes())?, Written::Delete)?;
+        self.top().delete_range(FullRange::map(id));
+        self.top().delete_range(counters_of(id)?);
+        self.appends.retain(|append| append.map != id);
+        self.dropped.push(id);
+        Ok(())
+    }
+
+    /// Marks this moment, to which [`Transaction::rollback_to`] can return.
+    ///
+    /// # Errors
+    /// [`Reason::InvalidArgument`] when there are too many.
+    pub fn savepoint(&mut self) -> Result<Savepoint> {
+        if self.savepoints.len() == SAVEPOINTS_MAX {
+            let cause = format!("a transaction can have {SAVEPOINTS_MAX} savepoints; roll back or commit first");
+            return Err(Reason::InvalidArgument(cause).into());
+        }
+        let number = self.next_savepoint;
+        self.next_savepoint += 1;
+        self.layers.push(Layer::new());
+        self.savepoints.push((self.layers.len() as u64 - 1) << 32 | number);
+        self.appends_at.push(self.appends.len());
+        Ok(Savepoint { number })
+    }
+
+    /// Takes back every write since a savepoint, which stays, and may be returned to again. Savepoints made after it
+    /// are gone.
+    ///
+    /// # Errors
+    /// [`Reason::InvalidArgument`] when the savepoint is gone or belongs to another transaction.
+    pub fn rollback_to(&mut self, savepoint: &Savepoint) -> Result<()> {
+        let place = self.savepoints.iter().position(|point| *point as u32 as u64 == savepoint.number);
+        let Some(place) = place else {
+            let cause = "the savepoint is gone: the transaction was rolled back to an earlier one";
+            return Err(Reason::InvalidArgument(cause.into()).into());
+        };
+        let layer = (self.savepoints[place] >> 32) as usize;
+        for layer in self.layers.drain(layer..) {
+            if let Some(root) = layer.run() {
+                self.pinned.handle.core.drop_run(root, false)?;
+            }
+        }
+        self.layers.push(Layer::new());
+        self.savepoints.truncate(place + 1);
+        self.appends.truncate(self.appends_at[place]);
+        self.appends_at.truncate(place + 1);
+        Ok(())
+    }
+
+    fn needs(&mut self, map: &Map) -> Result<u32> {
+        self.pinned.alive()?;
+        let id = map.writable_id_in(&self.pinned.handle)?;
+        if self.dropped.contains(&id) {
+            return Err(Reason::MapDropped { name: map.name().into() }.into());
+        }
+        if !self.maps.iter().any(|known| Arc::ptr_eq(&known.info, &map.info)) {
+            self.maps.push(map.clone());
+        }
+        Ok(id)
+    }
+
+    fn for_writing(&mut self, map: &Map, key: &[u8]) -> Result<FullKey> {
+        let id = self.needs(map)?;
+        FullKey::new(id, key)
+    }
+
+    fn top(&mut self) -> &mut Layer {
+        if self.layers.last().is_none_or(|layer| layer.run().is_some()) {
+            self.layers.push(Layer::new());
+        }
+        self.layers.last_mut().expect("there is a layer now")
+    }
+
+    fn write(&mut self, full_key: &[u8], written: Written) -> Result<()> {
+        self.top().write(full_key, written);
+        if self.top().bytes() > WRITE_SET_BYTES_MAX {
+            self.spill()?;
+        }
+        Ok(())
+    }
+
+    /// Moves the newest layer to the data file.
+    fn spill(&mut self) -> Result<()> {
+        let last = self.layers.len() - 1;
+        let root = self.pinned.core().write_run(&self.layers[last..])?;
+        let additions = self.layers[last].become_run(root);
+        for (key, written) in additions {
+            self.top().write(&key, written);
+        }
+        Ok(())
+    }
+
+    /// Commits: all writes become visible at once, and last as was asked for when this returns.
+    ///
+    /// # Errors
+    /// [`Reason::Conflict`] (run the transaction again), [`Reason::TooOld`], [`Reason::Full`] (nothing was written),
+    /// [`Reason::Unknown`] (the store must be reopened), [`Reason::MapDropped`], [`Reason::Poisoned`].
+    pub fn commit(mut self) -> Result<Commit> {
+        let commit = self.append_all()?;
+        if self.durability == Durability::Synced {
+            self.core().wait_synced(commit.number)?;
+        }
+        Ok(commit)
+    }
+
+    /// Commits; the writes are visible when this returns, and the future resolves when they last.
+    ///
+    /// # Errors
+    /// As [`Transaction::commit`], but for what comes up while syncing: that is the future's.
+    pub fn commit_async(mut self) -> Result<CommitFuture> {
+        let commit = self.append_all()?;
+        Ok(CommitFuture::new(&self.pinned.handle, commit, self.durability))
+    }
+
+    /// Ends the transaction without writing anything; dropping it does the same.
+    pub fn rollback(self) {}
+
+    fn append_all(&mut self) -> Result<Commit> {
+        self.pinned.alive()?;
+        let is_empty = self.layers.iter().all(Layer::is_empty) && self.appends.is_empty();
+        let mut checks = self.checks();
+        if is_empty && checks.keys.is_empty() && checks.ranges.is_empty() {
+            self.finished = true;
+            return Ok(Commit { number: self.snapshot_commit(), assigned: Vec::new() });
+        }
+        let run = self.settle_layers(&mut checks)?;
+        if run.is_some() || !self.extents.is_empty() {
+            self.core().sync_values()?;
+        }
+        let core = self.pinned.handle.core.clone();
+        let commit = with_draft(|draft| {
+            self.draft(draft, run)?;
+            if draft.is_empty() {
+                // Nothing to write, but what was read must still be true.
+                let _guard = core.control().commit_lock.0.lock();
+                core.check_conflicts(&checks)?;
+                return Ok(Commit { number: self.snapshot_commit(), assigned: Vec::new() });
+            }
+            draft.dropped.extend(&self.dropped);
+            draft.renamed.extend(self.renamed.iter().cloned());
+            let number = core.append(draft, Some(&checks), self.token)?;
+            Ok(Commit { number, assigned: draft.assigned().to_vec() })
+        });
+        self.finished = match &commit {
+            Ok(_) => true,
+            // The record may have reached the log: its pages must stay.
+            Err(error) => matches!(error.reason(), Reason::Unknown { .. }),
+        };
+        if commit.is_ok() {
+            self.free_unused_extents()?;
+        }
+        commit
+    }
+
+    /// What must not have changed since the transaction began.
+    fn checks(&self) -> Checks {
+        let mut checks = Checks { since: self.snapshot_commit(), ..Checks::default() };
+        for layer in &self.layers {
+            checks.ranges.extend(layer.deleted_ranges());
+            checks.runs.extend(layer.run());
+            for (key, written) in layer.entries().into_iter().flatten() {
+                if !matches!(written, Written::Add { .. }) {
+                    checks.keys.push(key.clone());
+                }
+            }
+        }
+        if let Some(reads) = &self.reads {
+            let reads = reads.lock().unwrap_or_else(|e| e.into_inner());
+            checks.keys.extend(reads.keys.iter().cloned());
+            checks.ranges.extend(reads.ranges.iter().cloned());
+            checks.keys.sort_unstable();
+            checks.keys.dedup();
+        }
+        if self.token != NOT_EXCLUSIVE {
+            // Nobody else could write since it began.
+            checks.keys.clear();
+            checks.ranges.clear();
+            checks.runs.clear();
+        }
+        checks
+    }
+
+    /// When a layer is a run, all layers become one run. Returns it.
+    fn settle_layers(&mut self, checks: &mut Checks) -> Result<Option<Root>> {
+        if self.layers.iter().all(|layer| layer.run().is_none()) {
+            return Ok(None);
+        }
+        let core = self.pinned.handle.core.clone();
+        let root = core.write_run(&self.layers)?;
+        let mut merged = Layer::new();
+        let mut additions = Vec::new();
+        for layer in &mut self.layers {
+            layer.deleted_ranges().for_each(|range| {
+                merged.delete_range(range.clone());
+                additions.retain(|(key, _): &(Vec<u8>, Written)| !range.contains(key));
+            });
+            match layer.run() {
+                Some(old) => core.drop_run(old, false)?,
+                None => additions.extend(layer.become_run(root)),
+            }
+        }
+        merged.become_run(root);
+        self.layers = vec![merged, Layer::new()];
+        for (key, written) in additions {
+            // Of several additions to a key the last one holds the sum of all.
+            self.top().write(&key, written);
+        }
+        self.savepoints.clear();
+        if !checks.runs.is_empty() {
+            checks.runs = vec![root];
+        }
+        Ok(Some(root))
+    }
+
+    /// The record's operations: range deletes, the run, single operations, appends.
+    fn draft(&self, draft: &mut Draft, run: Option<Root>) -> Result<()> {
+        let seed = self.pinned.view.hash_seed;
+        self.maps.iter().filter(|map| !self.is_new(map)).for_each(|map| draft.needs(&map.info));
+        for range in crate::view::union(self.layers.iter().flat_map(|layer| layer.deleted_ranges()).collect()) {
+            draft.push_note(OperationKind::DeleteRange, &range.low, &range.high);
+        }
+        if let Some(root) = run {
+            draft.push_note(OperationKind::Run, &COUNTERS.to_be_bytes(), &encode_root(root));
+        }
+        let mut merged: std::collections::BTreeMap<&[u8], &Written> = Default::default();
+        for layer in &self.layers {
+            for range in layer.deleted_ranges() {
+                merged.retain(|key, _| !range.contains(key));
+            }
+            merged.extend(layer.entries().into_iter().flatten().map(|(key, written)| (key.as_slice(), written)));
+        }
+        for (key, written) in merged {
+            match written {
+                Written::Put(value) => draft.push(OperationKind::Put, key, value, seed),
+                Written::PutExtent(extent) => draft.push(OperationKind::PutExtent, key, &extent.encode(), seed),
+                Written::Delete => draft.push(OperationKind::Delete, key, &[], seed),
+                Written::Add { delta, .. } => {
+                    draft.push_add(key, *delta, seed);
+                    0
+                }
+            };
+        }
+        self.appends.iter().try_for_each(|append| {
+            draft.push_append(append.map, &append.prefix, append.kind, &append.value)
+        })
+    }
+
+    fn is_new(&self, map: &Map) -> bool {
+        self.new_maps.iter().any(|(id, _)| *id == map.info.id)
+    }
+
+    /// Values that the transaction wrote and then replaced: the committed record does not refer to them.
+    fn free_unused_extents(&mut self) -> Result<()> {
+        let core = self.pinned.handle.core.clone();
+        let mut used: Vec<u32> = Vec::new();
+        for layer in &self.layers {
+            for written in layer.entries().into_iter().flat_map(|entries| entries.values()) {
+                if let Written::PutExtent(extent) = written {
+                    used.push(extent.page);
+                }
+            }
+            if let Some(root) = layer.run() {
+                with_source!(core, source => crate::base::walk(source, root, &mut |visit| {
+                    if let crate::base::Visit::Extent(extent) = visit {
+                        used.push(extent.page);
+                    }
+                    Ok(())
+                }))?;
+            }
+        }
+        for append in self.appends.iter().filter(|append| append.kind == OperationKind::PutExtent) {
+            let extent = Extent::decode(append.value.as_slice().try_into().expect("an encoded extent"));
+            used.push(extent.page);
+        }
+        used.sort_unstable();
+        for extent in self.extents.drain(..).filter(|extent| used.binary_search(&extent.page).is_err()) {
+            core.space.give_back(extent.page, extent.pages());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        let core = self.pinned.handle.core.clone();
+        if !self.finished {
+            for root in self.layers.iter().filter_map(Layer::run) {
+                // The pages are only lost until the store is opened again.
+                let _ = core.drop_run(root, false);
+            }
+            self.extents.iter().for_each(|extent| core.space.give_back(extent.page, extent.pages()));
+        }
+        if self.token != NOT_EXCLUSIVE {
+            core.end_exclusive();
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What one moment of the store looks like: a root and the log generations above it, up to a commit. Point reads and
+//! counts go through here; the walk in key order is in `scan`.
+//!
+//! Of all places that hold a key the newest commit up to the view's own counts: generations from the newest to the
+//! oldest, then the base. Within one commit range deletes come first, then its run, then its single operations.
+
+use arrayvec::ArrayVec;
+
+use crate::base::{self, Location, Root, Stored};
+use crate::checksum::key_hash;
+use crate::error::Result;
+use crate::full_key::FullRange;
+use crate::index::{Index, Keys};
+use crate::limits::LIVE_GENERATIONS_MAX;
+use crate::log::{LogView, Operation, OperationKind};
+use crate::value::{Entry, Source, Value};
+
+/// One generation as readers see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GenerationView {
+    pub(crate) log: LogView,
+    pub(crate) index: Index,
+}
+
+impl Keys for LogView {
+    #[inline]
+    fn key<'a>(self, position: u32) -> &'a [u8] {
+        // SAFETY: the index hands out only positions that a commit put into it after writing the record, and an
+        // index is only reached through a generation that is pinned or active.
+        unsafe { self.full_key(position) }
+    }
+}
+
+/// A range delete or run in a generation's log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Note<'a> {
+    DeleteRange { low: &'a [u8], high: &'a [u8] },
+    Run(Root),
+}
+
+impl GenerationView {
+    /// What the operation at `position` stored. The caller's pin keeps the generation for `'a`.
+    #[inline]
+    pub(crate) fn stored<'a>(self, position: u32) -> Stored<'a> {
+        // SAFETY: positions come from this generation's index, see `Keys`.
+        unsafe { self.log.stored(position) }
+    }
+
+    /// The operation at `position`, likewise.
+    pub(crate) fn operation<'a>(self, position: u32) -> Operation<'a> {
+        // SAFETY: as above.
+        unsafe { self.log.operation(position) }
+    }
+
+    /// Range deletes and runs up to `limit`, newest first, with their commits.
+    pub(crate) fn notes<'a>(self, limit: u64) -> impl Iterator<Item = (u64, Note<'a>)> {
+        let visible = self.index.notes().filter(move |note| note.commit <= limit);
+        visible.map(move |note| (note.commit, Note::of(self.operation(note.position))))
+    }
+}
+
+impl<'a> Note<'a> {
+    pub(crate) fn of(operation: Operation<'a>) -> Note<'a> {
+        match operation.kind {
+            OperationKind::DeleteRange => Note::DeleteRange { low: operation.full_key, high: operation.value },
+            OperationKind::Run => Note::Run(decode_root(operation.value)),
+            other => panic!("a note of kind {other:?} cannot exist"),
+        }
+    }
+}
+
+/// A run's root as stored in its log operation.
+pub(crate) fn encode_root(root: Root) -> [u8; 16] {
+    let mut out = [0u8; 16];
+    out[0..4].copy_from_slice(&root.page.to_le_bytes());
+    out[4] = root.height;
+    out[8..16].copy_from_slice(&root.pairs.to_le_bytes());
+    out
+}
+
+pub(crate) fn decode_root(bytes: &[u8]) -> Root {
+    Root {
+        page: u32::from_le_bytes(bytes[0..4].try_into().expect("a run operation has sixteen bytes")),
+        height: bytes[4],
+        pairs: u64::from_le_bytes(bytes[8..16].try_into().expect("a run operation has sixteen bytes")),
+    }
+}
+
+/// A moment of the store. Whoever holds one holds a pin for it.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    /// Newest commit that is seen.
+    pub(crate) commit: u64,
+    /// The version it belongs to.
+    pub(crate) version: u64,
+    /// Slot of the newest generation.
+    pub(crate) newest_slot: u8,
+    pub(crate) root: Root,
+    /// Newest commit in the base.
+    pub(crate) base_commit: u64,
+    pub(crate) hash_seed: u64,
+    /// Oldest first.
+    pub(crate) generations: ArrayVec<GenerationView, LIVE_GENERATIONS_MAX>,
+}
+
+impl View {
+    /// The value of a key.
+    #[inline]
+    pub(crate) fn get<'a, S: Source<'a>>(&self, source: S, full_key: &[u8]) -> Result<Option<Value<'a>>> {
+        let hash = key_hash(self.hash_seed, full_key);
+        if let Some((_, entry)) = self.recent(source, full_key, hash)? {
+            return entry.resolve(source);
+        }
+        match self.in_base(source, full_key, hash)? {
+            Some(entry) => entry.resolve(source),
+            None => Ok(None),
+        }
+    }
+
+    /// What the base holds at a key.
+    #[inline]
+    pub(crate) fn in_base<'a, S: Source<'a>>(&self, source: S, key: &[u8], hash: u64) -> Result<Option<Entry<'a>>> {
+        in_tree(source, self.root, key, hash)
+    }
+
+    /// The newest commit above the base that touched a key, and what it left there.
+    #[inline]
+    pub(crate) fn recent<'a, S: Source<'a>>(
+        &self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        for generation in self.generations.iter().rev() {
+            let found = generation.recent(source, full_key, hash, self.commit)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Range deletes in the view, as a disjoint ascending union.
+    pub(crate) fn deleted_ranges(&self) -> Vec<FullRange> {
+        let mut ranges = Vec::new();
+        for generation in &self.generations {
+            for (_, note) in generation.notes(self.commit) {
+                if let Note::DeleteRange { low, high } = note {
+                    ranges.push(FullRange { low: low.to_vec(), high: high.to_vec() });
+                }
+            }
+        }
+        union(ranges)
+    }
+
+    /// Whether anything above the base can exist.
+    pub(crate) fn has_recent(&self) -> bool {
+        self.generations.iter().any(|generation| generation.has_anything())
+    }
+}
+
+impl GenerationView {
+    pub(crate) fn has_anything(self) -> bool {
+        self.index.entries() > 0 || self.index.notes().next().is_some()
+    }
+
+    /// The newest commit up to `limit` in this generation that touched a key, and what it left there.
+    #[inline]
+    pub(crate) fn recent<'a, S: Source<'a>>(
+        self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+        limit: u64,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        let point = self.index.find(self.log, full_key, hash, limit);
+        if self.index.notes().next().is_some() {
+            let newer_than = point.map_or(0, |version| version.commit);
+            if let Some(found) = self.noted(source, full_key, hash, newer_than, limit)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(point.map(|version| (version.commit, Entry::stored(self.stored(version.position)))))
+    }
+
+    /// The newest range delete or run after `newer_than` that touched a key.
+    #[cold]
+    fn noted<'a, S: Source<'a>>(
+        self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+        newer_than: u64,
+        limit: u64,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        for (commit, note) in self.notes(limit).take_while(|(commit, _)| *commit > newer_than) {
+            match note {
+                Note::DeleteRange { low, high } => {
+                    if low <= full_key && full_key < high {
+                        return Ok(Some((commit, Entry::Deleted)));
+                    }
+                }
+                Note::Run(root) => {
+                    if let Some(entry) = in_tree(source, root, full_key, hash)? {
+                        return Ok(Some((commit, entry)));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// What a tree (the base, or a run) holds at a key.
+#[inline]
+pub(crate) fn in_tree<'a, S: Source<'a>>(source: S, root: Root, key: &[u8], hash: u64) -> Result<Option<Entry<'a>>> {
+    Ok(base::find(source, root, key, hash)?.map(|found| entry_at::<S>(&found.page, found.value)))
+}
+
+#[inline]
+pub(crate) fn entry_at<'a, S: Source<'a>>(page: &S::Page, location: Location) -> Entry<'a> {
+    match location {
+        Location::Inline(start, end) => Entry::Inline(S::value(page, start as usize..end as usize)),
+        Location::Extent(extent) => Entry::Extent(extent),
+        Location::Deleted => Entry::Deleted,
+    }
+}
+
+/// Sorts ranges and joins those that overlap or touch.
+pub(crate) fn union(mut ranges: Vec<FullRange>) -> Vec<FullRange> {
+    ranges.retain(|range| !range.is_empty());
+    ranges.sort_by(|a, b| a.low.cmp(&b.low));
+    let mut joined: Vec<FullRange> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.low <= last.high => last.high = std::mem::take(&mut last.high).max(range.high),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}

@@ -1,0 +1,148 @@
+//! Reserved address space: what keeps a [`Mapping`](crate::Mapping) mapped, for real and for simulated files.
+//!
+//! A reservation is a range of addresses that belongs to one owner from its creation until it is dropped; whatever was
+//! mapped over it in between goes with it. Invariant: `base` is a multiple of [`ALIGNMENT`], because the kernel maps
+//! files with 2 MiB page table entries only where address and file offset agree modulo 2 MiB.
+
+use std::ffi::c_void;
+use std::io;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::interface::MappedMemory;
+
+/// Alignment of every reservation, and the unit its length is rounded up to.
+pub(crate) const ALIGNMENT: usize = 2 << 20;
+
+const PAGE: usize = 4096;
+
+/// Below this a system call costs more than the faults that it saves.
+const POPULATED_BYTES_MIN: usize = 8 * PAGE;
+
+/// A range of addresses, unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    base: *mut u8,
+    length: usize,
+    /// What `mmap` returned: the alignment is made by reserving more than asked.
+    start: *mut c_void,
+    start_length: usize,
+}
+
+// SAFETY: a reservation is an address range; it gives no access by itself.
+unsafe impl Send for Reservation {}
+// SAFETY: as above.
+unsafe impl Sync for Reservation {}
+
+impl MappedMemory for Reservation {}
+
+impl Reservation {
+    /// Takes `length` bytes of addresses (rounded up) that may not be touched until something is mapped there.
+    pub(crate) fn inaccessible(length: u64) -> io::Result<Reservation> {
+        Reservation::new(length, ProtFlags::empty())
+    }
+
+    /// Takes `length` bytes (rounded up) of zeroed memory that costs nothing until it is touched.
+    pub(crate) fn zeroed(length: u64) -> io::Result<Reservation> {
+        Reservation::new(length, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn new(length: u64, protection: ProtFlags) -> io::Result<Reservation> {
+        let (length, start_length) = padded(length)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: the kernel chooses an unused range, so no other memory is affected.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), start_length, protection, flags) }
+            .map_err(|error| out_of_addresses(error, start_length))?;
+        let skipped = start.align_offset(ALIGNMENT);
+        assert!(skipped + length <= start_length);
+        let base = start.cast::<u8>().wrapping_add(skipped);
+        Ok(Reservation {
+            base,
+            length,
+            start,
+            start_length,
+        })
+    }
+
+    /// First byte; a multiple of [`ALIGNMENT`].
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Asks the kernel for the memory of a range that is about to be written, which costs less than a fault for each
+    /// page. A hint: where it fails the faults happen.
+    pub(crate) fn populate(&self, offset: usize, length: usize) {
+        let start = offset / PAGE * PAGE;
+        let end = (offset + length).next_multiple_of(PAGE).min(self.length);
+        if end - start >= POPULATED_BYTES_MIN {
+            // SAFETY: the range is inside our own; populating changes no bytes.
+            let _ = unsafe { madvise(self.base.add(start).cast(), end - start, Advice::LinuxPopulateWrite) };
+        }
+    }
+
+    /// Length in bytes; a multiple of [`ALIGNMENT`].
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours alone, and whoever used it kept this reservation alive until now.
+        let outcome = unsafe { munmap(self.start, self.start_length) };
+        debug_assert!(outcome.is_ok(), "munmap of our own range failed: {outcome:?}");
+    }
+}
+
+/// The usable length and the length to ask for so that an aligned range of it is inside.
+fn padded(length: u64) -> io::Result<(usize, usize)> {
+    let invalid = || {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("cannot reserve {length} bytes of addresses"),
+        )
+    };
+    let length = usize::try_from(length).map_err(|_| invalid())?;
+    if length == 0 {
+        return Err(invalid());
+    }
+    let rounded = length.checked_next_multiple_of(ALIGNMENT).ok_or_else(invalid)?;
+    Ok((rounded, rounded.checked_add(ALIGNMENT).ok_or_else(invalid)?))
+}
+
+fn out_of_addresses(error: Errno, length: usize) -> io::Error {
+    if error != Errno::NOMEM {
+        return error.into();
+    }
+    let message = format!(
+        "cannot reserve {length} bytes of address space: the process is limited (ulimit -v) or has too many mappings \
+         (vm.max_map_count)"
+    );
+    io::Error::new(io::ErrorKind::OutOfMemory, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reservations_are_aligned_and_rounded_up() {
+        for length in [1, 4096, ALIGNMENT as u64, ALIGNMENT as u64 + 1] {
+            let reservation = Reservation::zeroed(length).unwrap();
+            assert_eq!(reservation.base() as usize % ALIGNMENT, 0);
+            assert_eq!(reservation.length(), (length as usize).next_multiple_of(ALIGNMENT));
+        }
+    }
+
+    #[test]
+    fn impossible_lengths_are_errors() {
+        assert_eq!(Reservation::zeroed(0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            Reservation::zeroed(u64::MAX).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+        let error = Reservation::inaccessible(1 << 60).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory, "{error}");
+    }
+}

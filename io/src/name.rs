@@ -1,0 +1,14 @@
+//! What a file of a store may be called.
+
+use std::io;
+
+/// Refuses names that would leave the directory or mean the directory itself.
+pub(crate) fn check_name(name: &str) -> io::Result<()> {
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{name:?} is not a plain file name"),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! The current bytes of one simulated file, in memory that is at the same time the file's mapping.
+//!
+//! The bytes live in one reservation of addresses, so that a write is at once visible through every mapping. A file
+//! that outgrows its reservation moves to a larger one; reservations that somebody still maps are kept and every
+//! later write is repeated in them. Only pages that were ever written are copied when a disk is copied.
+//!
+//! Invariant: pages outside `touched` hold zeros.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::memory::Reservation;
+
+use super::bits::Bits;
+
+/// Unit of `touched` and of a file's blocks.
+pub(super) const PAGE: u64 = 4096;
+
+/// Addresses taken for a file unless a mapping asks for more: address space is plentiful, moving is not free.
+const DEFAULT_RESERVE: u64 = 256 << 20;
+
+/// Bytes in mappable memory; reads beyond what was written give zeros.
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    /// The last one is the file's; those before it are smaller ones that were mapped when the file outgrew them.
+    reservations: Vec<Arc<Reservation>>,
+    touched: Bits,
+    /// Somebody may store through a mapping, so the reservation can no longer be exchanged for a larger one.
+    pinned: bool,
+}
+
+impl Content {
+    /// Fills `buffer` from `offset`.
+    pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) {
+        let held = self
+            .reservations
+            .last()
+            .map_or(0, |reservation| reservation.length() as u64);
+        let inside = (held.saturating_sub(offset) as usize).min(buffer.len());
+        buffer[inside..].fill(0);
+        if inside > 0 {
+            let base = self.reservations[self.reservations.len() - 1].base();
+            // SAFETY: `offset + inside` is within the reservation, which is readable memory and not `buffer`.
+            unsafe { std::ptr::copy_nonoverlapping(base.add(offset as usize), buffer.as_mut_ptr(), inside) };
+        }
+    }
+
+    /// `length` bytes from `offset`.
+    pub(super) fn bytes(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.read(offset, &mut bytes);
+        bytes
+    }
+
+    /// Makes room for `end` bytes, so that writes below it cannot fail.
+    pub(super) fn reserve(&mut self, end: u64) -> io::Result<()> {
+        let held = self
+            .reservations
+            .last()
+            .map_or(0, |reservation| reservation.length() as u64);
+        if end <= held {
+            return Ok(());
+        }
+        if self.pinned {
+            let message = "a simulated file cannot outgrow a mapping that is used for stores";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+        }
+        let larger = Reservation::zeroed(end.max(held * 2).max(DEFAULT_RESERVE))?;
+        if let Some(old) = self.reservations.last() {
+            copy_pages(old, &larger, &self.touched);
+        }
+        self.reservations
+            .retain(|reservation| Arc::strong_count(reservation) > 1);
+        self.reservations.push(Arc::new(larger));
+        Ok(())
+    }
+
+    /// Writes bytes; [`Content::reserve`] has made room.
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.touch(offset, bytes.len());
+        for reservation in &self.reservations {
+            let fitting = (reservation.length() as u64)
+                .saturating_sub(offset)
+                .min(bytes.len() as u64) as usize;
+            if fitting > 0 {
+                reservation.populate(offset as usize, fitting);
+                // SAFETY: `offset + fitting` is within the reservation, which is writable memory and not `bytes`.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), reservation.base().add(offset as usize), fitting);
+                }
+            }
+        }
+    }
+
+    /// Notes that a range was stored to through a mapping.
+    pub(super) fn touch(&mut self, offset: u64, length: usize) {
+        if length > 0 {
+            self.touched
+                .insert(offset / PAGE..(offset + length as u64).div_ceil(PAGE));
+        }
+    }
+
+    /// The parts of `offset..end` that may hold something other than zeros, as ranges of bytes.
+    pub(super) fn touched(&self, offset: u64, end: u64) -> Vec<std::ops::Range<u64>> {
+        let runs = self.touched.runs(offset / PAGE..end.div_ceil(PAGE));
+        let clipped = runs
+            .into_iter()
+            .map(|run| (run.start * PAGE).max(offset)..(run.end * PAGE).min(end));
+        clipped.filter(|range| !range.is_empty()).collect()
+    }
+
+    /// Turns `offset..` into zeros.
+    pub(super) fn cut(&mut self, offset: u64) {
+        for range in self.touched(offset, u64::MAX / 2) {
+            self.write(range.start, &vec![0; (range.end - range.start) as usize]);
+        }
+    }
+
+    /// The same bytes in new memory that nobody maps.
+    pub(super) fn copy(&self) -> io::Result<Content> {
+        let mut copy = Content::default();
+        if let Some(from) = self.reservations.last() {
+            copy.reserve(from.length() as u64)?;
+            copy_pages(from, &copy.reservations[0], &self.touched);
+            copy.touched = self.touched.clone();
+        }
+        Ok(copy)
+    }
+
+    /// Memory of at least `reserve` bytes that shows the file from now on.
+    pub(super) fn map(&mut self, reserve: u64, for_stores: bool) -> io::Result<Arc<Reservation>> {
+        if reserve == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "cannot map 0 bytes"));
+        }
+        self.reserve(reserve)?;
+        self.pinned |= for_stores;
+        Ok(Arc::clone(&self.reservations[self.reservations.len() - 1]))
+    }
+}
+
+fn copy_pages(from: &Reservation, to: &Reservation, pages: &Bits) {
+    for run in pages.runs(0..u64::MAX / 2) {
+        let (start, length) = ((run.start * PAGE) as usize, ((run.end - run.start) * PAGE) as usize);
+        assert!(start + length <= from.length() && start + length <= to.length());
+        to.populate(start, length);
+        // SAFETY: both ranges are inside their reservations, as just checked, and reservations never overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from.base().add(start), to.base().add(start), length) };
+    }
+}

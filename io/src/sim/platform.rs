@@ -1,0 +1,241 @@
+//! The traits of the crate on top of a simulated disk.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+
+use crate::interface::{Access, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage};
+use crate::memory::ALIGNMENT;
+
+use super::directory::InodeId;
+use super::disk::Disk;
+
+/// A disk that several handles share.
+pub(super) type SharedDisk = Arc<Mutex<Disk>>;
+
+/// The disk, also after a test that panicked while it held it.
+pub(super) fn locked(disk: &SharedDisk) -> MutexGuard<'_, Disk> {
+    disk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The traits over one disk and one clock.
+pub(super) fn platform(disk: &SharedDisk, clock: &Arc<SimClock>) -> Platform {
+    let random = SimRandom {
+        numbers: Mutex::new(locked(disk).random.fork()),
+    };
+    Platform {
+        storage: Arc::new(SimStorage { disk: Arc::clone(disk) }),
+        clock: Arc::clone(clock) as Arc<dyn Clock>,
+        random: Arc::new(random),
+    }
+}
+
+#[derive(Debug)]
+struct SimStorage {
+    disk: SharedDisk,
+}
+
+impl Storage for SimStorage {
+    fn open(&self, name: &str, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        let inode = locked(&self.disk).open(name, mode)?;
+        let writable = mode != OpenMode::Read;
+        Ok(Arc::new(SimFile {
+            disk: Arc::clone(&self.disk),
+            inode,
+            name: name.to_owned(),
+            writable,
+        }))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        locked(&self.disk).list()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        locked(&self.disk).remove(name)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        locked(&self.disk).rename(from, to)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        locked(&self.disk).sync_directory()
+    }
+
+    fn lock(&self, name: &str, mode: LockMode) -> io::Result<Option<Lock>> {
+        let is_taken = locked(&self.disk).lock(name, mode)?;
+        let guard = || SimLock {
+            disk: Arc::clone(&self.disk),
+            name: name.to_owned(),
+            mode,
+        };
+        Ok(is_taken.then(|| Lock {
+            _held: Box::new(guard()),
+        }))
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("/simulated")
+    }
+}
+
+#[derive(Debug)]
+struct SimLock {
+    disk: SharedDisk,
+    name: String,
+    mode: LockMode,
+}
+
+impl LockGuard for SimLock {}
+
+impl Drop for SimLock {
+    fn drop(&mut self) {
+        locked(&self.disk).unlock(&self.name, self.mode);
+    }
+}
+
+#[derive(Debug)]
+struct SimFile {
+    disk: SharedDisk,
+    inode: InodeId,
+    /// The name it was opened by.
+    name: String,
+    writable: bool,
+}
+
+impl SimFile {
+    fn check_writable(&self) -> io::Result<()> {
+        if self.writable {
+            return Ok(());
+        }
+        let message = format!("{} is open for reading only", self.name);
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+    }
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        locked(&self.disk).close(self.inode);
+    }
+}
+
+impl File for SimFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(locked(&self.disk).running_inode(self.inode)?.length())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut disk = locked(&self.disk);
+        let inode = disk.running_inode(self.inode)?;
+        if !buffer.is_empty() && offset.saturating_add(buffer.len() as u64) > inode.length() {
+            let message = format!("read {}: the file ends at {}", self.name, inode.length());
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
+        }
+        inode.read(offset, buffer);
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.check_writable()?;
+        locked(&self.disk).write(self.inode, &self.name, bytes, offset)
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.check_writable()?;
+        locked(&self.disk).allocate(self.inode, &self.name, offset, length)
+    }
+
+    fn write_zeros(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.check_writable()?;
+        locked(&self.disk).write_zeros(self.inode, &self.name, offset, length)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.check_writable()?;
+        locked(&self.disk).set_length(self.inode, &self.name, length)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        locked(&self.disk).sync_file(self.inode, &self.name)
+    }
+
+    fn start_writeback(&self, offset: u64, length: u64) {
+        locked(&self.disk).note_writeback(&self.name, offset, length);
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        Ok(locked(&self.disk).running_inode(self.inode)?.allocated_bytes())
+    }
+
+    fn map(&self, reserve: u64, access: Access) -> io::Result<Mapping> {
+        if access == Access::ReadWrite {
+            self.check_writable()?;
+        }
+        let memory = locked(&self.disk)
+            .running_inode(self.inode)?
+            .map(reserve, access == Access::ReadWrite)?;
+        // The memory may be longer; what was not asked for is not shown, as on the real machine.
+        let length = (reserve as usize).next_multiple_of(ALIGNMENT);
+        assert!(length <= memory.length());
+        Ok(Mapping {
+            base: memory.base(),
+            length,
+            _kept: memory,
+        })
+    }
+}
+
+/// Time that only passes when a test says so.
+#[derive(Debug)]
+pub(super) struct SimClock {
+    monotonic_nanos: AtomicU64,
+    /// Time of day when the monotonic clock was zero, since 1970.
+    wall_at_zero: Duration,
+}
+
+impl SimClock {
+    pub(super) fn new(monotonic: Duration, wall: Duration) -> SimClock {
+        let monotonic_nanos = AtomicU64::new(monotonic.as_nanos() as u64);
+        SimClock {
+            monotonic_nanos,
+            wall_at_zero: wall.saturating_sub(monotonic),
+        }
+    }
+
+    pub(super) fn advance(&self, duration: Duration) {
+        self.monotonic_nanos
+            .fetch_add(duration.as_nanos() as u64, Ordering::SeqCst);
+    }
+
+    /// Time of day since 1970.
+    pub(super) fn wall_since_1970(&self) -> Duration {
+        self.wall_at_zero + self.monotonic()
+    }
+}
+
+impl Clock for SimClock {
+    fn monotonic(&self) -> Duration {
+        Duration::from_nanos(self.monotonic_nanos.load(Ordering::SeqCst))
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + self.wall_since_1970()
+    }
+}
+
+/// Numbers that follow from the disk's seed.
+#[derive(Debug)]
+struct SimRandom {
+    numbers: Mutex<Rng>,
+}
+
+impl Random for SimRandom {
+    fn next_u64(&self) -> u64 {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).u64(..)
+    }
+}

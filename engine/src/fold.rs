@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::full_key::FullRange;
 use crate::index::IndexCursor;
 use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
-use crate::log::{LogView, OperationKind};
+use crate::log::LogView;
 use crate::meta::Meta;
 use crate::region::{GenerationState, Version};
 use crate::space::Retired;
@@ -355,7 +355,7 @@ struct Changes<'a, S: PageSource> {
 }
 
 enum Input<'a, S: PageSource> {
-    Index(IndexCursor<LogView>, GenerationView),
+    Index(IndexCursor<'a, LogView>, GenerationView),
     Run(u64, Cursor<S>),
     Layer(u64, LayerCursor<'a>),
 }

@@ -130,7 +130,7 @@ impl Core {
         }
         // The name must survive power loss before a commit in the file is acknowledged.
         self.platform.storage.sync().map_err(|error| Error::io("syncing the store's directory", error))?;
-        let bytes = Index::bytes_for(capacity).max(Index::bytes_for(0) + entries * INDEX_BYTES_PER_ENTRY_MAX);
+        let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
         let (memory, memory_bytes) = self.region.space_for_index(bytes as u64)?;
         // SAFETY: the region handed this memory out for this index alone.
         unsafe { Index::create(self.region.memory(memory), memory_bytes as usize) };
@@ -198,6 +198,3 @@ impl Core {
         Ok(())
     }
 }
-
-/// The most that an index takes per entry, with the copies it leaves behind.
-const INDEX_BYTES_PER_ENTRY_MAX: usize = 160;

@@ -289,7 +289,7 @@ impl<'a> Recovery<'a> {
     fn enter(&mut self, found: &Found, bytes: &[u8], scanned: &Scan, operations: u64) -> Result<()> {
         let core = self.core;
         let entry = core.entry(found.slot);
-        let memory = Index::bytes_for(scanned.tail).max(Index::bytes_for(0) + operations as usize * 160);
+        let memory = Index::bytes_for(scanned.tail).max(Index::bytes_for_entries(operations as usize));
         let (offset, length) = core.region.space_for_index(memory as u64)?;
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };

@@ -49,7 +49,7 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
 }
 
 enum Other<'a, S: Source<'a>> {
-    Index(IndexCursor<LogView>, GenerationView),
+    Index(IndexCursor<'a, LogView>, GenerationView),
     Run(u64, Cursor<S>),
     Layer(u64, LayerCursor<'a>),
 }
@@ -175,7 +175,10 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                 self.gap = Gap::Positioned(direction, false);
                 return Ok(None);
             }
-            let (rank, entry) = self.best_entry();
+            let Some((rank, entry)) = self.best_entry() else {
+                self.leave_key(direction)?;
+                continue;
+            };
             let deleted_until = self.deletes.iter().find(|(at, range)| *at > rank && range.contains(&self.key));
             if let Some((_, deleted)) = deleted_until {
                 let edge = if direction == Direction::Forward { &deleted.high } else { &deleted.low };
@@ -204,17 +207,17 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         true
     }
 
-    /// The entry of the highest rank at `self.key`. A key whose every version is newer than the view counts as
-    /// deleted.
-    fn best_entry(&self) -> (u64, Entry<'a>) {
-        let mut best = (0, Entry::Deleted);
+    /// The entry of the highest rank at `self.key`; `None` when everything there is newer than the view.
+    fn best_entry(&self) -> Option<(u64, Entry<'a>)> {
+        let mut best = None;
         if self.base.is_valid() && self.base.key() == self.key {
             let (page, location) = self.base.value();
-            best = (0, entry_at::<S>(page, location));
+            best = Some((0, entry_at::<S>(page, location)));
         }
         for other in self.others.iter().filter(|other| other.key() == Some(&self.key)) {
-            if let Some((rank, entry)) = other.entry(self.limit).filter(|(rank, _)| *rank >= best.0) {
-                best = (rank, entry);
+            let Some((rank, entry)) = other.entry(self.limit) else { continue };
+            if best.as_ref().is_none_or(|(highest, _)| rank >= *highest) {
+                best = Some((rank, entry));
             }
         }
         best

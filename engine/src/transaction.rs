@@ -552,7 +552,7 @@ impl Transaction {
             self.core().sync_values()?;
         }
         let core = self.pinned.handle.core.clone();
-        let commit = with_draft(|draft| {
+        let commit: Result<Commit> = with_draft(|draft| {
             self.draft(draft, run)?;
             if draft.is_empty() {
                 // Nothing to write, but what was read must still be true.

@@ -16,15 +16,21 @@ use crate::log::{LogView, Operation, OperationKind};
 use crate::value::{Entry, Source, Value};
 
 /// One generation as readers see it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct GenerationView {
     pub(crate) log: LogView,
     pub(crate) index: Index,
 }
 
-impl Keys for LogView {
+impl std::fmt::Debug for GenerationView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GenerationView").field("entries", &self.index.entries()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Keys<'a> for LogView {
     #[inline]
-    fn key<'a>(self, position: u32) -> &'a [u8] {
+    fn key(self, position: u32) -> &'a [u8] {
         // SAFETY: the index hands out only positions that a commit put into it after writing the record, and an
         // index is only reached through a generation that is pinned or active.
         unsafe { self.full_key(position) }

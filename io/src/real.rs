@@ -45,6 +45,15 @@ fn platform(directory: &Path, writable: bool) -> io::Result<Platform> {
     })
 }
 
+/// A file without a name, in memory, that goes when its last handle does: for what a process would share if it could
+/// write to the store's directory.
+pub fn memory_file() -> io::Result<Arc<dyn File>> {
+    let name = "(memory)".to_string();
+    let descriptor = rustix::fs::memfd_create("duramen", rustix::fs::MemfdFlags::CLOEXEC)
+        .map_err(|error| failed(error, "memfd_create", &name))?;
+    Ok(Arc::new(RealFile { descriptor, name, writable: true }))
+}
+
 /// Makes a directory inside one that exists, and makes its name survive power loss. It may exist already.
 pub fn create_directory(path: &Path) -> io::Result<()> {
     match std::fs::create_dir(path) {

@@ -94,7 +94,7 @@ fn unknown_names_are_refused_with_the_known_ones() {
     let output = lab(&["run", "first", "--peers", "nothing"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        text(&output.stderr).contains("lmdb, redb, btreemap"),
+        text(&output.stderr).contains("duramen, lmdb, redb"),
         "{}",
         text(&output.stderr)
     );

@@ -140,6 +140,12 @@ impl Core {
         if version.base_commit == state.durable.base_commit && version.root == state.durable.root {
             return Ok(());
         }
+        self.renew_durable(state)
+    }
+
+    /// Writes a meta page for the published base.
+    pub(crate) fn renew_durable(&self, state: &mut MaintenanceState) -> Result<()> {
+        let version = self.region.version();
         let written = self.write_meta(state, &version);
         if let Err(error) = &written
             && !matches!(error.kind(), crate::error::Kind::MakeSpace)

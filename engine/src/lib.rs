@@ -10,6 +10,7 @@
 mod error;
 mod limits;
 mod checksum;
+pub mod encoding;
 mod full_key;
 mod base;
 mod index;
@@ -36,9 +37,14 @@ mod transaction;
 mod batch;
 mod map;
 mod store;
+mod statistics;
+mod check;
+mod copy;
 
 pub use batch::Batch;
+pub use check::{CheckReport, Progress};
 pub use commit::{Commit, Durability};
+pub use copy::Compaction;
 pub use error::{Error, Kind, Reason, Result};
 pub use future::CommitFuture;
 pub use limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
@@ -46,6 +52,9 @@ pub use map::{Map, Maps};
 pub use options::{Maintenance, Options};
 pub use pages::ReadMode;
 pub use snapshot::{Cursor, Snapshot, ValueReader};
+pub use statistics::{
+    Counts, GenerationStatistics, MapStatistics, MemoryStatistics, SnapshotStatistics, Statistics,
+};
 pub use store::Store;
 pub use transaction::{Savepoint, Transaction, TransactionOptions};
 pub use value::Value;

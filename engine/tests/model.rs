@@ -79,6 +79,11 @@ fn assert_same(snapshot: &Snapshot, map: &Map, model: &Model, rng: &mut fastrand
     }
 }
 
+fn assert_sound(store: &Store) {
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.problems.is_empty(), "{:#?}", report.problems);
+}
+
 fn step(store: &Store, map: &Map, model: &mut Model, rng: &mut fastrand::Rng) {
     match rng.u32(0..100) {
         0..40 => {
@@ -209,9 +214,20 @@ fn random_operations_agree_with_a_model() {
                 }
             }
             assert_same(&store.snapshot().unwrap(), &map, &model, &mut rng);
+            assert_sound(&store);
             for (snapshot, model) in held {
                 assert_same(&snapshot, &map, &model, &mut rng);
             }
+            if rng.u8(..) < 100 {
+                store.compact(&mut |_| ()).unwrap();
+                assert_same(&store.snapshot().unwrap(), &map, &model, &mut rng);
+                assert_sound(&store);
+            }
+            let copied = tempfile::tempdir().unwrap();
+            store.copy(copied.path().join("copy"), &mut |_| ()).unwrap();
+            let copy = Store::open(copied.path().join("copy")).unwrap();
+            assert_same(&copy.snapshot().unwrap(), &copy.map("model").unwrap(), &model, &mut rng);
+            assert_sound(&copy);
             drop(map);
             if rng.bool() {
                 store.close().unwrap();

@@ -2,7 +2,6 @@
 //! durability classes; the classes it claims are proven by killing it (`tests/lab.rs`).
 
 mod btreemap;
-#[cfg(feature = "duramen-peer")]
 mod duramen;
 mod lmdb;
 mod null;
@@ -14,7 +13,6 @@ use crate::peer::Driver;
 
 /// All peers, in the order of the reports; the first is the one that others are compared with.
 pub const ALL: &[&dyn Driver] = &[
-    #[cfg(feature = "duramen-peer")]
     &duramen::Duramen,
     &lmdb::Lmdb,
     &redb::Redb,

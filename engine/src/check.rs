@@ -1,0 +1,251 @@
+//! The checker: reads everything from the device, page by page, and compares what refers to what.
+//!
+//! It holds the maintenance lock, so that no fold changes the base meanwhile; commits go on. Every page of the data
+//! file must be exactly one of: meta, part of the base, the saved bitmap, retired, loose (referred to by the log or by
+//! a transaction), free.
+
+use std::sync::atomic::Ordering;
+
+use crate::base::{self, PageSource, Root, Visit};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::full_key::{CATALOG, COUNTERS, FullRange};
+use crate::limits::PAGE_BYTES;
+use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, scan};
+use crate::map::map_id;
+use crate::meta::{META_PAGES, Meta};
+use crate::pages::verify_extent;
+use crate::region::{GenerationState, Version};
+use crate::snapshot::{Pinned, Purpose};
+use crate::store::Store;
+use crate::view::decode_root;
+
+/// How far a long call has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Work done so far, in pages or pairs.
+    pub done: u64,
+    /// Work in all, as far as it is known.
+    pub total: u64,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// What is wrong, one line each; empty for a sound store.
+    pub problems: Vec<String>,
+    /// Pages of the data file that were read and verified.
+    pub pages: u64,
+    /// Pairs in the base.
+    pub pairs: u64,
+    /// Records of the log that were read and verified.
+    pub records: u64,
+}
+
+/// What a page was found to be, one byte a page.
+struct Uses {
+    of_page: Vec<&'static str>,
+}
+
+const NOT_SEEN: &str = "";
+
+impl Uses {
+    fn mark(&mut self, page: u32, pages: u32, what: &'static str, problems: &mut Vec<String>) {
+        for page in page..page + pages {
+            match self.of_page.get_mut(page as usize) {
+                None => problems.push(format!("page {page} ({what}) lies beyond the data file")),
+                Some(before) if *before != NOT_SEEN => {
+                    problems.push(format!("page {page} is used twice: as {before} and as {what}"))
+                }
+                Some(place) => *place = what,
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Reads and verifies everything in the store, while it is in use: checksums, order of keys, counts, the log, and
+    /// that every page is accounted for. What is wrong is in the report.
+    ///
+    /// # Errors
+    /// Only what keeps the check from running: [`crate::Reason::Closed`], [`crate::Reason::Poisoned`].
+    pub fn check(&self, progress: &mut dyn FnMut(Progress)) -> Result<CheckReport> {
+        let core = self.core();
+        core.healthy()?;
+        let state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let pinned = Pinned::new(self, &core.control().visible.0, Purpose::Snapshot)?;
+        let mut report = CheckReport::default();
+        core.check_meta(&state.durable, &mut report);
+        let version = core.region.version();
+        let uses = core.check_base(&version, progress, &mut report)?;
+        core.check_log(&version, &mut report);
+        core.check_space(uses, &state.durable, &mut report);
+        drop(state);
+        check_names(&pinned, &mut report);
+        Ok(report)
+    }
+}
+
+impl Core {
+    fn check_meta(&self, durable: &Meta, report: &mut CheckReport) {
+        match Meta::read(&*self.data) {
+            Ok(Some((newest, _))) if newest == *durable => {}
+            Ok(Some((newest, _))) => report.problems.push(format!(
+                "the newest intact meta page is number {}, number {} was written",
+                newest.sequence, durable.sequence
+            )),
+            Ok(None) => report.problems.push("no meta page is intact".into()),
+            Err(error) => report.problems.push(error.to_string()),
+        }
+    }
+
+    /// Walks the base; returns which pages it uses.
+    fn check_base(
+        &self,
+        version: &Version,
+        progress: &mut dyn FnMut(Progress),
+        report: &mut CheckReport,
+    ) -> Result<Uses> {
+        let total = self.space.figures().file_pages;
+        let mut uses = Uses { of_page: vec![NOT_SEEN; total as usize] };
+        let (mut problems, mut found) = (Vec::new(), Vec::new());
+        let mut done = 0;
+        let source = self.pages.verified();
+        base::check_tree(source, version.root, self.hash_seed, &mut problems, &mut |visit| {
+            match visit {
+                Visit::Page { number, pages, birth, .. } => {
+                    done += pages as u64;
+                    uses.mark(number, pages, "the base", &mut found);
+                    if birth > version.number {
+                        found.push(format!("page {number} is younger ({birth}) than the base ({})", version.number));
+                    }
+                }
+                Visit::Extent(extent) => {
+                    done += extent.pages() as u64;
+                    uses.mark(extent.page, extent.pages(), "a value", &mut found);
+                    if let Err(error) = self.read_extent(extent) {
+                        found.push(error.to_string());
+                    }
+                }
+            }
+            progress(Progress { done, total });
+            Ok(())
+        })?;
+        report.problems.append(&mut problems);
+        report.problems.append(&mut found);
+        report.pages = done;
+        report.pairs = version.root.pairs;
+        Ok(uses)
+    }
+
+    fn read_extent(&self, extent: base::Extent) -> Result<()> {
+        let mut bytes = vec![0; extent.pages() as usize * PAGE_BYTES];
+        self.data
+            .read_at(&mut bytes, extent.page as u64 * PAGE_BYTES as u64)
+            .map_err(|error| Error::io(format!("reading the value at page {}", extent.page), error))?;
+        verify_extent(extent, &bytes)
+    }
+
+    /// Scans the log files of the live generations, and the values and runs that they refer to.
+    fn check_log(&self, version: &Version, report: &mut CheckReport) {
+        for &slot in &version.generations {
+            if let Err(error) = self.check_generation(slot, report) {
+                report.problems.push(error.to_string());
+            }
+        }
+    }
+
+    fn check_generation(&self, slot: u8, report: &mut CheckReport) -> Result<()> {
+        let entry = self.entry(slot);
+        let tail = entry.tail.load(Ordering::Acquire);
+        let mut bytes = vec![0; tail as usize];
+        let file = &self.segments.get(slot as usize).file;
+        let name = crate::log::file_name(slot as usize);
+        file.read_at(&mut bytes, 0).map_err(|error| Error::io(format!("reading {name}"), error))?;
+        let Some(header) = SegmentHeader::decode(&bytes, self.store) else {
+            return Err(Error::damaged(format!("the header of {name} is not intact")));
+        };
+        let frozen = entry.state() == GenerationState::Frozen;
+        let mut records = 0;
+        let mut problems = Vec::new();
+        let scanned = scan(&bytes, &header, |_, _, body| {
+            records += 1;
+            for operation in Operations::of(body) {
+                let (_, operation) = operation?;
+                let referred = match operation.kind {
+                    OperationKind::PutExtent => match operation.stored() {
+                        base::Stored::Extent(extent) => self.read_extent(extent),
+                        _ => Ok(()),
+                    },
+                    OperationKind::Run => self.check_run(decode_root(operation.value)),
+                    _ => Ok(()),
+                };
+                problems.extend(referred.err().map(|error| error.to_string()));
+            }
+            Ok(())
+        })?;
+        report.records += records;
+        report.problems.append(&mut problems);
+        if scanned.tail + (RECORD_HEADER_BYTES as u64) < tail || frozen && scanned.tail != tail {
+            return Err(Error::damaged(format!("the records of {name} end at {}, not at {tail}", scanned.tail)));
+        }
+        Ok(())
+    }
+
+    fn check_run(&self, root: Root) -> Result<()> {
+        let source = self.pages.verified();
+        base::walk(source, root, &mut |visit| match visit {
+            Visit::Page { number, pages, .. } => source.page(number, pages as usize * PAGE_BYTES).map(|_| ()),
+            Visit::Extent(extent) => self.read_extent(extent),
+        })
+    }
+
+    /// Compares what was found with what the allocator believes.
+    fn check_space(&self, mut uses: Uses, durable: &Meta, report: &mut CheckReport) {
+        let (bitmap, loose, retired) = self.space.contents();
+        let problems = &mut report.problems;
+        uses.of_page.resize(bitmap.pages() as usize, NOT_SEEN);
+        uses.mark(0, META_PAGES, "meta pages", problems);
+        uses.mark(durable.bitmap.page, durable.bitmap.pages, "the saved bitmap", problems);
+        for item in &retired {
+            uses.mark(item.page, item.pages, "retired", problems);
+        }
+        for page in (0..bitmap.pages()).filter(|&page| loose.is_used(page)) {
+            uses.mark(page, 1, "a value or run in the log", problems);
+        }
+        let free = (0..bitmap.pages()).filter(|&page| !bitmap.is_used(page));
+        for page in free.filter(|&page| uses.of_page[page as usize] != NOT_SEEN) {
+            problems.push(format!("page {page} is {}, but counts as free", uses.of_page[page as usize]));
+        }
+        // Read-only stores do not know what a crash left behind above the base.
+        if self.settings.read_only {
+            return;
+        }
+        let used = (0..bitmap.pages()).filter(|&page| bitmap.is_used(page));
+        let lost = used.filter(|&page| uses.of_page[page as usize] == NOT_SEEN).count();
+        if lost > 0 {
+            problems.push(format!("{lost} pages count as used, but nothing refers to them"));
+        }
+    }
+}
+
+/// Every pair must belong to a map that has a name.
+fn check_names(pinned: &Pinned, report: &mut CheckReport) {
+    let named = || -> Result<u64> {
+        let mut named = pinned.count(&FullRange::map(CATALOG))? + pinned.count(&FullRange::map(COUNTERS))?;
+        let mut scan = pinned.scan(&[], FullRange::map(CATALOG));
+        while let Some((_, id)) = scan.next(pinned.core())? {
+            named += pinned.count(&FullRange::map(map_id(&id)?))?;
+        }
+        Ok(named)
+    };
+    let all = pinned.count(&FullRange { low: Vec::new(), high: vec![0xFF; 4] });
+    match (named(), all) {
+        (Ok(named), Ok(all)) if named == all => {}
+        (Ok(named), Ok(all)) => {
+            report.problems.push(format!("{all} pairs are stored, but the maps that have names hold {named}"))
+        }
+        (Err(error), _) | (_, Err(error)) => report.problems.push(error.to_string()),
+    }
+}

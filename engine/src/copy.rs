@@ -1,0 +1,198 @@
+//! Rewriting: a consistent copy of a store in use, and compaction in place. Both stream all pairs in key order into a
+//! new, densely filled tree.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use crate::base::{self, ChangeStream, MergeOptions, Root, Stored};
+use crate::check::Progress;
+use crate::core::{Core, MaintenanceState, with_source};
+use crate::error::{Reason, Result};
+use crate::fold::{FileSink, Purpose as Writing};
+use crate::full_key::FullRange;
+use crate::limits::PAGE_BYTES;
+use crate::options::{Maintenance, Options};
+use crate::scan::Scan;
+use crate::snapshot::{Pinned, Purpose};
+use crate::space::Retired;
+use crate::store::Store;
+use crate::value::{Source, Value};
+use crate::view::View;
+
+/// What a compaction did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compaction {
+    /// Bytes of the data file before.
+    pub bytes_before: u64,
+    /// Bytes of the data file after.
+    pub bytes_after: u64,
+}
+
+/// Rewriting needs a free half of the file to move into; a second pass then moves it to the front.
+const PASSES: usize = 2;
+
+impl Store {
+    /// Copies the store, as it is at this moment, into another directory, which must be missing or empty; the store
+    /// goes on being used. The copy is a store of its own, densely filled and durable when this returns.
+    ///
+    /// # Errors
+    /// [`Reason::NotAStore`] when the directory holds anything, [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`]
+    /// when this store is damaged. A copy that failed is to be deleted.
+    pub fn copy(&self, directory: impl AsRef<Path>, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+        let directory = directory.as_ref();
+        let occupied = std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some());
+        if occupied {
+            let found = "it is not empty".to_string();
+            return Err(Reason::NotAStore { path: directory.display().to_string(), found }.into());
+        }
+        let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;
+        let target = Options::new().maintenance(Maintenance::Manual).open(directory)?;
+        target.core().take_copy_of(&pinned, progress)?;
+        target.close()
+    }
+
+    /// Rewrites the base densely and gives the space that comes free back to the file system, while the store is in
+    /// use. Needs room for a second copy of the data meanwhile.
+    ///
+    /// # Errors
+    /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Io`], [`Reason::ReadOnly`]. The store is as before then.
+    pub fn compact(&self, progress: &mut dyn FnMut(Progress)) -> Result<Compaction> {
+        let core = self.core();
+        core.maintain()?;
+        let bytes_before = core.data_bytes();
+        for pass in 0..PASSES {
+            let before = core.data_bytes();
+            core.rewrite(progress)?;
+            if pass > 0 && core.data_bytes() >= before {
+                break;
+            }
+        }
+        core.trim_log_files()?;
+        Ok(Compaction { bytes_before, bytes_after: core.data_bytes() })
+    }
+}
+
+impl Core {
+    fn data_bytes(&self) -> u64 {
+        self.space.figures().file_pages * PAGE_BYTES as u64
+    }
+
+    /// Fills this store, which is new and empty, with everything that a view of another one shows.
+    fn take_copy_of(&self, other: &Pinned, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+        let root = with_source!(other.core(), source => self.write_tree(source, &other.view, progress))?;
+        let commit = other.view.commit;
+        let control = self.control();
+        let guard = control.commit_lock.0.lock();
+        // The log of the copy begins after the commit that it shows.
+        control.visible.0.store(commit, Ordering::Release);
+        control.synced.0.store(commit, Ordering::Release);
+        let next_map = other.core().control().tail.0.next_map.load(Ordering::Relaxed);
+        control.tail.0.next_map.store(next_map, Ordering::Relaxed);
+        self.rotate(0, 0)?;
+        let mut version = self.region.version();
+        version.number += 1;
+        version.root = root;
+        version.base_commit = commit;
+        self.region.publish(&version);
+        drop(guard);
+        self.space.fold_ended();
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        self.maintain_frozen(&mut state)
+    }
+
+    /// Writes all pairs of a view into a new tree in this store's data file.
+    fn write_tree<'a, S: Source<'a>>(
+        &self,
+        source: S,
+        view: &View,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Root> {
+        let mut sink = FileSink::new(self, self.region.version().number + 1, Writing::Fold);
+        let everything = FullRange { low: Vec::new(), high: vec![0xFF; 4] };
+        let options = MergeOptions { keep_deletes: false, hash_seed: self.hash_seed };
+        let mut pairs = Pairs {
+            scan: Scan::new(source, view, &[], everything),
+            source,
+            value: None,
+            progress,
+            now: Progress { done: 0, total: view.root.pairs },
+        };
+        let merged = pairs
+            .advance()
+            .and_then(|()| base::merge(self.pages.mapped(), Root::default(), &mut pairs, &[], options, &mut sink))
+            .and_then(|root| sink.finish().map(|()| root));
+        if merged.is_err() {
+            sink.abandon();
+            self.space.fold_ended();
+        }
+        merged
+    }
+
+    /// Replaces the base by a densely filled tree with the same pairs.
+    fn rewrite(&self, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let mut version = self.region.version();
+        version.generations.clear();
+        let base_only = self.view(&version, u64::MAX);
+        let root = with_source!(self, source => self.write_tree(source, &base_only, progress))?;
+        let guard = self.control().commit_lock.0.lock();
+        let mut next = self.region.version();
+        next.number += 1;
+        next.root = root;
+        self.region.publish(&next);
+        drop(guard);
+        let mut retired = Vec::new();
+        with_source!(self, source => base::walk(source, version.root, &mut |visit| {
+            let (page, pages, birth) = match visit {
+                base::Visit::Page { number, pages, birth, .. } => (number, pages, birth),
+                base::Visit::Extent(extent) => (extent.page, extent.pages(), extent.birth),
+            };
+            retired.push(Retired { page, pages, birth, death: next.number });
+            Ok(())
+        }))?;
+        self.space.retire(retired);
+        self.space.fold_ended();
+        self.make_durable_and_shrink(&mut state)
+    }
+
+    /// The file can end earlier once both meta pages say so: hence twice.
+    fn make_durable_and_shrink(&self, state: &mut MaintenanceState) -> Result<()> {
+        self.make_durable(state)?;
+        self.reclaim(state)?;
+        self.renew_durable(state)?;
+        self.renew_durable(state)?;
+        self.reclaim(state)
+    }
+}
+
+/// All pairs of a scan as changes to an empty tree.
+struct Pairs<'a, 'p, S: Source<'a>> {
+    scan: Scan<'a, S>,
+    source: S,
+    value: Option<Value<'a>>,
+    progress: &'p mut dyn FnMut(Progress),
+    now: Progress,
+}
+
+impl<'a, S: Source<'a>> ChangeStream for Pairs<'a, '_, S> {
+    fn key(&self) -> Option<&[u8]> {
+        self.value.is_some().then(|| self.scan.key())
+    }
+
+    fn change(&self) -> Stored<'_> {
+        Stored::Inline(self.value.as_deref().expect("asked for only while there is a key"))
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.value = match self.scan.next()? {
+            Some(entry) => entry.resolve(self.source)?,
+            None => None,
+        };
+        self.now.done += self.value.is_some() as u64;
+        self.now.total = self.now.total.max(self.now.done);
+        if self.now.done.is_multiple_of(1024) || self.value.is_none() {
+            (self.progress)(self.now);
+        }
+        Ok(())
+    }
+}

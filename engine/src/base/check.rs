@@ -96,6 +96,15 @@ pub(crate) fn check_tree<S: PageSource>(
         }
         return Ok(());
     }
+    if root.height > 1
+        && let Ok(page) = source.page(root.page, BRANCH_BYTES)
+        && page::count(&page) < 2
+    {
+        problems.push(format!(
+            "page {} of the data file: it is a root with one child",
+            root.page
+        ));
+    }
     let mut check = Check {
         source,
         hash_seed,

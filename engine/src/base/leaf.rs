@@ -50,7 +50,7 @@ impl<'a> Leaf<'a> {
     #[inline(always)]
     pub(super) fn open(page: &'a [u8], number: u32) -> Result<Leaf<'a>> {
         match page.first_chunk::<PAGE_BYTES>() {
-            Some(bytes) if page::kind(bytes) == page::LEAF => Ok(Leaf {
+            Some(bytes) if page::is(bytes, page::LEAF, 0) => Ok(Leaf {
                 bytes,
                 count: page::count(bytes),
             }),
@@ -120,7 +120,7 @@ impl<'a> Leaf<'a> {
     /// The pair of this key, if it is here.
     #[inline(always)]
     pub(super) fn find(&self, key: &[u8], tag: u8) -> Option<usize> {
-        let suffix = key.strip_prefix(self.prefix())?;
+        let suffix = page::after_prefix(self.bytes, key).ok()?;
         let mut first = 0;
         while first < self.count {
             let block = self.bytes[HEADER_BYTES + first..]
@@ -132,7 +132,7 @@ impl<'a> Leaf<'a> {
             }
             while hits != 0 {
                 let index = first + hits.trailing_zeros() as usize;
-                if self.suffix(index) == suffix {
+                if page::equal(self.suffix(index), suffix) {
                     return Some(index);
                 }
                 hits &= hits - 1;
@@ -144,9 +144,10 @@ impl<'a> Leaf<'a> {
 
     /// Number of pairs with keys below `key`, which is the index of the first pair not below it.
     pub(super) fn lower_bound(&self, key: &[u8]) -> usize {
-        let prefix = self.prefix();
-        let Some(suffix) = key.strip_prefix(prefix) else {
-            return if key < prefix { 0 } else { self.count };
+        let suffix = match page::after_prefix(self.bytes, key) {
+            Ok(suffix) => suffix,
+            Err(Ordering::Less) => return 0,
+            Err(_) => return self.count,
         };
         let head = head_u32(suffix);
         let (mut low, mut high) = (0, self.count);

@@ -15,6 +15,8 @@
 //! 64  arrays, then free bytes, then the heap: see `leaf` and `branch`
 //! ```
 
+use std::cmp::Ordering;
+
 use crate::checksum::checksum;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_BYTES, FULL_KEY_BYTES_MAX, PAGE_BYTES};
@@ -62,13 +64,19 @@ pub(super) fn birth(page: &[u8]) -> u64 {
 }
 
 #[inline(always)]
-pub(super) fn kind(page: &[u8]) -> u8 {
+fn kind(page: &[u8]) -> u8 {
     page[KIND_AT]
 }
 
 #[inline(always)]
 pub(super) fn level(page: &[u8]) -> u8 {
     page[LEVEL_AT]
+}
+
+/// Whether the page is of this kind and level: one comparison, because every step of every search asks.
+#[inline(always)]
+pub(super) fn is(page: &[u8], kind: u8, level: u8) -> bool {
+    u16_at(page, KIND_AT) == u16::from_le_bytes([kind, level])
 }
 
 #[inline(always)]
@@ -91,6 +99,46 @@ pub(super) fn prefix(page: &[u8]) -> &[u8] {
         page.len() - length
     };
     &page[start..start + length]
+}
+
+/// What `key` has after the prefix of the page, or on which side of all keys with that prefix it is.
+#[inline(always)]
+pub(super) fn after_prefix<'a>(page: &[u8], key: &'a [u8]) -> Result<&'a [u8], Ordering> {
+    let length = u16_at(page, PREFIX_LENGTH_AT) as usize;
+    // Nearly all prefixes are short, and a call to compare a few bytes would cost as much as the rest of this.
+    if length < 8
+        && let Some(start) = key.first_chunk::<8>()
+    {
+        let difference = u64::from_le_bytes(*start) ^ u64_at(page, INLINE_PREFIX_AT);
+        if (difference << 8) << (56 - 8 * length) == 0 {
+            return Ok(&key[length..]);
+        }
+    } else if let Some(suffix) = key.strip_prefix(prefix(page)) {
+        return Ok(suffix);
+    }
+    Err(key.cmp(prefix(page)))
+}
+
+/// Whether two strings are equal; without a call for the usual lengths of keys.
+#[inline(always)]
+pub(super) fn equal(a: &[u8], b: &[u8]) -> bool {
+    if a.len() != b.len() {
+        return false;
+    }
+    match (
+        a.first_chunk::<8>(),
+        a.last_chunk::<8>(),
+        b.first_chunk::<8>(),
+        b.last_chunk::<8>(),
+    ) {
+        // Two loads that may overlap cover everything up to sixteen bytes.
+        (Some(a_first), Some(a_last), Some(b_first), Some(b_last)) if a.len() <= 16 => {
+            let difference = (u64::from_le_bytes(*a_first) ^ u64::from_le_bytes(*b_first))
+                | (u64::from_le_bytes(*a_last) ^ u64::from_le_bytes(*b_last));
+            difference == 0
+        }
+        _ => a == b,
+    }
 }
 
 /// End of the records in the heap.

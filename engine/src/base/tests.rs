@@ -600,6 +600,157 @@ fn deletes_leave_no_page_under_a_quarter_beside_its_brothers() {
 }
 
 #[test]
+fn extent_that_is_put_again_is_not_retired() {
+    let mut subject = Subject::default();
+    let extent = subject.memory.write_value(&[7; 5000]);
+    let change: BTreeMap<_, _> = [(b"key".to_vec(), Change::Extent(extent))].into();
+    subject.merge(&change, &[]);
+    subject.merge(&change, &[]);
+    subject.assert_sound();
+    subject.assert_scans();
+}
+
+#[test]
+fn root_with_one_child_left_gives_way_to_it() {
+    let pairs = |count: u32| (0..count).map(|number| (number.to_be_bytes().to_vec(), vec![1; 1200]));
+    let mut count = 3000;
+    let mut subject = loop {
+        let mut subject = Subject::default();
+        subject.put(pairs(count));
+        if subject.root.height == 3 {
+            break subject;
+        }
+        count += 3;
+    };
+    // The second branch has one leaf of three pairs, and the cut ends just where it begins.
+    subject.merge(
+        &BTreeMap::new(),
+        &[KeyRange {
+            low: Vec::new(),
+            high: (count - 3).to_be_bytes().to_vec(),
+        }],
+    );
+    assert_eq!((subject.root.height, subject.root.pairs), (1, 3));
+    subject.assert_sound();
+    subject.assert_scans();
+}
+
+#[test]
+fn leaf_under_a_quarter_takes_in_a_neighbour() {
+    let mut full = Subject::default();
+    full.put((0..400u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
+    let leaves = full.leaves().len();
+    for emptied in 0..leaves {
+        let mut subject = Subject::default();
+        subject.put((0..400u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
+        let mut keys_of_leaves = Vec::new();
+        walk(&subject.memory, subject.root, &mut |visit| {
+            if let Visit::Page { number, level: 0, .. } = visit {
+                let page = subject.memory.page(number, PAGE_BYTES)?;
+                let leaf = Leaf::open(&page, number)?;
+                let key = |index| [leaf.prefix(), leaf.suffix(index)].concat();
+                keys_of_leaves.push((0..leaf.count()).map(key).collect::<Vec<_>>());
+            }
+            Ok(())
+        })
+        .unwrap();
+        let deletes = keys_of_leaves[emptied]
+            .iter()
+            .skip(1)
+            .map(|key| (key.clone(), Change::Delete))
+            .collect();
+        subject.merge(&deletes, &[]);
+        for page in subject.leaves() {
+            assert!(
+                page::heap_top(&page) < PAGE_BYTES * 3 / 4,
+                "a leaf is nearly empty after leaf {emptied} was"
+            );
+        }
+        subject.assert_sound();
+    }
+}
+
+#[test]
+fn separator_that_would_be_too_long_a_key_is_damage() {
+    let mut subject = Subject::default();
+    let key = |number: u32| {
+        [
+            &[b'p'; 500][..],
+            &number.to_be_bytes(),
+            &[b'q'; 10],
+            &number.to_be_bytes(),
+        ]
+        .concat()
+    };
+    let twice = |number: u32| [[key(number), vec![1]].concat(), [key(number), vec![2]].concat()];
+    subject.put((0..300).flat_map(twice).map(|key| (key, vec![1; 1000])));
+    let pages = subject.memory.pages.borrow();
+    let (number, page) = pages.iter().find(|(_, page)| page.len() == BRANCH_BYTES).unwrap();
+    let mut page = page.to_vec();
+    let rest = page::heap_top(&page);
+    page[rest..rest + 2].copy_from_slice(&1000u16.to_le_bytes());
+    seal_page(&mut page, *number, 1);
+    let error = verify_page(*number, &page).unwrap_err();
+    assert!(error.to_string().contains("a separator is too long"), "{error}");
+}
+
+#[test]
+fn merge_holds_only_a_few_pages_of_what_it_has_read() {
+    struct Numbers<'a>(u32, &'a Cell<usize>, [u8; 4]);
+    impl ChangeStream for Numbers<'_> {
+        fn key(&self) -> Option<&[u8]> {
+            (self.0 < 200_000).then_some(&self.2)
+        }
+        fn change(&self) -> Stored<'_> {
+            Stored::Inline(&[1; 50])
+        }
+        fn advance(&mut self) -> Result<()> {
+            self.1.set(self.1.get() + 1);
+            self.0 += 1;
+            self.2 = self.0.to_be_bytes();
+            Ok(())
+        }
+    }
+    struct Counting<'a>(&'a Cell<usize>, usize, u32);
+    impl PageSink for Counting<'_> {
+        fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+            self.1 = self.1.max(self.0.get());
+            if page.len() == PAGE_BYTES {
+                self.0.set(self.0.get().saturating_sub(page::count(page)));
+            }
+            self.2 += 4;
+            Ok(self.2)
+        }
+        fn write_value(&mut self, _: &[u8]) -> Result<Extent> {
+            unreachable!("all values are short")
+        }
+        fn retire(&mut self, _: u32, _: u32, _: u64) {}
+        fn retire_extent(&mut self, _: Extent) {}
+    }
+    let mut old = Subject::default();
+    old.put([(vec![0], vec![]), (vec![9], vec![])]);
+    for root in [Root::default(), old.root] {
+        let held = Cell::new(0);
+        let mut sink = Counting(&held, 0, 1000);
+        let options = MergeOptions {
+            keep_deletes: false,
+            hash_seed: HASH_SEED,
+        };
+        let root = merge(
+            &old.memory,
+            root,
+            &mut Numbers(0, &held, [0; 4]),
+            &[],
+            options,
+            &mut sink,
+        )
+        .unwrap();
+        assert!(root.pairs >= 200_000);
+        assert!(sink.1 < 2000, "{} pairs were held at once", sink.1);
+    }
+}
+
+#[test]
 fn stream_out_of_order_is_an_error() {
     struct Backwards(u8);
     impl ChangeStream for Backwards {

@@ -37,6 +37,27 @@ pub(super) enum Payload {
     Child { child: Child, reused: bool },
 }
 
+/// What a stretch of items takes in a page.
+#[derive(Default)]
+struct Measure {
+    /// Items that store their keys.
+    keys: Range<usize>,
+    /// Bytes that these keys share.
+    prefix: usize,
+    /// Bytes beside the keys.
+    fixed: usize,
+    /// Bytes of the keys after the prefix.
+    suffixes: usize,
+}
+
+impl Measure {
+    /// Bytes of the page, free ones not counted. Never less than those of a part of the stretch: therefore the prefix
+    /// counts even where it finds room in the header.
+    fn bytes(&self) -> usize {
+        HEADER_BYTES + self.prefix + self.fixed + self.suffixes
+    }
+}
+
 /// See the description of the file.
 pub(super) struct Window {
     /// Level of the pages that it becomes.
@@ -204,22 +225,43 @@ impl Window {
         }
     }
 
-    /// Bytes of a page with these items, free ones not counted. Never less than those of a part of them: therefore the
-    /// prefix counts even where it finds room in the header.
-    fn filled_bytes(&self, range: Range<usize>) -> usize {
-        let prefix = self.prefix_length(&range);
-        let first = range.start + self.keyless();
-        let fixed: usize = self.items[range.clone()].iter().map(|item| item.fixed as usize).sum();
-        let stored = self.items[first.min(range.end)..range.end].iter();
-        let suffixes: usize = stored
-            .map(|item| self.suffix_bytes(item.key_length as usize - prefix))
-            .sum();
-        HEADER_BYTES + prefix + fixed + suffixes
+    /// Takes one more key into a measure, next to those it has.
+    fn grow(&self, measure: &mut Measure, index: usize) {
+        let suffix_bytes = |item: &Item, prefix| self.suffix_bytes(item.key_length as usize - prefix);
+        if measure.keys.is_empty() {
+            measure.prefix = self.items[index].key_length as usize;
+            measure.keys = index..index;
+        }
+        let shared = &self.key(measure.keys.start)[..measure.prefix];
+        let prefix = if measure.keys.is_empty() {
+            measure.prefix
+        } else {
+            common_prefix(shared, self.key(index))
+        };
+        if prefix < measure.prefix {
+            measure.prefix = prefix;
+            measure.suffixes = self.items[measure.keys.clone()]
+                .iter()
+                .map(|item| suffix_bytes(item, prefix))
+                .sum();
+        }
+        measure.suffixes += suffix_bytes(&self.items[index], prefix);
+        measure.keys = measure.keys.start.min(index)..measure.keys.end.max(index + 1);
     }
 
     /// Whether it would make a page so empty that it should take in a neighbour. False when it is empty.
     pub(super) fn is_underfull(&self) -> bool {
-        !self.is_empty() && self.filled_bytes(0..self.len()) < self.page_length() / 4
+        let mut measure = Measure::default();
+        for (index, item) in self.items.iter().enumerate() {
+            measure.fixed += item.fixed as usize;
+            if index >= self.keyless() {
+                self.grow(&mut measure, index);
+            }
+            if measure.bytes() >= self.page_length() / 4 {
+                return false;
+            }
+        }
+        !self.is_empty()
     }
 
     /// Whether so much came in that it is time to see if pages can be written.
@@ -263,11 +305,15 @@ impl Window {
         }
     }
 
-    /// Cuts into `pages` pages that are about equally full. A cut that would not leave the rest enough pages goes as far
-    /// back as it can, which always does.
+    /// Cuts into `pages` pages that are about equally full.
     fn balance(&self, pages: usize) -> Vec<usize> {
         let weight = |item: &Item| item.fixed as usize + item.key_length as usize;
         let mut left: usize = self.items.iter().map(weight).sum();
+        // Where the last page, the last two, ... can begin at the earliest: a cut before that would need one page more.
+        let mut earliest = vec![self.len()];
+        for _ in 1..pages {
+            earliest.push(self.first_fit(earliest[earliest.len() - 1]));
+        }
         let mut ends = Vec::with_capacity(pages);
         let mut start = 0;
         for pages in (2..=pages).rev() {
@@ -276,58 +322,48 @@ impl Window {
                 taken += weight(&self.items[end]);
                 end += 1;
             }
-            let widest = self.last_fit(start);
-            if end > widest || !self.fits_into(end, pages - 1) {
-                end = widest;
-                taken = self.items[start..end].iter().map(weight).sum();
-            }
+            end = end.max(earliest[pages - 1]).min(self.last_fit(start));
             if end == self.len() {
                 break;
             }
             ends.push(end);
-            left -= taken;
+            left -= self.items[start..end].iter().map(weight).sum::<usize>();
             start = end;
         }
         ends.push(self.len());
         ends
     }
 
-    fn fits_into(&self, mut start: usize, pages: usize) -> bool {
-        for _ in 0..pages {
-            if start < self.len() {
-                start = self.last_fit(start);
-            }
-        }
-        start == self.len()
-    }
-
     /// End of the longest stretch from `start` on that one page can hold.
     fn last_fit(&self, start: usize) -> usize {
-        let first = start + self.keyless();
-        let (mut prefix, mut fixed, mut suffixes) = (0, 0, 0);
+        let mut measure = Measure::default();
         for index in start..self.len() {
-            let item = &self.items[index];
-            fixed += item.fixed as usize;
-            if index == first {
-                prefix = item.key_length as usize;
+            measure.fixed += self.items[index].fixed as usize;
+            if index >= start + self.keyless() {
+                self.grow(&mut measure, index);
             }
-            if index >= first {
-                let common = common_prefix(&self.key(first)[..prefix], self.key(index));
-                if common < prefix {
-                    prefix = common;
-                    let stored = self.items[first..index].iter();
-                    suffixes = stored
-                        .map(|item| self.suffix_bytes(item.key_length as usize - prefix))
-                        .sum();
-                }
-                suffixes += self.suffix_bytes(item.key_length as usize - prefix);
-            }
-            if HEADER_BYTES + prefix + fixed + suffixes > self.page_length() {
+            if measure.bytes() > self.page_length() {
                 assert!(index > start, "the limits make sure that a page holds any one item");
                 return index;
             }
         }
         self.len()
+    }
+
+    /// Start of the longest stretch up to `end` that one page can hold.
+    fn first_fit(&self, end: usize) -> usize {
+        let mut measure = Measure::default();
+        for index in (0..end).rev() {
+            measure.fixed += self.items[index].fixed as usize;
+            // With one more item in front, the one that was first stores its key too.
+            if index + self.keyless() < end {
+                self.grow(&mut measure, index + self.keyless());
+            }
+            if measure.bytes() > self.page_length() {
+                return index + 1;
+            }
+        }
+        0
     }
 
     /// Builds the page of these items. Returns what its parent has to know, page number missing.

@@ -34,6 +34,7 @@ pub(crate) fn fold_loop(core: &Core) {
                 drop(state);
                 core.maintain()?;
                 state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+                core.give_space_back(&mut state)?;
                 core.keep_standby(&mut state, false)?;
                 core.trim_log_files()?;
             } else {

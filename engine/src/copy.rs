@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, MergeOptions, Root, Stored};
 use crate::check::Progress;
-use crate::core::{Core, MaintenanceState, with_source};
+use crate::core::{Core, with_source};
 use crate::error::{Reason, Result};
 use crate::fold::{FileSink, Purpose as Writing};
 use crate::full_key::FullRange;
@@ -152,17 +152,11 @@ impl Core {
         }))?;
         self.space.retire(retired);
         self.space.fold_ended();
-        self.make_durable_and_shrink(&mut state)
+        self.make_durable(&mut state)?;
+        self.reclaim(&mut state)?;
+        self.give_space_back(&mut state)
     }
 
-    /// The file can end earlier once both meta pages say so: hence twice.
-    fn make_durable_and_shrink(&self, state: &mut MaintenanceState) -> Result<()> {
-        self.make_durable(state)?;
-        self.reclaim(state)?;
-        self.renew_durable(state)?;
-        self.renew_durable(state)?;
-        self.reclaim(state)
-    }
 }
 
 /// All pairs of a scan as changes to an empty tree.

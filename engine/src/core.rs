@@ -41,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) waiting: Mutex<Vec<(u64, std::task::Waker)>>,
     pub(crate) closed: AtomicBool,
     pub(crate) exclusive_tokens: AtomicU32,
+    /// Whether the names of all log files are known to survive power loss.
+    pub(crate) names_synced: AtomicBool,
     /// Whether the thread that syncs for commit futures was started.
     pub(crate) syncer_runs: AtomicBool,
     /// Held shared by commit streams while they read generations, exclusively while one is freed.
@@ -118,6 +120,7 @@ impl Core {
             waiting: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
             exclusive_tokens: AtomicU32::new(1),
+            names_synced: AtomicBool::new(false),
             syncer_runs: AtomicBool::new(false),
             retention: RwLock::new(()),
             cause: Mutex::new(None),
@@ -197,11 +200,18 @@ impl Core {
     /// Refuses work after an input/output error or after `close`.
     #[inline]
     pub(crate) fn healthy(&self) -> Result<()> {
-        if self.control().poisoned.0.load(Ordering::Relaxed) != 0 {
-            return Err(Reason::Poisoned { cause: self.cause() }.into());
-        }
+        self.unpoisoned()?;
         if self.closed.load(Ordering::Relaxed) {
             return Err(Reason::Closed.into());
+        }
+        Ok(())
+    }
+
+    /// Refuses work after an input/output error.
+    #[inline]
+    pub(crate) fn unpoisoned(&self) -> Result<()> {
+        if self.is_poisoned() {
+            return Err(Reason::Poisoned { cause: self.cause() }.into());
         }
         Ok(())
     }

@@ -36,14 +36,30 @@ impl Core {
     /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
     pub(crate) fn maintain(&self) -> Result<()> {
         self.writable()?;
+        self.maintain_all()
+    }
+
+    /// The same for a store that may be closing.
+    pub(crate) fn maintain_all(&self) -> Result<()> {
         let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
         self.freeze_active()?;
         self.maintain_frozen(&mut state)
     }
 
+    /// Lets the end of the data file go when it is free: that takes both meta pages.
+    pub(crate) fn give_space_back(&self, state: &mut MaintenanceState) -> Result<()> {
+        for _ in 0..2 {
+            if self.space.has_surplus() {
+                self.renew_durable(state)?;
+                self.reclaim(state)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The same without closing the active generation.
     pub(crate) fn maintain_frozen(&self, state: &mut MaintenanceState) -> Result<()> {
-        self.writable()?;
+        self.unpoisoned()?;
         let done = self.fold(state).and_then(|_| self.make_durable(state)).and_then(|()| self.reclaim(state));
         self.report_progress();
         done

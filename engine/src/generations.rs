@@ -128,8 +128,12 @@ impl Core {
             file.write_zeros(filled, first - filled).map_err(|error| full_or_io("the log", first - filled, error))?;
             entry.filled.store(first, Ordering::Relaxed);
         }
-        // The name must survive power loss before a commit in the file is acknowledged.
-        self.platform.storage.sync().map_err(|error| Error::io("syncing the store's directory", error))?;
+        // The name must survive power loss before a commit in the file is acknowledged. Files that were there when the
+        // store was opened may have names that are not durable either.
+        if filled == 0 || !self.names_synced.load(Ordering::Acquire) {
+            self.platform.storage.sync().map_err(|error| Error::io("syncing the store's directory", error))?;
+            self.names_synced.store(true, Ordering::Release);
+        }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
         let (memory, memory_bytes) = self.region.space_for_index(bytes as u64)?;
         // SAFETY: the region handed this memory out for this index alone.
@@ -193,6 +197,25 @@ impl Core {
                 let file = &self.segments.get(slot as usize).file;
                 file.set_len(keep).map_err(|error| Error::io(format!("trimming {}", file_name(slot as usize)), error))?;
                 entry.filled.store(keep, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves only headers of the log files, when nothing in them is needed any more: closing, after the last fold.
+    pub(crate) fn empty_log_files(&self) -> Result<()> {
+        let durable = self.control().durable.0.load(Ordering::Acquire);
+        if durable != self.control().visible.0.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        for slot in 0..GENERATIONS_MAX as u8 {
+            let entry = self.entry(slot);
+            let filled = entry.filled.load(Ordering::Relaxed);
+            let is_read = matches!(entry.state(), GenerationState::Frozen | GenerationState::Folded);
+            if filled > LOG_START && !is_read {
+                let file = &self.segments.get(slot as usize).file;
+                let emptied = file.set_len(LOG_START);
+                emptied.map_err(|error| Error::io(format!("emptying {}", file_name(slot as usize)), error))?;
             }
         }
         Ok(())

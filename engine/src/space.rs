@@ -26,6 +26,8 @@ use crate::region::{Pins, full_or_io};
 /// The file grows by an eighth of itself, within these bounds.
 const GROWTH_PAGES_MIN: u64 = 64;
 const GROWTH_PAGES_MAX: u64 = 16_384;
+/// A run of this many pages is worth a system call of its own.
+const LONG_RUN_PAGES: u32 = 16;
 /// Page numbers are 32 bits wide: 16 TiB.
 const PAGES_MAX: u64 = u32::MAX as u64;
 
@@ -103,12 +105,12 @@ impl Space {
         self.used.store(used, Ordering::Relaxed);
     }
 
-    /// Pages that folding this much may take at the worst: each operation rewrites a leaf and makes it split, a tree
-    /// is rewritten at most once, new bytes fill pages at least two fifths, and the bitmap is saved.
+    /// Pages that folding this much may take at the worst: each operation rewrites a leaf and its branches and makes them
+    /// split, the tree is rewritten at most once, new bytes fill pages at least half, and the bitmap is saved.
     fn needed(&self, operations: u64, bytes: u64) -> u64 {
         let used = self.used.load(Ordering::Relaxed);
-        let rewritten = (operations * 12).min(used + used / 2 + 12);
-        rewritten + (bytes + operations * 32) * 5 / 2 / PAGE_BYTES as u64 + 2 * (used >> 15) + 16
+        let rewritten = (operations * 12).min(used + used / 16 + 12);
+        rewritten + (bytes + operations * 16) * 2 / PAGE_BYTES as u64 + 2 * (used >> 15) + 16
     }
 
     /// Promises the pages for a commit, growing the file when needed. `uses_reserve`: the commit only deletes.
@@ -317,6 +319,13 @@ impl Space {
         Ok((SavedBitmap { page, pages: count, checksum: checksum(&image) }, end))
     }
 
+    /// Whether the file has an end that could be cut off, were both meta pages to forget it.
+    pub(crate) fn has_surplus(&self) -> bool {
+        let state = self.lock();
+        let surplus = (state.bitmap.pages - state.bitmap.end_of_used()) as u64;
+        surplus > (state.bitmap.pages as u64 / 8).max(GROWTH_PAGES_MIN)
+    }
+
     /// Cuts free pages off the end of the file that neither meta page knows. `end` is what the newest one says.
     pub(crate) fn shrink(&self, end: u32) -> Result<()> {
         let mut state = self.lock();
@@ -456,7 +465,8 @@ impl Bitmap {
         last as u32 * 64 + 64 - self.words[last].leading_zeros()
     }
 
-    /// The first run of free pages that is `wanted` long, or else the longest one that has at least `least`.
+    /// A run of free pages of at most `wanted`: the first that is long enough to be written in one go without waste, or
+    /// else the longest one that has at least `least`. Low pages first, so that the end of the file comes free.
     fn find(&mut self, least: u32, wanted: u32) -> Option<(u32, u32)> {
         let mut best: Option<(u32, u32)> = None;
         let mut page = self.skip_used(self.first as u32 * 64);
@@ -464,8 +474,8 @@ impl Bitmap {
         while page < self.pages {
             let end = self.end_of_free(page, wanted);
             let length = end - page;
-            if length >= wanted {
-                return Some((page, wanted));
+            if length >= wanted.min(least.max(LONG_RUN_PAGES)) {
+                return Some((page, length));
             }
             if length >= least && best.is_none_or(|(_, longest)| length > longest) {
                 best = Some((page, length));

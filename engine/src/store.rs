@@ -206,13 +206,13 @@ impl Handle {
     }
 
     fn close(&self) -> Result<()> {
-        if self.core.closed.load(Ordering::Acquire) {
+        // From here on other handles are refused; whoever is committing has the lock.
+        if self.core.closed.swap(true, Ordering::AcqRel) {
             return Err(Reason::Closed.into());
         }
+        drop(self.core.control().commit_lock.0.lock());
         self.stop_threads();
-        let folded = if self.core.settings.read_only { Ok(()) } else { self.core.settle() };
-        self.core.closed.store(true, Ordering::Release);
-        folded
+        if self.core.settings.read_only { Ok(()) } else { self.core.settle() }
     }
 
     fn stop_threads(&self) {
@@ -236,11 +236,11 @@ impl Drop for Handle {
 impl Core {
     /// Leaves nothing to replay, and no more files than needed.
     fn settle(&self) -> Result<()> {
-        self.maintain()?;
+        self.maintain_all()?;
         let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-        // The first meta page made the replaced pages free, the second lets the end of the file go.
         self.reclaim(&mut state)?;
-        self.trim_log_files()
+        self.give_space_back(&mut state)?;
+        self.empty_log_files()
     }
 }
 

@@ -1,7 +1,7 @@
 //! A branch: up to 63 children, each with a separator, the least key of its range.
 //!
 //! ```text
-//! slots (count and how many of them are sorted), frame, unused | 63 heads of 8 bytes | 63 separators | 63 children
+//! slots (count and how many of them are sorted), frame, built | 63 heads of 8 bytes | 63 separators | 63 children
 //! ```
 //! The first `sorted` slots are in the order of their separators, the few behind them (at most [`TAIL_SLOTS`]) in the
 //! order in which they arrived. Slots are only added, never changed. When a child is divided, *two* slots are added:
@@ -37,7 +37,8 @@ pub(super) const BRANCH_HEAD_BYTES: usize = 8;
 pub(super) struct Branch {
     slots: AtomicU32,
     frame: StoredFrame,
-    unused: AtomicU32,
+    /// Slots it was built with. Only the writer asks.
+    built: AtomicU32,
     heads: [AtomicU64; BRANCH_SLOTS],
     separators: [AtomicU32; BRANCH_SLOTS],
     children: [AtomicU32; BRANCH_SLOTS],
@@ -53,6 +54,16 @@ const _: () = assert!(size_of::<Branch>() == 1024);
 pub(super) struct Slots {
     pub(super) count: u16,
     pub(super) sorted: u16,
+}
+
+impl Slots {
+    fn new(count: usize, sorted: usize) -> Slots {
+        debug_assert!(sorted <= count && count <= BRANCH_SLOTS);
+        Slots {
+            count: count as u16,
+            sorted: sorted as u16,
+        }
+    }
 }
 
 /// Which separators a search accepts; it takes the greatest of them.
@@ -71,31 +82,36 @@ pub(super) struct Child {
     pub(super) node: u32,
 }
 
+/// A child with the head of its separator.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub(super) head: u64,
+    pub(super) child: Child,
+}
+
 /// The children of a branch in order, and room for two more.
-pub(super) type Children = ArrayVec<Child, { BRANCH_SLOTS + 2 }>;
+pub(super) type Children = ArrayVec<Placed, { BRANCH_SLOTS + 2 }>;
 
 impl Branch {
-    /// Prepares a branch that nobody can see yet, of children in order.
-    pub(super) fn format<'a, K: Keys<'a>>(&self, keys: K, frame: Frame, children: &[Child]) {
-        assert!(!children.is_empty() && children.len() <= BUILT_SLOTS_MAX);
+    /// Prepares a branch that nobody can see yet, of children in order, whose heads were taken by `frame`.
+    pub(super) fn format(&self, frame: Frame, children: impl ExactSizeIterator<Item = Placed>) {
+        let count = children.len();
+        assert!(count > 0 && count <= BUILT_SLOTS_MAX);
         self.frame.set(frame);
-        self.unused.store(0, Relaxed);
-        for (slot, child) in children.iter().enumerate() {
-            self.fill(keys, slot, *child);
-        }
-        let count = children.len() as u16;
-        self.set_slots(Slots { count, sorted: count });
+        self.built.store(count as u32, Relaxed);
+        children.enumerate().for_each(|(slot, placed)| self.fill(slot, placed));
+        self.set_slots(Slots::new(count, count));
     }
 
-    fn fill<'a, K: Keys<'a>>(&self, keys: K, slot: usize, child: Child) {
-        let head = if child.separator == NONE {
-            0
-        } else {
-            self.frame.get().head(keys, keys.key(child.separator))
-        };
+    fn fill(&self, slot: usize, Placed { head, child }: Placed) {
         self.heads[slot].store(head, Relaxed);
         self.separators[slot].store(child.separator, Relaxed);
         self.children[slot].store(child.node, Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn frame(&self) -> Frame {
+        self.frame.get()
     }
 
     /// Release: pairs with Acquire in [`Branch::slots`]; shows the slots and the nodes that they lead to.
@@ -162,7 +178,7 @@ impl Branch {
     /// latest.
     #[inline]
     pub(super) fn choose<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, key: &[u8], bound: Bound) -> usize {
-        let head = self.frame.get().head(keys, key);
+        let head = self.frame().head(keys, key);
         let accepted = self.accepted(keys, slots, key, head, bound);
         assert!(accepted > 0, "a search came to a branch that starts behind the key");
         let mut best = accepted - 1;
@@ -183,7 +199,7 @@ impl Branch {
 
     /// The least separator above `key`.
     pub(super) fn separator_after<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, key: &[u8]) -> Option<u32> {
-        let head = self.frame.get().head(keys, key);
+        let head = self.frame().head(keys, key);
         let accepted = self.accepted(keys, slots, key, head, Bound::AtMost);
         let mut best = (accepted < slots.sorted as usize).then_some(accepted);
         for slot in slots.sorted as usize..slots.count as usize {
@@ -204,25 +220,36 @@ impl Branch {
         }
     }
 
-    /// Adds one or two children if they fit, and publishes them together.
+    /// Adds one or two children and publishes them together. Declines when they do not fit, and when the heads have
+    /// turned out to be useless and taking them anew is due.
     pub(super) fn append<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, children: &[Child]) -> bool {
         let (count, sorted) = (slots.count as usize, slots.sorted as usize);
         if count + children.len() > BRANCH_SLOTS {
             return false;
         }
         let extends = children.len() == 1 && self.extends(keys, slots, children[0]);
-        if !extends && count + children.len() - sorted > TAIL_SLOTS {
+        let is_declined = match extends {
+            true => self.is_copy_due(keys, count, children[0]),
+            false => count + children.len() - sorted > TAIL_SLOTS,
+        };
+        if is_declined {
             return false;
         }
         for (slot, child) in children.iter().enumerate() {
-            self.fill(keys, count + slot, *child);
+            self.fill(count + slot, child.placed(keys, self.frame()));
         }
-        let count = slots.count + children.len() as u16;
-        self.set_slots(Slots {
-            count,
-            sorted: if extends { count } else { slots.sorted },
-        });
+        let count = count + children.len();
+        self.set_slots(Slots::new(count, if extends { count } else { sorted }));
         true
+    }
+
+    /// Whether a branch that grows in order should be copied with a better frame before `last` is added. Its frame was
+    /// made when it had few children, and a tail that would force a copy never comes. No sooner than after as many
+    /// additions as a tail takes, because `room.rs` counts on that.
+    fn is_copy_due<'a, K: Keys<'a>>(&self, keys: K, count: usize, last: Child) -> bool {
+        let additions = count - self.built.load(Relaxed) as usize;
+        let is_possible = additions >= TAIL_SLOTS / 2 && count < BUILT_SLOTS_MAX;
+        is_possible && last.placed(keys, self.frame()).head == self.head(count - 1)
     }
 
     /// Whether `child` can stand behind all others without making a tail.
@@ -231,24 +258,50 @@ impl Branch {
         slots.sorted == slots.count && compare_separators(keys, self.separator(last), child.separator).is_lt()
     }
 
-    /// The children that count, in order.
-    pub(super) fn children<'a, K: Keys<'a>>(&self, keys: K, slots: Slots) -> Children {
+    /// The children that count, in order, with `additions`.
+    pub(super) fn children_with<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, additions: &[Child]) -> Children {
         let (sorted, count) = (slots.sorted as usize, slots.count as usize);
-        let child = |slot| Child {
-            separator: self.separator(slot),
-            node: self.child(slot),
+        let placed = |slot| {
+            let child = Child::new(self.separator(slot), self.child(slot));
+            Placed {
+                head: self.head(slot),
+                child,
+            }
         };
-        let mut children: Children = (0..sorted).map(child).collect();
-        (sorted..count).for_each(|slot| place(keys, &mut children, child(slot)));
+        let mut children: Children = (0..sorted).map(placed).collect();
+        (sorted..count).for_each(|slot| place(keys, &mut children, placed(slot)));
+        let frame = self.frame();
+        additions
+            .iter()
+            .for_each(|child| place(keys, &mut children, child.placed(keys, frame)));
         children
     }
 }
 
-/// Puts `child` where it belongs, over an older one with the same separator.
-pub(super) fn place<'a, K: Keys<'a>>(keys: K, children: &mut Children, child: Child) {
-    match children.binary_search_by(|other| compare_separators(keys, other.separator, child.separator)) {
-        Ok(same) => children[same] = child,
-        Err(place) => children.insert(place, child),
+impl Child {
+    pub(super) fn new(separator: u32, node: u32) -> Child {
+        Child { separator, node }
+    }
+
+    /// This child with its head by `frame`.
+    pub(super) fn placed<'a, K: Keys<'a>>(self, keys: K, frame: Frame) -> Placed {
+        let head = match self.separator {
+            NONE => 0,
+            separator => frame.head(keys, keys.key(separator)),
+        };
+        Placed { head, child: self }
+    }
+}
+
+/// Puts `new` where it belongs, over an older child with the same separator.
+fn place<'a, K: Keys<'a>>(keys: K, children: &mut Children, new: Placed) {
+    let order = |other: &Placed| match other.head.cmp(&new.head) {
+        Ordering::Equal => compare_separators(keys, other.child.separator, new.child.separator),
+        order => order,
+    };
+    match children.binary_search_by(order) {
+        Ok(same) => children[same] = new,
+        Err(place) => children.insert(place, new),
     }
 }
 

@@ -12,7 +12,7 @@
 
 use std::marker::PhantomData;
 
-use super::arena::{NONE, VersionRecord, Versions};
+use super::arena::{NONE, Versions};
 use super::branch::Bound;
 use super::leaf::{LEAF_ENTRIES, Leaf};
 use super::{Index, Keys, Path, Version};
@@ -29,6 +29,8 @@ pub(crate) struct IndexCursor<'a, K> {
     path: Path,
     /// Newest version record of each copied entry, in the order of keys.
     references: [u32; LEAF_ENTRIES],
+    /// Where its key is in the log.
+    positions: [u32; LEAF_ENTRIES],
     length: usize,
     /// Invalid when not below `length`.
     place: usize,
@@ -38,12 +40,12 @@ pub(crate) struct IndexCursor<'a, K> {
 impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
     /// A cursor that is nowhere yet.
     pub(crate) fn new(index: Index, keys: K) -> IndexCursor<'a, K> {
-        let path = Path::new();
         IndexCursor {
             index,
             keys,
-            path,
+            path: Path::new(),
             references: [NONE; LEAF_ENTRIES],
+            positions: [NONE; LEAF_ENTRIES],
             length: 0,
             place: 0,
             keys_live: PhantomData,
@@ -112,8 +114,8 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
     /// When the cursor is not valid.
     #[inline]
     pub(crate) fn key(&self) -> &'a [u8] {
-        self.keys
-            .key(self.index.arena.at::<VersionRecord>(self.reference()).position())
+        assert!(self.is_valid(), "the cursor is at no entry");
+        self.keys.key(self.positions[self.place])
     }
 
     /// The versions of the entry, newest first.
@@ -159,13 +161,13 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
         self.path.clear();
         let path = &mut self.path;
         let offset = self.index.descend(self.keys, key, bound, |step| path.push(step));
-        let arena = &self.index.arena;
-        let leaf: &Leaf = arena.at(offset);
-        let order = leaf.order(arena, self.keys, leaf.count());
+        let leaf: &Leaf = self.index.arena.at(offset);
+        let order = leaf.order(self.keys, leaf.count());
         self.length = order.len();
-        for (reference, ranked) in self.references.iter_mut().zip(&order) {
-            *reference = leaf.reference(ranked.slot());
+        for (place, ranked) in order.iter().enumerate() {
+            self.references[place] = leaf.reference(ranked.slot());
+            self.positions[place] = leaf.position(ranked.slot());
         }
-        leaf.rank(arena, self.keys, &order, key)
+        leaf.rank(self.keys, &order, key)
     }
 }

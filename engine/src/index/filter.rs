@@ -43,9 +43,19 @@ impl Filter {
     }
 
     #[inline]
-    fn word(self, arena: &Arena, hash: u64) -> &AtomicU64 {
+    fn offset(self, hash: u64) -> u32 {
         let index = (u64::from(hash as u32) * u64::from(self.words)) >> 32;
-        arena.at(START + index as u32 * 8)
+        START + index as u32 * 8
+    }
+
+    #[inline]
+    fn word(self, arena: &Arena, hash: u64) -> &AtomicU64 {
+        arena.at(self.offset(hash))
+    }
+
+    /// Asks the processor for the word of a key that will be added.
+    pub(super) fn prefetch(self, arena: &Arena, hash: u64) {
+        arena.prefetch::<AtomicU64>(self.offset(hash));
     }
 
     /// Adds a key. Relaxed is enough: the store that publishes the key's entry comes later and releases this one.

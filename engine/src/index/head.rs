@@ -35,6 +35,12 @@ pub(super) struct Fences {
     pub(super) upper: u32,
 }
 
+impl Fences {
+    pub(super) fn new(lower: u32, upper: u32) -> Fences {
+        Fences { lower, upper }
+    }
+}
+
 impl Frame {
     pub(super) const WHOLE: Frame = Frame {
         skip: 0,
@@ -66,6 +72,18 @@ impl Frame {
             sure: sure as u16,
             prefix: greatest,
         }
+    }
+
+    /// The frame for a node that takes over heads made by this frame while `wanted` would suit it best: this one's skip
+    /// with what is sure now, unless heads would gain `gain_min` bytes or more. Taking them anew costs a read in the
+    /// log for every key.
+    pub(super) fn kept_for(self, wanted: Frame, gain_min: usize) -> Option<Frame> {
+        let gain = wanted.skip.saturating_sub(self.skip) as usize;
+        let is_kept = self.is_sure() && wanted.is_sure() && gain < gain_min;
+        is_kept.then_some(Frame {
+            skip: self.skip,
+            ..wanted
+        })
     }
 
     /// Whether every key of the node is known to share what is skipped.
@@ -133,5 +151,69 @@ impl StoredFrame {
             sure: word as u16,
             prefix: self.prefix.load(Relaxed),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy)]
+    struct List<'a>(&'a [Vec<u8>]);
+
+    impl<'a> Keys<'a> for List<'a> {
+        fn key(self, position: u32) -> &'a [u8] {
+            &self.0[position as usize]
+        }
+    }
+
+    #[test]
+    fn heads_order_as_keys_do_wherever_the_frame_was_taken() {
+        let mut random = fastrand::Rng::with_seed(3);
+        for round in 0..2000 {
+            let prefix = vec![[0, b'x', 0xFF][round % 3]; random.usize(..30)];
+            let mut key = || {
+                let mut key = prefix[..random.usize(..=prefix.len())].to_vec();
+                key.extend((0..random.usize(..12)).map(|_| [0, 1, b'x', 0xFF][random.usize(..4)]));
+                key
+            };
+            let mut keys: Vec<_> = (0..40).map(|_| key()).collect();
+            keys.sort();
+            let list = List(&keys);
+            let (lower, upper) = [(NONE, 39), (0, NONE), (NONE, NONE), (0, 39)][round % 4];
+            let frame = Frame::between(list, Fences::new(lower, upper), (13, 26), 4);
+            let heads: Vec<_> = keys[..39].iter().map(|key| frame.head(list, key)).collect();
+            assert!(heads.is_sorted(), "{frame:?} of {keys:?}");
+        }
+    }
+
+    #[test]
+    fn a_head_is_the_bytes_behind_those_that_are_shared() {
+        let keys = [b"0123456789abcdef".to_vec(), b"0123456789zz".to_vec()];
+        let sure = Frame::between(List(&keys), Fences::new(0, 1), (0, 0), 8);
+        assert_eq!(
+            sure,
+            Frame {
+                skip: 10,
+                sure: 10,
+                prefix: 0
+            }
+        );
+        assert_eq!(sure.head(List(&keys), &keys[0]), u64::from_be_bytes(*b"abcdef\0\0"));
+        let seen = Frame::between(List(&keys), Fences::new(NONE, 1), (0, 1), 8);
+        assert_eq!(
+            seen,
+            Frame {
+                skip: 10,
+                sure: 0,
+                prefix: 1
+            }
+        );
+        assert_eq!(
+            seen.head(List(&keys), b"0123456789x"),
+            u64::from_be_bytes(*b"x\0\0\0\0\0\0\0")
+        );
+        assert_eq!(seen.head(List(&keys), b"0123"), 0);
+        assert_eq!(seen.head(List(&keys), b"02"), u64::MAX);
     }
 }

@@ -3,12 +3,14 @@
 //! ```text
 //! line 0     count, frame (skip, sure, prefix), closed | 32 tags, one byte of the key's hash each | 16 bytes unused
 //! lines 1-2  32 references: offset of the newest version record of the entry
-//! lines 3-4  32 heads of 4 bytes
+//! lines 3-4  32 positions: where the key is in the log
+//! lines 5-6  32 heads of 4 bytes
 //! ```
 //! A new entry is written into the slot `count`, then `count` is stored with Release: that store publishes it. A new
 //! version of an entry is one Release store of its reference. Slots below `count` change in no other way, slots from
 //! `count` on are read by nobody but the writer. A search for one key looks at the tags; heads serve the order only,
-//! for which four bytes are enough in so narrow a range of keys.
+//! for which four bytes are enough in so narrow a range of keys. The position is also in the version record; it is here
+//! so that a find waits for the key and for the version at the same time and not one after the other.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -34,19 +36,21 @@ pub(super) struct Leaf {
     tags: [AtomicU64; TAG_WORDS],
     unused: [AtomicU64; 2],
     references: [AtomicU32; LEAF_ENTRIES],
+    positions: [AtomicU32; LEAF_ENTRIES],
     heads: [AtomicU32; LEAF_ENTRIES],
 }
 
 // SAFETY: atomic integers only.
 unsafe impl Shared for Leaf {}
 
-const _: () = assert!(size_of::<Leaf>() == 320);
+const _: () = assert!(size_of::<Leaf>() == 448);
 
 /// What a leaf holds of one key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) head: u32,
     pub(super) reference: u32,
+    pub(super) position: u32,
     pub(super) tag: u8,
 }
 
@@ -94,6 +98,7 @@ impl Leaf {
     fn fill(&self, slot: usize, entry: Entry) {
         self.heads[slot].store(entry.head, Relaxed);
         self.references[slot].store(entry.reference, Relaxed);
+        self.positions[slot].store(entry.position, Relaxed);
         let tags = &self.tags[slot / 8];
         let shift = slot % 8 * 8;
         tags.store(
@@ -132,17 +137,24 @@ impl Leaf {
         self.references[slot].store(reference, Release);
     }
 
+    /// Where the key of the entry in `slot` is in the log.
+    #[inline]
+    pub(super) fn position(&self, slot: usize) -> u32 {
+        self.positions[slot].load(Relaxed)
+    }
+
     pub(super) fn entry(&self, ranked: Ranked) -> Entry {
         let slot = ranked.slot();
         let tag = (self.tags[slot / 8].load(Relaxed) >> (slot % 8 * 8)) as u8;
         Entry {
             head: ranked.head(),
             reference: self.reference(slot),
+            position: self.position(slot),
             tag,
         }
     }
 
-    /// Slot of `key` among the first `count`, and its newest version record.
+    /// Slot of `key` among the first `count`.
     #[inline]
     pub(super) fn find<'a, K: Keys<'a>>(
         &self,
@@ -151,7 +163,10 @@ impl Leaf {
         key: &[u8],
         tag: u8,
         count: usize,
-    ) -> Option<(usize, u32)> {
+    ) -> Option<usize> {
+        // Of 12 leaves one has another key with the tag; its head tells without a look into the log.
+        let frame = self.frame();
+        let head = frame.is_sure().then(|| leaf_head(frame.head(keys, key)));
         for (word_index, word) in self.tags[..count.div_ceil(8)].iter().enumerate() {
             let mut matches = bytes_equal(word.load(Relaxed), tag);
             while matches != 0 {
@@ -160,9 +175,13 @@ impl Leaf {
                 if slot >= count {
                     return None;
                 }
-                let reference = self.reference(slot);
-                if key_of(arena, keys, reference) == key {
-                    return Some((slot, reference));
+                if head.is_some_and(|head| head != self.heads[slot].load(Relaxed)) {
+                    continue;
+                }
+                // The version is wanted next: this waits for both at once.
+                arena.prefetch::<VersionRecord>(self.reference(slot));
+                if keys.key(self.position(slot)) == key {
+                    return Some(slot);
                 }
             }
         }
@@ -170,7 +189,7 @@ impl Leaf {
     }
 
     /// The first `count` entries in the order of their keys.
-    pub(super) fn order<'a, K: Keys<'a>>(&self, arena: &Arena, keys: K, count: usize) -> Order {
+    pub(super) fn order<'a, K: Keys<'a>>(&self, keys: K, count: usize) -> Order {
         let heads = self.heads[..count].iter().enumerate();
         let mut order: Order = heads
             .map(|(slot, head)| Ranked::new(head.load(Relaxed), slot))
@@ -178,7 +197,7 @@ impl Leaf {
         order.sort_unstable();
         for run in order.chunk_by_mut(|left, right| left.head() == right.head()) {
             if run.len() > 1 {
-                let key = |ranked: &Ranked| key_of(arena, keys, self.reference(ranked.slot()));
+                let key = |ranked: &Ranked| keys.key(self.position(ranked.slot()));
                 // Stable, because entries that arrived in order are found in order and cost one comparison each.
                 run.sort_by(|left, right| key(left).cmp(key(right)));
             }
@@ -187,24 +206,18 @@ impl Leaf {
     }
 
     /// How many entries of `order` are below `key`.
-    pub(super) fn rank<'a, K: Keys<'a>>(&self, arena: &Arena, keys: K, order: &Order, key: &[u8]) -> usize {
+    pub(super) fn rank<'a, K: Keys<'a>>(&self, keys: K, order: &Order, key: &[u8]) -> usize {
         let head = leaf_head(self.frame().head(keys, key));
         let first = order.partition_point(|ranked| ranked.head() < head);
         let equal = order[first..].partition_point(|ranked| ranked.head() == head);
         let run = &order[first..first + equal];
-        first + run.partition_point(|ranked| key_of(arena, keys, self.reference(ranked.slot())) < key)
+        first + run.partition_point(|ranked| keys.key(self.position(ranked.slot())) < key)
     }
 }
 
 /// The part of a head that leaves keep.
 pub(super) fn leaf_head(head: u64) -> u32 {
     (head >> 32) as u32
-}
-
-/// The key of the entry whose version record is at `reference`.
-#[inline]
-pub(super) fn key_of<'a, K: Keys<'a>>(arena: &Arena, keys: K, reference: u32) -> &'a [u8] {
-    keys.key(arena.at::<VersionRecord>(reference).position())
 }
 
 /// The top bit of every byte of `word` that equals `byte`, exactly.

@@ -89,8 +89,8 @@ type Path = ArrayVec<Step, HEIGHT_MAX>;
 
 /// "durindx" and the version of the layout.
 const MAGIC: u64 = u64::from_be_bytes(*b"durindx\x01");
-/// One part in this many of the memory is the filter: a 64th of the log, while the whole is three eighths of it.
-const FILTER_PART: usize = 24;
+/// One part in this many of the memory is the filter: a 64th of the log, while the whole is two fifths of it.
+const FILTER_PART: usize = 25;
 /// Offsets have 32 bits, and the last one means "nothing".
 const BYTES_MAX: usize = u32::MAX as usize & !(LINE_BYTES - 1);
 
@@ -98,11 +98,11 @@ impl Index {
     /// Memory suited to a generation whose log holds `log_bytes` of records of about 170 bytes. Smaller records fill it
     /// before the log is full; [`Index::has_room`] tells.
     pub(crate) fn bytes_for(log_bytes: u64) -> usize {
-        let bytes = usize::try_from(log_bytes).unwrap_or(usize::MAX) / 8 * 3;
-        bytes.clamp(room::BYTES_MIN, BYTES_MAX).next_multiple_of(LINE_BYTES)
+        let bytes = usize::try_from(log_bytes).unwrap_or(usize::MAX) / 5 * 2;
+        bytes.saturating_add(room::RESERVE_BYTES).min(BYTES_MAX) & !(LINE_BYTES - 1)
     }
 
-    /// Makes an empty index of memory with any content. Only the filter (a 24th of the memory) is cleared.
+    /// Makes an empty index of memory with any content. Only the filter (a 25th of the memory) is cleared.
     ///
     /// # Safety
     /// `memory` starts at a cache line (64 bytes); `bytes` bytes from it on are readable and writable for as long as
@@ -196,8 +196,8 @@ impl Index {
             return None;
         }
         let leaf: &Leaf = self.arena.at(self.descend(keys, full_key, Bound::AtMost, |_| ()));
-        let (_, reference) = leaf.find(&self.arena, keys, full_key, key_tag(hash), leaf.count())?;
-        self.visible(reference, newest_commit)
+        let slot = leaf.find(&self.arena, keys, full_key, key_tag(hash), leaf.count())?;
+        self.visible(leaf.reference(slot), newest_commit)
     }
 
     /// Newest version with `commit <= newest_commit` of those from `reference` back.
@@ -231,6 +231,7 @@ impl Index {
     fn descend<'a, K: Keys<'a>>(&self, keys: K, key: &[u8], bound: Bound, mut visit: impl FnMut(Step)) -> u32 {
         let (mut node, height) = self.root();
         for _ in 0..height {
+            self.arena.prefetch::<Branch>(node);
             let branch: &Branch = self.arena.at(node);
             let slots = branch.slots();
             let slot = branch.choose(keys, slots, key, bound);
@@ -241,6 +242,7 @@ impl Index {
             });
             node = branch.child(slot);
         }
+        self.arena.prefetch::<Leaf>(node);
         node
     }
 

@@ -1,6 +1,6 @@
 //! How much memory inserts can take in the worst case.
 //!
-//! Per entry it is about twice what random keys take, because the worst case meets full nodes only. The reasoning:
+//! Per entry it is about two and a half times what random keys take, because the worst case meets full nodes only. The reasoning:
 //! - An insert or note takes one version record.
 //! - Only an insert into a full leaf divides it. A full leaf is divided at most twice, once unevenly (one new leaf) and
 //!   once evenly (two). Full leaves are those that are full now, or new ones, which are built at most half full and
@@ -24,6 +24,9 @@ const FILL_INSERTS: u64 = LEAF_ENTRIES as u64 / 2 - 1;
 const TAIL_ADDITIONS: u64 = TAIL_SLOTS as u64 / 2;
 /// Least memory for an index: header, least filter, the first leaf and a little.
 pub(super) const BYTES_MIN: usize = 4096;
+
+/// What a small index has beside what its entries take on average, so that `has_room` does not refuse too soon.
+pub(super) const RESERVE_BYTES: usize = 32 << 10;
 
 const LEAF_BYTES: u64 = size_of::<Leaf>() as u64;
 const BRANCH_BYTES: u64 = size_of::<Branch>() as u64;

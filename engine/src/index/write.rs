@@ -9,17 +9,14 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use arrayvec::ArrayVec;
 
 use super::arena::{NONE, VersionRecord, count_up, count_up_wide};
-use super::branch::{BRANCH_HEAD_BYTES, BUILT_SLOTS_MAX, Bound, Branch, Child, Children, place};
+use super::branch::{BRANCH_HEAD_BYTES, BRANCH_SLOTS, BUILT_SLOTS_MAX, Bound, Branch, Child, Children, Placed};
 use super::head::{Fences, Frame};
-use super::leaf::{Entry, LEAF_ENTRIES, LEAF_HEAD_BYTES, Leaf, Order, key_of, leaf_head};
+use super::leaf::{Entry, LEAF_ENTRIES, LEAF_HEAD_BYTES, Leaf, Order, leaf_head};
 use super::{Index, Keys, Path, Step, Version, key_tag};
 
 /// As many of the latest arrivals must be at the end of the order, one beside the other, for a load to count as
 /// sequential. By chance that happens to one full leaf in 30,000.
 const SEQUENTIAL_ARRIVALS: usize = 3;
-/// Heads are taken anew from the keys in the log only when they can gain this many bytes: reading all keys of a leaf
-/// costs a cache miss each.
-const HEAD_BYTES_GAINED_MIN: usize = 2;
 
 /// What a branch is told about a child that was divided or copied: one or two children to add.
 type Additions = ArrayVec<Child, 2>;
@@ -34,13 +31,15 @@ impl Index {
     /// The caller holds the commit lock and has asked [`Index::has_room`].
     pub(crate) fn insert<'a, K: Keys<'a>>(&self, keys: K, full_key: &[u8], hash: u64, commit: u64, position: u32) {
         debug_assert!(position != NONE && keys.key(position) == full_key);
+        self.filter.prefetch(&self.arena, hash);
         let mut path = Path::new();
         let leaf_offset = self.descend(keys, full_key, Bound::AtMost, |step| path.push(step));
         let leaf: &Leaf = self.arena.at(leaf_offset);
         let (tag, count) = (key_tag(hash), leaf.count());
         let counters = &self.arena.header().counters;
         let version = Version { commit, position };
-        if let Some((slot, newest)) = leaf.find(&self.arena, keys, full_key, tag, count) {
+        if let Some(slot) = leaf.find(&self.arena, keys, full_key, tag, count) {
+            let newest = leaf.reference(slot);
             if self.is_new(version, newest) {
                 leaf.set_reference(slot, self.arena.allocate_version(version, newest));
                 count_up_wide(&counters.versions);
@@ -50,7 +49,12 @@ impl Index {
         self.filter.add(&self.arena, hash);
         let reference = self.arena.allocate_version(version, NONE);
         let head = leaf_head(leaf.frame().head(keys, full_key));
-        let entry = Entry { head, reference, tag };
+        let entry = Entry {
+            head,
+            reference,
+            position,
+            tag,
+        };
         if count < LEAF_ENTRIES {
             leaf.push(entry);
         } else {
@@ -86,15 +90,12 @@ impl Index {
     /// Divides the full leaf that `path` leads to and adds `entry`, whose key is `key`.
     fn divide_leaf<'a, K: Keys<'a>>(&self, keys: K, path: &[Step], leaf_offset: u32, key: &[u8], entry: Entry) {
         let leaf: &Leaf = self.arena.at(leaf_offset);
-        let order = leaf.order(&self.arena, keys, LEAF_ENTRIES);
-        let rank = leaf.rank(&self.arena, keys, &order, key);
-        let fences = Fences {
-            lower: self.fence_before(path),
-            upper: self.fence_after(keys, path, key),
-        };
+        let order = leaf.order(keys, LEAF_ENTRIES);
+        let rank = leaf.rank(keys, &order, key);
+        let fences = Fences::new(self.fence_before(path), self.fence_after(keys, path, key));
         let is_open = !leaf.is_closed();
         let additions = if is_open && rank == LEAF_ENTRIES && is_ascending(&order) {
-            self.start_leaf_after(keys, leaf, fences, order[0].slot(), entry)
+            self.start_leaf_after(keys, leaf, fences, &order, entry)
         } else if is_open && rank == 0 && is_descending(&order) {
             self.start_leaf_before(keys, leaf_offset, fences, &order, entry)
         } else {
@@ -106,29 +107,25 @@ impl Index {
         self.add_children(keys, key, path, additions);
     }
 
-    /// A new leaf with `entry` behind a full one. `least` is the slot of the least entry of the full one.
+    /// A new leaf with `entry` behind a full one that keeps its entries.
     fn start_leaf_after<'a, K: Keys<'a>>(
         &self,
         keys: K,
         leaf: &Leaf,
         fences: Fences,
-        least: usize,
+        order: &Order,
         entry: Entry,
     ) -> Additions {
         leaf.close();
-        let separator = self.position_of(entry.reference);
-        let fences = Fences {
-            lower: separator,
-            ..fences
-        };
         // What follows will share with this key what this one shares with the leaf before, or nearly.
-        let sample = (self.position_of(leaf.reference(least)), separator);
+        let sample = (leaf.position(order[0].slot()), entry.position);
+        let fences = Fences::new(entry.position, fences.upper);
         let frame = Frame::between(keys, fences, sample, LEAF_HEAD_BYTES);
         let node = self.new_leaf(keys, frame, None, &[entry]);
-        Additions::from_iter([Child { separator, node }])
+        Additions::from_iter([Child::new(entry.position, node)])
     }
 
-    /// A new leaf with `entry` in front of a full one.
+    /// A new leaf with `entry` in front of a full one that keeps its entries.
     fn start_leaf_before<'a, K: Keys<'a>>(
         &self,
         keys: K,
@@ -139,95 +136,38 @@ impl Index {
     ) -> Additions {
         let leaf: &Leaf = self.arena.at(leaf_offset);
         leaf.close();
-        let position = |slot| self.position_of(leaf.reference(slot));
-        let separator = position(order[0].slot());
-        let sample = (
-            self.position_of(entry.reference),
-            position(order[LEAF_ENTRIES - 1].slot()),
-        );
-        let frame = Frame::between(
-            keys,
-            Fences {
-                upper: separator,
-                ..fences
-            },
-            sample,
-            LEAF_HEAD_BYTES,
-        );
+        let separator = leaf.position(order[0].slot());
+        let sample = (entry.position, leaf.position(order[LEAF_ENTRIES - 1].slot()));
+        let frame = Frame::between(keys, Fences::new(fences.lower, separator), sample, LEAF_HEAD_BYTES);
         let node = self.new_leaf(keys, frame, None, &[entry]);
-        Additions::from_iter([
-            Child {
-                separator: fences.lower,
-                node,
-            },
-            Child {
-                separator,
-                node: leaf_offset,
-            },
-        ])
+        Additions::from_iter([Child::new(fences.lower, node), Child::new(separator, leaf_offset)])
     }
 
     /// Two new leaves of half the entries each.
     fn halve<'a, K: Keys<'a>>(&self, keys: K, frame: Frame, fences: Fences, entries: &[Entry]) -> Additions {
         let (left, right) = entries.split_at(entries.len() / 2);
-        let separator = self.position_of(right[0].reference);
+        let separator = right[0].position;
         let build = |fences, half: &[Entry]| {
-            let sample = (
-                self.position_of(half[0].reference),
-                self.position_of(half[half.len() - 1].reference),
-            );
+            let sample = (half[0].position, half[half.len() - 1].position);
             let wanted = Frame::between(keys, fences, sample, LEAF_HEAD_BYTES);
             self.new_leaf(keys, wanted, Some(frame), half)
         };
-        let left = Child {
-            separator: fences.lower,
-            node: build(
-                Fences {
-                    upper: separator,
-                    ..fences
-                },
-                left,
-            ),
-        };
-        let right = Child {
-            separator,
-            node: build(
-                Fences {
-                    lower: separator,
-                    ..fences
-                },
-                right,
-            ),
-        };
-        Additions::from_iter([left, right])
+        let left = build(Fences::new(fences.lower, separator), left);
+        let right = build(Fences::new(separator, fences.upper), right);
+        Additions::from_iter([Child::new(fences.lower, left), Child::new(separator, right)])
     }
 
     /// Offset of a new leaf with `entries`, whose heads were taken by the frame `taken_by`, if any.
     fn new_leaf<'a, K: Keys<'a>>(&self, keys: K, wanted: Frame, taken_by: Option<Frame>, entries: &[Entry]) -> u32 {
-        let kept = taken_by.filter(|frame| {
-            let gained = wanted.skip.saturating_sub(frame.skip) as usize;
-            frame.is_sure() && wanted.is_sure() && gained < HEAD_BYTES_GAINED_MIN
-        });
         let (offset, leaf) = self.arena.allocate_node::<Leaf>();
-        match kept {
-            Some(frame) => leaf.format(
-                Frame {
-                    skip: frame.skip,
-                    ..wanted
-                },
-                entries,
-            ),
-            None => {
-                let head = |entry: &Entry| leaf_head(wanted.head(keys, key_of(&self.arena, keys, entry.reference)));
-                let entries: Entries = entries
-                    .iter()
-                    .map(|entry| Entry {
-                        head: head(entry),
-                        ..*entry
-                    })
-                    .collect();
-                leaf.format(wanted, &entries);
+        if let Some(frame) = taken_by.and_then(|frame| frame.kept_for(wanted, LEAF_HEAD_BYTES / 2)) {
+            leaf.format(frame, entries);
+        } else {
+            let mut entries: Entries = entries.iter().copied().collect();
+            for entry in &mut entries {
+                entry.head = leaf_head(wanted.head(keys, keys.key(entry.position)));
             }
+            leaf.format(wanted, &entries);
         }
         offset
     }
@@ -241,77 +181,58 @@ impl Index {
         if branch.append(keys, step.slots, &additions) {
             return;
         }
-        let fences = Fences {
-            lower: self.fence_before(above),
-            upper: self.fence_after(keys, above, key),
-        };
+        let fences = Fences::new(self.fence_before(above), self.fence_after(keys, above, key));
         let level = self.root().1 - path.len();
-        let additions = if additions.len() == 1 && branch.extends(keys, step.slots, additions[0]) {
-            self.start_branch_after(keys, branch, step, level, fences, additions[0])
+        let is_full = step.slots.count as usize == BRANCH_SLOTS;
+        let additions = if is_full && additions.len() == 1 && branch.extends(keys, step.slots, additions[0]) {
+            // What follows will span about as much as what this branch spans.
+            let sample = branch.separator(1);
+            self.start_branch_after(keys, sample, level, fences, additions[0])
         } else {
-            let mut children = branch.children(keys, step.slots);
-            additions
-                .into_iter()
-                .for_each(|child| place(keys, &mut children, child));
-            self.copy_branch(keys, level, fences, &children)
+            let children = branch.children_with(keys, step.slots, &additions);
+            self.copy_branch(keys, level, fences, branch.frame(), &children)
         };
         self.add_children(keys, key, above, additions);
     }
 
-    /// A new branch with `child` behind a full one that is in order and stays as it is.
+    /// A new branch with `child` behind a full one that is in order and stays as it is; `sample` is one of its
+    /// separators.
     fn start_branch_after<'a, K: Keys<'a>>(
         &self,
         keys: K,
-        full: &Branch,
-        step: &Step,
+        sample: u32,
         level: usize,
         fences: Fences,
         child: Child,
     ) -> Additions {
-        let fences = Fences {
-            lower: child.separator,
-            ..fences
-        };
-        let sample = (full.separator(step.slots.count as usize / 2), child.separator);
-        let frame = Frame::between(keys, fences, sample, BRANCH_HEAD_BYTES);
-        let node = self.new_branch(keys, frame, &[child]);
+        let fences = Fences::new(child.separator, fences.upper);
+        let frame = Frame::between(keys, fences, (sample, child.separator), BRANCH_HEAD_BYTES);
+        let node = self.new_branch(keys, frame, None, &[child.placed(keys, frame)]);
         count_up(&self.arena.header().counters.branches[level]);
-        Additions::from_iter([Child { node, ..child }])
+        Additions::from_iter([Child::new(child.separator, node)])
     }
 
-    /// One new branch, or two, in place of one with these children.
-    fn copy_branch<'a, K: Keys<'a>>(&self, keys: K, level: usize, fences: Fences, children: &Children) -> Additions {
-        let build = |fences: Fences, children: &[Child]| {
-            let sample = sample_of(children);
-            let frame = Frame::between(keys, fences, sample, BRANCH_HEAD_BYTES);
-            Child {
-                separator: fences.lower,
-                node: self.new_branch(keys, frame, children),
-            }
+    /// One new branch, or two, in place of one with this frame and these children.
+    fn copy_branch<'a, K: Keys<'a>>(
+        &self,
+        keys: K,
+        level: usize,
+        fences: Fences,
+        frame: Frame,
+        children: &Children,
+    ) -> Additions {
+        let build = |fences: Fences, children: &[Placed]| {
+            let wanted = Frame::between(keys, fences, sample_of(children), BRANCH_HEAD_BYTES);
+            Child::new(fences.lower, self.new_branch(keys, wanted, Some(frame), children))
         };
         if children.len() <= BUILT_SLOTS_MAX {
             return Additions::from_iter([build(fences, children)]);
         }
         let (left, right) = children.split_at(children.len() / 2);
-        let middle = right[0].separator;
+        let middle = right[0].child.separator;
         count_up(&self.arena.header().counters.branches[level]);
-        let left = build(
-            Fences {
-                upper: middle,
-                ..fences
-            },
-            left,
-        );
-        Additions::from_iter([
-            left,
-            build(
-                Fences {
-                    lower: middle,
-                    ..fences
-                },
-                right,
-            ),
-        ])
+        let left = build(Fences::new(fences.lower, middle), left);
+        Additions::from_iter([left, build(Fences::new(middle, fences.upper), right)])
     }
 
     /// Puts what takes the place of the root, or stands beside it, at the top.
@@ -319,41 +240,33 @@ impl Index {
         let (root, height) = self.root();
         let children = match *additions {
             [only] if only.separator == NONE => return self.set_root(only.node, height),
-            [right] => [
-                Child {
-                    separator: NONE,
-                    node: root,
-                },
-                right,
-            ],
+            [right] => [Child::new(NONE, root), right],
             [left, right] => [left, right],
             _ => unreachable!("a node is replaced by one or two"),
         };
-        let fences = Fences {
-            lower: NONE,
-            upper: NONE,
-        };
-        let frame = Frame::between(keys, fences, sample_of(&children), BRANCH_HEAD_BYTES);
-        let node = self.new_branch(keys, frame, &children);
+        let children = children.map(|child| child.placed(keys, Frame::WHOLE));
+        let frame = Frame::between(keys, Fences::new(NONE, NONE), sample_of(&children), BRANCH_HEAD_BYTES);
+        let node = self.new_branch(keys, frame, None, &children);
         count_up(&self.arena.header().counters.branches[height]);
         self.set_root(node, height + 1);
     }
 
-    fn new_branch<'a, K: Keys<'a>>(&self, keys: K, frame: Frame, children: &[Child]) -> u32 {
+    /// Offset of a new branch with `children`, whose heads were taken by the frame `taken_by`, if any.
+    fn new_branch<'a, K: Keys<'a>>(&self, keys: K, wanted: Frame, taken_by: Option<Frame>, children: &[Placed]) -> u32 {
         let (offset, branch) = self.arena.allocate_node::<Branch>();
-        branch.format(keys, frame, children);
+        match taken_by.and_then(|frame| frame.kept_for(wanted, BRANCH_HEAD_BYTES / 2)) {
+            Some(frame) => branch.format(frame, children.iter().copied()),
+            None => branch.format(wanted, children.iter().map(|placed| placed.child.placed(keys, wanted))),
+        }
         offset
-    }
-
-    fn position_of(&self, reference: u32) -> u32 {
-        self.arena.at::<VersionRecord>(reference).position()
     }
 }
 
 /// The least and the greatest separator that is a key.
-fn sample_of(children: &[Child]) -> (u32, u32) {
-    let first = usize::from(children[0].separator == NONE && children.len() > 1);
-    (children[first].separator, children[children.len() - 1].separator)
+fn sample_of(children: &[Placed]) -> (u32, u32) {
+    let first = usize::from(children[0].child.separator == NONE && children.len() > 1);
+    let last = children.len() - 1;
+    (children[first].child.separator, children[last].child.separator)
 }
 
 /// Whether the latest arrivals of a full leaf are its greatest, in order.

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::limits::KEY_BYTES_MAX;
 
 pub(crate) const RECORD_HEADER_BYTES: usize = 48;
-const RECORD_MAGIC: u32 = 0x4452_4331;
+pub(super) const RECORD_MAGIC: u32 = 0x4452_4331;
 const OPERATION_HEADER_BYTES: usize = 12;
 
 /// Bytes that a record with a body of this length takes in the log.

@@ -1,0 +1,171 @@
+//! One thread: what the index says is what the model says, for all shapes of keys and orders of arrival.
+
+use super::*;
+
+#[test]
+fn every_shape_and_arrival_agrees_with_the_model() {
+    let mut random = random();
+    for shape in SHAPES {
+        for arrival in ARRIVALS {
+            println!("{shape:?} {arrival:?}");
+            let mut tester = Tester::new(1 << 21);
+            let keys = arriving_keys(&mut random, shape, arrival, 4000);
+            for (round, key) in keys.iter().enumerate() {
+                tester.insert(key);
+                tester.commit += random.u64(..2);
+                if round < 70 || round % 1300 == 0 {
+                    tester.check_scans();
+                }
+                if random.u8(..) < 60 {
+                    tester.insert(&keys[random.usize(..=round)]);
+                }
+            }
+            tester.check(&mut random, shape);
+        }
+    }
+}
+
+#[test]
+fn a_large_index_agrees_with_the_model() {
+    let mut random = random();
+    for shape in [Shape::Random, Shape::Decimal, Shape::LongPrefixes] {
+        let mut tester = Tester::new(1 << 24);
+        for key in arriving_keys(&mut random, shape, Arrival::Random, 120_000) {
+            tester.insert(&key);
+            tester.commit += 1;
+        }
+        tester.check(&mut random, shape);
+    }
+}
+
+#[test]
+fn hashes_that_collide_do_no_harm() {
+    let mut random = random();
+    let mut memory = Memory::new(1 << 20);
+    let (index, mut log, mut keys) = (memory.create(), Log::default(), Vec::new());
+    for commit in 0..3000 {
+        let key = key_of_shape(&mut random, Shape::Random);
+        let position = log.append(&key);
+        index.insert(&log, &key, 5, commit, position);
+        keys.push((key, Version { commit, position }));
+    }
+    for (key, version) in &keys {
+        assert_eq!(index.find(&log, key, 5, u64::MAX), Some(*version));
+    }
+    assert_eq!(index.find(&log, b"never inserted", 5, u64::MAX), None);
+}
+
+#[test]
+fn every_snapshot_sees_its_own_state_through_cursors_and_finds() {
+    let mut random = random();
+    let mut tester = Tester::new(1 << 20);
+    for _ in 0..400 {
+        for _ in 0..random.usize(1..4) {
+            let key = format!("key{:03}", random.u32(..300)).into_bytes();
+            tester.insert(&key);
+        }
+        tester.commit += 1;
+    }
+    for commit in 0..=tester.commit {
+        tester.check_finds(commit);
+        let expected = tester
+            .model
+            .iter()
+            .filter_map(|(key, versions)| Tester::visible(versions, commit).map(|version| (key.as_slice(), version)));
+        let mut cursor = IndexCursor::new(tester.index, &tester.log);
+        let mut seen = Vec::new();
+        cursor.first();
+        while cursor.is_valid() {
+            seen.extend(cursor.visible(commit).map(|version| (cursor.key(), version)));
+            cursor.next();
+        }
+        assert!(expected.eq(seen));
+    }
+}
+
+#[test]
+fn a_hot_key_keeps_all_its_versions() {
+    let mut tester = Tester::new(1 << 19);
+    for round in 0..10_000u32 {
+        tester.insert(b"hot");
+        if round % 100 == 0 {
+            tester.insert(format!("other{round}").as_bytes());
+        }
+        tester.commit += 1;
+    }
+    for commit in (0..tester.commit).step_by(997) {
+        tester.check_finds(commit);
+    }
+    tester.check_scans();
+}
+
+#[test]
+fn an_empty_index_holds_nothing() {
+    let mut tester = Tester::new(4096);
+    tester.check_scans();
+    assert_eq!(tester.index.find(&tester.log, b"a", hash(b"a"), u64::MAX), None);
+    assert_eq!(tester.index.notes().count(), 0);
+    let mut cursor = IndexCursor::new(tester.index, &tester.log);
+    cursor.seek(b"a");
+    assert!(!cursor.is_valid());
+    cursor.seek_before(b"a");
+    assert!(!cursor.is_valid());
+    cursor.next();
+    cursor.prev();
+    assert!(!cursor.is_valid());
+    tester.insert(b"");
+    tester.check_scans();
+}
+
+#[test]
+fn notes_come_newest_first() {
+    let mut memory = Memory::new(4096);
+    let index = memory.create();
+    let notes: Vec<_> = (0..50)
+        .map(|commit| Version {
+            commit: commit / 2,
+            position: commit as u32 * 3,
+        })
+        .collect();
+    for note in &notes {
+        index.note(note.commit, note.position);
+        index.note(note.commit, note.position);
+    }
+    assert!(index.notes().eq(notes.into_iter().rev()));
+}
+
+#[test]
+fn an_attached_index_is_the_one_that_was_created() {
+    let mut random = random();
+    let mut tester = Tester::new(1 << 20);
+    tester.memory = Memory::new(1 << 20);
+    assert!(tester.memory.attach().is_none(), "garbage is not an index");
+    tester.index = tester.memory.create();
+    for key in arriving_keys(&mut random, Shape::Mixed, Arrival::Random, 3000) {
+        tester.insert(&key);
+        tester.commit += 1;
+        tester.index = tester.memory.attach().unwrap();
+    }
+    tester.check(&mut random, Shape::Mixed);
+    let other_size = tester.memory.bytes() - 4096;
+    // SAFETY: a part of the memory that the tester owns.
+    assert!(unsafe { Index::attach(tester.memory.0.as_mut_ptr().cast(), other_size) }.is_none());
+    tester.index = tester.memory.create();
+    tester.model.clear();
+    tester.check_scans();
+}
+
+#[test]
+fn the_filter_rarely_errs_and_never_denies_an_entry() {
+    let mut random = random();
+    let log_bytes = 4 << 20;
+    let mut tester = Tester::new(Index::bytes_for(log_bytes));
+    for _ in 0..log_bytes / 170 {
+        tester.insert(&key_of_shape(&mut random, Shape::Random));
+    }
+    assert!(tester.model.keys().all(|key| tester.index.may_contain(hash(key))));
+    let errors = (0..100_000)
+        .filter(|_| tester.index.may_contain(random.u64(..)))
+        .count();
+    assert!(errors < 600, "{errors} errors in 100,000 probes");
+}

@@ -226,12 +226,14 @@ impl Core {
         self.recycle(state)
     }
 
-    /// Decides how large the next generation gets: twice the last one while they fill up in the ordinary course of
-    /// writing, small again when the store is quiet.
+    /// Decides how large the next generation gets. While they fill up in the ordinary course of writing: twice the last
+    /// one, up to a quarter of the base, so that folding rewrites the base a bounded number of times per byte written and
+    /// not much of a small store waits in the log. Small again when the store is quiet.
     pub(crate) fn keep_standby(&self, state: &mut MaintenanceState, busy: bool) -> Result<()> {
         let settings = &self.settings;
         state.next_capacity = if busy {
-            (state.next_capacity * 2).min(settings.generation_bytes_max)
+            let quarter = self.space.used_bytes() / 4;
+            (state.next_capacity * 2).min(quarter.max(settings.generation_bytes_min)).min(settings.generation_bytes_max)
         } else {
             settings.generation_bytes_min
         };

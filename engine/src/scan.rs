@@ -9,6 +9,8 @@
 //! those that gave the key just returned, which stand on it until the next step (so that the key can be borrowed).
 //! Backward is the mirror image; a change of direction puts all sources to the other side of the gap.
 
+use std::cmp::Ordering;
+
 use crate::base::Cursor;
 use crate::error::Result;
 use crate::full_key::{FullRange, successor};
@@ -42,8 +44,8 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     /// Range deletes with their ranks.
     deletes: Vec<(u64, FullRange)>,
     gap: Gap,
-    /// The key that was returned last, when `others` take part.
-    key: Vec<u8>,
+    /// The sources that stand on the current key: `BASE`, and indexes of `others` behind it.
+    standing: Vec<usize>,
     /// Whether keys are returned whose newest entry says that they were deleted.
     shows_deleted: bool,
 }
@@ -54,6 +56,8 @@ enum Other<'a, S: Source<'a>> {
     Layer(u64, LayerCursor<'a>),
 }
 
+/// Number of the base among the sources.
+const BASE: usize = usize::MAX;
 /// Rank of the oldest layer of a transaction: above every commit.
 const LAYER_RANK: u64 = u64::MAX / 2;
 
@@ -86,7 +90,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         deletes.retain(|(_, deleted)| deleted.low < range.high && range.low < deleted.high);
         let gap = Gap::Before(range.low.clone());
         let base = Cursor::new(source, view.root);
-        Scan { limit: view.commit, range, base, others, deletes, gap, key: Vec::new(), shows_deleted: false }
+        Scan { limit: view.commit, range, base, others, deletes, gap, standing: Vec::new(), shows_deleted: false }
     }
 
     /// Makes the scan return deleted keys too, but for those that only a range delete covers.
@@ -123,13 +127,16 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     /// The key that the last step went over.
     #[inline]
     pub(crate) fn key(&self) -> &[u8] {
-        if self.key.is_empty() { self.base.key() } else { &self.key }
+        match self.standing.first() {
+            Some(&BASE) | None => self.base.key(),
+            Some(&other) => self.others[other].key().expect("it stands on the current key"),
+        }
     }
 
     /// Without anything above the base a step is one step of its cursor.
     #[inline]
     fn next_of_base(&mut self) -> Result<Option<Entry<'a>>> {
-        self.key.clear();
+        self.standing.clear();
         if self.gap == Gap::Positioned(Direction::Forward, true) {
             self.base.next()?;
         }
@@ -175,47 +182,68 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                 self.gap = Gap::Positioned(direction, false);
                 return Ok(None);
             }
-            let Some((rank, entry)) = self.best_entry() else {
-                self.leave_key(direction)?;
-                continue;
-            };
-            let deleted_until = self.deletes.iter().find(|(at, range)| *at > rank && range.contains(&self.key));
-            if let Some((_, deleted)) = deleted_until {
+            let best = self.best_entry();
+            let deleted_by = best.as_ref().and_then(|(rank, _)| {
+                let covers = |(at, range): &&(u64, FullRange)| at > rank && range.contains(self.key());
+                self.deletes.iter().find(covers)
+            });
+            if let Some((_, deleted)) = deleted_by {
                 let edge = if direction == Direction::Forward { &deleted.high } else { &deleted.low };
-                skip_base(&mut self.base, direction, edge)?;
-            } else if self.shows_deleted || !matches!(entry, Entry::Deleted) {
-                self.gap = Gap::Positioned(direction, true);
-                return Ok(Some(entry));
+                let edge = edge.clone();
+                self.leave_key(direction)?;
+                skip_base(&mut self.base, direction, &edge)?;
+                continue;
             }
-            self.leave_key(direction)?;
+            match best {
+                Some((_, entry)) if self.shows_deleted || !matches!(entry, Entry::Deleted) => {
+                    self.gap = Gap::Positioned(direction, true);
+                    return Ok(Some(entry));
+                }
+                _ => self.leave_key(direction)?,
+            }
         }
     }
 
-    /// Puts the nearest key of all sources into `self.key`; `false` when there is none inside the range.
+    /// Finds out which sources stand on the nearest key; `false` when there is none inside the range.
     fn find_key(&mut self, direction: Direction) -> bool {
-        let base = self.base.is_valid().then(|| self.base.key());
-        let keys = base.into_iter().chain(self.others.iter().filter_map(|other| other.key()));
-        let nearest = match direction {
-            Direction::Forward => keys.min().filter(|key| *key < self.range.high.as_slice()),
-            Direction::Backward => keys.max().filter(|key| *key >= self.range.low.as_slice()),
-        };
-        let Some(nearest) = nearest else { return false };
-        let mut key = std::mem::take(&mut self.key);
-        key.clear();
-        key.extend_from_slice(nearest);
-        self.key = key;
-        true
+        self.standing.clear();
+        let mut nearest: Option<&[u8]> = self.base.is_valid().then(|| self.base.key());
+        if nearest.is_some() {
+            self.standing.push(BASE);
+        }
+        for (index, other) in self.others.iter().enumerate() {
+            let Some(key) = other.key() else { continue };
+            let order = nearest.map_or(Ordering::Less, |nearest| match direction {
+                Direction::Forward => key.cmp(nearest),
+                Direction::Backward => nearest.cmp(key),
+            });
+            match order {
+                Ordering::Less => {
+                    nearest = Some(key);
+                    self.standing.clear();
+                    self.standing.push(index);
+                }
+                Ordering::Equal => self.standing.push(index),
+                Ordering::Greater => {}
+            }
+        }
+        nearest.is_some_and(|key| match direction {
+            Direction::Forward => key < self.range.high.as_slice(),
+            Direction::Backward => key >= self.range.low.as_slice(),
+        })
     }
 
-    /// The entry of the highest rank at `self.key`; `None` when everything there is newer than the view.
+    /// The entry of the highest rank at the current key; `None` when everything there is newer than the view.
     fn best_entry(&self) -> Option<(u64, Entry<'a>)> {
         let mut best = None;
-        if self.base.is_valid() && self.base.key() == self.key {
-            let (page, location) = self.base.value();
-            best = Some((0, entry_at::<S>(page, location)));
-        }
-        for other in self.others.iter().filter(|other| other.key() == Some(&self.key)) {
-            let Some((rank, entry)) = other.entry(self.limit) else { continue };
+        for &source in &self.standing {
+            let found = if source == BASE {
+                let (page, location) = self.base.value();
+                Some((0, entry_at::<S>(page, location)))
+            } else {
+                self.others[source].entry(self.limit)
+            };
+            let Some((rank, entry)) = found else { continue };
             if best.as_ref().is_none_or(|(highest, _)| rank >= *highest) {
                 best = Some((rank, entry));
             }
@@ -223,19 +251,14 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         best
     }
 
-    /// Moves the sources that stand on `self.key` on.
+    /// Moves the sources that stand on the current key on.
     fn leave_key(&mut self, direction: Direction) -> Result<()> {
-        if self.key.is_empty() {
-            self.key = self.base.key().to_vec();
-        }
-        if self.base.is_valid() && self.base.key() == self.key {
+        for &source in &self.standing {
             match direction {
-                Direction::Forward => self.base.next()?,
-                Direction::Backward => self.base.prev()?,
+                Direction::Forward if source == BASE => self.base.next()?,
+                Direction::Backward if source == BASE => self.base.prev()?,
+                _ => self.others[source].advance(direction)?,
             }
-        }
-        for other in self.others.iter_mut().filter(|other| other.key() == Some(&self.key)) {
-            other.advance(direction)?;
         }
         Ok(())
     }

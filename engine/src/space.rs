@@ -351,6 +351,11 @@ impl Space {
         Ok(())
     }
 
+    /// Bytes of the pages in use, those that are only retired not counted.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed) * PAGE_BYTES as u64
+    }
+
     pub(crate) fn figures(&self) -> SpaceFigures {
         let state = self.lock();
         SpaceFigures {

@@ -35,6 +35,11 @@ impl<'a> Keys<'a> for LogView {
         // index is only reached through a generation that is pinned or active.
         unsafe { self.full_key(position) }
     }
+
+    #[inline]
+    fn prefetch(self, position: u32) {
+        self.prefetch_operation(position);
+    }
 }
 
 /// A range delete or run in a generation's log.

@@ -13,7 +13,6 @@
 //! ```
 
 use std::cmp::Ordering;
-use std::hint::select_unpredictable;
 
 use crate::error::Result;
 use crate::limits::{BRANCH_BYTES, FULL_KEY_BYTES_MAX};
@@ -204,20 +203,19 @@ impl<'a> Branch<'a> {
             Err(_) => return self.count - 1,
         };
         let head = head_u64(suffix);
-        let mut length = self.count - 1;
-        if length == 0 {
-            return 0;
-        }
-        // Branchless: half of the comparisons of a random search go either way, and each wrong guess costs more
-        // than several steps. (Steps of powers of two take fewer instructions, but were slower: they look at the same
-        // places in every branch, and these compete for the same few lines of the cache.)
+        // Branchless, and in quarters: half of the comparisons of a random search go either way, and each wrong guess
+        // costs more than several steps; the three looks of one step do not wait for each other. `low` heads are known
+        // to be small enough, and the answer lies in `low..=low + length`.
         let mut low = 0;
-        while length > 1 {
-            let half = length / 2;
-            low = select_unpredictable(self.head(low + half - 1) <= head, low + half, low);
-            length -= half;
+        let mut length = self.count - 1;
+        let is_below = |index: usize| (self.head(index) <= head) as usize;
+        while length >= 4 {
+            let quarter = length / 4;
+            let below = is_below(low + quarter - 1) + is_below(low + 2 * quarter - 1) + is_below(low + 3 * quarter - 1);
+            low += below * quarter;
+            length -= 3 * quarter;
         }
-        low += (self.head(low) <= head) as usize;
+        low += (0..length).map(|index| is_below(low + index)).sum::<usize>();
         if low > 0 && self.head(low - 1) == head {
             self.route_among_equal_heads(suffix, head, low)
         } else {

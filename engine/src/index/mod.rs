@@ -9,10 +9,10 @@
 //! wait and never start over. Nothing is removed or reused; the memory is given up as a whole.
 //!
 //! # How readers and the writer get along
-//! The index is a B+tree. Its words change in three ways only, each a single store: a leaf or branch gets its next
-//! slots (its count), an entry gets a newer version (its reference), the tree gets a new root. Everything else is
-//! written once, before the store that makes it reachable. A full node is not changed but copied into new ones, and the
-//! old one is abandoned where it is: a reader inside it goes on undisturbed.
+//! The index is a B+tree. What readers see of it changes in three ways only, each a single store: a leaf or branch gets
+//! its next slots (its count), an entry gets a newer version (its reference), the tree gets a new root. Everything else
+//! is written once, before the store that makes it reachable. A full node is not changed but copied into new ones, and
+//! the old one is abandoned where it is: a reader inside it goes on undisturbed.
 //!
 //! Why an abandoned node is as good as a new one: a reader takes its commit number first and descends afterwards. When
 //! it reads the word that leads it to a node, the node holds everything inserted until then, in particular everything up

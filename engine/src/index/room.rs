@@ -1,6 +1,7 @@
 //! How much memory inserts can take in the worst case.
 //!
-//! Per entry it is about two and a half times what random keys take, because the worst case meets full nodes only. The reasoning:
+//! Per entry it is about two and a half times what random keys take, because the worst case meets full nodes only. The
+//! reasoning:
 //! - An insert or note takes one version record.
 //! - Only an insert into a full leaf divides it. A full leaf is divided at most twice, once unevenly (one new leaf) and
 //!   once evenly (two). Full leaves are those that are full now, or new ones, which are built at most half full and

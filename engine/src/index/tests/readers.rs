@@ -1,5 +1,7 @@
-//! One writer and several readers at the same time.
+//! One writer and several readers at the same time: in threads, and interleaved at every reading of a key in one thread,
+//! where a failure can be repeated.
 
+use std::cell::RefCell;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
@@ -40,54 +42,56 @@ impl Script {
         }
     }
 
-    /// Inserts all and makes commits visible one by one.
-    fn write(&self, index: Index, visible: &AtomicU64, pause: Duration) {
-        for (place, (key, version)) in self.operations.iter().enumerate() {
-            index.insert(&self.log, key, hash(key), version.commit, version.position);
-            if self
-                .operations
-                .get(place + 1)
-                .is_none_or(|(_, next)| next.commit != version.commit)
-            {
-                visible.store(version.commit, Release);
+    /// Inserts the operation at `place` and makes its commit visible if it is the last of it. False when there is none.
+    fn write<'a, K: Keys<'a>>(&self, index: Index, keys: K, place: usize, visible: &AtomicU64) -> bool {
+        let Some((key, version)) = self.operations.get(place) else {
+            return false;
+        };
+        index.insert(keys, key, hash(key), version.commit, version.position);
+        let next = self.operations.get(place + 1);
+        if next.is_none_or(|(_, next)| next.commit != version.commit) {
+            visible.store(version.commit, Release);
+        }
+        true
+    }
+
+    /// Inserts all, with pauses in which readers come to look.
+    fn write_all(&self, index: Index, visible: &AtomicU64, pause: Duration) {
+        let mut place = 0;
+        while self.write(index, &self.log, place, visible) {
+            let start = Instant::now();
+            while place % 64 == 0 && start.elapsed() < pause {
+                std::hint::spin_loop();
             }
-            if place % 64 == 0 {
-                let start = Instant::now();
-                while start.elapsed() < pause {
-                    std::hint::spin_loop();
-                }
-            }
+            place += 1;
         }
     }
 
-    /// Ranks of keys that exist at `commit`, with the version seen.
+    /// The keys that exist at `commit`, with the version seen.
     fn state(&self, commit: u64) -> Vec<(&[u8], Version)> {
-        let visible = |(key, versions): &'_ (Vec<u8>, Vec<Version>)| {
-            Tester::visible(versions, commit).map(|version| (key.len(), version))
-        };
+        let visible = |versions: &[Version]| Tester::visible(versions, commit);
         let seen = self
             .model
             .iter()
-            .filter_map(|pair| visible(pair).map(|(_, version)| (&pair.0[..], version)));
+            .filter_map(|(key, versions)| Some((&key[..], visible(versions)?)));
         seen.collect()
     }
 
-    fn check_finds(&self, index: Index, random: &mut fastrand::Rng, commit: u64) {
-        for _ in 0..300 {
+    fn check_finds<'a, K: Keys<'a>>(&self, index: Index, keys: K, random: &mut fastrand::Rng, commit: u64) {
+        for _ in 0..100 {
             let (key, versions) = &self.model[random.usize(..self.model.len())];
-            let found = index.find(&self.log, key, hash(key), commit);
+            let found = index.find(keys, key, hash(key), commit);
             assert_eq!(found, Tester::visible(versions, commit), "key {key:?} at {commit}");
         }
     }
 
-    fn check_scan(&self, index: Index, commit: u64, is_forward: bool) {
+    fn check_scan<'a, K: Keys<'a>>(&self, index: Index, keys: K, commit: u64, is_forward: bool) {
         let mut expected = self.state(commit);
-        let mut cursor = IndexCursor::new(index, &self.log);
-        if is_forward {
-            cursor.first()
-        } else {
-            cursor.last()
-        };
+        let mut cursor = IndexCursor::new(index, keys);
+        match is_forward {
+            true => cursor.first(),
+            false => cursor.last(),
+        }
         let mut seen: Vec<(&[u8], Version)> = Vec::new();
         let mut previous: Option<&[u8]> = None;
         while cursor.is_valid() {
@@ -95,11 +99,7 @@ impl Script {
             assert!(previous.is_none_or(|previous| if is_forward { previous < key } else { previous > key }));
             previous = Some(key);
             seen.extend(cursor.visible(commit).map(|version| (key, version)));
-            if is_forward {
-                cursor.next()
-            } else {
-                cursor.prev()
-            };
+            step(&mut cursor, is_forward);
         }
         if !is_forward {
             expected.reverse();
@@ -112,10 +112,17 @@ impl Script {
         );
     }
 
+    fn check_all<'a, K: Keys<'a>>(&self, index: Index, keys: K, random: &mut fastrand::Rng, commit: u64) {
+        self.check_finds(index, keys, random, commit);
+        self.check_walk(index, keys, random, commit);
+        self.check_scan(index, keys, commit, true);
+        self.check_scan(index, keys, commit, false);
+    }
+
     /// Steps to and fro from random keys, over what is visible.
-    fn check_walk(&self, index: Index, random: &mut fastrand::Rng, commit: u64) {
+    fn check_walk<'a, K: Keys<'a>>(&self, index: Index, keys: K, random: &mut fastrand::Rng, commit: u64) {
         let state = self.state(commit);
-        let mut cursor = IndexCursor::new(index, &self.log);
+        let mut cursor = IndexCursor::new(index, keys);
         let target = &self.model[random.usize(..self.model.len())].0;
         let mut rank = state.partition_point(|(key, _)| *key < target.as_slice());
         cursor.seek(target);
@@ -129,39 +136,40 @@ impl Script {
                 break;
             }
             let is_forward = random.u8(..) < 140;
-            if is_forward {
-                cursor.next()
-            } else {
-                cursor.prev()
-            };
+            step(&mut cursor, is_forward);
             skip_invisible(&mut cursor, commit, is_forward);
             rank = if is_forward { rank + 1 } else { rank.wrapping_sub(1) };
         }
     }
 }
 
-fn skip_invisible<'a>(cursor: &mut IndexCursor<'a, &'a Log>, commit: u64, is_forward: bool) {
-    while cursor.is_valid() && cursor.visible(commit).is_none() {
-        if is_forward {
-            cursor.next()
-        } else {
-            cursor.prev()
-        };
+fn step<'a, K: Keys<'a>>(cursor: &mut IndexCursor<'a, K>, is_forward: bool) {
+    match is_forward {
+        true => cursor.next(),
+        false => cursor.prev(),
     }
 }
+
+fn skip_invisible<'a, K: Keys<'a>>(cursor: &mut IndexCursor<'a, K>, commit: u64, is_forward: bool) {
+    while cursor.is_valid() && cursor.visible(commit).is_none() {
+        step(cursor, is_forward);
+    }
+}
+
+/// Shapes and arrivals that divide nodes in every way.
+const CASES: [(Shape, Arrival); 6] = [
+    (Shape::Random, Arrival::Random),
+    (Shape::Decimal, Arrival::Random),
+    (Shape::LongPrefixes, Arrival::Streams),
+    (Shape::Random, Arrival::Ascending),
+    (Shape::Decimal, Arrival::Descending),
+    (Shape::Mixed, Arrival::Random),
+];
 
 #[test]
 fn readers_see_exactly_their_commit_while_the_writer_goes_on() {
     let mut random = random();
-    let cases = [
-        (Shape::Random, Arrival::Random),
-        (Shape::Decimal, Arrival::Random),
-        (Shape::LongPrefixes, Arrival::Streams),
-        (Shape::Random, Arrival::Ascending),
-        (Shape::Decimal, Arrival::Descending),
-        (Shape::Mixed, Arrival::Random),
-    ];
-    for (shape, arrival) in cases {
+    for (shape, arrival) in CASES {
         println!("{shape:?} {arrival:?}");
         let script = Script::new(&mut random, shape, arrival, 12_000);
         let mut memory = Memory::new(1 << 22);
@@ -173,17 +181,117 @@ fn readers_see_exactly_their_commit_while_the_writer_goes_on() {
                 scope.spawn(move || {
                     loop {
                         let commit = visible.load(Acquire);
-                        script.check_finds(index, &mut random, commit);
-                        script.check_walk(index, &mut random, commit);
-                        script.check_scan(index, commit, true);
-                        script.check_scan(index, commit, false);
+                        script.check_all(index, &script.log, &mut random, commit);
                         if commit == last {
                             break;
                         }
                     }
                 });
             }
-            script.write(index, &visible, Duration::from_millis(1));
+            script.write_all(index, &visible, Duration::from_millis(1));
         });
+    }
+}
+
+#[test]
+fn a_reader_at_the_heels_of_the_writer_sees_whole_entries() {
+    let mut log = Log::default();
+    let positions: Vec<_> = (0..200_000u32)
+        .map(|number| log.append(&number.to_be_bytes()))
+        .collect();
+    let mut memory = Memory::new(1 << 24);
+    let (index, inserted) = (memory.create(), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for position in &positions {
+                let key = (&log).key(*position);
+                index.insert(&log, key, hash(key), u64::from(*position), *position);
+                inserted.fetch_add(1, Release);
+            }
+        });
+        let mut cursor = IndexCursor::new(index, &log);
+        let mut least = 0;
+        while least < positions.len() as u64 {
+            least = inserted.load(Acquire);
+            cursor.last();
+            assert!(least == 0 || cursor.key() >= &(least as u32 - 1).to_be_bytes()[..]);
+            while cursor.is_valid() {
+                let version = cursor.versions().next().unwrap();
+                assert_eq!((&log).key(version.position), cursor.key());
+                assert_eq!(version.commit, u64::from(version.position));
+                assert_eq!(
+                    index.find(&log, cursor.key(), hash(cursor.key()), u64::MAX),
+                    Some(version)
+                );
+                match cursor.key().ends_with(&[0]) {
+                    true => break,
+                    false => cursor.prev(),
+                }
+            }
+        }
+    });
+}
+
+/// A log at whose readings somebody else gets a turn, unless it is his already.
+#[derive(Clone, Copy)]
+struct TurningLog<'a> {
+    log: &'a Log,
+    other: &'a RefCell<&'a mut dyn FnMut()>,
+}
+
+impl<'a> Keys<'a> for TurningLog<'a> {
+    fn key(self, position: u32) -> &'a [u8] {
+        if let Ok(mut other) = self.other.try_borrow_mut() {
+            other();
+        }
+        self.log.key(position)
+    }
+}
+
+#[test]
+fn a_writer_may_go_on_between_any_two_readings_of_a_reader() {
+    let mut random = random();
+    for (shape, arrival) in CASES {
+        for pace in [3, 50, 1000] {
+            let script = Script::new(&mut random, shape, arrival, 5000);
+            let mut memory = Memory::new(1 << 21);
+            let (index, visible) = (memory.create(), AtomicU64::new(0));
+            let (mut place, mut turns) = (0, random.fork());
+            let mut write = || {
+                // Now and then a whole run, long enough to divide what the reader is in.
+                let count = if turns.u32(..pace) == 0 { turns.usize(..80) } else { 0 };
+                for _ in 0..count {
+                    place += usize::from(script.write(index, &script.log, place, &visible));
+                }
+            };
+            let keys = TurningLog {
+                log: &script.log,
+                other: &RefCell::new(&mut write),
+            };
+            for _ in 0..12 {
+                script.check_all(index, keys, &mut random, visible.load(Acquire));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reader_may_look_between_any_two_readings_of_the_writer() {
+    let mut random = random();
+    for (shape, arrival) in CASES {
+        let script = Script::new(&mut random, shape, arrival, 3000);
+        let mut memory = Memory::new(1 << 21);
+        let (index, visible) = (memory.create(), AtomicU64::new(0));
+        let mut turns = random.fork();
+        let mut read = || {
+            if turns.u32(..100) == 0 {
+                script.check_all(index, &script.log, &mut turns, visible.load(Acquire));
+            }
+        };
+        let keys = TurningLog {
+            log: &script.log,
+            other: &RefCell::new(&mut read),
+        };
+        (0..script.operations.len()).for_each(|place| assert!(script.write(index, keys, place, &visible)));
     }
 }

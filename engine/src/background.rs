@@ -67,7 +67,11 @@ fn give_up_or_pause(core: &Core, error: Error) {
 fn wait_for_work(core: &Core) -> bool {
     let guard = core.work.0.lock().unwrap_or_else(|e| e.into_inner());
     let idle = |work: &mut crate::core::Work| !work.fold && !work.stop;
-    let (mut work, _) = core.work.1.wait_timeout_while(guard, TICK, idle).unwrap_or_else(|e| e.into_inner());
+    let (mut work, _) = core
+        .work
+        .1
+        .wait_timeout_while(guard, TICK, idle)
+        .unwrap_or_else(|e| e.into_inner());
     work.fold = false;
     work.stop
 }

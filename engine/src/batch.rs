@@ -107,7 +107,11 @@ impl Batch {
     /// As [`Batch::put`].
     pub fn append(&mut self, map: &Map, prefix: &[u8], value: &[u8]) -> Result<()> {
         if prefix.len() + 8 > KEY_BYTES_MAX {
-            return Err(Reason::KeyTooLong { length: prefix.len(), max: KEY_BYTES_MAX - 8 }.into());
+            return Err(Reason::KeyTooLong {
+                length: prefix.len(),
+                max: KEY_BYTES_MAX - 8,
+            }
+            .into());
         }
         check_value(value)?;
         self.push(map, What::Append(prefix.to_vec(), value.to_vec()))
@@ -126,9 +130,15 @@ impl Batch {
         map.info.alive()?;
         let handle = self.handle.get_or_insert_with(|| map.handle.clone());
         if !Arc::ptr_eq(handle, &map.handle) {
-            return Err(Reason::ForeignMap { name: map.name().into() }.into());
+            return Err(Reason::ForeignMap {
+                name: map.name().into(),
+            }
+            .into());
         }
-        self.writes.push(Write { map: map.info.clone(), what });
+        self.writes.push(Write {
+            map: map.info.clone(),
+            what,
+        });
         Ok(())
     }
 
@@ -136,7 +146,10 @@ impl Batch {
         let durability = self.durability_in(store);
         self.enter(store, |core, draft| {
             let number = core.commit(draft, None, durability)?;
-            Ok(Commit { number, assigned: draft.assigned().to_vec() })
+            Ok(Commit {
+                number,
+                assigned: draft.assigned().to_vec(),
+            })
         })
     }
 
@@ -144,7 +157,10 @@ impl Batch {
         let durability = self.durability_in(store);
         let commit = self.enter(store, |core, draft| {
             let number = core.append(draft, None, NOT_EXCLUSIVE)?;
-            Ok(Commit { number, assigned: draft.assigned().to_vec() })
+            Ok(Commit {
+                number,
+                assigned: draft.assigned().to_vec(),
+            })
         })?;
         Ok(CommitFuture::new(&store.handle, commit, durability))
     }
@@ -164,7 +180,10 @@ impl Batch {
         let core = store.core();
         core.writable()?;
         if self.is_empty() {
-            return Ok(Commit { number: core.control().visible.0.load(std::sync::atomic::Ordering::Acquire), assigned: Vec::new() });
+            return Ok(Commit {
+                number: core.control().visible.0.load(std::sync::atomic::Ordering::Acquire),
+                assigned: Vec::new(),
+            });
         }
         let mut extents = Vec::new();
         let committed = with_draft(|draft| {
@@ -174,8 +193,13 @@ impl Batch {
             }
             commit(core, draft)
         });
-        if committed.as_ref().is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. })) {
-            extents.iter().for_each(|extent| core.space.give_back(extent.page, extent.pages()));
+        if committed
+            .as_ref()
+            .is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. }))
+        {
+            extents
+                .iter()
+                .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
         }
         committed
     }

@@ -41,7 +41,11 @@ impl Catalog {
     pub(crate) fn info(&self, id: u32, name: &str) -> Arc<MapInfo> {
         let mut known = self.known.lock().unwrap_or_else(|e| e.into_inner());
         let fresh = || {
-            Arc::new(MapInfo { id, name: Mutex::new(name.to_string()), dropped: AtomicBool::new(false) })
+            Arc::new(MapInfo {
+                id,
+                name: Mutex::new(name.to_string()),
+                dropped: AtomicBool::new(false),
+            })
         };
         known.entry(id).or_insert_with(fresh).clone()
     }
@@ -74,7 +78,11 @@ impl Catalog {
 /// Refuses what cannot name a map.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > MAP_NAME_BYTES_MAX || name.chars().any(char::is_control) {
-        return Err(Reason::InvalidMapName { name: name.to_string(), max: MAP_NAME_BYTES_MAX }.into());
+        return Err(Reason::InvalidMapName {
+            name: name.to_string(),
+            max: MAP_NAME_BYTES_MAX,
+        }
+        .into());
     }
     Ok(())
 }

@@ -108,17 +108,24 @@ impl Core {
         report: &mut CheckReport,
     ) -> Result<Uses> {
         let total = self.space.figures().file_pages;
-        let mut uses = Uses { of_page: vec![NOT_SEEN; total as usize] };
+        let mut uses = Uses {
+            of_page: vec![NOT_SEEN; total as usize],
+        };
         let (mut problems, mut found) = (Vec::new(), Vec::new());
         let mut done = 0;
         let source = self.pages.verified();
         base::check_tree(source, version.root, self.hash_seed, &mut problems, &mut |visit| {
             match visit {
-                Visit::Page { number, pages, birth, .. } => {
+                Visit::Page {
+                    number, pages, birth, ..
+                } => {
                     done += pages as u64;
                     uses.mark(number, pages, "the base", &mut found);
                     if birth > version.number {
-                        found.push(format!("page {number} is younger ({birth}) than the base ({})", version.number));
+                        found.push(format!(
+                            "page {number} is younger ({birth}) than the base ({})",
+                            version.number
+                        ));
                     }
                 }
                 Visit::Extent(extent) => {
@@ -162,7 +169,8 @@ impl Core {
         let mut bytes = vec![0; tail as usize];
         let file = &self.segments.get(slot as usize).file;
         let name = crate::log::file_name(slot as usize);
-        file.read_at(&mut bytes, 0).map_err(|error| Error::io(format!("reading {name}"), error))?;
+        file.read_at(&mut bytes, 0)
+            .map_err(|error| Error::io(format!("reading {name}"), error))?;
         let Some(header) = SegmentHeader::decode(&bytes, self.store) else {
             return Err(Error::damaged(format!("the header of {name} is not intact")));
         };
@@ -188,7 +196,10 @@ impl Core {
         report.records += records;
         report.problems.append(&mut problems);
         if scanned.tail + (RECORD_HEADER_BYTES as u64) < tail || frozen && scanned.tail != tail {
-            return Err(Error::damaged(format!("the records of {name} end at {}, not at {tail}", scanned.tail)));
+            return Err(Error::damaged(format!(
+                "the records of {name} end at {}, not at {tail}",
+                scanned.tail
+            )));
         }
         Ok(())
     }
@@ -216,7 +227,10 @@ impl Core {
         }
         let free = (0..bitmap.pages()).filter(|&page| !bitmap.is_used(page));
         for page in free.filter(|&page| uses.of_page[page as usize] != NOT_SEEN) {
-            problems.push(format!("page {page} is {}, but counts as free", uses.of_page[page as usize]));
+            problems.push(format!(
+                "page {page} is {}, but counts as free",
+                uses.of_page[page as usize]
+            ));
         }
         // Read-only stores do not know what a crash left behind above the base.
         if self.settings.read_only {
@@ -240,12 +254,15 @@ fn check_names(pinned: &Pinned, report: &mut CheckReport) {
         }
         Ok(named)
     };
-    let all = pinned.count(&FullRange { low: Vec::new(), high: vec![0xFF; 4] });
+    let all = pinned.count(&FullRange {
+        low: Vec::new(),
+        high: vec![0xFF; 4],
+    });
     match (named(), all) {
         (Ok(named), Ok(all)) if named == all => {}
-        (Ok(named), Ok(all)) => {
-            report.problems.push(format!("{all} pairs are stored, but the maps that have names hold {named}"))
-        }
+        (Ok(named), Ok(all)) => report.problems.push(format!(
+            "{all} pairs are stored, but the maps that have names hold {named}"
+        )),
         (Err(error), _) | (_, Err(error)) => report.problems.push(error.to_string()),
     }
 }

@@ -156,7 +156,11 @@ impl Draft {
     pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8], seed: u64) -> usize {
         let position = self.body.push(kind, full_key, value) as u32;
         let hash = key_hash(seed, full_key);
-        self.planned.push(Planned { position, hash, is_note: false });
+        self.planned.push(Planned {
+            position,
+            hash,
+            is_note: false,
+        });
         self.adds_anything |= kind != OperationKind::Delete;
         self.planned.len() - 1
     }
@@ -164,7 +168,11 @@ impl Draft {
     /// Adds a range delete or run; these come before all single operations.
     pub(crate) fn push_note(&mut self, kind: OperationKind, low: &[u8], value: &[u8]) {
         let position = self.body.push(kind, low, value) as u32;
-        self.planned.push(Planned { position, hash: 0, is_note: true });
+        self.planned.push(Planned {
+            position,
+            hash: 0,
+            is_note: true,
+        });
         self.adds_anything |= kind == OperationKind::Run;
         self.notes += 1;
     }
@@ -179,11 +187,19 @@ impl Draft {
         let mut counter = map.to_be_bytes().to_vec();
         counter.extend_from_slice(prefix);
         if counter.len() > KEY_BYTES_MAX {
-            return Err(Reason::KeyTooLong { length: prefix.len(), max: KEY_BYTES_MAX - 8 }.into());
+            return Err(Reason::KeyTooLong {
+                length: prefix.len(),
+                max: KEY_BYTES_MAX - 8,
+            }
+            .into());
         }
         let counter = FullKey::new(COUNTERS, &counter)?;
         let position = self.body.push(kind, &full, value) as u32;
-        self.planned.push(Planned { position, hash: 0, is_note: false });
+        self.planned.push(Planned {
+            position,
+            hash: 0,
+            is_note: false,
+        });
         let operation = self.planned.len() - 1;
         let place = self.assigned.len();
         self.assigned.push(0);
@@ -192,7 +208,11 @@ impl Draft {
             Some(append) => append.operations.push((operation, place)),
             None => {
                 let position = self.body.push(OperationKind::Put, &counter, &[0; 8]) as u32;
-                self.planned.push(Planned { position, hash: 0, is_note: false });
+                self.planned.push(Planned {
+                    position,
+                    hash: 0,
+                    is_note: false,
+                });
                 self.appends.push(Append {
                     counter: counter.to_vec(),
                     counter_operation: self.planned.len() - 1,
@@ -289,7 +309,8 @@ impl Core {
             let cause = format!("one commit holds {bytes} bytes of appends and short values; split it up");
             return Err(Reason::InvalidArgument(cause).into());
         }
-        self.space.promise(operations, bytes, !draft.adds_anything, &self.pages)?;
+        self.space
+            .promise(operations, bytes, !draft.adds_anything, &self.pages)?;
         let appended = self.append_promised(draft, checks, token);
         if appended.is_err() {
             self.space.settle(operations, bytes);
@@ -355,7 +376,11 @@ impl Core {
     fn wait_for_fold(&self, seen: u64, rounds: u32) -> Result<()> {
         if rounds == if self.settings.background { WAIT_ROUNDS_MAX } else { 2 } {
             let what = "the log, whose older part open snapshots hold (`stat` lists them)";
-            return Err(Reason::Full { needed: self.settings.generation_bytes_min, what }.into());
+            return Err(Reason::Full {
+                needed: self.settings.generation_bytes_min,
+                what,
+            }
+            .into());
         }
         if !self.settings.background {
             return self.maintain();
@@ -414,7 +439,9 @@ impl Core {
             return Ok(());
         }
         let file = &self.segments.get(slot as usize).file;
-        let target = (filled + LOG_GROWTH_BYTES).min(entry.capacity.load(Ordering::Relaxed)).max(end);
+        let target = (filled + LOG_GROWTH_BYTES)
+            .min(entry.capacity.load(Ordering::Relaxed))
+            .max(end);
         let grown = file.write_zeros(filled, target - filled).map(|()| target);
         let grown = grown.or_else(|_| file.write_zeros(filled, end - filled).map(|()| end));
         let reached = grown.map_err(|error| crate::region::full_or_io("the log", end - filled, error))?;
@@ -433,7 +460,9 @@ impl Core {
             let next = with_source!(self, source => view.get(source, &append.counter))?;
             let next = match next {
                 Some(next) => u64::from_be_bytes(
-                    (*next).try_into().map_err(|_| Error::damaged("a counter of appends has the wrong length"))?,
+                    (*next)
+                        .try_into()
+                        .map_err(|_| Error::damaged("a counter of appends has the wrong length"))?,
                 ),
                 None => 0,
             };
@@ -441,7 +470,10 @@ impl Core {
                 draft.set_key_end(operation, number, seed);
                 draft.assigned[place] = number;
             }
-            draft.set_value(append.counter_operation, (next + append.operations.len() as u64).to_be_bytes());
+            draft.set_value(
+                append.counter_operation,
+                (next + append.operations.len() as u64).to_be_bytes(),
+            );
             draft.rehash(append.counter_operation, seed);
             draft.appends.push(append);
         }
@@ -466,7 +498,13 @@ impl Core {
             })?),
         };
         value.checked_add(delta).ok_or_else(|| {
-            Reason::CounterOverflow { map: self.catalog.name_of(map), key: printable(key), value, delta }.into()
+            Reason::CounterOverflow {
+                map: self.catalog.name_of(map),
+                key: printable(key),
+                value,
+                delta,
+            }
+            .into()
         })
     }
 
@@ -493,18 +531,27 @@ impl Core {
         if let Err(error) = self.segments.get(slot as usize).file.write_at(record, start) {
             let cause = Error::io(format!("writing commit {commit} to the log"), error);
             self.poison(&cause);
-            return Err(Reason::Unknown { commit, cause: cause.to_string() }.into());
+            return Err(Reason::Unknown {
+                commit,
+                cause: cause.to_string(),
+            }
+            .into());
         }
         tail.previous.store(sum, Ordering::Relaxed);
         // Release: the syncer that sees this tail syncs after the write above.
         entry.tail.store(start + length, Ordering::Release);
-        entry.operations.fetch_add(draft.planned.len() as u64, Ordering::Relaxed);
+        entry
+            .operations
+            .fetch_add(draft.planned.len() as u64, Ordering::Relaxed);
         entry.bytes.fetch_add(header.body_length as u64, Ordering::Relaxed);
         self.enter_in_index(slot, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
         // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
         control.visible.0.store(commit, Ordering::Release);
         draft.dropped.iter().for_each(|&id| self.catalog.dropped(id));
-        draft.renamed.iter().for_each(|(id, name)| self.catalog.renamed(*id, name));
+        draft
+            .renamed
+            .iter()
+            .for_each(|(id, name)| self.catalog.renamed(*id, name));
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         Ok(commit)
     }
@@ -516,7 +563,13 @@ impl Core {
             if planned.is_note {
                 index.note(commit, body + planned.position);
             } else {
-                index.insert(log, draft.full_key(operation), planned.hash, commit, body + planned.position);
+                index.insert(
+                    log,
+                    draft.full_key(operation),
+                    planned.hash,
+                    commit,
+                    body + planned.position,
+                );
             }
         }
     }
@@ -530,11 +583,18 @@ impl Core {
                 return Ok(());
             }
             if self.is_poisoned() {
-                return Err(Reason::Unknown { commit, cause: self.cause() }.into());
+                return Err(Reason::Unknown {
+                    commit,
+                    cause: self.cause(),
+                }
+                .into());
             }
             match control.sync_lock.0.try_lock() {
                 Some(_leading) => self.sync_log().map_err(|error| {
-                    Error::from(Reason::Unknown { commit, cause: error.to_string() })
+                    Error::from(Reason::Unknown {
+                        commit,
+                        cause: error.to_string(),
+                    })
                 })?,
                 // A leader that stops, or dies, must not hold the others up for ever.
                 None => {
@@ -589,7 +649,11 @@ impl Core {
         let control = self.control();
         let oldest = control.tail.0.checkable_since.load(Ordering::Relaxed);
         if checks.since < oldest {
-            return Err(Reason::TooOld { began: checks.since, oldest }.into());
+            return Err(Reason::TooOld {
+                began: checks.since,
+                oldest,
+            }
+            .into());
         }
         if control.visible.0.load(Ordering::Relaxed) == checks.since {
             return Ok(());
@@ -617,7 +681,11 @@ impl Core {
     fn conflict(&self, full_key: &[u8]) -> Error {
         self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
         let (map, key) = crate::full_key::split(full_key);
-        Reason::Conflict { map: self.catalog.name_of(map), key: printable(key) }.into()
+        Reason::Conflict {
+            map: self.catalog.name_of(map),
+            key: printable(key),
+        }
+        .into()
     }
 
     /// Generations that hold commits after `since`, in any state in which they can be read.
@@ -678,7 +746,10 @@ impl Core {
 
     /// A key of a run that was changed after `since`: looks every changed key up in the run.
     fn changed_in_run(&self, newer: &[GenerationView], run: crate::base::Root, since: u64) -> Result<Option<Vec<u8>>> {
-        let everything = FullRange { low: Vec::new(), high: vec![0xFF; 8] };
+        let everything = FullRange {
+            low: Vec::new(),
+            high: vec![0xFF; 8],
+        };
         for generation in newer {
             let mut cursor = IndexCursor::new(generation.index, generation.log);
             cursor.first();
@@ -697,7 +768,10 @@ impl Core {
             for (_, note) in generation.notes(u64::MAX).take_while(|(commit, _)| *commit > since) {
                 let found = match note {
                     Note::DeleteRange { low, high } => {
-                        let range = FullRange { low: low.to_vec(), high: high.to_vec() };
+                        let range = FullRange {
+                            low: low.to_vec(),
+                            high: high.to_vec(),
+                        };
                         with_source!(self, source => first_in(source, run, &range)?)
                     }
                     // Two runs: walk the other one through this one.
@@ -717,11 +791,19 @@ impl Core {
 fn next_position(entry: &GenerationEntry) -> u64 {
     let tail = entry.tail.load(Ordering::Relaxed);
     let synced = entry.synced_tail.load(Ordering::Acquire);
-    if synced > tail / SECTOR_BYTES * SECTOR_BYTES { tail.next_multiple_of(SECTOR_BYTES) } else { tail }
+    if synced > tail / SECTOR_BYTES * SECTOR_BYTES {
+        tail.next_multiple_of(SECTOR_BYTES)
+    } else {
+        tail
+    }
 }
 
 /// The first key of a tree inside a range.
-fn first_in<S: crate::base::PageSource>(source: S, root: crate::base::Root, range: &FullRange) -> Result<Option<Vec<u8>>> {
+fn first_in<S: crate::base::PageSource>(
+    source: S,
+    root: crate::base::Root,
+    range: &FullRange,
+) -> Result<Option<Vec<u8>>> {
     let mut cursor = crate::base::Cursor::new(source, root);
     cursor.seek(&range.low)?;
     Ok((cursor.is_valid() && cursor.key() < range.high.as_slice()).then(|| cursor.key().to_vec()))

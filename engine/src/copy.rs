@@ -43,7 +43,11 @@ impl Store {
         let occupied = std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some());
         if occupied {
             let found = "it is not empty".to_string();
-            return Err(Reason::NotAStore { path: directory.display().to_string(), found }.into());
+            return Err(Reason::NotAStore {
+                path: directory.display().to_string(),
+                found,
+            }
+            .into());
         }
         let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;
         let target = Options::new().maintenance(Maintenance::Manual).open(directory)?;
@@ -68,7 +72,10 @@ impl Store {
             }
         }
         core.trim_log_files()?;
-        Ok(Compaction { bytes_before, bytes_after: core.data_bytes() })
+        Ok(Compaction {
+            bytes_before,
+            bytes_after: core.data_bytes(),
+        })
     }
 }
 
@@ -108,18 +115,36 @@ impl Core {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Root> {
         let mut sink = FileSink::new(self, self.region.version().number + 1, Writing::Fold);
-        let everything = FullRange { low: Vec::new(), high: vec![0xFF; 4] };
-        let options = MergeOptions { keep_deletes: false, hash_seed: self.hash_seed };
+        let everything = FullRange {
+            low: Vec::new(),
+            high: vec![0xFF; 4],
+        };
+        let options = MergeOptions {
+            keep_deletes: false,
+            hash_seed: self.hash_seed,
+        };
         let mut pairs = Pairs {
             scan: Scan::new(source, view, &[], everything),
             source,
             value: None,
             progress,
-            now: Progress { done: 0, total: view.root.pairs },
+            now: Progress {
+                done: 0,
+                total: view.root.pairs,
+            },
         };
         let merged = pairs
             .advance()
-            .and_then(|()| base::merge(self.pages.mapped(), Root::default(), &mut pairs, &[], options, &mut sink))
+            .and_then(|()| {
+                base::merge(
+                    self.pages.mapped(),
+                    Root::default(),
+                    &mut pairs,
+                    &[],
+                    options,
+                    &mut sink,
+                )
+            })
             .and_then(|root| sink.finish().map(|()| root));
         if merged.is_err() {
             sink.abandon();
@@ -156,7 +181,6 @@ impl Core {
         self.reclaim(&mut state)?;
         self.give_space_back(&mut state)
     }
-
 }
 
 /// All pairs of a scan as changes to an empty tree.

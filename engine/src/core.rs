@@ -1,7 +1,7 @@
 //! The heart of an open store: everything that its handles, snapshots and background threads share.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::Duration;
 
@@ -86,7 +86,10 @@ pub(crate) struct Counters {
 }
 
 impl Core {
-    #[expect(clippy::too_many_arguments, reason = "the parts are made by recovery and put together once")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts are made by recovery and put together once"
+    )]
     pub(crate) fn new(
         platform: Platform,
         settings: Settings,
@@ -148,7 +151,10 @@ impl Core {
     }
 
     pub(crate) fn generation_view(&self, slot: u8) -> GenerationView {
-        GenerationView { log: self.segments.get(slot as usize).view(), index: self.index(slot) }
+        GenerationView {
+            log: self.segments.get(slot as usize).view(),
+            index: self.index(slot),
+        }
     }
 
     /// What the given version shows up to `commit`. The caller holds a pin, or the commit lock.
@@ -160,7 +166,11 @@ impl Core {
             root: version.root,
             base_commit: version.base_commit,
             hash_seed: self.hash_seed,
-            generations: version.generations.iter().map(|&slot| self.generation_view(slot)).collect(),
+            generations: version
+                .generations
+                .iter()
+                .map(|&slot| self.generation_view(slot))
+                .collect(),
         }
     }
 
@@ -238,7 +248,11 @@ impl Core {
     }
 
     pub(crate) fn cause(&self) -> String {
-        self.cause.lock().unwrap_or_else(|e| e.into_inner()).clone().unwrap_or_else(|| "an earlier error".into())
+        self.cause
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .clone()
+            .unwrap_or_else(|| "an earlier error".into())
     }
 
     pub(crate) fn is_poisoned(&self) -> bool {
@@ -254,7 +268,10 @@ impl Core {
     /// Waits until progress was reported since `seen`, for a bounded time.
     pub(crate) fn wait_for_progress(&self, seen: u64) {
         let guard = self.progress.0.lock().unwrap_or_else(|e| e.into_inner());
-        let _ = self.progress.1.wait_timeout_while(guard, Duration::from_millis(100), |now| *now == seen);
+        let _ = self
+            .progress
+            .1
+            .wait_timeout_while(guard, Duration::from_millis(100), |now| *now == seen);
     }
 
     pub(crate) fn progress_seen(&self) -> u64 {
@@ -276,7 +293,9 @@ impl Core {
         let synced = self.control().synced.0.load(Ordering::Acquire);
         let everyone = self.is_poisoned();
         let mut waiting = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
-        let (ready, rest) = std::mem::take(&mut *waiting).into_iter().partition(|(commit, _)| everyone || *commit <= synced);
+        let (ready, rest) = std::mem::take(&mut *waiting)
+            .into_iter()
+            .partition(|(commit, _)| everyone || *commit <= synced);
         *waiting = rest;
         drop(waiting);
         let ready: Vec<(u64, std::task::Waker)> = ready;

@@ -155,7 +155,9 @@ pub enum Reason {
         key: String,
     },
     /// The closure form gave up.
-    #[error("the transaction met a conflict {attempts} times, the last at key {key} of map {map:?}; make it smaller, or run it exclusively")]
+    #[error(
+        "the transaction met a conflict {attempts} times, the last at key {key} of map {map:?}; make it smaller, or run it exclusively"
+    )]
     RetriesExhausted {
         /// How often it ran.
         attempts: u32,
@@ -165,7 +167,9 @@ pub enum Reason {
         key: String,
     },
     /// A write transaction that is too old to be checked.
-    #[error("the transaction began at commit {began}, conflicts can be checked only since commit {oldest}; run it again, and commit sooner")]
+    #[error(
+        "the transaction began at commit {began}, conflicts can be checked only since commit {oldest}; run it again, and commit sooner"
+    )]
     TooOld {
         /// The commit that the transaction sees.
         began: u64,
@@ -187,7 +191,9 @@ pub enum Reason {
         open: usize,
     },
     /// The disk is full.
-    #[error("the disk is full: {needed} more bytes are needed for {what}; delete data (a reserve is kept for that) or add room, then try again")]
+    #[error(
+        "the disk is full: {needed} more bytes are needed for {what}; delete data (a reserve is kept for that) or add room, then try again"
+    )]
     Full {
         /// Bytes that could not be had.
         needed: u64,
@@ -258,7 +264,11 @@ impl Error {
     }
 
     pub(crate) fn io(doing: impl Into<String>, error: std::io::Error) -> Error {
-        Reason::Io { doing: doing.into(), error }.into()
+        Reason::Io {
+            doing: doing.into(),
+            error,
+        }
+        .into()
     }
 }
 
@@ -294,6 +304,10 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     const SHOWN_MAX: usize = 64;
     let shown = &bytes[..bytes.len().min(SHOWN_MAX)];
     let rest = bytes.len() - shown.len();
-    let tail = if rest > 0 { format!("... ({rest} bytes more)") } else { String::new() };
+    let tail = if rest > 0 {
+        format!("... ({rest} bytes more)")
+    } else {
+        String::new()
+    };
     format!("\"{}\"{tail}", shown.escape_ascii())
 }

@@ -60,7 +60,10 @@ impl Core {
     /// The same without closing the active generation.
     pub(crate) fn maintain_frozen(&self, state: &mut MaintenanceState) -> Result<()> {
         self.unpoisoned()?;
-        let done = self.fold(state).and_then(|_| self.make_durable(state)).and_then(|()| self.reclaim(state));
+        let done = self
+            .fold(state)
+            .and_then(|_| self.make_durable(state))
+            .and_then(|()| self.reclaim(state));
         self.report_progress();
         done
     }
@@ -80,13 +83,17 @@ impl Core {
     /// Folds all frozen generations. Returns whether there were any.
     pub(crate) fn fold(&self, state: &mut MaintenanceState) -> Result<bool> {
         let version = self.region.version();
-        let (_, frozen) = version.generations.split_last().expect("one generation always takes commits");
+        let (_, frozen) = version
+            .generations
+            .split_last()
+            .expect("one generation always takes commits");
         let Some(&newest) = frozen.last() else { return Ok(false) };
         let last_commit = self.entry(newest).last_commit.load(Ordering::Relaxed);
         self.wait_synced(last_commit)?;
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
         let mut sink = FileSink::new(self, version.number + 1, Purpose::Fold);
-        let merged = with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink));
+        let merged =
+            with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink));
         let finished = merged.and_then(|root| sink.finish().map(|()| root));
         let root = match finished {
             Ok(root) => root,
@@ -127,9 +134,17 @@ impl Core {
             entry.death.store(next.number, Ordering::Relaxed);
             entry.set_state(GenerationState::Folded);
         }
-        sink.adopted.iter().for_each(|extent| self.space.adopt(extent.page, extent.pages()));
+        sink.adopted
+            .iter()
+            .for_each(|extent| self.space.adopt(extent.page, extent.pages()));
         let death = next.number;
-        self.space.retire(sink.retired.iter().map(|&(page, pages, birth)| Retired { page, pages, birth, death }));
+        self.space
+            .retire(sink.retired.iter().map(|&(page, pages, birth)| Retired {
+                page,
+                pages,
+                birth,
+                death,
+            }));
         self.space.settle(operations, bytes);
         self.space.fold_ended();
         Ok(())
@@ -140,11 +155,17 @@ impl Core {
         if self.settings.retain_log_bytes == 0 {
             return Ok(());
         }
-        let bytes = frozen.iter().map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed)).sum();
+        let bytes = frozen
+            .iter()
+            .map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed))
+            .sum();
         let (pin, version, _) = self.region.pin(0, &self.control().visible.0)?;
         state.history.push_back((pin, version, bytes));
         while state.history.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > self.settings.retain_log_bytes {
-            let (pin, ..) = state.history.pop_front().expect("the sum of nothing is not above a limit");
+            let (pin, ..) = state
+                .history
+                .pop_front()
+                .expect("the sum of nothing is not above a limit");
             self.region.unpin(&pin);
         }
         Ok(())
@@ -213,7 +234,10 @@ impl Core {
 
     /// Number of the oldest generation that is not in the version's base; recovery ignores all before it.
     fn oldest_unfolded(&self, version: &Version) -> u32 {
-        let oldest = version.generations.first().expect("one generation always takes commits");
+        let oldest = version
+            .generations
+            .first()
+            .expect("one generation always takes commits");
         self.entry(*oldest).number.load(Ordering::Relaxed)
     }
 
@@ -233,7 +257,9 @@ impl Core {
         let settings = &self.settings;
         state.next_capacity = if busy {
             let quarter = self.space.used_bytes() / 4;
-            (state.next_capacity * 2).min(quarter.max(settings.generation_bytes_min)).min(settings.generation_bytes_max)
+            (state.next_capacity * 2)
+                .min(quarter.max(settings.generation_bytes_min))
+                .min(settings.generation_bytes_max)
         } else {
             settings.generation_bytes_min
         };
@@ -280,7 +306,12 @@ impl Core {
 
     /// Writes a long value to pages of its own, ahead of the commit that will refer to it.
     pub(crate) fn write_value(&self, length: u64, from: &mut dyn std::io::Read) -> Result<Extent> {
-        let mut extent = Extent { page: 0, checksum: 0, length, birth: self.region.version().number };
+        let mut extent = Extent {
+            page: 0,
+            checksum: 0,
+            length,
+            birth: self.region.version().number,
+        };
         extent.page = self.space.take(extent.pages(), &self.pages)?;
         let written = self.write_value_at(extent, from);
         if written.is_err() {
@@ -297,7 +328,8 @@ impl Core {
         let mut left = extent.length;
         while left > 0 {
             let part = &mut chunk[..left.min(VALUE_CHUNK_BYTES as u64) as usize];
-            from.read_exact(part).map_err(|error| value_error(error, extent.length))?;
+            from.read_exact(part)
+                .map_err(|error| value_error(error, extent.length))?;
             self.data.write_at(part, offset).map_err(doing)?;
             table.extend_from_slice(&crate::checksum::checksum(part).to_le_bytes());
             offset += part.len() as u64;
@@ -328,7 +360,11 @@ impl Core {
 
 fn value_error(error: std::io::Error, announced: u64) -> Error {
     if error.kind() == std::io::ErrorKind::UnexpectedEof {
-        return crate::error::Reason::ValueLengthMismatch { announced, found: announced - 1 }.into();
+        return crate::error::Reason::ValueLengthMismatch {
+            announced,
+            found: announced - 1,
+        }
+        .into();
     }
     Error::io("reading a value from its stream", error)
 }
@@ -343,7 +379,10 @@ fn fold_into<S: PageSource>(
 ) -> Result<Root> {
     let mut changes = Changes::of_generations(source, generations)?;
     let cuts: Vec<KeyRange> = changes.cuts();
-    let options = MergeOptions { keep_deletes: false, hash_seed };
+    let options = MergeOptions {
+        keep_deletes: false,
+        hash_seed,
+    };
     let root = base::merge(source, root, &mut changes, &cuts, options, sink)?;
     for extent in changes.superseded {
         sink.retire_extent(extent);
@@ -353,7 +392,10 @@ fn fold_into<S: PageSource>(
     }
     for run in changes.runs {
         base::walk(source, run, &mut |visit| {
-            if let base::Visit::Page { number, pages, birth, .. } = visit {
+            if let base::Visit::Page {
+                number, pages, birth, ..
+            } = visit
+            {
                 sink.retire(number, pages, birth);
             }
             Ok(())
@@ -397,9 +439,13 @@ impl<'a, S: PageSource> Changes<'a, S> {
             // Runs first: of two entries of the same rank the later input counts, and single operations come last.
             for (commit, note) in generation.notes(u64::MAX) {
                 match note {
-                    Note::DeleteRange { low, high } => {
-                        changes.deletes.push((commit, FullRange { low: low.to_vec(), high: high.to_vec() }))
-                    }
+                    Note::DeleteRange { low, high } => changes.deletes.push((
+                        commit,
+                        FullRange {
+                            low: low.to_vec(),
+                            high: high.to_vec(),
+                        },
+                    )),
                     Note::Run(root) => {
                         changes.runs.push(root);
                         changes.inputs.push(Input::Run(commit, Cursor::new(source, root)));
@@ -407,7 +453,10 @@ impl<'a, S: PageSource> Changes<'a, S> {
                 }
             }
             if generation.index.entries() > 0 {
-                changes.inputs.push(Input::Index(IndexCursor::new(generation.index, generation.log), *generation));
+                changes.inputs.push(Input::Index(
+                    IndexCursor::new(generation.index, generation.log),
+                    *generation,
+                ));
             }
         }
         changes.start()
@@ -416,7 +465,9 @@ impl<'a, S: PageSource> Changes<'a, S> {
     fn of_layers(source: S, layers: &'a [Layer]) -> Result<Changes<'a, S>> {
         let mut changes = Changes::empty();
         for (rank, layer) in (1..).zip(layers) {
-            changes.deletes.extend(layer.deleted_ranges().map(|range| (rank, range)));
+            changes
+                .deletes
+                .extend(layer.deleted_ranges().map(|range| (rank, range)));
             match layer.run() {
                 Some(root) => changes.inputs.push(Input::Run(rank, Cursor::new(source, root))),
                 None => changes.inputs.push(Input::Layer(rank, LayerCursor::new(layer))),
@@ -448,7 +499,10 @@ impl<'a, S: PageSource> Changes<'a, S> {
 
     fn cuts(&self) -> Vec<KeyRange> {
         let ranges = self.deletes.iter().map(|(_, range)| range.clone()).collect();
-        union(ranges).into_iter().map(|FullRange { low, high }| KeyRange { low, high }).collect()
+        union(ranges)
+            .into_iter()
+            .map(|FullRange { low, high }| KeyRange { low, high })
+            .collect()
     }
 
     /// Finds the next key whose newest change still counts.
@@ -460,7 +514,12 @@ impl<'a, S: PageSource> Changes<'a, S> {
             };
             self.key.clear();
             self.key.extend_from_slice(nearest);
-            let deleted = self.deletes.iter().filter(|(_, range)| range.contains(&self.key)).map(|(rank, _)| *rank).max();
+            let deleted = self
+                .deletes
+                .iter()
+                .filter(|(_, range)| range.contains(&self.key))
+                .map(|(rank, _)| *rank)
+                .max();
             let mut newest: Option<(u64, Held<'a, S>)> = None;
             for input in &mut self.inputs {
                 if input.key() == Some(&self.key) {
@@ -487,7 +546,11 @@ fn contend<'a, S: PageSource>(
     superseded: &mut Vec<Extent>,
 ) {
     let wins = rank >= deleted && newest.as_ref().is_none_or(|(best, _)| rank >= *best);
-    let loser = if wins { newest.replace((rank, held)).map(|(_, held)| held) } else { Some(held) };
+    let loser = if wins {
+        newest.replace((rank, held)).map(|(_, held)| held)
+    } else {
+        Some(held)
+    };
     if let Some(Held::Stored(Stored::Extent(extent))) = loser {
         superseded.push(extent);
     }
@@ -631,7 +694,10 @@ impl<'a> FileSink<'a> {
             return Ok(());
         }
         let first = self.next as u64 * PAGE_BYTES as u64 - self.buffer.len() as u64;
-        self.core.data.write_at(&self.buffer, first).map_err(|error| Error::io("writing pages", error))?;
+        self.core
+            .data
+            .write_at(&self.buffer, first)
+            .map_err(|error| Error::io("writing pages", error))?;
         self.core.data.start_writeback(first, self.buffer.len() as u64);
         self.buffer.clear();
         Ok(())
@@ -687,7 +753,12 @@ impl PageSink for FileSink<'_> {
 
     fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {
         let length = bytes.len() as u64;
-        let mut extent = Extent { page: 0, checksum: 0, length, birth: self.birth };
+        let mut extent = Extent {
+            page: 0,
+            checksum: 0,
+            length,
+            birth: self.birth,
+        };
         // The current run goes on behind it: `taken` keeps both, but only its last entry may be the current run.
         self.leave_run()?;
         (extent.page, _) = self.take(extent.pages(), extent.pages())?;

@@ -24,7 +24,10 @@ impl FullKey {
     #[inline]
     pub(crate) fn new(map: u32, key: &[u8]) -> Result<FullKey> {
         check_key(key)?;
-        let mut full = FullKey { length: MAP_ID_BYTES + key.len(), bytes: [MaybeUninit::uninit(); FULL_KEY_BYTES_MAX] };
+        let mut full = FullKey {
+            length: MAP_ID_BYTES + key.len(),
+            bytes: [MaybeUninit::uninit(); FULL_KEY_BYTES_MAX],
+        };
         let map = map.to_be_bytes();
         // SAFETY: both copies stay inside `bytes` (the key length was checked), and sources and target do not overlap.
         unsafe {
@@ -50,7 +53,11 @@ impl Deref for FullKey {
 #[inline]
 pub(crate) fn check_key(key: &[u8]) -> Result<()> {
     if key.len() > KEY_BYTES_MAX {
-        return Err(Reason::KeyTooLong { length: key.len(), max: KEY_BYTES_MAX }.into());
+        return Err(Reason::KeyTooLong {
+            length: key.len(),
+            max: KEY_BYTES_MAX,
+        }
+        .into());
     }
     Ok(())
 }
@@ -71,7 +78,10 @@ pub(crate) struct FullRange {
 impl FullRange {
     /// All keys of a map.
     pub(crate) fn map(map: u32) -> FullRange {
-        FullRange { low: map.to_be_bytes().to_vec(), high: after_map(map) }
+        FullRange {
+            low: map.to_be_bytes().to_vec(),
+            high: after_map(map),
+        }
     }
 
     /// The part of a map that `bounds` describe. Bounds longer than any key are refused like keys.

@@ -30,7 +30,11 @@ impl CommitFuture {
         if durability == Durability::Synced && !syncer.swap(true, Ordering::AcqRel) {
             handle.spawn("duramen-sync", sync_loop);
         }
-        CommitFuture { handle: handle.clone(), commit, durability }
+        CommitFuture {
+            handle: handle.clone(),
+            commit,
+            durability,
+        }
     }
 
     /// The commit, whether it is durable or not.
@@ -49,12 +53,21 @@ impl Future for CommitFuture {
             if self.durability == Durability::Written || core.control().synced.0.load(Ordering::Acquire) >= number {
                 return Some(Ok(self.commit.clone()));
             }
-            core.is_poisoned().then(|| Err(Reason::Unknown { commit: number, cause: core.cause() }.into()))
+            core.is_poisoned().then(|| {
+                Err(Reason::Unknown {
+                    commit: number,
+                    cause: core.cause(),
+                }
+                .into())
+            })
         };
         if let Some(outcome) = outcome() {
             return Poll::Ready(outcome);
         }
-        core.waiting.lock().unwrap_or_else(|e| e.into_inner()).push((number, context.waker().clone()));
+        core.waiting
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .push((number, context.waker().clone()));
         core.ask(|work| work.sync = true);
         // The sync may have ended between the first look and the registration.
         outcome().map_or(Poll::Pending, Poll::Ready)

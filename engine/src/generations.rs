@@ -11,9 +11,7 @@ use duramen_io::OpenMode;
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Result};
 use crate::index::Index;
-use crate::limits::{
-    CHECKABLE_GENERATIONS_MAX, GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES,
-};
+use crate::limits::{CHECKABLE_GENERATIONS_MAX, GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES};
 use crate::log::{LOG_START, SegmentHeader, file_name};
 use crate::region::{GenerationState, full_or_io};
 
@@ -22,7 +20,9 @@ impl Core {
     /// because snapshots hold them all. Under the commit lock, or before anybody else uses the store.
     pub(crate) fn rotate(&self, bytes: u64, entries: usize) -> Result<bool> {
         let needed = LOG_START + bytes;
-        let Some(slot) = self.standby(needed, entries)? else { return Ok(false) };
+        let Some(slot) = self.standby(needed, entries)? else {
+            return Ok(false);
+        };
         let control = self.control();
         let (version, visible) = self.region.read_version(&control.visible.0);
         self.begin_generation(slot, visible + 1)?;
@@ -30,7 +30,9 @@ impl Core {
         if let Some(&old) = version.generations.last() {
             let entry = self.entry(old);
             entry.last_commit.store(visible, Ordering::Relaxed);
-            entry.last_header.store(control.tail.0.previous.load(Ordering::Relaxed), Ordering::Relaxed);
+            entry
+                .last_header
+                .store(control.tail.0.previous.load(Ordering::Relaxed), Ordering::Relaxed);
             entry.set_state(GenerationState::Frozen);
         }
         next.number += 1;
@@ -76,7 +78,9 @@ impl Core {
     /// The standby generation, if it is (or can be made) large enough.
     fn standby(&self, needed: u64, entries: usize) -> Result<Option<u8>> {
         let slots = 0..GENERATIONS_MAX as u8;
-        let ready = slots.clone().find(|&slot| self.entry(slot).state() == GenerationState::Standby);
+        let ready = slots
+            .clone()
+            .find(|&slot| self.entry(slot).state() == GenerationState::Standby);
         if let Some(slot) = ready {
             let large = self.entry(slot).capacity.load(Ordering::Relaxed) >= needed;
             if large && self.index(slot).has_room(entries) {
@@ -96,7 +100,10 @@ impl Core {
 
     /// Whether a standby generation waits to be used.
     pub(crate) fn has_standby(&self) -> bool {
-        self.control().generations.iter().any(|entry| entry.state() == GenerationState::Standby)
+        self.control()
+            .generations
+            .iter()
+            .any(|entry| entry.state() == GenerationState::Standby)
     }
 
     /// Prepares a generation that can hold `capacity` bytes of log and `entries` index entries: file, zeros, index.
@@ -107,12 +114,19 @@ impl Core {
         loop {
             // Files that exist are preferred: their blocks are there already.
             let known = (0..GENERATIONS_MAX as u8).filter(unused).max_by_key(|&slot| {
-                (self.entry(slot).filled.load(Ordering::Relaxed).min(capacity), std::cmp::Reverse(slot))
+                (
+                    self.entry(slot).filled.load(Ordering::Relaxed).min(capacity),
+                    std::cmp::Reverse(slot),
+                )
             });
             let Some(slot) = known else { return Ok(None) };
             if self.entry(slot).start_preparing() {
                 let prepared = self.prepare_slot(slot, capacity, entries);
-                let state = if prepared.is_ok() { GenerationState::Standby } else { GenerationState::Unused };
+                let state = if prepared.is_ok() {
+                    GenerationState::Standby
+                } else {
+                    GenerationState::Unused
+                };
                 self.entry(slot).set_state(state);
                 return prepared.map(|()| Some(slot));
             }
@@ -125,13 +139,17 @@ impl Core {
         let first = (LOG_START + LOG_GROWTH_BYTES.max(LOG_RESERVE_BYTES * 2)).min(capacity);
         let filled = entry.filled.load(Ordering::Relaxed);
         if filled < first {
-            file.write_zeros(filled, first - filled).map_err(|error| full_or_io("the log", first - filled, error))?;
+            file.write_zeros(filled, first - filled)
+                .map_err(|error| full_or_io("the log", first - filled, error))?;
             entry.filled.store(first, Ordering::Relaxed);
         }
         // The name must survive power loss before a commit in the file is acknowledged. Files that were there when the
         // store was opened may have names that are not durable either.
         if filled == 0 || !self.names_synced.load(Ordering::Acquire) {
-            self.platform.storage.sync().map_err(|error| Error::io("syncing the store's directory", error))?;
+            self.platform
+                .storage
+                .sync()
+                .map_err(|error| Error::io("syncing the store's directory", error))?;
             self.names_synced.store(true, Ordering::Release);
         }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
@@ -192,10 +210,15 @@ impl Core {
                 continue;
             }
             kept += 1;
-            let keep = if kept == 1 { self.settings.generation_bytes_min.min(filled) } else { LOG_START.min(filled) };
+            let keep = if kept == 1 {
+                self.settings.generation_bytes_min.min(filled)
+            } else {
+                LOG_START.min(filled)
+            };
             if keep < filled {
                 let file = &self.segments.get(slot as usize).file;
-                file.set_len(keep).map_err(|error| Error::io(format!("trimming {}", file_name(slot as usize)), error))?;
+                file.set_len(keep)
+                    .map_err(|error| Error::io(format!("trimming {}", file_name(slot as usize)), error))?;
                 entry.filled.store(keep, Ordering::Relaxed);
             }
         }

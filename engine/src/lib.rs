@@ -7,39 +7,39 @@
 //! `unsafe` is used for three things: memory that is mapped from files (`pages`, `log`, `region`), the index in shared
 //! memory (`index`), and keys on the stack (`full_key`).
 
-mod error;
-mod limits;
-mod checksum;
-pub mod encoding;
-mod full_key;
+mod background;
 mod base;
+mod batch;
+mod catalog;
+mod check;
+mod checksum;
+mod commit;
+mod copy;
+mod core;
+pub mod encoding;
+mod error;
+mod fold;
+mod full_key;
+mod future;
+mod generations;
 mod index;
-mod meta;
-mod pages;
-mod value;
+mod limits;
 mod log;
+mod map;
+mod meta;
+mod options;
+mod pages;
+mod recovery;
 mod region;
+mod scan;
+mod snapshot;
 mod space;
+mod statistics;
+mod store;
+mod transaction;
+mod value;
 mod view;
 mod write_set;
-mod scan;
-mod catalog;
-mod core;
-mod generations;
-mod commit;
-mod fold;
-mod recovery;
-mod background;
-mod options;
-mod future;
-mod snapshot;
-mod transaction;
-mod batch;
-mod map;
-mod store;
-mod statistics;
-mod check;
-mod copy;
 
 pub use batch::Batch;
 pub use check::{CheckReport, Progress};
@@ -52,9 +52,7 @@ pub use map::{Map, Maps};
 pub use options::{Maintenance, Options};
 pub use pages::ReadMode;
 pub use snapshot::{Cursor, Snapshot, ValueReader};
-pub use statistics::{
-    Counts, GenerationStatistics, MapStatistics, MemoryStatistics, SnapshotStatistics, Statistics,
-};
+pub use statistics::{Counts, GenerationStatistics, MapStatistics, MemoryStatistics, SnapshotStatistics, Statistics};
 pub use store::Store;
 pub use transaction::{Savepoint, Transaction, TransactionOptions};
 pub use value::Value;

@@ -63,7 +63,10 @@ pub const REGION_SPAN_BYTES: u64 = 16 << 30;
 /// How far the log may run ahead of a write transaction before its conflicts can no longer be checked.
 pub const CHECKABLE_GENERATIONS_MAX: usize = 16;
 
-const _: () = assert!(LOG_SPAN_BYTES <= u32::MAX as u64 + 1, "positions in a log are 32 bits wide");
+const _: () = assert!(
+    LOG_SPAN_BYTES <= u32::MAX as u64 + 1,
+    "positions in a log are 32 bits wide"
+);
 const _: () = assert!(GENERATION_BYTES_MAX + 2 * (WRITE_SET_BYTES_MAX as u64) < LOG_SPAN_BYTES);
 const _: () = assert!(LOG_RESERVE_BYTES * 4 <= GENERATION_BYTES_MIN);
 const _: () = assert!(LIVE_GENERATIONS_MAX + CHECKABLE_GENERATIONS_MAX < GENERATIONS_MAX);

@@ -31,14 +31,22 @@ pub struct Map {
 
 impl fmt::Debug for Map {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Map").field("name", &self.name).field("durability", &self.durability).finish_non_exhaustive()
+        f.debug_struct("Map")
+            .field("name", &self.name)
+            .field("durability", &self.durability)
+            .finish_non_exhaustive()
     }
 }
 
 impl Map {
     pub(crate) fn new(handle: &Arc<Handle>, id: u32, name: &str) -> Map {
         let info = handle.core.catalog.info(id, name);
-        Map { handle: handle.clone(), info, name: name.into(), durability: handle.core.settings.durability }
+        Map {
+            handle: handle.clone(),
+            info,
+            name: name.into(),
+            durability: handle.core.settings.durability,
+        }
     }
 
     fn core(&self) -> &Core {
@@ -49,7 +57,10 @@ impl Map {
     #[inline]
     pub(crate) fn id_in(&self, handle: &Arc<Handle>) -> Result<u32> {
         if !Arc::ptr_eq(&self.handle, handle) {
-            return Err(Reason::ForeignMap { name: self.name.to_string() }.into());
+            return Err(Reason::ForeignMap {
+                name: self.name.to_string(),
+            }
+            .into());
         }
         Ok(self.info.id)
     }
@@ -66,7 +77,9 @@ impl Map {
     }
 
     fn store(&self) -> Store {
-        Store { handle: self.handle.clone() }
+        Store {
+            handle: self.handle.clone(),
+        }
     }
 
     /// The name under which this handle was opened.
@@ -76,7 +89,10 @@ impl Map {
 
     /// A handle of the same map whose commits have another durability.
     pub fn with_durability(&self, durability: Durability) -> Map {
-        Map { durability, ..self.clone() }
+        Map {
+            durability,
+            ..self.clone()
+        }
     }
 
     /// The value of a key now.
@@ -87,7 +103,9 @@ impl Map {
         let full_key = self.full_key(key)?;
         let core = self.core();
         core.healthy()?;
-        core.with_view(|view| with_source!(core, source => Ok(view.get(source, &full_key)?.map(|value| value.to_vec()))))
+        core.with_view(
+            |view| with_source!(core, source => Ok(view.get(source, &full_key)?.map(|value| value.to_vec()))),
+        )
     }
 
     /// The values of several keys, all at the same moment, in their order.
@@ -128,17 +146,25 @@ impl Map {
         let full_key = self.full_key(key)?;
         self.core().writable()?;
         if length > VALUE_BYTES_MAX {
-            return Err(Reason::ValueTooLong { length, max: VALUE_BYTES_MAX }.into());
+            return Err(Reason::ValueTooLong {
+                length,
+                max: VALUE_BYTES_MAX,
+            }
+            .into());
         }
         if length <= LOGGED_VALUE_BYTES_MAX as u64 {
             let value = read_exactly(length, stream)?;
             return self.single(OperationKind::Put, &full_key, &value);
         }
         let extent = self.core().write_value(length, stream)?;
-        let written = self.core().sync_values().and_then(|()| {
-            self.single(OperationKind::PutExtent, &full_key, &extent.encode())
-        });
-        if written.as_ref().is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. })) {
+        let written = self
+            .core()
+            .sync_values()
+            .and_then(|()| self.single(OperationKind::PutExtent, &full_key, &extent.encode()));
+        if written
+            .as_ref()
+            .is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. }))
+        {
             self.core().space.give_back(extent.page, extent.pages());
         }
         written
@@ -227,7 +253,9 @@ impl Map {
                 done => return done,
             }
         }
-        let mut tx = self.store().begin(TransactionOptions::default().exclusive().durability(self.durability))?;
+        let mut tx = self
+            .store()
+            .begin(TransactionOptions::default().exclusive().durability(self.durability))?;
         let now = tx.get(self, key)?.map(|value| value.to_vec());
         match decide(now.as_deref()) {
             None => return Ok(now),
@@ -247,7 +275,9 @@ impl Map {
         core.writable()?;
         let pinned = Pinned::new(&self.store(), &core.control().visible.0, Purpose::Transaction)?;
         let now = with_source!(core, source => pinned.view.get(source, full_key)?.map(|value| value.to_vec()));
-        let Some(new) = decide(now.as_deref()) else { return Ok(now) };
+        let Some(new) = decide(now.as_deref()) else {
+            return Ok(now);
+        };
         let extent = match &new {
             Some(value) if value.len() > LOGGED_VALUE_BYTES_MAX => {
                 check_value(value)?;
@@ -257,7 +287,11 @@ impl Map {
             }
             _ => None,
         };
-        let checks = Checks { since: pinned.view.commit, keys: vec![full_key.to_vec()], ..Checks::default() };
+        let checks = Checks {
+            since: pinned.view.commit,
+            keys: vec![full_key.to_vec()],
+            ..Checks::default()
+        };
         let committed = with_draft(|draft| {
             match (&new, extent) {
                 (_, Some(extent)) => draft.push(OperationKind::PutExtent, full_key, &extent.encode(), core.hash_seed),
@@ -323,7 +357,11 @@ fn read_exactly(length: u64, stream: &mut dyn Read) -> Result<Vec<u8>> {
     let read = stream.take(length + 1).read_to_end(&mut value);
     read.map_err(|error| crate::Error::io("reading a value from its stream", error))?;
     if value.len() as u64 != length {
-        return Err(Reason::ValueLengthMismatch { announced: length, found: value.len() as u64 }.into());
+        return Err(Reason::ValueLengthMismatch {
+            announced: length,
+            found: value.len() as u64,
+        }
+        .into());
     }
     Ok(value)
 }
@@ -331,7 +369,11 @@ fn read_exactly(length: u64, stream: &mut dyn Read) -> Result<Vec<u8>> {
 /// Refuses values that are too long.
 pub(crate) fn check_value(value: &[u8]) -> Result<()> {
     if value.len() as u64 > VALUE_BYTES_MAX {
-        return Err(Reason::ValueTooLong { length: value.len() as u64, max: VALUE_BYTES_MAX }.into());
+        return Err(Reason::ValueTooLong {
+            length: value.len() as u64,
+            max: VALUE_BYTES_MAX,
+        }
+        .into());
     }
     Ok(())
 }
@@ -366,9 +408,11 @@ impl Maps<'_> {
         let core = self.store.core();
         core.healthy()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
-        let id = core.with_view(|view| with_source!(core, source => {
-            view.get(source, &key)?.map(|id| map_id(&id)).transpose()
-        }))?;
+        let id = core.with_view(|view| {
+            with_source!(core, source => {
+                view.get(source, &key)?.map(|id| map_id(&id)).transpose()
+            })
+        })?;
         Ok(id.map(|id| Map::new(&self.store.handle, id, name)))
     }
 
@@ -408,7 +452,9 @@ impl Maps<'_> {
 
 /// The id stored under a map's name.
 pub(crate) fn map_id(bytes: &[u8]) -> Result<u32> {
-    let bytes = bytes.try_into().map_err(|_| crate::Error::damaged("a map's id has the wrong length"))?;
+    let bytes = bytes
+        .try_into()
+        .map_err(|_| crate::Error::damaged("a map's id has the wrong length"))?;
     Ok(u32::from_le_bytes(bytes))
 }
 
@@ -421,4 +467,3 @@ pub(crate) fn next_map_id(core: &Core) -> u32 {
 pub(crate) fn counters_of(id: u32) -> Result<FullRange> {
     FullRange::prefix(COUNTERS, &id.to_be_bytes())
 }
-

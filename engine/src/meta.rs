@@ -106,9 +106,17 @@ impl Meta {
             hash_seed: long(40),
             base_commit: long(48),
             previous: word(72),
-            root: Root { page: word(76), height: word(80) as u8, pairs: long(56) },
+            root: Root {
+                page: word(76),
+                height: word(80) as u8,
+                pairs: long(56),
+            },
             version: long(64),
-            bitmap: SavedBitmap { page: word(84), pages: word(88), checksum: word(92) },
+            bitmap: SavedBitmap {
+                page: word(84),
+                pages: word(88),
+                checksum: word(92),
+            },
             data_pages: word(96),
             next_map: word(100),
             epoch: word(104),
@@ -135,7 +143,8 @@ impl Meta {
             if offset + PAGE_BYTES as u64 > length {
                 break;
             }
-            data.read_at(&mut page, offset).map_err(|error| Error::io("reading the meta pages", error))?;
+            data.read_at(&mut page, offset)
+                .map_err(|error| Error::io("reading the meta pages", error))?;
             match Meta::decode(&page) {
                 Found::Meta(meta) if meta.sequence % 2 == index / 2 => found.push(meta),
                 Found::Newer(format) => newer = Some(format),
@@ -143,7 +152,11 @@ impl Meta {
             }
         }
         if let Some(format) = newer {
-            return Err(Reason::NewerFormat { found: format, supported: FORMAT }.into());
+            return Err(Reason::NewerFormat {
+                found: format,
+                supported: FORMAT,
+            }
+            .into());
         }
         let Some(newest) = found.iter().max_by_key(|meta| meta.sequence).copied() else {
             return Ok(None);

@@ -144,13 +144,20 @@ impl Options {
         let doing = |error| Error::io(format!("opening {}", directory.display()), error);
         if !directory.exists() {
             if !self.create || self.read_only {
-                return Err(Reason::NoStore { path: directory.display().to_string() }.into());
+                return Err(Reason::NoStore {
+                    path: directory.display().to_string(),
+                }
+                .into());
             }
             duramen_io::create_directory(directory).map_err(doing)?;
         }
         if !directory.is_dir() {
             let found = "it is a file".to_string();
-            return Err(Reason::NotAStore { path: directory.display().to_string(), found }.into());
+            return Err(Reason::NotAStore {
+                path: directory.display().to_string(),
+                found,
+            }
+            .into());
         }
         if !self.network_filesystem
             && let Some(name) = duramen_io::is_network_filesystem(directory).map_err(doing)?

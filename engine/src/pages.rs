@@ -77,7 +77,10 @@ impl Pages {
 
     /// The pages as they can be read now. `'a` must not outlive the pin of the snapshot that reads through it.
     pub(crate) fn mapped<'a>(&'a self) -> MappedPages<'a> {
-        MappedPages { base: self.base.load(Ordering::Acquire), verified: &self.verified }
+        MappedPages {
+            base: self.base.load(Ordering::Acquire),
+            verified: &self.verified,
+        }
     }
 
     pub(crate) fn verified<'a>(&'a self) -> VerifiedPages<'a> {
@@ -189,10 +192,19 @@ fn read_page(file: &dyn File, number: u32, page: &mut [u8]) -> Result<()> {
 /// Checks the pages of a value against the checksum in its reference: of the bytes, or for values of several chunks of
 /// the table of the chunks' checksums behind them.
 pub(crate) fn verify_extent(extent: Extent, bytes: &[u8]) -> Result<()> {
-    let bad = |part: &str| Err(Error::damaged(format!("the value at page {}: wrong checksum of {part}", extent.page)));
+    let bad = |part: &str| {
+        Err(Error::damaged(format!(
+            "the value at page {}: wrong checksum of {part}",
+            extent.page
+        )))
+    };
     let (value, rest) = bytes.split_at(extent.length as usize);
     if value.len() <= VALUE_CHUNK_BYTES {
-        return if checksum(value) == extent.checksum { Ok(()) } else { bad("its bytes") };
+        return if checksum(value) == extent.checksum {
+            Ok(())
+        } else {
+            bad("its bytes")
+        };
     }
     let table = extent_table(extent, value.len(), rest)?;
     for (index, (chunk, expected)) in value.chunks(VALUE_CHUNK_BYTES).zip(table.chunks_exact(4)).enumerate() {
@@ -208,7 +220,10 @@ pub(crate) fn extent_table(extent: Extent, length: usize, rest: &[u8]) -> Result
     let padding = length.next_multiple_of(4) - length;
     let table = &rest[padding..padding + length.div_ceil(VALUE_CHUNK_BYTES) * 4];
     if checksum(table) != extent.checksum {
-        return Err(Error::damaged(format!("the value at page {}: wrong checksum of its table", extent.page)));
+        return Err(Error::damaged(format!(
+            "the value at page {}: wrong checksum of its table",
+            extent.page
+        )));
     }
     Ok(table)
 }
@@ -226,7 +241,9 @@ type VerifiedPiece = [AtomicU64; PIECE_BITS / 64];
 impl Default for VerifiedBits {
     fn default() -> VerifiedBits {
         let count = (1 << 32) / PIECE_BITS;
-        VerifiedBits { pieces: (0..count).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect() }
+        VerifiedBits {
+            pieces: (0..count).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect(),
+        }
     }
 }
 
@@ -276,7 +293,8 @@ impl VerifiedBits {
     #[inline]
     fn get(&self, page: u32) -> bool {
         let bit = page as usize % PIECE_BITS;
-        self.piece(page).is_some_and(|piece| piece[bit / 64].load(Ordering::Relaxed) >> (bit % 64) & 1 == 1)
+        self.piece(page)
+            .is_some_and(|piece| piece[bit / 64].load(Ordering::Relaxed) >> (bit % 64) & 1 == 1)
     }
 
     fn set(&self, page: u32) {

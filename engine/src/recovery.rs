@@ -60,17 +60,27 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
     if !exists {
         make_store(&platform)?;
     }
-    let mode = if settings.read_only { OpenMode::Read } else { OpenMode::Write };
+    let mode = if settings.read_only {
+        OpenMode::Read
+    } else {
+        OpenMode::Write
+    };
     let data = platform.storage.open(DATA_FILE, mode).map_err(doing)?;
-    let (meta, _older) = Meta::read(&*data)?
-        .ok_or_else(|| Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page")))?;
+    let (meta, _older) =
+        Meta::read(&*data)?.ok_or_else(|| Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page")))?;
     let pages_in_file = (data.len().map_err(doing)? / PAGE_BYTES as u64) as u32;
     if pages_in_file < meta.data_pages {
         let lost = meta.data_pages - pages_in_file;
-        return Err(Error::damaged(format!("the data file ends {lost} pages before its last used one")));
+        return Err(Error::damaged(format!(
+            "the data file ends {lost} pages before its last used one"
+        )));
     }
     let bitmap = Bitmap::load(&*data, meta.bitmap, pages_in_file)?;
-    let region = if settings.read_only { Region::private()? } else { Region::create(&platform)? };
+    let region = if settings.read_only {
+        Region::private()?
+    } else {
+        Region::create(&platform)?
+    };
     let core = Core::new(
         platform.clone(),
         settings.clone(),
@@ -93,7 +103,11 @@ fn check_directory_is_free(path: &str, files: &[String]) -> Result<()> {
         None => Ok(()),
         Some(name) => {
             let found = format!("it holds {name:?} and no {DATA_FILE:?}");
-            Err(Reason::NotAStore { path: path.to_string(), found }.into())
+            Err(Reason::NotAStore {
+                path: path.to_string(),
+                found,
+            }
+            .into())
         }
     }
 }
@@ -104,10 +118,20 @@ fn slot_of(name: &str) -> Option<usize> {
 }
 
 fn take_lock(platform: &Platform, path: &str, read_only: bool) -> Result<Option<Lock>> {
-    let mode = if read_only { LockMode::Shared } else { LockMode::Exclusive };
+    let mode = if read_only {
+        LockMode::Shared
+    } else {
+        LockMode::Exclusive
+    };
     let lock = match platform.storage.lock(LOCK_FILE, mode) {
         Ok(Some(lock)) => lock,
-        Ok(None) => return Err(Reason::InUse { path: path.to_string(), holder: read_holder(platform) }.into()),
+        Ok(None) => {
+            return Err(Reason::InUse {
+                path: path.to_string(),
+                holder: read_holder(platform),
+            }
+            .into());
+        }
         // A directory that cannot be written has no writers to be protected from.
         Err(error) if read_only && is_unwritable(&error) => return Ok(None),
         Err(error) => return Err(Error::io(format!("locking the store at {path}"), error)),
@@ -120,7 +144,10 @@ fn take_lock(platform: &Platform, path: &str, read_only: bool) -> Result<Option<
 
 fn is_unwritable(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
-    matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotFound)
+    matches!(
+        error.kind(),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotFound
+    )
 }
 
 fn write_holder(platform: &Platform) -> std::io::Result<()> {
@@ -140,7 +167,11 @@ fn read_holder(platform: &Platform) -> String {
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&text).into_owned())
     };
     let text = read().unwrap_or_default();
-    if text.is_empty() { "(a reader, or one that just began)".into() } else { text }
+    if text.is_empty() {
+        "(a reader, or one that just began)".into()
+    } else {
+        text
+    }
 }
 
 /// Makes an empty store. It exists once its data file has its name, and that is the last step.
@@ -149,7 +180,8 @@ fn make_store(platform: &Platform) -> Result<()> {
     let file = platform.storage.open(NEW_DATA_FILE, OpenMode::Create).map_err(doing)?;
     file.set_len(0).map_err(doing)?;
     let bytes = 64 * PAGE_BYTES as u64;
-    file.allocate(0, bytes).map_err(|error| crate::region::full_or_io("a new store", bytes, error))?;
+    file.allocate(0, bytes)
+        .map_err(|error| crate::region::full_or_io("a new store", bytes, error))?;
     let random = || platform.random.next_u64();
     let meta = Meta {
         store: (random() as u128) << 64 | random() as u128,
@@ -219,7 +251,11 @@ impl<'a> Recovery<'a> {
 
     fn find(&mut self, slot: usize) -> Result<()> {
         let doing = |error| Error::io(format!("reading log file {}", file_name(slot)), error);
-        let mode = if self.core.settings.read_only { OpenMode::Read } else { OpenMode::Write };
+        let mode = if self.core.settings.read_only {
+            OpenMode::Read
+        } else {
+            OpenMode::Write
+        };
         let segment = self.core.segments.open(slot, mode)?;
         let length = segment.file.len().map_err(doing)?.min(LOG_SPAN_BYTES);
         self.core.entry(slot as u8).filled.store(length, Ordering::Relaxed);
@@ -232,7 +268,12 @@ impl<'a> Recovery<'a> {
             self.epoch = self.epoch.max(header.epoch);
             self.next_generation = self.next_generation.max(header.generation + 1);
             if header.generation >= self.meta.next_generation {
-                self.found.push(Found { slot: slot as u8, header, file: segment.file.clone(), length });
+                self.found.push(Found {
+                    slot: slot as u8,
+                    header,
+                    file: segment.file.clone(),
+                    length,
+                });
             }
         }
         Ok(())
@@ -261,7 +302,10 @@ impl<'a> Recovery<'a> {
     fn replay(&mut self, found: &Found) -> Result<()> {
         let name = file_name(found.slot as usize);
         let mut bytes = vec![0; found.length as usize];
-        found.file.read_at(&mut bytes, 0).map_err(|error| Error::io(format!("reading log file {name}"), error))?;
+        found
+            .file
+            .read_at(&mut bytes, 0)
+            .map_err(|error| Error::io(format!("reading log file {name}"), error))?;
         let continues = found.header.first_commit == self.last_commit + 1 && found.header.previous == self.previous;
         let mut operations = 0;
         let scanned = scan(&bytes, &found.header, |_, _, body| {
@@ -276,7 +320,9 @@ impl<'a> Recovery<'a> {
             return Ok(());
         }
         if self.accepted.len() == LIVE_GENERATIONS_MAX - 1 {
-            return Err(Error::damaged("more log files continue the base than a version can hold"));
+            return Err(Error::damaged(
+                "more log files continue the base than a version can hold",
+            ));
         }
         self.enter(found, &bytes, &scanned, operations)?;
         self.accepted.push(found.slot);
@@ -376,7 +422,8 @@ impl<'a> Recovery<'a> {
             // What was replayed may be in the kernel's memory only; what follows must not be durable before it is.
             for &slot in &self.accepted {
                 let file = &core.segments.get(slot as usize).file;
-                file.sync_data().map_err(|error| Error::io("syncing the replayed log", error))?;
+                file.sync_data()
+                    .map_err(|error| Error::io("syncing the replayed log", error))?;
             }
         }
         control.visible.0.store(self.last_commit, Ordering::Release);

@@ -165,7 +165,9 @@ impl GenerationEntry {
     /// Takes an unused entry for preparation; `false` when somebody else was faster.
     pub(crate) fn start_preparing(&self) -> bool {
         let (from, to) = (GenerationState::Unused as u32, GenerationState::Preparing as u32);
-        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.state
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Release: whoever sees the state sees the fields that were written before it.
@@ -248,7 +250,8 @@ impl Region {
         let file = platform.storage.open(REGION_FILE, OpenMode::Create).map_err(doing)?;
         file.set_len(0).map_err(doing)?;
         let head = CONTROL_BYTES + SLOTS_STEP as u64 * SLOT_BYTES;
-        file.allocate(0, head).map_err(|error| full_or_io("the shared region", head, error))?;
+        file.allocate(0, head)
+            .map_err(|error| full_or_io("the shared region", head, error))?;
         Region::over(file)
     }
 
@@ -268,7 +271,8 @@ impl Region {
     pub(crate) fn private() -> Result<Region> {
         let doing = |error| Error::io("making private memory", error);
         let file = duramen_io::memory_file().map_err(doing)?;
-        file.allocate(0, CONTROL_BYTES + SLOTS_STEP as u64 * SLOT_BYTES).map_err(doing)?;
+        file.allocate(0, CONTROL_BYTES + SLOTS_STEP as u64 * SLOT_BYTES)
+            .map_err(doing)?;
         Region::over(file)
     }
 
@@ -305,7 +309,9 @@ impl Region {
             offset = used + length;
             place += 1;
         }
-        self.file.allocate(offset, bytes).map_err(|error| full_or_io("index memory", bytes, error))?;
+        self.file
+            .allocate(offset, bytes)
+            .map_err(|error| full_or_io("index memory", bytes, error))?;
         growth.indexes.insert(place, (offset, bytes));
         Ok((offset, bytes))
     }
@@ -314,7 +320,10 @@ impl Region {
     pub(crate) fn free_index(&self, offset: u64) {
         let mut growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
         growth.indexes.retain(|&(used, _)| used != offset);
-        let end = growth.indexes.last().map_or(INDEX_START, |&(used, length)| used + length);
+        let end = growth
+            .indexes
+            .last()
+            .map_or(INDEX_START, |&(used, length)| used + length);
         let slots_end = CONTROL_BYTES + self.slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
         let end = if end == INDEX_START { slots_end } else { end };
         // Keeping the length is harmless, so a failure here is not worth an error.
@@ -325,7 +334,13 @@ impl Region {
 
     /// Bytes of index memory in use.
     pub(crate) fn index_bytes(&self) -> u64 {
-        self.growth.lock().unwrap_or_else(|e| e.into_inner()).indexes.iter().map(|&(_, bytes)| bytes).sum()
+        self.growth
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .indexes
+            .iter()
+            .map(|&(_, bytes)| bytes)
+            .sum()
     }
 
     /// Bytes that the region occupies on the device.
@@ -378,9 +393,21 @@ impl Region {
                 continue;
             }
             let count = words[4] as usize;
-            let root = Root { page: words[1] as u32, height: (words[1] >> 32) as u8, pairs: words[2] };
+            let root = Root {
+                page: words[1] as u32,
+                height: (words[1] >> 32) as u8,
+                pairs: words[2],
+            };
             let generations = words[5..5 + count].iter().map(|&slot| slot as u8).collect();
-            return (Version { number: words[0], root, base_commit: words[3], generations }, commit);
+            return (
+                Version {
+                    number: words[0],
+                    root,
+                    base_commit: words[3],
+                    generations,
+                },
+                commit,
+            );
         }
     }
 
@@ -410,7 +437,10 @@ impl Region {
                 let index = (hint + step) % count;
                 let slot = self.slot(index);
                 if slot.pin.load(Ordering::Relaxed) == FREE
-                    && slot.pin.compare_exchange(FREE, PIN_ALL, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+                    && slot
+                        .pin
+                        .compare_exchange(FREE, PIN_ALL, Ordering::SeqCst, Ordering::Relaxed)
+                        .is_ok()
                 {
                     return Ok(index);
                 }
@@ -428,8 +458,11 @@ impl Region {
         if count == self.slots_allocated.load(Ordering::Relaxed) as usize {
             let offset = CONTROL_BYTES + count as u64 * SLOT_BYTES;
             let bytes = SLOTS_STEP as u64 * SLOT_BYTES;
-            self.file.allocate(offset, bytes).map_err(|error| full_or_io("snapshot slots", bytes, error))?;
-            self.slots_allocated.store((count + SLOTS_STEP) as u32, Ordering::Release);
+            self.file
+                .allocate(offset, bytes)
+                .map_err(|error| full_or_io("snapshot slots", bytes, error))?;
+            self.slots_allocated
+                .store((count + SLOTS_STEP) as u32, Ordering::Release);
         }
         let used = &self.control().slots_used.0;
         let _ = used.compare_exchange(count as u32, count as u32 + 1, Ordering::SeqCst, Ordering::Relaxed);
@@ -443,7 +476,9 @@ impl Region {
 
     /// Lets all generations from `number` on be kept for this pin, or no longer.
     pub(crate) fn follow(&self, pin: &Pin, number: Option<u32>) {
-        self.pinned(pin).follow.store(number.map_or(FOLLOW_NONE, |n| n as u64 + 1), Ordering::SeqCst);
+        self.pinned(pin)
+            .follow
+            .store(number.map_or(FOLLOW_NONE, |n| n as u64 + 1), Ordering::SeqCst);
     }
 
     /// Takes a slot for a version that somebody else has pinned and keeps pinned meanwhile.
@@ -500,7 +535,13 @@ impl Region {
     /// The slots in use with their indexes, for statistics and for ending snapshots.
     pub(crate) fn slots_in_use(&self) -> Vec<(u32, u64, &Slot)> {
         let count = self.control().slots_used.0.load(Ordering::Acquire) as usize;
-        let pinned = |index: usize| (index as u32, self.slot(index).pin.load(Ordering::Acquire), self.slot(index));
+        let pinned = |index: usize| {
+            (
+                index as u32,
+                self.slot(index).pin.load(Ordering::Acquire),
+                self.slot(index),
+            )
+        };
         (0..count).map(pinned).filter(|(_, pin, _)| *pin > PIN_ALL).collect()
     }
 }

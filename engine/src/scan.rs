@@ -68,13 +68,20 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         let mut deletes = Vec::new();
         for generation in &view.generations {
             if generation.index.entries() > 0 {
-                others.push(Other::Index(IndexCursor::new(generation.index, generation.log), *generation));
+                others.push(Other::Index(
+                    IndexCursor::new(generation.index, generation.log),
+                    *generation,
+                ));
             }
             for (commit, note) in generation.notes(view.commit) {
                 match note {
-                    Note::DeleteRange { low, high } => {
-                        deletes.push((commit, FullRange { low: low.to_vec(), high: high.to_vec() }))
-                    }
+                    Note::DeleteRange { low, high } => deletes.push((
+                        commit,
+                        FullRange {
+                            low: low.to_vec(),
+                            high: high.to_vec(),
+                        },
+                    )),
                     Note::Run(root) => others.push(Other::Run(commit, Cursor::new(source, root))),
                 }
             }
@@ -90,7 +97,16 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         deletes.retain(|(_, deleted)| deleted.low < range.high && range.low < deleted.high);
         let gap = Gap::Before(range.low.clone());
         let base = Cursor::new(source, view.root);
-        Scan { limit: view.commit, range, base, others, deletes, gap, standing: Vec::new(), shows_deleted: false }
+        Scan {
+            limit: view.commit,
+            range,
+            base,
+            others,
+            deletes,
+            gap,
+            standing: Vec::new(),
+            shows_deleted: false,
+        }
     }
 
     /// Makes the scan return deleted keys too, but for those that only a range delete covers.
@@ -100,7 +116,10 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
 
     /// Moves the gap right before the first key at or after `key`, inside the range.
     pub(crate) fn seek(&mut self, key: &[u8]) {
-        let key = key.clamp(self.range.low.as_slice(), self.range.high.as_slice().max(&self.range.low));
+        let key = key.clamp(
+            self.range.low.as_slice(),
+            self.range.high.as_slice().max(&self.range.low),
+        );
         self.gap = Gap::Before(key.to_vec());
     }
 
@@ -166,7 +185,9 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             }
             Direction::Backward => {
                 self.base.seek_before(&boundary)?;
-                self.others.iter_mut().try_for_each(|other| other.seek_before(&boundary))?;
+                self.others
+                    .iter_mut()
+                    .try_for_each(|other| other.seek_before(&boundary))?;
             }
         }
         self.gap = Gap::Positioned(direction, false);
@@ -188,7 +209,11 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                 self.deletes.iter().find(covers)
             });
             if let Some((_, deleted)) = deleted_by {
-                let edge = if direction == Direction::Forward { &deleted.high } else { &deleted.low };
+                let edge = if direction == Direction::Forward {
+                    &deleted.high
+                } else {
+                    &deleted.low
+                };
                 let edge = edge.clone();
                 self.leave_key(direction)?;
                 skip_base(&mut self.base, direction, &edge)?;

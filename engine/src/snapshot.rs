@@ -54,11 +54,22 @@ impl Pinned {
         let slot = core.region.pinned(&pin);
         slot.purpose.store(purpose as u32, Ordering::Relaxed);
         slot.process.store(duramen_io::process_id(), Ordering::Relaxed);
-        let since = core.platform.clock.wall().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = core
+            .platform
+            .clock
+            .wall()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         slot.since.store(since.as_millis() as u64, Ordering::Relaxed);
         let id = id_of(pin.index, slot);
         let newest_generation = core.entry(view.newest_slot).number.load(Ordering::Relaxed);
-        Pinned { view, pin, id, newest_generation, handle }
+        Pinned {
+            view,
+            pin,
+            id,
+            newest_generation,
+            handle,
+        }
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -115,7 +126,10 @@ fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Res
         }
     }
     // What is above the base, without the base: every key there either adds a pair or hides one.
-    let above = View { root: Default::default(), ..view.clone() };
+    let above = View {
+        root: Default::default(),
+        ..view.clone()
+    };
     let mut scan = Scan::new(source, &above, &[], range.clone());
     scan.show_deleted();
     while let Some(entry) = scan.next()? {
@@ -141,7 +155,9 @@ pub struct Snapshot {
 
 impl Snapshot {
     pub(crate) fn new(store: &Store, limit: &AtomicU64) -> Result<Snapshot> {
-        Ok(Snapshot { pinned: Pinned::new(store, limit, Purpose::Snapshot)? })
+        Ok(Snapshot {
+            pinned: Pinned::new(store, limit, Purpose::Snapshot)?,
+        })
     }
 
     pub(crate) fn pinned(&self) -> &Pinned {
@@ -206,7 +222,8 @@ impl Snapshot {
     /// As [`Snapshot::get`].
     pub fn count<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<u64> {
         self.pinned.alive()?;
-        self.pinned.count(&FullRange::of(map.id_in(&self.pinned.handle)?, range)?)
+        self.pinned
+            .count(&FullRange::of(map.id_in(&self.pinned.handle)?, range)?)
     }
 
     /// The value of a key as a stream, for values that should not be in memory as a whole. Every part is verified
@@ -257,7 +274,9 @@ pub struct Cursor<'a> {
 
 impl fmt::Debug for Cursor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cursor").field("map", &u32::from_be_bytes(self.map)).finish_non_exhaustive()
+        f.debug_struct("Cursor")
+            .field("map", &u32::from_be_bytes(self.map))
+            .finish_non_exhaustive()
     }
 }
 
@@ -330,15 +349,24 @@ impl<'a> AnyScan<'a> {
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(pinned: &'a Pinned, layers: &'a [Layer], range: FullRange) -> Cursor<'a> {
-        let map = range.low[..MAP_ID_BYTES].try_into().expect("a range begins with a map id");
-        Cursor { pinned, scan: pinned.scan(layers, range), map }
+        let map = range.low[..MAP_ID_BYTES]
+            .try_into()
+            .expect("a range begins with a map id");
+        Cursor {
+            pinned,
+            scan: pinned.scan(layers, range),
+            map,
+        }
     }
 
     /// Steps over the next pair and returns it. At the end of the range: `None`, and the cursor stays.
     ///
     /// # Errors
     /// [`Reason::SnapshotEnded`], [`Reason::Damaged`].
-    #[expect(clippy::should_implement_trait, reason = "the key is borrowed from the cursor until the next step")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "the key is borrowed from the cursor until the next step"
+    )]
     #[inline]
     pub fn next(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
         self.pinned.alive()?;
@@ -398,7 +426,13 @@ struct Rest<'a> {
 
 impl<'a> ValueReader<'a> {
     fn of_bytes(value: Value<'a>) -> ValueReader<'a> {
-        ValueReader { length: value.len() as u64, position: 0, part: Part::Value(value), part_start: 0, rest: None }
+        ValueReader {
+            length: value.len() as u64,
+            position: 0,
+            part: Part::Value(value),
+            part_start: 0,
+            rest: None,
+        }
     }
 
     fn of_extent(core: &'a Core, extent: Extent) -> Result<ValueReader<'a>> {
@@ -413,8 +447,18 @@ impl<'a> ValueReader<'a> {
         } else {
             extent.checksum.to_le_bytes().to_vec()
         };
-        let rest = Some(Rest { core, extent, checksums });
-        Ok(ValueReader { length: extent.length, position: 0, part: Part::Buffer(Vec::new()), part_start: 0, rest })
+        let rest = Some(Rest {
+            core,
+            extent,
+            checksums,
+        });
+        Ok(ValueReader {
+            length: extent.length,
+            position: 0,
+            part: Part::Buffer(Vec::new()),
+            part_start: 0,
+            rest,
+        })
     }
 
     /// Bytes of the whole value.
@@ -446,7 +490,9 @@ impl<'a> ValueReader<'a> {
         read.map_err(|error| Error::io("reading a long value", error))?;
         if checksum(&buffer).to_le_bytes() != rest.checksums[index * 4..index * 4 + 4] {
             let page = rest.extent.page;
-            return Err(Error::damaged(format!("the value at page {page}: wrong checksum of part {index}")));
+            return Err(Error::damaged(format!(
+                "the value at page {page}: wrong checksum of part {index}"
+            )));
         }
         self.part = Part::Buffer(buffer);
         Ok(())

@@ -83,7 +83,13 @@ impl Space {
         let used = bitmap.pages as u64 - free;
         let end = bitmap.pages;
         let loose = Bitmap::empty(end);
-        let state = State { bitmap, loose, retired: Vec::new(), retired_pages: 0, durable_ends: [end, end] };
+        let state = State {
+            bitmap,
+            loose,
+            retired: Vec::new(),
+            retired_pages: 0,
+            durable_ends: [end, end],
+        };
         Space {
             file,
             state: Mutex::new(state),
@@ -156,7 +162,13 @@ impl Space {
         let wanted = short.next_multiple_of(step);
         let grown = self.grow_by(state, wanted, pages);
         // Near the end of the disk less may be had than is handy.
-        let grown = grown.or_else(|error| if wanted == short { Err(error) } else { self.grow_by(state, short, pages) });
+        let grown = grown.or_else(|error| {
+            if wanted == short {
+                Err(error)
+            } else {
+                self.grow_by(state, short, pages)
+            }
+        });
         self.mirror(state);
         grown
     }
@@ -165,7 +177,11 @@ impl Space {
         let now = state.bitmap.pages as u64;
         let bytes = more * PAGE_BYTES as u64;
         if now + more > PAGES_MAX {
-            return Err(Reason::Full { needed: bytes, what: "the data file, which ends at 16 TiB" }.into());
+            return Err(Reason::Full {
+                needed: bytes,
+                what: "the data file, which ends at 16 TiB",
+            }
+            .into());
         }
         self.file
             .allocate(now * PAGE_BYTES as u64, bytes)
@@ -182,7 +198,8 @@ impl Space {
         let run = match state.bitmap.find(least, wanted) {
             Some(run) => run,
             None => {
-                self.grow(&mut state, wanted as u64, pages).or_else(|_| self.grow(&mut state, least as u64, pages))?;
+                self.grow(&mut state, wanted as u64, pages)
+                    .or_else(|_| self.grow(&mut state, least as u64, pages))?;
                 state.bitmap.find(least, wanted).expect("the file has just grown")
             }
         };
@@ -206,7 +223,10 @@ impl Space {
             Some(run) => run,
             None => {
                 self.grow(&mut state, count as u64, pages)?;
-                state.bitmap.find(count, count).expect("the file has just grown by as much")
+                state
+                    .bitmap
+                    .find(count, count)
+                    .expect("the file has just grown by as much")
             }
         };
         state.bitmap.set(page, count, true);
@@ -244,10 +264,14 @@ impl Space {
     pub(crate) fn mark_used(&self, page: u32, count: u32) -> Result<()> {
         let mut state = self.lock();
         if page < META_PAGES || page as u64 + count as u64 > state.bitmap.pages as u64 {
-            return Err(Error::damaged(format!("the log refers to pages {page}+{count}, beyond the data file")));
+            return Err(Error::damaged(format!(
+                "the log refers to pages {page}+{count}, beyond the data file"
+            )));
         }
         if (page..page + count).any(|page| state.bitmap.is_used(page)) {
-            return Err(Error::damaged(format!("the log refers to pages {page}+{count}, which are in use elsewhere")));
+            return Err(Error::damaged(format!(
+                "the log refers to pages {page}+{count}, which are in use elsewhere"
+            )));
         }
         state.bitmap.set(page, count, true);
         state.loose.set(page, count, true);
@@ -283,7 +307,9 @@ impl Space {
             if overwrite {
                 let rubbish = vec![0xDD; item.pages as usize * PAGE_BYTES];
                 let offset = item.page as u64 * PAGE_BYTES as u64;
-                self.file.write_at(&rubbish, offset).map_err(|error| Error::io("overwriting freed pages", error))?;
+                self.file
+                    .write_at(&rubbish, offset)
+                    .map_err(|error| Error::io("overwriting freed pages", error))?;
             }
         }
         state.retired = kept;
@@ -316,7 +342,14 @@ impl Space {
         self.file
             .write_at(&image, page as u64 * PAGE_BYTES as u64)
             .map_err(|error| Error::io("saving the bitmap of used pages", error))?;
-        Ok((SavedBitmap { page, pages: count, checksum: checksum(&image) }, end))
+        Ok((
+            SavedBitmap {
+                page,
+                pages: count,
+                checksum: checksum(&image),
+            },
+            end,
+        ))
     }
 
     /// Whether the file has an end that could be cut off, were both meta pages to forget it.
@@ -334,7 +367,9 @@ impl Space {
             self.pending_operations.load(Ordering::Relaxed),
             self.pending_bytes.load(Ordering::Relaxed),
         ) + DELETE_RESERVE_PAGES;
-        let known = state.durable_ends[0].max(state.durable_ends[1]).max(state.bitmap.end_of_used());
+        let known = state.durable_ends[0]
+            .max(state.durable_ends[1])
+            .max(state.bitmap.end_of_used());
         let surplus = (state.bitmap.pages - known) as u64;
         let surplus = surplus.min(state.bitmap.free.saturating_sub(keep));
         // A little slack avoids growing and shrinking in turn.
@@ -386,7 +421,12 @@ pub(crate) struct Bitmap {
 
 impl Bitmap {
     fn empty(pages: u32) -> Bitmap {
-        let mut bitmap = Bitmap { words: Vec::new(), pages: 0, free: 0, first: 0 };
+        let mut bitmap = Bitmap {
+            words: Vec::new(),
+            pages: 0,
+            free: 0,
+            first: 0,
+        };
         bitmap.extend(pages);
         bitmap
     }
@@ -400,27 +440,40 @@ impl Bitmap {
 
     /// Clears every bit that is set in `other`, which has the same length. Only good for saving: `free` goes stale.
     fn remove(&mut self, other: &Bitmap) {
-        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= !other);
+        self.words
+            .iter_mut()
+            .zip(&other.words)
+            .for_each(|(word, other)| *word &= !other);
     }
 
     /// Loads what `save` wrote, for a file that now has `pages` pages, and marks the saved bitmap's own pages.
     pub(crate) fn load(file: &dyn File, saved: SavedBitmap, pages: u32) -> Result<Bitmap> {
         if saved.page as u64 + saved.pages as u64 > pages as u64 {
-            return Err(Error::damaged(format!("the saved bitmap lies at page {}, beyond the data file", saved.page)));
+            return Err(Error::damaged(format!(
+                "the saved bitmap lies at page {}, beyond the data file",
+                saved.page
+            )));
         }
         let mut image = vec![0u8; saved.pages as usize * PAGE_BYTES];
         file.read_at(&mut image, saved.page as u64 * PAGE_BYTES as u64)
             .map_err(|error| Error::io("reading the bitmap of used pages", error))?;
         if checksum(&image) != saved.checksum {
-            return Err(Error::damaged(format!("the bitmap at page {} has a wrong checksum", saved.page)));
+            return Err(Error::damaged(format!(
+                "the bitmap at page {} has a wrong checksum",
+                saved.page
+            )));
         }
         let mut bitmap = Bitmap::new(pages);
-        let words = image.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        let words = image
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
         for (index, word) in words.enumerate() {
             for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
                 let page = (index * 64 + bit) as u32;
                 if page >= pages {
-                    return Err(Error::damaged(format!("page {page} is in use but beyond the data file")));
+                    return Err(Error::damaged(format!(
+                        "page {page} is in use but beyond the data file"
+                    )));
                 }
                 bitmap.set(page, 1, true);
             }
@@ -466,7 +519,11 @@ impl Bitmap {
 
     /// Page after the last used one.
     fn end_of_used(&self) -> u32 {
-        let last = self.words.iter().rposition(|&word| word != 0).expect("the meta pages are always used");
+        let last = self
+            .words
+            .iter()
+            .rposition(|&word| word != 0)
+            .expect("the meta pages are always used");
         last as u32 * 64 + 64 - self.words[last].leading_zeros()
     }
 

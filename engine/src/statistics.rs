@@ -166,7 +166,10 @@ impl Store {
         let mut maps = Vec::new();
         while let Some((key, id)) = scan.next(pinned.core())? {
             let name = String::from_utf8_lossy(&key[4..]).into_owned();
-            maps.push(MapStatistics { name, pairs: pinned.count(&FullRange::map(map_id(&id)?))? });
+            maps.push(MapStatistics {
+                name,
+                pairs: pinned.count(&FullRange::map(map_id(&id)?))?,
+            });
         }
         Ok(maps)
     }
@@ -192,9 +195,16 @@ impl Core {
 
     fn snapshot_figures(&self) -> Vec<SnapshotStatistics> {
         let (_, _, retired) = self.space.contents();
-        let now = self.platform.clock.wall().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = self
+            .platform
+            .clock
+            .wall()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let figures = |(index, version, slot): (u32, u64, &crate::region::Slot)| {
-            let pinned = retired.iter().filter(|item| item.birth <= version && version < item.death);
+            let pinned = retired
+                .iter()
+                .filter(|item| item.birth <= version && version < item.death);
             SnapshotStatistics {
                 id: id_of(index, slot),
                 purpose: match slot.purpose.load(Ordering::Relaxed) {

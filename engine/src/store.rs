@@ -34,7 +34,9 @@ pub(crate) struct Handle {
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("path", &self.core.platform.storage.path()).finish()
+        f.debug_struct("Store")
+            .field("path", &self.core.platform.storage.path())
+            .finish()
     }
 }
 
@@ -55,11 +57,16 @@ impl Store {
 
     pub(crate) fn open_with(platform: Platform, settings: Settings) -> Result<Store> {
         let core = Arc::new(recovery::open(platform, settings)?);
-        let handle = Handle { core, threads: Mutex::new(Vec::new()) };
+        let handle = Handle {
+            core,
+            threads: Mutex::new(Vec::new()),
+        };
         if handle.core.settings.background && !handle.core.settings.read_only {
             handle.spawn("duramen-fold", background::fold_loop);
         }
-        Ok(Store { handle: Arc::new(handle) })
+        Ok(Store {
+            handle: Arc::new(handle),
+        })
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -168,7 +175,9 @@ impl Store {
     pub fn end_snapshot(&self, id: u64) -> Result<bool> {
         self.core().healthy()?;
         let slots = self.core().region.slots_in_use();
-        let found = slots.into_iter().find(|(index, _, slot)| crate::snapshot::id_of(*index, slot) == id);
+        let found = slots
+            .into_iter()
+            .find(|(index, _, slot)| crate::snapshot::id_of(*index, slot) == id);
         if let Some((_, _, slot)) = found {
             slot.ended.store(1, Ordering::Release);
             return Ok(true);
@@ -212,7 +221,11 @@ impl Handle {
         }
         drop(self.core.control().commit_lock.0.lock());
         self.stop_threads();
-        if self.core.settings.read_only { Ok(()) } else { self.core.settle() }
+        if self.core.settings.read_only {
+            Ok(())
+        } else {
+            self.core.settle()
+        }
     }
 
     fn stop_threads(&self) {

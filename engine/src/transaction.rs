@@ -117,7 +117,11 @@ impl Transaction {
     pub(crate) fn begin(store: &Store, options: TransactionOptions) -> Result<Transaction> {
         let core = store.core();
         core.writable()?;
-        let token = if options.exclusive { core.begin_exclusive()? } else { NOT_EXCLUSIVE };
+        let token = if options.exclusive {
+            core.begin_exclusive()?
+        } else {
+            NOT_EXCLUSIVE
+        };
         let pinned = match Pinned::new(store, &core.control().visible.0, Purpose::Transaction) {
             Ok(pinned) => pinned,
             Err(error) => {
@@ -164,7 +168,12 @@ impl Transaction {
                 Err(error) => match error.reason() {
                     Reason::Conflict { map, key } if attempt >= 2 * ATTEMPTS_MAX => {
                         let (map, key) = (map.clone(), key.clone());
-                        return Err(Reason::RetriesExhausted { attempts: attempt, map, key }.into());
+                        return Err(Reason::RetriesExhausted {
+                            attempts: attempt,
+                            map,
+                            key,
+                        }
+                        .into());
                     }
                     Reason::Conflict { .. } | Reason::TooOld { .. } if attempt < 2 * ATTEMPTS_MAX => continue,
                     _ => return Err(error),
@@ -335,12 +344,21 @@ impl Transaction {
         check_value(value)?;
         let map = self.needs(map)?;
         if prefix.len() + 8 > KEY_BYTES_MAX {
-            return Err(Reason::KeyTooLong { length: prefix.len(), max: KEY_BYTES_MAX - 8 }.into());
+            return Err(Reason::KeyTooLong {
+                length: prefix.len(),
+                max: KEY_BYTES_MAX - 8,
+            }
+            .into());
         }
         let mut extents = Vec::new();
         let (kind, value) = stored(self.core(), value, &mut extents)?;
         self.extents.extend(extents);
-        self.appends.push(Append { map, prefix: prefix.to_vec(), kind, value: value.into_owned() });
+        self.appends.push(Append {
+            map,
+            prefix: prefix.to_vec(),
+            kind,
+            value: value.into_owned(),
+        });
         Ok(())
     }
 
@@ -354,7 +372,10 @@ impl Transaction {
         let shown = self.read(&full_key)?;
         let sum = self.core().sum(&full_key, shown.as_deref(), delta)?.to_be_bytes();
         let written = match self.own_addition(&full_key) {
-            Some(Some(before)) => Written::Add { delta: before + delta, shown: sum },
+            Some(Some(before)) => Written::Add {
+                delta: before + delta,
+                shown: sum,
+            },
             Some(None) => Written::Put(sum.as_slice().into()),
             None => Written::Add { delta, shown: sum },
         };
@@ -404,13 +425,18 @@ impl Transaction {
     /// # Errors
     /// [`Reason::UnknownMap`], [`Reason::MapExists`], [`Reason::InvalidMapName`].
     pub fn rename_map(&mut self, from: &str, to: &str) -> Result<()> {
-        let map = self.existing_map(from)?.ok_or_else(|| Reason::UnknownMap { name: from.into() })?;
+        let map = self
+            .existing_map(from)?
+            .ok_or_else(|| Reason::UnknownMap { name: from.into() })?;
         if self.existing_map(to)?.is_some() {
             return Err(Reason::MapExists { name: to.into() }.into());
         }
         let id = self.needs(&map)?;
         self.write(&FullKey::new(CATALOG, from.as_bytes())?, Written::Delete)?;
-        self.write(&FullKey::new(CATALOG, to.as_bytes())?, Written::Put(id.to_le_bytes().as_slice().into()))?;
+        self.write(
+            &FullKey::new(CATALOG, to.as_bytes())?,
+            Written::Put(id.to_le_bytes().as_slice().into()),
+        )?;
         self.renamed.push((id, to.to_string()));
         Ok(())
     }
@@ -420,7 +446,9 @@ impl Transaction {
     /// # Errors
     /// [`Reason::UnknownMap`], [`Reason::InvalidMapName`].
     pub fn drop_map(&mut self, name: &str) -> Result<()> {
-        let map = self.existing_map(name)?.ok_or_else(|| Reason::UnknownMap { name: name.into() })?;
+        let map = self
+            .existing_map(name)?
+            .ok_or_else(|| Reason::UnknownMap { name: name.into() })?;
         let id = self.needs(&map)?;
         self.write(&FullKey::new(CATALOG, name.as_bytes())?, Written::Delete)?;
         self.top().delete_range(FullRange::map(id));
@@ -453,7 +481,10 @@ impl Transaction {
     /// # Errors
     /// [`Reason::InvalidArgument`] when the savepoint is gone or belongs to another transaction.
     pub fn rollback_to(&mut self, savepoint: &Savepoint) -> Result<()> {
-        let place = self.savepoints.iter().position(|point| *point as u32 as u64 == savepoint.number);
+        let place = self
+            .savepoints
+            .iter()
+            .position(|point| *point as u32 as u64 == savepoint.number);
         let Some(place) = place else {
             let cause = "the savepoint is gone: the transaction was rolled back to an earlier one";
             return Err(Reason::InvalidArgument(cause.into()).into());
@@ -475,7 +506,10 @@ impl Transaction {
         self.pinned.alive()?;
         let id = map.writable_id_in(&self.pinned.handle)?;
         if self.dropped.contains(&id) {
-            return Err(Reason::MapDropped { name: map.name().into() }.into());
+            return Err(Reason::MapDropped {
+                name: map.name().into(),
+            }
+            .into());
         }
         if !self.maps.iter().any(|known| Arc::ptr_eq(&known.info, &map.info)) {
             self.maps.push(map.clone());
@@ -545,7 +579,10 @@ impl Transaction {
         let mut checks = self.checks();
         if is_empty && checks.keys.is_empty() && checks.ranges.is_empty() {
             self.finished = true;
-            return Ok(Commit { number: self.snapshot_commit(), assigned: Vec::new() });
+            return Ok(Commit {
+                number: self.snapshot_commit(),
+                assigned: Vec::new(),
+            });
         }
         let run = self.settle_layers(&mut checks)?;
         if run.is_some() || !self.extents.is_empty() {
@@ -558,12 +595,18 @@ impl Transaction {
                 // Nothing to write, but what was read must still be true.
                 let _guard = core.control().commit_lock.0.lock();
                 core.check_conflicts(&checks)?;
-                return Ok(Commit { number: self.snapshot_commit(), assigned: Vec::new() });
+                return Ok(Commit {
+                    number: self.snapshot_commit(),
+                    assigned: Vec::new(),
+                });
             }
             draft.dropped.extend(&self.dropped);
             draft.renamed.extend(self.renamed.iter().cloned());
             let number = core.append(draft, Some(&checks), self.token)?;
-            Ok(Commit { number, assigned: draft.assigned().to_vec() })
+            Ok(Commit {
+                number,
+                assigned: draft.assigned().to_vec(),
+            })
         });
         self.finished = match &commit {
             Ok(_) => true,
@@ -578,7 +621,10 @@ impl Transaction {
 
     /// What must not have changed since the transaction began.
     fn checks(&self) -> Checks {
-        let mut checks = Checks { since: self.snapshot_commit(), ..Checks::default() };
+        let mut checks = Checks {
+            since: self.snapshot_commit(),
+            ..Checks::default()
+        };
         for layer in &self.layers {
             checks.ranges.extend(layer.deleted_ranges());
             checks.runs.extend(layer.run());
@@ -639,7 +685,10 @@ impl Transaction {
     /// The record's operations: range deletes, the run, single operations, appends.
     fn draft(&self, draft: &mut Draft, run: Option<Root>) -> Result<()> {
         let seed = self.pinned.view.hash_seed;
-        self.maps.iter().filter(|map| !self.is_new(map)).for_each(|map| draft.needs(&map.info));
+        self.maps
+            .iter()
+            .filter(|map| !self.is_new(map))
+            .for_each(|map| draft.needs(&map.info));
         for range in crate::view::union(self.layers.iter().flat_map(|layer| layer.deleted_ranges()).collect()) {
             draft.push_note(OperationKind::DeleteRange, &range.low, &range.high);
         }
@@ -651,7 +700,13 @@ impl Transaction {
             for range in layer.deleted_ranges() {
                 merged.retain(|key, _| !range.contains(key));
             }
-            merged.extend(layer.entries().into_iter().flatten().map(|(key, written)| (key.as_slice(), written)));
+            merged.extend(
+                layer
+                    .entries()
+                    .into_iter()
+                    .flatten()
+                    .map(|(key, written)| (key.as_slice(), written)),
+            );
         }
         for (key, written) in merged {
             match written {
@@ -664,9 +719,9 @@ impl Transaction {
                 }
             };
         }
-        self.appends.iter().try_for_each(|append| {
-            draft.push_append(append.map, &append.prefix, append.kind, &append.value)
-        })
+        self.appends
+            .iter()
+            .try_for_each(|append| draft.push_append(append.map, &append.prefix, append.kind, &append.value))
     }
 
     fn is_new(&self, map: &Map) -> bool {
@@ -692,12 +747,20 @@ impl Transaction {
                 }))?;
             }
         }
-        for append in self.appends.iter().filter(|append| append.kind == OperationKind::PutExtent) {
+        for append in self
+            .appends
+            .iter()
+            .filter(|append| append.kind == OperationKind::PutExtent)
+        {
             let extent = Extent::decode(append.value.as_slice().try_into().expect("an encoded extent"));
             used.push(extent.page);
         }
         used.sort_unstable();
-        for extent in self.extents.drain(..).filter(|extent| used.binary_search(&extent.page).is_err()) {
+        for extent in self
+            .extents
+            .drain(..)
+            .filter(|extent| used.binary_search(&extent.page).is_err())
+        {
             core.space.give_back(extent.page, extent.pages());
         }
         Ok(())
@@ -712,7 +775,9 @@ impl Drop for Transaction {
                 // The pages are only lost until the store is opened again.
                 let _ = core.drop_run(root, false);
             }
-            self.extents.iter().for_each(|extent| core.space.give_back(extent.page, extent.pages()));
+            self.extents
+                .iter()
+                .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
         }
         if self.token != NOT_EXCLUSIVE {
             core.end_exclusive();

@@ -24,7 +24,9 @@ pub(crate) struct GenerationView {
 
 impl std::fmt::Debug for GenerationView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GenerationView").field("entries", &self.index.entries()).finish_non_exhaustive()
+        f.debug_struct("GenerationView")
+            .field("entries", &self.index.entries())
+            .finish_non_exhaustive()
     }
 }
 
@@ -73,7 +75,10 @@ impl GenerationView {
 impl<'a> Note<'a> {
     pub(crate) fn of(operation: Operation<'a>) -> Note<'a> {
         match operation.kind {
-            OperationKind::DeleteRange => Note::DeleteRange { low: operation.full_key, high: operation.value },
+            OperationKind::DeleteRange => Note::DeleteRange {
+                low: operation.full_key,
+                high: operation.value,
+            },
             OperationKind::Run => Note::Run(decode_root(operation.value)),
             other => panic!("a note of kind {other:?} cannot exist"),
         }
@@ -157,7 +162,10 @@ impl View {
         for generation in &self.generations {
             for (_, note) in generation.notes(self.commit) {
                 if let Note::DeleteRange { low, high } = note {
-                    ranges.push(FullRange { low: low.to_vec(), high: high.to_vec() });
+                    ranges.push(FullRange {
+                        low: low.to_vec(),
+                        high: high.to_vec(),
+                    });
                 }
             }
         }

@@ -17,7 +17,10 @@ pub(crate) enum Written {
     Delete,
     /// An addition to a counter that this transaction has not otherwise written: it does not conflict. `shown` is
     /// what the transaction itself reads until then.
-    Add { delta: i64, shown: [u8; 8] },
+    Add {
+        delta: i64,
+        shown: [u8; 8],
+    },
 }
 
 impl Written {
@@ -51,7 +54,11 @@ const ENTRY_BYTES: usize = 96;
 
 impl Layer {
     pub(crate) fn new() -> Layer {
-        Layer { deleted: Vec::new(), content: Content::Memory(BTreeMap::new()), bytes: 0 }
+        Layer {
+            deleted: Vec::new(),
+            content: Content::Memory(BTreeMap::new()),
+            bytes: 0,
+        }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -88,7 +95,9 @@ impl Layer {
 
     /// Writes one key. Returns what it replaced in this layer. The layer must be in memory.
     pub(crate) fn write(&mut self, full_key: &[u8], written: Written) -> Option<Written> {
-        let Content::Memory(entries) = &mut self.content else { panic!("a run does not change") };
+        let Content::Memory(entries) = &mut self.content else {
+            panic!("a run does not change")
+        };
         if let Written::Put(value) = &written {
             self.bytes += value.len();
         }
@@ -103,7 +112,9 @@ impl Layer {
 
     /// Deletes a range. Returns the entries of this layer that it removed. The layer must be in memory.
     pub(crate) fn delete_range(&mut self, range: FullRange) -> Vec<Written> {
-        let Content::Memory(entries) = &mut self.content else { panic!("a run does not change") };
+        let Content::Memory(entries) = &mut self.content else {
+            panic!("a run does not change")
+        };
         let inside = (Bound::Included(range.low.clone()), Bound::Excluded(range.high.clone()));
         let keys: Vec<Vec<u8>> = entries.range(inside).map(|(key, _)| key.clone()).collect();
         let removed: Vec<Written> = keys.iter().filter_map(|key| entries.remove(key)).collect();
@@ -118,7 +129,10 @@ impl Layer {
             panic!("the layer is a run already")
         };
         self.bytes = 0;
-        entries.into_iter().filter(|(_, written)| matches!(written, Written::Add { .. })).collect()
+        entries
+            .into_iter()
+            .filter(|(_, written)| matches!(written, Written::Add { .. }))
+            .collect()
     }
 }
 
@@ -131,7 +145,10 @@ pub(crate) struct LayerCursor<'a> {
 impl<'a> LayerCursor<'a> {
     /// A cursor on nothing; seek first. The layer must be in memory.
     pub(crate) fn new(layer: &'a Layer) -> LayerCursor<'a> {
-        LayerCursor { entries: layer.entries().expect("runs have cursors of their own"), at: None }
+        LayerCursor {
+            entries: layer.entries().expect("runs have cursors of their own"),
+            at: None,
+        }
     }
 
     pub(crate) fn key(&self) -> Option<&'a [u8]> {
@@ -147,20 +164,32 @@ impl<'a> LayerCursor<'a> {
     }
 
     pub(crate) fn seek(&mut self, key: &[u8]) {
-        self.at = self.entries.range::<[u8], _>((Bound::Included(key), Bound::Unbounded)).next();
+        self.at = self
+            .entries
+            .range::<[u8], _>((Bound::Included(key), Bound::Unbounded))
+            .next();
     }
 
     pub(crate) fn seek_before(&mut self, key: &[u8]) {
-        self.at = self.entries.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key))).next_back();
+        self.at = self
+            .entries
+            .range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key)))
+            .next_back();
     }
 
     pub(crate) fn next(&mut self) {
         let (key, _) = self.at.expect("the cursor stands on an entry");
-        self.at = self.entries.range::<[u8], _>((Bound::Excluded(key.as_slice()), Bound::Unbounded)).next();
+        self.at = self
+            .entries
+            .range::<[u8], _>((Bound::Excluded(key.as_slice()), Bound::Unbounded))
+            .next();
     }
 
     pub(crate) fn prev(&mut self) {
         let (key, _) = self.at.expect("the cursor stands on an entry");
-        self.at = self.entries.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key.as_slice()))).next_back();
+        self.at = self
+            .entries
+            .range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key.as_slice())))
+            .next_back();
     }
 }

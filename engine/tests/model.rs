@@ -30,7 +30,10 @@ fn key(rng: &mut fastrand::Rng) -> Vec<u8> {
         0 => format!("a long common prefix that many keys share/{number:06}").into_bytes(),
         1 => vec![number as u8; 1 + number as usize % 3],
         2 => [&b"big"[..], &vec![b'x'; number as usize % 1000], &number.to_be_bytes()].concat(),
-        _ => (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes().to_vec(),
+        _ => (number as u64)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .to_be_bytes()
+            .to_vec(),
     }
 }
 
@@ -65,9 +68,14 @@ fn assert_same(snapshot: &Snapshot, map: &Map, model: &Model, rng: &mut fastrand
     assert!(cursor.prev().unwrap().is_none());
     for _ in 0..20 {
         let key = key(rng);
-        assert_eq!(snapshot.get(map, &key).unwrap().map(|value| value.to_vec()), model.get(&key).cloned());
+        assert_eq!(
+            snapshot.get(map, &key).unwrap().map(|value| value.to_vec()),
+            model.get(&key).cloned()
+        );
         let (low, high) = range(rng);
-        let expected = model.range::<Vec<u8>, _>((Bound::Included(&low), Bound::Excluded(&high))).count() as u64;
+        let expected = model
+            .range::<Vec<u8>, _>((Bound::Included(&low), Bound::Excluded(&high)))
+            .count() as u64;
         assert_eq!(snapshot.count(map, low.as_slice()..high.as_slice()).unwrap(), expected);
         let mut cursor = snapshot.range(map, ..).unwrap();
         cursor.seek(&low).unwrap();
@@ -131,9 +139,16 @@ fn step(store: &Store, map: &Map, model: &mut Model, rng: &mut fastrand::Rng) {
         }
         80..84 => {
             let key = key(rng);
-            let before = map.update(&key, |old| old.map(|old| [old, b"+"].concat()).filter(|new| new.len() < 9000)).unwrap();
+            let before = map
+                .update(&key, |old| {
+                    old.map(|old| [old, b"+"].concat()).filter(|new| new.len() < 9000)
+                })
+                .unwrap();
             assert_eq!(before.as_ref(), model.get(&key));
-            match before.map(|old| [&old[..], b"+"].concat()).filter(|new| new.len() < 9000) {
+            match before
+                .map(|old| [&old[..], b"+"].concat())
+                .filter(|new| new.len() < 9000)
+            {
                 Some(new) => model.insert(key, new),
                 None => model.remove(&key),
             };
@@ -180,7 +195,10 @@ fn transaction(store: &Store, map: &Map, model: &mut Model, rng: &mut fastrand::
                 assert_eq!(cursor.next().unwrap().map(|(key, _)| key.to_vec()), expected);
             }
             17 => assert_eq!(tx.count(map, ..).unwrap(), draft.len() as u64),
-            _ => assert_eq!(tx.get(map, &key).unwrap().map(|value| value.to_vec()), draft.get(&key).cloned()),
+            _ => assert_eq!(
+                tx.get(map, &key).unwrap().map(|value| value.to_vec()),
+                draft.get(&key).cloned()
+            ),
         }
     }
     if rng.u8(..) < 200 {
@@ -252,7 +270,10 @@ fn conflicting_transactions_are_refused_and_retried() {
     other.put(&map, b"a", b"3").unwrap();
     one.commit().unwrap();
     let error = other.commit().unwrap_err();
-    assert!(matches!(error.reason(), Reason::Conflict { map, key } if map == "accounts" && key == "\"a\""), "{error}");
+    assert!(
+        matches!(error.reason(), Reason::Conflict { map, key } if map == "accounts" && key == "\"a\""),
+        "{error}"
+    );
     assert_eq!(map.get(b"a").unwrap().unwrap(), b"2");
 }
 
@@ -282,12 +303,20 @@ fn appends_are_dense_and_additions_commute() {
 #[test]
 fn a_transaction_larger_than_memory_commits_and_rolls_back() {
     let disk = SimDisk::new(1);
-    let store = options().generation_bytes(512 << 10, 4 << 20).open_on(disk.platform()).unwrap();
+    let store = options()
+        .generation_bytes(512 << 10, 4 << 20)
+        .open_on(disk.platform())
+        .unwrap();
     let map = store.map("large").unwrap();
     map.put(b"before", b"x").unwrap();
     let fill = |tx: &mut duramen_engine::Transaction| {
         for number in 0..60_000u64 {
-            tx.put(&map, &number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes(), &[number as u8; 700]).unwrap();
+            tx.put(
+                &map,
+                &number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes(),
+                &[number as u8; 700],
+            )
+            .unwrap();
         }
     };
     let mut tx = store.begin(Default::default()).unwrap();

@@ -51,7 +51,11 @@ pub fn memory_file() -> io::Result<Arc<dyn File>> {
     let name = "(memory)".to_string();
     let descriptor = rustix::fs::memfd_create("duramen", rustix::fs::MemfdFlags::CLOEXEC)
         .map_err(|error| failed(error, "memfd_create", &name))?;
-    Ok(Arc::new(RealFile { descriptor, name, writable: true }))
+    Ok(Arc::new(RealFile {
+        descriptor,
+        name,
+        writable: true,
+    }))
 }
 
 /// Makes a directory inside one that exists, and makes its name survive power loss. It may exist already.

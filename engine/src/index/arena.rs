@@ -129,15 +129,10 @@ impl Arena {
     /// Asks the processor for the lines of a node, so that misses that would come one after the other come together.
     #[inline]
     pub(super) fn prefetch<T: Shared>(&self, offset: u32) {
-        let node = std::ptr::from_ref(self.at::<T>(offset)).cast::<i8>();
-        #[cfg(target_arch = "x86_64")]
-        for line in (0..size_of::<T>()).step_by(LINE_BYTES) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: within the node, and the instruction has no effect but on caches.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(node.add(line)) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = node;
+        let node = std::ptr::from_ref(self.at::<T>(offset)).cast::<u8>();
+        (0..size_of::<T>())
+            .step_by(LINE_BYTES)
+            .for_each(|line| duramen_io::prefetch(node.wrapping_add(line)));
     }
 
     #[inline]

@@ -162,7 +162,10 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
         let path = &mut self.path;
         let offset = self.index.descend(self.keys, key, bound, |step| path.push(step));
         let leaf: &Leaf = self.index.arena.at(offset);
-        let order = leaf.order(self.keys, leaf.count());
+        let count = leaf.count();
+        // Neighbours by key lie anywhere in the log: one wait for all of them instead of one for each.
+        (0..count).for_each(|slot| self.keys.prefetch(leaf.position(slot)));
+        let order = leaf.order(self.keys, count);
         self.length = order.len();
         for (place, ranked) in order.iter().enumerate() {
             self.references[place] = leaf.reference(ranked.slot());

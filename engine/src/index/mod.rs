@@ -58,6 +58,10 @@ pub(crate) trait Keys<'a>: Copy {
     /// Full key of the operation at `position` of the generation's log. Positions come from [`Index::insert`] and lead
     /// to the same bytes for ever. `u32::MAX` is not a position.
     fn key(self, position: u32) -> &'a [u8];
+
+    /// Says that this key, and what lies behind it, will be wanted soon.
+    #[inline]
+    fn prefetch(self, _position: u32) {}
 }
 
 /// One version of a key, or one special record.

@@ -118,7 +118,11 @@ impl<'a> Operation<'a> {
             3 => OperationKind::PutExtent,
             4 => OperationKind::DeleteRange,
             5 => OperationKind::Run,
-            other => return Err(Error::damaged(format!("the log holds an operation of unknown kind {other}"))),
+            other => {
+                return Err(Error::damaged(format!(
+                    "the log holds an operation of unknown kind {other}"
+                )));
+            }
         };
         let key_length = u16::from_le_bytes([head[2], head[3]]) as usize;
         let value_length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
@@ -138,7 +142,9 @@ impl<'a> Operation<'a> {
     pub(crate) fn stored(&self) -> Stored<'a> {
         match self.kind {
             OperationKind::Put => Stored::Inline(self.value),
-            OperationKind::PutExtent => Stored::Extent(Extent::decode(self.value.try_into().expect("checked on decode"))),
+            OperationKind::PutExtent => {
+                Stored::Extent(Extent::decode(self.value.try_into().expect("checked on decode")))
+            }
             OperationKind::Delete => Stored::Deleted,
             OperationKind::DeleteRange | OperationKind::Run => panic!("{:?} is not a change of one key", self.kind),
         }
@@ -186,7 +192,9 @@ pub(crate) struct Body {
 
 impl Body {
     pub(crate) fn new() -> Body {
-        Body { bytes: vec![0; RECORD_HEADER_BYTES] }
+        Body {
+            bytes: vec![0; RECORD_HEADER_BYTES],
+        }
     }
 
     /// Empties the body for another record, keeping its memory.
@@ -203,7 +211,8 @@ impl Body {
     pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> usize {
         let position = self.len();
         let key_length = (full_key.len() - 4) as u16;
-        self.bytes.reserve(OPERATION_HEADER_BYTES + full_key.len() + value.len() + 8);
+        self.bytes
+            .reserve(OPERATION_HEADER_BYTES + full_key.len() + value.len() + 8);
         self.bytes.extend_from_slice(&[kind as u8, 0]);
         self.bytes.extend_from_slice(&key_length.to_le_bytes());
         self.bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());

@@ -97,13 +97,18 @@ pub(crate) struct Segment {
 
 impl Segment {
     pub(crate) fn view(&self) -> LogView {
-        LogView { base: self.mapping.base() }
+        LogView {
+            base: self.mapping.base(),
+        }
     }
 }
 
 impl Segments {
     pub(crate) fn new(platform: &Platform) -> Segments {
-        Segments { platform: platform.clone(), open: (0..GENERATIONS_MAX).map(|_| OnceLock::new()).collect() }
+        Segments {
+            platform: platform.clone(),
+            open: (0..GENERATIONS_MAX).map(|_| OnceLock::new()).collect(),
+        }
     }
 
     /// The file of a slot, opened (and with `OpenMode::Create` made) at the first call.
@@ -160,10 +165,17 @@ impl LogView {
         let bytes = unsafe {
             let operation = self.base.add(position as usize);
             let key_length = u16::from_le_bytes([*operation.add(2), *operation.add(3)]) as usize;
-            let value = [*operation.add(4), *operation.add(5), *operation.add(6), *operation.add(7)];
+            let value = [
+                *operation.add(4),
+                *operation.add(5),
+                *operation.add(6),
+                *operation.add(7),
+            ];
             std::slice::from_raw_parts(operation, 12 + key_length + u32::from_le_bytes(value) as usize)
         };
-        Operation::decode(bytes).expect("the operation was written by a commit or checked by recovery").0
+        Operation::decode(bytes)
+            .expect("the operation was written by a commit or checked by recovery")
+            .0
     }
 
     /// What the put or delete at `position` stored.
@@ -269,10 +281,12 @@ pub(crate) fn scan(
 
 /// The record at `position`, or, where a sync made the writer skip the rest of a sector, at the next sector.
 fn next_record(bytes: &[u8], position: u64, ours: impl Fn(&RecordHeader) -> bool) -> Option<(u64, RecordHeader, u32)> {
-    [position, position.next_multiple_of(SECTOR_BYTES)].into_iter().find_map(|position| {
-        let (header, sum) = decode_at(bytes, position).filter(|(header, _)| ours(header))?;
-        Some((position, header, sum))
-    })
+    [position, position.next_multiple_of(SECTOR_BYTES)]
+        .into_iter()
+        .find_map(|position| {
+            let (header, sum) = decode_at(bytes, position).filter(|(header, _)| ours(header))?;
+            Some((position, header, sum))
+        })
 }
 
 fn decode_at(bytes: &[u8], position: u64) -> Option<(RecordHeader, u32)> {

@@ -2,7 +2,6 @@
 //! and with writers that die. Here is what they share.
 
 mod death;
-mod measure;
 mod model;
 mod readers;
 mod room;

@@ -1,7 +1,7 @@
 //! The names of maps: pairs in map 0, `name -> id`, and the handles of this process, so that a dropped map is noticed.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Reason, Result};
@@ -12,17 +12,25 @@ use crate::limits::MAP_NAME_BYTES_MAX;
 pub(crate) struct MapInfo {
     pub(crate) id: u32,
     pub(crate) name: Mutex<String>,
-    dropped: AtomicBool,
+    state: AtomicU8,
 }
 
+/// The map exists.
+const ALIVE: u8 = 0;
+/// The map was dropped, or the transaction that was to make it did not commit.
+const DROPPED: u8 = 1;
+/// The transaction that makes the map has not committed: only that transaction may use it.
+const PENDING: u8 = 2;
+
 impl MapInfo {
-    /// Refuses to work with a map that was dropped.
+    /// Refuses to work with a map that was dropped, or that does not exist yet.
     #[inline]
     pub(crate) fn alive(&self) -> Result<()> {
-        if self.dropped.load(Ordering::Acquire) {
-            return Err(Reason::MapDropped { name: self.name() }.into());
+        match self.state.load(Ordering::Acquire) {
+            ALIVE => Ok(()),
+            PENDING => Err(Reason::UnknownMap { name: self.name() }.into()),
+            _ => Err(Reason::MapDropped { name: self.name() }.into()),
         }
-        Ok(())
     }
 
     pub(crate) fn name(&self) -> String {
@@ -39,21 +47,37 @@ pub(crate) struct Catalog {
 impl Catalog {
     /// The shared part of all handles of a map.
     pub(crate) fn info(&self, id: u32, name: &str) -> Arc<MapInfo> {
+        self.known_or(id, name, ALIVE)
+    }
+
+    /// The same for a map that a transaction is making.
+    pub(crate) fn pending(&self, id: u32, name: &str) -> Arc<MapInfo> {
+        self.known_or(id, name, PENDING)
+    }
+
+    fn known_or(&self, id: u32, name: &str, state: u8) -> Arc<MapInfo> {
         let mut known = self.known.lock().unwrap_or_else(|e| e.into_inner());
         let fresh = || {
             Arc::new(MapInfo {
                 id,
                 name: Mutex::new(name.to_string()),
-                dropped: AtomicBool::new(false),
+                state: AtomicU8::new(state),
             })
         };
         known.entry(id).or_insert_with(fresh).clone()
     }
 
+    /// The transaction that made a map has committed.
+    pub(crate) fn created(&self, id: u32) {
+        if let Some(info) = self.known.lock().unwrap_or_else(|e| e.into_inner()).get(&id) {
+            info.state.store(ALIVE, Ordering::Release);
+        }
+    }
+
     /// Marks a map as dropped for all handles.
     pub(crate) fn dropped(&self, id: u32) {
         if let Some(info) = self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(&id) {
-            info.dropped.store(true, Ordering::Release);
+            info.state.store(DROPPED, Ordering::Release);
         }
     }
 

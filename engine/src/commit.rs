@@ -19,7 +19,7 @@
 //!    next one; compare arXiv 2606.18187).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use duramen_io::{wait, wake};
@@ -82,7 +82,8 @@ pub(crate) struct Draft {
     appends: Vec<Append>,
     adds: Vec<Add>,
     maps: Vec<Arc<MapInfo>>,
-    /// Maps that the commit drops, and new names it gives.
+    /// Maps that the commit makes and drops, and new names it gives.
+    pub(crate) created: Vec<u32>,
     pub(crate) dropped: Vec<u32>,
     pub(crate) renamed: Vec<(u32, String)>,
     assigned: Vec<u64>,
@@ -122,6 +123,7 @@ impl Draft {
             appends: Vec::new(),
             adds: Vec::new(),
             maps: Vec::new(),
+            created: Vec::new(),
             dropped: Vec::new(),
             renamed: Vec::new(),
             assigned: Vec::new(),
@@ -136,6 +138,7 @@ impl Draft {
         self.appends.clear();
         self.adds.clear();
         self.maps.clear();
+        self.created.clear();
         self.dropped.clear();
         self.renamed.clear();
         self.assigned.clear();
@@ -337,7 +340,10 @@ impl Core {
             match self.make_room(draft)? {
                 Room::Ready => {
                     self.fill_in(draft)?;
-                    return self.write_record(draft);
+                    let commit = self.write_record(draft)?;
+                    drop(guard);
+                    self.streams.wake_if_waiting();
+                    return Ok(commit);
                 }
                 Room::Wait => {
                     drop(guard);
@@ -547,6 +553,7 @@ impl Core {
         self.enter_in_index(slot, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
         // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
         control.visible.0.store(commit, Ordering::Release);
+        draft.created.iter().for_each(|&id| self.catalog.created(id));
         draft.dropped.iter().for_each(|&id| self.catalog.dropped(id));
         draft
             .renamed
@@ -636,6 +643,9 @@ impl Core {
         control.synced.0.fetch_max(commit, Ordering::AcqRel);
         control.sync_word.0.fetch_add(1, Ordering::AcqRel);
         wake(&control.sync_word.0, u32::MAX);
+        // Pairs with the fence in `Changes::wait`: either the stream sees the new number, or we see that it waits.
+        fence(Ordering::SeqCst);
+        self.streams.wake_if_waiting();
     }
 
     /// Makes everything that is visible now survive power loss.

@@ -168,11 +168,11 @@ impl Core {
         drop(guard);
         let mut retired = Vec::new();
         with_source!(self, source => base::walk(source, version.root, &mut |visit| {
-            let (page, pages, birth) = match visit {
-                base::Visit::Page { number, pages, birth, .. } => (number, pages, birth),
-                base::Visit::Extent(extent) => (extent.page, extent.pages(), extent.birth),
+            let (page, pages, birth, is_logged) = match visit {
+                base::Visit::Page { number, pages, birth, .. } => (number, pages, birth, false),
+                base::Visit::Extent(extent) => (extent.page, extent.pages(), extent.birth, true),
             };
-            retired.push(Retired { page, pages, birth, death: next.number });
+            retired.push(Retired { page, pages, birth, death: next.number, is_logged });
             Ok(())
         }))?;
         self.space.retire(retired);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use duramen_io::{File, Lock, Platform};
 
 use crate::catalog::Catalog;
+use crate::changes::Streams;
 use crate::error::{Error, Reason, Result};
 use crate::index::Index;
 use crate::log::Segments;
@@ -47,6 +48,7 @@ pub(crate) struct Core {
     pub(crate) syncer_runs: AtomicBool,
     /// Held shared by commit streams while they read generations, exclusively while one is freed.
     pub(crate) retention: RwLock<()>,
+    pub(crate) streams: Streams,
     cause: Mutex<Option<String>>,
     /// Why folding does not get on at the moment.
     fold_error: Mutex<Option<Error>>,
@@ -126,6 +128,7 @@ impl Core {
             names_synced: AtomicBool::new(false),
             syncer_runs: AtomicBool::new(false),
             retention: RwLock::new(()),
+            streams: Streams::default(),
             cause: Mutex::new(None),
             fold_error: Mutex::new(None),
             counters: Counters::default(),
@@ -244,6 +247,7 @@ impl Core {
         self.control().poisoned.0.store(1, Ordering::SeqCst);
         self.control().sync_word.0.fetch_add(1, Ordering::SeqCst);
         duramen_io::wake(&self.control().sync_word.0, u32::MAX);
+        self.streams.wake();
         self.report_progress();
     }
 

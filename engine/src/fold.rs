@@ -14,6 +14,7 @@
 //!
 //! Invariant: the published root is exactly the state after commit L, for some L with `durable <= L <= synced`.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, Cursor, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
@@ -21,10 +22,10 @@ use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Error, Result};
 use crate::full_key::FullRange;
 use crate::index::IndexCursor;
-use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
+use crate::limits::{PAGE_BYTES, RETAINED_GENERATIONS_MAX, VALUE_CHUNK_BYTES};
 use crate::log::LogView;
 use crate::meta::Meta;
-use crate::region::{GenerationState, Version};
+use crate::region::{GenerationState, Pin, Version};
 use crate::space::Retired;
 use crate::view::{GenerationView, Note, union};
 use crate::write_set::{Layer, LayerCursor, Written};
@@ -139,12 +140,7 @@ impl Core {
             .for_each(|extent| self.space.adopt(extent.page, extent.pages()));
         let death = next.number;
         self.space
-            .retire(sink.retired.iter().map(|&(page, pages, birth)| Retired {
-                page,
-                pages,
-                birth,
-                death,
-            }));
+            .retire(sink.retired.iter().map(|&item| Retired { death, ..item }));
         self.space.settle(operations, bytes);
         self.space.fold_ended();
         Ok(())
@@ -161,7 +157,15 @@ impl Core {
             .sum();
         let (pin, version, _) = self.region.pin(0, &self.control().visible.0)?;
         state.history.push_back((pin, version, bytes));
-        while state.history.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > self.settings.retain_log_bytes {
+        let too_much = |history: &VecDeque<(Pin, Version, u64)>| {
+            let bytes: u64 = history.iter().map(|(_, _, bytes)| bytes).sum();
+            let generations: usize = history
+                .iter()
+                .map(|(_, version, _)| version.generations.len() - 1)
+                .sum();
+            bytes > self.settings.retain_log_bytes || generations > RETAINED_GENERATIONS_MAX
+        };
+        while too_much(&state.history) {
             let (pin, ..) = state
                 .history
                 .pop_front()
@@ -243,6 +247,7 @@ impl Core {
 
     /// Frees pages and generations that nobody needs any more.
     pub(crate) fn reclaim(&self, state: &mut MaintenanceState) -> Result<()> {
+        self.move_streams();
         let mut pins = self.region.pins();
         pins.versions.push(state.durable_version);
         pins.versions.sort_unstable();
@@ -396,7 +401,7 @@ fn fold_into<S: PageSource>(
                 number, pages, birth, ..
             } = visit
             {
-                sink.retire(number, pages, birth);
+                sink.retire_logged(number, pages, birth);
             }
             Ok(())
         })?;
@@ -661,7 +666,8 @@ pub(crate) struct FileSink<'a> {
     buffer: Vec<u8>,
     /// Everything taken, to give back when the merge fails.
     taken: Vec<(u32, u32)>,
-    pub(crate) retired: Vec<(u32, u32, u64)>,
+    /// What the new tree does not hold; its death is the version that will be published.
+    pub(crate) retired: Vec<Retired>,
     pub(crate) adopted: Vec<Extent>,
 }
 
@@ -728,6 +734,17 @@ impl<'a> FileSink<'a> {
         }
     }
 
+    /// Retires pages that records of the log refer to.
+    fn retire_logged(&mut self, page: u32, pages: u32, birth: u64) {
+        self.retired.push(Retired {
+            page,
+            pages,
+            birth,
+            death: u64::MAX,
+            is_logged: true,
+        });
+    }
+
     fn give_back(&self, page: u32, count: u32) {
         match self.purpose {
             Purpose::Fold => self.core.space.give_back_of_fold(page, count),
@@ -766,10 +783,16 @@ impl PageSink for FileSink<'_> {
     }
 
     fn retire(&mut self, number: u32, pages: u32, birth: u64) {
-        self.retired.push((number, pages, birth));
+        self.retired.push(Retired {
+            page: number,
+            pages,
+            birth,
+            death: u64::MAX,
+            is_logged: false,
+        });
     }
 
     fn retire_extent(&mut self, extent: Extent) {
-        self.retired.push((extent.page, extent.pages(), extent.birth));
+        self.retire_logged(extent.page, extent.pages(), extent.birth);
     }
 }

@@ -11,6 +11,7 @@ mod background;
 mod base;
 mod batch;
 mod catalog;
+mod changes;
 mod check;
 mod checksum;
 mod commit;
@@ -42,6 +43,7 @@ mod view;
 mod write_set;
 
 pub use batch::Batch;
+pub use changes::{Change, Changes, ChangesFrom, CommitChanges};
 pub use check::{CheckReport, Progress};
 pub use commit::{Commit, Durability};
 pub use copy::Compaction;

@@ -62,6 +62,8 @@ pub const DATA_SPAN_BYTES: u64 = 1 << 40;
 pub const REGION_SPAN_BYTES: u64 = 16 << 30;
 /// How far the log may run ahead of a write transaction before its conflicts can no longer be checked.
 pub const CHECKABLE_GENERATIONS_MAX: usize = 16;
+/// Generations that are kept for commit streams at most, so that log files are left to write to.
+pub const RETAINED_GENERATIONS_MAX: usize = 32;
 
 const _: () = assert!(
     LOG_SPAN_BYTES <= u32::MAX as u64 + 1,
@@ -69,4 +71,4 @@ const _: () = assert!(
 );
 const _: () = assert!(GENERATION_BYTES_MAX + 2 * (WRITE_SET_BYTES_MAX as u64) < LOG_SPAN_BYTES);
 const _: () = assert!(LOG_RESERVE_BYTES * 4 <= GENERATION_BYTES_MIN);
-const _: () = assert!(LIVE_GENERATIONS_MAX + CHECKABLE_GENERATIONS_MAX < GENERATIONS_MAX);
+const _: () = assert!(LIVE_GENERATIONS_MAX + CHECKABLE_GENERATIONS_MAX + RETAINED_GENERATIONS_MAX < GENERATIONS_MAX);

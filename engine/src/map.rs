@@ -40,7 +40,10 @@ impl fmt::Debug for Map {
 
 impl Map {
     pub(crate) fn new(handle: &Arc<Handle>, id: u32, name: &str) -> Map {
-        let info = handle.core.catalog.info(id, name);
+        Map::of(handle, handle.core.catalog.info(id, name), name)
+    }
+
+    pub(crate) fn of(handle: &Arc<Handle>, info: Arc<MapInfo>, name: &str) -> Map {
         Map {
             handle: handle.clone(),
             info,

@@ -147,12 +147,13 @@ impl<'a> PageSource for MappedPages<'a> {
         Ok(page)
     }
 
+    /// The header, and the tags and slots of an ordinary leaf.
     #[inline]
     fn prefetch(self, number: u32) {
-        // SAFETY: the address lies in the reserved mapping; a prefetch never faults.
-        prefetch(unsafe { self.base.add(number as usize * PAGE_BYTES) });
-        // SAFETY: as above.
-        prefetch(unsafe { self.base.add(number as usize * PAGE_BYTES + 64) });
+        let page = self.base.wrapping_add(number as usize * PAGE_BYTES);
+        (0..4 * 64)
+            .step_by(64)
+            .for_each(|line| prefetch(page.wrapping_add(line)));
     }
 }
 

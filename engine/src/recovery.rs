@@ -13,12 +13,15 @@
 //! | a log file without an intact header of this store | not used: nothing in it was ever acknowledged |
 //! | a log file whose generation the base contains | not used |
 //! | a log file that continues the chain | its records are replayed |
+//! | the same, without a record | not used |
+//! | more than two log files to replay | they are folded before the store opens |
 //! | a record that does not continue the chain, or is torn; nothing claims that it was synced | the log ends there |
 //! | the same, but a later record, or a later file's header, claims that it was synced | `Damaged` |
 //! | a log file that does not continue the chain; nothing claims that what is missing was synced | not used |
 //! | a record claims a durable meta page that is newer than the newest intact one | `Damaged` |
 //! | a record refers to a value or run whose pages are not what was written | `Damaged` |
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -92,9 +95,16 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
         meta,
         lock,
     );
-    Recovery::of(&core, meta, files)?.run()?;
+    let replayed = Recovery::of(&core, meta, files)?.run()?;
+    if replayed > REPLAYED_MAX && !core.settings.read_only {
+        // A program that crashes soon after every start must not pile up log files.
+        core.maintain_all()?;
+    }
     Ok(core)
 }
+
+/// Replayed generations that may wait for the ordinary fold.
+const REPLAYED_MAX: usize = 2;
 
 /// Refuses a directory that holds something else. Files of a creation that a crash interrupted are ours.
 fn check_directory_is_free(path: &str, files: &[String]) -> Result<()> {
@@ -225,6 +235,8 @@ struct Recovery<'a> {
     next_generation: u32,
     synced_claim: u64,
     meta_claim: u32,
+    /// The newest version that anything in use was born in: versions go on from there.
+    newest_version: Cell<u64>,
 }
 
 impl<'a> Recovery<'a> {
@@ -241,6 +253,7 @@ impl<'a> Recovery<'a> {
             next_generation: meta.next_generation,
             synced_claim: 0,
             meta_claim: meta.sequence as u32,
+            newest_version: Cell::new(meta.version),
         };
         for slot in files.iter().filter_map(|name| slot_of(name)) {
             recovery.find(slot)?;
@@ -279,7 +292,8 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    fn run(mut self) -> Result<()> {
+    /// Returns how many generations were replayed.
+    fn run(mut self) -> Result<usize> {
         for found in std::mem::take(&mut self.found) {
             self.replay(&found)?;
         }
@@ -295,7 +309,9 @@ impl<'a> Recovery<'a> {
                 self.meta.sequence as u32, self.meta_claim
             )));
         }
-        self.begin()
+        let replayed = self.accepted.len();
+        self.begin()?;
+        Ok(replayed)
     }
 
     /// Replays one log file, or finds that it does not belong to the chain.
@@ -316,7 +332,8 @@ impl<'a> Recovery<'a> {
         if scanned.meta_claim.wrapping_sub(self.meta_claim) as i32 > 0 {
             self.meta_claim = scanned.meta_claim;
         }
-        if !continues {
+        // Generations without a commit are left by every opening that wrote nothing.
+        if !continues || scanned.last_commit < found.header.first_commit {
             return Ok(());
         }
         if self.accepted.len() == LIVE_GENERATIONS_MAX - 1 {
@@ -395,6 +412,7 @@ impl<'a> Recovery<'a> {
     /// Takes the pages of a value that only the log refers to, and checks that they are what was written.
     fn adopt_extent(&self, extent: Extent) -> Result<()> {
         self.core.space.mark_used(extent.page, extent.pages())?;
+        self.note_birth(extent.birth);
         match self.core.read_mode() {
             ReadMode::Mapped => self.core.pages.mapped().extent(extent).map(|_| ()),
             ReadMode::Verified => {
@@ -409,9 +427,18 @@ impl<'a> Recovery<'a> {
 
     fn adopt_run(&self, root: Root) -> Result<()> {
         with_source!(self.core, source => base::walk(source, root, &mut |visit| match visit {
-            base::Visit::Page { number, pages, .. } => self.core.space.mark_used(number, pages),
+            base::Visit::Page { number, pages, birth, .. } => {
+                self.note_birth(birth);
+                self.core.space.mark_used(number, pages)
+            }
             base::Visit::Extent(extent) => self.adopt_extent(extent),
         }))
+    }
+
+    /// Versions published before the crash may be newer than the durable one. A page born in the future of those who
+    /// see it would be freed under them.
+    fn note_birth(&self, birth: u64) {
+        self.newest_version.set(self.newest_version.get().max(birth));
     }
 
     /// Publishes what was found and, for writers, begins a new generation in a new epoch.
@@ -436,8 +463,13 @@ impl<'a> Recovery<'a> {
         tail.next_generation.store(self.next_generation, Ordering::Relaxed);
         tail.next_map.store(self.next_map, Ordering::Relaxed);
         tail.checkable_since.store(self.last_commit, Ordering::Relaxed);
+        let number = self.newest_version.get() + 1;
+        core.maintenance
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .durable_version = number;
         core.region.publish(&Version {
-            number: self.meta.version + 1,
+            number,
             root: self.meta.root,
             base_commit: self.meta.base_commit,
             generations: self.accepted.iter().copied().collect(),

@@ -218,6 +218,8 @@ pub(crate) struct Pins {
     pub(crate) versions: Vec<u64>,
     /// Oldest generation number that a write transaction or stream follows.
     pub(crate) follow: Option<u64>,
+    /// Oldest version of one that follows and can still go on.
+    pub(crate) follow_version: Option<u64>,
 }
 
 impl Pins {
@@ -225,6 +227,11 @@ impl Pins {
     pub(crate) fn hold(&self, birth: u64, death: u64) -> bool {
         let first = self.versions.partition_point(|&version| version < birth);
         self.everything || self.versions.get(first).is_some_and(|&version| version < death)
+    }
+
+    /// Whether somebody follows the log from before `death`, and so may meet a reference to what died then.
+    pub(crate) fn hold_logged(&self, death: u64) -> bool {
+        self.follow_version.is_some_and(|version| version < death)
     }
 }
 
@@ -516,16 +523,22 @@ impl Region {
         // Pairs with the fence in `pin`.
         fence(Ordering::SeqCst);
         let mut pins = Pins::default();
+        let readable_since = self.control().tail.0.checkable_since.load(Ordering::Relaxed);
         for index in 0..self.control().slots_used.0.load(Ordering::SeqCst) as usize {
             let slot = self.slot(index);
             let follow = slot.follow.load(Ordering::SeqCst);
-            match slot.pin.load(Ordering::SeqCst) {
+            let version = slot.pin.load(Ordering::SeqCst);
+            match version {
                 FREE => continue,
                 PIN_ALL => pins.everything = true,
                 version => pins.versions.push(version),
             }
             if follow != FOLLOW_NONE {
                 pins.follow = Some(pins.follow.map_or(follow - 1, |oldest| oldest.min(follow - 1)));
+            }
+            // Who has lost a generation that it follows gets an error and reads no further.
+            if follow != FOLLOW_NONE && slot.commit.load(Ordering::Relaxed) >= readable_since {
+                pins.follow_version = Some(pins.follow_version.map_or(version, |oldest| oldest.min(version)));
             }
         }
         pins.versions.sort_unstable();

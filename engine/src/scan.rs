@@ -11,7 +11,7 @@
 
 use std::cmp::Ordering;
 
-use crate::base::Cursor;
+use crate::base::{Cursor, Root};
 use crate::error::Result;
 use crate::full_key::{FullRange, successor};
 use crate::index::IndexCursor;
@@ -64,16 +64,28 @@ const LAYER_RANK: u64 = u64::MAX / 2;
 impl<'a, S: Source<'a>> Scan<'a, S> {
     /// A scan of `range`, standing before its first key. `layers` are a transaction's own writes, oldest first.
     pub(crate) fn new(source: S, view: &View, layers: &'a [Layer], range: FullRange) -> Scan<'a, S> {
+        Scan::over(source, view.root, &view.generations, view.commit, layers, range)
+    }
+
+    /// The same of a base and any number of generations above it, oldest first, up to the commit `limit`.
+    pub(crate) fn over(
+        source: S,
+        root: Root,
+        generations: &[GenerationView],
+        limit: u64,
+        layers: &'a [Layer],
+        range: FullRange,
+    ) -> Scan<'a, S> {
         let mut others = Vec::new();
         let mut deletes = Vec::new();
-        for generation in &view.generations {
+        for generation in generations {
             if generation.index.entries() > 0 {
                 others.push(Other::Index(
                     IndexCursor::new(generation.index, generation.log),
                     *generation,
                 ));
             }
-            for (commit, note) in generation.notes(view.commit) {
+            for (commit, note) in generation.notes(limit) {
                 match note {
                     Note::DeleteRange { low, high } => deletes.push((
                         commit,
@@ -96,9 +108,9 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         }
         deletes.retain(|(_, deleted)| deleted.low < range.high && range.low < deleted.high);
         let gap = Gap::Before(range.low.clone());
-        let base = Cursor::new(source, view.root);
+        let base = Cursor::new(source, root);
         Scan {
-            limit: view.commit,
+            limit,
             range,
             base,
             others,

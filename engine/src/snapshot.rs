@@ -51,17 +51,8 @@ impl Pinned {
 
     pub(crate) fn of(handle: Arc<Handle>, pin: Pin, view: View, purpose: Purpose) -> Pinned {
         let core = &handle.core;
-        let slot = core.region.pinned(&pin);
-        slot.purpose.store(purpose as u32, Ordering::Relaxed);
-        slot.process.store(duramen_io::process_id(), Ordering::Relaxed);
-        let since = core
-            .platform
-            .clock
-            .wall()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        slot.since.store(since.as_millis() as u64, Ordering::Relaxed);
-        let id = id_of(pin.index, slot);
+        describe(core, &pin, purpose);
+        let id = id_of(pin.index, core.region.pinned(&pin));
         let newest_generation = core.entry(view.newest_slot).number.load(Ordering::Relaxed);
         Pinned {
             view,
@@ -103,6 +94,20 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.handle.core.region.unpin(&self.pin);
     }
+}
+
+/// Notes in a pin's slot whose it is, for statistics.
+pub(crate) fn describe(core: &Core, pin: &Pin, purpose: Purpose) {
+    let slot = core.region.pinned(pin);
+    slot.purpose.store(purpose as u32, Ordering::Relaxed);
+    slot.process.store(duramen_io::process_id(), Ordering::Relaxed);
+    let since = core
+        .platform
+        .clock
+        .wall()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    slot.since.store(since.as_millis() as u64, Ordering::Relaxed);
 }
 
 /// A number that names one snapshot for ever.

@@ -2,7 +2,8 @@
 //!
 //! Three kinds of pages: *free*; *used* by the newest base, by values and runs that the log refers to, or being
 //! written; *retired*: replaced by version `death`, but perhaps still read by a snapshot, or needed by the durable
-//! base. A retired page born in version `birth` becomes free when no pinned version lies in `birth..death`; the
+//! base. A retired page born in version `birth` becomes free when no pinned version lies in `birth..death`, and one that
+//! the log refers to (of a long value, or of a run) only when nobody follows the log from before `death` either; the
 //! version of the durable base always counts as pinned. Versions count published roots, not commits: a fold gives the
 //! same commits a new root.
 //!
@@ -64,6 +65,8 @@ pub(crate) struct Retired {
     pub(crate) pages: u32,
     pub(crate) birth: u64,
     pub(crate) death: u64,
+    /// Whether records of the log may refer to them: pages of long values and of runs.
+    pub(crate) is_logged: bool,
 }
 
 /// Figures for statistics.
@@ -298,7 +301,7 @@ impl Space {
         let retired = std::mem::take(&mut state.retired);
         let mut kept = Vec::with_capacity(retired.len());
         for item in retired {
-            if pins.hold(item.birth, item.death) {
+            if pins.hold(item.birth, item.death) || item.is_logged && pins.hold_logged(item.death) {
                 kept.push(item);
                 continue;
             }

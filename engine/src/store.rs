@@ -9,6 +9,7 @@ use std::{fmt, path::Path};
 use duramen_io::Platform;
 
 use crate::background;
+use crate::changes::{Changes, ChangesFrom};
 use crate::commit::{Commit, Draft};
 use crate::core::Core;
 use crate::error::{Reason, Result};
@@ -166,6 +167,14 @@ impl Store {
         self.core().sync()
     }
 
+    /// The stream of commits: every commit from some moment on, in order, with what its keys held before and after.
+    ///
+    /// # Errors
+    /// [`Reason::NotRetained`], [`Reason::InvalidArgument`] (no such commit yet), and those of [`Store::snapshot`].
+    pub fn changes(&self, from: ChangesFrom) -> Result<Changes> {
+        Changes::new(&self.handle, from)
+    }
+
     /// Ends a snapshot that somebody else forgot: its next call returns [`Reason::SnapshotEnded`]. What it holds is
     /// freed when its owner drops it, because values that were borrowed from it must stay. Ids are in
     /// [`crate::Statistics::snapshots`]. `false`: there is no such snapshot.
@@ -180,6 +189,7 @@ impl Store {
             .find(|(index, _, slot)| crate::snapshot::id_of(*index, slot) == id);
         if let Some((_, _, slot)) = found {
             slot.ended.store(1, Ordering::Release);
+            self.core().streams.wake();
             return Ok(true);
         }
         Ok(false)
@@ -220,6 +230,7 @@ impl Handle {
             return Err(Reason::Closed.into());
         }
         drop(self.core.control().commit_lock.0.lock());
+        self.core.streams.wake();
         self.stop_threads();
         if self.core.settings.read_only {
             Ok(())

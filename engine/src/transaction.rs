@@ -1,6 +1,8 @@
 //! Write transactions: reads from a snapshot, writes into layers of its own, one commit at the end.
 
+use std::collections::BTreeMap;
 use std::ops::RangeBounds;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::{Extent, Root};
@@ -74,16 +76,13 @@ impl TransactionOptions {
 pub struct Transaction {
     pinned: Pinned,
     layers: Vec<Layer>,
-    /// Indexes of the layers that begin with a savepoint.
-    savepoints: Vec<u64>,
-    next_savepoint: u64,
+    savepoints: Vec<Mark>,
     appends: Vec<Append>,
-    /// Appends at each savepoint.
-    appends_at: Vec<usize>,
     /// Values written to the data file, to give back unless the transaction commits.
     extents: Vec<Extent>,
     maps: Vec<Map>,
-    new_maps: Vec<(u32, String)>,
+    /// Ids of the maps that it makes: until it commits they are its own.
+    new_maps: Vec<u32>,
     dropped: Vec<u32>,
     renamed: Vec<(u32, String)>,
     reads: Option<Mutex<Reads>>,
@@ -113,6 +112,22 @@ pub struct Savepoint {
     number: u64,
 }
 
+/// Numbers name savepoints across transactions, so that one cannot be taken for that of another.
+static NEXT_SAVEPOINT: AtomicU64 = AtomicU64::new(0);
+
+/// How much a transaction had done when a savepoint was made.
+#[derive(Debug)]
+struct Mark {
+    number: u64,
+    /// The layer that begins with the savepoint.
+    layer: usize,
+    appends: usize,
+    maps: usize,
+    new_maps: usize,
+    dropped: usize,
+    renamed: usize,
+}
+
 impl Transaction {
     pub(crate) fn begin(store: &Store, options: TransactionOptions) -> Result<Transaction> {
         let core = store.core();
@@ -136,9 +151,7 @@ impl Transaction {
             pinned,
             layers: vec![Layer::new()],
             savepoints: Vec::new(),
-            next_savepoint: 0,
             appends: Vec::new(),
-            appends_at: Vec::new(),
             extents: Vec::new(),
             maps: Vec::new(),
             new_maps: Vec::new(),
@@ -406,8 +419,9 @@ impl Transaction {
         let id = next_map_id(self.core());
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         self.write(&key, Written::Put(id.to_le_bytes().as_slice().into()))?;
-        self.new_maps.push((id, name.to_string()));
-        Ok(Map::new(&self.pinned.handle, id, name))
+        self.new_maps.push(id);
+        let info = self.core().catalog.pending(id, name);
+        Ok(Map::of(&self.pinned.handle, info, name))
     }
 
     /// The map of a name, if there is one, as this transaction sees it.
@@ -453,7 +467,6 @@ impl Transaction {
         self.write(&FullKey::new(CATALOG, name.as_bytes())?, Written::Delete)?;
         self.top().delete_range(FullRange::map(id));
         self.top().delete_range(counters_of(id)?);
-        self.appends.retain(|append| append.map != id);
         self.dropped.push(id);
         Ok(())
     }
@@ -467,11 +480,17 @@ impl Transaction {
             let cause = format!("a transaction can have {SAVEPOINTS_MAX} savepoints; roll back or commit first");
             return Err(Reason::InvalidArgument(cause).into());
         }
-        let number = self.next_savepoint;
-        self.next_savepoint += 1;
+        let number = NEXT_SAVEPOINT.fetch_add(1, Ordering::Relaxed);
         self.layers.push(Layer::new());
-        self.savepoints.push((self.layers.len() as u64 - 1) << 32 | number);
-        self.appends_at.push(self.appends.len());
+        self.savepoints.push(Mark {
+            number,
+            layer: self.layers.len() - 1,
+            appends: self.appends.len(),
+            maps: self.maps.len(),
+            new_maps: self.new_maps.len(),
+            dropped: self.dropped.len(),
+            renamed: self.renamed.len(),
+        });
         Ok(Savepoint { number })
     }
 
@@ -481,30 +500,38 @@ impl Transaction {
     /// # Errors
     /// [`Reason::InvalidArgument`] when the savepoint is gone or belongs to another transaction.
     pub fn rollback_to(&mut self, savepoint: &Savepoint) -> Result<()> {
-        let place = self
-            .savepoints
-            .iter()
-            .position(|point| *point as u32 as u64 == savepoint.number);
-        let Some(place) = place else {
-            let cause = "the savepoint is gone: the transaction was rolled back to an earlier one";
+        let Some(place) = self.savepoints.iter().position(|mark| mark.number == savepoint.number) else {
+            let cause = "the savepoint is gone, because the transaction was rolled back to an earlier one, or it \
+                         belongs to another transaction; roll back to one that is there";
             return Err(Reason::InvalidArgument(cause.into()).into());
         };
-        let layer = (self.savepoints[place] >> 32) as usize;
-        for layer in self.layers.drain(layer..) {
+        self.savepoints.truncate(place + 1);
+        let mark = &self.savepoints[place];
+        self.appends.truncate(mark.appends);
+        self.maps.truncate(mark.maps);
+        self.dropped.truncate(mark.dropped);
+        self.renamed.truncate(mark.renamed);
+        let core = &self.pinned.handle.core;
+        self.new_maps
+            .drain(mark.new_maps..)
+            .for_each(|id| core.catalog.dropped(id));
+        for layer in self.layers.drain(mark.layer..) {
             if let Some(root) = layer.run() {
-                self.pinned.handle.core.drop_run(root, false)?;
+                core.drop_run(root, false)?;
             }
         }
         self.layers.push(Layer::new());
-        self.savepoints.truncate(place + 1);
-        self.appends.truncate(self.appends_at[place]);
-        self.appends_at.truncate(place + 1);
         Ok(())
     }
 
     fn needs(&mut self, map: &Map) -> Result<u32> {
         self.pinned.alive()?;
-        let id = map.writable_id_in(&self.pinned.handle)?;
+        let is_own = self.is_new(map);
+        let id = if is_own {
+            map.id_in(&self.pinned.handle)?
+        } else {
+            map.writable_id_in(&self.pinned.handle)?
+        };
         if self.dropped.contains(&id) {
             return Err(Reason::MapDropped {
                 name: map.name().into(),
@@ -600,6 +627,7 @@ impl Transaction {
                     assigned: Vec::new(),
                 });
             }
+            draft.created.extend(&self.new_maps);
             draft.dropped.extend(&self.dropped);
             draft.renamed.extend(self.renamed.iter().cloned());
             let number = core.append(draft, Some(&checks), self.token)?;
@@ -695,7 +723,24 @@ impl Transaction {
         if let Some(root) = run {
             draft.push_note(OperationKind::Run, &COUNTERS.to_be_bytes(), &encode_root(root));
         }
-        let mut merged: std::collections::BTreeMap<&[u8], &Written> = Default::default();
+        for (key, written) in self.merged() {
+            match written {
+                Written::Put(value) => draft.push(OperationKind::Put, key, value, seed),
+                Written::PutExtent(extent) => draft.push(OperationKind::PutExtent, key, &extent.encode(), seed),
+                Written::Delete => draft.push(OperationKind::Delete, key, &[], seed),
+                Written::Add { delta, .. } => {
+                    draft.push_add(key, *delta, seed);
+                    0
+                }
+            };
+        }
+        self.kept_appends()
+            .try_for_each(|append| draft.push_append(append.map, &append.prefix, append.kind, &append.value))
+    }
+
+    /// What the layers that are not a run come to: of several writes of a key only the last.
+    fn merged(&self) -> BTreeMap<&[u8], &Written> {
+        let mut merged: BTreeMap<&[u8], &Written> = BTreeMap::new();
         for layer in &self.layers {
             for range in layer.deleted_ranges() {
                 merged.retain(|key, _| !range.contains(key));
@@ -708,48 +753,39 @@ impl Transaction {
                     .map(|(key, written)| (key.as_slice(), written)),
             );
         }
-        for (key, written) in merged {
-            match written {
-                Written::Put(value) => draft.push(OperationKind::Put, key, value, seed),
-                Written::PutExtent(extent) => draft.push(OperationKind::PutExtent, key, &extent.encode(), seed),
-                Written::Delete => draft.push(OperationKind::Delete, key, &[], seed),
-                Written::Add { delta, .. } => {
-                    draft.push_add(key, *delta, seed);
-                    0
-                }
-            };
-        }
-        self.appends
-            .iter()
-            .try_for_each(|append| draft.push_append(append.map, &append.prefix, append.kind, &append.value))
+        merged
+    }
+
+    /// The appends to maps that the transaction does not drop.
+    fn kept_appends(&self) -> impl Iterator<Item = &Append> {
+        self.appends.iter().filter(|append| !self.dropped.contains(&append.map))
     }
 
     fn is_new(&self, map: &Map) -> bool {
-        self.new_maps.iter().any(|(id, _)| *id == map.info.id)
+        self.new_maps.contains(&map.info.id)
     }
 
     /// Values that the transaction wrote and then replaced: the committed record does not refer to them.
     fn free_unused_extents(&mut self) -> Result<()> {
         let core = self.pinned.handle.core.clone();
         let mut used: Vec<u32> = Vec::new();
-        for layer in &self.layers {
-            for written in layer.entries().into_iter().flat_map(|entries| entries.values()) {
-                if let Written::PutExtent(extent) = written {
+        if self.extents.is_empty() {
+            return Ok(());
+        }
+        used.extend(self.merged().values().filter_map(|written| match written {
+            Written::PutExtent(extent) => Some(extent.page),
+            _ => None,
+        }));
+        for root in self.layers.iter().filter_map(Layer::run) {
+            with_source!(core, source => crate::base::walk(source, root, &mut |visit| {
+                if let crate::base::Visit::Extent(extent) = visit {
                     used.push(extent.page);
                 }
-            }
-            if let Some(root) = layer.run() {
-                with_source!(core, source => crate::base::walk(source, root, &mut |visit| {
-                    if let crate::base::Visit::Extent(extent) = visit {
-                        used.push(extent.page);
-                    }
-                    Ok(())
-                }))?;
-            }
+                Ok(())
+            }))?;
         }
         for append in self
-            .appends
-            .iter()
+            .kept_appends()
             .filter(|append| append.kind == OperationKind::PutExtent)
         {
             let extent = Extent::decode(append.value.as_slice().try_into().expect("an encoded extent"));
@@ -778,6 +814,8 @@ impl Drop for Transaction {
             self.extents
                 .iter()
                 .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
+            // Handles of maps that were never made must not write to them.
+            self.new_maps.iter().for_each(|&id| core.catalog.dropped(id));
         }
         if self.token != NOT_EXCLUSIVE {
             core.end_exclusive();

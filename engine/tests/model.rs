@@ -335,3 +335,23 @@ fn a_transaction_larger_than_memory_commits_and_rolls_back() {
     let store = options().open_on(disk.platform()).unwrap();
     assert_eq!(store.map("large").unwrap().count().unwrap(), 60_000);
 }
+
+#[test]
+fn a_store_can_be_opened_and_killed_any_number_of_times() {
+    let mut disk = SimDisk::new(1);
+    for round in 0..30u64 {
+        let store = options().open_on(disk.platform()).unwrap();
+        let map = store.map("rounds").unwrap();
+        assert_eq!(map.count().unwrap(), round);
+        if round % 3 != 0 {
+            map.put(&round.to_be_bytes(), b"x").unwrap();
+        } else {
+            drop((map, store));
+            let store = options().open_on(disk.platform()).unwrap();
+            store.map("rounds").unwrap().put(&round.to_be_bytes(), b"x").unwrap();
+            disk = disk.kill();
+            continue;
+        }
+        disk = disk.kill();
+    }
+}

@@ -206,6 +206,28 @@ impl LogView {
     }
 }
 
+impl LogView {
+    /// The record at `position` (or at the next sector) of a generation whose records end at `end`: its position,
+    /// header and body. `None`: there is none, so the log is damaged.
+    ///
+    /// # Safety
+    /// `end` is what the generation's entry says, and the generation stays as it is for `'a`.
+    pub(crate) unsafe fn record<'a>(
+        self,
+        position: u64,
+        end: u64,
+        segment: &SegmentHeader,
+    ) -> Option<(u64, RecordHeader, &'a [u8])> {
+        // SAFETY: everything below the end of the records was written, and by the contract does not change.
+        let bytes = unsafe { self.bytes(0, end) };
+        let ours = |found: &RecordHeader| found.generation == segment.generation && found.epoch == segment.epoch;
+        let (position, header, _) = next_record(bytes, position, ours)?;
+        let start = position as usize + RECORD_HEADER_BYTES;
+        let body = bytes.get(start..start + header.body_length as usize)?;
+        (checksum(body) == header.body_checksum).then_some((position, header, body))
+    }
+}
+
 /// Why a scan stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ScanEnd {

@@ -38,8 +38,9 @@ use crate::log::{Body, LOG_START, OperationKind, RECORD_HEADER_BYTES, RecordHead
 use crate::region::{GenerationEntry, GenerationState};
 use crate::view::{GenerationView, Note};
 
-/// Rounds of a tenth of a second that a commit waits for room in the log before it reports that there is none.
-const WAIT_ROUNDS_MAX: u32 = 300;
+/// Rounds of up to a tenth of a second that a commit waits for room in the log, with nothing left to fold, before it
+/// reports that there is none.
+const WAIT_ROUNDS_MAX: u32 = 100;
 
 /// Token of those who hold nothing exclusively.
 pub(crate) const NOT_EXCLUSIVE: u32 = 0;
@@ -347,8 +348,10 @@ impl Core {
                 }
                 Room::Wait => {
                     drop(guard);
+                    // A fold may take as long as it takes; but when none is due, nothing will make room.
+                    let nothing_to_fold = self.region.version().generations.len() == 1;
+                    rounds = if nothing_to_fold { rounds + 1 } else { 0 };
                     self.wait_for_fold(seen, rounds)?;
-                    rounds += 1;
                 }
             }
         }

@@ -31,6 +31,8 @@ pub(crate) struct Pages {
     mode: ReadMode,
     base: AtomicPtr<u8>,
     span: AtomicU64,
+    /// Length of the data file when it was last asked for.
+    length: AtomicU64,
     /// All mappings ever made: snapshots may still read through the earlier ones.
     mappings: Mutex<Vec<Mapping>>,
     verified: VerifiedBits,
@@ -44,6 +46,7 @@ impl Pages {
             mode,
             base: AtomicPtr::new(std::ptr::null_mut()),
             span: AtomicU64::new(0),
+            length: AtomicU64::new(length),
             mappings: Mutex::new(Vec::new()),
             verified: VerifiedBits::default(),
         };
@@ -79,7 +82,7 @@ impl Pages {
     pub(crate) fn mapped<'a>(&'a self) -> MappedPages<'a> {
         MappedPages {
             base: self.base.load(Ordering::Acquire),
-            verified: &self.verified,
+            pages: self,
         }
     }
 
@@ -89,6 +92,25 @@ impl Pages {
 
     pub(crate) fn mode(&self) -> ReadMode {
         self.mode
+    }
+
+    /// Refuses bytes beyond the end of the file, which must not be touched through the mapping. Relaxed: the length
+    /// is looked up again before anything is refused.
+    fn check_inside(&self, page: u32, length: usize) -> Result<()> {
+        let end = page as u64 * PAGE_BYTES as u64 + length as u64;
+        if end > self.length.load(Ordering::Relaxed) {
+            let now = self
+                .file
+                .len()
+                .map_err(|error| Error::io("reading the data file", error))?;
+            self.length.store(now, Ordering::Relaxed);
+            if end > now {
+                return Err(Error::damaged(format!(
+                    "something refers to page {page}, but the data file ends before byte {end}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Forgets that pages were verified: they are about to get new content.
@@ -101,7 +123,7 @@ impl Pages {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MappedPages<'a> {
     base: *const u8,
-    verified: &'a VerifiedBits,
+    pages: &'a Pages,
 }
 
 // SAFETY: an address in a read-only mapping; pages that a pinned version refers to do not change.
@@ -112,25 +134,28 @@ unsafe impl Sync for MappedPages<'_> {}
 impl<'a> MappedPages<'a> {
     /// Bytes of the file. The caller holds a pin under which they do not change.
     fn bytes(self, page: u32, length: usize) -> &'a [u8] {
-        // SAFETY: page numbers come from a version whose pages were written before it was published, so they lie in
-        // the file; the pin keeps them unchanged and the mapping lives as long as the store.
+        // SAFETY: the bytes lie in the file, as `check_inside` found when they were first touched (pages in use are
+        // never cut off it); the pin keeps them unchanged and the mapping lives as long as the store.
         unsafe { std::slice::from_raw_parts(self.base.add(page as usize * PAGE_BYTES), length) }
     }
 
     #[cold]
-    fn verify(self, number: u32, bytes: &'a [u8]) -> Result<()> {
-        verify_page(number, bytes)?;
-        self.verified.set(number);
+    fn verify(self, number: u32, length: usize) -> Result<()> {
+        self.pages.check_inside(number, length)?;
+        verify_page(number, self.bytes(number, length))?;
+        self.pages.verified.set(number);
         Ok(())
     }
 
     /// A value in pages of its own, verified at the first touch.
     pub(crate) fn extent(self, extent: Extent) -> Result<&'a [u8]> {
-        let bytes = self.bytes(extent.page, extent.pages() as usize * PAGE_BYTES);
-        if !self.verified.get(extent.page) {
-            verify_extent(extent, bytes)?;
-            self.verified.set(extent.page);
+        let length = extent.pages() as usize * PAGE_BYTES;
+        if !self.pages.verified.get(extent.page) {
+            self.pages.check_inside(extent.page, length)?;
+            verify_extent(extent, self.bytes(extent.page, length))?;
+            self.pages.verified.set(extent.page);
         }
+        let bytes = self.bytes(extent.page, length);
         Ok(&bytes[..extent.length as usize])
     }
 }
@@ -140,11 +165,10 @@ impl<'a> PageSource for MappedPages<'a> {
 
     #[inline]
     fn page(self, number: u32, bytes: usize) -> Result<&'a [u8]> {
-        let page = self.bytes(number, bytes);
-        if !self.verified.get(number) {
-            self.verify(number, page)?;
+        if !self.pages.verified.get(number) {
+            self.verify(number, bytes)?;
         }
-        Ok(page)
+        Ok(self.bytes(number, bytes))
     }
 
     /// The header, and the tags and slots of an ordinary leaf.
@@ -186,8 +210,14 @@ impl PageSource for VerifiedPages<'_> {
 }
 
 fn read_page(file: &dyn File, number: u32, page: &mut [u8]) -> Result<()> {
-    file.read_at(page, number as u64 * PAGE_BYTES as u64)
-        .map_err(|error| Error::io(format!("reading page {number} of the data file"), error))
+    let offset = number as u64 * PAGE_BYTES as u64;
+    file.read_at(page, offset).map_err(|error| match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => Error::damaged(format!(
+            "something refers to page {number}, but the data file ends before byte {}",
+            offset + page.len() as u64
+        )),
+        _ => Error::io(format!("reading page {number} of the data file"), error),
+    })
 }
 
 /// Checks the pages of a value against the checksum in its reference: of the bytes, or for values of several chunks of

@@ -19,11 +19,13 @@
 use crate::base::{EXTENT_BYTES, Extent, Stored};
 use crate::checksum::checksum;
 use crate::error::{Error, Result};
-use crate::limits::KEY_BYTES_MAX;
+use crate::limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 pub(crate) const RECORD_HEADER_BYTES: usize = 48;
 pub(super) const RECORD_MAGIC: u32 = 0x4452_4331;
 const OPERATION_HEADER_BYTES: usize = 12;
+/// Bytes of the root that a run operation holds as its value.
+const RUN_BYTES: usize = 16;
 
 /// Bytes that a record with a body of this length takes in the log.
 pub(crate) fn record_bytes(body: usize) -> u64 {
@@ -132,8 +134,12 @@ impl<'a> Operation<'a> {
         let key_end = OPERATION_HEADER_BYTES + key_length;
         let full_key = bytes.get(8..key_end).ok_or_else(cut)?;
         let value = bytes.get(key_end..key_end + value_length).ok_or_else(cut)?;
-        if kind == OperationKind::PutExtent && value.len() != EXTENT_BYTES {
-            return Err(Error::damaged("the log holds an extent of the wrong length"));
+        match kind {
+            OperationKind::PutExtent => check_extent(value)?,
+            OperationKind::Run if value.len() != RUN_BYTES => {
+                return Err(Error::damaged("the log holds a run of the wrong length"));
+            }
+            _ => {}
         }
         Ok((Operation { kind, full_key, value }, key_end + value_length))
     }
@@ -149,6 +155,16 @@ impl<'a> Operation<'a> {
             OperationKind::DeleteRange | OperationKind::Run => panic!("{:?} is not a change of one key", self.kind),
         }
     }
+}
+
+/// Refuses a stored extent that cannot be one, so that nothing later computes with an impossible length.
+fn check_extent(value: &[u8]) -> Result<()> {
+    let stored: Option<&[u8; EXTENT_BYTES]> = value.try_into().ok();
+    let length = stored.map_or(0, |stored| Extent::decode(stored).length);
+    if (1..=VALUE_BYTES_MAX).contains(&length) {
+        return Ok(());
+    }
+    Err(Error::damaged("the log holds a reference to a value that cannot exist"))
 }
 
 /// The operations of a body, with their positions in it.

@@ -77,6 +77,8 @@ impl SegmentHeader {
             meta_sequence: word(60),
         };
         let intact = long(0) == SEGMENT_MAGIC && word(8) == FORMAT && word(12) == checksum(&bytes[16..]);
+        // Commits count from 1.
+        let intact = intact && header.first_commit > 0;
         (intact && header.store == store).then_some(header)
     }
 }

@@ -319,6 +319,11 @@ impl Core {
         if appended.is_err() {
             self.space.settle(operations, bytes);
         }
+        if self.settings.background
+            && let Some(pause) = self.pace.pause(bytes, || self.platform.clock.monotonic())
+        {
+            std::thread::sleep(pause);
+        }
         appended
     }
 

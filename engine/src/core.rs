@@ -14,6 +14,7 @@ use crate::index::Index;
 use crate::log::Segments;
 use crate::meta::Meta;
 use crate::options::Settings;
+use crate::pace::Pace;
 use crate::pages::{Pages, ReadMode};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
 use crate::space::Space;
@@ -53,6 +54,7 @@ pub(crate) struct Core {
     /// Why folding does not get on at the moment.
     fold_error: Mutex<Option<Error>>,
     pub(crate) counters: Counters,
+    pub(crate) pace: Pace,
     /// Held as long as anything of the store is in use; `None` for read-only stores on directories without locks.
     pub(crate) _lock: Option<Lock>,
 }
@@ -132,6 +134,7 @@ impl Core {
             cause: Mutex::new(None),
             fold_error: Mutex::new(None),
             counters: Counters::default(),
+            pace: Pace::default(),
             _lock: lock,
         }
     }

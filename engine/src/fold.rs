@@ -91,6 +91,7 @@ impl Core {
         let Some(&newest) = frozen.last() else { return Ok(false) };
         let last_commit = self.entry(newest).last_commit.load(Ordering::Relaxed);
         self.wait_synced(last_commit)?;
+        let began = self.platform.clock.monotonic();
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
         let mut sink = FileSink::new(self, version.number + 1, Purpose::Fold);
         let merged =
@@ -104,6 +105,12 @@ impl Core {
                 return Err(error);
             }
         };
+        let took = self.platform.clock.monotonic().saturating_sub(began);
+        let bytes = frozen
+            .iter()
+            .map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed))
+            .sum();
+        self.pace.measured(took, bytes);
         self.install(state, root, last_commit, frozen, sink)?;
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         Ok(true)
@@ -126,6 +133,7 @@ impl Core {
         next.base_commit = last_commit;
         next.generations.retain(|slot| !frozen.contains(slot));
         self.region.publish(&next);
+        self.pace.waiting(next.generations.len() - 1);
         drop(guard);
         let (mut operations, mut bytes) = (0, 0);
         for &slot in frozen {

@@ -41,6 +41,7 @@ impl Core {
         self.entry(slot).set_state(GenerationState::Active);
         control.tail.0.slot.store(slot as u32, Ordering::Relaxed);
         self.region.publish(&next);
+        self.pace.waiting(next.generations.len() - 1);
         self.ask(|work| work.fold = true);
         Ok(true)
     }

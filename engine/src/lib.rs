@@ -29,6 +29,7 @@ mod log;
 mod map;
 mod meta;
 mod options;
+mod pace;
 mod pages;
 mod recovery;
 mod region;

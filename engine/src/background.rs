@@ -35,6 +35,7 @@ pub(crate) fn fold_loop(core: &Core) {
                 core.maintain()?;
                 state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
                 core.give_space_back(&mut state)?;
+                core.compact_if_sparse(&mut state)?;
                 core.keep_standby(&mut state, false)?;
                 core.trim_log_files()?;
             } else {

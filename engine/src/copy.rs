@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, MergeOptions, Root, Stored};
 use crate::check::Progress;
-use crate::core::{Core, with_source};
+use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Reason, Result};
 use crate::fold::{FileSink, Purpose as Writing};
 use crate::full_key::FullRange;
@@ -66,7 +66,7 @@ impl Store {
         let bytes_before = core.data_bytes();
         for pass in 0..PASSES {
             let before = core.data_bytes();
-            core.rewrite(progress)?;
+            core.rewrite(&mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()), progress)?;
             if pass > 0 && core.data_bytes() >= before {
                 break;
             }
@@ -79,7 +79,23 @@ impl Store {
     }
 }
 
+/// A quiet store is rewritten by itself when more than half of its file is free: between these sizes, where the space
+/// is worth the writing and the writing does not take long.
+const SPARSE_BYTES_MIN: u64 = 8 << 20;
+const REWRITTEN_BYTES_MAX: u64 = 1 << 30;
+
 impl Core {
+    /// Moves the base to the front of its file when most of that is free, so that the rest can go.
+    pub(crate) fn compact_if_sparse(&self, state: &mut MaintenanceState) -> Result<()> {
+        let figures = self.space.figures();
+        let used = self.space.used_bytes();
+        let is_sparse = figures.free_pages * PAGE_BYTES as u64 > used.max(SPARSE_BYTES_MIN);
+        if is_sparse && figures.retired_pages == 0 && used < REWRITTEN_BYTES_MAX {
+            self.rewrite(state, &mut |_| ())?;
+        }
+        Ok(())
+    }
+
     fn data_bytes(&self) -> u64 {
         self.space.figures().file_pages * PAGE_BYTES as u64
     }
@@ -154,8 +170,7 @@ impl Core {
     }
 
     /// Replaces the base by a densely filled tree with the same pairs.
-    fn rewrite(&self, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+    fn rewrite(&self, state: &mut MaintenanceState, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let mut version = self.region.version();
         version.generations.clear();
         let base_only = self.view(&version, u64::MAX);
@@ -177,9 +192,9 @@ impl Core {
         }))?;
         self.space.retire(retired);
         self.space.fold_ended();
-        self.make_durable(&mut state)?;
-        self.reclaim(&mut state)?;
-        self.give_space_back(&mut state)
+        self.make_durable(state)?;
+        self.reclaim(state)?;
+        self.give_space_back(state)
     }
 }
 

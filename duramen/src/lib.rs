@@ -1,4 +1,4 @@
-//! Duramen: one embedded engine for state that must last.
+//! Duramen: an embedded, ordered, transactional, memory-mapped store.
 //!
 //! A [`Store`] is a directory with named, ordered [`Map`]s of keys and values. Everything is transactional: several
 //! writes to several maps become visible, and durable, together or not at all.
@@ -23,5 +23,53 @@
 //! assert_eq!(stock.get(b"apples")?.unwrap(), b"11");
 //! # Ok::<(), duramen::Error>(())
 //! ```
+//!
+//! # Where to begin
+//!
+//! | to | see |
+//! |---|---|
+//! | open a store | [`Store::open`], [`Options`] |
+//! | read and write single keys, each write a commit | [`Map`] |
+//! | write several things at once without reading | [`Batch`], [`Store::write`] |
+//! | read and write as one | [`Store::transact`], [`Transaction`], [`TransactionOptions`] |
+//! | read one moment; walk in order; stream a long value | [`Snapshot`], [`Cursor`], [`ValueReader`] |
+//! | choose what a commit survives | [`Durability`], [`Store::sync`], [`Store::snapshot_durable`] |
+//! | commit without waiting for the disk | [`Store::write_async`], [`CommitFuture`] |
+//! | follow every commit | [`Store::changes`], [`Changes`] |
+//! | keep integers, text and tuples in order | [`encoding`] |
+//! | look after a store | [`Store::check`], [`Store::copy`], [`Store::compact`], [`Store::stat`] |
+//! | decide what to do about an error | [`Error::kind`], [`Kind`], [`Reason`] |
+//!
+//! The guide is in `docs/guide`, exact limits and formats in `docs/reference`, and how it works in `ARCHITECTURE.md`, all
+//! in the repository.
+//!
+//! # What holds everywhere
+//!
+//! - Every type is `Send` and `Sync` where its borrow allows; handles are cheap clones of one store, which closes when the
+//!   last of them is dropped. One process has a store open for writing.
+//! - A commit is visible to everybody as soon as it is written, and lasts as its [`Durability`] says once its call returns.
 
 pub use duramen_engine::*;
+
+/// The programs of the README and the guide, compiled and run as tests.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../docs/guide/getting-started.md")]
+    mod getting_started {}
+    #[doc = include_str!("../../docs/guide/transactions.md")]
+    mod transactions {}
+    #[doc = include_str!("../../docs/guide/durability.md")]
+    mod durability {}
+    #[doc = include_str!("../../docs/guide/cursors.md")]
+    mod cursors {}
+    #[doc = include_str!("../../docs/guide/large-values.md")]
+    mod large_values {}
+    #[doc = include_str!("../../docs/guide/space-and-snapshots.md")]
+    mod space_and_snapshots {}
+    #[doc = include_str!("../../docs/guide/async-commits.md")]
+    mod async_commits {}
+    #[doc = include_str!("../../docs/reference/errors.md")]
+    mod errors {}
+}

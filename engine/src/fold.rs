@@ -326,11 +326,10 @@ impl Core {
             birth: self.region.version().number,
         };
         extent.page = self.space.take(extent.pages(), &self.pages)?;
-        let written = self.write_value_at(extent, from);
-        if written.is_err() {
-            self.space.give_back(extent.page, extent.pages());
-        }
-        written
+        let taken = Taken { core: self, extent };
+        let written = self.write_value_at(extent, from)?;
+        std::mem::forget(taken);
+        Ok(written)
     }
 
     fn write_value_at(&self, mut extent: Extent, from: &mut dyn std::io::Read) -> Result<Extent> {
@@ -341,14 +340,17 @@ impl Core {
         let mut left = extent.length;
         while left > 0 {
             let part = &mut chunk[..left.min(VALUE_CHUNK_BYTES as u64) as usize];
-            from.read_exact(part)
-                .map_err(|error| value_error(error, extent.length))?;
+            let count = fill(part, from)?;
+            if count < part.len() {
+                let (announced, found) = (extent.length, extent.length - left + count as u64);
+                return Err(crate::error::Reason::ValueLengthMismatch { announced, found }.into());
+            }
             self.data.write_at(part, offset).map_err(doing)?;
             table.extend_from_slice(&crate::checksum::checksum(part).to_le_bytes());
             offset += part.len() as u64;
             left -= part.len() as u64;
         }
-        if from.read(&mut [0]).map_err(doing)? != 0 {
+        if fill(&mut [0], from)? != 0 {
             let (announced, found) = (extent.length, extent.length + 1);
             return Err(crate::error::Reason::ValueLengthMismatch { announced, found }.into());
         }
@@ -371,15 +373,30 @@ impl Core {
     }
 }
 
-fn value_error(error: std::io::Error, announced: u64) -> Error {
-    if error.kind() == std::io::ErrorKind::UnexpectedEof {
-        return crate::error::Reason::ValueLengthMismatch {
-            announced,
-            found: announced - 1,
-        }
-        .into();
+/// Pages of a value that is being written. They are given back when its stream fails or panics.
+struct Taken<'a> {
+    core: &'a Core,
+    extent: Extent,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.core.space.give_back(self.extent.page, self.extent.pages());
     }
-    Error::io("reading a value from its stream", error)
+}
+
+/// Reads until `part` is full or the stream ends. Returns the bytes read.
+fn fill(part: &mut [u8], from: &mut dyn std::io::Read) -> Result<usize> {
+    let mut count = 0;
+    while count < part.len() {
+        match from.read(&mut part[count..]) {
+            Ok(0) => break,
+            Ok(read) => count += read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::io("reading a value from its stream", error)),
+        }
+    }
+    Ok(count)
 }
 
 /// Merges frozen generations into a base.

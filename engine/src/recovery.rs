@@ -106,9 +106,13 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
 /// Replayed generations that may wait for the ordinary fold.
 const REPLAYED_MAX: usize = 2;
 
-/// Refuses a directory that holds something else. Files of a creation that a crash interrupted are ours.
+/// Refuses a directory that holds something else. Files of a creation that a crash interrupted are ours; but a log is
+/// made only after the data file, and may hold commits that are nowhere else.
 fn check_directory_is_free(path: &str, files: &[String]) -> Result<()> {
-    let ours = |name: &str| [LOCK_FILE, REGION_FILE, NEW_DATA_FILE].contains(&name) || slot_of(name).is_some();
+    if let Some(name) = files.iter().find(|name| slot_of(name).is_some()) {
+        return Err(Error::damaged(format!("{path} holds {name:?} and no {DATA_FILE:?}")));
+    }
+    let ours = |name: &str| [LOCK_FILE, REGION_FILE, NEW_DATA_FILE].contains(&name);
     match files.iter().find(|name| !ours(name)) {
         None => Ok(()),
         Some(name) => {
@@ -253,6 +257,7 @@ impl<'a> Recovery<'a> {
             next_generation: meta.next_generation,
             synced_claim: 0,
             meta_claim: meta.sequence as u32,
+            meta_was_durable: false,
             newest_version: Cell::new(meta.version),
         };
         for slot in files.iter().filter_map(|name| slot_of(name)) {
@@ -329,6 +334,7 @@ impl<'a> Recovery<'a> {
             Ok(())
         })?;
         self.synced_claim = self.synced_claim.max(scanned.synced_claim);
+        self.meta_was_durable |= scanned.meta_claim == self.meta.sequence as u32;
         if scanned.meta_claim.wrapping_sub(self.meta_claim) as i32 > 0 {
             self.meta_claim = scanned.meta_claim;
         }
@@ -446,7 +452,12 @@ impl<'a> Recovery<'a> {
         let core = self.core;
         let control = core.control();
         if !core.settings.read_only {
-            // What was replayed may be in the kernel's memory only; what follows must not be durable before it is.
+            // What was found may be in the kernel's memory only, after a process died. What follows relies on it: pages
+            // that only an older meta page needs are free from here on, and the next records go on from the last.
+            if !self.meta_was_durable {
+                let synced = core.data.sync_data();
+                synced.map_err(|error| Error::io("syncing the base that was found", error))?;
+            }
             for &slot in &self.accepted {
                 let file = &core.segments.get(slot as usize).file;
                 file.sync_data()
@@ -477,6 +488,11 @@ impl<'a> Recovery<'a> {
         if !core.settings.read_only {
             let began = core.rotate(0, 0)?;
             assert!(began, "a store that was just opened has unused log files");
+            // An epoch that a power cut takes back would be given out again, and records of the lost one be taken for
+            // records of the new one.
+            let slot = tail.slot.load(Ordering::Relaxed) as usize;
+            let synced = core.segments.get(slot).file.sync_data();
+            synced.map_err(|error| Error::io("syncing the header of the log", error))?;
             core.prepare_standby(core.settings.generation_bytes_min, 0)?;
         }
         Ok(())

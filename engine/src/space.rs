@@ -297,7 +297,7 @@ impl Space {
     /// `overwrite` freed pages are filled with 0xDD, so that tests notice whoever still reads them.
     pub(crate) fn reclaim(&self, pins: &Pins, overwrite: bool) -> Result<u64> {
         let mut state = self.lock();
-        let mut freed = 0;
+        let (mut freed, mut overwritten) = (0, Ok(()));
         let retired = std::mem::take(&mut state.retired);
         let mut kept = Vec::with_capacity(retired.len());
         for item in retired {
@@ -310,15 +310,16 @@ impl Space {
             if overwrite {
                 let rubbish = vec![0xDD; item.pages as usize * PAGE_BYTES];
                 let offset = item.page as u64 * PAGE_BYTES as u64;
-                self.file
-                    .write_at(&rubbish, offset)
-                    .map_err(|error| Error::io("overwriting freed pages", error))?;
+                // An error must not leave the counts half changed.
+                overwritten = overwritten.and(self.file.write_at(&rubbish, offset));
             }
         }
         state.retired = kept;
         state.retired_pages -= freed;
         self.mirror(&state);
-        Ok(freed)
+        overwritten
+            .map(|()| freed)
+            .map_err(|error| Error::io("overwriting freed pages", error))
     }
 
     /// Writes the bitmap of the pages that the newest base uses: all used pages but those that are retired or loose.

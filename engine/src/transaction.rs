@@ -386,7 +386,8 @@ impl Transaction {
         let sum = self.core().sum(&full_key, shown.as_deref(), delta)?.to_be_bytes();
         let written = match self.own_addition(&full_key) {
             Some(Some(before)) => Written::Add {
-                delta: before + delta,
+                // What is shown may be in range when the sum of the additions alone is not.
+                delta: self.core().sum(&full_key, Some(&before.to_be_bytes()), delta)?,
                 shown: sum,
             },
             Some(None) => Written::Put(sum.as_slice().into()),

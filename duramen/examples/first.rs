@@ -1,0 +1,18 @@
+// The program that opens README.md, line by line; `duramen/tests/docs.rs` compares the two and runs this one.
+// An ordinary comment, because the test includes this file, which a module's own documentation would forbid.
+
+use duramen::Store;
+
+fn main() -> duramen::Result<()> {
+    let store = Store::open("my-store")?; // a directory; made when it is missing
+    let (stock, sold) = (store.map("stock")?, store.map("sold")?);
+    stock.put(b"apples", b"12")?; // survives power loss once this returns
+    let before = store.snapshot()?; // one moment, for ever
+    store.transact(|tx| {
+        tx.put(&stock, b"apples", b"11")?; // both maps or neither; runs again after a conflict
+        tx.append(&sold, b"apples/", b"one, to Ada") // the key ends in the next number
+    })?;
+    assert_eq!(before.get(&stock, b"apples")?.unwrap(), b"12");
+    assert_eq!(stock.get(b"apples")?.unwrap(), b"11");
+    store.close()
+}

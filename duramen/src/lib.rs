@@ -36,7 +36,7 @@
 //! | choose what a commit survives | [`Durability`], [`Store::sync`], [`Store::snapshot_durable`] |
 //! | commit without waiting for the disk | [`Store::write_async`], [`CommitFuture`] |
 //! | follow every commit | [`Store::changes`], [`Changes`] |
-//! | keep integers, text and tuples in order | [`encoding`] |
+//! | keep integers, text and tuples in order | [`TypedMap`], [`encoding`] |
 //! | look after a store | [`Store::check`], [`Store::copy`], [`Store::compact`], [`Store::stat`] |
 //! | decide what to do about an error | [`Error::kind`], [`Kind`], [`Reason`] |
 //!
@@ -49,7 +49,12 @@
 //!   last of them is dropped. One process has a store open for writing.
 //! - A commit is visible to everybody as soon as it is written, and lasts as its [`Durability`] says once its call returns.
 
+mod typed;
+
 pub use duramen_engine::*;
+pub use typed::{
+    CodecError, Counter, KeyFor, Reads, TypedChange, TypedCursor, TypedMap, TypedReads, TypedWrites, ValueCodec, Writes,
+};
 
 /// The programs of the README and the guide, compiled and run as tests.
 #[cfg(doctest)]

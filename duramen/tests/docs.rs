@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Exactly the program that opens the README.
 mod first {
-    include!("../examples/first.rs");
+    include!("first/program.rs");
 
     /// Runs it where it is allowed to leave a store behind.
     pub fn run() -> duramen::Result<()> {
@@ -296,10 +296,10 @@ impl Known {
             return Ok(());
         };
         has(&self.lab, name, "command")?;
-        let workloads = arguments
+        let mut workloads = arguments
             .iter()
             .take_while(|word| word.chars().all(is_of_a_name) && !word.starts_with('-'));
-        workloads.map(|name| has(&self.workloads, name, "workload")).collect()
+        workloads.try_for_each(|name| has(&self.workloads, name, "workload"))
     }
 }
 
@@ -404,13 +404,13 @@ fn every_decision_is_listed() {
 }
 
 #[test]
-fn the_program_that_opens_the_readme_is_the_example_and_runs() {
+fn the_program_that_opens_the_readme_runs() {
     let readme = read(&root().join("README.md"));
     let program = readme
         .split("```rust,no_run\n")
         .nth(1)
         .and_then(|rest| rest.split("```").next());
-    let example = read(&root().join("duramen/examples/first.rs"));
+    let example = read(&root().join("duramen/tests/first/program.rs"));
     let example: String = example
         .lines()
         .skip_while(|line| !line.starts_with("use"))

@@ -26,6 +26,7 @@ use crate::limits::{PAGE_BYTES, RETAINED_GENERATIONS_MAX, VALUE_CHUNK_BYTES};
 use crate::log::LogView;
 use crate::meta::Meta;
 use crate::region::{GenerationState, Pin, Version};
+use crate::snapshot::describe;
 use crate::space::Retired;
 use crate::view::{GenerationView, Note, union};
 use crate::write_set::{Layer, LayerCursor, Written};
@@ -164,6 +165,7 @@ impl Core {
             .map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed))
             .sum();
         let (pin, version, _) = self.region.pin(0, &self.control().visible.0)?;
+        describe(self, &pin, crate::snapshot::Purpose::Changes);
         state.history.push_back((pin, version, bytes));
         let too_much = |history: &VecDeque<(Pin, Version, u64)>| {
             let bytes: u64 = history.iter().map(|(_, _, bytes)| bytes).sum();

@@ -22,6 +22,9 @@ mod error;
 mod fold;
 mod full_key;
 mod future;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod generations;
 mod index;
 mod limits;

@@ -72,3 +72,9 @@ const _: () = assert!(
 const _: () = assert!(GENERATION_BYTES_MAX + 2 * (WRITE_SET_BYTES_MAX as u64) < LOG_SPAN_BYTES);
 const _: () = assert!(LOG_RESERVE_BYTES * 4 <= GENERATION_BYTES_MIN);
 const _: () = assert!(LIVE_GENERATIONS_MAX + CHECKABLE_GENERATIONS_MAX + RETAINED_GENERATIONS_MAX < GENERATIONS_MAX);
+
+/// Numbers of commits, versions and meta pages in files are below this, or the file is a forgery: at a million a second
+/// it takes a hundred thousand years. So nothing that counts on from them can overflow.
+pub const LONG_NUMBER_MAX: u64 = 1 << 62;
+/// The same for generations, epochs and maps: what is above is left for counting on while a store is open.
+pub const SHORT_NUMBER_MAX: u32 = u32::MAX - (1 << 20);

@@ -15,7 +15,7 @@ use duramen_io::File;
 use crate::base::Root;
 use crate::checksum::checksum;
 use crate::error::{Error, Reason, Result};
-use crate::limits::PAGE_BYTES;
+use crate::limits::{LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
 
 /// Format of the files. Stores of a newer format are refused; see `docs/reference/format.md` for the policy.
 pub(crate) const FORMAT: u32 = 1;
@@ -100,7 +100,7 @@ impl Meta {
         if word(12) != checksum(&page[16..]) {
             return Found::Nothing;
         }
-        Found::Meta(Meta {
+        let meta = Meta {
             store: u128::from_le_bytes(page[16..32].try_into().expect("sixteen bytes")),
             sequence: long(32),
             hash_seed: long(40),
@@ -121,7 +121,19 @@ impl Meta {
             next_map: word(100),
             epoch: word(104),
             next_generation: word(108),
-        })
+        };
+        if meta.is_possible() {
+            Found::Meta(meta)
+        } else {
+            Found::Nothing
+        }
+    }
+
+    /// Whether one can count on from the numbers.
+    fn is_possible(&self) -> bool {
+        let long = [self.sequence, self.base_commit, self.version];
+        let short = [self.next_map, self.epoch, self.next_generation];
+        long.iter().all(|&number| number < LONG_NUMBER_MAX) && short.iter().all(|&number| number < SHORT_NUMBER_MAX)
     }
 
     /// Writes both copies. The caller has synced what the meta page refers to, and syncs the file afterwards.

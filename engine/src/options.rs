@@ -99,7 +99,8 @@ impl Options {
     }
 
     /// Bytes of the commit stream that are kept for [`Store::changes`] beyond what the log holds anyway. The space of
-    /// what those commits replaced is kept with them, while the store is open. Default: 0.
+    /// what those commits replaced is kept with them, while the store is open. At most 32 generations of the log are
+    /// kept, however small they are. Default: 0.
     pub fn retain_log_bytes(mut self, bytes: u64) -> Options {
         self.retain_log_bytes = bytes;
         self

@@ -497,17 +497,6 @@ impl Region {
         Ok(Pin { index: index as u32 })
     }
 
-    /// Moves a pin to the version published now.
-    pub(crate) fn repin(&self, pin: &Pin) -> (Version, u64) {
-        let slot = self.pinned(pin);
-        slot.pin.store(PIN_ALL, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        let (version, commit) = self.read_version(&self.control().visible.0);
-        slot.commit.store(commit, Ordering::Relaxed);
-        slot.pin.store(version.number, Ordering::Release);
-        (version, commit)
-    }
-
     /// Frees a slot.
     pub(crate) fn unpin(&self, pin: &Pin) {
         let slot = self.pinned(pin);

@@ -17,7 +17,7 @@ use super::record::{Operation, RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, 
 use crate::base::Stored;
 use crate::checksum::checksum;
 use crate::error::{Error, Result};
-use crate::limits::{GENERATIONS_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
+use crate::limits::{GENERATIONS_MAX, LOG_SPAN_BYTES, LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
 use crate::meta::FORMAT;
 
 /// Position of the first record of a log file.
@@ -77,9 +77,14 @@ impl SegmentHeader {
             meta_sequence: word(60),
         };
         let intact = long(0) == SEGMENT_MAGIC && word(8) == FORMAT && word(12) == checksum(&bytes[16..]);
-        // Commits count from 1.
-        let intact = intact && header.first_commit > 0;
-        (intact && header.store == store).then_some(header)
+        (intact && header.is_possible() && header.store == store).then_some(header)
+    }
+
+    /// Whether one can count on from the numbers. Commits begin with 1.
+    fn is_possible(&self) -> bool {
+        (1..LONG_NUMBER_MAX).contains(&self.first_commit)
+            && self.generation < SHORT_NUMBER_MAX
+            && self.epoch < SHORT_NUMBER_MAX
     }
 }
 

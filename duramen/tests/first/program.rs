@@ -1,5 +1,5 @@
-// The program that opens README.md, line by line; `duramen/tests/docs.rs` compares the two and runs this one.
-// An ordinary comment, because the test includes this file, which a module's own documentation would forbid.
+// The program that opens README.md, line by line: `docs.rs` includes this file, compares the two and runs it. (An
+// ordinary comment, because a file that is included cannot begin with that of a module.)
 
 use duramen::Store;
 

@@ -1,0 +1,680 @@
+//! Typed maps: keys and values of Rust types over a [`Map`] of bytes.
+//!
+//! Keys go through the order-preserving [`encoding`], so that ranges and prefixes mean what they say; values through
+//! [`ValueCodec`]. Nothing is stored but the encoded bytes: a map can be used typed and untyped side by side, and the
+//! types are the program's agreement with itself. Bytes that are not of the type are an error that names the key.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+
+use duramen_engine::encoding::{self, DecodeKey, Key, KeyRange};
+use duramen_engine::{Batch, Change, Cursor, Durability, Error, Map, Reason, Result, Snapshot, Transaction, Value};
+
+/// Whatever goes wrong in a codec.
+pub type CodecError = Box<dyn StdError + Send + Sync>;
+
+/// How a type is stored as a value.
+///
+/// Implemented for bytes and text (as they are), for integers, floats, `bool`, `char`, `Option` and tuples (in the
+/// [`encoding`] of keys, big-endian), and for [`Counter`]. A program's own type takes a few lines, here with a serde
+/// format:
+///
+/// ```
+/// use duramen::{CodecError, Store, TypedMap, ValueCodec};
+/// # use serde_json::Value as Invoice;
+///
+/// struct Json<T>(T);
+///
+/// impl ValueCodec for Json<Invoice> {     // impl<T: Serialize + DeserializeOwned> ValueCodec for Json<T>
+///     fn encode_value(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+///         Ok(serde_json::to_writer(out, &self.0)?)
+///     }
+///     fn decode_value(bytes: &[u8]) -> Result<Self, CodecError> {
+///         Ok(Json(serde_json::from_slice(bytes)?))
+///     }
+/// }
+///
+/// # let directory = tempfile::tempdir()?;
+/// let store = Store::open(directory.path().join("store"))?;
+/// let invoices = TypedMap::<u64, Json<Invoice>>::new(store.map("invoices")?);
+/// invoices.put(&7, &Json(serde_json::json!({ "total": 12 })))?;
+/// assert_eq!(invoices.get(&7)?.unwrap().0["total"], 12);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait ValueCodec: Sized {
+    /// Appends the stored form to `out`.
+    ///
+    /// # Errors
+    /// When this value has no stored form; nothing is written then.
+    fn encode_value(&self, out: &mut Vec<u8>) -> Result<(), CodecError>;
+
+    /// The value that these bytes are the stored form of.
+    ///
+    /// # Errors
+    /// When they are not one.
+    fn decode_value(bytes: &[u8]) -> Result<Self, CodecError>;
+}
+
+/// A type whose values encode to the same bytes as a `K`: what can be passed where a key of type `K` is asked for, for
+/// instance a `&str` for a `String`, or a `(&str, u64)` for a `(String, u64)`.
+///
+/// Who implements [`Key`] and [`DecodeKey`] for a type of their own adds `impl KeyFor<Own> for Own {}`.
+pub trait KeyFor<K: ?Sized>: Key {}
+
+impl<K: ?Sized, Q: KeyFor<K> + ?Sized> KeyFor<K> for &Q {}
+impl KeyFor<String> for str {}
+impl KeyFor<Vec<u8>> for [u8] {}
+impl KeyFor<()> for () {}
+impl<const N: usize> KeyFor<[u8; N]> for [u8; N] {}
+impl<K, Q: KeyFor<K>> KeyFor<Option<K>> for Option<Q> {}
+impl<K, Q: KeyFor<K>> KeyFor<std::cmp::Reverse<K>> for std::cmp::Reverse<Q> {}
+
+macro_rules! keys_for_themselves {
+    ($($type:ty)+) => {$( impl KeyFor<$type> for $type {} )+};
+}
+keys_for_themselves! { u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64 bool char String Vec<u8> }
+
+macro_rules! encoded_values {
+    ($({$($parameters:tt)*} $type:ty)+) => {$(
+        impl<$($parameters)*> ValueCodec for $type {
+            fn encode_value(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+                self.encode_to(out);
+                Ok(())
+            }
+
+            fn decode_value(bytes: &[u8]) -> Result<Self, CodecError> {
+                Ok(encoding::decode(bytes)?)
+            }
+        }
+    )+};
+}
+encoded_values! {
+    {} u8 {} u16 {} u32 {} u64 {} u128 {} i8 {} i16 {} i32 {} i64 {} i128 {} f32 {} f64 {} bool {} char {} ()
+    {const N: usize} [u8; N]
+    {T: DecodeKey} Option<T>
+}
+
+macro_rules! tuples {
+    ($(($($part:ident $query:ident),+))+) => {$(
+        impl<$($part,)+ $($query: KeyFor<$part>),+> KeyFor<($($part,)+)> for ($($query,)+) {}
+        encoded_values! { {$($part: DecodeKey),+} ($($part,)+) }
+    )+};
+}
+tuples! {
+    (A P)
+    (A P, B Q)
+    (A P, B Q, C R)
+    (A P, B Q, C R, D S)
+    (A P, B Q, C R, D S, E T)
+    (A P, B Q, C R, D S, E T, F U)
+    (A P, B Q, C R, D S, E T, F U, G V)
+    (A P, B Q, C R, D S, E T, F U, G V, H W)
+}
+
+impl ValueCodec for Vec<u8> {
+    fn encode_value(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        out.extend_from_slice(self);
+        Ok(())
+    }
+
+    fn decode_value(bytes: &[u8]) -> Result<Self, CodecError> {
+        Ok(bytes.to_vec())
+    }
+}
+
+impl ValueCodec for String {
+    fn encode_value(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        out.extend_from_slice(self.as_bytes());
+        Ok(())
+    }
+
+    fn decode_value(bytes: &[u8]) -> Result<Self, CodecError> {
+        Ok(std::str::from_utf8(bytes)?.to_string())
+    }
+}
+
+/// A number that [`Map::add`] counts, in the form in which it stores it; an `i64` as a value is stored otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Counter(pub i64);
+
+impl ValueCodec for Counter {
+    fn encode_value(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
+        out.extend_from_slice(&self.0.to_be_bytes());
+        Ok(())
+    }
+
+    fn decode_value(bytes: &[u8]) -> Result<Self, CodecError> {
+        Ok(Counter(i64::from_be_bytes(bytes.try_into()?)))
+    }
+}
+
+/// A [`Map`] whose keys are `K` and whose values are `V`.
+///
+/// Its own methods read what is newest and commit each write by itself. [`TypedMap::at`] reads in a snapshot or
+/// transaction, [`TypedMap::within`] writes in a transaction or batch.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen::Store::open(directory.path())?;
+/// use duramen::TypedMap;
+///
+/// let scores = TypedMap::<(String, u32), u64>::new(store.map("scores")?);
+/// scores.put(&("chess", 2025), &1200)?;
+/// scores.put(&("chess", 2026), &1350)?;
+/// scores.put(&("go", 2026), &900)?;
+/// assert_eq!(scores.get(&("chess", 2026))?, Some(1350));
+///
+/// let snapshot = store.snapshot()?;
+/// let chess = scores.at(&snapshot).prefix(&("chess",))?.collect::<duramen::Result<Vec<_>>>()?;
+/// assert_eq!(chess, [(("chess".to_string(), 2025), 1200), (("chess".to_string(), 2026), 1350)]);
+///
+/// store.transact(|tx| {
+///     let best = scores.at(tx).get(&("go", 2026))?.unwrap_or(0).max(950);
+///     scores.within(tx).put(&("go", 2026), &best)
+/// })?;
+/// # Ok::<(), duramen::Error>(())
+/// ```
+pub struct TypedMap<K, V> {
+    map: Map,
+    types: Types<K, V>,
+}
+
+/// Stands for the types without owning any of them: a typed map can be shared whatever they are.
+type Types<K, V> = PhantomData<fn(K, V) -> (K, V)>;
+
+impl<K, V> Clone for TypedMap<K, V> {
+    fn clone(&self) -> Self {
+        TypedMap {
+            map: self.map.clone(),
+            types: PhantomData,
+        }
+    }
+}
+
+impl<K, V> fmt::Debug for TypedMap<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (key, value) = (std::any::type_name::<K>(), std::any::type_name::<V>());
+        f.debug_struct("TypedMap")
+            .field("name", &self.map.name())
+            .field("key", &key)
+            .field("value", &value)
+            .finish()
+    }
+}
+
+impl<K: DecodeKey, V: ValueCodec> TypedMap<K, V> {
+    /// A typed view of a map. Nothing is read or checked here.
+    pub fn new(map: Map) -> TypedMap<K, V> {
+        TypedMap {
+            map,
+            types: PhantomData,
+        }
+    }
+
+    /// The map of bytes beneath.
+    pub fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// A handle of the same map whose commits have another durability.
+    pub fn with_durability(&self, durability: Durability) -> TypedMap<K, V> {
+        TypedMap::new(self.map.with_durability(durability))
+    }
+
+    /// The map in a snapshot or transaction, for reading.
+    pub fn at<'a, R: Reads>(&'a self, reads: &'a R) -> TypedReads<'a, K, V, R> {
+        TypedReads {
+            map: &self.map,
+            reads,
+            types: PhantomData,
+        }
+    }
+
+    /// The map in a transaction or batch, for writing.
+    pub fn within<'a, W: Writes>(&'a self, writes: &'a mut W) -> TypedWrites<'a, K, V, W> {
+        TypedWrites {
+            map: &self.map,
+            writes,
+            types: PhantomData,
+        }
+    }
+
+    /// The value of a key now.
+    ///
+    /// # Errors
+    /// As [`Map::get`], and [`Reason::InvalidArgument`] when the stored bytes are not a `V`.
+    pub fn get<Q: KeyFor<K> + ?Sized>(&self, key: &Q) -> Result<Option<V>> {
+        let key = encoding::encode(key);
+        let value = self.map.get(&key)?;
+        value.map(|value| decode_value(&self.map, &key, &value)).transpose()
+    }
+
+    /// The values of several keys, all at the same moment, in their order.
+    ///
+    /// # Errors
+    /// As [`TypedMap::get`].
+    pub fn multi_get<Q: KeyFor<K>>(&self, keys: &[Q]) -> Result<Vec<Option<V>>> {
+        let keys: Vec<Vec<u8>> = keys.iter().map(encoding::encode).collect();
+        let values = self.map.multi_get(&keys)?;
+        let decode = |(value, key): (Option<Vec<u8>>, &Vec<u8>)| {
+            value.map(|value| decode_value(&self.map, key, &value)).transpose()
+        };
+        values.into_iter().zip(&keys).map(decode).collect()
+    }
+
+    /// How many pairs the map has now.
+    ///
+    /// # Errors
+    /// As [`Map::count`].
+    pub fn count(&self) -> Result<u64> {
+        self.map.count()
+    }
+
+    /// Stores a value, whatever the key held before.
+    ///
+    /// # Errors
+    /// As [`Map::put`], and [`Reason::InvalidArgument`] when the value cannot be encoded.
+    pub fn put<Q: KeyFor<K> + ?Sized>(&self, key: &Q, value: &V) -> Result<()> {
+        let key = encoding::encode(key);
+        self.map.put(&key, &encode_value(&self.map, &key, value)?)
+    }
+
+    /// Removes a key, if it is there.
+    ///
+    /// # Errors
+    /// As [`Map::delete`].
+    pub fn delete<Q: KeyFor<K> + ?Sized>(&self, key: &Q) -> Result<()> {
+        self.map.delete(&encoding::encode(key))
+    }
+
+    /// Removes all keys of a range.
+    ///
+    /// # Errors
+    /// As [`Map::delete_range`].
+    pub fn delete_range(&self, range: impl RangeBounds<K>) -> Result<()> {
+        self.map.delete_range(Encoded::of(&range).bounds())
+    }
+
+    /// Removes all keys whose leading parts are `leading`.
+    ///
+    /// # Errors
+    /// As [`Map::delete_range`].
+    pub fn delete_prefix<P: Key + ?Sized>(&self, leading: &P) -> Result<()> {
+        self.map.delete_range(KeyRange::starting_with(leading).bounds())
+    }
+
+    /// Stores a value if the key is not there. Returns whether it was stored.
+    ///
+    /// # Errors
+    /// As [`TypedMap::put`].
+    pub fn create<Q: KeyFor<K> + ?Sized>(&self, key: &Q, value: &V) -> Result<bool> {
+        self.compare_and_swap(key, None, Some(value))
+    }
+
+    /// Replaces what the key holds (`None`: nothing) if its bytes are those of `expected`. Returns whether it was
+    /// replaced.
+    ///
+    /// # Errors
+    /// As [`TypedMap::put`].
+    pub fn compare_and_swap<Q: KeyFor<K> + ?Sized>(
+        &self,
+        key: &Q,
+        expected: Option<&V>,
+        new: Option<&V>,
+    ) -> Result<bool> {
+        let key = encoding::encode(key);
+        let encode = |value: Option<&V>| value.map(|value| encode_value(&self.map, &key, value)).transpose();
+        let (expected, new) = (encode(expected)?, encode(new)?);
+        self.map.compare_and_swap(&key, expected.as_deref(), new.as_deref())
+    }
+
+    /// Replaces what the key holds by what `change` makes of it. Returns what it held before. `change` may run several
+    /// times, when others change the key at the same time; the key is changed once.
+    ///
+    /// # Errors
+    /// As [`TypedMap::get`] and [`TypedMap::put`]; the key then keeps what it held.
+    pub fn update<Q: KeyFor<K> + ?Sized>(
+        &self,
+        key: &Q,
+        mut change: impl FnMut(Option<V>) -> Option<V>,
+    ) -> Result<Option<V>> {
+        let key = encoding::encode(key);
+        let decode = |value: Option<&[u8]>| value.map(|value| decode_value(&self.map, &key, value)).transpose();
+        let mut refused = None;
+        let before = self.map.update(&key, |now| {
+            let changed = decode(now).and_then(|value| {
+                change(value)
+                    .map(|value| encode_value(&self.map, &key, &value))
+                    .transpose()
+            });
+            // An attempt that is repeated starts over, so only the last one counts.
+            refused = changed
+                .as_ref()
+                .err()
+                .map(|error| Reason::InvalidArgument(error.to_string()).into());
+            changed.unwrap_or_else(|_| now.map(<[u8]>::to_vec))
+        })?;
+        match refused {
+            Some(error) => Err(error),
+            None => decode(before.as_deref()),
+        }
+    }
+
+    /// What a commit did to a key of this map; `None`: the change is of another map. Maps are told apart by name.
+    ///
+    /// # Errors
+    /// [`Reason::InvalidArgument`] when the bytes are not of the map's types.
+    pub fn decode_change(&self, change: &Change) -> Result<Option<TypedChange<K, V>>> {
+        if change.map != self.map.name() {
+            return Ok(None);
+        }
+        let decode = |value: &Option<Vec<u8>>| {
+            value
+                .as_deref()
+                .map(|value| decode_value(&self.map, &change.key, value))
+                .transpose()
+        };
+        let key = decode_key(&self.map, &change.key)?;
+        Ok(Some(TypedChange {
+            key,
+            old: decode(&change.old)?,
+            new: decode(&change.new)?,
+        }))
+    }
+}
+
+impl<K: DecodeKey> TypedMap<K, Counter> {
+    /// Adds to a counter, and returns the sum; see [`Map::add`].
+    ///
+    /// # Errors
+    /// As [`Map::add`].
+    pub fn add<Q: KeyFor<K> + ?Sized>(&self, key: &Q, delta: i64) -> Result<i64> {
+        self.map.add(&encoding::encode(key), delta)
+    }
+}
+
+/// A [`Change`] with its types.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypedChange<K, V> {
+    /// The key.
+    pub key: K,
+    /// What it held before the commit.
+    pub old: Option<V>,
+    /// What it holds since.
+    pub new: Option<V>,
+}
+
+/// A typed map in a snapshot or transaction; see [`TypedMap::at`].
+pub struct TypedReads<'a, K, V, R> {
+    map: &'a Map,
+    reads: &'a R,
+    types: Types<K, V>,
+}
+
+impl<'a, K: DecodeKey, V: ValueCodec, R: Reads> TypedReads<'a, K, V, R> {
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`], and [`Reason::InvalidArgument`] when the stored bytes are not a `V`.
+    pub fn get<Q: KeyFor<K> + ?Sized>(&self, key: &Q) -> Result<Option<V>> {
+        let key = encoding::encode(key);
+        let value = self.reads.get_bytes(self.map, &key)?;
+        value.map(|value| decode_value(self.map, &key, &value)).transpose()
+    }
+
+    /// The pairs whose keys lie in a range, in key order.
+    ///
+    /// # Errors
+    /// As [`Snapshot::range`].
+    pub fn range(&self, range: impl RangeBounds<K>) -> Result<TypedCursor<'a, K, V>> {
+        self.cursor(Encoded::of(&range).bounds())
+    }
+
+    /// The pairs whose keys have the leading parts `leading`: a tuple of them, or one value.
+    ///
+    /// # Errors
+    /// As [`Snapshot::range`].
+    pub fn prefix<P: Key + ?Sized>(&self, leading: &P) -> Result<TypedCursor<'a, K, V>> {
+        self.cursor(KeyRange::starting_with(leading).bounds())
+    }
+
+    fn cursor(&self, bounds: Bounds<'_>) -> Result<TypedCursor<'a, K, V>> {
+        let cursor = self.reads.range_bytes(self.map, bounds)?;
+        Ok(TypedCursor {
+            cursor,
+            map: self.map,
+            types: PhantomData,
+        })
+    }
+
+    /// How many pairs lie in a range.
+    ///
+    /// # Errors
+    /// As [`Snapshot::count`].
+    pub fn count(&self, range: impl RangeBounds<K>) -> Result<u64> {
+        self.reads.count_bytes(self.map, Encoded::of(&range).bounds())
+    }
+}
+
+/// A position between two pairs, and an iterator over those behind it. After an error it goes on with the next pair.
+pub struct TypedCursor<'a, K, V> {
+    cursor: Cursor<'a>,
+    map: &'a Map,
+    types: Types<K, V>,
+}
+
+impl<K: DecodeKey, V: ValueCodec> TypedCursor<'_, K, V> {
+    /// Steps back over the pair before the cursor and returns it. At the beginning of the range: `None`.
+    ///
+    /// # Errors
+    /// As [`Cursor::prev`], and [`Reason::InvalidArgument`] when the bytes are not of the map's types.
+    pub fn prev(&mut self) -> Result<Option<(K, V)>> {
+        let pair = self.cursor.prev()?;
+        pair.map(|(key, value)| decode_pair(self.map, key, &value)).transpose()
+    }
+
+    /// Moves before the first pair whose key is `key` or greater, without leaving the range.
+    ///
+    /// # Errors
+    /// As [`Cursor::seek`].
+    pub fn seek<Q: KeyFor<K> + ?Sized>(&mut self, key: &Q) -> Result<()> {
+        self.cursor.seek(&encoding::encode(key))
+    }
+
+    /// Moves behind the last pair of the range.
+    pub fn seek_end(&mut self) {
+        self.cursor.seek_end();
+    }
+}
+
+impl<K: DecodeKey, V: ValueCodec> Iterator for TypedCursor<'_, K, V> {
+    type Item = Result<(K, V)>;
+
+    fn next(&mut self) -> Option<Result<(K, V)>> {
+        match self.cursor.next() {
+            Ok(pair) => pair.map(|(key, value)| decode_pair(self.map, key, &value)),
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+/// A typed map in a transaction or batch; see [`TypedMap::within`].
+pub struct TypedWrites<'a, K, V, W> {
+    map: &'a Map,
+    writes: &'a mut W,
+    types: Types<K, V>,
+}
+
+impl<K: DecodeKey, V: ValueCodec, W: Writes> TypedWrites<'_, K, V, W> {
+    /// Stores a value.
+    ///
+    /// # Errors
+    /// As [`Transaction::put`], and [`Reason::InvalidArgument`] when the value cannot be encoded.
+    pub fn put<Q: KeyFor<K> + ?Sized>(&mut self, key: &Q, value: &V) -> Result<()> {
+        let key = encoding::encode(key);
+        self.writes
+            .put_bytes(self.map, &key, &encode_value(self.map, &key, value)?)
+    }
+
+    /// Removes a key.
+    ///
+    /// # Errors
+    /// As [`Transaction::delete`].
+    pub fn delete<Q: KeyFor<K> + ?Sized>(&mut self, key: &Q) -> Result<()> {
+        self.writes.delete_bytes(self.map, &encoding::encode(key))
+    }
+
+    /// Removes all keys of a range.
+    ///
+    /// # Errors
+    /// As [`Transaction::delete_range`].
+    pub fn delete_range(&mut self, range: impl RangeBounds<K>) -> Result<()> {
+        self.writes.delete_range_bytes(self.map, Encoded::of(&range).bounds())
+    }
+
+    /// Removes all keys whose leading parts are `leading`.
+    ///
+    /// # Errors
+    /// As [`Transaction::delete_range`].
+    pub fn delete_prefix<P: Key + ?Sized>(&mut self, leading: &P) -> Result<()> {
+        self.writes
+            .delete_range_bytes(self.map, KeyRange::starting_with(leading).bounds())
+    }
+}
+
+impl<K: DecodeKey, W: Writes> TypedWrites<'_, K, Counter, W> {
+    /// Adds to a counter.
+    ///
+    /// # Errors
+    /// As [`Transaction::add`].
+    pub fn add<Q: KeyFor<K> + ?Sized>(&mut self, key: &Q, delta: i64) -> Result<()> {
+        self.writes.add_bytes(self.map, &encoding::encode(key), delta)
+    }
+}
+
+type Bounds<'k> = (Bound<&'k [u8]>, Bound<&'k [u8]>);
+
+/// Bounds of a typed range as bytes. No encoding begins with another, so each bound means the same as before.
+struct Encoded {
+    low: Bound<Vec<u8>>,
+    high: Bound<Vec<u8>>,
+}
+
+impl Encoded {
+    fn of<K: Key>(range: &impl RangeBounds<K>) -> Encoded {
+        let encode = |bound: Bound<&K>| bound.map(|key| encoding::encode(key));
+        Encoded {
+            low: encode(range.start_bound()),
+            high: encode(range.end_bound()),
+        }
+    }
+
+    fn bounds(&self) -> Bounds<'_> {
+        (
+            self.low.as_ref().map(Vec::as_slice),
+            self.high.as_ref().map(Vec::as_slice),
+        )
+    }
+}
+
+fn encode_value<V: ValueCodec>(map: &Map, key: &[u8], value: &V) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    value
+        .encode_value(&mut out)
+        .map_err(|error| invalid::<V>(map, key, "the value for", "cannot be stored as", &*error))?;
+    Ok(out)
+}
+
+fn decode_value<V: ValueCodec>(map: &Map, key: &[u8], value: &[u8]) -> Result<V> {
+    V::decode_value(value).map_err(|error| invalid::<V>(map, key, "the value of", "is not a", &*error))
+}
+
+fn decode_key<K: DecodeKey>(map: &Map, key: &[u8]) -> Result<K> {
+    encoding::decode(key).map_err(|error| invalid::<K>(map, key, "the", "is not a", &error))
+}
+
+fn decode_pair<K: DecodeKey, V: ValueCodec>(map: &Map, key: &[u8], value: &[u8]) -> Result<(K, V)> {
+    Ok((decode_key(map, key)?, decode_value(map, key, value)?))
+}
+
+fn invalid<T>(map: &Map, key: &[u8], what: &str, is_not: &str, cause: &dyn StdError) -> Error {
+    let (name, wanted) = (map.name(), std::any::type_name::<T>());
+    let text = format!(
+        "{what} key \"{}\" in map {name:?} {is_not} {wanted}: {cause}",
+        key.escape_ascii()
+    );
+    Reason::InvalidArgument(text).into()
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for duramen_engine::Snapshot {}
+    impl Sealed for duramen_engine::Transaction {}
+    impl Sealed for duramen_engine::Batch {}
+}
+
+/// What a typed map can be read in: a [`Snapshot`] or a [`Transaction`].
+pub trait Reads: sealed::Sealed {
+    #[doc(hidden)]
+    fn get_bytes(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>>;
+    #[doc(hidden)]
+    fn range_bytes(&self, map: &Map, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Result<Cursor<'_>>;
+    #[doc(hidden)]
+    fn count_bytes(&self, map: &Map, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Result<u64>;
+}
+
+/// What a typed map can be written in: a [`Transaction`] or a [`Batch`].
+pub trait Writes: sealed::Sealed {
+    #[doc(hidden)]
+    fn put_bytes(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()>;
+    #[doc(hidden)]
+    fn delete_bytes(&mut self, map: &Map, key: &[u8]) -> Result<()>;
+    #[doc(hidden)]
+    fn delete_range_bytes(&mut self, map: &Map, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Result<()>;
+    #[doc(hidden)]
+    fn add_bytes(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()>;
+}
+
+macro_rules! reads {
+    ($($type:ident)+) => {$(
+        impl Reads for $type {
+            fn get_bytes(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
+                self.get(map, key)
+            }
+
+            fn range_bytes(&self, map: &Map, range: Bounds<'_>) -> Result<Cursor<'_>> {
+                self.range(map, range)
+            }
+
+            fn count_bytes(&self, map: &Map, range: Bounds<'_>) -> Result<u64> {
+                self.count(map, range)
+            }
+        }
+    )+};
+}
+reads! { Snapshot Transaction }
+
+macro_rules! writes {
+    ($($type:ident)+) => {$(
+        impl Writes for $type {
+            fn put_bytes(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
+                self.put(map, key, value)
+            }
+
+            fn delete_bytes(&mut self, map: &Map, key: &[u8]) -> Result<()> {
+                self.delete(map, key)
+            }
+
+            fn delete_range_bytes(&mut self, map: &Map, range: Bounds<'_>) -> Result<()> {
+                self.delete_range(map, range)
+            }
+
+            fn add_bytes(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
+                self.add(map, key, delta)
+            }
+        }
+    )+};
+}
+writes! { Transaction Batch }

@@ -239,9 +239,6 @@ struct Recovery<'a> {
     next_generation: u32,
     synced_claim: u64,
     meta_claim: u32,
-    /// A record says that the meta page was durable when it was written: there is no need to sync it again, which
-    /// takes long when the kernel has much to write.
-    meta_was_durable: bool,
     /// Whether a record says that the meta page that was found is durable.
     meta_was_durable: bool,
     /// The newest version that anything in use was born in: versions go on from there.

@@ -5,8 +5,8 @@
 //! simulated disk with a fixed seed, so that the same code writes the same bytes); those of older formats are never
 //! written again.
 //!
-//! What is cut off a fixture: zeros at the end of a file, in whole pages. A log file may end anywhere behind its header,
-//! and the data file anywhere behind its last page in use (which, as part of a branch, may hold zeros only).
+//! What is cut off a fixture: zeros at the end of a file, in whole pages. A log file may end anywhere behind its
+//! header, and the data file anywhere behind its last page in use (which, as part of a branch, may hold zeros only).
 
 use std::fmt::Write;
 use std::fs;
@@ -312,10 +312,10 @@ fn newer_format_is_refused_by_name() {
         fs::write(&data, &bytes).unwrap();
         for read_only in [false, true] {
             let error = options().read_only(read_only).open(copy.path()).unwrap_err();
-            assert!(
-                matches!(error.reason(), Reason::NewerFormat { found, supported } if (*found, *supported) == (FORMAT + 1, FORMAT)),
-                "{error}"
-            );
+            let Reason::NewerFormat { found, supported } = error.reason() else {
+                panic!("{error}");
+            };
+            assert_eq!((*found, *supported), (FORMAT + 1, FORMAT));
             assert_eq!(error.kind(), Kind::FixTheCall);
         }
         assert!(

@@ -2,7 +2,8 @@
 //!
 //! Each scene runs on a simulated disk, which writes down every call that changes something or makes it durable. The
 //! expected texts are `tests/traces/*.txt`; each begins with what must hold whatever else changes. Numbers are
-//! offset+length in bytes. `DURAMEN_UPDATE_TRACES=1` writes the texts anew: then read what changed against that first line.
+//! offset+length in bytes. `DURAMEN_UPDATE_TRACES=1` writes the texts anew: then read what changed against that first
+//! line.
 
 use std::fs;
 use std::path::Path;
@@ -80,8 +81,8 @@ fn new_store_is_whole_before_it_has_its_name() {
     );
     assert_trace(
         "open-new",
-        "the meta pages of data.new are synced, then it is renamed, then the directory is synced; only then comes a log \
-         file, whose name is synced before anything is written for a caller",
+        "the meta pages of data.new are synced, then it is renamed, then the directory is synced; only then comes \
+         a log file, whose name and header are synced before anything is written for a caller",
         &trace,
     );
 }
@@ -123,8 +124,8 @@ fn record_after_a_sync_begins_in_a_sector_of_its_own() {
     });
     assert_trace(
         "sector-after-sync",
-        "records stand close together, but the one after the sync begins at a multiple of 512: a sector torn in a power \
-         cut must not take along what was acknowledged",
+        "records stand close together, but the one after the sync begins at a multiple of 512: a sector torn in a \
+         power cut must not take along what was acknowledged",
         &trace,
     );
 }
@@ -141,8 +142,8 @@ fn long_value_is_durable_before_the_record_that_refers_to_it() {
     assert_order(&trace, &["write data", "sync data", "write wal-"]);
     assert_trace(
         "batch-long-value",
-        "the value is written to the data file and synced there before the record that refers to it is written, although \
-         the batch itself asked for no sync",
+        "the value is written to the data file and synced there before the record that refers to it is written, \
+         although the batch itself asked for no sync",
         &trace,
     );
 }
@@ -186,8 +187,9 @@ fn fold_syncs_log_then_pages_then_meta() {
     );
     assert_trace(
         "maintain",
-        "the frozen log is synced before the base holds any of it; new pages and the bitmap are synced before the meta page; \
-         both copies of the meta page, alone, are written and synced before anything it makes superfluous is touched",
+        "the frozen log is synced before the base holds any of it; new pages and the bitmap are synced before the \
+         meta page; both copies of the meta page, alone, are written and synced before anything that they make \
+         superfluous is touched",
         &trace,
     );
 }
@@ -231,7 +233,8 @@ fn reopening_a_closed_store_writes_no_page() {
     assert!(!trace.iter().any(|call| call.starts_with("write data")), "{trace:#?}");
     assert_trace(
         "reopen-closed",
-        "nothing is written to the data file; the names of the log files are synced before anything is written for a caller",
+        "nothing is written to the data file, but it is synced before anything relies on what was found in it; the \
+         header of the new generation, which carries the epoch, is synced before anything is written for a caller",
         &trace,
     );
 }
@@ -243,11 +246,11 @@ fn reopening_after_a_kill_syncs_what_it_replays() {
     map.with_durability(Durability::Written).put(b"key", b"value").unwrap();
     let next = disk.kill();
     let trace = trace_of(&next, || open(&next));
-    assert_order(&trace, &["sync wal-", "write wal-"]);
+    assert_order(&trace, &["sync data", "sync wal-1", "write wal-0", "sync wal-0"]);
     assert_trace(
         "reopen-killed",
-        "the replayed log file is synced before the header of the next generation is written: what follows must not be durable \
-         before what it follows is",
+        "what was found, in the data file and in the replayed log, is synced before the header of the next \
+         generation is written: what follows must not be durable before what it follows is",
         &trace,
     );
 }

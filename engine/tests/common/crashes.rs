@@ -1,0 +1,303 @@
+//! Crashes: random work on a simulated disk that stops after some call, every kind of outcome of that, recovery,
+//! crashes in the recovery and in the work after it, and the comparison with the model after each.
+//!
+//! Everything follows from a [`Case`], so a case that fails can be run again.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use duramen_engine::{Error, Options, ReadMode, Store};
+use duramen_io::SimDisk;
+use fastrand::Rng;
+
+use super::Checked;
+use super::history::History;
+use super::workload::{Ended, Workload, check_sound};
+
+/// Crashes after the first one, each in the recovery from the one before or in the work after that.
+const MORE_CRASHES_MAX: u32 = 3;
+/// Power cuts drawn at each place where the disk stops.
+const POWER_CUTS: u64 = 2;
+
+/// One run of work that ends in a crash.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub seed: u64,
+    /// Things that are done before the crash.
+    pub steps: u32,
+    /// Calls of the disk that succeed; all of them when it is `None`.
+    pub stop_after: Option<u64>,
+    /// How the disk lies, to test the tests.
+    pub lie: Option<Lie>,
+}
+
+/// How a simulated disk lies.
+#[derive(Clone, Copy, Debug)]
+pub enum Lie {
+    /// Syncs of files whose names begin so do nothing.
+    Sync(&'static str),
+    /// Syncs of the directory do nothing.
+    DirectorySync,
+}
+
+/// How many recoveries were compared with the model, by what came before.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub after_kill: u64,
+    pub after_power_cut: u64,
+    /// Recoveries that were themselves stopped.
+    pub stopped_recoveries: u64,
+}
+
+impl Tally {
+    /// Crash points whose outcome was compared.
+    pub fn points(&self) -> u64 {
+        self.after_kill + self.after_power_cut
+    }
+}
+
+impl Case {
+    /// A case by its seed.
+    pub fn new(seed: u64, steps: u32) -> Case {
+        Case {
+            seed,
+            steps,
+            stop_after: None,
+            lie: None,
+        }
+    }
+
+    /// The same case with a crash after so many calls.
+    pub fn stopping_after(self, calls: u64) -> Case {
+        Case {
+            stop_after: Some(calls),
+            ..self
+        }
+    }
+
+    fn options(&self) -> Options {
+        let mut rng = Rng::with_seed(self.seed ^ 0x6f70_7469_6f6e);
+        let most = rng.u64(48..128) << 10;
+        let reads = if rng.u8(..4) == 0 {
+            ReadMode::Verified
+        } else {
+            ReadMode::Mapped
+        };
+        super::small_options().generation_bytes(48 << 10, most).reads(reads)
+    }
+
+    fn disk(&self) -> SimDisk {
+        let disk = SimDisk::new(self.seed);
+        match self.lie {
+            None => {}
+            Some(Lie::Sync(prefix)) => disk.ignore_sync(Some(prefix)),
+            Some(Lie::DirectorySync) => disk.ignore_directory_sync(true),
+        }
+        disk
+    }
+
+    /// How many calls the whole run takes, closing included.
+    pub fn calls(&self) -> u64 {
+        let disk = self.disk();
+        let mut history = History::new();
+        let whole = Case {
+            stop_after: None,
+            ..*self
+        };
+        if let Ok(store) = self.options().open_on(disk.platform()) {
+            let _ = whole.work(&store, &mut history);
+            drop(store);
+        }
+        disk.calls()
+    }
+
+    /// Runs the case: work, crash, and everything after it, for a kill and for several power cuts.
+    ///
+    /// # Errors
+    /// What the store did wrong; a panic counts.
+    pub fn run(&self, tally: &mut Tally) -> Checked {
+        let run = AssertUnwindSafe(|| self.run_unguarded(tally));
+        let found = catch_unwind(run).unwrap_or_else(|panic| Err(format!("panic: {}", panic_message(&*panic))));
+        found.map_err(|cause| format!("{cause}\n{self:?}"))
+    }
+
+    fn run_unguarded(&self, tally: &mut Tally) -> Checked {
+        let disk = self.disk();
+        if let Some(calls) = self.stop_after {
+            disk.stop_after(calls);
+        }
+        let mut history = History::new();
+        let store = match self.options().open_on(disk.platform()) {
+            Ok(store) => {
+                self.work(&store, &mut history)?;
+                Some(store)
+            }
+            Err(error) => stop_only(&error).map(|()| None)?,
+        };
+        // Before the store is dropped, which would close it where the disk has not stopped.
+        let killed = Crash::Kill.of(&disk, &history);
+        let cut: Vec<_> = (0..POWER_CUTS)
+            .map(|cut| Crash::PowerCut(self.seed.wrapping_add(cut)).of(&disk, &history))
+            .collect();
+        drop(store);
+        let mut after = After {
+            case: self,
+            rng: Rng::with_seed(self.seed ^ self.stop_after.unwrap_or(u64::MAX)),
+            tally,
+        };
+        after.follow(killed, Crash::Kill)?;
+        cut.into_iter()
+            .try_for_each(|cut| after.follow(cut, Crash::PowerCut(0)))
+    }
+
+    /// The work before the crash. Ends early when the disk stops.
+    fn work(&self, store: &Store, history: &mut History) -> Checked {
+        let mut workload = Workload::new(self.seed, self.seed ^ 1);
+        let done = ended_by_stop(workload.run(store, history, self.steps))?;
+        drop(workload);
+        if done && self.seed.is_multiple_of(4) {
+            match store.clone().close() {
+                Ok(()) => history.all_synced(),
+                Err(error) => stop_only(&error)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A way to crash.
+#[derive(Clone, Copy, Debug)]
+enum Crash {
+    Kill,
+    PowerCut(u64),
+}
+
+impl Crash {
+    fn of(self, disk: &SimDisk, history: &History) -> (SimDisk, History) {
+        let mut history = history.clone();
+        match self {
+            Crash::Kill => (disk.kill(), history),
+            Crash::PowerCut(seed) => {
+                history.power_cut();
+                (disk.power_cut(seed), history)
+            }
+        }
+    }
+}
+
+/// What follows a crash: recoveries, more work and more crashes.
+struct After<'a> {
+    case: &'a Case,
+    rng: Rng,
+    tally: &'a mut Tally,
+}
+
+impl After<'_> {
+    fn follow(&mut self, (mut disk, mut history): (SimDisk, History), mut last: Crash) -> Checked {
+        let mut path = vec![last];
+        for _ in 0..self.rng.u32(..=MORE_CRASHES_MAX) {
+            let opened = self.open_and_work(&disk, &mut history, last);
+            let store = opened.map_err(|cause| format!("{cause}\ncrashes: {path:?}"))?;
+            last = if self.rng.bool() {
+                Crash::Kill
+            } else {
+                Crash::PowerCut(self.rng.u64(..))
+            };
+            path.push(last);
+            let next = last.of(&disk, &history);
+            drop(store);
+            (disk, history) = next;
+        }
+        self.finish(&disk, &mut history, last)
+            .map_err(|cause| format!("{cause}\ncrashes: {path:?}"))
+    }
+
+    /// Opens the store, which may be stopped in it, and works until the disk stops or enough was done.
+    fn open_and_work(&mut self, disk: &SimDisk, history: &mut History, last: Crash) -> Checked<Option<Store>> {
+        let in_recovery = self.rng.bool();
+        if in_recovery {
+            disk.stop_after(self.rng.u64(..24));
+        }
+        let store = match self.case.options().open_on(disk.platform()) {
+            Ok(store) => store,
+            Err(error) => {
+                self.tally.stopped_recoveries += 1;
+                return stop_only(&error).map(|()| None);
+            }
+        };
+        self.compare(&store, history, last)?;
+        if !in_recovery {
+            disk.stop_after(self.rng.u64(..60));
+        }
+        // Every other time the same work as before: records of the same lengths at the same places.
+        let shape = if self.rng.bool() {
+            self.case.seed
+        } else {
+            self.rng.u64(..)
+        };
+        let mut workload = Workload::new(shape, self.rng.u64(..));
+        ended_by_stop(workload.run(&store, history, self.case.steps.min(20)))?;
+        Ok(Some(store))
+    }
+
+    fn compare(&mut self, store: &Store, history: &mut History, last: Crash) -> Checked {
+        match last {
+            Crash::Kill => self.tally.after_kill += 1,
+            Crash::PowerCut(_) => self.tally.after_power_cut += 1,
+        }
+        history.recovered(store)
+    }
+
+    /// A recovery that nothing disturbs; now and then everything that can be asked of a store after it.
+    fn finish(&mut self, disk: &SimDisk, history: &mut History, last: Crash) -> Checked {
+        let store = self.case.options().open_on(disk.platform()).map_err(cannot_open)?;
+        self.compare(&store, history, last)?;
+        if self.rng.u8(..8) > 0 {
+            // Not dropped in vain: it is closed, which must not fail.
+            return store.close().map_err(|error| format!("closing: {error}"));
+        }
+        check_sound(&store)?;
+        let mut workload = Workload::new(self.rng.u64(..), self.rng.u64(..));
+        match workload.run(&store, history, 20) {
+            Ok(()) => {}
+            Err(ended) => return Err(format!("after recovery: {ended:?}")),
+        }
+        drop(workload);
+        check_sound(&store)?;
+        store.close().map_err(|error| format!("closing: {error}"))?;
+        history.all_synced();
+        let store = self.case.options().open_on(disk.platform()).map_err(cannot_open)?;
+        history.recovered(&store)?;
+        check_sound(&store)
+    }
+}
+
+fn cannot_open(error: Error) -> String {
+    format!("the store does not open: {error}")
+}
+
+/// Whether work went to its end; `false`: the disk stopped.
+fn ended_by_stop(ended: Result<(), Ended>) -> Checked<bool> {
+    match ended {
+        Ok(()) => Ok(true),
+        Err(Ended::Stopped(error)) => stop_only(&error).map(|()| false),
+        Err(Ended::Wrong(cause)) if cause.contains(": stopped") => Ok(false),
+        Err(Ended::Wrong(cause)) => Err(cause),
+    }
+}
+
+/// Refuses every error but that of a disk which has stopped.
+fn stop_only(error: &Error) -> Checked {
+    let text = error.to_string();
+    if text.contains(": stopped") {
+        Ok(())
+    } else {
+        Err(format!("an error that nothing caused: {text}"))
+    }
+}
+
+/// The text of a panic.
+pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_default()
+}

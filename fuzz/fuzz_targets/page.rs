@@ -1,0 +1,4 @@
+//! libFuzzer over [`duramen_fuzz::page`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| duramen_fuzz::page(data));

@@ -1,11 +1,12 @@
 //! Batches: several writes that become one commit, without reading anything.
 
+use std::collections::HashMap;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use crate::base::Extent;
 use crate::catalog::MapInfo;
-use crate::commit::{Commit, Draft, Durability, NOT_EXCLUSIVE};
+use crate::commit::{AddTo, Commit, Draft, Durability, NOT_EXCLUSIVE};
 use crate::core::Core;
 use crate::error::{Reason, Result};
 use crate::full_key::{FullKey, FullRange, check_key};
@@ -214,43 +215,58 @@ impl Batch {
                 draft.push_note(OperationKind::DeleteRange, &range.low, &range.high);
             }
         }
+        let deleted: Vec<(usize, &FullRange)> = self.deleted_ranges().collect();
+        let covered = |key: &[u8], places: std::ops::Range<usize>| {
+            let covers = |&(place, range): &(usize, &FullRange)| places.contains(&place) && range.contains(key);
+            deleted.iter().any(covers)
+        };
+        // Where the draft has the newest write of each key, for additions to keys that the batch also writes.
+        let has_additions = self.writes.iter().any(|write| matches!(write.what, What::Add(..)));
+        let mut newest: HashMap<Vec<u8>, usize> = HashMap::new();
         for (index, write) in self.writes.iter().enumerate() {
             let map = write.map.id;
-            match &write.what {
-                What::DeleteRange(_) => {}
+            let full_key = match &write.what {
+                What::DeleteRange(_) => continue,
                 What::Append(prefix, value) => {
                     let (kind, value) = stored(core, value, extents)?;
                     draft.push_append(map, prefix, kind, &value)?;
+                    continue;
                 }
-                What::Put(key, value) => {
-                    let full_key = FullKey::new(map, key)?;
-                    if !self.is_deleted_after(index, &full_key) {
-                        let (kind, value) = stored(core, value, extents)?;
-                        draft.push(kind, &full_key, &value, core.hash_seed);
-                    }
+                What::Put(key, _) | What::Delete(key) | What::Add(key, _) => FullKey::new(map, key)?,
+            };
+            if covered(&full_key, index + 1..self.writes.len()) {
+                continue;
+            }
+            let operation = match &write.what {
+                What::Put(_, value) => {
+                    let (kind, value) = stored(core, value, extents)?;
+                    draft.push(kind, &full_key, &value, core.hash_seed)
                 }
-                What::Delete(key) => {
-                    let full_key = FullKey::new(map, key)?;
-                    if !self.is_deleted_after(index, &full_key) {
-                        draft.push(OperationKind::Delete, &full_key, &[], core.hash_seed);
-                    }
+                What::Add(_, delta) => {
+                    let base = match newest.get(&full_key[..]) {
+                        Some(&earlier) => AddTo::Operation(earlier),
+                        None if covered(&full_key, 0..index) => AddTo::Nothing,
+                        None => AddTo::Newest,
+                    };
+                    draft.push_add(&full_key, *delta, base, core.hash_seed)
                 }
-                What::Add(key, delta) => {
-                    let full_key = FullKey::new(map, key)?;
-                    if !self.is_deleted_after(index, &full_key) {
-                        draft.push_add(&full_key, *delta, core.hash_seed);
-                    }
-                }
+                _ => draft.push(OperationKind::Delete, &full_key, &[], core.hash_seed),
+            };
+            if has_additions {
+                newest.insert(full_key.to_vec(), operation);
             }
         }
         Ok(())
     }
 
-    fn is_deleted_after(&self, index: usize, full_key: &[u8]) -> bool {
-        self.writes[index + 1..].iter().any(|later| match &later.what {
-            What::DeleteRange(range) => range.contains(full_key),
-            _ => false,
-        })
+    fn deleted_ranges(&self) -> impl Iterator<Item = (usize, &FullRange)> {
+        self.writes
+            .iter()
+            .enumerate()
+            .filter_map(|(place, write)| match &write.what {
+                What::DeleteRange(range) => Some((place, range)),
+                _ => None,
+            })
     }
 }
 

@@ -74,8 +74,14 @@ impl Catalog {
         }
     }
 
-    /// Marks a map as dropped for all handles.
+    /// Marks a map as dropped for all handles, also for those that are still made from what an older snapshot shows:
+    /// so it stays known.
     pub(crate) fn dropped(&self, id: u32) {
+        self.known_or(id, "", DROPPED).state.store(DROPPED, Ordering::Release);
+    }
+
+    /// Marks a map as dropped whose transaction did not commit: nobody else can learn its id.
+    pub(crate) fn discarded(&self, id: u32) {
         if let Some(info) = self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(&id) {
             info.state.store(DROPPED, Ordering::Release);
         }

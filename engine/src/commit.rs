@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use duramen_io::{wait, wake};
 
+use crate::base::Stored;
 use crate::catalog::MapInfo;
 use crate::checksum::{checksum, key_hash};
 use crate::core::{Core, with_source};
@@ -34,7 +35,9 @@ use crate::limits::{
     GENERATIONS_MAX, KEY_BYTES_MAX, LIVE_GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES,
     NOTES_PER_GENERATION_MAX,
 };
-use crate::log::{Body, LOG_START, OperationKind, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
+use crate::log::{
+    Body, LOG_START, Operation, OperationKind, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes,
+};
 use crate::region::{GenerationEntry, GenerationState};
 use crate::view::{GenerationView, Note};
 
@@ -110,10 +113,22 @@ struct Append {
 }
 
 /// An addition: the value of the planned operation is filled in under the lock.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Add {
     operation: usize,
     delta: i64,
+    base: AddTo,
+}
+
+/// What an addition adds to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AddTo {
+    /// What the store holds when the commit is made.
+    Newest,
+    /// What an earlier operation of the same draft leaves.
+    Operation(usize),
+    /// Nothing: the draft deletes a range that holds the key.
+    Nothing,
 }
 
 impl Draft {
@@ -227,10 +242,11 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds an addition to a counter.
-    pub(crate) fn push_add(&mut self, full_key: &[u8], delta: i64, seed: u64) {
+    /// Adds an addition to a counter. Returns its index.
+    pub(crate) fn push_add(&mut self, full_key: &[u8], delta: i64, base: AddTo, seed: u64) -> usize {
         let operation = self.push(OperationKind::Put, full_key, &[0; 8], seed);
-        self.adds.push(Add { operation, delta });
+        self.adds.push(Add { operation, delta, base });
+        operation
     }
 
     /// The sum that the commit computed for its first addition.
@@ -255,6 +271,12 @@ impl Draft {
     fn full_key(&self, operation: usize) -> &[u8] {
         let body = &self.body.body()[self.planned[operation].position as usize..];
         &body[8..12 + u16::from_le_bytes([body[2], body[3]]) as usize]
+    }
+
+    /// What an operation, which is a put or delete, leaves at its key.
+    fn stored(&self, operation: usize) -> Result<Stored<'_>> {
+        let body = &self.body.body()[self.planned[operation].position as usize..];
+        Ok(Operation::decode(body)?.0.stored())
     }
 
     /// The eight bytes at the end of an operation's key.
@@ -492,9 +514,20 @@ impl Core {
             draft.appends.push(append);
         }
         for index in 0..draft.adds.len() {
-            let Add { operation, delta } = draft.adds[index];
-            let value = with_source!(self, source => view.get(source, draft.full_key(operation)))?;
-            let sum = self.sum(draft.full_key(operation), value.as_deref(), delta)?;
+            let Add { operation, delta, base } = draft.adds[index];
+            let full_key = draft.full_key(operation);
+            let sum = match base {
+                AddTo::Newest => {
+                    let value = with_source!(self, source => view.get(source, full_key))?;
+                    self.sum(full_key, value.as_deref(), delta)
+                }
+                AddTo::Nothing => self.sum(full_key, None, delta),
+                AddTo::Operation(earlier) => match draft.stored(earlier)? {
+                    Stored::Inline(value) => self.sum(full_key, Some(value), delta),
+                    Stored::Deleted => self.sum(full_key, None, delta),
+                    Stored::Extent(extent) => Err(self.not_a_counter(full_key, extent.length)),
+                },
+            }?;
             draft.set_value(operation, sum.to_be_bytes());
         }
         Ok(())
@@ -505,11 +538,12 @@ impl Core {
         let (map, key) = crate::full_key::split(full_key);
         let value = match value {
             None => 0,
-            Some(bytes) => i64::from_be_bytes(bytes.try_into().map_err(|_| Reason::NotACounter {
-                map: self.catalog.name_of(map),
-                key: printable(key),
-                length: bytes.len() as u64,
-            })?),
+            Some(bytes) => {
+                let bytes = bytes.try_into();
+                i64::from_be_bytes(
+                    bytes.map_err(|_| self.not_a_counter(full_key, value.map_or(0, <[u8]>::len) as u64))?,
+                )
+            }
         };
         value.checked_add(delta).ok_or_else(|| {
             Reason::CounterOverflow {
@@ -520,6 +554,16 @@ impl Core {
             }
             .into()
         })
+    }
+
+    fn not_a_counter(&self, full_key: &[u8], length: u64) -> Error {
+        let (map, key) = crate::full_key::split(full_key);
+        Reason::NotACounter {
+            map: self.catalog.name_of(map),
+            key: printable(key),
+            length,
+        }
+        .into()
     }
 
     /// The point of no return.

@@ -66,7 +66,10 @@ impl Store {
         let bytes_before = core.data_bytes();
         for pass in 0..PASSES {
             let before = core.data_bytes();
-            core.rewrite(&mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()), progress)?;
+            core.rewrite(
+                &mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()),
+                progress,
+            )?;
             if pass > 0 && core.data_bytes() >= before {
                 break;
             }

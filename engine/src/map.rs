@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use crate::batch::Batch;
 use crate::catalog::{MapInfo, check_name};
-use crate::commit::{Checks, Durability};
+use crate::commit::{AddTo, Checks, Durability};
 use crate::core::{Core, with_source};
 use crate::error::{Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
@@ -321,7 +321,7 @@ impl Map {
     pub fn add(&self, key: &[u8], delta: i64) -> Result<i64> {
         let full_key = self.full_key(key)?;
         with_draft(|draft| {
-            draft.push_add(&full_key, delta, self.core().hash_seed);
+            draft.push_add(&full_key, delta, AddTo::Newest, self.core().hash_seed);
             draft.needs(&self.info);
             self.core().commit(draft, None, self.durability)?;
             Ok(draft.first_sum())

@@ -30,8 +30,8 @@ use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 use crate::base::{self, Extent, Root};
 use crate::checksum::key_hash;
 use crate::core::{Core, with_source};
-use crate::error::{Error, Reason, Result};
-use crate::full_key::{CATALOG, FIRST_USER_MAP, split};
+use crate::error::{Error, Kind, Reason, Result};
+use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::index::Index;
 use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
 use crate::log::{OperationKind, Operations, Scan, SegmentHeader, Segments, file_name, scan};
@@ -98,7 +98,11 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
     let replayed = Recovery::of(&core, meta, files)?.run()?;
     if replayed > REPLAYED_MAX && !core.settings.read_only {
         // A program that crashes soon after every start must not pile up log files.
-        core.maintain_all()?;
+        match core.maintain_all() {
+            // A full disk must not keep the store closed, as long as a few more log files can be replayed.
+            Err(error) if error.kind() == Kind::MakeSpace && replayed <= LIVE_GENERATIONS_MAX - 3 => {}
+            maintained => maintained?,
+        }
     }
     Ok(core)
 }
@@ -433,14 +437,27 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    fn adopt_run(&self, root: Root) -> Result<()> {
+    fn adopt_run(&mut self, root: Root) -> Result<()> {
         with_source!(self.core, source => base::walk(source, root, &mut |visit| match visit {
             base::Visit::Page { number, pages, birth, .. } => {
                 self.note_birth(birth);
                 self.core.space.mark_used(number, pages)
             }
             base::Visit::Extent(extent) => self.adopt_extent(extent),
-        }))
+        }))?;
+        let names = FullRange::map(CATALOG);
+        with_source!(self.core, source => {
+            let mut cursor = base::Cursor::new(source, root);
+            cursor.seek(&names.low)?;
+            while cursor.is_valid() && cursor.key() < names.high.as_slice() {
+                let (page, location) = cursor.value();
+                if let base::Stored::Inline(id) = location.stored(page) {
+                    self.note_map(cursor.key(), id);
+                }
+                cursor.next()?;
+            }
+        });
+        Ok(())
     }
 
     /// Versions published before the crash may be newer than the durable one. A page born in the future of those who

@@ -9,7 +9,7 @@ use crate::base::{Extent, Root};
 use crate::batch::stored;
 use crate::catalog::check_name;
 use crate::checksum::key_hash;
-use crate::commit::{Checks, Commit, Draft, Durability, NOT_EXCLUSIVE};
+use crate::commit::{AddTo, Checks, Commit, Draft, Durability, NOT_EXCLUSIVE};
 use crate::core::{Core, with_source};
 use crate::error::{Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
@@ -384,7 +384,7 @@ impl Transaction {
         let full_key = self.for_writing(map, key)?;
         let shown = self.read(&full_key)?;
         let sum = self.core().sum(&full_key, shown.as_deref(), delta)?.to_be_bytes();
-        let written = match self.own_addition(&full_key) {
+        let written = match self.own_addition(&full_key)? {
             Some(Some(before)) => Written::Add {
                 // What is shown may be in range when the sum of the additions alone is not.
                 delta: self.core().sum(&full_key, Some(&before.to_be_bytes()), delta)?,
@@ -397,16 +397,26 @@ impl Transaction {
     }
 
     /// `None`: the transaction did not touch the key; `Some(None)`: it wrote it; else what it added so far.
-    fn own_addition(&self, full_key: &[u8]) -> Option<Option<i64>> {
+    fn own_addition(&self, full_key: &[u8]) -> Result<Option<Option<i64>>> {
         for layer in self.layers.iter().rev() {
-            match layer.entries().and_then(|entries| entries.get(full_key)) {
-                Some(Written::Add { delta, .. }) => return Some(Some(*delta)),
-                Some(_) => return Some(None),
-                None if layer.deletes(full_key) => return Some(None),
-                None => {}
+            if let Some(Written::Add { delta, .. }) = layer.entries().and_then(|entries| entries.get(full_key)) {
+                return Ok(Some(Some(*delta)));
+            }
+            if self.replaces(layer, full_key)? || layer.deletes(full_key) {
+                return Ok(Some(None));
             }
         }
-        self.own(full_key).ok().flatten().map(|_| None)
+        Ok(None)
+    }
+
+    /// Whether a layer puts or deletes a key, whatever was there before.
+    fn replaces(&self, layer: &Layer, full_key: &[u8]) -> Result<bool> {
+        if let Some(root) = layer.run() {
+            let hash = key_hash(self.pinned.view.hash_seed, full_key);
+            return with_source!(self.core(), source => Ok(in_tree(source, root, full_key, hash)?.is_some()));
+        }
+        let written = layer.entries().and_then(|entries| entries.get(full_key));
+        Ok(written.is_some_and(|written| !matches!(written, Written::Add { .. })))
     }
 
     /// Opens a map, making it in this transaction when it is missing.
@@ -515,7 +525,7 @@ impl Transaction {
         let core = &self.pinned.handle.core;
         self.new_maps
             .drain(mark.new_maps..)
-            .for_each(|id| core.catalog.dropped(id));
+            .for_each(|id| core.catalog.discarded(id));
         for layer in self.layers.drain(mark.layer..) {
             if let Some(root) = layer.run() {
                 core.drop_run(root, false)?;
@@ -606,7 +616,6 @@ impl Transaction {
         let is_empty = self.layers.iter().all(Layer::is_empty) && self.appends.is_empty();
         let mut checks = self.checks();
         if is_empty && checks.keys.is_empty() && checks.ranges.is_empty() {
-            self.finished = true;
             return Ok(Commit {
                 number: self.snapshot_commit(),
                 assigned: Vec::new(),
@@ -616,6 +625,8 @@ impl Transaction {
         if run.is_some() || !self.extents.is_empty() {
             self.core().sync_values()?;
         }
+        // Before the commit: a fold may take the run apart right after it.
+        let unused = self.unused_extents()?;
         let core = self.pinned.handle.core.clone();
         let commit: Result<Commit> = with_draft(|draft| {
             self.draft(draft, run)?;
@@ -643,7 +654,8 @@ impl Transaction {
             Err(error) => matches!(error.reason(), Reason::Unknown { .. }),
         };
         if commit.is_ok() {
-            self.free_unused_extents()?;
+            let free = |extent: &Extent| core.space.give_back(extent.page, extent.pages());
+            unused.iter().for_each(free);
         }
         commit
     }
@@ -687,12 +699,19 @@ impl Transaction {
         let core = self.pinned.handle.core.clone();
         let root = core.write_run(&self.layers)?;
         let mut merged = Layer::new();
-        let mut additions = Vec::new();
-        for layer in &mut self.layers {
-            layer.deleted_ranges().for_each(|range| {
-                merged.delete_range(range.clone());
-                additions.retain(|(key, _): &(Vec<u8>, Written)| !range.contains(key));
-            });
+        let mut additions: Vec<(Vec<u8>, Written)> = Vec::new();
+        for mut layer in std::mem::take(&mut self.layers) {
+            for range in layer.deleted_ranges() {
+                additions.retain(|(key, _)| !range.contains(key));
+                merged.delete_range(range);
+            }
+            let mut kept = Vec::new();
+            for addition in additions {
+                if !self.replaces(&layer, &addition.0)? {
+                    kept.push(addition);
+                }
+            }
+            additions = kept;
             match layer.run() {
                 Some(old) => core.drop_run(old, false)?,
                 None => additions.extend(layer.become_run(root)),
@@ -729,10 +748,7 @@ impl Transaction {
                 Written::Put(value) => draft.push(OperationKind::Put, key, value, seed),
                 Written::PutExtent(extent) => draft.push(OperationKind::PutExtent, key, &extent.encode(), seed),
                 Written::Delete => draft.push(OperationKind::Delete, key, &[], seed),
-                Written::Add { delta, .. } => {
-                    draft.push_add(key, *delta, seed);
-                    0
-                }
+                Written::Add { delta, .. } => draft.push_add(key, *delta, AddTo::Newest, seed),
             };
         }
         self.kept_appends()
@@ -766,12 +782,12 @@ impl Transaction {
         self.new_maps.contains(&map.info.id)
     }
 
-    /// Values that the transaction wrote and then replaced: the committed record does not refer to them.
-    fn free_unused_extents(&mut self) -> Result<()> {
-        let core = self.pinned.handle.core.clone();
+    /// Values that the transaction wrote and then replaced: the record will not refer to them.
+    fn unused_extents(&self) -> Result<Vec<Extent>> {
+        let core = self.core();
         let mut used: Vec<u32> = Vec::new();
         if self.extents.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         used.extend(self.merged().values().filter_map(|written| match written {
             Written::PutExtent(extent) => Some(extent.page),
@@ -793,14 +809,8 @@ impl Transaction {
             used.push(extent.page);
         }
         used.sort_unstable();
-        for extent in self
-            .extents
-            .drain(..)
-            .filter(|extent| used.binary_search(&extent.page).is_err())
-        {
-            core.space.give_back(extent.page, extent.pages());
-        }
-        Ok(())
+        let is_unused = |extent: &&Extent| used.binary_search(&extent.page).is_err();
+        Ok(self.extents.iter().filter(is_unused).copied().collect())
     }
 }
 
@@ -816,7 +826,7 @@ impl Drop for Transaction {
                 .iter()
                 .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
             // Handles of maps that were never made must not write to them.
-            self.new_maps.iter().for_each(|&id| core.catalog.dropped(id));
+            self.new_maps.iter().for_each(|&id| core.catalog.discarded(id));
         }
         if self.token != NOT_EXCLUSIVE {
             core.end_exclusive();

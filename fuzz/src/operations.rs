@@ -229,7 +229,7 @@ impl World {
                 }
             }
         }
-        if input.byte() % 4 > 0 {
+        if !input.byte().is_multiple_of(4) {
             transaction.commit().expect("nobody else writes");
             self.committed(next, Durability::Written);
         }

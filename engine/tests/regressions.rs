@@ -1,0 +1,144 @@
+//! Faults that a review of the engine found, each as the shortest program that showed it.
+
+use duramen_engine::{Batch, Durability, Maintenance, Map, Options, Reason, Store};
+use duramen_io::SimDisk;
+
+fn options() -> Options {
+    Options::new()
+        .maintenance(Maintenance::Manual)
+        .overwrite_freed(true)
+        .generation_bytes(192 << 10, 256 << 10)
+        .durability(Durability::Written)
+}
+
+fn assert_sound(store: &Store) {
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.problems.is_empty(), "{:#?}", report.problems);
+}
+
+fn counter(map: &Map, key: &[u8]) -> i64 {
+    i64::from_be_bytes(map.get(key).unwrap().unwrap().try_into().unwrap())
+}
+
+/// Writes more than a transaction keeps in memory, so that it spills into a run.
+fn spill(tx: &mut duramen_engine::Transaction, map: &Map) {
+    for number in 0..18_000u32 {
+        tx.put(map, &number.to_be_bytes(), &[7; 1000]).unwrap();
+    }
+}
+
+#[test]
+fn additions_of_one_batch_see_what_the_batch_did_before() {
+    let disk = SimDisk::new(1);
+    let store = options().open_on(disk.platform()).unwrap();
+    let map = store.map("counters").unwrap();
+    map.add(b"deleted", 100).unwrap();
+    map.add(b"range/deleted", 100).unwrap();
+    let mut batch = Batch::new();
+    batch.add(&map, b"twice", 1).unwrap();
+    batch.add(&map, b"twice", 2).unwrap();
+    batch.put(&map, b"put", &5i64.to_be_bytes()).unwrap();
+    batch.add(&map, b"put", 1).unwrap();
+    batch.delete(&map, b"deleted").unwrap();
+    batch.add(&map, b"deleted", 1).unwrap();
+    batch.delete_range(&map, &b"range/"[..]..&b"range0"[..]).unwrap();
+    batch.add(&map, b"range/deleted", 1).unwrap();
+    store.write(batch).unwrap();
+    assert_eq!(counter(&map, b"twice"), 3);
+    assert_eq!(counter(&map, b"put"), 6);
+    assert_eq!(counter(&map, b"deleted"), 1);
+    assert_eq!(counter(&map, b"range/deleted"), 1);
+}
+
+#[test]
+fn additions_that_overflow_within_a_transaction_are_refused() {
+    let disk = SimDisk::new(1);
+    let store = options().open_on(disk.platform()).unwrap();
+    let map = store.map("counters").unwrap();
+    map.add(b"key", -5).unwrap();
+    let mut tx = store.begin(Default::default()).unwrap();
+    tx.add(&map, b"key", i64::MAX).unwrap();
+    let error = tx.add(&map, b"key", 2).unwrap_err();
+    assert!(matches!(error.reason(), Reason::CounterOverflow { .. }), "{error}");
+}
+
+#[test]
+fn id_of_a_map_made_in_a_spilled_transaction_is_not_given_out_again() {
+    let disk = SimDisk::new(1);
+    let store = options().open_on(disk.platform()).unwrap();
+    let mut tx = store.begin(Default::default()).unwrap();
+    let map = tx.map("large").unwrap();
+    spill(&mut tx, &map);
+    tx.commit().unwrap();
+    let store = options().open_on(disk.kill().platform()).unwrap();
+    assert_eq!(store.map("large").unwrap().count().unwrap(), 18_000);
+    let other = store.map("other").unwrap();
+    assert_eq!(other.count().unwrap(), 0);
+    assert_sound(&store);
+}
+
+#[test]
+fn put_after_an_addition_counts_in_a_spilled_transaction() {
+    let disk = SimDisk::new(1);
+    let store = options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    for spills_first in [false, true] {
+        let mut tx = store.begin(Default::default()).unwrap();
+        tx.add(&map, b"put", 1).unwrap();
+        tx.add(&map, b"deleted", 1).unwrap();
+        tx.add(&map, b"counter", 1).unwrap();
+        tx.savepoint().unwrap();
+        if spills_first {
+            spill(&mut tx, &map);
+        }
+        tx.put(&map, b"put", b"text").unwrap();
+        tx.delete(&map, b"deleted").unwrap();
+        if !spills_first {
+            spill(&mut tx, &map);
+        }
+        tx.commit().unwrap();
+        assert_eq!(map.get(b"put").unwrap().unwrap(), b"text");
+        assert_eq!(map.get(b"deleted").unwrap(), None);
+        map.delete(b"put").unwrap();
+    }
+    assert_eq!(counter(&map, b"counter"), 2);
+}
+
+#[test]
+fn handle_from_an_old_snapshot_does_not_write_to_a_dropped_map() {
+    let disk = SimDisk::new(1);
+    let store = options().open_on(disk.platform()).unwrap();
+    store.map("map").unwrap().put(b"key", b"value").unwrap();
+    let mut tx = store.begin(Default::default()).unwrap();
+    store.maps().drop("map").unwrap();
+    let stale = tx.map("map").unwrap();
+    assert_eq!(tx.get(&stale, b"key").unwrap().unwrap(), *b"value");
+    let outcome = tx
+        .append(&stale, b"prefix", b"value")
+        .and_then(|()| tx.commit().map(drop));
+    assert!(outcome.is_err());
+    assert!(stale.put(b"key", b"value").is_err());
+    assert_sound(&store);
+}
+
+/// A power cut may take the header of the new log file and leave records in it. They must not come back when the next
+/// run happens to write the same first record.
+#[test]
+fn lost_records_do_not_come_back_behind_an_equal_first_record() {
+    for seed in 0..60 {
+        let disk = SimDisk::new(seed);
+        let store = options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        map.put(b"first", b"lost").unwrap();
+        map.put(b"second", b"lost").unwrap();
+        let disk = disk.power_cut(seed);
+        let store = options().open_on(disk.platform()).unwrap();
+        let survived = store.maps().get("map").unwrap().is_some();
+        store.map("map").unwrap();
+        if survived {
+            continue;
+        }
+        let store = options().open_on(disk.kill().platform()).unwrap();
+        assert_eq!(store.map("map").unwrap().count().unwrap(), 0, "seed {seed}");
+    }
+}

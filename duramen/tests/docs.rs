@@ -18,9 +18,9 @@ mod first {
     }
 }
 
-/// Subcommands of cargo itself that the documentation may use.
-const CARGO: [&str; 9] = [
-    "add", "build", "check", "clippy", "doc", "fmt", "install", "run", "test",
+/// Subcommands of cargo, and of its tool for fuzzing, that the documentation may use.
+const CARGO: [&str; 10] = [
+    "add", "build", "check", "clippy", "doc", "fmt", "fuzz", "install", "run", "test",
 ];
 
 fn root() -> PathBuf {
@@ -174,7 +174,10 @@ fn every_path_into_the_repository_exists() {
     for page in pages() {
         for (line, code) in &page.code {
             let first = code.split('/').next().expect("a split has a first part");
-            let is_path = code.contains('/') && !code.contains([' ', '*', '<', ':', '$']);
+            let is_pattern = code
+                .split('/')
+                .any(|part| !part.is_empty() && part.chars().all(is_of_a_variable));
+            let is_path = code.contains('/') && !code.contains([' ', '*', '<', ':', '$']) && !is_pattern;
             let is_ours = ["bench", "cli", "docs", "duramen", "engine", "fuzz", "io"].contains(&first);
             if is_path && is_ours && !root().join(code).exists() {
                 problems.push(format!("{}: there is no {code}", page.at(*line)));
@@ -243,6 +246,7 @@ impl Known {
         };
         let words: Vec<&str> = line.split_whitespace().skip_while(is_setting).collect();
         match words.as_slice() {
+            ["cargo", toolchain, first, rest @ ..] if toolchain.starts_with('+') => self.check_cargo(first, rest),
             ["cargo", first, rest @ ..] => self.check_cargo(first, rest),
             ["duramen", name, ..] => self.check_duramen(name),
             ["bash", script, ..] => exists(script),
@@ -253,6 +257,11 @@ impl Known {
     fn check_cargo(&self, first: &str, rest: &[&str]) -> Result<(), String> {
         if self.aliases.contains(first) {
             return self.check_lab(rest);
+        }
+        if let ("fuzz", ["run", target, ..]) = (first, rest)
+            && !target.chars().all(is_of_a_variable)
+        {
+            return one_of(&[format!("fuzz/fuzz_targets/{target}.rs")]);
         }
         if !CARGO.contains(&first) {
             return Err(format!("cargo has no {first:?}"));

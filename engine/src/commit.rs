@@ -28,7 +28,7 @@ use crate::base::Stored;
 use crate::catalog::MapInfo;
 use crate::checksum::{checksum, key_hash};
 use crate::core::{Core, with_source};
-use crate::error::{Error, Reason, Result, printable};
+use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::full_key::{COUNTERS, FullKey, FullRange, check_key};
 use crate::index::IndexCursor;
 use crate::limits::{
@@ -435,7 +435,8 @@ impl Core {
         let reserve = if draft.adds_anything { LOG_RESERVE_BYTES } else { 0 };
         let entry = self.entry(active);
         let index = self.index(active);
-        let end = next_position(entry) + bytes;
+        // A sync that ends right now moves the record to the next sector.
+        let end = entry.tail.load(Ordering::Relaxed).next_multiple_of(SECTOR_BYTES) + bytes;
         let notes_fit = draft.notes == 0
             || index.notes().count() as u64 + draft.notes <= NOTES_PER_GENERATION_MAX
             || entry.tail.load(Ordering::Relaxed) == LOG_START;
@@ -444,16 +445,26 @@ impl Core {
             self.fill_ahead(active, end + reserve)?;
             return Ok(Room::Ready);
         }
-        // Recovery adds a generation to those that it replays, and all of them must fit into one version.
-        if self.generations_to_replay() > LIVE_GENERATIONS_MAX - 3 {
+        if !self.can_rotate() {
             return Ok(Room::Wait);
         }
-        if self.rotate(bytes + LOG_RESERVE_BYTES, draft.planned.len())? {
+        let rotated = match self.rotate(bytes + LOG_RESERVE_BYTES, draft.planned.len()) {
+            // Folding what is frozen frees a log file, so that it needs no new one.
+            Err(error) if error.kind() == Kind::MakeSpace && self.generations_to_replay() > 1 => false,
+            rotated => rotated?,
+        };
+        if rotated {
             self.fill_ahead(tail.slot.load(Ordering::Relaxed) as u8, LOG_START + bytes + reserve)?;
             Ok(Room::Ready)
         } else {
             Ok(Room::Wait)
         }
+    }
+
+    /// Whether there may be one more generation: recovery adds one to those that it replays, and all of them must fit
+    /// into one version.
+    pub(crate) fn can_rotate(&self) -> bool {
+        self.generations_to_replay() <= LIVE_GENERATIONS_MAX - 3
     }
 
     /// Generations that a crash now would make recovery replay: those that are not in the durable base.
@@ -649,12 +660,17 @@ impl Core {
                 .into());
             }
             match control.sync_lock.0.try_lock() {
-                Some(_leading) => self.sync_log().map_err(|error| {
-                    Error::from(Reason::Unknown {
+                Some(leading) => {
+                    let synced = self.sync_log();
+                    // The lock first, then the word: who is woken while the lock is still held would find it taken and
+                    // sleep again, with nobody but the clock to wake it (`tests/schedules.rs` has this schedule).
+                    drop(leading);
+                    let unknown = |error: Error| Reason::Unknown {
                         commit,
                         cause: error.to_string(),
-                    })
-                })?,
+                    };
+                    self.announce_synced(synced.map_err(unknown)?);
+                }
                 // A leader that stops, or dies, must not hold the others up for ever.
                 None => {
                     wait(&control.sync_word.0, word, Some(Duration::from_millis(20)));
@@ -663,12 +679,13 @@ impl Core {
         }
     }
 
-    /// Syncs the log up to what is visible now. The caller holds the sync lock.
-    pub(crate) fn sync_log(&self) -> Result<()> {
+    /// Syncs the log up to what is visible now, and returns how far that is; the caller holds the sync lock, and
+    /// announces it afterwards.
+    fn sync_log(&self) -> Result<u64> {
         let control = self.control();
         let (version, visible) = self.region.read_version(&control.visible.0);
         if control.synced.0.load(Ordering::Acquire) >= visible {
-            return Ok(());
+            return Ok(visible);
         }
         // Oldest first: a later generation must not be durable before an earlier one is.
         for &slot in &version.generations {
@@ -685,12 +702,11 @@ impl Core {
             entry.synced_tail.store(tail, Ordering::Release);
         }
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-        self.announce_synced(visible);
-        Ok(())
+        Ok(visible)
     }
 
     /// Publishes how far the log is durable and wakes all who wait.
-    pub(crate) fn announce_synced(&self, commit: u64) {
+    fn announce_synced(&self, commit: u64) {
         let control = self.control();
         control.synced.0.fetch_max(commit, Ordering::AcqRel);
         control.sync_word.0.fetch_add(1, Ordering::AcqRel);

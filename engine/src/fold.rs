@@ -44,8 +44,17 @@ impl Core {
     /// The same for a store that may be closing.
     pub(crate) fn maintain_all(&self) -> Result<()> {
         let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-        self.freeze_active()?;
-        self.maintain_frozen(&mut state)
+        let is_frozen = match self.freeze_active() {
+            // Folding what is frozen frees a log file, so that it needs no new one.
+            Err(error) if error.kind() == crate::error::Kind::MakeSpace => false,
+            frozen => frozen?,
+        };
+        self.maintain_frozen(&mut state)?;
+        if !is_frozen {
+            self.freeze_active()?;
+            self.maintain_frozen(&mut state)?;
+        }
+        Ok(())
     }
 
     /// Lets the end of the data file go when it is free: that takes both meta pages.
@@ -70,16 +79,13 @@ impl Core {
         done
     }
 
-    /// Lets commits go on in a new generation, so that what is there can be folded.
-    fn freeze_active(&self) -> Result<()> {
+    /// Lets commits go on in a new generation, so that what is there can be folded. `false`: that must wait for a fold.
+    fn freeze_active(&self) -> Result<bool> {
         let _guard = self.control().commit_lock.0.lock();
         let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u8;
         let entry = self.entry(active);
         let is_empty = entry.first_commit.load(Ordering::Relaxed) > self.control().visible.0.load(Ordering::Relaxed);
-        if !is_empty && self.region.version().generations.len() < crate::limits::LIVE_GENERATIONS_MAX {
-            self.rotate(0, 0)?;
-        }
-        Ok(())
+        Ok(is_empty || self.can_rotate() && self.rotate(0, 0)?)
     }
 
     /// Folds all frozen generations. Returns whether there were any.
@@ -199,7 +205,8 @@ impl Core {
         let version = self.region.version();
         let written = self.write_meta(state, &version);
         if let Err(error) = &written
-            && !matches!(error.kind(), crate::error::Kind::MakeSpace)
+            // Only room that was asked for and not given: after a failed sync even a full disk leaves nothing certain.
+            && !matches!(error.reason(), crate::error::Reason::Full { .. })
         {
             self.poison(error);
         }
@@ -261,7 +268,8 @@ impl Core {
         let mut pins = self.region.pins();
         pins.versions.push(state.durable_version);
         pins.versions.sort_unstable();
-        self.space.reclaim(&pins, self.settings.overwrite_freed)?;
+        self.space
+            .reclaim(&pins, state.durable_version, self.settings.overwrite_freed)?;
         self.recycle(state)
     }
 

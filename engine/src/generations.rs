@@ -95,8 +95,9 @@ impl Core {
 
     fn discard_standby(&self, slot: u8) {
         let entry = self.entry(slot);
-        entry.set_state(GenerationState::Unused);
         self.region.free_index(entry.memory.load(Ordering::Relaxed));
+        // Last: from here on somebody else may prepare it, with other memory.
+        entry.set_state(GenerationState::Unused);
     }
 
     /// Whether a standby generation waits to be used.
@@ -197,8 +198,8 @@ impl Core {
         let _streams = self.retention.write().unwrap_or_else(|e| e.into_inner());
         let _commits = self.control().commit_lock.0.lock();
         self.control().tail.0.checkable_since.fetch_max(last, Ordering::Relaxed);
-        entry.set_state(GenerationState::Unused);
         self.region.free_index(entry.memory.load(Ordering::Relaxed));
+        entry.set_state(GenerationState::Unused);
     }
 
     /// Cuts the log files that nobody uses down to what a quiet store needs.
@@ -206,22 +207,30 @@ impl Core {
         let mut kept = 0;
         for slot in 0..GENERATIONS_MAX as u8 {
             let entry = self.entry(slot);
-            let filled = entry.filled.load(Ordering::Relaxed);
-            if entry.state() != GenerationState::Unused || filled == 0 {
+            // Taken, because a commit that needs a generation just now must not get this one.
+            if !entry.start_preparing() {
                 continue;
             }
-            kept += 1;
+            let filled = entry.filled.load(Ordering::Relaxed);
+            kept += (filled > 0) as u32;
             let keep = if kept == 1 {
                 self.settings.generation_bytes_min.min(filled)
             } else {
                 LOG_START.min(filled)
             };
-            if keep < filled {
-                let file = &self.segments.get(slot as usize).file;
-                file.set_len(keep)
-                    .map_err(|error| Error::io(format!("trimming {}", file_name(slot as usize)), error))?;
-                entry.filled.store(keep, Ordering::Relaxed);
-            }
+            let trimmed = self.trim_log_file(slot, filled, keep);
+            entry.set_state(GenerationState::Unused);
+            trimmed?;
+        }
+        Ok(())
+    }
+
+    fn trim_log_file(&self, slot: u8, filled: u64, keep: u64) -> Result<()> {
+        if keep < filled {
+            let file = &self.segments.get(slot as usize).file;
+            file.set_len(keep)
+                .map_err(|error| Error::io(format!("trimming {}", file_name(slot as usize)), error))?;
+            self.entry(slot).filled.store(keep, Ordering::Relaxed);
         }
         Ok(())
     }

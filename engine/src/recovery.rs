@@ -34,7 +34,9 @@ use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::index::Index;
 use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
-use crate::log::{OperationKind, Operations, Scan, SegmentHeader, Segments, file_name, scan};
+use crate::log::{
+    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, scan,
+};
 use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
 use crate::options::Settings;
 use crate::pages::{Pages, ReadMode, verify_extent};
@@ -369,9 +371,13 @@ impl<'a> Recovery<'a> {
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
         let log = core.segments.get(found.slot as usize).view();
-        let mut body_bytes = 0;
+        let (mut body_bytes, mut unsynced) = (0, scanned.tail);
+        let synced_claim = self.synced_claim;
         scan(bytes, &found.header, |start, header, body| {
             body_bytes += body.len() as u64;
+            if header.commit > synced_claim {
+                unsynced = unsynced.min(start - RECORD_HEADER_BYTES as u64);
+            }
             for operation in Operations::of(body) {
                 let (position, operation) = operation?;
                 let position = (start + position as u64) as u32;
@@ -393,6 +399,7 @@ impl<'a> Recovery<'a> {
             }
             Ok(())
         })?;
+        self.write_again(found, bytes, unsynced, scanned.tail)?;
         core.space.promise_recovered(operations, body_bytes);
         entry.number.store(found.header.generation, Ordering::Relaxed);
         entry.memory.store(offset, Ordering::Relaxed);
@@ -409,6 +416,18 @@ impl<'a> Recovery<'a> {
         entry.death.store(u64::MAX, Ordering::Relaxed);
         entry.set_state(GenerationState::Frozen);
         Ok(())
+    }
+
+    /// Writes the records again that nothing claims were synced. When a sync failed in the process before, the kernel
+    /// may show them and believe that the device has them, which it has not; see [`Core::poison`].
+    fn write_again(&self, found: &Found, bytes: &[u8], unsynced: u64, end: u64) -> Result<()> {
+        // Without a synced record the header may be missing as well.
+        let start = if unsynced == LOG_START { 0 } else { unsynced };
+        if start == end || self.core.settings.read_only {
+            return Ok(());
+        }
+        let written = found.file.write_at(&bytes[start as usize..end as usize], start);
+        written.map_err(|error| Error::io(format!("writing {} again", file_name(found.slot as usize)), error))
     }
 
     /// Ids of maps that were made after the base are not given out again.
@@ -474,7 +493,8 @@ impl<'a> Recovery<'a> {
             // What was found may be in the kernel's memory only, after a process died. What follows relies on it: pages
             // that only an older meta page needs are free from here on, and the next records go on from the last.
             if !self.meta_was_durable {
-                let synced = core.data.sync_data();
+                // Written again for the same reason as the log.
+                let synced = self.meta.write(&*core.data).and_then(|()| core.data.sync_data());
                 synced.map_err(|error| Error::io("syncing the base that was found", error))?;
             }
             for &slot in &self.accepted {

@@ -295,13 +295,15 @@ impl Space {
 
     /// Frees retired pages that no pinned version needs. `pins` must contain the version of the durable base. With
     /// `overwrite` freed pages are filled with 0xDD, so that tests notice whoever still reads them.
-    pub(crate) fn reclaim(&self, pins: &Pins, overwrite: bool) -> Result<u64> {
+    pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, overwrite: bool) -> Result<u64> {
         let mut state = self.lock();
         let (mut freed, mut overwritten) = (0, Ok(()));
         let retired = std::mem::take(&mut state.retired);
         let mut kept = Vec::with_capacity(retired.len());
         for item in retired {
-            if pins.hold(item.birth, item.death) || item.is_logged && pins.hold_logged(item.death) {
+            // As long as no base of `death` or later is durable, recovery may replay records that refer to these pages.
+            let is_replayable = item.death > durable_version;
+            if is_replayable || pins.hold(item.birth, item.death) || item.is_logged && pins.hold_logged(item.death) {
                 kept.push(item);
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Faults that a review of the engine found, each as the shortest program that showed it.
 
 use duramen_engine::{Batch, Durability, Maintenance, Map, Options, Reason, Store};
-use duramen_io::SimDisk;
+use duramen_io::{FailKind, FailSpan, SimDisk};
 
 fn options() -> Options {
     Options::new()
@@ -140,5 +140,57 @@ fn lost_records_do_not_come_back_behind_an_equal_first_record() {
         }
         let store = options().open_on(disk.kill().platform()).unwrap();
         assert_eq!(store.map("map").unwrap().count().unwrap(), 0, "seed {seed}");
+    }
+}
+
+/// After a failed sync the kernel may show bytes that the device never got, and later syncs do not write them. What a
+/// new opening finds must be on the device before anything builds on it.
+#[test]
+fn store_reopened_after_a_failed_call_survives_a_power_cut() {
+    let synced = || options().durability(Durability::Synced);
+    let write = |store: &Store, round: u32| -> Result<(), duramen_engine::Error> {
+        let map = store.map("map")?;
+        for number in 0..12u32 {
+            map.put(
+                &(round * 100 + number).to_be_bytes(),
+                &vec![number as u8; 20_000 * (number as usize % 5)],
+            )?;
+            if number % 4 == 3 {
+                store.maintain()?;
+            }
+        }
+        Ok(())
+    };
+    for nth in 1.. {
+        let disk = SimDisk::new(nth);
+        let store = synced().open_on(disk.platform()).unwrap();
+        write(&store, 0).unwrap();
+        disk.fail(nth, FailKind::Io, FailSpan::Once);
+        let before = disk.calls();
+        let outcome = write(&store, 1).err();
+        let is_over = disk.calls() - before < nth;
+        disk.stop_failing();
+        drop(store);
+        let Ok(store) = synced().open_on(disk.platform()) else {
+            panic!("call {nth}: it does not open after {outcome:?}")
+        };
+        // Nothing but appending to the log, so that the next meta page does not hide a lost one.
+        let map = store.map("map").unwrap();
+        map.put(b"last", b"value").unwrap();
+        let found = map.count().unwrap();
+        for seed in 0..3 {
+            let after = synced()
+                .open_on(disk.power_cut(seed).platform())
+                .unwrap_or_else(|error| panic!("call {nth}, seed {seed}, first {outcome:?}: {error}"));
+            assert_eq!(
+                after.map("map").unwrap().count().unwrap(),
+                found,
+                "call {nth}, seed {seed}"
+            );
+            assert_sound(&after);
+        }
+        if is_over {
+            break;
+        }
     }
 }

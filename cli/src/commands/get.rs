@@ -1,0 +1,100 @@
+//! `duramen get`: one value.
+
+use std::io::{self, Read, Write};
+
+use clap::Args;
+use serde_json::json;
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::opening::{MapArguments, NotationArguments, StoreArguments};
+use crate::output::{Output, say};
+
+const EXAMPLES: &str = r"Examples:
+  Print a value:
+    $ duramen get shop apples --map stock
+  A key with bytes that are not text, and the value in hexadecimal:
+    $ duramen get shop 'user\x00\x07' --map users
+    $ duramen get shop 757365720007 --map users --hex
+  Write a value to a file exactly as it is:
+    $ duramen get shop logo --map files --raw > logo.png
+
+Exit code 1 when the key is not there.";
+
+/// Print the value of a key
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Get {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// The key
+    #[arg(allow_negative_numbers = true)]
+    key: String,
+
+    #[command(flatten)]
+    map: MapArguments,
+
+    #[command(flatten)]
+    notation: NotationArguments,
+
+    /// Print the value's bytes as they are, without a line end
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
+}
+
+impl Get {
+    pub fn run(self, output: &mut Output) -> Outcome {
+        let notation = self.notation.notation();
+        let key = notation.parse("key", &self.key)?;
+        let store = self.store.open_to_read()?;
+        let map = self.map.existing(&store)?;
+        let snapshot = store.snapshot()?;
+        if self.raw {
+            let Some(mut value) = snapshot.stream(&map, &key)? else {
+                return self.missing(map.name());
+            };
+            copy_out(&mut value, output)?;
+            return Ok(Exit::Done);
+        }
+        let value = snapshot.get(&map, &key)?;
+        if output.is_json {
+            let text = value.as_ref().map(|value| notation.show(value));
+            output.json(&json!({"map": map.name(), "key": self.key, "found": value.is_some(), "value": text}))?;
+            return Ok(if value.is_some() { Exit::Done } else { Exit::NotFound });
+        }
+        let Some(value) = value else {
+            return self.missing(map.name());
+        };
+        notation.write(output, &value)?;
+        output.write_all(b"\n")?;
+        Ok(Exit::Done)
+    }
+
+    fn missing(&self, map: &str) -> Outcome {
+        say(format_args!(
+            "duramen: there is no key {:?} in the map {map:?}",
+            self.key
+        ));
+        Ok(Exit::NotFound)
+    }
+}
+
+/// `io::copy`, but errors of the store and errors of the output stay apart.
+fn copy_out(value: &mut dyn Read, output: &mut Output) -> Outcome<()> {
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let count = value.read(&mut buffer).map_err(of_store)?;
+        if count == 0 {
+            return Ok(());
+        }
+        output.write_all(&buffer[..count])?;
+    }
+}
+
+/// A stream wraps the engine's errors, because `Read` knows only those of input and output.
+fn of_store(error: io::Error) -> Failure {
+    match error.downcast::<duramen::Error>() {
+        Ok(error) => error.into(),
+        Err(error) => Failure::of_io("reading the value", &error),
+    }
+}

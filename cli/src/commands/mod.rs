@@ -1,0 +1,59 @@
+//! The commands, one file each.
+
+mod check;
+mod compact;
+mod copy;
+mod delete;
+mod dump;
+mod get;
+mod load;
+mod maps;
+mod put;
+mod scan;
+mod stat;
+mod tour;
+
+use clap::Subcommand;
+
+use crate::exit::Outcome;
+use crate::output::Output;
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    Get(get::Get),
+    Put(put::Put),
+    Delete(delete::Delete),
+    Scan(scan::Scan),
+    Maps(maps::Maps),
+    Stat(stat::Stat),
+    Check(check::Check),
+    Copy(copy::Copy),
+    Dump(dump::Dump),
+    Load(load::Load),
+    Compact(compact::Compact),
+    Tour(tour::Tour),
+    #[command(hide = true)]
+    TourWriter(tour::TourWriter),
+}
+
+impl Command {
+    /// Does it.
+    pub fn run(self, output: &mut Output) -> Outcome {
+        match self {
+            Command::Get(get) => get.run(output),
+            Command::Put(put) => put.run(output),
+            Command::Delete(delete) => delete.run(output),
+            Command::Scan(scan) => scan.run(output),
+            Command::Maps(maps) => maps.run(output),
+            Command::Stat(stat) => stat.run(output),
+            Command::Check(check) => check.run(output),
+            Command::Copy(copy) => copy.run(output),
+            Command::Dump(dump) => dump.run(output),
+            Command::Load(load) => load.run(output),
+            Command::Compact(compact) => compact.run(output),
+            Command::Tour(tour) => tour.run(output),
+            Command::TourWriter(writer) => writer.run(output),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `duramen put`: stores one value, from the command line, a file or standard input.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use duramen::{Map, Options, VALUE_BYTES_MAX};
+use serde_json::json;
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::opening::{MapArguments, NotationArguments, StoreArguments};
+use crate::output::Output;
+
+const EXAMPLES: &str = r"Examples:
+  Store a value; the store and the map are made when they are missing:
+    $ duramen put shop apples 12 --map stock
+  Bytes that are not text:
+    $ duramen put shop 'user\x00\x07' 'Ada\nLovelace' --map users
+  A file, or whatever comes through a pipe, exactly as it is:
+    $ duramen put shop logo --map files --value-file logo.png
+    $ date | duramen put shop opened - --map notes";
+
+/// Store a value; it survives power loss when the command ends
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Put {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// The key
+    #[arg(allow_negative_numbers = true)]
+    key: String,
+
+    /// The value; `-` takes it from standard input, as it comes (a value of one dash is `\x2d`)
+    #[arg(
+        required_unless_present = "value_file",
+        conflicts_with = "value_file",
+        allow_negative_numbers = true
+    )]
+    value: Option<String>,
+
+    /// Take the value from a file, as it is (`-`: standard input)
+    #[arg(long, value_name = "FILE")]
+    value_file: Option<PathBuf>,
+
+    #[command(flatten)]
+    map: MapArguments,
+
+    #[command(flatten)]
+    notation: NotationArguments,
+}
+
+/// A value that is ready: its length is known.
+struct Source {
+    bytes: u64,
+    stream: Box<dyn Read>,
+}
+
+impl Put {
+    pub fn run(self, output: &mut Output) -> Outcome {
+        let key = self.notation.notation().parse("key", &self.key)?;
+        // Before the store is opened, so that nobody is shut out while a pipe is slow.
+        let mut source = self.source()?;
+        let store = self.store.open_or_create(Options::new())?;
+        let map = self.map.existing_or_new(&store)?;
+        put(&map, &key, &mut source)?;
+        if output.is_json {
+            output.json(&json!({"map": map.name(), "key": self.key, "bytes": source.bytes}))?;
+        }
+        store.close()?;
+        Ok(Exit::Done)
+    }
+
+    fn source(&self) -> Outcome<Source> {
+        match (&self.value, &self.value_file) {
+            (Some(text), _) if text != "-" => {
+                let value = self.notation.notation().parse("value", text)?;
+                Ok(Source {
+                    bytes: value.len() as u64,
+                    stream: Box::new(io::Cursor::new(value)),
+                })
+            }
+            (None, Some(path)) if path != Path::new("-") => of_file(path),
+            _ => of_stdin(),
+        }
+    }
+}
+
+fn put(map: &Map, key: &[u8], source: &mut Source) -> Outcome<()> {
+    map.put_stream(key, source.bytes, &mut *source.stream)?;
+    Ok(())
+}
+
+fn of_file(path: &Path) -> Outcome<Source> {
+    let failed = |error: io::Error| Failure::of_io(&format!("reading {}", path.display()), &error);
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return spooled(file);
+    }
+    Ok(Source {
+        bytes: metadata.len(),
+        stream: Box::new(file),
+    })
+}
+
+fn of_stdin() -> Outcome<Source> {
+    if io::stdin().is_terminal() {
+        crate::output::say("reading the value from the terminal; end it with Ctrl-D");
+    }
+    spooled(io::stdin())
+}
+
+/// Something without a length: short in memory, long in a temporary file, until its end is seen.
+fn spooled(stream: impl Read) -> Outcome<Source> {
+    const IN_MEMORY_BYTES_MAX: usize = 8 << 20;
+    let failed = |error: io::Error| Failure::of_io("reading the value", &error);
+    let mut spool = tempfile::spooled_tempfile(IN_MEMORY_BYTES_MAX);
+    // One byte more than a value may have is enough for the engine to refuse it with its own words.
+    let bytes = io::copy(&mut stream.take(VALUE_BYTES_MAX + 1), &mut spool).map_err(failed)?;
+    spool.rewind().map_err(failed)?;
+    Ok(Source {
+        bytes,
+        stream: Box::new(spool),
+    })
+}

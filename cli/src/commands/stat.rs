@@ -1,0 +1,106 @@
+//! `duramen stat`: what a store is made of.
+
+use clap::Args;
+use duramen::Statistics;
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Outcome};
+use crate::opening::StoreArguments;
+use crate::output::Output;
+use crate::text::{bytes, counted, grouped};
+
+const EXAMPLES: &str = r#"Examples:
+  Maps, sizes, and how much of the log waits to be folded into the data file:
+    $ duramen stat shop
+  The same for a program:
+    $ duramen stat shop --json
+    $ duramen stat shop --json | grep -o '"data_bytes":[0-9]*'"#;
+
+/// Show what a store is made of
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Stat {
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+impl Stat {
+    pub fn run(self, output: &mut Output) -> Outcome {
+        let statistics = self.store.open_to_read()?.stat()?;
+        if output.is_json {
+            output.json(&to_json(&statistics))?;
+        } else {
+            print_maps(&statistics, output)?;
+            print_figures(&statistics, output)?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn print_maps(statistics: &Statistics, output: &mut Output) -> Outcome<()> {
+    let widest = statistics
+        .maps
+        .iter()
+        .map(|map| map.name.chars().count())
+        .max()
+        .unwrap_or(0);
+    output.line(format_args!("{}", counted(statistics.maps.len() as u64, "map")))?;
+    for map in &statistics.maps {
+        let name = &map.name;
+        output.line(format_args!("  {name:widest$}  {:>14}", counted(map.pairs, "pair")))?;
+    }
+    Ok(())
+}
+
+fn print_figures(statistics: &Statistics, output: &mut Output) -> Outcome<()> {
+    let of_pages = |pages: u64| bytes(pages * statistics.page_bytes);
+    let free = format!(
+        "{} free, {} replaced but not free yet",
+        of_pages(statistics.free_pages),
+        of_pages(statistics.retired_pages)
+    );
+    let figures = [
+        ("data file", format!("{} ({free})", bytes(statistics.data_bytes))),
+        ("log files", bytes(statistics.log_bytes)),
+        ("tree", counted(statistics.depth as u64, "level")),
+        ("newest commit", grouped(statistics.commit)),
+        ("newest synced", grouped(statistics.synced_commit)),
+        ("in the tree up to", grouped(statistics.base_commit)),
+        (
+            "only in the log",
+            format!(
+                "{}, {}",
+                counted(statistics.unfolded_operations, "operation"),
+                bytes(statistics.unfolded_bytes)
+            ),
+        ),
+    ];
+    for (name, figure) in figures {
+        output.line(format_args!("{name:<18} {figure}"))?;
+    }
+    Ok(())
+}
+
+/// Only what says something about the store on disk: figures of a process that was opened for this are not its.
+fn to_json(statistics: &Statistics) -> Value {
+    let maps: Vec<Value> = statistics
+        .maps
+        .iter()
+        .map(|map| json!({"map": map.name, "pairs": map.pairs}))
+        .collect();
+    json!({
+        "maps": maps,
+        "commit": statistics.commit,
+        "synced_commit": statistics.synced_commit,
+        "base_commit": statistics.base_commit,
+        "page_bytes": statistics.page_bytes,
+        "pages": statistics.pages,
+        "free_pages": statistics.free_pages,
+        "retired_pages": statistics.retired_pages,
+        "depth": statistics.depth,
+        "data_bytes": statistics.data_bytes,
+        "log_bytes": statistics.log_bytes,
+        "unfolded_operations": statistics.unfolded_operations,
+        "unfolded_bytes": statistics.unfolded_bytes,
+    })
+}

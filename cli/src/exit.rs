@@ -1,0 +1,207 @@
+//! How the command ends: exit codes, and failures with what to do about them.
+//!
+//! Every failure of the engine comes through here; its `Kind` decides the exit code, so that a script can tell "try
+//! again" from "restore a copy" without reading the message. Nothing else in the crate calls `exit`.
+
+use std::io;
+use std::path::Path;
+
+use duramen::{Error, Kind, Reason};
+use serde_json::{Value, json};
+
+/// The exit codes as the help and the reference show them.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0  done (also when the reader of a pipe went away)
+  1  the key is not there; `check` found problems
+  2  the call is wrong: usage, unknown map, no store there, a file that cannot be read
+  3  nothing is wrong, try again: the store is in use, or a conflict
+  4  no space left; nothing was lost
+  5  damaged: the store, or the dump to be loaded, is not what was written
+  6  the store stopped after an input/output error: run the command again, look at the disk
+  7  the store, or a snapshot of it, was closed meanwhile";
+
+/// How the command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Done = 0,
+    NotFound = 1,
+    WrongCall = 2,
+    TryAgain = 3,
+    NoSpace = 4,
+    Damaged = 5,
+    Reopen = 6,
+    Closed = 7,
+}
+
+impl Exit {
+    fn of(kind: Kind) -> Exit {
+        match kind {
+            Kind::Retry => Exit::TryAgain,
+            Kind::MakeSpace => Exit::NoSpace,
+            Kind::Damaged => Exit::Damaged,
+            Kind::Reopen => Exit::Reopen,
+            Kind::Closed => Exit::Closed,
+            _ => Exit::WrongCall,
+        }
+    }
+
+    /// The word for it in JSON.
+    fn word(self) -> &'static str {
+        match self {
+            Exit::Done => "done",
+            Exit::NotFound => "not_found",
+            Exit::WrongCall => "wrong_call",
+            Exit::TryAgain => "try_again",
+            Exit::NoSpace => "no_space",
+            Exit::Damaged => "damaged",
+            Exit::Reopen => "reopen",
+            Exit::Closed => "closed",
+        }
+    }
+}
+
+/// Why the command could not do what it was asked for.
+#[derive(Debug)]
+pub struct Failure {
+    pub exit: Exit,
+    pub message: String,
+    pub hint: Option<String>,
+    /// Nobody reads our output any more: no reason to say anything.
+    pub is_broken_pipe: bool,
+}
+
+/// The result of everything in this crate that can fail.
+pub type Outcome<T = Exit> = Result<T, Failure>;
+
+impl Failure {
+    fn new(exit: Exit, message: impl Into<String>) -> Failure {
+        Failure {
+            exit,
+            message: message.into(),
+            hint: None,
+            is_broken_pipe: false,
+        }
+    }
+
+    /// The call makes no sense as it is.
+    pub fn wrong_call(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::WrongCall, message)
+    }
+
+    /// Bytes that we were given are not what was once written.
+    pub fn damaged(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::Damaged, message)
+    }
+
+    /// A file or stream that is not the store's.
+    pub fn of_io(doing: &str, error: &io::Error) -> Failure {
+        let exit = match error.kind() {
+            io::ErrorKind::StorageFull => Exit::NoSpace,
+            _ => Exit::WrongCall,
+        };
+        Failure::new(exit, format!("{doing}: {error}"))
+    }
+
+    /// Adds what the user can do.
+    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The failure as one JSON object.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "error": self.message,
+            "hint": self.hint,
+            "kind": self.exit.word(),
+            "exit": self.exit as u8,
+        })
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let failure = Failure::new(Exit::of(error.kind()), error.to_string());
+        match error.reason() {
+            Reason::InUse { path, holder } => in_use(path, holder),
+            Reason::NoStore { path } => {
+                Failure::new(Exit::WrongCall, format!("there is no store at {path}")).hint(format!(
+                    "correct the path, or make one: `duramen maps create {path} NAME` (`put` and `load` make one too)"
+                ))
+            }
+            Reason::Damaged(_) => failure.hint("nothing was changed; `duramen check` tells how far the damage goes"),
+            Reason::Full { .. } => {
+                failure.hint("deleting works on a full disk; so does `duramen compact` if it has room")
+            }
+            _ => failure,
+        }
+    }
+}
+
+/// Only output is written without its own error handling, so every plain input/output error is one of stdout.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure {
+            is_broken_pipe: error.kind() == io::ErrorKind::BrokenPipe,
+            ..Failure::of_io("writing the output", &error)
+        }
+    }
+}
+
+/// Says who holds a store. The lock file names the last process that wrote; when that one has ended, the holder is
+/// somebody who only reads.
+fn in_use(path: &str, holder: &str) -> Failure {
+    const WAIT: &str = "`--wait SECONDS` waits for it";
+    let process = holder.split(' ').next().and_then(|id| id.parse::<u32>().ok());
+    match process.filter(|id| Path::new(&format!("/proc/{id}")).exists()) {
+        Some(id) => Failure::new(
+            Exit::TryAgain,
+            format!("the store at {path} is in use by process {holder}"),
+        )
+        .hint(format!(
+            "close it there, or end that process (`kill {id}` loses nothing acknowledged); {WAIT}"
+        )),
+        None => Failure::new(
+            Exit::TryAgain,
+            format!("the store at {path} is being read by another process"),
+        )
+        .hint(format!("try again when it has finished; {WAIT}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exit_code_is_in_the_table() {
+        for exit in [
+            Exit::Done,
+            Exit::NotFound,
+            Exit::WrongCall,
+            Exit::TryAgain,
+            Exit::NoSpace,
+            Exit::Damaged,
+            Exit::Reopen,
+            Exit::Closed,
+        ] {
+            assert!(EXIT_CODES.contains(&format!("\n  {}  ", exit as u8)), "{exit:?}");
+        }
+    }
+
+    #[test]
+    fn a_holder_that_has_ended_is_not_blamed() {
+        assert!(
+            in_use("shop", "4294967294 gone")
+                .message
+                .contains("being read by another process")
+        );
+        let alive = in_use("shop", &format!("{} me", std::process::id()));
+        assert!(
+            alive
+                .message
+                .ends_with(&format!("in use by process {} me", std::process::id()))
+        );
+    }
+}

@@ -1,0 +1,336 @@
+//! The commands on real stores: what they print, how they end, and what they leave behind.
+
+mod common;
+
+use std::fs;
+use std::time::Duration;
+
+use common::{Scratch, seed};
+use duramen::{Options, Store};
+
+fn shop() -> Scratch {
+    let scratch = Scratch::new();
+    for (key, value) in [("apples", "12"), ("pears", "7"), ("plums", "30")] {
+        scratch.done(&["put", "shop", key, value, "--map", "stock"]);
+    }
+    scratch
+}
+
+#[test]
+fn a_value_that_was_put_is_got() {
+    let scratch = shop();
+    assert_eq!(scratch.done(&["get", "shop", "pears"]).text(), "7\n");
+    assert_eq!(scratch.done(&["get", "shop", "pears", "--raw"]).text(), "7");
+    assert_eq!(scratch.done(&["get", "shop", "7065617273", "--hex"]).text(), "37\n");
+}
+
+#[test]
+fn a_deleted_key_stays_deleted() {
+    let scratch = shop();
+    assert_eq!(scratch.done(&["delete", "shop", "pears"]).text(), "");
+    assert_eq!(scratch.run(&["get", "shop", "pears"]).code, 1);
+    assert_eq!(scratch.run(&["delete", "shop", "pears"]).code, 1);
+    assert_eq!(scratch.done(&["scan", "shop"]).text(), "apples\t12\nplums\t30\n");
+}
+
+#[test]
+fn a_range_is_deleted_at_once_and_nothing_beside_it() {
+    let scratch = shop();
+    let ended = scratch.done(&["delete", "shop", "--from", "b", "--to", "plums"]);
+    assert!(ended.stderr.contains("deleted 1 pair "), "{}", ended.stderr);
+    assert_eq!(scratch.done(&["scan", "shop", "--keys-only"]).text(), "apples\nplums\n");
+    assert_eq!(scratch.run(&["delete", "shop", "--prefix", "x"]).code, 1);
+    scratch.done(&["delete", "shop", "--prefix", ""]);
+    assert_eq!(scratch.done(&["scan", "shop"]).text(), "");
+    assert_eq!(scratch.run(&["delete", "shop"]).code, 2);
+    assert_eq!(scratch.run(&["delete", "shop", "a", "--prefix", "a"]).code, 2);
+}
+
+#[test]
+fn scans_keep_to_their_range_their_limit_and_their_direction() {
+    let scratch = shop();
+    let keys = |arguments: &[&str]| {
+        let ended = scratch.done(&[&["scan", "shop", "--keys-only"], arguments].concat());
+        ended.text().lines().map(str::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(&[]), ["apples", "pears", "plums"]);
+    assert_eq!(keys(&["--prefix", "p"]), ["pears", "plums"]);
+    assert_eq!(keys(&["--from", "pears"]), ["pears", "plums"]);
+    assert_eq!(keys(&["--to", "pears"]), ["apples"]);
+    assert_eq!(keys(&["--from", "z", "--to", "a"]), [""; 0]);
+    assert_eq!(keys(&["--reverse"]), ["plums", "pears", "apples"]);
+    assert_eq!(keys(&["--reverse", "--prefix", "p", "--limit", "1"]), ["plums"]);
+    assert_eq!(keys(&["--limit", "0"]), [""; 0]);
+}
+
+#[test]
+fn binary_keys_and_values_come_back_as_scan_shows_them() {
+    let scratch = Scratch::new();
+    let mut random = fastrand::Rng::with_seed(seed());
+    let store = Store::open(scratch.path("s")).unwrap();
+    let bytes = |random: &mut fastrand::Rng, length: usize| (0..length).map(|_| random.u8(..)).collect::<Vec<_>>();
+    for _ in 0..40 {
+        let (key_length, value_length) = (random.usize(..12), random.usize(..40));
+        let (key, value) = (bytes(&mut random, key_length), bytes(&mut random, value_length));
+        store.map("m").unwrap().put(&key, &value).unwrap();
+    }
+    store.close().unwrap();
+    let shown = scratch.done(&["scan", "s"]);
+    let hexadecimal = scratch.done(&["scan", "s", "--hex"]);
+    for (shown, hexadecimal) in shown.text().lines().zip(hexadecimal.text().lines()) {
+        let (key, value) = shown.split_once('\t').unwrap();
+        assert_eq!(scratch.done(&["get", "s", "--", key]).text(), format!("{value}\n"));
+        scratch.done(&[
+            "put",
+            "copy",
+            "--map",
+            "m",
+            "--",
+            key,
+            if value == "-" { "\\x2d" } else { value },
+        ]);
+        let (key, value) = hexadecimal.split_once('\t').unwrap();
+        assert_eq!(
+            scratch.done(&["get", "copy", "--hex", "--", key]).text(),
+            format!("{value}\n")
+        );
+    }
+    assert_eq!(scratch.done(&["scan", "copy", "--hex"]).text(), hexadecimal.text());
+}
+
+#[test]
+fn values_come_from_files_and_pipes_as_they_are() {
+    let scratch = shop();
+    let value: Vec<u8> = (0..300_000_u32).map(|index| (index * 7 % 256) as u8).collect();
+    fs::write(scratch.path("file"), &value).unwrap();
+    scratch.done(&["put", "shop", "a", "--map", "files", "--value-file", "file"]);
+    for from_stdin in [&["-"][..], &["--value-file", "-"]] {
+        let arguments = [&["put", "shop", "b", "--map", "files"], from_stdin].concat();
+        assert_eq!(scratch.run_with_input(&arguments, &value).code, 0);
+        for key in ["a", "b"] {
+            assert!(scratch.done(&["get", "shop", key, "--map", "files", "--raw"]).stdout == value);
+        }
+    }
+    assert_eq!(
+        scratch
+            .run(&["put", "shop", "a", "--value-file", "missing", "--map", "files"])
+            .code,
+        2
+    );
+}
+
+#[test]
+fn negative_numbers_are_values_not_options() {
+    let scratch = shop();
+    scratch.done(&["put", "shop", "-7", "-12"]);
+    assert_eq!(scratch.done(&["get", "shop", "-7"]).text(), "-12\n");
+}
+
+#[test]
+fn the_only_map_is_the_default_and_several_must_be_named() {
+    let scratch = shop();
+    scratch.done(&["get", "shop", "pears"]);
+    scratch.done(&["maps", "create", "shop", "orders"]);
+    let ended = scratch.run(&["get", "shop", "pears"]);
+    assert_eq!(ended.code, 2);
+    assert!(
+        ended.stderr.contains("--map") && ended.stderr.contains("orders, stock"),
+        "{}",
+        ended.stderr
+    );
+    let unknown = scratch.run(&["get", "shop", "pears", "--map", "stok"]);
+    assert_eq!(unknown.code, 2);
+    assert!(unknown.stderr.contains("orders, stock"), "{}", unknown.stderr);
+}
+
+#[test]
+fn maps_are_made_renamed_and_dropped() {
+    let scratch = shop();
+    scratch.done(&["maps", "create", "shop", "a"]);
+    assert_eq!(scratch.run(&["maps", "create", "shop", "a"]).code, 2);
+    scratch.done(&["maps", "rename", "shop", "a", "b"]);
+    assert_eq!(scratch.done(&["maps", "shop", "--count"]).text(), "b\t0\nstock\t3\n");
+    assert_eq!(scratch.run(&["maps", "drop", "shop", "stock"]).code, 2);
+    assert_eq!(scratch.done(&["maps", "shop"]).text(), "b\nstock\n");
+    scratch.done(&["maps", "drop", "shop", "stock", "--force"]);
+    scratch.done(&["maps", "drop", "shop", "b"]);
+    assert_eq!(scratch.done(&["maps", "shop"]).text(), "");
+    assert_eq!(scratch.run(&["maps", "drop", "shop", "b"]).code, 2);
+}
+
+#[test]
+fn a_copy_holds_the_same_and_both_are_sound() {
+    let scratch = shop();
+    scratch.done(&["copy", "shop", "backup"]);
+    let scan = |store| scratch.done(&["scan", store]).stdout;
+    assert_eq!(scan("shop"), scan("backup"));
+    scratch.done(&["compact", "shop"]);
+    assert_eq!(scan("shop"), scan("backup"));
+    for store in ["shop", "backup"] {
+        assert!(scratch.done(&["check", store]).text().starts_with("sound: "));
+    }
+    assert_eq!(scratch.run(&["copy", "shop", "backup"]).code, 2);
+}
+
+#[test]
+fn commands_that_read_make_no_store() {
+    let scratch = Scratch::new();
+    for arguments in [
+        &["get", "none", "k"][..],
+        &["scan", "none"],
+        &["check", "none"],
+        &["delete", "none", "k"],
+    ] {
+        let ended = scratch.run(arguments);
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+        assert!(ended.stderr.contains("there is no store at none"), "{}", ended.stderr);
+        assert!(!scratch.path("none").exists());
+    }
+    fs::create_dir(scratch.path("other")).unwrap();
+    fs::write(scratch.path("other/file"), "x").unwrap();
+    assert_eq!(scratch.run(&["put", "other", "k", "v", "--map", "m"]).code, 2);
+}
+
+#[test]
+fn a_store_in_use_is_refused_with_the_name_of_its_holder() {
+    let scratch = shop();
+    let held = Store::open(scratch.path("shop")).unwrap();
+    for arguments in [&["get", "shop", "pears"][..], &["put", "shop", "k", "v"]] {
+        let ended = scratch.run(arguments);
+        assert_eq!(ended.code, 3, "{}", ended.stderr);
+        assert!(
+            ended
+                .stderr
+                .contains(&format!("in use by process {}", std::process::id())),
+            "{}",
+            ended.stderr
+        );
+        assert!(ended.stderr.contains("hint: "), "{}", ended.stderr);
+    }
+    let releasing = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        held.close().unwrap();
+    });
+    scratch.done(&["get", "shop", "pears", "--wait", "20"]);
+    releasing.join().unwrap();
+}
+
+#[test]
+fn readers_share_a_store_and_keep_writers_out() {
+    let scratch = shop();
+    let _reader = Options::new().read_only(true).open(scratch.path("shop")).unwrap();
+    scratch.done(&["get", "shop", "pears"]);
+    let ended = scratch.run(&["put", "shop", "k", "v"]);
+    assert_eq!(ended.code, 3);
+    assert!(
+        ended.stderr.contains("being read by another process"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn damage_is_found_by_check_and_not_served_by_get() {
+    let scratch = Scratch::new();
+    let marker = "a-value-that-is-easy-to-find-in-the-file";
+    scratch.done(&["put", "s", "k", marker, "--map", "m"]);
+    let path = scratch.path("s/data");
+    let mut bytes = fs::read(&path).unwrap();
+    let place = bytes
+        .windows(marker.len())
+        .rposition(|window| window == marker.as_bytes())
+        .unwrap();
+    bytes[place] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let ended = scratch.run(&["check", "s"]);
+    assert_eq!(ended.code, 1, "{}", ended.stderr);
+    assert!(ended.text().contains("is damaged: page "), "{}", ended.text());
+    let get = scratch.run(&["get", "s", "k", "--map", "m"]);
+    assert_eq!(get.code, 5, "{}", get.stderr);
+    assert!(get.stdout.is_empty());
+    // All copies of the meta page.
+    bytes[..4 * 4096].fill(0);
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(scratch.run(&["check", "s"]).code, 5);
+}
+
+#[test]
+fn a_full_disk_under_the_output_is_said() {
+    let scratch = shop();
+    let ended = scratch.shell("duramen scan shop > /dev/full");
+    assert_eq!(ended.code, 4, "{}", ended.stderr);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_command_quietly() {
+    let scratch = Scratch::new();
+    let line = |number| format!("key {number}\t{}\n", "x".repeat(50));
+    let pairs: String = (0..20_000).map(line).collect();
+    let dump = format!("#duramen-dump 1\n#map\tm\n#pairs\tm\n{pairs}#end\n");
+    assert_eq!(scratch.run_with_input(&["load", "s"], dump.as_bytes()).code, 0);
+    for command in ["scan s", "scan s --json", "dump s"] {
+        let ended = scratch.shell(&format!("duramen {command} | head -n 1 > /dev/null"));
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{command}");
+    }
+}
+
+#[test]
+fn every_command_speaks_json() {
+    let scratch = shop();
+    let one = |arguments: &[&str]| {
+        let values = scratch.done(&[arguments, &["--json"]].concat()).json();
+        assert_eq!(values.len(), 1, "{arguments:?}");
+        values.into_iter().next().unwrap()
+    };
+    assert_eq!(one(&["put", "shop", "figs", "1\\n"])["bytes"], 2);
+    assert_eq!(one(&["get", "shop", "figs"])["value"], "1\\n");
+    assert_eq!(one(&["delete", "shop", "figs"])["deleted"], 1);
+    assert_eq!(one(&["maps", "shop"])["map"], "stock");
+    assert_eq!(one(&["maps", "shop", "--count"])["pairs"], 3);
+    assert_eq!(one(&["maps", "create", "shop", "x"])["created"], "x");
+    assert_eq!(one(&["maps", "drop", "shop", "x"])["dropped"], "x");
+    assert_eq!(one(&["stat", "shop"])["maps"][0]["pairs"], 3);
+    assert_eq!(one(&["check", "shop"])["sound"], true);
+    assert_eq!(one(&["copy", "shop", "backup"])["to"], "backup");
+    assert!(one(&["compact", "shop"])["bytes_after"].is_u64());
+    let scanned = scratch.done(&["scan", "shop", "--json"]).json();
+    let keys: Vec<_> = scanned.iter().map(|pair| pair["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["apples", "pears", "plums"]);
+    let missing = scratch.run(&["get", "shop", "figs", "--json"]);
+    assert_eq!((missing.code, &missing.json()[0]["found"]), (1, &false.into()));
+    let failed = scratch.run(&["get", "none", "figs", "--json"]);
+    let failure: serde_json::Value = serde_json::from_str(&failed.stderr).unwrap();
+    assert_eq!((&failure["exit"], &failure["kind"]), (&2.into(), &"wrong_call".into()));
+}
+
+#[test]
+fn wrong_usage_ends_with_two_and_help_with_zero() {
+    let scratch = shop();
+    for arguments in [
+        &[][..],
+        &["gt"],
+        &["get"],
+        &["get", "shop", "k", "--colour"],
+        &["get", "shop", "\\q"],
+    ] {
+        let ended = scratch.run(arguments);
+        assert_eq!(ended.code, 2, "{arguments:?}");
+        assert!(ended.stdout.is_empty() && !ended.stderr.is_empty());
+    }
+    assert!(scratch.done(&["--help"]).text().contains("Exit codes:"));
+    assert!(scratch.done(&["--version"]).text().starts_with("duramen "));
+}
+
+#[test]
+fn stat_counts_what_a_killed_writer_left_in_the_log() {
+    let scratch = shop();
+    // A store that is not closed leaves its log, like a killed process; the lock goes with the copy.
+    let store = Store::open(scratch.path("shop")).unwrap();
+    store.map("stock").unwrap().put(b"figs", b"1").unwrap();
+    let ended = scratch.shell("cp -r shop crashed");
+    assert_eq!(ended.code, 0);
+    drop(store);
+    let statistics = scratch.done(&["stat", "crashed", "--json"]).json();
+    assert_eq!(statistics[0]["maps"][0]["pairs"], 4);
+    assert_eq!(scratch.done(&["get", "crashed", "figs"]).text(), "1\n");
+}

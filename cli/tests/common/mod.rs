@@ -1,0 +1,120 @@
+//! Runs the real binary in a scratch directory, for all suites of the command.
+
+#![allow(dead_code, reason = "each suite uses some of it")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The binary under test.
+pub const BINARY: &str = env!("CARGO_BIN_EXE_duramen");
+
+/// A scratch directory in which commands run; relative paths in their arguments lie in it.
+pub struct Scratch {
+    directory: TempDir,
+}
+
+/// How a command ended, and what it said.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: i32,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+impl Ended {
+    fn of(output: Output) -> Ended {
+        Ended {
+            code: output.status.code().expect("not ended by a signal"),
+            stdout: output.stdout,
+            stderr: String::from_utf8(output.stderr).expect("messages are UTF-8"),
+        }
+    }
+
+    /// Standard output as text.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).expect("text is UTF-8")
+    }
+
+    /// Standard output as JSON, one value a line.
+    pub fn json(&self) -> Vec<Value> {
+        let parse = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"));
+        self.text().lines().map(parse).collect()
+    }
+}
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        Scratch {
+            directory: tempfile::tempdir().expect("a scratch directory"),
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let binaries = Path::new(BINARY).parent().expect("the binary lies in a directory");
+        let mut command = Command::new(program);
+        let path = std::env::var("PATH").unwrap_or_default();
+        command
+            .current_dir(self.directory.path())
+            .env("PATH", format!("{}:{path}", binaries.display()))
+            .env_remove("COLUMNS")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `duramen` with arguments.
+    pub fn run(&self, arguments: &[&str]) -> Ended {
+        Ended::of(self.command(BINARY).args(arguments).output().expect("the binary runs"))
+    }
+
+    /// Runs `duramen` and insists on success.
+    pub fn done(&self, arguments: &[&str]) -> Ended {
+        let ended = self.run(arguments);
+        assert_eq!(ended.code, 0, "{arguments:?}: {}", ended.stderr);
+        ended
+    }
+
+    /// Runs `duramen` with something on standard input.
+    pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ended {
+        let mut command = self.command(BINARY);
+        command
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        let mut stdin = child.stdin.take().expect("asked for");
+        let input = input.to_vec();
+        // A command that refuses its call reads nothing.
+        let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+        let output = child.wait_with_output().expect("the binary ends");
+        writer.join().expect("the writer does not panic");
+        Ended::of(output)
+    }
+
+    /// Runs a line in a shell that finds the binary.
+    pub fn shell(&self, line: &str) -> Ended {
+        let output = self
+            .command("bash")
+            .arg("-o")
+            .arg("pipefail")
+            .arg("-c")
+            .arg(line)
+            .output();
+        Ended::of(output.expect("the shell runs"))
+    }
+}
+
+/// The seed of a random test: from the environment, or new; printed either way.
+pub fn seed() -> u64 {
+    let seed = std::env::var("DURAMEN_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().expect("a number"));
+    println!("DURAMEN_SEED={seed}");
+    seed
+}

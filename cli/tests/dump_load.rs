@@ -1,0 +1,117 @@
+//! Dumps: what went out comes in, and what is not whole is noticed.
+
+mod common;
+
+use std::fs;
+
+use common::{Scratch, seed};
+use duramen::Store;
+
+/// A store with binary keys, long values, an empty map and odd names.
+fn varied(scratch: &Scratch, name: &str) {
+    let mut random = fastrand::Rng::with_seed(seed());
+    let store = Store::open(scratch.path(name)).unwrap();
+    for map in ["plain", "#odd name\u{e9}", "long"] {
+        let map = store.map(map).unwrap();
+        store
+            .transact(|tx| {
+                for _ in 0..700 {
+                    let key: Vec<u8> = (0..random.usize(..20)).map(|_| random.u8(..)).collect();
+                    let value: Vec<u8> = (0..random.usize(..200)).map(|_| random.u8(..)).collect();
+                    tx.put(&map, &key, &value)?;
+                }
+                Ok(())
+            })
+            .unwrap();
+    }
+    let long = store.map("long").unwrap();
+    long.put(b"", &vec![0xA5; 3 << 20]).unwrap();
+    long.put(&[b'#'; 1024], b"").unwrap();
+    store.map("empty").unwrap();
+    store.close().unwrap();
+}
+
+#[test]
+fn a_dump_that_is_loaded_dumps_the_same() {
+    let scratch = Scratch::new();
+    varied(&scratch, "a");
+    let ended = scratch.shell("duramen dump a | duramen load b && duramen dump a > a.dump && duramen dump b > b.dump");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(fs::read(scratch.path("a.dump")).unwrap() == fs::read(scratch.path("b.dump")).unwrap());
+    assert_eq!(
+        scratch.done(&["maps", "a", "--count"]).stdout,
+        scratch.done(&["maps", "b", "--count"]).stdout
+    );
+    scratch.done(&["check", "b"]);
+}
+
+#[test]
+fn maps_can_be_chosen_on_both_sides() {
+    let scratch = Scratch::new();
+    varied(&scratch, "a");
+    let ended = scratch.shell("duramen dump a --map plain --map empty > some.dump && duramen load b some.dump");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert_eq!(scratch.done(&["maps", "b"]).text(), "empty\nplain\n");
+    scratch.done(&["load", "c", "some.dump", "-m", "plain"]);
+    assert_eq!(scratch.done(&["maps", "c"]).text(), "plain\n");
+    let scan = |store| scratch.done(&["scan", store, "--map", "plain"]).stdout;
+    assert!(scan("a") == scan("c"));
+    let ended = scratch.run(&["load", "d", "some.dump", "--map", "long"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("empty, plain"), "{}", ended.stderr);
+    assert!(!scratch.path("d").exists());
+}
+
+#[test]
+fn pairs_are_not_mixed_unless_asked_for() {
+    let scratch = Scratch::new();
+    scratch.done(&["put", "a", "k", "new", "--map", "m"]);
+    scratch.done(&["put", "a", "k", "new", "--map", "l"]);
+    assert_eq!(scratch.shell("duramen dump a > a.dump").code, 0);
+    scratch.done(&["put", "b", "k", "old", "--map", "m"]);
+    scratch.done(&["put", "b", "j", "kept", "--map", "m"]);
+    let refused = scratch.run(&["load", "b", "a.dump"]);
+    assert_eq!(refused.code, 2);
+    assert!(refused.stderr.contains("--merge"), "{}", refused.stderr);
+    assert_eq!(scratch.done(&["maps", "b"]).text(), "m\n");
+    assert_eq!(scratch.done(&["scan", "b"]).text(), "j\tkept\nk\told\n");
+    scratch.done(&["load", "b", "a.dump", "--merge"]);
+    assert_eq!(scratch.done(&["scan", "b", "--map", "m"]).text(), "j\tkept\nk\tnew\n");
+}
+
+#[test]
+fn a_dump_that_was_cut_off_or_changed_is_refused_as_damaged() {
+    let scratch = Scratch::new();
+    varied(&scratch, "a");
+    let dump = scratch.done(&["dump", "a"]).stdout;
+    let cut = scratch.run_with_input(&["load", "cut"], &dump[..dump.len() / 2]);
+    assert_eq!(cut.code, 5, "{}", cut.stderr);
+    assert!(
+        cut.stderr.contains("cut off") && cut.stderr.contains("are in the store now"),
+        "{}",
+        cut.stderr
+    );
+    let without_end = dump.iter().rposition(|&byte| byte == b'#').unwrap();
+    assert_eq!(
+        scratch.run_with_input(&["load", "endless"], &dump[..without_end]).code,
+        5
+    );
+    let mut changed = dump.clone();
+    let place = dump.len() - 200;
+    changed[place] = if changed[place] == b'a' { b'b' } else { b'a' };
+    assert_eq!(scratch.run_with_input(&["load", "changed"], &changed).code, 5);
+    assert_eq!(scratch.run_with_input(&["load", "nothing"], b"").code, 2);
+    assert_eq!(scratch.run_with_input(&["load", "nothing"], b"a,b\n1,2\n").code, 2);
+    assert!(!scratch.path("nothing").exists());
+}
+
+#[test]
+fn load_says_in_json_what_it_did() {
+    let scratch = Scratch::new();
+    scratch.done(&["put", "a", "k", "v", "--map", "m"]);
+    let dump = scratch.done(&["dump", "a", "--json"]);
+    let summary: serde_json::Value = serde_json::from_str(&dump.stderr).unwrap();
+    assert_eq!((&summary["maps"], &summary["pairs"]), (&1.into(), &1.into()));
+    let loaded = scratch.run_with_input(&["load", "b", "--json"], &dump.stdout).json();
+    assert_eq!((&loaded[0]["maps"], &loaded[0]["pairs"]), (&1.into(), &1.into()));
+}

@@ -1,0 +1,100 @@
+//! Every example in the help of every command runs, and succeeds.
+
+mod common;
+
+use common::Scratch;
+
+/// All commands that have help; the hidden ones have none.
+const COMMANDS: &[&[&str]] = &[
+    &[],
+    &["get"],
+    &["put"],
+    &["delete"],
+    &["scan"],
+    &["maps"],
+    &["maps", "create"],
+    &["maps", "rename"],
+    &["maps", "drop"],
+    &["stat"],
+    &["check"],
+    &["copy"],
+    &["dump"],
+    &["load"],
+    &["compact"],
+    &["tour"],
+];
+
+const PREPARATION: &str = r"
+set -e
+duramen put shop apples 12 --map stock
+duramen put shop plums 30 --map stock
+duramen put shop 'user\x00\x07' 'Ada' --map users
+printf '\211PNG\r\n' > logo.png
+duramen put shop logo --map files --value-file logo.png
+for month in 2024-11 2024-12 2025-01 2025-02 2025-03; do duramen put shop order/$month-17 plums --map orders; done
+duramen maps create shop empty
+duramen dump shop > shop.dump
+gzip < shop.dump > shop.dump.gz
+";
+
+fn help(scratch: &Scratch, command: &[&str]) -> String {
+    scratch.done(&[command, &["--help"]].concat()).text().to_string()
+}
+
+fn examples(help: &str) -> Vec<&str> {
+    help.lines()
+        .filter_map(|line| line.trim_start().strip_prefix("$ "))
+        .collect()
+}
+
+#[test]
+fn every_example_in_the_help_succeeds() {
+    for command in COMMANDS {
+        let scratch = Scratch::new();
+        let prepared = scratch.shell(PREPARATION);
+        assert_eq!(prepared.code, 0, "{}", prepared.stderr);
+        for example in examples(&help(&scratch, command)) {
+            let ended = scratch.shell(example);
+            assert_eq!(ended.code, 0, "{example}\n{}", ended.stderr);
+        }
+    }
+}
+
+#[test]
+fn every_command_has_examples() {
+    let scratch = Scratch::new();
+    for command in &COMMANDS[1..] {
+        let count = examples(&help(&scratch, command)).len();
+        assert!(count >= 2, "{command:?} has {count} examples");
+    }
+}
+
+#[test]
+fn every_visible_command_is_tested_here() {
+    let scratch = Scratch::new();
+    for group in [&[][..], &["maps"]] {
+        let help = help(&scratch, group);
+        let listed = help
+            .lines()
+            .skip_while(|line| *line != "Commands:")
+            .skip(1)
+            .take_while(|line| !line.is_empty());
+        for name in listed
+            .filter_map(|line| line.split_whitespace().next())
+            .filter(|name| *name != "help")
+        {
+            let command = [group, &[name]].concat();
+            assert!(COMMANDS.contains(&command.as_slice()), "{command:?} is not in the list");
+        }
+    }
+}
+
+#[test]
+fn help_fits_into_a_hundred_columns() {
+    let scratch = Scratch::new();
+    for command in COMMANDS {
+        for line in help(&scratch, command).lines() {
+            assert!(line.chars().count() <= 100, "{command:?}: {line}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The reference says what the command says: the help in `docs/reference/cli.md` is the command's own, and the sample
+//! in `docs/reference/dump-format.md` loads. `DURAMEN_UPDATE=1` writes the help anew.
+
+mod common;
+
+use std::fs;
+use std::path::PathBuf;
+
+use common::Scratch;
+
+const BEGIN: &str = "<!-- The help of every command, written by cli/tests/reference.rs -->\n";
+
+const COMMANDS: &[&str] = &[
+    "get",
+    "put",
+    "delete",
+    "scan",
+    "maps",
+    "maps create",
+    "maps rename",
+    "maps drop",
+    "stat",
+    "check",
+    "copy",
+    "dump",
+    "load",
+    "compact",
+    "tour",
+];
+
+fn reference(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../docs/reference")
+        .join(name)
+}
+
+fn section(scratch: &Scratch, command: &str) -> String {
+    let arguments: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
+    let help = scratch.done(&arguments);
+    let help: Vec<&str> = help.text().lines().map(str::trim_end).collect();
+    let title = ["duramen", command].join(" ");
+    format!(
+        "\n## {}\n\n```text\n{}\n```\n",
+        title.trim_end(),
+        help.join("\n").trim_end()
+    )
+}
+
+#[test]
+fn the_reference_has_the_help_of_every_command() {
+    let scratch = Scratch::new();
+    let path = reference("cli.md");
+    let page = fs::read_to_string(&path).expect("the reference is there");
+    let (introduction, written) = page.split_once(BEGIN).expect("the mark is in the page");
+    let sections: String = [""]
+        .iter()
+        .chain(COMMANDS)
+        .map(|command| section(&scratch, command))
+        .collect();
+    if std::env::var_os("DURAMEN_UPDATE").is_some() {
+        fs::write(&path, [introduction, BEGIN, &sections].concat()).expect("the reference can be written");
+        return;
+    }
+    assert!(
+        written == sections,
+        "docs/reference/cli.md is not the help; DURAMEN_UPDATE=1 writes it anew"
+    );
+}
+
+/// Contents of the blocks that are fenced as `text` and begin with some word.
+fn samples(page: &str) -> Vec<String> {
+    let blocks = page
+        .split("```text\n")
+        .skip(1)
+        .filter_map(|block| block.split("```").next());
+    blocks
+        .filter(|block| block.starts_with("#duramen-dump"))
+        .map(str::to_string)
+        .collect()
+}
+
+#[test]
+fn the_samples_of_the_dump_format_load_and_are_what_dump_writes() {
+    let page = fs::read_to_string(reference("dump-format.md")).expect("the reference is there");
+    let samples = samples(&page);
+    let [whole, by_hand] = samples.as_slice() else {
+        panic!("two samples")
+    };
+    for sample in [whole, by_hand] {
+        let scratch = Scratch::new();
+        let loaded = scratch.run_with_input(&["load", "s"], sample.as_bytes());
+        assert_eq!(loaded.code, 0, "{}", loaded.stderr);
+        let dumped = scratch.done(&["dump", "s"]);
+        if sample == whole {
+            assert_eq!(dumped.text(), sample);
+        }
+    }
+}

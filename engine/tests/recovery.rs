@@ -1,0 +1,452 @@
+//! Every row of the table at the top of `recovery.rs`: what opening a store finds, and what it does about it.
+//!
+//! Stores are made on a simulated disk, killed, and their files changed where the row says so.
+
+mod common;
+
+use common::small_options;
+use duramen_engine::{Durability, Kind, Map, Reason, Result, Store};
+use duramen_io::{OpenMode, SimDisk};
+
+const PAGE: usize = 4096;
+/// First bytes of a record, and how long its header is.
+const RECORD_MAGIC: u32 = 0x4452_4331;
+const RECORD_HEADER: usize = 48;
+
+fn open(disk: &SimDisk) -> Result<Store> {
+    small_options().create(false).open_on(disk.platform())
+}
+
+fn error_of(disk: &SimDisk) -> duramen_engine::Error {
+    open(disk).expect_err("the store opened")
+}
+
+fn assert_damaged(disk: &SimDisk, fact: &str) {
+    let error = error_of(disk);
+    assert_eq!(error.kind(), Kind::Damaged, "{error}");
+    assert!(error.to_string().contains(fact), "{error}");
+}
+
+/// A disk with a store in it, and the store's map. The making of the map is commit 1.
+fn store() -> (SimDisk, Store, Map) {
+    let disk = SimDisk::new(7);
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    (disk, store, map)
+}
+
+fn put(map: &Map, number: u64) {
+    map.put(&number.to_be_bytes(), format!("value {number}").as_bytes())
+        .unwrap();
+}
+
+/// Fills generations: each takes three or so of these.
+fn put_large(map: &Map, number: u64) {
+    map.put(&number.to_be_bytes(), &[number as u8; 3000]).unwrap();
+}
+
+/// Puts large values until so many generations are frozen. The last one is alone in the newest. Returns how many.
+fn fill_generations(store: &Store, map: &Map, frozen: u64) -> u64 {
+    let mut number = 0;
+    while store.stat().unwrap().generations.frozen < frozen {
+        put_large(map, number);
+        number += 1;
+    }
+    number
+}
+
+/// Numbers of the keys in the store on a disk.
+fn found(disk: &SimDisk) -> Vec<u64> {
+    let store = open(disk).unwrap();
+    let Some(map) = store.maps().get("map").unwrap() else {
+        return Vec::new();
+    };
+    let snapshot = store.snapshot().unwrap();
+    let mut cursor = snapshot.range(&map, ..).unwrap();
+    let mut keys = Vec::new();
+    while let Some((key, value)) = cursor.next().unwrap() {
+        let number = u64::from_be_bytes(key.try_into().unwrap());
+        let short = format!("value {number}");
+        assert!(value == *short.as_bytes() || value == vec![number as u8; value.len()]);
+        keys.push(number);
+    }
+    keys
+}
+
+fn flip(disk: &SimDisk, file: &str, offset: usize) {
+    let byte = disk.read_raw(file)[offset];
+    disk.write_raw(file, offset as u64, &[byte ^ 0x10]);
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+/// Positions of the records in a log file, with their commits.
+fn records(disk: &SimDisk, file: &str) -> Vec<(usize, u64)> {
+    let bytes = disk.read_raw(file);
+    let places = (PAGE..bytes.len().saturating_sub(RECORD_HEADER)).step_by(8);
+    places
+        .filter(|&at| word(&bytes, at) == RECORD_MAGIC)
+        .map(|at| (at, long(&bytes, at + 8)))
+        .collect()
+}
+
+/// The log file with the record of a commit, and where it is.
+fn record_of(disk: &SimDisk, commit: u64) -> (String, usize) {
+    for file in logs(disk) {
+        if let Some((at, _)) = records(disk, &file).into_iter().find(|(_, found)| *found == commit) {
+            return (file, at);
+        }
+    }
+    panic!("no record of commit {commit}")
+}
+
+fn logs(disk: &SimDisk) -> Vec<String> {
+    let files = disk.files().into_iter();
+    files.filter(|name| name.starts_with("wal-")).collect()
+}
+
+/// Pages 0 to 3 hold two copies each of two meta pages: the first page of the newer ones.
+fn newest_meta(disk: &SimDisk) -> usize {
+    let data = disk.read_raw("data");
+    let sequence = |page: usize| long(&data, page * PAGE + 32);
+    if sequence(0) > sequence(2) { 0 } else { 2 }
+}
+
+fn erase_newest_meta(disk: &SimDisk) {
+    let page = newest_meta(disk);
+    disk.write_raw("data", (page * PAGE) as u64, &[0; 2 * PAGE]);
+}
+
+#[test]
+fn an_empty_directory_becomes_a_store() {
+    let disk = SimDisk::new(1);
+    drop(small_options().open_on(disk.platform()).unwrap());
+    assert!(found(&disk).is_empty());
+}
+
+#[test]
+fn a_missing_store_is_not_made_unless_asked_for() {
+    let disk = SimDisk::new(1);
+    assert!(matches!(error_of(&disk).reason(), Reason::NoStore { .. }));
+    assert!(disk.files().is_empty());
+}
+
+#[test]
+fn what_an_interrupted_creation_left_does_not_stop_the_next_one() {
+    let disk = SimDisk::new(1);
+    let storage = disk.platform().storage;
+    for name in ["lock", "shared", "data.new"] {
+        storage
+            .open(name, OpenMode::Create)
+            .unwrap()
+            .write_at(b"half", 0)
+            .unwrap();
+    }
+    drop(small_options().open_on(disk.platform()).unwrap());
+    assert!(found(&disk).is_empty());
+}
+
+#[test]
+fn a_directory_with_other_files_is_not_a_store() {
+    let disk = SimDisk::new(1);
+    disk.platform().storage.open("letter.txt", OpenMode::Create).unwrap();
+    let error = small_options().open_on(disk.platform()).unwrap_err();
+    assert!(matches!(error.reason(), Reason::NotAStore { found, .. } if found.contains("letter.txt")));
+    assert_eq!(disk.files(), ["letter.txt"]);
+}
+
+#[test]
+fn a_log_without_a_data_file_is_damage() {
+    let (disk, _store, map) = store();
+    put(&map, 1);
+    let disk = disk.kill();
+    disk.platform().storage.remove("data").unwrap();
+    let error = small_options().open_on(disk.platform()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Damaged, "{error}");
+}
+
+#[test]
+fn a_data_file_without_an_intact_meta_page_is_damage() {
+    let (disk, store, _) = store();
+    store.close().unwrap();
+    let disk = disk.kill();
+    for page in 0..4 {
+        flip(&disk, "data", page * PAGE + 50);
+    }
+    assert_damaged(&disk, "no intact meta page");
+}
+
+#[test]
+fn one_intact_copy_of_the_meta_page_is_enough() {
+    let (disk, store, map) = store();
+    put(&map, 1);
+    store.close().unwrap();
+    let disk = disk.kill();
+    let page = newest_meta(&disk);
+    for copy in [page, page + 1] {
+        let disk = disk.kill();
+        flip(&disk, "data", copy * PAGE + 60);
+        assert_eq!(found(&disk), [1]);
+    }
+}
+
+#[test]
+fn a_newer_format_is_refused_by_its_number() {
+    let (disk, store, _) = store();
+    store.close().unwrap();
+    let disk = disk.kill();
+    disk.write_raw("data", 8, &9u32.to_le_bytes());
+    assert!(matches!(error_of(&disk).reason(), Reason::NewerFormat { found: 9, .. }));
+}
+
+#[test]
+fn a_data_file_that_lost_its_end_is_damage() {
+    let (disk, store, map) = store();
+    (0..40).for_each(|number| put_large(&map, number));
+    store.close().unwrap();
+    let disk = disk.kill();
+    let data = disk.platform().storage.open("data", OpenMode::Write).unwrap();
+    let last_used = word(&disk.read_raw("data"), newest_meta(&disk) * PAGE + 96);
+    data.set_len((last_used as u64 - 1) * PAGE as u64).unwrap();
+    assert_damaged(&disk, "before its last used one");
+}
+
+#[test]
+fn a_bitmap_that_rotted_is_damage() {
+    let (disk, store, map) = store();
+    put(&map, 1);
+    store.close().unwrap();
+    let disk = disk.kill();
+    let bitmap = word(&disk.read_raw("data"), newest_meta(&disk) * PAGE + 84);
+    flip(&disk, "data", bitmap as usize * PAGE + 3);
+    assert_damaged(&disk, "wrong checksum");
+}
+
+#[test]
+fn a_log_file_with_a_torn_header_is_not_used() {
+    let (disk, store, map) = store();
+    let number = fill_generations(&store, &map, 1);
+    let disk = disk.kill();
+    let (last_log, at) = record_of(&disk, number + 1);
+    assert_eq!(at, PAGE);
+    flip(&disk, &last_log, 33);
+    assert_eq!(found(&disk), (0..number - 1).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_log_file_of_another_store_is_not_used() {
+    let (other, _other_store, other_map) = {
+        let disk = SimDisk::new(8);
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        (disk, store, map)
+    };
+    put(&other_map, 99);
+    let (disk, _store, _) = store();
+    let disk = disk.kill();
+    for name in logs(&disk) {
+        disk.write_raw(&name, 0, &other.read_raw(&name));
+    }
+    assert!(found(&disk).is_empty());
+}
+
+#[test]
+fn a_log_file_that_the_base_contains_is_not_read() {
+    let (disk, store, map) = store();
+    (0..3).for_each(|number| put(&map, number));
+    store.maintain().unwrap();
+    let disk = disk.kill();
+    let (log, at) = record_of(&disk, 2);
+    flip(&disk, &log, at + RECORD_HEADER);
+    assert_eq!(found(&disk), [0, 1, 2]);
+}
+
+#[test]
+fn records_after_the_base_are_replayed() {
+    let (disk, store, map) = store();
+    (0..3).for_each(|number| put(&map, number));
+    store.maintain().unwrap();
+    (3..6).for_each(|number| put(&map, number));
+    assert_eq!(found(&disk.kill()), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn openings_that_write_nothing_leave_nothing_to_replay() {
+    let (disk, _store, map) = store();
+    put(&map, 1);
+    let mut disk = disk.kill();
+    for _ in 0..20 {
+        let store = open(&disk).unwrap();
+        assert!(store.stat().unwrap().generations.frozen <= 1);
+        disk = disk.kill();
+    }
+    assert_eq!(found(&disk), [1]);
+    assert!(logs(&disk).len() <= 4, "{:?}", logs(&disk));
+}
+
+#[test]
+fn more_than_two_log_files_are_folded_before_the_store_opens() {
+    let (disk, store, map) = store();
+    let number = fill_generations(&store, &map, 3);
+    let disk = disk.kill();
+    let reopened = open(&disk).unwrap();
+    let stat = reopened.stat().unwrap();
+    assert_eq!((stat.base_commit, stat.generations.frozen), (number + 1, 0));
+    drop(reopened);
+    assert_eq!(found(&disk), (0..number).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_torn_record_that_was_not_synced_ends_the_log() {
+    let (disk, _store, map) = store();
+    (0..5).for_each(|number| put(&map, number));
+    for commit in 2..=6 {
+        for part in [9, RECORD_HEADER + 2] {
+            let disk = disk.kill();
+            let (log, at) = record_of(&disk, commit);
+            flip(&disk, &log, at + part);
+            assert_eq!(found(&disk), (0..commit - 2).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn a_record_that_does_not_continue_the_chain_ends_the_log() {
+    let (disk, _store, map) = store();
+    (0..2).for_each(|number| put(&map, number));
+    let fork = |seed: u8| {
+        let disk = disk.kill();
+        let store = open(&disk).unwrap();
+        let map = store.map("map").unwrap();
+        map.put(&2u64.to_be_bytes(), &[seed; 7]).unwrap();
+        put(&map, 3);
+        disk.kill()
+    };
+    // The same epoch, the same generation, the same place: only the chain tells the records of two histories apart.
+    let (one, other) = (fork(2), fork(1));
+    let (log, at) = record_of(&one, 4);
+    let record = &other.read_raw(&log)[at..at + RECORD_HEADER + 27];
+    one.write_raw(&log, at as u64, record);
+    let store = open(&one).unwrap();
+    let map = store.map("map").unwrap();
+    assert_eq!(map.get(&2u64.to_be_bytes()).unwrap().unwrap(), [1; 7]);
+    assert_eq!(map.count().unwrap(), 3);
+}
+
+#[test]
+fn a_hole_below_what_a_later_record_says_was_synced_is_damage() {
+    let (disk, store, map) = store();
+    (0..3).for_each(|number| put(&map, number));
+    store.sync().unwrap();
+    put(&map, 3);
+    for commit in 1..=4 {
+        let disk = disk.kill();
+        let (log, at) = record_of(&disk, commit);
+        flip(&disk, &log, at + RECORD_HEADER + 2);
+        assert_damaged(&disk, "was synced");
+    }
+}
+
+#[test]
+fn a_hole_below_what_a_later_log_file_says_was_synced_is_damage() {
+    let (disk, store, map) = store();
+    (0..2).for_each(|number| put_large(&map, number));
+    store.sync().unwrap();
+    let (first_log, at) = record_of(&disk, 3);
+    let mut number = 2;
+    while record_of(&disk, number + 1).0 == first_log {
+        put_large(&map, number);
+        number += 1;
+    }
+    let disk = disk.kill();
+    let (second_log, _) = record_of(&disk, number + 1);
+    // Only the header of the later file is left to claim anything.
+    let rest = disk.read_raw(&second_log).len() - PAGE;
+    disk.write_raw(&second_log, PAGE as u64, &vec![0; rest]);
+    for (_, commit) in records(&disk, &first_log) {
+        if commit > 3 {
+            let (_, at) = record_of(&disk, commit);
+            disk.write_raw(&first_log, at as u64, &[0; RECORD_HEADER]);
+        }
+    }
+    flip(&disk, &first_log, at + RECORD_HEADER + 2);
+    assert_damaged(&disk, "was synced");
+}
+
+#[test]
+fn a_log_file_after_an_unsynced_hole_is_not_used() {
+    let (disk, store, map) = store();
+    fill_generations(&store, &map, 2);
+    let disk = disk.kill();
+    let (first_log, at) = record_of(&disk, 2);
+    flip(&disk, &first_log, at + 70);
+    assert!(found(&disk).is_empty());
+}
+
+#[test]
+fn a_lost_meta_page_that_a_record_knows_is_damage() {
+    let (disk, store, map) = store();
+    for number in 0..3 {
+        put(&map, number);
+        store.maintain().unwrap();
+    }
+    put(&map, 3);
+    let disk = disk.kill();
+    erase_newest_meta(&disk);
+    assert_damaged(&disk, "was durable");
+}
+
+#[test]
+fn a_lost_meta_page_that_no_log_knows_is_never_served_as_an_older_state() {
+    let (disk, store, map) = store();
+    for number in 0..3 {
+        put(&map, number);
+        store.maintain().unwrap();
+    }
+    store.close().unwrap();
+    let disk = disk.kill();
+    erase_newest_meta(&disk);
+    let opened = open(&disk).and_then(|store| {
+        let map = store.maps().get("map")?.map(|map| map.count()).transpose();
+        map.map(|count| count.unwrap_or(0))
+    });
+    match opened {
+        Ok(count) => assert_eq!(count, 3),
+        Err(error) => assert_eq!(error.kind(), Kind::Damaged, "{error}"),
+    }
+}
+
+#[test]
+fn a_long_value_that_is_not_what_its_record_says_is_damage() {
+    let (disk, _store, map) = store();
+    let map = map.with_durability(Durability::Synced);
+    map.put(b"long", &[0xA5; 100_000]).unwrap();
+    let disk = disk.kill();
+    let data = disk.read_raw("data");
+    let place = data.windows(64).position(|window| window == [0xA5; 64]).unwrap();
+    flip(&disk, "data", place + 50_000);
+    assert_eq!(error_of(&disk).kind(), Kind::Damaged);
+}
+
+#[test]
+fn a_run_that_is_not_what_its_record_says_is_damage() {
+    let (disk, store, map) = store();
+    let mut tx = store.begin(Default::default()).unwrap();
+    for number in 0..10_000u64 {
+        tx.put(&map, &number.to_be_bytes(), &[0x5A; 2000]).unwrap();
+    }
+    tx.commit().unwrap();
+    drop((map, store.snapshot()));
+    let disk = disk.kill();
+    assert_eq!(open(&disk.kill()).unwrap().map("map").unwrap().count().unwrap(), 10_000);
+    let data = disk.read_raw("data");
+    let place = data.windows(64).position(|window| window == [0x5A; 64]).unwrap();
+    flip(&disk, "data", place);
+    assert_eq!(error_of(&disk).kind(), Kind::Damaged);
+}

@@ -6,11 +6,6 @@ pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// CRC-32C of `bytes`, continuing from `previous`.
-pub(crate) fn checksum_append(previous: u32, bytes: &[u8]) -> u32 {
-    crc32c::crc32c_append(previous, bytes)
-}
-
 /// Hash of a full key. Leaves use its top byte as the tag of the key, filters its lower bits.
 #[inline]
 pub(crate) fn key_hash(seed: u64, full_key: &[u8]) -> u64 {

@@ -166,11 +166,6 @@ impl Draft {
         self.planned.is_empty()
     }
 
-    /// Operations so far.
-    pub(crate) fn len(&self) -> usize {
-        self.planned.len()
-    }
-
     /// Adds a put, delete or put of an extent. Returns its index.
     pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8], seed: u64) -> usize {
         let position = self.body.push(kind, full_key, value) as u32;

@@ -167,10 +167,8 @@ impl Core {
     pub(crate) fn view(&self, version: &Version, commit: u64) -> View {
         View {
             commit,
-            version: version.number,
             newest_slot: version.generations.last().copied().unwrap_or(0),
             root: version.root,
-            base_commit: version.base_commit,
             hash_seed: self.hash_seed,
             generations: version
                 .generations

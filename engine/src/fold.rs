@@ -461,7 +461,7 @@ struct Changes<'a, S: PageSource> {
 }
 
 enum Input<'a, S: PageSource> {
-    Index(IndexCursor<'a, LogView>, GenerationView),
+    Index(Box<IndexCursor<'a, LogView>>, GenerationView),
     Run(u64, Cursor<S>),
     Layer(u64, LayerCursor<'a>),
 }
@@ -494,7 +494,7 @@ impl<'a, S: PageSource> Changes<'a, S> {
             }
             if generation.index.entries() > 0 {
                 changes.inputs.push(Input::Index(
-                    IndexCursor::new(generation.index, generation.log),
+                    Box::new(IndexCursor::new(generation.index, generation.log)),
                     *generation,
                 ));
             }

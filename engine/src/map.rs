@@ -269,11 +269,7 @@ impl Map {
         Ok(now)
     }
 
-    fn try_conditionally(
-        &self,
-        full_key: &FullKey,
-        decide: &mut dyn FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
-    ) -> Result<Option<Vec<u8>>> {
+    fn try_conditionally(&self, full_key: &FullKey, decide: &mut Decide<'_>) -> Result<Option<Vec<u8>>> {
         let core = self.core();
         core.writable()?;
         let pinned = Pinned::new(&self.store(), &core.control().visible.0, Purpose::Transaction)?;
@@ -353,6 +349,9 @@ impl Map {
         self.store().snapshot()?.count(self, ..)
     }
 }
+
+/// Chooses what a key shall hold (`None`: leave it) from what it holds.
+type Decide<'a> = dyn FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>> + 'a;
 
 /// A short value from a stream that must have exactly its length.
 fn read_exactly(length: u64, stream: &mut dyn Read) -> Result<Vec<u8>> {

@@ -27,9 +27,8 @@ pub(crate) struct Pace {
 impl Pace {
     /// Notes what a fold took.
     pub(crate) fn measured(&self, took: Duration, bytes: u64) {
-        if bytes > 0 {
-            self.cost
-                .store((took.as_nanos() as u64).saturating_mul(1024) / bytes, Ordering::Relaxed);
+        if let Some(cost) = (took.as_nanos() as u64).saturating_mul(1024).checked_div(bytes) {
+            self.cost.store(cost, Ordering::Relaxed);
         }
     }
 

@@ -298,7 +298,7 @@ impl Region {
 
     /// First byte of a piece of index memory.
     pub(crate) fn memory(&self, offset: u64) -> *mut u8 {
-        assert!(offset >= INDEX_START && offset < REGION_SPAN_BYTES);
+        assert!((INDEX_START..REGION_SPAN_BYTES).contains(&offset));
         // SAFETY: the offset lies inside the mapping.
         unsafe { self.mapping.base().add(offset as usize) }
     }
@@ -348,11 +348,6 @@ impl Region {
             .iter()
             .map(|&(_, bytes)| bytes)
             .sum()
-    }
-
-    /// Bytes that the region occupies on the device.
-    pub(crate) fn allocated_bytes(&self) -> u64 {
-        self.file.allocated_bytes().unwrap_or(0)
     }
 
     /// Publishes a version. The caller holds the commit lock, or is recovery.

@@ -51,7 +51,7 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
 }
 
 enum Other<'a, S: Source<'a>> {
-    Index(IndexCursor<'a, LogView>, GenerationView),
+    Index(Box<IndexCursor<'a, LogView>>, GenerationView),
     Run(u64, Cursor<S>),
     Layer(u64, LayerCursor<'a>),
 }
@@ -81,7 +81,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         for generation in generations {
             if generation.index.entries() > 0 {
                 others.push(Other::Index(
-                    IndexCursor::new(generation.index, generation.log),
+                    Box::new(IndexCursor::new(generation.index, generation.log)),
                     *generation,
                 ));
             }

@@ -165,10 +165,6 @@ impl Snapshot {
         })
     }
 
-    pub(crate) fn pinned(&self) -> &Pinned {
-        &self.pinned
-    }
-
     /// The newest commit that the snapshot shows.
     pub fn commit(&self) -> u64 {
         self.pinned.view.commit

@@ -107,13 +107,9 @@ pub(crate) fn decode_root(bytes: &[u8]) -> Root {
 pub(crate) struct View {
     /// Newest commit that is seen.
     pub(crate) commit: u64,
-    /// The version it belongs to.
-    pub(crate) version: u64,
     /// Slot of the newest generation.
     pub(crate) newest_slot: u8,
     pub(crate) root: Root,
-    /// Newest commit in the base.
-    pub(crate) base_commit: u64,
     pub(crate) hash_seed: u64,
     /// Oldest first.
     pub(crate) generations: ArrayVec<GenerationView, LIVE_GENERATIONS_MAX>,

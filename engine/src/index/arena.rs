@@ -63,11 +63,6 @@ impl VersionRecord {
         }
     }
 
-    /// Any version of a key leads to the key.
-    pub(super) fn position(&self) -> u32 {
-        self.position.load(Relaxed)
-    }
-
     pub(super) fn previous(&self) -> u32 {
         self.previous.load(Relaxed)
     }

@@ -16,10 +16,10 @@ use super::arena::{NONE, Versions};
 use super::branch::Bound;
 use super::leaf::{LEAF_ENTRIES, Leaf};
 use super::{Index, Keys, Path, Version};
-use crate::limits::FULL_KEY_BYTES_MAX;
 
 /// Above every key: longer than any, and no byte is greater.
-const BEYOND_ALL: [u8; FULL_KEY_BYTES_MAX + 1] = [0xFF; FULL_KEY_BYTES_MAX + 1];
+#[cfg(test)]
+const BEYOND_ALL: [u8; crate::limits::FULL_KEY_BYTES_MAX + 1] = [0xFF; crate::limits::FULL_KEY_BYTES_MAX + 1];
 
 /// A position among the entries of an index, or none.
 pub(crate) struct IndexCursor<'a, K> {
@@ -76,6 +76,7 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
     }
 
     /// Goes to the last key.
+    #[cfg(test)]
     pub(crate) fn last(&mut self) {
         self.seek_before(&BEYOND_ALL);
     }

@@ -221,11 +221,13 @@ impl Index {
     }
 
     /// Versions of all keys together. May be one short for every writer that died in an insert.
+    #[cfg(test)]
     pub(crate) fn versions(&self) -> u64 {
         self.arena.header().counters.versions.load(Relaxed)
     }
 
     /// Bytes of the memory that are in use, header and filter included.
+    #[cfg(test)]
     pub(crate) fn used_bytes(&self) -> usize {
         self.arena.bytes() as usize - self.arena.free_bytes() as usize
     }

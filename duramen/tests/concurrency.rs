@@ -443,7 +443,7 @@ fn held_snapshots_show_the_same_bytes_later_in_whatever_thread() {
     let (place, seed) = (Place::new(), seed());
     let (store, map) = open_bank(&place, restless());
     let stop = AtomicBool::new(false);
-    let (send, receive) = mpsc::channel::<Held>();
+    let (send, receive) = mpsc::sync_channel::<Held>(1);
     thread::scope(|scope| {
         let stop = Stop(&stop);
         keep_busy(scope, &store, &map, stop.0, seed);
@@ -453,8 +453,8 @@ fn held_snapshots_show_the_same_bytes_later_in_whatever_thread() {
             while let Ok(next) = receive.recv() {
                 held.push(next);
                 held[rng.usize(0..held.len())].assert_unchanged(map);
-                if held.len() == 8 {
-                    held.swap_remove(rng.usize(0..8));
+                if held.len() == 6 {
+                    held.swap_remove(rng.usize(0..6));
                 }
             }
             held

@@ -59,7 +59,7 @@ struct Page {
     headings: Vec<String>,
     /// Text outside of code, with the numbers of its lines.
     prose: Vec<(usize, String)>,
-    /// Lines for a shell, in fences or indented, and code inside of lines.
+    /// Lines for a shell, in fences, indented or behind a prompt, and code inside of lines.
     code: Vec<(usize, String)>,
     has_rust: bool,
 }
@@ -79,7 +79,7 @@ impl Page {
                 fence = fence.is_none().then(|| language.to_string());
                 page.has_rust |= language.starts_with("rust");
             } else if let Some(language) = &fence {
-                if ["", "sh"].contains(&language.as_str()) {
+                if ["", "sh"].contains(&language.as_str()) || line.starts_with("$ ") {
                     page.code.push((index + 1, line.to_string()));
                 }
             } else if line.starts_with("    ") {

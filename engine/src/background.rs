@@ -34,14 +34,15 @@ pub(crate) fn fold_loop(core: &Core) {
                     kept => kept?,
                 }
                 core.maintain_frozen(&mut state)?;
-            } else if quiet == QUIET_TICKS {
+            } else if is_time_to_tidy(quiet) {
                 drop(state);
                 core.maintain()?;
                 state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
                 core.give_space_back(&mut state)?;
                 core.compact_if_sparse(&mut state)?;
-                core.keep_standby(&mut state, false)?;
+                core.discard_large_standby();
                 core.trim_log_files()?;
+                core.keep_standby(&mut state, false)?;
             } else {
                 core.reclaim(&mut state)?;
             }
@@ -53,6 +54,12 @@ pub(crate) fn fold_loop(core: &Core) {
             Err(_) => core.poison(&Error::damaged("the folding thread met an impossible state")),
         }
     }
+}
+
+/// After a while of quiet, and again after twice, four times ... as long: a snapshot that was dropped since may have
+/// held what can be given back now.
+fn is_time_to_tidy(quiet_ticks: u32) -> bool {
+    quiet_ticks.is_multiple_of(QUIET_TICKS) && (quiet_ticks / QUIET_TICKS).is_power_of_two()
 }
 
 /// A full disk may get room again; with any other error nothing can be folded any more.

@@ -100,6 +100,20 @@ impl Core {
         entry.set_state(GenerationState::Unused);
     }
 
+    /// Lets go of a standby that is larger than a quiet store needs.
+    pub(crate) fn discard_large_standby(&self) {
+        // Rotation takes standbys under the commit lock.
+        let _commits = self.control().commit_lock.0.lock();
+        let usual = self.settings.generation_bytes_min + LOG_RESERVE_BYTES;
+        let is_large = |slot: &u8| {
+            let entry = self.entry(*slot);
+            entry.state() == GenerationState::Standby && entry.capacity.load(Ordering::Relaxed) > usual
+        };
+        if let Some(slot) = (0..GENERATIONS_MAX as u8).find(is_large) {
+            self.discard_standby(slot);
+        }
+    }
+
     /// Whether a standby generation waits to be used.
     pub(crate) fn has_standby(&self) -> bool {
         self.control()

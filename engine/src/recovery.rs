@@ -5,12 +5,14 @@
 //! | found | done |
 //! |---|---|
 //! | no data file, nothing else that is not ours | a new store is made (or `NoStore`) |
+//! | no data file, log files | `Damaged` |
 //! | no data file, other files | `NotAStore` |
 //! | a data file without an intact meta page | `Damaged` |
 //! | a meta page of a newer format | `NewerFormat` |
 //! | the data file ends before the last page in use | `Damaged` |
 //! | the saved bitmap has a wrong checksum | `Damaged` |
 //! | a log file without an intact header of this store | not used: nothing in it was ever acknowledged |
+//! | the same, but a record in it claims that a commit was synced which is lost | `Damaged` |
 //! | a log file whose generation the base contains | not used |
 //! | a log file that continues the chain | its records are replayed |
 //! | the same, without a record | not used |
@@ -35,7 +37,8 @@ use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::index::Index;
 use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
 use crate::log::{
-    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, scan,
+    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, headers_from,
+    scan,
 };
 use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
 use crate::options::Settings;
@@ -300,6 +303,22 @@ impl<'a> Recovery<'a> {
                     file: segment.file.clone(),
                     length,
                 });
+            }
+        } else if SegmentHeader::decode_any(&head).is_none() {
+            self.heed_claims(&*segment.file, length).map_err(doing)?;
+        }
+        Ok(())
+    }
+
+    /// A header that rotted, unlike one that a power cut tore, may stand before records that know what was synced.
+    fn heed_claims(&mut self, file: &dyn File, length: u64) -> std::io::Result<()> {
+        let mut bytes = vec![0; length as usize];
+        file.read_at(&mut bytes, 0)?;
+        let since = self.meta.next_generation;
+        for found in headers_from(&bytes, LOG_START).filter(|found| found.generation >= since) {
+            self.synced_claim = self.synced_claim.max(found.synced);
+            if found.meta_sequence.wrapping_sub(self.meta_claim) as i32 > 0 {
+                self.meta_claim = found.meta_sequence;
             }
         }
         Ok(())

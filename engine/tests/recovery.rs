@@ -240,6 +240,18 @@ fn a_log_file_with_a_torn_header_is_not_used() {
 }
 
 #[test]
+fn a_log_file_with_a_rotted_header_is_damage_when_its_records_know_what_was_synced() {
+    let (disk, store, map) = store();
+    put(&map, 0);
+    store.sync().unwrap();
+    put(&map, 1);
+    let disk = disk.kill();
+    let (log, _) = record_of(&disk, 3);
+    flip(&disk, &log, 33);
+    assert_damaged(&disk, "was synced");
+}
+
+#[test]
 fn a_log_file_of_another_store_is_not_used() {
     let (other, _other_store, other_map) = {
         let disk = SimDisk::new(8);

@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each suite is a program of its own and uses a part of this")]
 
 use std::future::Future;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -105,13 +106,13 @@ pub fn assert_sound(store: &Store) {
     assert!(report.problems.is_empty(), "{:#?}", report.problems);
 }
 
-/// Bytes of all files in a directory, and each file's.
+/// What the files of a directory take on the device, together and each.
 pub fn directory_bytes(path: &Path) -> (u64, Vec<(String, u64)>) {
     let entry = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry.unwrap();
         (
             entry.file_name().to_string_lossy().into_owned(),
-            entry.metadata().unwrap().len(),
+            entry.metadata().unwrap().blocks() * 512,
         )
     };
     let mut files: Vec<(String, u64)> = std::fs::read_dir(path).unwrap().map(entry).collect();

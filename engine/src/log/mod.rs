@@ -5,4 +5,6 @@ mod record;
 mod segment;
 
 pub(crate) use record::{Body, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, record_bytes};
-pub(crate) use segment::{LOG_START, LogView, SECTOR_BYTES, Scan, SegmentHeader, Segments, file_name, scan};
+pub(crate) use segment::{
+    LOG_START, LogView, SECTOR_BYTES, Scan, SegmentHeader, Segments, file_name, headers_from, scan,
+};

@@ -64,6 +64,11 @@ impl SegmentHeader {
     /// `None` when these bytes are not an intact header of the store: the file was never used, its header was torn
     /// by a power cut before anything in it was acknowledged, or it belongs to another store.
     pub(crate) fn decode(bytes: &[u8], store: u128) -> Option<SegmentHeader> {
+        SegmentHeader::decode_any(bytes).filter(|header| header.store == store)
+    }
+
+    /// An intact header of whichever store.
+    pub(crate) fn decode_any(bytes: &[u8]) -> Option<SegmentHeader> {
         let bytes = bytes.get(..SEGMENT_HEADER_BYTES)?;
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
@@ -77,7 +82,7 @@ impl SegmentHeader {
             meta_sequence: word(60),
         };
         let intact = long(0) == SEGMENT_MAGIC && word(8) == FORMAT && word(12) == checksum(&bytes[16..]);
-        (intact && header.is_possible() && header.store == store).then_some(header)
+        (intact && header.is_possible()).then_some(header)
     }
 
     /// Whether one can count on from the numbers. Commits begin with 1.
@@ -295,17 +300,21 @@ pub(crate) fn scan(
         scan.last_commit = found.commit;
         scan.previous = sum;
     }
-    // Records begin at multiples of eight bytes, and the magic number tells most places apart at a glance.
-    let rest = bytes.get(scan.tail as usize..).unwrap_or_default();
-    let magic = RECORD_MAGIC.to_le_bytes();
-    for (index, _) in rest.chunks_exact(8).enumerate().filter(|(_, word)| word[..4] == magic) {
-        let position = scan.tail + index as u64 * 8;
-        if let Some((found, _)) = decode_at(bytes, position).filter(|(found, _)| ours(found)) {
-            scan.synced_claim = scan.synced_claim.max(found.synced);
-            scan.meta_claim = scan.meta_claim.max(found.meta_sequence);
-        }
+    for found in headers_from(bytes, scan.tail).filter(ours) {
+        scan.synced_claim = scan.synced_claim.max(found.synced);
+        scan.meta_claim = scan.meta_claim.max(found.meta_sequence);
     }
     Ok(scan)
+}
+
+/// All intact record headers from `position` on, whatever they belong to.
+pub(crate) fn headers_from(bytes: &[u8], position: u64) -> impl Iterator<Item = RecordHeader> {
+    // Records begin at multiples of eight bytes, and the magic number tells most places apart at a glance.
+    let rest = bytes.get(position as usize..).unwrap_or_default();
+    let words = rest.chunks_exact(8).enumerate();
+    words
+        .filter(|(_, word)| word[..4] == RECORD_MAGIC.to_le_bytes())
+        .filter_map(move |(index, _)| Some(decode_at(rest, index as u64 * 8)?.0))
 }
 
 /// The record at `position`, or, where a sync made the writer skip the rest of a sector, at the next sector.

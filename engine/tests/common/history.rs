@@ -73,8 +73,18 @@ impl History {
     /// The commit that was issued last was refused: nothing of it is there.
     pub fn refused(&mut self) {
         assert!(self.pending, "an answer without a commit");
+        self.refused_if_pending();
+    }
+
+    /// The same after an error that may have come from something else.
+    pub fn refused_if_pending(&mut self) {
         self.pending = false;
         self.states.remove(&(self.written + 1));
+    }
+
+    /// Whether the fate of the newest commit is open.
+    pub fn is_pending(&self) -> bool {
+        self.pending
     }
 
     /// Everything answered so far must survive a power cut.

@@ -1,0 +1,189 @@
+//! A disk that fails: every call returns, with success or with an error that says what to do;
+//! nothing acknowledged is lost; after a failed sync nothing more is promised until the store is opened anew.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use common::crashes::panic_message;
+use common::history::History;
+use common::workload::{Ended, Workload, check_sound};
+use common::{Checked, Watchdog, seed, small_options};
+use duramen_engine::{Durability, Error, Kind, Reason, Store};
+use duramen_io::{FailKind, FailSpan, SimDisk};
+
+const HANG: Duration = Duration::from_secs(60);
+
+/// Work in which one call to the disk, or every call from one on, fails.
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    seed: u64,
+    steps: u32,
+    nth: u64,
+    kind: FailKind,
+    span: FailSpan,
+}
+
+impl Failing {
+    fn run(&self) -> Checked {
+        let run = AssertUnwindSafe(|| self.run_unguarded());
+        let found = catch_unwind(run).unwrap_or_else(|panic| Err(format!("panic: {}", panic_message(&*panic))));
+        found.map_err(|cause| format!("{cause}\n{self:?}"))
+    }
+
+    fn run_unguarded(&self) -> Checked {
+        let disk = SimDisk::new(self.seed);
+        disk.fail(self.nth, self.kind, self.span);
+        let mut history = History::new();
+        let store = match small_options().open_on(disk.platform()) {
+            Ok(store) => {
+                self.work(&store, &mut history)?;
+                Some(store)
+            }
+            Err(error) => self.expected(&error).map(|()| None)?,
+        };
+        let (killed, cut) = (disk.kill(), disk.power_cut(self.seed));
+        drop(store);
+        disk.stop_failing();
+        // Three ways on: the same process opens the store again, another one after a kill, one after a power cut.
+        for disk in [disk, killed] {
+            reopened(&disk, history.clone())?;
+        }
+        history.power_cut();
+        reopened(&cut, history)
+    }
+
+    /// Goes on after errors, as a program would that hopes for the best.
+    fn work(&self, store: &Store, history: &mut History) -> Checked {
+        let mut workload = Workload::new(self.seed, self.seed ^ 1);
+        let mut stopped = false;
+        for _ in 0..self.steps {
+            let error = match workload.run(store, history, 1) {
+                Ok(()) if stopped => return Err("the store went on after it had stopped".into()),
+                Ok(()) => continue,
+                Err(Ended::Stopped(error)) => error,
+                Err(Ended::Wrong(cause)) => return Err(cause),
+            };
+            self.expected(&error)?;
+            if stopped && error.kind() != Kind::Reopen {
+                return Err(format!("the store has stopped and answers {error}"));
+            }
+            // The error that stops the store may be that of the call itself.
+            let snapshot = store.snapshot();
+            stopped |= [&Some(error.kind()), &snapshot.as_ref().err().map(Error::kind)].contains(&&Some(Kind::Reopen));
+            if !matches!(error.reason(), Reason::Unknown { .. }) {
+                history.refused_if_pending();
+            }
+            if stopped && history.is_pending() {
+                break;
+            }
+            if !stopped {
+                let snapshot = snapshot.map_err(|error| error.to_string())?;
+                history.compare_snapshot(store, &snapshot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses errors that do not say what happened.
+    fn expected(&self, error: &Error) -> Checked {
+        let fits = match self.kind {
+            FailKind::NoSpace => error.kind() == Kind::MakeSpace,
+            FailKind::Io => error.kind() == Kind::Reopen || matches!(error.reason(), Reason::Io { .. }),
+        };
+        if fits {
+            Ok(())
+        } else {
+            Err(format!("an unexpected error: {error:?}"))
+        }
+    }
+}
+
+fn reopened(disk: &SimDisk, mut history: History) -> Checked {
+    let store = small_options().open_on(disk.platform());
+    let store = store.map_err(|error| format!("the store does not open: {error}"))?;
+    history.recovered(&store)?;
+    check_sound(&store)?;
+    let mut workload = Workload::new(1, 2);
+    if let Err(ended) = workload.run(&store, &mut history, 10) {
+        return Err(format!("after the failure: {ended:?}"));
+    }
+    drop(workload);
+    store.close().map_err(|error| format!("closing: {error}"))
+}
+
+fn fail_every_call(kind: FailKind, span: FailSpan, rounds: u64) {
+    let seed = seed();
+    let _watchdog = Watchdog::start("a failing disk", seed, HANG * 5);
+    for round in 0..rounds {
+        let case = Failing {
+            seed: seed.wrapping_add(round),
+            steps: 30,
+            nth: u64::MAX,
+            kind,
+            span,
+        };
+        let disk = SimDisk::new(case.seed);
+        let store = small_options().open_on(disk.platform()).unwrap();
+        case.work(&store, &mut History::new()).unwrap();
+        drop(store);
+        for nth in 1..=disk.calls() {
+            if let Err(cause) = (Failing { nth, ..case }).run() {
+                panic!("{cause}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_call_without_space_loses_nothing() {
+    fail_every_call(FailKind::NoSpace, FailSpan::Once, 2);
+}
+
+#[test]
+fn no_space_from_any_call_on_loses_nothing() {
+    fail_every_call(FailKind::NoSpace, FailSpan::Forever, 2);
+}
+
+#[test]
+fn one_failing_call_loses_nothing() {
+    fail_every_call(FailKind::Io, FailSpan::Once, 2);
+}
+
+#[test]
+fn failing_from_any_call_on_loses_nothing() {
+    fail_every_call(FailKind::Io, FailSpan::Forever, 2);
+}
+
+#[test]
+fn after_a_failed_sync_the_store_promises_nothing_until_it_is_opened_anew() {
+    let disk = SimDisk::new(1);
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    map.put(b"before", b"1").unwrap();
+    store.sync().unwrap();
+    let synced = map.with_durability(Durability::Synced);
+    // The record is written, its sync fails.
+    disk.fail(2, FailKind::Io, FailSpan::Once);
+    let error = synced.put(b"doubtful", b"2").unwrap_err();
+    assert!(matches!(error.reason(), Reason::Unknown { commit: 3, .. }), "{error}");
+    for error in [
+        synced.put(b"later", b"3").unwrap_err(),
+        map.delete(b"before").unwrap_err(),
+        store.sync().unwrap_err(),
+        store.maintain().unwrap_err(),
+        store.begin(Default::default()).map(drop).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), Kind::Reopen, "{error}");
+    }
+    let cut = disk.power_cut(3);
+    drop((map, synced, store));
+    for disk in [disk, cut] {
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        assert_eq!(map.get(b"before").unwrap().unwrap(), b"1");
+        assert_eq!(map.get(b"later").unwrap(), None);
+        map.with_durability(Durability::Synced).put(b"later", b"4").unwrap();
+    }
+}

@@ -1,0 +1,550 @@
+//! The small lock-free protocols of the engine under every schedule and every value that the memory model allows.
+//!
+//! These are models: the engine's words lie in mapped memory and are ordinary atomics, which loom cannot watch. Each
+//! model names the functions that it mirrors, step by step and with the same orderings; who changes those changes it.
+//! For every step that matters there is a flaw that leaves it out, and the test asserts that the model then fails: a
+//! model that cannot fail proves nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+/// Runs a model through its schedules; how often a thread is interrupted where it need not be is bounded, which keeps
+/// this to seconds (most errors need one or two interruptions).
+fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// Asserts that some schedule makes the model panic.
+fn assert_fails(what: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let explored = catch_unwind(AssertUnwindSafe(|| explore(preemptions, model)));
+    assert!(explored.is_err(), "the model must notice: {what}");
+}
+
+mod pins {
+    //! Mirrors `Region::pin`, `claim`, `read_version`, `publish`, `unpin` and `pins` of `region.rs`, and what
+    //! `Space::reclaim` makes of the pins: a page that version `death` retired is free when no pinned version is below.
+
+    use super::*;
+
+    const FREE: u64 = 0;
+    const PIN_ALL: u64 = 1;
+    const FIRST: u64 = 2;
+    const SECOND: u64 = 3;
+
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub enum Flaw {
+        None,
+        /// The reader's fence between its claim and its look at the version is missing.
+        NoFenceInPin,
+        /// The reclaimer's fence between publishing and looking at the pins is missing.
+        NoFenceInPins,
+        /// A reader looks at the version first and claims its slot with it afterwards.
+        NoPinAll,
+        /// The end of a snapshot is not ordered after its reads.
+        RelaxedUnpin,
+        /// The reclaimer takes a slot whose owner is choosing for a free one.
+        IgnoresPinAll,
+        /// Pages are freed before the version without them is published.
+        FreesBeforePublishing,
+        /// A reader does not look again whether the version was replaced while it read it.
+        NoSecondLook,
+    }
+
+    struct Region {
+        sequence: AtomicU64,
+        number: AtomicU64,
+        root: AtomicU64,
+        pin: AtomicU64,
+        /// The page that the root of each version is. Loom notices a read that a write may overlap.
+        pages: [UnsafeCell<u64>; 2],
+        flaw: Flaw,
+    }
+
+    impl Region {
+        fn new(flaw: Flaw) -> Region {
+            Region {
+                sequence: AtomicU64::new(0),
+                number: AtomicU64::new(FIRST),
+                root: AtomicU64::new(0),
+                pin: AtomicU64::new(FREE),
+                pages: [UnsafeCell::new(FIRST), UnsafeCell::new(0)],
+                flaw,
+            }
+        }
+
+        fn read_version(&self) -> (u64, u64) {
+            loop {
+                let before = self.sequence.load(Ordering::Acquire);
+                if before % 2 == 1 {
+                    thread::yield_now();
+                    continue;
+                }
+                let number = self.number.load(Ordering::Relaxed);
+                let root = self.root.load(Ordering::Relaxed);
+                fence(Ordering::Acquire);
+                if self.flaw == Flaw::NoSecondLook || self.sequence.load(Ordering::Relaxed) == before {
+                    return (number, root);
+                }
+                thread::yield_now();
+            }
+        }
+
+        fn publish(&self, number: u64, root: u64) {
+            let sequence = self.sequence.load(Ordering::Relaxed);
+            self.sequence.store(sequence + 1, Ordering::Relaxed);
+            fence(Ordering::Release);
+            self.number.store(number, Ordering::Relaxed);
+            self.root.store(root, Ordering::Relaxed);
+            self.sequence.store(sequence + 2, Ordering::Release);
+        }
+
+        /// Returns the pinned root and its version.
+        fn pin(&self) -> (u64, u64) {
+            if self.flaw == Flaw::NoPinAll {
+                let (number, root) = self.read_version();
+                self.pin.store(number, Ordering::SeqCst);
+                return (number, root);
+            }
+            let claimed = self
+                .pin
+                .compare_exchange(FREE, PIN_ALL, Ordering::SeqCst, Ordering::Relaxed);
+            assert_eq!(claimed, Ok(FREE), "the only reader finds its slot free");
+            if self.flaw != Flaw::NoFenceInPin {
+                fence(Ordering::SeqCst);
+            }
+            let (number, root) = self.read_version();
+            self.pin.store(number, Ordering::Release);
+            (number, root)
+        }
+
+        fn unpin(&self) {
+            let ordering = if self.flaw == Flaw::RelaxedUnpin {
+                Ordering::Relaxed
+            } else {
+                Ordering::Release
+            };
+            self.pin.store(FREE, ordering);
+        }
+
+        /// Whether some reader may still see what `death` retired.
+        fn is_held(&self, death: u64) -> bool {
+            if self.flaw != Flaw::NoFenceInPins {
+                fence(Ordering::SeqCst);
+            }
+            match self.pin.load(Ordering::SeqCst) {
+                FREE => false,
+                PIN_ALL => self.flaw != Flaw::IgnoresPinAll,
+                version => version < death,
+            }
+        }
+
+        fn reclaim(&self) {
+            if !self.is_held(SECOND) {
+                // SAFETY: that nobody reads the page now is what loom checks.
+                self.pages[0].with_mut(|page| unsafe { *page = 0xDD });
+            }
+        }
+
+        fn fold(&self) {
+            // SAFETY: no version leads to this page yet.
+            self.pages[1].with_mut(|page| unsafe { *page = SECOND });
+            if self.flaw == Flaw::FreesBeforePublishing {
+                self.reclaim();
+                self.publish(SECOND, 1);
+            } else {
+                self.publish(SECOND, 1);
+                self.reclaim();
+            }
+        }
+
+        fn read(&self) {
+            let (number, root) = self.pin();
+            // SAFETY: that nobody writes the page now is what loom checks.
+            let page = self.pages[root as usize].with(|page| unsafe { *page });
+            assert_eq!(page, number, "a pinned page is not what its version wrote");
+            self.unpin();
+        }
+    }
+
+    pub fn model(flaw: Flaw, reads: usize) {
+        let region = Arc::new(Region::new(flaw));
+        let reader = region.clone();
+        let reader = thread::spawn(move || (0..reads).for_each(|_| reader.read()));
+        region.fold();
+        reader.join().unwrap();
+    }
+}
+
+#[test]
+fn page_is_never_freed_under_a_reader_that_pinned_its_version() {
+    use pins::{Flaw, model};
+    explore(3, || model(Flaw::None, 2));
+    for (flaw, what) in [
+        (Flaw::NoFenceInPin, "no fence in pin"),
+        (Flaw::NoFenceInPins, "no fence in pins"),
+        (Flaw::NoPinAll, "a version that is pinned only after it was read"),
+        (Flaw::RelaxedUnpin, "an unpin that is not ordered after the reads"),
+        (
+            Flaw::IgnoresPinAll,
+            "a reclaim beside a reader that is choosing its version",
+        ),
+        (Flaw::FreesBeforePublishing, "a reclaim before the publication"),
+        (Flaw::NoSecondLook, "a torn version"),
+    ] {
+        assert_fails(what, 3, move || model(flaw, 1));
+    }
+}
+
+mod limits {
+    //! Mirrors the reading of a commit number between two looks at the version in `Region::read_version`, against
+    //! `Core::rotate` and `Core::write_record`: every commit up to the number is in a generation of the version.
+
+    use super::*;
+
+    struct Store {
+        sequence: AtomicU64,
+        /// Generations of the published version.
+        generations: AtomicU64,
+        visible: AtomicU64,
+        /// The commit in each generation's log, one each.
+        logs: [UnsafeCell<u64>; 2],
+    }
+
+    impl Store {
+        fn commit(&self, generation: usize, commit: u64) {
+            // SAFETY: nobody reads what is not yet visible; loom checks it.
+            self.logs[generation].with_mut(|log| unsafe { *log = commit });
+            self.visible.store(commit, Ordering::Release);
+        }
+
+        fn rotate(&self) {
+            self.sequence.store(1, Ordering::Relaxed);
+            fence(Ordering::Release);
+            self.generations.store(2, Ordering::Relaxed);
+            self.sequence.store(2, Ordering::Release);
+        }
+
+        fn read_version(&self, number_comes_later: bool) -> (u64, u64) {
+            loop {
+                let before = self.sequence.load(Ordering::Acquire);
+                if before % 2 == 1 {
+                    thread::yield_now();
+                    continue;
+                }
+                let generations = self.generations.load(Ordering::Relaxed);
+                let commit = self.visible.load(Ordering::Acquire);
+                fence(Ordering::Acquire);
+                if self.sequence.load(Ordering::Relaxed) == before {
+                    let later = || self.visible.load(Ordering::Acquire);
+                    return (generations, if number_comes_later { later() } else { commit });
+                }
+                thread::yield_now();
+            }
+        }
+    }
+
+    pub fn model(number_comes_later: bool) {
+        let store = Arc::new(Store {
+            sequence: AtomicU64::new(0),
+            generations: AtomicU64::new(1),
+            visible: AtomicU64::new(0),
+            logs: [UnsafeCell::new(0), UnsafeCell::new(0)],
+        });
+        let writer = store.clone();
+        let writer = thread::spawn(move || {
+            writer.commit(0, 1);
+            writer.rotate();
+            writer.commit(1, 2);
+        });
+        let (generations, commit) = store.read_version(number_comes_later);
+        assert!(
+            commit <= generations,
+            "commit {commit} is in none of {generations} generations"
+        );
+        for generation in 0..commit as usize {
+            // SAFETY: what is visible is no longer written; loom checks it.
+            let found = store.logs[generation].with(|log| unsafe { *log });
+            assert_eq!(found, generation as u64 + 1);
+        }
+        writer.join().unwrap();
+    }
+}
+
+#[test]
+fn every_visible_commit_is_in_the_version_read_with_it() {
+    explore(3, || limits::model(false));
+    assert_fails("a commit number read after the version was checked", 3, || {
+        limits::model(true)
+    });
+}
+
+mod group_sync {
+    //! Mirrors `Core::wait_synced`, `sync_log` and `announce_synced` of `commit.rs`. The futex waits for ever here: the
+    //! engine's timeout is for processes that died, and must not be what gets anybody on.
+
+    use super::*;
+
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub enum Flaw {
+        None,
+        /// The leader announces what is visible after its sync, not what was before.
+        LooksAfterSync,
+        /// The leader announces while it still holds the lock: who wakes finds it held and sleeps again, for good.
+        AnnouncesUnderLock,
+        /// A waiter reads the word it sleeps on after it looked how far the log is synced.
+        ReadsWordLate,
+    }
+
+    struct Log {
+        /// Records in the kernel and on the device. One lock for both: system calls are atomic.
+        disk: Mutex<(u64, u64)>,
+        commit_lock: Mutex<()>,
+        visible: AtomicU64,
+        synced: AtomicU64,
+        /// Nonzero: held. Only ever tried, as by `WordLock::try_lock`.
+        sync_lock: AtomicU64,
+        sync_word: AtomicU64,
+        /// Threads that have returned and will wake nobody any more.
+        returned: AtomicU64,
+        flaw: Flaw,
+    }
+
+    impl Log {
+        fn commit(&self) -> u64 {
+            let _guard = self.commit_lock.lock().unwrap();
+            let commit = self.visible.load(Ordering::Relaxed) + 1;
+            self.disk.lock().unwrap().0 = commit;
+            self.visible.store(commit, Ordering::Release);
+            commit
+        }
+
+        fn wait_synced(&self, commit: u64) {
+            loop {
+                let early = self.sync_word.load(Ordering::Acquire);
+                if self.synced.load(Ordering::Acquire) >= commit {
+                    return;
+                }
+                let taken = self
+                    .sync_lock
+                    .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+                if taken.is_err() {
+                    let late = self.flaw == Flaw::ReadsWordLate;
+                    self.wait(if late {
+                        self.sync_word.load(Ordering::Acquire)
+                    } else {
+                        early
+                    });
+                    continue;
+                }
+                let synced = self.sync_log();
+                if self.flaw == Flaw::AnnouncesUnderLock {
+                    self.announce_synced(synced);
+                    self.sync_lock.store(0, Ordering::Release);
+                } else {
+                    self.sync_lock.store(0, Ordering::Release);
+                    self.announce_synced(synced);
+                }
+            }
+        }
+
+        fn sync_log(&self) -> u64 {
+            let visible = self.visible.load(Ordering::Acquire);
+            if self.synced.load(Ordering::Acquire) < visible {
+                let mut disk = self.disk.lock().unwrap();
+                disk.1 = disk.0;
+            }
+            match self.flaw {
+                Flaw::LooksAfterSync => self.visible.load(Ordering::Acquire),
+                _ => visible,
+            }
+        }
+
+        fn announce_synced(&self, commit: u64) {
+            self.synced.fetch_max(commit, Ordering::AcqRel);
+            self.sync_word.fetch_add(1, Ordering::AcqRel);
+        }
+
+        /// A futex: sleeps while the word is what the caller saw. There are two threads, so that nobody is left to
+        /// change it once the other one has returned.
+        fn wait(&self, seen: u64) {
+            loop {
+                let alone = self.returned.load(Ordering::SeqCst) > 0;
+                if self.sync_word.load(Ordering::SeqCst) != seen {
+                    return;
+                }
+                assert!(!alone, "a waiter sleeps for ever");
+                thread::yield_now();
+            }
+        }
+
+        fn write_and_wait(&self) {
+            let commit = self.commit();
+            self.wait_synced(commit);
+            let durable = self.disk.lock().unwrap().1;
+            assert!(
+                durable >= commit,
+                "commit {commit} was acknowledged, but the device ends at {durable}"
+            );
+        }
+    }
+
+    pub fn model(flaw: Flaw) {
+        let log = Arc::new(Log {
+            disk: Mutex::new((0, 0)),
+            commit_lock: Mutex::new(()),
+            visible: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+            sync_lock: AtomicU64::new(0),
+            sync_word: AtomicU64::new(0),
+            returned: AtomicU64::new(0),
+            flaw,
+        });
+        let other = log.clone();
+        let other = thread::spawn(move || other.write_and_wait());
+        log.write_and_wait();
+        other.join().unwrap();
+    }
+}
+
+#[test]
+fn nobody_returns_before_a_sync_that_began_after_their_record_was_written() {
+    use group_sync::{Flaw, model};
+    explore(3, || model(Flaw::None));
+    assert_fails("announcing what was written during the sync", 3, || {
+        model(Flaw::LooksAfterSync)
+    });
+    assert_fails("a waiter that sleeps although the lock is free", 3, || {
+        model(Flaw::AnnouncesUnderLock)
+    });
+    assert_fails("a wake-up between two looks", 3, || model(Flaw::ReadsWordLate));
+}
+
+mod leaf {
+    //! Mirrors `Leaf::push`, `set_reference`, `count` and `reference` of `index/leaf.rs`: slots are filled, then the
+    //! count is released; a newer version is one released store. A reader that took its commit number first meets
+    //! everything up to it.
+
+    use super::*;
+
+    const SLOTS: usize = 2;
+
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub enum Flaw {
+        None,
+        /// The count is stored before the slot is filled.
+        CountFirst,
+        /// The count is stored without Release.
+        RelaxedCount,
+        /// The reference to a newer version is stored without Release.
+        RelaxedReference,
+        /// The commit becomes visible before its operations are in the index.
+        VisibleFirst,
+    }
+
+    struct Leaf {
+        count: AtomicU64,
+        references: [AtomicU64; SLOTS],
+        positions: [AtomicU64; SLOTS],
+        /// Version records: written once, before anything leads to them.
+        versions: [UnsafeCell<u64>; 3],
+        visible: AtomicU64,
+        flaw: Flaw,
+    }
+
+    impl Leaf {
+        fn release_unless(&self, flaw: Flaw) -> Ordering {
+            if self.flaw == flaw {
+                Ordering::Relaxed
+            } else {
+                Ordering::Release
+            }
+        }
+
+        fn push(&self, slot: usize, version: usize) {
+            let fill = || {
+                self.references[slot].store(version as u64, Ordering::Relaxed);
+                self.positions[slot].store(slot as u64 + 100, Ordering::Relaxed);
+            };
+            let publish = || {
+                self.count
+                    .store(slot as u64 + 1, self.release_unless(Flaw::RelaxedCount))
+            };
+            if self.flaw == Flaw::CountFirst {
+                publish();
+                fill();
+            } else {
+                fill();
+                publish();
+            }
+        }
+
+        fn write_version(&self, version: usize) {
+            // SAFETY: nothing leads to this record yet; loom checks it.
+            self.versions[version].with_mut(|record| unsafe { *record = version as u64 + 1 });
+        }
+
+        /// Commit 1 inserts two keys, commit 2 the first of them again.
+        fn write(&self) {
+            if self.flaw == Flaw::VisibleFirst {
+                self.visible.store(1, Ordering::Release);
+            }
+            for slot in 0..SLOTS {
+                self.write_version(slot);
+                self.push(slot, slot);
+            }
+            self.visible.store(1, Ordering::Release);
+            self.write_version(2);
+            self.references[0].store(2, self.release_unless(Flaw::RelaxedReference));
+            self.visible.store(2, Ordering::Release);
+        }
+
+        fn read(&self) {
+            let commit = self.visible.load(Ordering::Acquire);
+            let count = self.count.load(Ordering::Acquire) as usize;
+            assert!(
+                commit == 0 || count == SLOTS,
+                "commit {commit} is visible with {count} keys"
+            );
+            for slot in 0..count {
+                assert_eq!(self.positions[slot].load(Ordering::Relaxed), slot as u64 + 100);
+                let version = self.references[slot].load(Ordering::Acquire) as usize;
+                // SAFETY: what a reference leads to is complete; loom checks it.
+                let record = self.versions[version].with(|record| unsafe { *record });
+                assert_eq!(record, version as u64 + 1);
+                assert!(commit < 2 || slot > 0 || version == 2, "the newest version is hidden");
+            }
+        }
+    }
+
+    pub fn model(flaw: Flaw) {
+        let leaf = Arc::new(Leaf {
+            count: AtomicU64::new(0),
+            references: [AtomicU64::new(0), AtomicU64::new(0)],
+            positions: [AtomicU64::new(0), AtomicU64::new(0)],
+            versions: [UnsafeCell::new(0), UnsafeCell::new(0), UnsafeCell::new(0)],
+            visible: AtomicU64::new(0),
+            flaw,
+        });
+        let writer = leaf.clone();
+        let writer = thread::spawn(move || writer.write());
+        leaf.read();
+        leaf.read();
+        writer.join().unwrap();
+    }
+}
+
+#[test]
+fn reader_of_an_index_leaf_meets_whole_entries_and_all_that_is_visible() {
+    use leaf::{Flaw, model};
+    explore(3, || model(Flaw::None));
+    assert_fails("a count that comes before its slot", 3, || model(Flaw::CountFirst));
+    assert_fails("a count without release", 3, || model(Flaw::RelaxedCount));
+    assert_fails("a reference without release", 3, || model(Flaw::RelaxedReference));
+    assert_fails("a commit that is visible too early", 3, || model(Flaw::VisibleFirst));
+}

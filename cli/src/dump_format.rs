@@ -260,13 +260,13 @@ impl<R: BufRead> DumpReader<R> {
     fn field(&mut self, end: u8, what: &str, bytes_max: u64, field: &mut Vec<u8>) -> Outcome<()> {
         field.clear();
         loop {
-            let stop = self.plain_bytes(field)?;
+            let stop = self.buffered(field)?;
             if field.len() as u64 > bytes_max {
                 return Err(self.problem(format!("the {what} is longer than {bytes_max} bytes")));
             }
             match stop {
                 None => {}
-                Some(b'\\') => field.push(self.escape()?),
+                Some(b'\\') => field.push(self.split_escape()?),
                 Some(byte) if byte == end => return Ok(()),
                 Some(b'\n') => return Err(self.problem("the line has no tab between key and value")),
                 Some(byte) => return Err(self.problem(format!("a raw byte 0x{byte:02x} in the {what}"))),
@@ -274,24 +274,39 @@ impl<R: BufRead> DumpReader<R> {
         }
     }
 
-    /// Takes bytes that stand for themselves, up to the end of the buffer (`None`) or to one that does not.
-    fn plain_bytes(&mut self, field: &mut Vec<u8>) -> Outcome<Option<u8>> {
+    /// Takes what is in the buffer, up to its end (`None`) or to a byte that stands neither for itself nor, with what
+    /// follows it in the buffer, for another.
+    fn buffered(&mut self, field: &mut Vec<u8>) -> Outcome<Option<u8>> {
         let buffer = fill(&mut self.input)?;
         if buffer.is_empty() {
             return Err(self.cut_off());
         }
-        let stop = buffer.iter().position(|&byte| byte < b' ' || byte == b'\\');
-        let plain = &buffer[..stop.unwrap_or(buffer.len())];
-        field.extend_from_slice(plain);
-        let stop_byte = stop.map(|stop| buffer[stop]);
-        let taken = plain.len() + stop.is_some() as usize;
+        let mut taken = 0;
+        let stop = loop {
+            let rest = &buffer[taken..];
+            let plain = rest.iter().position(|&byte| byte < b' ' || byte == b'\\');
+            let Some(plain) = plain else {
+                field.extend_from_slice(rest);
+                taken = buffer.len();
+                break None;
+            };
+            field.extend_from_slice(&rest[..plain]);
+            taken += plain + 1;
+            match (rest[plain], escape(&rest[plain + 1..])) {
+                (b'\\', Some((value, length))) => {
+                    field.push(value);
+                    taken += length;
+                }
+                (byte, _) => break Some(byte),
+            }
+        };
         self.hash.update(&buffer[..taken]);
         self.input.consume(taken);
-        Ok(stop_byte)
+        Ok(stop)
     }
 
-    /// Reads what follows a backslash.
-    fn escape(&mut self) -> Outcome<u8> {
+    /// Reads what follows a backslash, across the end of a buffer.
+    fn split_escape(&mut self) -> Outcome<u8> {
         let mut text = [0; 3];
         for length in 1..=text.len() {
             text[length - 1] = self.byte()?;

@@ -37,24 +37,45 @@ impl Notation {
     pub fn write(self, out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
         match self {
             Notation::Escapes => write_escapes(out, bytes),
-            Notation::Hexadecimal => bytes.iter().try_for_each(|byte| write!(out, "{byte:02x}")),
+            Notation::Hexadecimal => write_hexadecimal(out, bytes),
         }
     }
 }
+
+/// Text is put together in pieces of this length, because writing it byte by byte costs several times as much.
+const PIECE_BYTES: usize = 8 << 10;
 
 /// Writes bytes with escapes.
 pub fn write_escapes(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
     if bytes.iter().all(|&byte| is_plain_ascii(byte)) {
         return out.write_all(bytes);
     }
+    let mut piece = Vec::with_capacity(PIECE_BYTES.min(bytes.len() * 4));
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {
-            write_character(out, character)?;
+            push_character(&mut piece, character);
+            pass_on(out, &mut piece, PIECE_BYTES)?;
         }
-        chunk
-            .invalid()
-            .iter()
-            .try_for_each(|byte| write!(out, "\\x{byte:02x}"))?;
+        chunk.invalid().iter().for_each(|&byte| push_escape(&mut piece, byte));
+        pass_on(out, &mut piece, PIECE_BYTES)?;
+    }
+    pass_on(out, &mut piece, 0)
+}
+
+fn write_hexadecimal(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
+    let mut piece = Vec::with_capacity(PIECE_BYTES.min(bytes.len() * 2));
+    for &byte in bytes {
+        push_digits(&mut piece, byte);
+        pass_on(out, &mut piece, PIECE_BYTES)?;
+    }
+    pass_on(out, &mut piece, 0)
+}
+
+/// Writes the piece once it has some length.
+fn pass_on(out: &mut dyn Write, piece: &mut Vec<u8>, from_bytes: usize) -> io::Result<()> {
+    if piece.len() >= from_bytes {
+        out.write_all(piece)?;
+        piece.clear();
     }
     Ok(())
 }
@@ -63,22 +84,32 @@ fn is_plain_ascii(byte: u8) -> bool {
     matches!(byte, b' '..=b'~') && byte != b'\\'
 }
 
-fn write_character(out: &mut dyn Write, character: char) -> io::Result<()> {
+fn push_character(piece: &mut Vec<u8>, character: char) {
     let mut buffer = [0; 4];
     let encoded = character.encode_utf8(&mut buffer).as_bytes();
     match character {
-        '\\' => out.write_all(b"\\\\"),
-        '\n' => out.write_all(b"\\n"),
-        '\r' => out.write_all(b"\\r"),
-        '\t' => out.write_all(b"\\t"),
+        '\\' => piece.extend(b"\\\\"),
+        '\n' => piece.extend(b"\\n"),
+        '\r' => piece.extend(b"\\r"),
+        '\t' => piece.extend(b"\\t"),
         // Invisible characters, and those that would join the one before, are better seen as what they are.
-        _ if is_printable(character) => out.write_all(encoded),
-        _ => encoded.iter().try_for_each(|byte| write!(out, "\\x{byte:02x}")),
+        _ if is_printable(character) => piece.extend(encoded),
+        _ => encoded.iter().for_each(|&byte| push_escape(piece, byte)),
     }
 }
 
+fn push_escape(piece: &mut Vec<u8>, byte: u8) {
+    piece.extend(b"\\x");
+    push_digits(piece, byte);
+}
+
+fn push_digits(piece: &mut Vec<u8>, byte: u8) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    piece.extend([DIGITS[(byte >> 4) as usize], DIGITS[(byte & 15) as usize]]);
+}
+
 fn is_printable(character: char) -> bool {
-    matches!(character, '\'' | '"') || character.escape_debug().eq([character])
+    matches!(character, ' '..='~') || character.escape_debug().eq([character])
 }
 
 fn parse_escapes(text: &str) -> Result<Vec<u8>, String> {

@@ -67,6 +67,24 @@ fn the_reference_has_the_help_of_every_command() {
     );
 }
 
+#[test]
+fn the_session_at_the_top_of_the_reference_goes_as_written() {
+    let scratch = Scratch::new();
+    let page = fs::read_to_string(reference("cli.md")).expect("the reference is there");
+    let session = page
+        .split("```text\n")
+        .nth(1)
+        .and_then(|block| block.split("```").next())
+        .expect("a session");
+    let commands: Vec<&str> = session.split("$ ").skip(1).collect();
+    assert!(commands.len() >= 4);
+    for command in commands {
+        let (line, expected) = command.split_once('\n').expect("a command ends its line");
+        let ended = scratch.shell(line);
+        assert_eq!((ended.code, ended.text()), (0, expected), "{line}: {}", ended.stderr);
+    }
+}
+
 /// Contents of the blocks that are fenced as `text` and begin with some word.
 fn samples(page: &str) -> Vec<String> {
     let blocks = page

@@ -18,7 +18,7 @@ pub fn check(stage: &mut Stage<'_>, store: Store) -> Outcome<()> {
     }
     let (pages, pairs, problems) = (grouped(report.pages), grouped(report.pairs), report.problems.len());
     stage.result(format!(
-        "{problems} problems in {pages} pages with {pairs} pairs in the tree"
+        "{problems} problems in {pages} pages with {pairs} stored items"
     ))?;
     stage.figure(
         "check",

@@ -10,6 +10,8 @@ use crate::store::TICK;
 
 /// Ticks without a commit after which what is in the log is folded, so that a quiet store has a short log.
 const QUIET_TICKS: u32 = 10;
+/// Ticks without a commit after which a mostly empty data file is rewritten: not while readers wait for a load to end.
+const LONG_QUIET_TICKS: u32 = 40;
 /// Pause after a full disk.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -39,7 +41,9 @@ pub(crate) fn fold_loop(core: &Core) {
                 core.maintain()?;
                 state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
                 core.give_space_back(&mut state)?;
-                core.compact_if_sparse(&mut state)?;
+                if quiet >= LONG_QUIET_TICKS {
+                    core.compact_if_sparse(&mut state)?;
+                }
                 core.discard_large_standby();
                 core.trim_log_files()?;
                 core.keep_standby(&mut state, false)?;
@@ -65,7 +69,7 @@ fn is_time_to_tidy(quiet_ticks: u32) -> bool {
 /// A full disk may get room again; with any other error nothing can be folded any more.
 fn give_up_or_pause(core: &Core, error: Error) {
     match error.kind() {
-        Kind::MakeSpace => {
+        Kind::MakeSpace | Kind::Retry => {
             core.note_fold_error(Some(error));
             core.report_progress();
             std::thread::sleep(PAUSE);

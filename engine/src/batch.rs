@@ -93,7 +93,8 @@ impl Batch {
         self.push(map, What::Delete(key.to_vec()))
     }
 
-    /// Removes all keys of a range, but not those that later calls put there.
+    /// Removes all keys of a range, but not those that later calls put there. Pairs that the same batch appends stay, also
+    /// those appended before: they get their keys only at the commit.
     ///
     /// # Errors
     /// As [`Batch::put`].

@@ -25,6 +25,7 @@ use crate::index::IndexCursor;
 use crate::limits::{PAGE_BYTES, RETAINED_GENERATIONS_MAX, VALUE_CHUNK_BYTES};
 use crate::log::LogView;
 use crate::meta::Meta;
+use crate::planted::{PlantedBug, is_planted};
 use crate::region::{GenerationState, Pin, Version};
 use crate::snapshot::describe;
 use crate::space::Retired;
@@ -38,7 +39,13 @@ impl Core {
     /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
     pub(crate) fn maintain(&self) -> Result<()> {
         self.writable()?;
-        self.maintain_all()
+        self.maintain_all()?;
+        // The generation that takes commits now may have been the spare, and what was folded can be the next one. On a
+        // full disk the next commit that adds something says so.
+        match self.keep_spare() {
+            Err(error) if error.kind() == crate::error::Kind::MakeSpace => Ok(()),
+            kept => kept,
+        }
     }
 
     /// The same for a store that may be closing.
@@ -73,7 +80,8 @@ impl Core {
         self.unpoisoned()?;
         let done = self
             .fold(state)
-            .and_then(|_| self.make_durable(state))
+            .and_then(|_| self.reclaim_too_early(state))
+            .and_then(|()| self.make_durable(state))
             .and_then(|()| self.reclaim(state));
         self.report_progress();
         done
@@ -97,14 +105,17 @@ impl Core {
             .expect("one generation always takes commits");
         let Some(&newest) = frozen.last() else { return Ok(false) };
         let last_commit = self.entry(newest).last_commit.load(Ordering::Relaxed);
-        self.wait_synced(last_commit)?;
+        if !is_planted(PlantedBug::FoldAheadOfSync) {
+            self.wait_synced(last_commit)?;
+        }
         let began = self.platform.clock.monotonic();
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
         let mut sink = FileSink::new(self, version.number + 1, Purpose::Fold);
         let merged =
             with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink));
         let finished = merged.and_then(|root| sink.finish().map(|()| root));
-        let root = match finished {
+        let kept = finished.and_then(|root| self.keep_history(state, frozen).map(|()| root));
+        let root = match kept {
             Ok(root) => root,
             Err(error) => {
                 sink.abandon();
@@ -132,7 +143,6 @@ impl Core {
         frozen: &[u8],
         sink: FileSink<'_>,
     ) -> Result<()> {
-        self.keep_history(state, frozen)?;
         let guard = self.control().commit_lock.0.lock();
         let mut next = self.region.version();
         next.number += 1;
@@ -156,8 +166,8 @@ impl Core {
         let death = next.number;
         self.space
             .retire(sink.retired.iter().map(|&item| Retired { death, ..item }));
-        self.space.settle(operations, bytes);
         self.space.fold_ended();
+        self.space.settle(operations, bytes);
         Ok(())
     }
 
@@ -232,7 +242,9 @@ impl Core {
             next_generation: self.oldest_unfolded(version),
             ..old
         };
-        self.data.sync_data().map_err(doing)?;
+        if !is_planted(PlantedBug::MetaBeforePages) {
+            self.data.sync_data().map_err(doing)?;
+        }
         meta.write(&*self.data).map_err(doing)?;
         self.data.sync_data().map_err(doing)?;
         state.durable = meta;
@@ -262,10 +274,22 @@ impl Core {
         self.entry(*oldest).number.load(Ordering::Relaxed)
     }
 
+    /// Nothing, unless a test of the tests plants it: pages of the durable base are freed before there is a newer one.
+    fn reclaim_too_early(&self, _state: &mut MaintenanceState) -> Result<()> {
+        if is_planted(PlantedBug::ReclaimIgnoresDurableBase) {
+            let pins = self.region.pins();
+            self.space.reclaim(&pins, u64::MAX, self.settings.overwrite_freed)?;
+        }
+        Ok(())
+    }
+
     /// Frees pages and generations that nobody needs any more.
     pub(crate) fn reclaim(&self, state: &mut MaintenanceState) -> Result<()> {
         self.move_streams();
         let mut pins = self.region.pins();
+        if is_planted(PlantedBug::ReclaimIgnoresSnapshots) {
+            pins = crate::region::Pins::default();
+        }
         pins.versions.push(state.durable_version);
         pins.versions.sort_unstable();
         self.space
@@ -291,10 +315,10 @@ impl Core {
 
     /// Prepares a standby generation when there is none, so that no commit has to.
     pub(crate) fn keep_standby_at_hand(&self, state: &mut MaintenanceState) -> Result<()> {
-        if !self.has_standby() {
+        if self.standbys() < 2 {
             self.prepare_standby(state.next_capacity, 0)?;
         }
-        Ok(())
+        self.keep_spare()
     }
 
     /// Writes all layers of a transaction as one sorted run.
@@ -375,6 +399,9 @@ impl Core {
 
     /// Makes values and runs durable before a record that refers to them can be.
     pub(crate) fn sync_values(&self) -> Result<()> {
+        if is_planted(PlantedBug::ValuesNotSynced) {
+            return Ok(());
+        }
         self.data.sync_data().map_err(|error| {
             let error = Error::io("syncing long values", error);
             self.poison(&error);

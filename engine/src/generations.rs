@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::limits::{CHECKABLE_GENERATIONS_MAX, GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES};
 use crate::log::{LOG_START, SegmentHeader, file_name};
+use crate::planted::{PlantedBug, is_planted};
 use crate::region::{GenerationState, full_or_io};
 
 impl Core {
@@ -80,8 +81,8 @@ impl Core {
     fn standby(&self, needed: u64, entries: usize) -> Result<Option<u8>> {
         let slots = 0..GENERATIONS_MAX as u8;
         let ready = slots
-            .clone()
-            .find(|&slot| self.entry(slot).state() == GenerationState::Standby);
+            .filter(|&slot| self.entry(slot).state() == GenerationState::Standby)
+            .max_by_key(|&slot| self.entry(slot).capacity.load(Ordering::Relaxed));
         if let Some(slot) = ready {
             let large = self.entry(slot).capacity.load(Ordering::Relaxed) >= needed;
             if large && self.index(slot).has_room(entries) {
@@ -114,12 +115,20 @@ impl Core {
         }
     }
 
-    /// Whether a standby generation waits to be used.
-    pub(crate) fn has_standby(&self) -> bool {
-        self.control()
-            .generations
-            .iter()
-            .any(|entry| entry.state() == GenerationState::Standby)
+    /// How many generations wait to be used.
+    pub(crate) fn standbys(&self) -> usize {
+        let entries = self.control().generations.iter();
+        entries
+            .filter(|entry| entry.state() == GenerationState::Standby)
+            .count()
+    }
+
+    /// Makes sure that one generation is left when the next one is taken: deletions need it when the disk is full.
+    pub(crate) fn keep_spare(&self) -> Result<()> {
+        for _ in self.standbys()..2 {
+            self.prepare_standby(self.settings.generation_bytes_min, 0)?;
+        }
+        Ok(())
     }
 
     /// Prepares a generation that can hold `capacity` bytes of log and `entries` index entries: file, zeros, index.
@@ -161,11 +170,14 @@ impl Core {
         }
         // The name must survive power loss before a commit in the file is acknowledged. Files that were there when the
         // store was opened may have names that are not durable either.
-        if filled == 0 || !self.names_synced.load(Ordering::Acquire) {
-            self.platform
-                .storage
-                .sync()
-                .map_err(|error| Error::io("syncing the store's directory", error))?;
+        let names_synced = self.names_synced.load(Ordering::Acquire) || is_planted(PlantedBug::DirectoryNotSynced);
+        if !names_synced || filled == 0 && !is_planted(PlantedBug::DirectoryNotSynced) {
+            self.platform.storage.sync().map_err(|error| {
+                // The file has its length now and would count as known the next time, with a name that may not last.
+                let cause = Error::io("syncing the store's directory", error);
+                self.poison(&cause);
+                cause
+            })?;
             self.names_synced.store(true, Ordering::Release);
         }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));

@@ -34,6 +34,8 @@ mod meta;
 mod options;
 mod pace;
 mod pages;
+#[doc(hidden)]
+pub mod planted;
 mod recovery;
 mod region;
 mod scan;

@@ -31,6 +31,7 @@ use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
 use crate::base::{self, Extent, Root};
 use crate::checksum::key_hash;
+use crate::commit::{FoldCosts, fold_costs};
 use crate::core::{Core, with_source};
 use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
@@ -43,6 +44,7 @@ use crate::log::{
 use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
 use crate::options::Settings;
 use crate::pages::{Pages, ReadMode, verify_extent};
+use crate::planted::{PlantedBug, is_planted};
 use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version};
 use crate::space::{Bitmap, Space};
 use crate::view::decode_root;
@@ -390,16 +392,18 @@ impl<'a> Recovery<'a> {
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
         let log = core.segments.get(found.slot as usize).view();
-        let (mut body_bytes, mut unsynced) = (0, scanned.tail);
+        let mut costs = FoldCosts { operations, bytes: 0 };
+        let mut unsynced = scanned.tail;
         let synced_claim = self.synced_claim;
         scan(bytes, &found.header, |start, header, body| {
-            body_bytes += body.len() as u64;
+            costs.bytes += body.len() as u64;
             if header.commit > synced_claim {
                 unsynced = unsynced.min(start - RECORD_HEADER_BYTES as u64);
             }
             for operation in Operations::of(body) {
                 let (position, operation) = operation?;
                 let position = (start + position as u64) as u32;
+                costs += fold_costs(operation.kind, operation.value);
                 match operation.kind {
                     OperationKind::DeleteRange => index.note(header.commit, position),
                     OperationKind::Run => {
@@ -419,7 +423,7 @@ impl<'a> Recovery<'a> {
             Ok(())
         })?;
         self.write_again(found, bytes, unsynced, scanned.tail)?;
-        core.space.promise_recovered(operations, body_bytes);
+        core.space.promise_recovered(costs.operations, costs.bytes);
         entry.number.store(found.header.generation, Ordering::Relaxed);
         entry.memory.store(offset, Ordering::Relaxed);
         entry.memory_bytes.store(length, Ordering::Relaxed);
@@ -429,8 +433,8 @@ impl<'a> Recovery<'a> {
         entry.tail.store(scanned.tail, Ordering::Relaxed);
         entry.synced_tail.store(scanned.tail, Ordering::Relaxed);
         entry.capacity.store(found.length, Ordering::Relaxed);
-        entry.operations.store(operations, Ordering::Relaxed);
-        entry.bytes.store(body_bytes, Ordering::Relaxed);
+        entry.operations.store(costs.operations, Ordering::Relaxed);
+        entry.bytes.store(costs.bytes, Ordering::Relaxed);
         entry.birth.store(self.meta.version + 1, Ordering::Relaxed);
         entry.death.store(u64::MAX, Ordering::Relaxed);
         entry.set_state(GenerationState::Frozen);
@@ -511,7 +515,7 @@ impl<'a> Recovery<'a> {
         if !core.settings.read_only {
             // What was found may be in the kernel's memory only, after a process died. What follows relies on it: pages
             // that only an older meta page needs are free from here on, and the next records go on from the last.
-            if !self.meta_was_durable {
+            if !self.meta_was_durable && !is_planted(PlantedBug::FoundBaseNotSynced) {
                 // Written again for the same reason as the log.
                 let synced = self.meta.write(&*core.data).and_then(|()| core.data.sync_data());
                 synced.map_err(|error| Error::io("syncing the base that was found", error))?;
@@ -549,8 +553,10 @@ impl<'a> Recovery<'a> {
             // An epoch that a power cut takes back would be given out again, and records of the lost one be taken for
             // records of the new one.
             let slot = tail.slot.load(Ordering::Relaxed) as usize;
-            let synced = core.segments.get(slot).file.sync_data();
-            synced.map_err(|error| Error::io("syncing the header of the log", error))?;
+            if !is_planted(PlantedBug::EpochNotSynced) {
+                let synced = core.segments.get(slot).file.sync_data();
+                synced.map_err(|error| Error::io("syncing the header of the log", error))?;
+            }
             core.prepare_standby(core.settings.generation_bytes_min, 0)?;
         }
         Ok(())

@@ -35,6 +35,9 @@ const INDEX_START: u64 = CONTROL_BYTES + SNAPSHOTS_MAX as u64 * SLOT_BYTES;
 /// Indexes get memory in multiples of this, so that freed pieces fit again.
 const INDEX_STEP: u64 = 64 << 10;
 
+/// Freed memory that is kept at the end: enough for the index of the smallest generation.
+const INDEX_SPARE_BYTES: u64 = 256 << 10;
+
 /// Pin value of a free slot.
 const FREE: u64 = 0;
 /// Pin value of a slot whose owner has not yet chosen its version: nothing at all may be reclaimed.
@@ -332,7 +335,8 @@ impl Region {
             .last()
             .map_or(INDEX_START, |&(used, length)| used + length);
         let slots_end = CONTROL_BYTES + self.slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
-        let end = if end == INDEX_START { slots_end } else { end };
+        // A little is kept: on a disk that is full by now, deletions still need the next generation's index.
+        let end = if end == INDEX_START { slots_end } else { end } + INDEX_SPARE_BYTES;
         // Keeping the length is harmless, so a failure here is not worth an error.
         if self.file.len().is_ok_and(|length| length > end) {
             let _ = self.file.set_len(end);

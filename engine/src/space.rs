@@ -22,6 +22,7 @@ use crate::error::{Error, Reason, Result};
 use crate::limits::{DELETE_RESERVE_PAGES, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
+use crate::planted::{PlantedBug, is_planted};
 use crate::region::{Pins, full_or_io};
 
 /// The file grows by an eighth of itself, within these bounds.
@@ -340,6 +341,9 @@ impl Space {
                 durable.set(item.page, item.pages, false);
             }
             durable.set(previous.page, previous.pages, false);
+            if is_planted(PlantedBug::BitmapNotSaved) {
+                durable = Bitmap::new(durable.pages);
+            }
             durable.remove(&state.loose);
             let mut image: Vec<u8> = durable.words.iter().flat_map(|word| word.to_le_bytes()).collect();
             image.resize(count as usize * PAGE_BYTES, 0);

@@ -241,7 +241,10 @@ impl Handle {
 
     fn stop_threads(&self) {
         self.core.ask(|work| work.stop = true);
-        for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(|e| e.into_inner())) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(|e| e.into_inner()));
+        // A waker that the syncing thread calls may drop the last handle there.
+        let is_other = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        for thread in threads.into_iter().filter(is_other) {
             // A panic of the thread has poisoned the store already.
             let _ = thread.join();
         }

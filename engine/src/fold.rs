@@ -512,7 +512,7 @@ impl<'a, S: PageSource> Changes<'a, S> {
                     }
                 }
             }
-            if generation.index.entries() > 0 {
+            if generation.index.has_keys() {
                 changes.inputs.push(Input::Index(
                     Box::new(IndexCursor::new(generation.index, generation.log)),
                     *generation,
@@ -760,6 +760,8 @@ impl<'a> FileSink<'a> {
             .write_at(&self.buffer, first)
             .map_err(|error| Error::io("writing pages", error))?;
         self.core.data.start_writeback(first, self.buffer.len() as u64);
+        let count = (self.buffer.len() / PAGE_BYTES) as u32;
+        self.core.pages.written(self.next - count, count);
         self.buffer.clear();
         Ok(())
     }

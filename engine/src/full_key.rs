@@ -16,7 +16,7 @@ pub(crate) const FIRST_USER_MAP: u32 = 2;
 /// A full key on the stack, so that reads allocate nothing.
 pub(crate) struct FullKey {
     length: usize,
-    bytes: [MaybeUninit<u8>; FULL_KEY_BYTES_MAX],
+    bytes: MaybeUninit<[u8; FULL_KEY_BYTES_MAX]>,
 }
 
 impl FullKey {
@@ -24,18 +24,18 @@ impl FullKey {
     #[inline]
     pub(crate) fn new(map: u32, key: &[u8]) -> Result<FullKey> {
         check_key(key)?;
-        let mut full = FullKey {
-            length: MAP_ID_BYTES + key.len(),
-            bytes: [MaybeUninit::uninit(); FULL_KEY_BYTES_MAX],
-        };
-        let map = map.to_be_bytes();
-        // SAFETY: both copies stay inside `bytes` (the key length was checked), and sources and target do not overlap.
-        unsafe {
-            let target = full.bytes.as_mut_ptr().cast::<u8>();
-            std::ptr::copy_nonoverlapping(map.as_ptr(), target, MAP_ID_BYTES);
-            std::ptr::copy_nonoverlapping(key.as_ptr(), target.add(MAP_ID_BYTES), key.len());
-        }
-        Ok(full)
+        // Made in place: a struct expression with uninitialised bytes is compiled to a copy of all of them.
+        let mut full = MaybeUninit::<FullKey>::uninit();
+        let place = full.as_mut_ptr();
+        // SAFETY: `length` is written, `bytes` may stay uninitialised. All copies stay inside `bytes` (the length of the
+        // key was checked), and the key is not part of it.
+        Ok(unsafe {
+            (&raw mut (*place).length).write(MAP_ID_BYTES + key.len());
+            let target = (&raw mut (*place).bytes).cast::<u8>();
+            target.cast::<[u8; MAP_ID_BYTES]>().write(map.to_be_bytes());
+            copy_short(key, target.add(MAP_ID_BYTES));
+            full.assume_init()
+        })
     }
 }
 
@@ -46,6 +46,24 @@ impl Deref for FullKey {
     fn deref(&self) -> &[u8] {
         // SAFETY: the first `length` bytes were written by `new`.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast::<u8>(), self.length) }
+    }
+}
+
+/// Copies a key. Most have 8 to 16 bytes: for these two copies of eight bytes that may overlap, instead of a call.
+///
+/// # Safety
+/// `key.len()` bytes from `target` on are writable and not part of `key`.
+#[inline(always)]
+unsafe fn copy_short(key: &[u8], target: *mut u8) {
+    // SAFETY: every copy is as long as the key, or eight bytes at the front and eight at the end of one that has them.
+    unsafe {
+        match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
+            (Some(first), Some(last)) if key.len() <= 16 => {
+                target.cast::<[u8; 8]>().write_unaligned(*first);
+                target.add(key.len() - 8).cast::<[u8; 8]>().write_unaligned(*last);
+            }
+            _ => std::ptr::copy_nonoverlapping(key.as_ptr(), target, key.len()),
+        }
     }
 }
 

@@ -113,6 +113,12 @@ impl Pages {
         Ok(())
     }
 
+    /// Notes pages that this process has just sealed and written: what they hold is what their checksums were made of,
+    /// so the first reader need not compute them once more.
+    pub(crate) fn written(&self, page: u32, pages: u32) {
+        (page..page + pages).for_each(|page| self.verified.set(page));
+    }
+
     /// Forgets that pages were verified: they are about to get new content.
     pub(crate) fn forget(&self, page: u32, pages: u32) {
         (page..page + pages).for_each(|page| self.verified.clear(page));
@@ -178,6 +184,13 @@ impl<'a> PageSource for MappedPages<'a> {
         (0..4 * 64)
             .step_by(64)
             .for_each(|line| prefetch(page.wrapping_add(line)));
+    }
+
+    #[inline]
+    fn prefetch_part(self, number: u32, part: usize, parts: usize) {
+        const LINES: usize = PAGE_BYTES / 64;
+        let page = self.base.wrapping_add(number as usize * PAGE_BYTES);
+        (LINES * part / parts..LINES * (part + 1) / parts).for_each(|line| prefetch(page.wrapping_add(line * 64)));
     }
 }
 

@@ -79,7 +79,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         let mut others = Vec::new();
         let mut deletes = Vec::new();
         for generation in generations {
-            if generation.index.entries() > 0 {
+            if generation.index.has_keys() {
                 others.push(Other::Index(
                     Box::new(IndexCursor::new(generation.index, generation.log)),
                     *generation,

@@ -49,11 +49,13 @@ impl Pinned {
         Ok(Pinned::of(handle, pin, view, purpose))
     }
 
-    pub(crate) fn of(handle: Arc<Handle>, pin: Pin, view: View, purpose: Purpose) -> Pinned {
+    pub(crate) fn of(handle: Arc<Handle>, pin: Pin, mut view: View, purpose: Purpose) -> Pinned {
         let core = &handle.core;
         describe(core, &pin, purpose);
         let id = id_of(pin.index, core.region.pinned(&pin));
         let newest_generation = core.entry(view.newest_slot).number.load(Ordering::Relaxed);
+        // What is empty now has nothing for this commit later either, and every read would look there.
+        view.generations.retain(|generation| generation.has_anything());
         Pinned {
             view,
             pin,

@@ -28,6 +28,10 @@ use crate::region::{Pins, full_or_io};
 /// The file grows by an eighth of itself, within these bounds.
 const GROWTH_PAGES_MIN: u64 = 64;
 const GROWTH_PAGES_MAX: u64 = 16_384;
+/// What the kernel maps with one entry of a page table.
+const LARGE_PIECE_PAGES: u64 = 512;
+/// From this size on the file grows by whole large pieces.
+const LARGE_FILE_PAGES: u64 = 16 * LARGE_PIECE_PAGES;
 /// A run of this many pages is worth a system call of its own.
 const LONG_RUN_PAGES: u32 = 16;
 /// Page numbers are 32 bits wide: 16 TiB.
@@ -43,6 +47,8 @@ pub(crate) struct Space {
     used: AtomicU64,
     /// Pages that the running fold took from `free`; they are part of what was promised to it.
     taken: AtomicU64,
+    /// Pages up to this one were preloaded, or written before that could have helped.
+    preloaded: AtomicU64,
     /// Operations and bytes in commits that are not folded.
     pending_operations: AtomicU64,
     pending_bytes: AtomicU64,
@@ -100,6 +106,7 @@ impl Space {
             free: AtomicU64::new(free),
             used: AtomicU64::new(used),
             taken: AtomicU64::new(0),
+            preloaded: AtomicU64::new(end as u64),
             pending_operations: AtomicU64::new(0),
             pending_bytes: AtomicU64::new(0),
         }
@@ -163,7 +170,10 @@ impl Space {
     fn grow(&self, state: &mut State, short: u64, pages: &Pages) -> Result<()> {
         let now = state.bitmap.pages as u64;
         let step = (now / 8).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
-        let wanted = short.next_multiple_of(step);
+        let mut wanted = short.next_multiple_of(step);
+        if now + wanted >= LARGE_FILE_PAGES {
+            wanted = (now + wanted).next_multiple_of(LARGE_PIECE_PAGES) - now;
+        }
         let grown = self.grow_by(state, wanted, pages);
         // Near the end of the disk less may be had than is handy.
         let grown = grown.or_else(|error| {
@@ -210,8 +220,30 @@ impl Space {
         state.bitmap.set(run.0, run.1, true);
         self.taken.fetch_add(run.1 as u64, Ordering::Relaxed);
         self.mirror(&state);
+        let end = (run.0 + run.1) as u64;
+        let file_pages = state.bitmap.pages as u64;
+        drop(state);
         pages.forget(run.0, run.1);
+        self.preload(end, file_pages);
         Ok(run)
+    }
+
+    /// Brings the part of the file up to page `end`, when it is about to be written for the first time, into memory in
+    /// large pieces. Only in large files: a small one would occupy several times its size. Here and not when the file
+    /// grows, because that is in the way of a commit.
+    fn preload(&self, end: u64, file_pages: u64) {
+        let whole = file_pages / LARGE_PIECE_PAGES * LARGE_PIECE_PAGES;
+        let end = end.next_multiple_of(LARGE_PIECE_PAGES).min(whole);
+        // Relaxed: only a hint depends on it.
+        let start = self.preloaded.load(Ordering::Relaxed);
+        if start >= end {
+            return;
+        }
+        self.preloaded.store(end, Ordering::Relaxed);
+        if end >= LARGE_FILE_PAGES {
+            let bytes = |pages: u64| pages * PAGE_BYTES as u64;
+            self.file.preload_in_large_pieces(bytes(start), bytes(end - start));
+        }
     }
 
     /// Exactly `count` pages in one piece for a value or a run of changes, beyond all promises.
@@ -390,6 +422,7 @@ impl Space {
         self.file
             .set_len(pages as u64 * PAGE_BYTES as u64)
             .map_err(|error| Error::io("shrinking the data file", error))?;
+        self.preloaded.fetch_min(pages as u64, Ordering::Relaxed);
         state.bitmap.cut(pages);
         state.loose.cut(pages);
         self.mirror(&state);

@@ -120,6 +120,10 @@ impl View {
     #[inline]
     pub(crate) fn get<'a, S: Source<'a>>(&self, source: S, full_key: &[u8]) -> Result<Option<Value<'a>>> {
         let hash = key_hash(self.hash_seed, full_key);
+        // Each generation's filter is a miss of its own: all of them at once.
+        self.generations
+            .iter()
+            .for_each(|generation| generation.index.prefetch(hash));
         if let Some((_, entry)) = self.recent(source, full_key, hash)? {
             return entry.resolve(source);
         }
@@ -176,7 +180,7 @@ impl View {
 
 impl GenerationView {
     pub(crate) fn has_anything(self) -> bool {
-        self.index.entries() > 0 || self.index.notes().next().is_some()
+        self.index.has_keys() || self.index.has_notes()
     }
 
     /// The newest commit up to `limit` in this generation that touched a key, and what it left there.
@@ -189,7 +193,7 @@ impl GenerationView {
         limit: u64,
     ) -> Result<Option<(u64, Entry<'a>)>> {
         let point = self.index.find(self.log, full_key, hash, limit);
-        if self.index.notes().next().is_some() {
+        if self.index.has_notes() {
             let newer_than = point.map_or(0, |version| version.commit);
             if let Some(found) = self.noted(source, full_key, hash, newer_than, limit)? {
                 return Ok(Some(found));

@@ -79,6 +79,12 @@ pub trait File: Debug + Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
     /// Asks the kernel to start writing a range back. A hint: nothing is promised, errors are not reported.
     fn start_writeback(&self, offset: u64, length: u64);
+    /// Brings a range that was allocated and never written into the kernel's memory, in pieces of 2 MiB where it can:
+    /// a mapping then needs one page table entry for each of them instead of 512, and a random read through it saves
+    /// most of the translation of its address. A hint: where it fails the pieces are small.
+    fn preload_in_large_pieces(&self, offset: u64, length: u64) {
+        let _ = (offset, length);
+    }
     /// Bytes that the file occupies on the device.
     fn allocated_bytes(&self) -> io::Result<u64>;
     /// Maps the file into memory, shared with every other mapping and with `write_at`. `reserve` bytes of address

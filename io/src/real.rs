@@ -14,7 +14,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::interface::{Access, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage};
-use crate::memory::Reservation;
+use crate::memory::{ALIGNMENT, Reservation};
 use crate::name::check_name;
 
 /// Bytes written at once by `write_zeros`. The page cache takes a write as one folio when it can, and a later small
@@ -350,6 +350,14 @@ impl File for RealFile {
         let flags = libc::SYNC_FILE_RANGE_WRITE;
         // SAFETY: the descriptor is open; the call takes no memory. It is a hint, so its outcome does not matter.
         unsafe { libc::sync_file_range(self.descriptor.as_raw_fd(), offset, length, flags) };
+    }
+
+    fn preload_in_large_pieces(&self, offset: u64, length: u64) {
+        let start = offset.next_multiple_of(ALIGNMENT as u64);
+        let end = (offset + length) / ALIGNMENT as u64 * ALIGNMENT as u64;
+        if start < end {
+            crate::memory::preload(&self.descriptor, start, (end - start) as usize);
+        }
     }
 
     fn allocated_bytes(&self) -> io::Result<u64> {

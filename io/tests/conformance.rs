@@ -35,6 +35,7 @@ claims! {
     written_zeros_replace_bytes_and_extend
     cut_file_grows_back_as_zeros
     mapping_sees_writes_and_growth
+    preloading_changes_no_bytes_and_writes_go_on
     mapping_outlives_the_file
     two_mappings_share_stores
     stores_through_a_mapping_are_read_back
@@ -259,6 +260,23 @@ fn mapping_sees_writes_and_growth(platform: &Platform) {
     assert_eq!(mapped(&large, 900 << 20, 3), b"far");
     assert_eq!(mapped(&mapping, 8, 4), b"both");
     assert_eq!(mapped(&large, 8, 4), b"both");
+}
+
+fn preloading_changes_no_bytes_and_writes_go_on(platform: &Platform) {
+    let file = platform.storage.open("data", OpenMode::Create).unwrap();
+    file.write_at(b"before", 3 << 20).unwrap();
+    file.allocate(0, 9 << 20).unwrap();
+    file.preload_in_large_pieces(1 << 20, 8 << 20);
+    let mapping = file.map(16 << 20, Access::Read).unwrap();
+    assert_eq!(mapped(&mapping, 3 << 20, 7), b"before\0");
+    assert!(mapped(&mapping, 4 << 20, 5 << 20).iter().all(|&byte| byte == 0));
+    file.write_at(b"behind", (6 << 20) - 3).unwrap();
+    assert_eq!(mapped(&mapping, (6 << 20) - 4, 8), b"\0behind\0");
+    // A range that holds no whole piece, one beyond the end, and none at all.
+    file.preload_in_large_pieces(4096, 8192);
+    file.preload_in_large_pieces(8 << 20, 64 << 20);
+    file.preload_in_large_pieces(0, 0);
+    assert_eq!(file.len().unwrap(), 9 << 20);
 }
 
 fn mapping_outlives_the_file(platform: &Platform) {

@@ -23,6 +23,8 @@ pub(crate) struct Cursor<S: PageSource> {
     count: usize,
     index: usize,
     prefix_length: usize,
+    /// The leaf that comes next when moving on in the same direction, as far as its parent says.
+    ahead: Option<u32>,
     valid: bool,
     key: Vec<u8>,
 }
@@ -61,6 +63,7 @@ impl<S: PageSource> Cursor<S> {
             count: 0,
             index: 0,
             prefix_length: 0,
+            ahead: None,
             valid: false,
             key: Vec::new(),
         }
@@ -191,6 +194,7 @@ impl<S: PageSource> Cursor<S> {
     }
 
     fn enter_leaf(&mut self, number: u32) -> Result<()> {
+        self.ahead = None;
         self.source.prefetch(number);
         let page = self.source.page(number, PAGE_BYTES)?;
         let leaf = Leaf::open(&page, number)?;
@@ -206,6 +210,16 @@ impl<S: PageSource> Cursor<S> {
     /// Comes to rest on a pair of the leaf.
     #[inline]
     fn settle(&mut self, index: usize) -> Result<()> {
+        if let Some(ahead) = self.ahead {
+            // A leaf's worth of lines while a leaf is walked through: all at once would be more than the processor
+            // keeps track of.
+            let part = if index >= self.index {
+                index
+            } else {
+                self.count - 1 - index
+            };
+            self.source.prefetch_part(ahead, part, self.count);
+        }
         let page = self.leaf.as_ref().expect("a cursor settles in a leaf");
         let suffix = Leaf::open(page, self.number)?.suffix(index);
         self.key.truncate(self.prefix_length);
@@ -224,13 +238,12 @@ impl<S: PageSource> Cursor<S> {
                 continue;
             }
             let (number, level) = (branch.page(next), step.level);
-            if level == 1 && next + 1 < branch.count() {
-                // By the time this leaf is read, the first lines of the one after it have come.
-                self.source.prefetch(branch.page(next + 1));
-            }
+            let ahead = (level == 1 && next + 1 < branch.count()).then(|| branch.page(next + 1));
             step.index = next;
             self.path.push(step);
             self.descend_from(number, level - 1, Aim::First)?;
+            self.ahead = ahead;
+            self.index = 0;
             return self.settle(0);
         }
         Ok(())
@@ -244,12 +257,12 @@ impl<S: PageSource> Cursor<S> {
             };
             let branch = step.branch()?;
             let (number, level) = (branch.page(previous), step.level);
-            if level == 1 && previous > 0 {
-                self.source.prefetch(branch.page(previous - 1));
-            }
+            let ahead = (level == 1 && previous > 0).then(|| branch.page(previous - 1));
             step.index = previous;
             self.path.push(step);
             self.descend_from(number, level - 1, Aim::Last)?;
+            self.ahead = ahead;
+            self.index = self.count;
             return self.settle(self.count - 1);
         }
         Ok(())

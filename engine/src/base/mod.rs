@@ -160,6 +160,11 @@ pub(crate) trait PageSource: Copy {
     fn prefetch(self, number: u32) {
         let _ = number;
     }
+
+    /// The same for part `part` of `parts` of the whole leaf.
+    fn prefetch_part(self, number: u32, part: usize, parts: usize) {
+        let _ = (number, part, parts);
+    }
 }
 
 /// Where new pages go, and where those that the new tree does not hold are named. Each page and extent is retired

@@ -53,7 +53,8 @@ impl Filter {
         arena.at(self.offset(hash))
     }
 
-    /// Asks the processor for the word of a key that will be added.
+    /// Asks the processor for the word of a key.
+    #[inline]
     pub(super) fn prefetch(self, arena: &Arena, hash: u64) {
         arena.prefetch::<AtomicU64>(self.offset(hash));
     }

@@ -188,6 +188,12 @@ impl Index {
         self.filter.may_contain(&self.arena, hash)
     }
 
+    /// Asks the processor for what `find` looks at first.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        self.filter.prefetch(&self.arena, hash);
+    }
+
     /// Newest version of a key with `commit <= newest_commit`.
     pub(crate) fn find<'a, K: Keys<'a>>(
         &self,
@@ -213,6 +219,20 @@ impl Index {
     pub(crate) fn notes(&self) -> Versions {
         // Acquire: pairs with Release in `note`.
         Versions::new(self.arena, self.arena.header().notes.load(Acquire))
+    }
+
+    /// Whether there is any key. Unlike a counter this cannot be wrong after a writer died in an insert.
+    #[inline]
+    pub(crate) fn has_keys(&self) -> bool {
+        let (root, height) = self.root();
+        height > 0 || self.arena.at::<Leaf>(root).count() > 0
+    }
+
+    /// Whether there is any special record.
+    #[inline]
+    pub(crate) fn has_notes(&self) -> bool {
+        // Acquire: pairs with Release in `note`.
+        self.arena.header().notes.load(Acquire) != NONE
     }
 
     /// Keys in the index. May be one short for every writer that died in an insert.

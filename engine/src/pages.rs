@@ -15,7 +15,8 @@ use crate::limits::{DATA_SPAN_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
 /// How pages are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadMode {
-    /// Through a memory mapping, without copies. A page is verified when the process first touches it. An error of
+    /// Through a memory mapping, without copies. A page is verified when the process first touches it, unless it is
+    /// this process that sealed and wrote it. An error of
     /// the device while a page is brought into memory is a signal (SIGBUS), as with every memory-mapped store.
     #[default]
     Mapped,

@@ -153,7 +153,7 @@ pub(crate) trait PageSource: Copy {
     type Page: Deref<Target = [u8]> + Clone;
 
     /// The page, or run of pages, of `bytes` bytes that begins at page `number`. It passed [`verify_page`], with this
-    /// number, at its first touch or later.
+    /// number, at its first touch or later, or this process sealed it.
     fn page(self, number: u32, bytes: usize) -> Result<Self::Page>;
 
     /// Says that the leaf `number` is needed next. Its first 256 bytes are what a search reads first.

@@ -144,8 +144,8 @@ impl Meta {
         data.write_at(&page, (first + 1) * PAGE_BYTES as u64)
     }
 
-    /// The newest intact meta page and the other pair's, if that is intact too. `None`: there is none at all.
-    pub(crate) fn read(data: &dyn File) -> Result<Option<(Meta, Option<Meta>)>> {
+    /// The newest intact meta page, and whether both copies of it are intact. `None`: there is none at all.
+    pub(crate) fn read(data: &dyn File) -> Result<Option<(Meta, bool)>> {
         let length = data.len().map_err(|error| Error::io("reading the meta pages", error))?;
         let mut found: Vec<Meta> = Vec::new();
         let mut newer = None;
@@ -173,8 +173,8 @@ impl Meta {
         let Some(newest) = found.iter().max_by_key(|meta| meta.sequence).copied() else {
             return Ok(None);
         };
-        let older = found.iter().find(|meta| meta.sequence != newest.sequence).copied();
-        Ok(Some((newest, older)))
+        let copies = found.iter().filter(|meta| meta.sequence == newest.sequence).count();
+        Ok(Some((newest, copies == 2)))
     }
 }
 

@@ -10,6 +10,7 @@
 //! | a data file without an intact meta page | `Damaged` |
 //! | a meta page of a newer format | `NewerFormat` |
 //! | the data file ends before the last page in use | `Damaged` |
+//! | one copy of the newest meta page is not intact | both are written again |
 //! | the saved bitmap has a wrong checksum | `Damaged` |
 //! | a log file without an intact header of this store | not used: nothing in it was ever acknowledged |
 //! | the same, but a record in it claims that a commit was synced which is lost | `Damaged` |
@@ -76,7 +77,7 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
         OpenMode::Write
     };
     let data = platform.storage.open(DATA_FILE, mode).map_err(doing)?;
-    let (meta, _older) =
+    let (meta, is_whole) =
         Meta::read(&*data)?.ok_or_else(|| Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page")))?;
     let pages_in_file = (data.len().map_err(doing)? / PAGE_BYTES as u64) as u32;
     if pages_in_file < meta.data_pages {
@@ -102,7 +103,7 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
         meta,
         lock,
     );
-    let replayed = Recovery::of(&core, meta, files)?.run()?;
+    let replayed = Recovery::of(&core, meta, is_whole, files)?.run()?;
     if replayed > REPLAYED_MAX && !core.settings.read_only {
         // A program that crashes soon after every start must not pile up log files.
         match core.maintain_all() {
@@ -252,12 +253,14 @@ struct Recovery<'a> {
     meta_claim: u32,
     /// Whether a record says that the meta page that was found is durable.
     meta_was_durable: bool,
+    /// Whether both copies of it are intact. The next damage might meet the other one.
+    meta_is_whole: bool,
     /// The newest version that anything in use was born in: versions go on from there.
     newest_version: Cell<u64>,
 }
 
 impl<'a> Recovery<'a> {
-    fn of(core: &'a Core, meta: Meta, files: Vec<String>) -> Result<Recovery<'a>> {
+    fn of(core: &'a Core, meta: Meta, is_whole: bool, files: Vec<String>) -> Result<Recovery<'a>> {
         let mut recovery = Recovery {
             core,
             meta,
@@ -271,6 +274,7 @@ impl<'a> Recovery<'a> {
             synced_claim: 0,
             meta_claim: meta.sequence as u32,
             meta_was_durable: false,
+            meta_is_whole: is_whole,
             newest_version: Cell::new(meta.version),
         };
         for slot in files.iter().filter_map(|name| slot_of(name)) {
@@ -515,7 +519,8 @@ impl<'a> Recovery<'a> {
         if !core.settings.read_only {
             // What was found may be in the kernel's memory only, after a process died. What follows relies on it: pages
             // that only an older meta page needs are free from here on, and the next records go on from the last.
-            if !self.meta_was_durable && !is_planted(PlantedBug::FoundBaseNotSynced) {
+            let needs_writing = !self.meta_was_durable || !self.meta_is_whole;
+            if needs_writing && !is_planted(PlantedBug::FoundBaseNotSynced) {
                 // Written again for the same reason as the log.
                 let synced = self.meta.write(&*core.data).and_then(|()| core.data.sync_data());
                 synced.map_err(|error| Error::io("syncing the base that was found", error))?;

@@ -183,6 +183,19 @@ fn a_data_file_without_an_intact_meta_page_is_damage() {
 }
 
 #[test]
+fn damaged_copy_of_the_meta_page_is_written_again_by_opening_the_store() {
+    let (disk, store, map) = store();
+    put(&map, 1);
+    drop(map);
+    store.close().unwrap();
+    for copy in [0, 1, 0, 1] {
+        let page = newest_meta(&disk) + copy;
+        flip(&disk, "data", page * PAGE + 60);
+        assert_eq!(found(&disk), [1]);
+    }
+}
+
+#[test]
 fn one_intact_copy_of_the_meta_page_is_enough() {
     let (disk, store, map) = store();
     put(&map, 1);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::core::Core;
 use crate::error::{Error, Kind};
+use crate::space::Slack;
 use crate::store::TICK;
 
 /// Ticks without a commit after which what is in the log is folded, so that a quiet store has a short log.
@@ -40,13 +41,12 @@ pub(crate) fn fold_loop(core: &Core) {
                 drop(state);
                 core.maintain()?;
                 state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-                core.give_space_back(&mut state)?;
+                core.give_space_back(&mut state, Slack::Usual)?;
                 if quiet >= LONG_QUIET_TICKS {
                     core.compact_if_sparse(&mut state)?;
+                    core.give_space_back(&mut state, Slack::Least)?;
                 }
-                core.discard_large_standby();
-                core.trim_log_files()?;
-                core.keep_standby(&mut state, false)?;
+                core.leave_large_generations(&mut state)?;
             } else {
                 core.reclaim(&mut state)?;
             }

@@ -113,9 +113,8 @@ impl std::ops::AddAssign for FoldCosts {
 }
 
 /// What folding an operation takes beyond one operation and its bytes: a run counts with all its pairs, and a value
-/// that is too long for a leaf takes a page, of which half is promised anyway.
+/// that is too long for a leaf takes whole pages.
 pub(crate) fn fold_costs(kind: OperationKind, value: &[u8]) -> FoldCosts {
-    let page_half = PAGE_BYTES / 2;
     match kind {
         OperationKind::Run => FoldCosts {
             operations: decode_root(value).pairs,
@@ -123,7 +122,7 @@ pub(crate) fn fold_costs(kind: OperationKind, value: &[u8]) -> FoldCosts {
         },
         OperationKind::Put if value.len() > INLINE_VALUE_BYTES_MAX => FoldCosts {
             operations: 0,
-            bytes: page_half.saturating_sub(value.len()) as u64,
+            bytes: (value.len().next_multiple_of(PAGE_BYTES) - value.len()) as u64,
         },
         _ => FoldCosts::default(),
     }

@@ -14,7 +14,7 @@ use crate::limits::PAGE_BYTES;
 use crate::options::{Maintenance, Options};
 use crate::scan::Scan;
 use crate::snapshot::{Pinned, Purpose};
-use crate::space::Retired;
+use crate::space::{Claim, Retired, Slack};
 use crate::store::Store;
 use crate::value::{Source, Value};
 use crate::view::View;
@@ -74,7 +74,7 @@ impl Store {
                 break;
             }
         }
-        core.trim_log_files()?;
+        core.leave_large_generations(&mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()))?;
         Ok(Compaction {
             bytes_before,
             bytes_after: core.data_bytes(),
@@ -105,7 +105,7 @@ impl Core {
 
     /// Fills this store, which is new and empty, with everything that a view of another one shows.
     fn take_copy_of(&self, other: &Pinned, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let root = with_source!(other.core(), source => self.write_tree(source, &other.view, progress))?;
+        let (root, _) = with_source!(other.core(), source => self.write_tree(source, &other.view, progress))?;
         let commit = other.view.commit;
         let control = self.control();
         let guard = control.commit_lock.0.lock();
@@ -121,19 +121,19 @@ impl Core {
         version.base_commit = commit;
         self.region.publish(&version);
         drop(guard);
-        self.space.fold_ended();
+        self.retire(&[], version.number);
         let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
         self.maintain_frozen(&mut state)
     }
 
-    /// Writes all pairs of a view into a new tree in this store's data file.
+    /// Writes all pairs of a view into a new tree in this store's data file, beyond what is promised to commits.
     fn write_tree<'a, S: Source<'a>>(
         &self,
         source: S,
         view: &View,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Root> {
-        let mut sink = FileSink::new(self, self.region.version().number + 1, Writing::Fold);
+    ) -> Result<(Root, FileSink<'_>)> {
+        let mut sink = FileSink::new(self, self.region.version().number + 1, Writing::Base(Claim::Beyond));
         let everything = FullRange {
             low: Vec::new(),
             high: vec![0xFF; 4],
@@ -165,11 +165,13 @@ impl Core {
                 )
             })
             .and_then(|root| sink.finish().map(|()| root));
-        if merged.is_err() {
-            sink.abandon();
-            self.space.fold_ended();
+        match merged {
+            Ok(root) => Ok((root, sink)),
+            Err(error) => {
+                sink.abandon();
+                Err(error)
+            }
         }
-        merged
     }
 
     /// Replaces the base by a densely filled tree with the same pairs.
@@ -177,27 +179,33 @@ impl Core {
         let mut version = self.region.version();
         version.generations.clear();
         let base_only = self.view(&version, u64::MAX);
-        let root = with_source!(self, source => self.write_tree(source, &base_only, progress))?;
+        let (root, mut sink) = with_source!(self, source => self.write_tree(source, &base_only, progress))?;
+        // Before the new tree counts: what cannot be walked cannot be retired.
+        let retired = self.pages_of(version.root).inspect_err(|_| sink.abandon())?;
         let guard = self.control().commit_lock.0.lock();
         let mut next = self.region.version();
         next.number += 1;
         next.root = root;
         self.region.publish(&next);
         drop(guard);
+        self.retire(&retired, next.number);
+        self.make_durable(state)?;
+        self.reclaim(state)?;
+        self.give_space_back(state, Slack::Least)
+    }
+
+    /// All pages of a base, and of its values, to be retired.
+    fn pages_of(&self, root: Root) -> Result<Vec<Retired>> {
         let mut retired = Vec::new();
-        with_source!(self, source => base::walk(source, version.root, &mut |visit| {
+        with_source!(self, source => base::walk(source, root, &mut |visit| {
             let (page, pages, birth, is_logged) = match visit {
                 base::Visit::Page { number, pages, birth, .. } => (number, pages, birth, false),
                 base::Visit::Extent(extent) => (extent.page, extent.pages(), extent.birth, true),
             };
-            retired.push(Retired { page, pages, birth, death: next.number, is_logged });
+            retired.push(Retired { page, pages, birth, death: u64::MAX, is_logged });
             Ok(())
         }))?;
-        self.space.retire(retired);
-        self.space.fold_ended();
-        self.make_durable(state)?;
-        self.reclaim(state)?;
-        self.give_space_back(state)
+        Ok(retired)
     }
 }
 

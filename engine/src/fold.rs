@@ -26,14 +26,16 @@ use crate::limits::{PAGE_BYTES, RETAINED_GENERATIONS_MAX, VALUE_CHUNK_BYTES};
 use crate::log::LogView;
 use crate::meta::Meta;
 use crate::planted::{PlantedBug, is_planted};
-use crate::region::{GenerationState, Pin, Version};
+use crate::region::{GenerationState, Pin, Pins, Version};
 use crate::snapshot::describe;
-use crate::space::Retired;
+use crate::space::{Claim, Retired, Slack};
 use crate::view::{GenerationView, Note, union};
 use crate::write_set::{Layer, LayerCursor, Written};
 
 /// Pages are written in runs of about this many.
 const RUN_PAGES: u32 = 64;
+/// How often to look again while a reader is just beginning.
+const BEGINNING_ROUNDS_MAX: u32 = 100;
 
 impl Core {
     /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
@@ -65,26 +67,37 @@ impl Core {
     }
 
     /// Lets the end of the data file go when it is free: that takes both meta pages.
-    pub(crate) fn give_space_back(&self, state: &mut MaintenanceState) -> Result<()> {
+    pub(crate) fn give_space_back(&self, state: &mut MaintenanceState, slack: Slack) -> Result<()> {
         for _ in 0..2 {
-            if self.space.has_surplus() {
+            if self.space.has_surplus(slack) {
                 self.renew_durable(state)?;
                 self.reclaim(state)?;
             }
         }
-        Ok(())
+        self.space.cut(slack)
     }
 
     /// The same without closing the active generation.
     pub(crate) fn maintain_frozen(&self, state: &mut MaintenanceState) -> Result<()> {
         self.unpoisoned()?;
         let done = self
-            .fold(state)
+            .free_what_is_counted_on(state)
+            .and_then(|()| self.fold(state))
             .and_then(|_| self.reclaim_too_early(state))
             .and_then(|()| self.make_durable(state))
             .and_then(|()| self.reclaim(state));
         self.report_progress();
         done
+    }
+
+    /// A fold relies on the pages that the one before it replaced, and that may have failed halfway; and a snapshot may
+    /// have been dropped since.
+    fn free_what_is_counted_on(&self, state: &mut MaintenanceState) -> Result<()> {
+        if self.space.has_retired() {
+            self.make_durable(state)?;
+            self.reclaim(state)?;
+        }
+        Ok(())
     }
 
     /// Lets commits go on in a new generation, so that what is there can be folded. `false`: that must wait for a fold.
@@ -110,7 +123,7 @@ impl Core {
         }
         let began = self.platform.clock.monotonic();
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
-        let mut sink = FileSink::new(self, version.number + 1, Purpose::Fold);
+        let mut sink = FileSink::new(self, version.number + 1, Purpose::Base(Claim::Promised));
         let merged =
             with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink));
         let finished = merged.and_then(|root| sink.finish().map(|()| root));
@@ -119,7 +132,6 @@ impl Core {
             Ok(root) => root,
             Err(error) => {
                 sink.abandon();
-                self.space.fold_ended();
                 return Err(error);
             }
         };
@@ -156,12 +168,28 @@ impl Core {
         sink.adopted
             .iter()
             .for_each(|extent| self.space.adopt(extent.page, extent.pages()));
-        let death = next.number;
-        self.space
-            .retire(sink.retired.iter().map(|&item| Retired { death, ..item }));
-        self.space.fold_ended();
+        self.retire(&sink.retired, next.number);
         self.space.settle(operations, bytes);
         Ok(())
+    }
+
+    /// Retires what the version `death`, just published, does not refer to, and lets it have what was taken for it.
+    pub(crate) fn retire(&self, retired: &[Retired], death: u64) {
+        let retired = retired.iter().map(|&item| Retired { death, ..item });
+        self.space.published(retired, &self.pins());
+    }
+
+    /// Everything that snapshots pin. Somebody who is just beginning pins everything, for less than a microsecond: that
+    /// is waited for, but not for ever, because a thread can be stopped at any instruction.
+    fn pins(&self) -> Pins {
+        for _ in 0..BEGINNING_ROUNDS_MAX {
+            let pins = self.region.pins();
+            if !pins.everything {
+                return pins;
+            }
+            std::thread::yield_now();
+        }
+        self.region.pins()
     }
 
     /// Keeps the version that the fold is about to replace for commit streams, and lets go of the oldest ones.
@@ -198,6 +226,8 @@ impl Core {
     pub(crate) fn make_durable(&self, state: &mut MaintenanceState) -> Result<()> {
         let version = self.region.version();
         if version.base_commit == state.durable.base_commit && version.root == state.durable.root {
+            // Nothing was folded in between but generations without a commit, which nobody misses.
+            state.durable_version = version.number;
             return Ok(());
         }
         self.renew_durable(state)
@@ -220,7 +250,6 @@ impl Core {
         let doing = |error| Error::io("making the base durable", error);
         let old = state.durable;
         let (bitmap, data_pages) = self.space.save(old.bitmap, &self.pages)?;
-        self.space.fold_ended();
         let tail = &self.control().tail.0;
         let meta = Meta {
             sequence: old.sequence + 1,
@@ -247,7 +276,8 @@ impl Core {
         if old.bitmap.pages > 0 {
             self.space.give_back(old.bitmap.page, old.bitmap.pages);
         }
-        self.space.shrink(data_pages)
+        self.space.durable_end_is(data_pages);
+        self.space.cut(Slack::Usual)
     }
 
     /// Header checksum of the record of a commit that ends a generation.
@@ -279,12 +309,10 @@ impl Core {
     /// Frees pages and generations that nobody needs any more.
     pub(crate) fn reclaim(&self, state: &mut MaintenanceState) -> Result<()> {
         self.move_streams();
-        let mut pins = self.region.pins();
+        let mut pins = self.pins();
         if is_planted(PlantedBug::ReclaimIgnoresSnapshots) {
-            pins = crate::region::Pins::default();
+            pins = Pins::default();
         }
-        pins.versions.push(state.durable_version);
-        pins.versions.sort_unstable();
         self.space
             .reclaim(&pins, state.durable_version, self.settings.overwrite_freed)?;
         self.recycle(state)
@@ -703,8 +731,8 @@ impl<S: PageSource> ChangeStream for Changes<'_, S> {
 /// What a sink writes pages for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A new base: pages come out of what was promised to the fold.
-    Fold,
+    /// A new base.
+    Base(Claim),
     /// A run: pages are loose until a fold retires them.
     Run,
 }
@@ -743,7 +771,7 @@ impl<'a> FileSink<'a> {
 
     fn take(&mut self, least: u32, wanted: u32) -> Result<(u32, u32)> {
         let run = match self.purpose {
-            Purpose::Fold => self.core.space.take_for_fold(least, wanted, &self.core.pages)?,
+            Purpose::Base(claim) => self.core.space.take_run(claim, least, wanted, &self.core.pages)?,
             Purpose::Run => (self.core.space.take(wanted, &self.core.pages)?, wanted),
         };
         self.taken.push(run);
@@ -804,7 +832,7 @@ impl<'a> FileSink<'a> {
 
     fn give_back(&self, page: u32, count: u32) {
         match self.purpose {
-            Purpose::Fold => self.core.space.give_back_of_fold(page, count),
+            Purpose::Base(claim) => self.core.space.give_back_run(claim, page, count),
             Purpose::Run => self.core.space.give_back(page, count),
         }
     }

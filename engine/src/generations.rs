@@ -9,12 +9,18 @@ use std::sync::atomic::Ordering;
 use duramen_io::OpenMode;
 
 use crate::core::{Core, MaintenanceState};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::index::Index;
 use crate::limits::{CHECKABLE_GENERATIONS_MAX, GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES};
 use crate::log::{LOG_START, SegmentHeader, file_name};
 use crate::planted::{PlantedBug, is_planted};
 use crate::region::{GenerationState, full_or_io};
+
+/// Bytes of a log file that are there before it takes commits, in the ordinary case: also on a full disk it then has
+/// room for deletions.
+const FIRST_FILLED_BYTES: u64 = LOG_START + LOG_GROWTH_BYTES;
+
+const _: () = assert!(LOG_GROWTH_BYTES >= LOG_RESERVE_BYTES * 2);
 
 impl Core {
     /// Makes the standby generation the active one, preparing it first when nobody has. `false`: no log file is free,
@@ -91,7 +97,24 @@ impl Core {
             self.discard_standby(slot);
         }
         let capacity = needed.max(self.settings.generation_bytes_min) + LOG_RESERVE_BYTES;
-        self.prepare_standby(capacity, entries)
+        match self.prepare_standby(capacity, entries) {
+            // On a full disk a file will do that is there already, and long enough.
+            Err(error) if error.kind() == Kind::MakeSpace => match self.longest_unused_file() {
+                length if length >= needed + LOG_RESERVE_BYTES => self.prepare_standby(length, entries),
+                _ => Err(error),
+            },
+            prepared => prepared,
+        }
+    }
+
+    /// Written length of the longest log file that is not in use.
+    fn longest_unused_file(&self) -> u64 {
+        let entries = self.control().generations.iter();
+        let unused = entries.filter(|entry| entry.state() == GenerationState::Unused);
+        unused
+            .map(|entry| entry.filled.load(Ordering::Relaxed))
+            .max()
+            .unwrap_or(0)
     }
 
     fn discard_standby(&self, slot: u8) {
@@ -101,18 +124,48 @@ impl Core {
         entry.set_state(GenerationState::Unused);
     }
 
-    /// Lets go of a standby that is larger than a quiet store needs.
-    pub(crate) fn discard_large_standby(&self) {
+    /// Leaves a quiet store with generations of the smallest size, and files and memory to match.
+    pub(crate) fn leave_large_generations(&self, state: &mut MaintenanceState) -> Result<()> {
+        self.discard_standbys(|slot| self.is_large(slot));
+        self.trim_log_files()?;
+        self.keep_standby(state, false)?;
+        // The one that follows may have been prepared behind the large one; the next one after that is not.
+        for _ in 0..2 {
+            if self.leave_large_active()? {
+                self.maintain_frozen(state)?;
+                self.discard_standbys(|_| true);
+                self.keep_standby_at_hand(state)?;
+                self.trim_log_files()?;
+            }
+        }
+        self.region.cut_memory();
+        Ok(())
+    }
+
+    /// Whether a generation takes more memory, or more of the disk, than a new one of the smallest size.
+    fn is_large(&self, slot: u8) -> bool {
+        let entry = self.entry(slot);
+        let capacity = self.settings.generation_bytes_min + LOG_RESERVE_BYTES;
+        entry.capacity.load(Ordering::Relaxed) > capacity
+            || entry.filled.load(Ordering::Relaxed) > FIRST_FILLED_BYTES.min(capacity)
+    }
+
+    fn discard_standbys(&self, is_chosen: impl Fn(u8) -> bool) {
         // Rotation takes standbys under the commit lock.
         let _commits = self.control().commit_lock.0.lock();
-        let usual = self.settings.generation_bytes_min + LOG_RESERVE_BYTES;
-        let is_large = |slot: &u8| {
-            let entry = self.entry(*slot);
-            entry.state() == GenerationState::Standby && entry.capacity.load(Ordering::Relaxed) > usual
-        };
-        if let Some(slot) = (0..GENERATIONS_MAX as u8).find(is_large) {
-            self.discard_standby(slot);
-        }
+        (0..GENERATIONS_MAX as u8)
+            .filter(|&slot| self.entry(slot).state() == GenerationState::Standby && is_chosen(slot))
+            .for_each(|slot| self.discard_standby(slot));
+    }
+
+    /// Freezes the active generation when it is large, or far behind in memory, and holds nothing.
+    fn leave_large_active(&self) -> Result<bool> {
+        let _commits = self.control().commit_lock.0.lock();
+        let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u8;
+        let visible = self.control().visible.0.load(Ordering::Relaxed);
+        let is_empty = self.entry(active).first_commit.load(Ordering::Relaxed) > visible;
+        let is_in_the_way = self.is_large(active) || self.region.memory_has_holes();
+        Ok(is_empty && is_in_the_way && self.can_rotate() && self.rotate(0, 0)?)
     }
 
     /// How many generations wait to be used.
@@ -161,7 +214,7 @@ impl Core {
     fn prepare_slot(&self, slot: u8, capacity: u64, entries: usize) -> Result<()> {
         let entry = self.entry(slot);
         let file = &self.segments.open(slot as usize, OpenMode::Create)?.file;
-        let first = (LOG_START + LOG_GROWTH_BYTES.max(LOG_RESERVE_BYTES * 2)).min(capacity);
+        let first = FIRST_FILLED_BYTES.min(capacity);
         let filled = entry.filled.load(Ordering::Relaxed);
         if filled < first {
             file.write_zeros(filled, first - filled)
@@ -228,9 +281,8 @@ impl Core {
         entry.set_state(GenerationState::Unused);
     }
 
-    /// Cuts the log files that nobody uses down to what a quiet store needs.
+    /// Cuts the log files that nobody uses down to their headers.
     pub(crate) fn trim_log_files(&self) -> Result<()> {
-        let mut kept = 0;
         for slot in 0..GENERATIONS_MAX as u8 {
             let entry = self.entry(slot);
             // Taken, because a commit that needs a generation just now must not get this one.
@@ -238,13 +290,7 @@ impl Core {
                 continue;
             }
             let filled = entry.filled.load(Ordering::Relaxed);
-            kept += (filled > 0) as u32;
-            let keep = if kept == 1 {
-                self.settings.generation_bytes_min.min(filled)
-            } else {
-                LOG_START.min(filled)
-            };
-            let trimmed = self.trim_log_file(slot, filled, keep);
+            let trimmed = self.trim_log_file(slot, filled, LOG_START.min(filled));
             entry.set_state(GenerationState::Unused);
             trimmed?;
         }

@@ -330,13 +330,32 @@ impl Region {
     pub(crate) fn free_index(&self, offset: u64) {
         let mut growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
         growth.indexes.retain(|&(used, _)| used != offset);
-        let end = growth
+        // A little is kept: on a disk that is full by now, deletions still need the next generation's index.
+        self.cut(self.end_of_memory(&growth) + INDEX_SPARE_BYTES);
+    }
+
+    /// Gives all memory behind the last index back. For a quiet store, whose next indexes are prepared.
+    pub(crate) fn cut_memory(&self) {
+        let growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
+        self.cut(self.end_of_memory(&growth));
+    }
+
+    /// Whether indexes lie further from the beginning than all of them take together.
+    pub(crate) fn memory_has_holes(&self) -> bool {
+        let growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
+        let in_use: u64 = growth.indexes.iter().map(|&(_, bytes)| bytes).sum();
+        growth
             .indexes
             .last()
-            .map_or(INDEX_START, |&(used, length)| used + length);
+            .is_some_and(|&(used, length)| used + length > INDEX_START + in_use)
+    }
+
+    fn end_of_memory(&self, growth: &Growth) -> u64 {
         let slots_end = CONTROL_BYTES + self.slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
-        // A little is kept: on a disk that is full by now, deletions still need the next generation's index.
-        let end = if end == INDEX_START { slots_end } else { end } + INDEX_SPARE_BYTES;
+        growth.indexes.last().map_or(slots_end, |&(used, length)| used + length)
+    }
+
+    fn cut(&self, end: u64) {
         // Keeping the length is harmless, so a failure here is not worth an error.
         if self.file.len().is_ok_and(|length| length > end) {
             let _ = self.file.set_len(end);
@@ -544,6 +563,13 @@ impl Region {
             )
         };
         (0..count).map(pinned).filter(|(_, pin, _)| *pin > PIN_ALL).collect()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // Nobody reads it any more, and whoever opens the store next makes it anew.
+        let _ = self.file.set_len(0);
     }
 }
 

@@ -8,8 +8,10 @@
 //! same commits a new root.
 //!
 //! Before a commit is accepted, the pages that folding it may take are promised: `needed(pending) + reserve <=
-//! free + taken by the running fold`. So a fold never meets a full disk, and because deletions may use the reserve, a
-//! full store can always be emptied.
+//! available`, where available are the free pages, those that the running fold has taken of them, and the retired ones
+//! that wait for nothing but the next durable base: they are free before the next fold begins, and a snapshot that is
+//! taken from now on does not see them. So a fold never meets a full disk, and because deletions may use the reserve,
+//! a full store can always be emptied.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -25,7 +27,7 @@ use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
 use crate::region::{Pins, full_or_io};
 
-/// The file grows by an eighth of itself, within these bounds.
+/// The file grows by a sixteenth of itself, within these bounds.
 const GROWTH_PAGES_MIN: u64 = 64;
 const GROWTH_PAGES_MAX: u64 = 16_384;
 /// What the kernel maps with one entry of a page table.
@@ -42,11 +44,10 @@ const PAGES_MAX: u64 = u32::MAX as u64;
 pub(crate) struct Space {
     file: Arc<dyn File>,
     state: Mutex<State>,
-    /// Mirrors of `state` that the commit path reads without the lock.
-    free: AtomicU64,
-    used: AtomicU64,
-    /// Pages that the running fold took from `free`; they are part of what was promised to it.
-    taken: AtomicU64,
+    /// Mirrors of `state` that the commit path reads without the lock: pages that promises can count on, and pages of
+    /// the published base, its values, and what commits brought.
+    available: AtomicU64,
+    base: AtomicU64,
     /// Pages up to this one were preloaded, or written before that could have helped.
     preloaded: AtomicU64,
     /// Operations and bytes in commits that are not folded.
@@ -61,8 +62,53 @@ struct State {
     loose: Bitmap,
     retired: Vec<Retired>,
     retired_pages: u64,
+    /// Those of the retired pages that no snapshot holds.
+    awaited_pages: u64,
+    /// Used pages of a tree that is not yet published, by whether they were promised to it.
+    taken: u64,
+    taken_beyond: u64,
     /// Pages that may be cut off once the other meta page has forgotten them too.
     durable_ends: [u32; 2],
+}
+
+impl State {
+    /// Pages that promises can count on.
+    fn available(&self) -> u64 {
+        self.bitmap.free + self.taken + self.awaited_pages
+    }
+
+    /// Pages of the published base, its values, and what commits brought.
+    fn base(&self) -> u64 {
+        self.bitmap.pages as u64 - self.bitmap.free - self.retired_pages - self.taken - self.taken_beyond
+    }
+}
+
+/// What a tree that is being written takes its pages from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// From what was promised to the fold of the commits it holds.
+    Promised,
+    /// From what is left beyond all promises: nobody asked for a rewrite before.
+    Beyond,
+}
+
+/// How much of a free end of the file is left there: a little avoids growing and shrinking in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slack {
+    /// While the store is in use.
+    Usual,
+    /// When it was quiet for long, or is closed.
+    Least,
+}
+
+impl Slack {
+    fn pages(self, bitmap: &Bitmap) -> u64 {
+        let least = match self {
+            Slack::Usual => GROWTH_PAGES_MIN,
+            Slack::Least => GROWTH_PAGES_MIN / 8,
+        };
+        (bitmap.pages as u64 / 8).max(least)
+    }
 }
 
 /// Pages that wait for readers of the versions `birth..death`.
@@ -74,6 +120,13 @@ pub(crate) struct Retired {
     pub(crate) death: u64,
     /// Whether records of the log may refer to them: pages of long values and of runs.
     pub(crate) is_logged: bool,
+}
+
+impl Retired {
+    /// Whether a snapshot, or somebody who follows the log, may still read these pages.
+    fn is_held(&self, pins: &Pins) -> bool {
+        pins.hold(self.birth, self.death) || self.is_logged && pins.hold_logged(self.death)
+    }
 }
 
 /// Figures for statistics.
@@ -89,8 +142,6 @@ pub(crate) struct SpaceFigures {
 impl Space {
     /// A space whose used pages are those of `bitmap`.
     pub(crate) fn new(file: Arc<dyn File>, bitmap: Bitmap) -> Space {
-        let free = bitmap.free;
-        let used = bitmap.pages as u64 - free;
         let end = bitmap.pages;
         let loose = Bitmap::empty(end);
         let state = State {
@@ -98,14 +149,16 @@ impl Space {
             loose,
             retired: Vec::new(),
             retired_pages: 0,
+            awaited_pages: 0,
+            taken: 0,
+            taken_beyond: 0,
             durable_ends: [end, end],
         };
         Space {
             file,
+            available: AtomicU64::new(state.available()),
+            base: AtomicU64::new(state.base()),
             state: Mutex::new(state),
-            free: AtomicU64::new(free),
-            used: AtomicU64::new(used),
-            taken: AtomicU64::new(0),
             preloaded: AtomicU64::new(end as u64),
             pending_operations: AtomicU64::new(0),
             pending_bytes: AtomicU64::new(0),
@@ -117,17 +170,24 @@ impl Space {
     }
 
     fn mirror(&self, state: &State) {
-        self.free.store(state.bitmap.free, Ordering::Relaxed);
-        let used = state.bitmap.pages as u64 - state.bitmap.free - state.retired_pages;
-        self.used.store(used, Ordering::Relaxed);
+        self.available.store(state.available(), Ordering::Relaxed);
+        self.base.store(state.base(), Ordering::Relaxed);
     }
 
-    /// Pages that folding this much may take at the worst: each operation rewrites a leaf and its branches and makes them
-    /// split, the tree is rewritten at most once, new bytes fill pages at least half, and the bitmap is saved.
+    /// Pages that folding this much may take at the worst. Each operation rewrites a leaf and its branches and makes
+    /// them split; but the tree is rewritten at most once, and where neighbours are rewritten together, they come out
+    /// eight ninths full (see `base::merge`), which also holds for what is new. And the bitmap may get longer.
     fn needed(&self, operations: u64, bytes: u64) -> u64 {
-        let used = self.used.load(Ordering::Relaxed);
-        let rewritten = (operations * 12).min(used + used / 16 + 12);
-        rewritten + (bytes + operations * 16) * 2 / PAGE_BYTES as u64 + 2 * (used >> 15) + 16
+        let used = self.base.load(Ordering::Relaxed);
+        let rewritten = (operations * 12).min(used + used / 8 + 12);
+        let new = (bytes + operations * 16) * 9 / 8 / PAGE_BYTES as u64;
+        rewritten + new + 2 * (used >> 15) + 16
+    }
+
+    /// What is promised to the commits that are not folded.
+    fn promised(&self) -> u64 {
+        let operations = self.pending_operations.load(Ordering::Relaxed);
+        self.needed(operations, self.pending_bytes.load(Ordering::Relaxed))
     }
 
     /// Promises the pages for a commit, growing the file when needed. `uses_reserve`: the commit only deletes.
@@ -156,7 +216,7 @@ impl Space {
     }
 
     fn have(&self, needed: u64, pages: &Pages) -> Result<()> {
-        let have = || self.free.load(Ordering::Relaxed) + self.taken.load(Ordering::Relaxed);
+        let have = || self.available.load(Ordering::Relaxed);
         if needed <= have() {
             return Ok(());
         }
@@ -169,7 +229,7 @@ impl Space {
 
     fn grow(&self, state: &mut State, short: u64, pages: &Pages) -> Result<()> {
         let now = state.bitmap.pages as u64;
-        let step = (now / 8).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
+        let step = (now / 16).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
         let mut wanted = short.next_multiple_of(step);
         if now + wanted >= LARGE_FILE_PAGES {
             wanted = (now + wanted).next_multiple_of(LARGE_PIECE_PAGES) - now;
@@ -206,9 +266,13 @@ impl Space {
         Ok(())
     }
 
-    /// A run of free pages for the fold: `wanted` or fewer, but at least one of `least` pages, now used.
-    pub(crate) fn take_for_fold(&self, least: u32, wanted: u32, pages: &Pages) -> Result<(u32, u32)> {
+    /// A run of free pages for a new tree: `wanted` or fewer, but at least one of `least` pages, now used.
+    pub(crate) fn take_run(&self, claim: Claim, least: u32, wanted: u32, pages: &Pages) -> Result<(u32, u32)> {
         let mut state = self.lock();
+        if claim == Claim::Beyond {
+            self.have_beyond(&mut state, wanted as u64, pages)
+                .or_else(|_| self.have_beyond(&mut state, least as u64, pages))?;
+        }
         let run = match state.bitmap.find(least, wanted) {
             Some(run) => run,
             None => {
@@ -218,7 +282,10 @@ impl Space {
             }
         };
         state.bitmap.set(run.0, run.1, true);
-        self.taken.fetch_add(run.1 as u64, Ordering::Relaxed);
+        match claim {
+            Claim::Promised => state.taken += run.1 as u64,
+            Claim::Beyond => state.taken_beyond += run.1 as u64,
+        }
         self.mirror(&state);
         let end = (run.0 + run.1) as u64;
         let file_pages = state.bitmap.pages as u64;
@@ -246,15 +313,20 @@ impl Space {
         }
     }
 
+    /// Makes sure that `count` pages are there beyond all promises.
+    fn have_beyond(&self, state: &mut State, count: u64, pages: &Pages) -> Result<()> {
+        let wanted = self.promised() + DELETE_RESERVE_PAGES + count;
+        let available = state.available();
+        if available < wanted {
+            self.grow(state, wanted - available, pages)?;
+        }
+        Ok(())
+    }
+
     /// Exactly `count` pages in one piece for a value or a run of changes, beyond all promises.
     pub(crate) fn take(&self, count: u32, pages: &Pages) -> Result<u32> {
         let mut state = self.lock();
-        let pending = self.pending_operations.load(Ordering::Relaxed);
-        let promised = self.needed(pending, self.pending_bytes.load(Ordering::Relaxed)) + DELETE_RESERVE_PAGES;
-        let have = state.bitmap.free + self.taken.load(Ordering::Relaxed);
-        if have < promised + count as u64 {
-            self.grow(&mut state, promised + count as u64 - have, pages)?;
-        }
+        self.have_beyond(&mut state, count as u64, pages)?;
         let (page, _) = match state.bitmap.find(count, count) {
             Some(run) => run,
             None => {
@@ -285,15 +357,32 @@ impl Space {
         self.mirror(&state);
     }
 
-    /// Pages that the running fold took and does not need.
-    pub(crate) fn give_back_of_fold(&self, page: u32, count: u32) {
-        self.give_back(page, count);
-        self.taken.fetch_sub(count as u64, Ordering::Relaxed);
+    /// Pages that were taken for a new tree, which does not need them.
+    pub(crate) fn give_back_run(&self, claim: Claim, page: u32, count: u32) {
+        let mut state = self.lock();
+        match claim {
+            Claim::Promised => state.taken -= count as u64,
+            Claim::Beyond => state.taken_beyond -= count as u64,
+        }
+        state.bitmap.set(page, count, false);
+        self.mirror(&state);
     }
 
-    /// The running fold ended: what it took is no longer counted as promised to it.
-    pub(crate) fn fold_ended(&self) {
-        self.taken.store(0, Ordering::Relaxed);
+    /// A new tree was published: what was taken for it belongs to the base, and what it does not hold is retired.
+    /// `pins` are those of snapshots, looked up after it was published.
+    pub(crate) fn published(&self, retired: impl IntoIterator<Item = Retired>, pins: &Pins) {
+        let mut state = self.lock();
+        for item in retired {
+            state.retired_pages += item.pages as u64;
+            if !item.is_held(pins) {
+                state.awaited_pages += item.pages as u64;
+            }
+            state.loose.set(item.page, item.pages, false);
+            state.retired.push(item);
+        }
+        state.taken = 0;
+        state.taken_beyond = 0;
+        self.mirror(&state);
     }
 
     /// Marks pages as used that a replayed record refers to.
@@ -315,28 +404,24 @@ impl Space {
         Ok(())
     }
 
-    /// Adds pages that the version about to be, or just, published no longer refers to.
-    pub(crate) fn retire(&self, retired: impl IntoIterator<Item = Retired>) {
-        let mut state = self.lock();
-        for item in retired {
-            state.retired_pages += item.pages as u64;
-            state.loose.set(item.page, item.pages, false);
-            state.retired.push(item);
-        }
-        self.mirror(&state);
+    /// Whether there are pages that the newest base does not use and that are not free.
+    pub(crate) fn has_retired(&self) -> bool {
+        self.lock().retired_pages > 0
     }
 
-    /// Frees retired pages that no pinned version needs. `pins` must contain the version of the durable base. With
-    /// `overwrite` freed pages are filled with 0xDD, so that tests notice whoever still reads them.
+    /// Frees retired pages that neither a snapshot nor the durable base needs. With `overwrite` freed pages are filled
+    /// with 0xDD, so that tests notice whoever still reads them.
     pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, overwrite: bool) -> Result<u64> {
         let mut state = self.lock();
-        let (mut freed, mut overwritten) = (0, Ok(()));
+        let (mut freed, mut awaited, mut overwritten) = (0, 0, Ok(()));
         let retired = std::mem::take(&mut state.retired);
         let mut kept = Vec::with_capacity(retired.len());
         for item in retired {
-            // As long as no base of `death` or later is durable, recovery may replay records that refer to these pages.
-            let is_replayable = item.death > durable_version;
-            if is_replayable || pins.hold(item.birth, item.death) || item.is_logged && pins.hold_logged(item.death) {
+            let is_held = item.is_held(pins);
+            // As long as no base of `death` or later is durable, recovery may go back to one that refers to these
+            // pages, or replay records that do.
+            if is_held || item.death > durable_version {
+                awaited += if is_held { 0 } else { item.pages as u64 };
                 kept.push(item);
                 continue;
             }
@@ -351,6 +436,7 @@ impl Space {
         }
         state.retired = kept;
         state.retired_pages -= freed;
+        state.awaited_pages = awaited;
         self.mirror(&state);
         overwritten
             .map(|()| freed)
@@ -364,10 +450,13 @@ impl Space {
         // Taking the pages may grow the file by at most one step: leave room for its words.
         let bytes = (words + GROWTH_PAGES_MAX as usize / 64 + 1) * 8;
         let count = bytes.div_ceil(PAGE_BYTES) as u32;
-        let (page, taken) = self.take_for_fold(count, count, pages)?;
+        let (page, taken) = self.take_run(Claim::Promised, count, count, pages)?;
         assert_eq!(taken, count);
         let (image, end) = {
-            let state = self.lock();
+            let mut state = self.lock();
+            // It is nothing that a fold writes.
+            state.taken -= count as u64;
+            self.mirror(&state);
             let mut durable = state.bitmap.clone();
             for item in &state.retired {
                 durable.set(item.page, item.pages, false);
@@ -395,27 +484,30 @@ impl Space {
     }
 
     /// Whether the file has an end that could be cut off, were both meta pages to forget it.
-    pub(crate) fn has_surplus(&self) -> bool {
+    pub(crate) fn has_surplus(&self, slack: Slack) -> bool {
         let state = self.lock();
-        let surplus = (state.bitmap.pages - state.bitmap.end_of_used()) as u64;
-        surplus > (state.bitmap.pages as u64 / 8).max(GROWTH_PAGES_MIN)
+        self.surplus(&state, state.bitmap.end_of_used()) > slack.pages(&state.bitmap)
     }
 
-    /// Cuts free pages off the end of the file that neither meta page knows. `end` is what the newest one says.
-    pub(crate) fn shrink(&self, end: u32) -> Result<()> {
+    /// Free pages behind `end` that are not promised to anybody.
+    fn surplus(&self, state: &State, end: u32) -> u64 {
+        let keep = self.promised() + DELETE_RESERVE_PAGES;
+        let behind = (state.bitmap.pages - end) as u64;
+        behind.min(state.available().saturating_sub(keep))
+    }
+
+    /// Notes the last page that the newest meta page knows.
+    pub(crate) fn durable_end_is(&self, end: u32) {
         let mut state = self.lock();
         state.durable_ends = [state.durable_ends[1], end];
-        let keep = self.needed(
-            self.pending_operations.load(Ordering::Relaxed),
-            self.pending_bytes.load(Ordering::Relaxed),
-        ) + DELETE_RESERVE_PAGES;
-        let known = state.durable_ends[0]
-            .max(state.durable_ends[1])
-            .max(state.bitmap.end_of_used());
-        let surplus = (state.bitmap.pages - known) as u64;
-        let surplus = surplus.min(state.bitmap.free.saturating_sub(keep));
-        // A little slack avoids growing and shrinking in turn.
-        if surplus <= (state.bitmap.pages as u64 / 8).max(GROWTH_PAGES_MIN) {
+    }
+
+    /// Cuts free pages off the end of the file that neither meta page knows.
+    pub(crate) fn cut(&self, slack: Slack) -> Result<()> {
+        let mut state = self.lock();
+        let [older, newer] = state.durable_ends;
+        let surplus = self.surplus(&state, older.max(newer).max(state.bitmap.end_of_used()));
+        if surplus <= slack.pages(&state.bitmap) {
             return Ok(());
         }
         let pages = state.bitmap.pages - surplus as u32;
@@ -431,7 +523,7 @@ impl Space {
 
     /// Bytes of the pages in use, those that are only retired not counted.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.used.load(Ordering::Relaxed) * PAGE_BYTES as u64
+        self.base.load(Ordering::Relaxed) * PAGE_BYTES as u64
     }
 
     pub(crate) fn figures(&self) -> SpaceFigures {

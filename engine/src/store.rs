@@ -17,6 +17,7 @@ use crate::map::{Map, Maps};
 use crate::options::{Options, Settings};
 use crate::recovery;
 use crate::snapshot::Snapshot;
+use crate::space::Slack;
 use crate::transaction::{Transaction, TransactionOptions};
 use crate::{Batch, CommitFuture};
 
@@ -266,7 +267,7 @@ impl Core {
         self.maintain_all()?;
         let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
         self.reclaim(&mut state)?;
-        self.give_space_back(&mut state)?;
+        self.give_space_back(&mut state, Slack::Least)?;
         self.empty_log_files()
     }
 }

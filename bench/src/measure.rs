@@ -4,6 +4,9 @@
 //! reports. Clocks are read last on start and first on stop, so that reading `/proc` is not in the measured time.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -31,6 +34,13 @@ pub struct Phase {
     pub work: Work,
     /// How many operations were done.
     pub operations: u64,
+    /// How many were to be done, when the cell's time limit stopped the phase before that. Such a phase is shown as
+    /// "stopped at n of N" and compared with nothing. [`u64::MAX`] stands for a phase that was to run for a time.
+    #[serde(default)]
+    pub stopped_at_of: Option<u64>,
+    /// How many of the operations found something, where some are meant not to.
+    #[serde(default)]
+    pub hits: Option<u64>,
     /// Elapsed time of all of them.
     pub wall_nanos: u64,
     /// Processor time of the whole process, background threads of the store included.
@@ -42,18 +52,46 @@ pub struct Phase {
     /// Bytes of pages made dirty for storage (`write_bytes` of `/proc/self/io`). With large folios the kernel counts
     /// the whole folio for one page of it, so this can be many times what the device sees.
     pub storage_bytes: u64,
+    /// Bytes taken by read calls (`rchar`): not what is read through a mapping.
+    #[serde(default)]
+    pub read_call_bytes: u64,
+    /// Bytes that came from storage, through a mapping or a call (`read_bytes`).
+    #[serde(default)]
+    pub storage_read_bytes: u64,
     /// Resident memory after the phase, with the lab's own data and mapped pages.
     pub resident_bytes: u64,
+    /// The part of it that belongs to no file: the process's own memory.
+    #[serde(default)]
+    pub anonymous_bytes: u64,
     /// Disk space taken by the store's files after the phase.
     pub file_bytes: u64,
     /// Latency of every operation, where each was timed.
     pub latency: Option<Latency>,
+    /// Percentiles for a curve: quantile and nanoseconds.
+    #[serde(default)]
+    pub curve: Vec<(f64, u64)>,
+    /// Throughput and memory over time.
+    #[serde(default)]
+    pub timeline: Option<TimelineRecord>,
 }
 
 impl Phase {
     /// Elapsed time per operation; the inverse of the throughput.
     pub fn wall_nanos_each(&self) -> f64 {
         self.wall_nanos as f64 / self.operations.max(1) as f64
+    }
+
+    /// What is shown in place of a rate when the limit of the cell stopped it.
+    pub fn stopped_text(&self) -> Option<String> {
+        match self.stopped_at_of? {
+            u64::MAX => Some(format!("stopped at {} before its time was over", self.operations)),
+            planned => Some(format!("stopped at {} of {planned}", self.operations)),
+        }
+    }
+
+    /// Whether it was done to its end.
+    pub fn is_complete(&self) -> bool {
+        self.stopped_at_of.is_none()
     }
 }
 
@@ -72,16 +110,197 @@ pub struct Latency {
     pub max: u64,
 }
 
+/// Equal steps of time with what happened in each.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimelineRecord {
+    /// Length of a step.
+    pub step_nanos: u64,
+    /// Operations that ended in it.
+    pub operations: Vec<u64>,
+    /// Resident memory at its end.
+    pub resident_bytes: Vec<u64>,
+}
+
+/// The counts of a [`Timeline`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TimelineCounts(Vec<u64>);
+
+/// Counts operations in steps of time: a compare and an addition for each.
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    start: u64,
+    step_end: u64,
+    counts: Vec<u64>,
+}
+
+/// Length of the steps in which operations are counted.
+const STEP_NANOS: u64 = 50_000_000;
+/// Steps in a record: enough for a chart.
+const STEPS_MAX: usize = 240;
+
+impl Timeline {
+    /// Counts from `start` on.
+    pub fn starting(start: u64) -> Timeline {
+        Timeline {
+            start,
+            step_end: 0,
+            counts: Vec::new(),
+        }
+    }
+
+    /// Takes operations that ended `now`.
+    #[inline]
+    pub fn count(&mut self, now: u64, operations: u64) {
+        if now >= self.step_end {
+            self.open_step(now);
+        }
+        if let Some(last) = self.counts.last_mut() {
+            *last += operations;
+        }
+    }
+
+    #[cold]
+    fn open_step(&mut self, now: u64) {
+        let step = now.saturating_sub(self.start) / STEP_NANOS;
+        self.counts.resize(step as usize + 1, 0);
+        self.step_end = self.start + (step + 1) * STEP_NANOS;
+    }
+
+    /// Takes all that another one counted. Workers of a crew start together, so their steps are the same.
+    pub fn merge(&mut self, other: &Timeline) {
+        self.counts.resize(self.counts.len().max(other.counts.len()), 0);
+        self.counts
+            .iter_mut()
+            .zip(&other.counts)
+            .for_each(|(mine, theirs)| *mine += theirs);
+    }
+
+    /// The counts, to be told to another process.
+    pub fn counts(self) -> TimelineCounts {
+        TimelineCounts(self.counts)
+    }
+
+    /// As another process counted.
+    pub fn from_counts(counts: &TimelineCounts) -> Timeline {
+        Timeline {
+            counts: counts.0.clone(),
+            ..Timeline::default()
+        }
+    }
+
+    /// All operations.
+    #[cfg(test)]
+    pub fn total(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// As it is stored, with the memory that was sampled meanwhile.
+    fn record(&self, memory: &[u64]) -> TimelineRecord {
+        let together = self.counts.len().max(memory.len()).div_ceil(STEPS_MAX).max(1);
+        TimelineRecord {
+            step_nanos: STEP_NANOS * together as u64,
+            operations: self.counts.chunks(together).map(|steps| steps.iter().sum()).collect(),
+            resident_bytes: memory
+                .chunks(together)
+                .map(|steps| steps.last().copied().unwrap_or(0))
+                .collect(),
+        }
+    }
+}
+
+/// Samples the memory of this process in a thread of its own, once a step.
+struct MemorySampler {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Vec<u64>>>,
+}
+
+impl MemorySampler {
+    fn start() -> MemorySampler {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut samples = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                std::thread::park_timeout(Duration::from_nanos(STEP_NANOS));
+                samples.push(resident_bytes().unwrap_or(0));
+            }
+            samples
+        });
+        MemorySampler {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    fn stop(&mut self) -> Vec<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let Some(thread) = self.thread.take() else {
+            return Vec::new();
+        };
+        thread.thread().unpark();
+        thread.join().unwrap_or_default()
+    }
+}
+
+impl Drop for MemorySampler {
+    /// A phase that failed leaves no thread behind.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 /// The longest time that is told apart: an hour.
 const NANOS_MAX: u64 = 3_600_000_000_000;
 
 /// Times of single operations, exact to three digits.
 pub struct Latencies(Histogram<u64>);
 
-impl Latencies {
-    /// None yet.
-    pub fn new() -> Latencies {
+impl Default for Latencies {
+    fn default() -> Latencies {
         Latencies(Histogram::new_with_bounds(1, NANOS_MAX, 3).expect("bounds that a histogram can have"))
+    }
+}
+
+impl Latencies {
+    /// Every time that was recorded, with how often, to be told to another process.
+    pub fn counts(&self) -> Vec<(u64, u64)> {
+        let entry =
+            |value: hdrhistogram::iterators::IterationValue<u64>| (value.value_iterated_to(), value.count_at_value());
+        self.0.iter_recorded().map(entry).collect()
+    }
+
+    /// As another process recorded.
+    pub fn from_counts(counts: &[(u64, u64)]) -> Latencies {
+        let mut latencies = Latencies::default();
+        counts
+            .iter()
+            .for_each(|(nanos, count)| latencies.0.saturating_record_n(*nanos, *count));
+        latencies
+    }
+
+    /// How many times there are.
+    #[cfg(test)]
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// How many of them are longer than `nanos`.
+    #[cfg(test)]
+    pub fn count_above(&self, nanos: u64) -> u64 {
+        self.0.len() - self.0.count_between(0, nanos)
+    }
+
+    /// Quantiles from the half to the last operation, twice as close to the end each time, and some on the way.
+    fn curve(&self) -> Vec<(f64, u64)> {
+        let mut quantiles = vec![0.0, 0.1, 0.25];
+        let mut rest = 0.5;
+        while rest * self.0.len() as f64 >= 1.0 && rest > 1e-7 {
+            quantiles.extend([1.0 - rest, 1.0 - rest * 0.75]);
+            rest /= 2.0;
+        }
+        quantiles.push(1.0);
+        let at = |quantile| (quantile, self.0.value_at_quantile(quantile));
+        quantiles.into_iter().map(at).collect()
     }
 
     /// Takes the time of one operation. One longer than [`NANOS_MAX`] counts as that long.
@@ -108,36 +327,6 @@ impl Latencies {
     }
 }
 
-/// Operations timed end to start: the clock is read once per operation, not twice.
-pub struct Lap {
-    latencies: Latencies,
-    last: u64,
-}
-
-impl Lap {
-    /// Starts the first operation.
-    pub fn start() -> Lap {
-        Lap {
-            latencies: Latencies::new(),
-            last: now_nanos(),
-        }
-    }
-
-    /// Ends one operation and starts the next; says when that was.
-    #[inline]
-    pub fn next(&mut self) -> u64 {
-        let now = now_nanos();
-        self.latencies.record(now - self.last);
-        self.last = now;
-        now
-    }
-
-    /// The times of all operations.
-    pub fn finish(self) -> Latencies {
-        self.latencies
-    }
-}
-
 fn clock_nanos(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the result, and all clocks asked for exist on Linux.
@@ -157,6 +346,11 @@ pub fn thread_cpu_nanos() -> u64 {
     clock_nanos(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// Processor time of this process.
+pub fn process_cpu_nanos() -> u64 {
+    clock_nanos(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
 /// A number of nanoseconds.
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -164,45 +358,58 @@ pub fn nanos(duration: Duration) -> u64 {
 
 /// Measures one phase.
 pub struct Meter {
-    write_call_bytes: u64,
-    storage_bytes: u64,
+    io: InputOutput,
     process_cpu: u64,
     thread_cpu: u64,
     wall: u64,
+    memory: MemorySampler,
 }
 
 impl Meter {
     /// Starts measuring.
     pub fn start() -> Result<Meter> {
-        let (write_call_bytes, storage_bytes) = written_bytes()?;
-        let (process_cpu, thread_cpu) = (clock_nanos(libc::CLOCK_PROCESS_CPUTIME_ID), thread_cpu_nanos());
+        let memory = MemorySampler::start();
+        let io = InputOutput::now()?;
+        let (process_cpu, thread_cpu) = (process_cpu_nanos(), thread_cpu_nanos());
         Ok(Meter {
-            write_call_bytes,
-            storage_bytes,
+            io,
             process_cpu,
             thread_cpu,
             wall: now_nanos(),
+            memory,
         })
     }
 
-    /// Stops measuring. `work` has its own numbers; `directory` is where the store is.
-    pub fn stop(self, work: Done, directory: &Path) -> Result<Phase> {
+    /// Stops measuring. Each piece of `work` has its own numbers; `directory` is where the store is. Pieces that were
+    /// done at the same time share time, processor time and bytes, which are those of all of them.
+    pub fn stop(mut self, work: Vec<(&str, Work, Done)>, directory: &Path) -> Result<Vec<Phase>> {
         let wall = now_nanos();
-        let (process_cpu, thread_cpu) = (clock_nanos(libc::CLOCK_PROCESS_CPUTIME_ID), thread_cpu_nanos());
-        let (write_call_bytes, storage_bytes) = written_bytes()?;
-        Ok(Phase {
-            name: String::new(),
-            work: Work::Reads,
-            operations: work.operations,
-            wall_nanos: wall - self.wall,
-            process_cpu_nanos: process_cpu - self.process_cpu,
-            callers_cpu_nanos: thread_cpu - self.thread_cpu + work.workers_cpu_nanos,
-            write_call_bytes: write_call_bytes - self.write_call_bytes,
-            storage_bytes: storage_bytes - self.storage_bytes,
-            resident_bytes: status_bytes("/proc/self/status", "VmRSS")?,
-            file_bytes: allocated_bytes(directory)?,
-            latency: work.latencies.as_ref().and_then(Latencies::summary),
-        })
+        let (process_cpu, thread_cpu) = (process_cpu_nanos(), thread_cpu_nanos());
+        let io = InputOutput::now()?;
+        let memory = self.memory.stop();
+        let (resident_bytes, anonymous_bytes) = (resident_bytes()?, status_bytes("/proc/self/status", "RssAnon")?);
+        let file_bytes = allocated_bytes(directory)?;
+        let phase = |(name, work, done): (&str, Work, Done)| Phase {
+            name: name.to_string(),
+            work,
+            operations: done.operations,
+            stopped_at_of: done.stopped_at_of,
+            hits: done.hits,
+            wall_nanos: done.wall_nanos.unwrap_or(wall - self.wall),
+            process_cpu_nanos: process_cpu - self.process_cpu + done.other_processes_cpu_nanos,
+            callers_cpu_nanos: thread_cpu - self.thread_cpu + done.workers_cpu_nanos,
+            write_call_bytes: io.write_call_bytes - self.io.write_call_bytes,
+            storage_bytes: io.storage_bytes - self.io.storage_bytes,
+            read_call_bytes: io.read_call_bytes - self.io.read_call_bytes,
+            storage_read_bytes: io.storage_read_bytes - self.io.storage_read_bytes,
+            resident_bytes,
+            anonymous_bytes,
+            file_bytes,
+            latency: done.latencies.as_ref().and_then(Latencies::summary),
+            curve: done.latencies.as_ref().map(Latencies::curve).unwrap_or_default(),
+            timeline: done.timeline.as_ref().map(|timeline| timeline.record(&memory)),
+        };
+        Ok(work.into_iter().map(phase).collect())
     }
 }
 
@@ -211,10 +418,20 @@ impl Meter {
 pub struct Done {
     /// How many operations it did.
     pub operations: u64,
+    /// How many it was to do, if the limit of the cell kept it from that.
+    pub stopped_at_of: Option<u64>,
+    /// How many of them found something, if some are meant not to.
+    pub hits: Option<u64>,
     /// Processor time of threads that it started for calling the store.
     pub workers_cpu_nanos: u64,
+    /// Its own elapsed time, when it ran beside others that took longer.
+    pub wall_nanos: Option<u64>,
+    /// Processor time of other processes that worked for it.
+    pub other_processes_cpu_nanos: u64,
     /// The times of its operations, where it took them.
     pub latencies: Option<Latencies>,
+    /// How many were done when.
+    pub timeline: Option<Timeline>,
 }
 
 impl Done {
@@ -225,18 +442,30 @@ impl Done {
             ..Done::default()
         }
     }
+}
 
-    /// Operations that were.
-    pub fn timed(operations: usize, lap: Lap) -> Done {
-        Done {
-            latencies: Some(lap.finish()),
-            ..Done::untimed(operations)
-        }
+/// What the kernel counted for this process.
+struct InputOutput {
+    write_call_bytes: u64,
+    storage_bytes: u64,
+    read_call_bytes: u64,
+    storage_read_bytes: u64,
+}
+
+impl InputOutput {
+    fn now() -> Result<InputOutput> {
+        let counted = |name| field("/proc/self/io", name);
+        Ok(InputOutput {
+            write_call_bytes: counted("wchar")?,
+            storage_bytes: counted("write_bytes")?,
+            read_call_bytes: counted("rchar")?,
+            storage_read_bytes: counted("read_bytes")?,
+        })
     }
 }
 
-fn written_bytes() -> Result<(u64, u64)> {
-    Ok((field("/proc/self/io", "wchar")?, field("/proc/self/io", "write_bytes")?))
+fn resident_bytes() -> Result<u64> {
+    status_bytes("/proc/self/status", "VmRSS")
 }
 
 /// A size that `/proc` gives in kilobytes.
@@ -259,27 +488,51 @@ mod tests {
 
     #[test]
     fn latency_counts_every_operation() {
-        let mut latencies = Latencies::new();
+        let mut latencies = Latencies::default();
         (1..=1000).for_each(|nanos| latencies.record(nanos));
-        let mut others = Latencies::new();
+        let mut others = Latencies::default();
         others.record(5_000_000_000);
         latencies.merge(&others);
         let summary = latencies.summary().expect("1,001 values");
         assert_eq!((summary.p50, summary.p90, summary.p99), (501, 901, 991));
         let off = summary.max.abs_diff(5_000_000_000);
         assert!(off <= 5_000_000, "{summary:?}");
-        assert_eq!(Latencies::new().summary(), None);
+        assert_eq!(Latencies::default().summary(), None);
+        let curve = latencies.curve();
+        assert!(curve.windows(2).all(|pair| pair[0] <= pair[1]), "{curve:?}");
+        assert_eq!(curve.last().map(|(quantile, _)| *quantile), Some(1.0));
     }
 
     #[test]
-    fn meter_sees_time_processor_and_written_bytes() -> Result<()> {
+    fn timeline_counts_each_operation_in_its_step() {
+        let mut timeline = Timeline::starting(1000);
+        for now in [1001, 1002, 1000 + STEP_NANOS, 1000 + 3 * STEP_NANOS] {
+            timeline.count(now, 1);
+        }
+        let record = timeline.record(&[7, 8, 9, 10]);
+        assert_eq!(record.operations, [2, 1, 0, 1]);
+        assert_eq!(record.resident_bytes, [7, 8, 9, 10]);
+        let mut long = Timeline::starting(0);
+        (0..1000).for_each(|step| long.count(step * STEP_NANOS, 2));
+        let record = long.record(&[]);
+        assert!(record.operations.len() <= STEPS_MAX);
+        assert_eq!(record.operations.iter().sum::<u64>(), long.total());
+    }
+
+    #[test]
+    fn meter_sees_time_processor_and_written_and_read_bytes() -> Result<()> {
         let scratch = Scratch::new(&std::env::temp_dir())?;
         let meter = Meter::start()?;
-        std::fs::write(scratch.path().join("file"), vec![1u8; 1 << 20])?;
+        let file = scratch.path().join("file");
+        std::fs::write(&file, vec![1u8; 1 << 20])?;
+        assert_eq!(std::fs::read(&file)?.len(), 1 << 20);
         std::thread::sleep(Duration::from_millis(20));
         let busy_until = thread_cpu_nanos() + 5_000_000;
         while thread_cpu_nanos() < busy_until {}
-        let phase = meter.stop(Done::untimed(2), scratch.path())?;
+        let phases = meter.stop(vec![("test", Work::Reads, Done::untimed(2))], scratch.path())?;
+        let [phase] = phases.as_slice() else {
+            panic!("one piece of work: {phases:?}")
+        };
         assert!(
             phase.wall_nanos > 25_000_000 && phase.wall_nanos_each() < phase.wall_nanos as f64,
             "{phase:?}"
@@ -287,9 +540,10 @@ mod tests {
         assert!(phase.callers_cpu_nanos >= 5_000_000, "{phase:?}");
         assert!(phase.process_cpu_nanos >= phase.callers_cpu_nanos, "{phase:?}");
         assert!(
-            phase.write_call_bytes >= 1 << 20 && phase.resident_bytes > 1 << 20,
+            phase.write_call_bytes >= 1 << 20 && phase.read_call_bytes >= 1 << 20 && phase.resident_bytes > 1 << 20,
             "{phase:?}"
         );
+        assert!(phase.anonymous_bytes < phase.resident_bytes, "{phase:?}");
         Ok(())
     }
 }

@@ -2,16 +2,16 @@
 //!
 //! The interface is as narrow as the workloads need and is the same for everybody: bytes in, bytes out, the reader's
 //! callback sees borrowed bytes, so nobody is made to copy. Every call goes through one virtual call; the `null` peer
-//! shows what that and the verification cost.
+//! shows what that and the verification cost. What a peer cannot do answers [`Unsupported`], which is shown as `n/a`.
 
 use std::fmt;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::data::{Key, Value};
+use crate::data::KeySlice;
 
 /// What an acknowledged write survives. Results of different classes are never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
@@ -35,8 +35,8 @@ impl fmt::Display for Class {
     }
 }
 
-/// What a reader of results must know about a peer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// What a reader of results must know about a peer, and what the lab must know to run it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Description {
     /// The name on the command line.
     pub name: String,
@@ -48,6 +48,12 @@ pub struct Description {
     pub options: Vec<String>,
     /// Whether its data is there after a close and open.
     pub is_persistent: bool,
+    /// Whether several processes may have one store open and write to it.
+    #[serde(default)]
+    pub is_shared_by_processes: bool,
+    /// Whether it stores nothing, so that nothing of what it answers is checked.
+    #[serde(default)]
+    pub is_exempt: bool,
 }
 
 impl Description {
@@ -57,32 +63,70 @@ impl Description {
     }
 }
 
+/// Cache of the stores that have one of their own, unless the workload says otherwise. Stores that read through a
+/// mapping use the kernel's page cache, which this does not bound.
+pub const CACHE_BYTES: u64 = 1 << 30;
+
+/// How a store is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// One of the classes that the driver describes.
+    pub class: Class,
+    /// Size of the store's own cache, if it has one.
+    pub cache_bytes: u64,
+}
+
 /// A peer that can be opened.
 pub trait Driver: Sync {
     /// What it is.
     fn describe(&self) -> Description;
-    /// Opens the store in `directory`, which exists; makes the store when there is none. `class` is one of those
-    /// described.
-    fn open(&self, directory: &Path, class: Class) -> Result<Box<dyn Peer>>;
+    /// Opens the store in `directory`, which exists; makes the store when there is none.
+    fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>>;
 }
 
-/// Takes what a read found: the key that was asked for and the value, if there is one.
-pub type Found<'a> = dyn FnMut(&[u8], Option<&[u8]>) -> Result<()> + 'a;
+/// Takes what a read found: the value, if there is one.
+pub type Found<'a> = dyn FnMut(Option<&[u8]>) -> Result<()> + 'a;
 /// Takes one pair of a scan.
 pub type Pair<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
+/// The pairs of one commit.
+pub type Pairs<'a> = dyn Iterator<Item = (&'a [u8], &'a [u8])> + 'a;
+/// What is read in one snapshot.
+pub type Reading<'a> = dyn FnMut(&dyn Reader) -> Result<()> + 'a;
+
+/// One moment of a store.
+pub trait Reader {
+    /// Reads one key.
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()>;
+    /// Reads pairs in key order, from the first key that is not below `from`, at most `limit` of them.
+    fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()>;
+}
 
 /// An open store. All calls may come from many threads at once.
 pub trait Peer: Send + Sync {
     /// Stores one pair in a commit of its own, acknowledged as the class says.
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()>;
-    /// Stores pairs in one commit; `keys` and `values` are equally long.
-    fn put_batch(&self, keys: &[Key], values: &[Value]) -> Result<()>;
-    /// Reads every key, in this order, in one snapshot.
-    fn get_many(&self, keys: &[Key], found: &mut Found) -> Result<()>;
-    /// Reads every pair in key order, in one snapshot.
-    fn scan(&self, pair: &mut Pair) -> Result<()>;
+    /// Stores pairs in one commit.
+    fn put_many(&self, pairs: &mut Pairs) -> Result<()>;
+    /// Deletes one key in a commit of its own.
+    fn delete(&self, key: &[u8]) -> Result<()>;
+    /// Deletes keys in one commit.
+    fn delete_many(&self, keys: KeySlice) -> Result<()>;
+    /// Reads in one snapshot.
+    fn read(&self, reading: &mut Reading) -> Result<()>;
+    /// Reads one key by itself, in the cheapest way that the store offers.
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
+        self.read(&mut |reader| reader.get(key, found))
+    }
     /// Returns when everything acknowledged so far survives power loss.
     fn sync(&self) -> Result<()>;
+    /// Makes the files as small as the store can.
+    fn compact(&self) -> Result<()> {
+        bail!(Unsupported("cannot be compacted"))
+    }
+    /// Keeps the present state in `directory`, which does not exist yet, as a store that can be opened there.
+    fn checkpoint(&self, _directory: &Path) -> Result<()> {
+        bail!(Unsupported("has no checkpoints"))
+    }
     /// Closes the store in an orderly way and releases its files.
     fn close(self: Box<Self>) -> Result<()>;
 }

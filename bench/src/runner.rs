@@ -1,167 +1,284 @@
-//! Runs workloads: every run of a peer in a process of its own, repetitions interleaved, in alternating order.
+//! Does a plan: every cell in a process of its own, repetitions interleaved, the order of peers alternating.
 //!
-//! A process per run makes memory, processor time and written bytes those of one peer, and a peer that crashes takes
-//! only its own run with it. The process prints its record as JSON to its standard output and everything else to
-//! standard error.
+//! A process per cell makes memory, processor time and written bytes those of one peer, and a peer that crashes takes
+//! only its own cell with it. The process prints its record as JSON to its standard output and everything else to
+//! standard error. It stops by itself at the limit of the cell; one that does not, because the store hangs in a call, is
+//! killed some time later, and the cell failed.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
 
+use crate::machine;
 use crate::peer::{Class, Driver};
+use crate::peers;
+use crate::probe::{self, Busy, Probe};
+use crate::results::{Header, Journal, Outcome, Run};
 use crate::scratch::Scratch;
-use crate::workloads::{Context, Record, Recorder, Workload};
+use crate::workloads::{self, Context, Record, Recorder, Task};
 
-/// What was asked for on the command line.
-pub struct Plan {
-    /// What to run.
-    pub workloads: Vec<&'static Workload>,
-    /// With whom.
-    pub peers: Vec<&'static dyn Driver>,
-    /// In which class; each workload's own when none.
-    pub class: Option<Class>,
-    /// How often.
-    pub repeat: u32,
-    /// Factor on all counts and times.
-    pub scale: f64,
-    /// Where all data comes from. Repetition `n` uses `seed + n`.
-    pub seed: u64,
-    /// Where the stores are made.
-    pub directory: PathBuf,
+/// Set by the signal that asks the lab to stop.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupted(_signal: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::SeqCst);
 }
 
-/// One run of one peer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Run {
-    /// Name of the workload.
-    pub workload: String,
-    /// Name of the peer.
-    pub peer: String,
-    /// Its class, if it has one that fits.
-    pub class: Option<Class>,
-    /// Which repetition.
-    pub repetition: u32,
-    /// Seed of this repetition.
-    pub seed: u64,
-    /// What came out.
-    pub outcome: Outcome,
+/// From now on an interrupt ends the cell that runs, and the run in an orderly way.
+pub fn catch_interrupts() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler stores to an atomic and does nothing else, which a signal handler may do.
+        unsafe { libc::signal(signal, interrupted as *const () as libc::sighandler_t) };
+    }
 }
 
-/// How a run ended.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// Everything was verified.
-    Passed(Record),
-    /// The peer does not take part, and why.
-    NotApplicable(String),
-    /// An error, or a wrong value.
-    Failed(String),
+/// A cell: one task, one peer, one repetition.
+struct Cell<'a> {
+    header: &'a Header,
+    task: Task,
+    driver: &'a dyn Driver,
+    repetition: u32,
 }
 
-/// Does the plan.
-pub fn run(plan: &Plan) -> Result<Vec<Run>> {
-    let mut runs = Vec::new();
-    for workload in &plan.workloads {
-        for repetition in 0..plan.repeat {
+/// Runs all cells that the journal does not have yet.
+pub fn run(journal: &mut Journal) -> Result<()> {
+    let header = journal.header.clone();
+    let tasks = tasks_of(&header)?;
+    let names: Vec<String> = header.peers.iter().map(|peer| peer.name.clone()).collect();
+    let drivers: Vec<&dyn Driver> = names.iter().map(|name| peers::one(name)).collect::<Result<_>>()?;
+    for task in &tasks {
+        for repetition in 0..header.repeat {
             // Alternating, so that no peer always runs on the disk and caches that the same other one left behind.
-            let mut order = plan.peers.clone();
+            let mut order = drivers.clone();
             if repetition % 2 == 1 {
                 order.reverse();
             }
             for driver in order {
-                runs.push(run_one(plan, workload, driver, repetition)?);
+                if journal.has(&task.name(), &driver.describe().name, repetition) {
+                    continue;
+                }
+                let cell = Cell {
+                    header: &header,
+                    task: *task,
+                    driver,
+                    repetition,
+                };
+                let run = cell.run().with_context(|| {
+                    format!(
+                        "what was done so far is kept; go on with `cargo lab run --resume {}`",
+                        journal.path().display()
+                    )
+                })?;
+                journal.add(run)?;
             }
         }
     }
-    Ok(runs)
+    Ok(())
 }
 
-fn run_one(plan: &Plan, workload: &Workload, driver: &dyn Driver, repetition: u32) -> Result<Run> {
-    let peer = driver.describe().name;
-    let seed = plan.seed.wrapping_add(u64::from(repetition));
-    let class = workload.class_for(driver, plan.class);
-    let outcome = match &class {
-        Err(reason) => Outcome::NotApplicable(reason.clone()),
-        Ok(class) => {
-            eprintln!("{} {}/{}: {peer} ({class})", workload.name, repetition + 1, plan.repeat);
-            let scratch = Scratch::new(&plan.directory)?;
-            match run_in_process(workload, &peer, *class, plan.scale, seed, scratch.path()) {
-                Ok(record) => Outcome::Passed(record),
-                Err(error) => Outcome::Failed(format!("{error:#}")),
-            }
-        }
-    };
-    if let Outcome::Failed(error) = &outcome {
-        eprintln!(
-            "{} {}/{}: {peer} FAILED: {error}",
-            workload.name,
-            repetition + 1,
-            plan.repeat
-        );
+fn tasks_of(header: &Header) -> Result<Vec<Task>> {
+    let mut tasks = Vec::new();
+    for name in &header.workloads {
+        tasks.extend(workloads::named(name)?);
     }
-    Ok(Run {
-        workload: workload.name.to_string(),
-        peer,
-        class: class.ok(),
-        repetition,
-        seed,
-        outcome,
-    })
+    Ok(tasks)
 }
 
-fn run_in_process(
-    workload: &Workload,
-    peer: &str,
-    class: Class,
-    scale: f64,
-    seed: u64,
-    directory: &Path,
-) -> Result<Record> {
-    let child = Command::new("/proc/self/exe")
-        .args([
-            "once",
-            workload.name,
-            "--peer",
+impl Cell<'_> {
+    fn run(&self) -> Result<Run> {
+        let peer = self.driver.describe().name;
+        let class = self.task.workload.class_for(self.driver, self.header.durability);
+        let (outcome, probe) = match &class {
+            Err(reason) => (Outcome::NotApplicable(reason.clone()), None),
+            Ok(class) => {
+                eprintln!(
+                    "{} {}/{}: {peer} ({class})",
+                    self.task.name(),
+                    self.repetition + 1,
+                    self.header.repeat
+                );
+                let (outcome, probe) = self.measure(*class)?;
+                (outcome, Some(probe))
+            }
+        };
+        if let Outcome::Failed(error) = &outcome {
+            eprintln!("{} {}: {peer} FAILED: {error}", self.task.name(), self.repetition + 1);
+        }
+        Ok(Run {
+            workload: self.task.name(),
             peer,
-            "--durability",
-            &class.to_string(),
-        ])
-        .args([
-            "--scale",
-            &scale.to_string(),
-            "--seed",
-            &seed.to_string(),
-            "--directory",
-        ])
-        .arg(directory)
+            class: class.ok(),
+            repetition: self.repetition,
+            seed: self.seed(),
+            commit: machine::commit(),
+            probe,
+            outcome,
+        })
+    }
+
+    fn seed(&self) -> u64 {
+        self.header.seed.wrapping_add(u64::from(self.repetition))
+    }
+
+    fn measure(&self, class: Class) -> Result<(Outcome, Probe)> {
+        let mut probe = probe::beside(&self.header.directory)?;
+        let scratch = Scratch::new(&self.header.directory)?;
+        let (before, own_before) = (Busy::now(), children_cpu_nanos());
+        let outcome = match self.run_in_process(class, scratch.path()) {
+            Ok(record) => Outcome::Passed(record),
+            Err(error) if error.is::<Interrupted>() => return Err(error),
+            Err(error) => Outcome::Failed(format!("{error:#}{}", self.hint(&error))),
+        };
+        probe.others_busy = before.others_until(Busy::now(), children_cpu_nanos() - own_before);
+        Ok((outcome, probe))
+    }
+
+    /// What a person can do about an error that is not the peer's.
+    fn hint(&self, error: &anyhow::Error) -> String {
+        let text = format!("{error:#}");
+        let is_full = text.contains("No space left") || text.contains("os error 28") || text.contains("disk is full");
+        let free = probe::free_bytes(&self.header.directory).unwrap_or(0);
+        if is_full {
+            format!(
+                "; the disk of {} is full ({} MB left): choose another one with --directory, or a smaller --scale",
+                self.header.directory.display(),
+                free >> 20
+            )
+        } else {
+            String::new()
+        }
+    }
+
+    fn run_in_process(&self, class: Class, directory: &Path) -> Result<Record> {
+        let header = self.header;
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .args(["once", &self.task.name()])
+            .args(["--peer", &self.driver.describe().name])
+            .args(["--durability", &class.to_string()])
+            .args(["--scale", &header.scale.to_string()])
+            .args(["--seed", &self.seed().to_string()])
+            .args(["--limit", &header.limit_seconds.to_string()])
+            .arg("--directory")
+            .arg(directory);
+        if let Some(seconds) = header.seconds {
+            command.args(["--seconds", &seconds.to_string()]);
+        }
+        if let Some(rate) = header.rate {
+            command.args(["--rate", &rate.to_string()]);
+        }
+        let output = run_until(command, Duration::from_secs(header.limit_seconds))?;
+        let talk = output.errors.trim();
+        ensure!(
+            output.status.success(),
+            "{} ({})",
+            if talk.is_empty() { "no message" } else { talk },
+            output.status
+        );
+        if !talk.is_empty() {
+            eprintln!("{talk}");
+        }
+        serde_json::from_str(&output.text).context("reading what the process of a cell printed")
+    }
+}
+
+/// What a process said and how it ended.
+struct Output {
+    status: ExitStatus,
+    text: String,
+    errors: String,
+}
+
+/// The error of a run that somebody asked to stop.
+#[derive(Debug)]
+struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// Time that a cell gets beyond its limit: for what is verified after the clock.
+fn grace(limit: Duration) -> Duration {
+    limit + Duration::from_secs(60)
+}
+
+fn run_until(mut command: Command, limit: Duration) -> Result<Output> {
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .context("starting the process of a run")?;
-    let output = child.wait_with_output()?;
-    let talk = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    ensure!(
-        output.status.success(),
-        "{} ({})",
-        if talk.is_empty() { "no message" } else { &talk },
-        output.status
-    );
-    if !talk.is_empty() {
-        eprintln!("{talk}");
-    }
-    serde_json::from_slice(&output.stdout).context("reading what the process of a run printed")
+        .context("starting the process of a cell")?;
+    let (text, errors) = (reader(child.stdout.take()), reader(child.stderr.take()));
+    let status = wait_for(&mut child, limit)?;
+    let joined = |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
+    Ok(Output {
+        status,
+        text: joined(text),
+        errors: joined(errors),
+    })
 }
 
-/// The inside of [`run_in_process`]: one run, in this process.
-pub fn run_here(workload: &Workload, context: &Context) -> Result<Record> {
-    if !context.driver.describe().has(context.class) {
-        bail!("{} has no class {}", context.driver.describe().name, context.class);
+fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What a process said until its pipe broke is all there is to show.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        bytes
+    })
+}
+
+fn wait_for(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+    let last = Instant::now() + limit + grace(limit);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        let is_interrupted = INTERRUPTED.load(Ordering::SeqCst);
+        if is_interrupted || Instant::now() >= last {
+            child.kill()?;
+            child.wait()?;
+            ensure!(!is_interrupted, Interrupted);
+            bail!(
+                "did not come to an end within its limit of {} s and the time for verification, and was killed",
+                limit.as_secs()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Processor time of all processes that were started here and have ended.
+fn children_cpu_nanos() -> u64 {
+    // SAFETY: all fields of the structure are numbers, for which zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the place for the result is ours.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
+    let nanos = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
+    nanos(usage.ru_utime) + nanos(usage.ru_stime)
+}
+
+/// The inside of a cell's process.
+pub fn run_here(task: Task, context: &Context) -> Result<Record> {
+    let description = context.driver.describe();
+    ensure!(
+        description.has(context.class),
+        "{} has no class {}",
+        description.name,
+        context.class
+    );
     let mut recorder = Recorder::new(context.directory);
-    (workload.run)(context, &mut recorder)?;
+    (task.workload.run)(context, &mut recorder)?;
     Ok(recorder.finish())
 }

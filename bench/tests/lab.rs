@@ -1,71 +1,17 @@
-//! The lab as a whole, through its command line: every peer survives what its durability class says, and the results
-//! come out in the form that is documented.
+//! The lab as a whole, through its command line: results come out in the form that is documented, and bad input gets a
+//! clear message and never a half-written file.
 
-use std::process::{Command, Output};
+mod common;
 
-fn lab(arguments: &[&str]) -> Output {
-    let directory = std::env::temp_dir();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
-    command.args(arguments);
-    if arguments[0] == "run" {
-        command.arg("--directory").arg(directory);
-    }
-    command.output().expect("the lab starts")
-}
+use common::{Place, text};
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Loads, closes, reopens, kills a writer and looks for what was acknowledged; an error there is exit code 1.
-fn survives_kill(class: &str) -> String {
-    let output = lab(&[
-        "run",
-        "open",
-        "--scale",
-        "0.0005",
-        "--repeat",
-        "1",
-        "--durability",
-        class,
-    ]);
-    let report = text(&output.stdout);
-    assert!(output.status.success(), "{report}\n{}", text(&output.stderr));
-    report
-}
-
-#[test]
-fn peers_of_class_written_lose_nothing_when_killed() {
-    let report = survives_kill("written");
-    assert!(
-        report.contains("lmdb 1: killed after") && report.contains(" 0 of them lost"),
-        "{report}"
-    );
-    assert!(report.contains("redb: n/a in open: has no class written"), "{report}");
-}
-
-#[test]
-fn peers_of_class_synced_lose_nothing_when_killed() {
-    let report = survives_kill("synced");
-    assert!(report.contains("redb 1: killed after"), "{report}");
-}
-
-#[test]
-fn class_none_of_redb_does_lose_writes_when_killed() {
-    // Were this to fail, redb would have the class `written`, and its adapter should say so.
-    let report = survives_kill("none");
-    let note = report
-        .lines()
-        .find(|line| line.contains("redb 1: killed after"))
-        .expect("a note");
-    assert!(!note.contains(" 0 of them lost"), "{note}");
-}
+const TINY: [&str; 4] = ["--scale", "0.001", "--repeat", "1"];
 
 #[test]
 fn json_has_everything_and_the_same_seed_is_kept() {
-    let path = std::env::temp_dir().join(format!("lab-{}.json", std::process::id()));
-    let path_text = path.to_str().expect("a path of text");
-    let arguments = [
+    let place = Place::new();
+    let output = place.run(&[
+        "first",
         "--peers",
         "btreemap,null",
         "--scale",
@@ -74,42 +20,182 @@ fn json_has_everything_and_the_same_seed_is_kept() {
         "2",
         "--seed",
         "77",
-        "--json",
-        path_text,
-    ];
-    let output = lab(&[&["run", "first"][..], &arguments].concat());
+    ]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
-    std::fs::remove_file(&path).expect("the file is ours");
-    assert_eq!(json["seed"], 77);
+    let json = place.results();
+    assert_eq!((&json["seed"], &json["schema"]), (&77.into(), &2.into()));
     assert!(json["commit"].is_string() && json["machine"]["kernel"].is_string());
+    assert!(json["started"].as_str().is_some_and(|date| date.starts_with("20")));
     let runs = json["runs"].as_array().expect("runs");
     let order: Vec<&str> = runs.iter().filter_map(|run| run["peer"].as_str()).collect();
     assert_eq!(order, ["btreemap", "null", "null", "btreemap"], "the order alternates");
     assert_eq!(runs[0]["outcome"]["passed"]["phases"][0]["operations"], 1000);
+    assert!(runs[0]["commit"].is_string() && runs[0]["probe"]["sync_nanos_p50"].is_u64());
 }
 
 #[test]
-fn unknown_names_are_refused_with_the_known_ones() {
-    let output = lab(&["run", "first", "--peers", "nothing"]);
-    assert_eq!(output.status.code(), Some(2));
+fn unknown_names_are_refused_with_the_known_ones_and_leave_no_file() {
+    let place = Place::new();
+    let refused = |arguments: &[&str], expected: &str| {
+        let output = place.run(arguments);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
+        assert_eq!(std::fs::read_dir(place.path()).expect("a directory").count(), 0);
+    };
+    refused(&["first", "--peers", "nothing"], "duramen, lmdb");
+    refused(&["nothing"], "first, synced-puts, open");
+    refused(&["map/3M"], "100k, 1M, 2M, 4M, 16M");
+    refused(&["first", "--scale", "0"], "--scale");
+    refused(&["state", "--rate", "10"], "open loop");
+}
+
+#[cfg(not(feature = "rocksdb"))]
+#[test]
+fn rocksdb_that_is_not_built_in_is_named_with_what_to_do() {
+    let output = Place::new().run(&["first", "--peers", "rocksdb"]);
     assert!(
-        text(&output.stderr).contains("duramen, lmdb, redb"),
-        "{}",
-        text(&output.stderr)
-    );
-    let output = lab(&["run", "nothing"]);
-    assert!(
-        text(&output.stderr).contains("first, synced-puts, open"),
+        text(&output.stderr).contains("--features rocksdb"),
         "{}",
         text(&output.stderr)
     );
 }
 
 #[test]
-fn list_shows_peers_with_versions_and_classes() {
-    let list = text(&lab(&["list"]).stdout);
-    for expected in ["synced-puts", "redb 4.", "LMDB 0.9.", "MDB_NOSYNC"] {
+fn list_shows_peers_with_versions_and_classes_and_workloads_with_forms() {
+    let list = text(&Place::new().lab(&["list"]).stdout);
+    for expected in [
+        "synced-puts",
+        "redb 4.",
+        "LMDB 0.9.",
+        "MDB_NOSYNC",
+        "map/16M",
+        "state/10M",
+        "fjall 3.",
+        "SQLite 3.",
+        "canopydb 0.",
+    ] {
         assert!(list.contains(expected), "{expected} is missing in {list}");
+    }
+}
+
+#[test]
+fn interrupted_run_is_resumed_where_it_stopped() {
+    let place = Place::new();
+    let arguments = [
+        "run",
+        "first",
+        "--peers",
+        "btreemap,null",
+        "--repeat",
+        "3",
+        "--scale",
+        "0.001",
+    ];
+    let own = ["--json", "results.json", "--directory", ".", "--seed", "9"];
+    let whole = place.lab(&[&arguments[..], &own].concat());
+    assert!(whole.status.success(), "{}", text(&whole.stderr));
+    let whole = place.results();
+
+    // What an interruption leaves: the header, two cells and the beginning of a third.
+    let mut header = whole.clone();
+    let runs = header.as_object_mut().expect("an object").remove("runs").expect("runs");
+    let lines = [
+        header.to_string(),
+        runs[0].to_string(),
+        runs[1].to_string(),
+        r#"{"workl"#.to_string(),
+    ];
+    std::fs::write(place.file("results.json.partial"), lines.join("\n")).expect("a file");
+    std::fs::remove_file(place.file("results.json")).expect("results");
+
+    let resumed = place.lab(&["run", "--resume", "results.json.partial"]);
+    assert!(resumed.status.success(), "{}", text(&resumed.stderr));
+    let resumed = place.results();
+    let (before, after) = (
+        runs.as_array().expect("runs"),
+        resumed["runs"].as_array().expect("runs"),
+    );
+    assert_eq!(after.len(), before.len());
+    assert_eq!(after[..2], before[..2], "what was done is kept");
+    assert_eq!(after[5]["seed"], before[5]["seed"]);
+    assert!(!place.file("results.json.partial").exists());
+}
+
+#[test]
+fn signal_ends_a_run_in_order_and_says_how_to_go_on() {
+    let place = Place::new();
+    let arguments = [
+        "run",
+        "mega/60s",
+        "--peers",
+        "btreemap",
+        "--scale",
+        "0.2",
+        "--json",
+        "results.json",
+        "--directory",
+        ".",
+    ];
+    let child = place
+        .command(&arguments)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the lab starts");
+    while !place.file("results.json.partial").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // The signal is caught from the moment on at which the first cell is announced.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let pid = child.id().to_string();
+    assert!(
+        std::process::Command::new("kill")
+            .arg(&pid)
+            .status()
+            .expect("kill")
+            .success()
+    );
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("--resume"), "{}", text(&output.stderr));
+    let left: Vec<_> = std::fs::read_dir(place.path())
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    assert_eq!(left, ["results.json.partial"], "no store and no half of a result");
+}
+
+#[test]
+fn cell_that_reaches_its_limit_is_shown_as_stopped() {
+    let place = Place::new();
+    let output = place.run(&[
+        "mega/60s", "--peers", "btreemap", "--repeat", "1", "--scale", "0.1", "--limit", "1",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("stopped at"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn several_processes_share_a_store_where_the_peer_allows_it() {
+    let place = Place::new();
+    let peers = ["--peers", "lmdb,sqlite,redb"];
+    let output = place.run(&[&["mega/processes"][..], &peers, &TINY].concat());
+    let report = text(&output.stdout);
+    assert!(output.status.success(), "{report}\n{}", text(&output.stderr));
+    assert!(report.contains("several processes cannot share one store"), "{report}");
+    let json = place.results();
+    for run in json["runs"]
+        .as_array()
+        .expect("runs")
+        .iter()
+        .filter(|run| run["peer"] != "redb")
+    {
+        let phases = &run["outcome"]["passed"]["phases"];
+        for phase in 0..3 {
+            assert!(
+                phases[phase]["operations"].as_u64().is_some_and(|count| count > 0),
+                "{run}"
+            );
+        }
     }
 }

@@ -3,22 +3,25 @@
 //! Its reads hold the lock for the whole snapshot, so it is a fair comparison only while nobody writes.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::path::Path;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::Result;
 
-use crate::data::{Key, Value};
-use crate::peer::{Class, Description, Driver, Found, Pair, Peer};
+use crate::data::KeySlice;
+use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
 
 /// The driver of the locked map.
 pub struct Locked;
 
 /// Of any length, as in a store: arrays of fixed length would be an advantage that no store has.
 type Bytes = Box<[u8]>;
+type Map = BTreeMap<Bytes, Bytes>;
 
+#[derive(Default)]
 struct LockedMap {
-    pairs: RwLock<BTreeMap<Bytes, Bytes>>,
+    pairs: RwLock<Map>,
 }
 
 impl Driver for Locked {
@@ -27,46 +30,62 @@ impl Driver for Locked {
             name: "btreemap".to_string(),
             version: "the standard library's".to_string(),
             classes: vec![(Class::None, "in memory only".to_string())],
-            options: Vec::new(),
-            is_persistent: false,
+            ..Description::default()
         }
     }
 
-    fn open(&self, _directory: &Path, _class: Class) -> Result<Box<dyn Peer>> {
-        Ok(Box::new(LockedMap {
-            pairs: RwLock::default(),
-        }))
+    fn open(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Peer>> {
+        Ok(Box::new(LockedMap::default()))
+    }
+}
+
+impl LockedMap {
+    fn reading(&self) -> RwLockReadGuard<'_, Map> {
+        self.pairs.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writing(&self) -> RwLockWriteGuard<'_, Map> {
+        self.pairs.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reader for Map {
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
+        found(BTreeMap::get(self, key).map(|value| &**value))
+    }
+
+    fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()> {
+        self.range::<[u8], _>((Bound::Included(from), Bound::Unbounded))
+            .take(limit.try_into().unwrap_or(usize::MAX))
+            .try_for_each(|(key, value)| pair(key, value))
     }
 }
 
 impl Peer for LockedMap {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.pairs
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key.into(), value.into());
+        self.writing().insert(key.into(), value.into());
         Ok(())
     }
 
-    fn put_batch(&self, keys: &[Key], values: &[Value]) -> Result<()> {
-        let mut pairs = self.pairs.write().unwrap_or_else(PoisonError::into_inner);
-        pairs.extend(
-            keys.iter()
-                .zip(values)
-                .map(|(key, value)| (Box::from(&key[..]), Box::from(&value[..]))),
-        );
+    fn put_many(&self, pairs: &mut Pairs) -> Result<()> {
+        self.writing()
+            .extend(pairs.map(|(key, value)| (Box::from(key), Box::from(value))));
         Ok(())
     }
 
-    fn get_many(&self, keys: &[Key], found: &mut Found) -> Result<()> {
-        let pairs = self.pairs.read().unwrap_or_else(PoisonError::into_inner);
-        keys.iter()
-            .try_for_each(|key| found(key, pairs.get(&key[..]).map(|value| &**value)))
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        self.writing().remove(key);
+        Ok(())
     }
 
-    fn scan(&self, pair: &mut Pair) -> Result<()> {
-        let pairs = self.pairs.read().unwrap_or_else(PoisonError::into_inner);
-        pairs.iter().try_for_each(|(key, value)| pair(key, value))
+    fn delete_many(&self, keys: KeySlice) -> Result<()> {
+        let mut pairs = self.writing();
+        keys.iter().for_each(|key| drop(pairs.remove(key)));
+        Ok(())
+    }
+
+    fn read(&self, reading: &mut Reading) -> Result<()> {
+        reading(&*self.reading())
     }
 
     fn sync(&self) -> Result<()> {

@@ -1,13 +1,14 @@
 //! Duramen, through its public interface, with the options that it comes with.
 
+use std::ops::Bound;
 use std::path::Path;
 
 use anyhow::Result;
-use duramen::{Batch, Durability, Map, Options, Store};
+use duramen::{Batch, Durability, Map, Options, Snapshot, Store};
 
 use super::locked_version;
-use crate::data::{Key, Value};
-use crate::peer::{Class, Description, Driver, Found, Pair, Peer};
+use crate::data::KeySlice;
+use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
 
 /// The driver of Duramen.
 pub struct Duramen;
@@ -15,6 +16,11 @@ pub struct Duramen;
 struct Opened {
     store: Store,
     pairs: Map,
+}
+
+struct Moment<'a> {
+    snapshot: Snapshot,
+    pairs: &'a Map,
 }
 
 impl Driver for Duramen {
@@ -26,13 +32,13 @@ impl Driver for Duramen {
                 (Class::Synced, "Durability::Synced, as it comes".to_string()),
                 (Class::Written, "Durability::Written".to_string()),
             ],
-            options: Vec::new(),
             is_persistent: true,
+            ..Description::default()
         }
     }
 
-    fn open(&self, directory: &Path, class: Class) -> Result<Box<dyn Peer>> {
-        let durability = if class == Class::Synced {
+    fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
+        let durability = if setting.class == Class::Synced {
             Durability::Synced
         } else {
             Durability::Written
@@ -43,37 +49,66 @@ impl Driver for Duramen {
     }
 }
 
+impl Reader for Moment<'_> {
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
+        found(self.snapshot.get(self.pairs, key)?.as_deref())
+    }
+
+    fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()> {
+        let range = (Bound::Included(from), Bound::Unbounded);
+        let mut cursor = self.snapshot.range(self.pairs, range)?;
+        let mut left = limit;
+        while left > 0
+            && let Some((key, value)) = cursor.next()?
+        {
+            pair(key, &value)?;
+            left -= 1;
+        }
+        Ok(())
+    }
+}
+
 impl Peer for Opened {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         Ok(self.pairs.put(key, value)?)
     }
 
-    fn put_batch(&self, keys: &[Key], values: &[Value]) -> Result<()> {
+    fn put_many(&self, pairs: &mut Pairs) -> Result<()> {
         let mut batch = Batch::new();
-        for (key, value) in keys.iter().zip(values) {
+        for (key, value) in pairs {
             batch.put(&self.pairs, key, value)?;
         }
         self.store.write(batch)?;
         Ok(())
     }
 
-    fn get_many(&self, keys: &[Key], found: &mut Found) -> Result<()> {
-        let snapshot = self.store.snapshot()?;
-        keys.iter()
-            .try_for_each(|key| found(key, snapshot.get(&self.pairs, key)?.as_deref()))
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        Ok(self.pairs.delete(key)?)
     }
 
-    fn scan(&self, pair: &mut Pair) -> Result<()> {
-        let snapshot = self.store.snapshot()?;
-        let mut cursor = snapshot.range(&self.pairs, ..)?;
-        while let Some((key, value)) = cursor.next()? {
-            pair(key, &value)?;
+    fn delete_many(&self, keys: KeySlice) -> Result<()> {
+        let mut batch = Batch::new();
+        for key in keys.iter() {
+            batch.delete(&self.pairs, key)?;
         }
+        self.store.write(batch)?;
         Ok(())
+    }
+
+    fn read(&self, reading: &mut Reading) -> Result<()> {
+        reading(&Moment {
+            snapshot: self.store.snapshot()?,
+            pairs: &self.pairs,
+        })
     }
 
     fn sync(&self) -> Result<()> {
         Ok(self.store.sync()?)
+    }
+
+    fn compact(&self) -> Result<()> {
+        self.store.compact(&mut |_| {})?;
+        Ok(())
     }
 
     fn close(self: Box<Self>) -> Result<()> {

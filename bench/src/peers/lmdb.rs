@@ -4,24 +4,32 @@
 //! file with `pwrite` and are never synced, so they survive the process; after a power cut, however, not only the
 //! newest commits but the whole store may be lost. It is weaker than the other peers' `written` in that.
 
+use std::ops::Bound;
 use std::path::Path;
 
 use anyhow::Result;
 use heed::types::Bytes;
-use heed::{Database, Env, EnvFlags, EnvOpenOptions};
+use heed::{CompactionOption, Database, Env, EnvFlags, EnvOpenOptions, RoTxn};
 
 use super::locked_version;
-use crate::data::{Key, Value};
-use crate::peer::{Class, Description, Driver, Found, Pair, Peer};
+use crate::data::KeySlice;
+use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
 
 /// Address space for the map. LMDB wants the largest size that the store will ever have; it takes no disk space.
 const MAP_BYTES: usize = 64 << 30;
+/// Reader slots, as in the published settings of `mega`; the default of 126 is less than some workloads have threads.
+const READERS: u32 = 200;
 
 /// The driver of LMDB.
 pub struct Lmdb;
 
 struct Store {
     environment: Env,
+    pairs: Database<Bytes, Bytes>,
+}
+
+struct Moment<'a> {
+    transaction: &'a RoTxn<'a>,
     pairs: Database<Bytes, Bytes>,
 }
 
@@ -44,18 +52,24 @@ impl Driver for Lmdb {
                     "MDB_NOSYNC; a power cut may lose the whole store".to_string(),
                 ),
             ],
-            options: vec![format!(
-                "map size {} GiB: the default of 1 MiB is too small for any load",
-                MAP_BYTES >> 30
-            )],
+            options: vec![
+                format!(
+                    "map size {} GiB: the default of 1 MiB is too small for any load",
+                    MAP_BYTES >> 30
+                ),
+                format!("{READERS} reader slots: the default of 126 is less than some workloads need"),
+                "no cache of its own: the kernel's page cache".to_string(),
+            ],
             is_persistent: true,
+            is_shared_by_processes: true,
+            ..Description::default()
         }
     }
 
-    fn open(&self, directory: &Path, class: Class) -> Result<Box<dyn Peer>> {
+    fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
         let mut options = EnvOpenOptions::new();
-        options.map_size(MAP_BYTES);
-        if class != Class::Synced {
+        options.map_size(MAP_BYTES).max_readers(READERS);
+        if setting.class != Class::Synced {
             // SAFETY: NO_SYNC weakens only what survives a power cut, which is what this class says.
             unsafe { options.flags(EnvFlags::NO_SYNC) };
         }
@@ -68,6 +82,32 @@ impl Driver for Lmdb {
     }
 }
 
+impl Reader for Moment<'_> {
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
+        found(self.pairs.get(self.transaction, key)?)
+    }
+
+    fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()> {
+        // LMDB refuses the empty key that stands for the beginning.
+        let lower = if from.is_empty() {
+            Bound::Unbounded
+        } else {
+            Bound::Included(from)
+        };
+        let range = (lower, Bound::Unbounded);
+        let mut left = limit;
+        for next in self.pairs.range(self.transaction, &range)? {
+            if left == 0 {
+                break;
+            }
+            let (key, value) = next?;
+            pair(key, value)?;
+            left -= 1;
+        }
+        Ok(())
+    }
+}
+
 impl Peer for Store {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let mut transaction = self.environment.write_txn()?;
@@ -75,30 +115,45 @@ impl Peer for Store {
         Ok(transaction.commit()?)
     }
 
-    fn put_batch(&self, keys: &[Key], values: &[Value]) -> Result<()> {
+    fn put_many(&self, pairs: &mut Pairs) -> Result<()> {
         let mut transaction = self.environment.write_txn()?;
-        for (key, value) in keys.iter().zip(values) {
+        for (key, value) in pairs {
             self.pairs.put(&mut transaction, key, value)?;
         }
         Ok(transaction.commit()?)
     }
 
-    fn get_many(&self, keys: &[Key], found: &mut Found) -> Result<()> {
-        let transaction = self.environment.read_txn()?;
-        keys.iter()
-            .try_for_each(|key| found(key, self.pairs.get(&transaction, key)?))
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        let mut transaction = self.environment.write_txn()?;
+        self.pairs.delete(&mut transaction, key)?;
+        Ok(transaction.commit()?)
     }
 
-    fn scan(&self, pair: &mut Pair) -> Result<()> {
+    fn delete_many(&self, keys: KeySlice) -> Result<()> {
+        let mut transaction = self.environment.write_txn()?;
+        for key in keys.iter() {
+            self.pairs.delete(&mut transaction, key)?;
+        }
+        Ok(transaction.commit()?)
+    }
+
+    fn read(&self, reading: &mut Reading) -> Result<()> {
         let transaction = self.environment.read_txn()?;
-        self.pairs.iter(&transaction)?.try_for_each(|next| {
-            let (key, value) = next?;
-            pair(key, value)
+        reading(&Moment {
+            transaction: &transaction,
+            pairs: self.pairs,
         })
     }
 
     fn sync(&self) -> Result<()> {
         Ok(self.environment.force_sync()?)
+    }
+
+    fn checkpoint(&self, directory: &Path) -> Result<()> {
+        std::fs::create_dir(directory)?;
+        let file = directory.join("data.mdb");
+        let copy = self.environment.copy_to_path(file, CompactionOption::Disabled)?;
+        Ok(copy.sync_all()?)
     }
 
     fn close(self: Box<Self>) -> Result<()> {

@@ -1,11 +1,17 @@
 //! The peers, one file each. An adapter states the version, every option that is not the default and how it reaches its
-//! durability classes; the classes it claims are proven by killing it (`tests/lab.rs`).
+//! durability classes; the classes it claims are proven by killing it and by tracing its syncs (`tests/classes.rs`).
 
 mod btreemap;
+mod canopydb;
 mod duramen;
+mod faulty;
+mod fjall;
 mod lmdb;
 mod null;
 mod redb;
+#[cfg(feature = "rocksdb")]
+mod rocksdb;
+mod sqlite;
 
 use anyhow::{Context, Result, bail};
 
@@ -15,24 +21,44 @@ use crate::peer::Driver;
 pub const ALL: &[&dyn Driver] = &[
     &duramen::Duramen,
     &lmdb::Lmdb,
+    #[cfg(feature = "rocksdb")]
+    &rocksdb::Rocksdb,
     &redb::Redb,
+    &fjall::Fjall,
+    &canopydb::Canopydb,
+    &sqlite::Sqlite,
     &btreemap::Locked,
     &null::Null,
 ];
 
+/// The names of all peers.
+pub fn names() -> Vec<String> {
+    ALL.iter().map(|driver| driver.describe().name).collect()
+}
+
 /// The peers of these names, in the order of [`ALL`]; all of them when there are no names.
-pub fn named(names: &[String]) -> Result<Vec<&'static dyn Driver>> {
-    let known = || ALL.iter().map(|driver| driver.describe().name).collect::<Vec<_>>();
-    if let Some(unknown) = names.iter().find(|name| !known().contains(name)) {
-        bail!("there is no peer {unknown:?}; the peers are {}", known().join(", "));
+pub fn named(wanted: &[String]) -> Result<Vec<&'static dyn Driver>> {
+    let known = names();
+    if let Some(unknown) = wanted.iter().find(|name| !known.contains(name)) {
+        if unknown == "rocksdb" {
+            bail!(
+                "rocksdb is not built in, because its library builds for 20 to 30 minutes; for it, start the lab with \
+                 `cargo run --release --manifest-path bench/Cargo.toml --features rocksdb -- ...`"
+            );
+        }
+        bail!("there is no peer {unknown:?}; the peers are {}", known.join(", "));
     }
-    let is_wanted = |driver: &&&dyn Driver| names.is_empty() || names.contains(&driver.describe().name);
+    let is_wanted = |driver: &&&dyn Driver| wanted.is_empty() || wanted.contains(&driver.describe().name);
     Ok(ALL.iter().filter(is_wanted).copied().collect())
 }
 
-/// The peer of this name.
+/// The peer of this name; those with a planted fault are found here too.
 pub fn one(name: &str) -> Result<&'static dyn Driver> {
-    named(&[name.to_string()])?.pop().context("a known name has a peer")
+    let faulty = faulty::ALL.iter().find(|driver| driver.describe().name == name);
+    match faulty {
+        Some(driver) => Ok(*driver),
+        None => named(&[name.to_string()])?.pop().context("a known name has a peer"),
+    }
 }
 
 /// The version of a crate that was built in. It is read from the lock file, so it cannot be out of date.
@@ -51,8 +77,8 @@ fn locked_version(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Generator, Tally, values_of, verify};
-    use crate::peer::{Class, Unsupported};
+    use crate::data::{Checker, Generator, Keys, Length, Tally, Values};
+    use crate::peer::{CACHE_BYTES, Class, Peer, Setting, Unsupported};
     use crate::scratch::Scratch;
     use crate::workloads::tally_scan;
 
@@ -64,40 +90,102 @@ mod tests {
             assert!(!description.classes.is_empty(), "{description:?}");
         }
         assert!(named(&["nothing".to_string()]).is_err());
-        assert_eq!(
-            named(&["redb".to_string(), "lmdb".to_string()])
-                .expect("known peers")
-                .len(),
-            2
-        );
+        let two = named(&["redb".to_string(), "lmdb".to_string()]).expect("known peers");
+        assert_eq!(two.len(), 2);
     }
 
-    /// Both ways of writing, both ways of reading, and the reopening of those that keep data.
+    #[test]
+    fn faulty_peers_are_never_listed() {
+        assert!(names().iter().all(|name| !name.contains("faulty")));
+        assert!(named(&["faulty-stale".to_string()]).is_err());
+        assert_eq!(one("faulty-stale").expect("by name").describe().name, "faulty-stale");
+    }
+
+    struct Data {
+        keys: Keys,
+        absent: Keys,
+        values: Values,
+    }
+
+    /// Every way of writing and reading, and the reopening of those that keep data.
     fn gives_back_what_was_stored(driver: &dyn Driver, class: Class) -> Result<()> {
         let scratch = Scratch::new(&std::env::temp_dir())?;
         let mut generator = Generator::new(11, "peer");
-        let (keys, absent) = (generator.present_keys(600), generator.absent_keys(100));
-        let values = values_of(&keys);
-        let mut peer = driver.open(scratch.path(), class)?;
-        peer.put_batch(&keys[..500], &values[..500])?;
-        keys[500..]
-            .iter()
-            .zip(&values[500..])
-            .try_for_each(|(key, value)| peer.put(key, value))?;
-        for round in 0..2 {
-            peer.get_many(&keys, &mut verify)?;
-            peer.get_many(&absent, &mut verify)?;
-            match tally_scan(&*peer) {
-                Err(error) if error.is::<Unsupported>() => {}
-                tally => assert_eq!(tally?, Tally::expected(&keys), "round {round}"),
-            }
+        let data = Data {
+            keys: generator.keys(600, 16),
+            absent: generator.absent_keys(100, 16),
+            values: Values::new(11, Length::Fixed(100)),
+        };
+        let setting = Setting {
+            class,
+            cache_bytes: CACHE_BYTES >> 4,
+        };
+        let mut peer = driver.open(scratch.path(), setting)?;
+        let is_exempt = driver.describe().is_exempt;
+        store(&*peer, &data)?;
+        for _ in 0..2 {
+            verify_all(&*peer, &data, is_exempt)?;
             peer.sync()?;
             if driver.describe().is_persistent {
                 peer.close()?;
-                peer = driver.open(scratch.path(), class)?;
+                peer = driver.open(scratch.path(), setting)?;
             }
         }
+        match peer.compact() {
+            Err(error) if error.is::<Unsupported>() => {}
+            done => done?,
+        }
+        verify_all(&*peer, &data, is_exempt)?;
         peer.close()
+    }
+
+    /// 500 pairs in a batch and 100 one by one; each key at first with the value of a later version, and some keys that
+    /// are deleted again.
+    fn store(peer: &dyn Peer, data: &Data) -> Result<()> {
+        let Data { keys, absent, values } = data;
+        let all = keys.all();
+        let pair = |version| move |key| (key, values.of(key, version));
+        peer.put_many(&mut all.iter().map(pair(1)))?;
+        peer.put_many(&mut all.part(0, 500).iter().map(pair(0)))?;
+        all.part(500, 600)
+            .iter()
+            .try_for_each(|key| peer.put(key, values.of(key, 0)))?;
+        peer.put_many(&mut absent.iter().map(pair(0)))?;
+        peer.delete_many(absent.all().part(0, 50))?;
+        absent.all().part(50, 100).iter().try_for_each(|key| peer.delete(key))?;
+        peer.delete(absent.at(0))
+    }
+
+    fn verify_all(peer: &dyn Peer, data: &Data, is_exempt: bool) -> Result<()> {
+        let Data { keys, absent, values } = data;
+        let checker = Checker::new(values, is_exempt);
+        keys.iter()
+            .try_for_each(|key| peer.get(key, &mut |found| checker.present(key, 0, found)))?;
+        peer.read(&mut |reader| {
+            keys.iter()
+                .try_for_each(|key| reader.get(key, &mut |found| checker.present(key, 0, found)))?;
+            absent
+                .iter()
+                .try_for_each(|key| reader.get(key, &mut |found| checker.absent(key, found)))
+        })?;
+        if is_exempt {
+            return Ok(());
+        }
+        assert_eq!(tally_scan(peer)?, Tally::expected(keys, values, |_| 0));
+        let sorted = keys.sorted();
+        let mut seen = Vec::new();
+        peer.read(&mut |reader| {
+            reader.scan(sorted.at(100), 10, &mut |key, value| {
+                checker.present(key, 0, Some(value))?;
+                seen.push(key.to_vec());
+                Ok(())
+            })
+        })?;
+        assert!(
+            seen.iter().eq(sorted.all().part(100, 110).iter()),
+            "ten from the hundredth"
+        );
+        Ok(())
     }
 
     #[test]
@@ -109,5 +197,38 @@ mod tests {
                 done.unwrap_or_else(|error| panic!("{} in class {class}: {error:#}", description.name));
             }
         }
+    }
+
+    /// A checkpoint is opened as a store of its own, while the one it came from goes on changing.
+    #[test]
+    fn checkpoint_keeps_the_state_of_its_moment() -> Result<()> {
+        let values = Values::new(1, Length::Fixed(100));
+        let keys = Generator::new(1, "checkpoint").keys(100, 16);
+        let expected = Tally::expected(&keys, &values, |_| 0);
+        let mut checked = 0;
+        for driver in ALL {
+            let description = driver.describe();
+            let setting = Setting {
+                class: description.classes[0].0,
+                cache_bytes: CACHE_BYTES >> 4,
+            };
+            let scratch = Scratch::new(&std::env::temp_dir())?;
+            let (live, kept) = (scratch.path().join("live"), scratch.path().join("kept"));
+            std::fs::create_dir(&live)?;
+            let peer = driver.open(&live, setting)?;
+            peer.put_many(&mut keys.iter().map(|key| (key, values.of(key, 0))))?;
+            match peer.checkpoint(&kept) {
+                Err(error) if error.is::<Unsupported>() => continue,
+                done => done?,
+            }
+            peer.put(keys.at(0), b"changed later")?;
+            let copy = driver.open(&kept, setting)?;
+            assert_eq!(tally_scan(&*copy)?, expected, "{}", description.name);
+            copy.close()?;
+            peer.close()?;
+            checked += 1;
+        }
+        assert!(checked >= 2, "LMDB and SQLite have them");
+        Ok(())
     }
 }

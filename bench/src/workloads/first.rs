@@ -5,61 +5,60 @@
 
 use anyhow::Result;
 
-use super::{Context, Recorder, Workload, tally_scan, verify_scan};
-use crate::data::{Generator, Tally, values_of, verify};
-use crate::measure::{Done, Lap, Work};
-use crate::peer::Class;
-
-/// Pairs at scale 1.
-const PAIRS: usize = 1_000_000;
+use super::loads::{get_in_snapshots, get_untimed, put_each, read_back_shares, scan_and_verify};
+use super::{Context, Recorder, Workload, only};
+use crate::data::{Generator, Length, Tally, Values};
+use crate::measure::{Done, Work};
+use crate::peer::{Class, Unsupported};
 
 pub const WORKLOAD: Workload = Workload {
     name: "first",
     about: "1M pairs (16-byte random keys, 100-byte values) put one by one; at once random reads in one snapshot, \
         full scan, missing keys",
+    variants: only(1_000_000),
     classes: &[Class::Written, Class::None],
     needs_persistence: false,
+    has_open_loop: true,
     run,
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
-    let count = context.scaled(PAIRS);
-    let keys = Generator::new(context.seed, "load").present_keys(count);
-    let values = values_of(&keys);
-    let reads = Generator::new(context.seed, "read").sample(&keys, count);
-    let missing = Generator::new(context.seed, "missing").absent_keys(count);
-    let expected = Tally::expected(&keys);
+    let count = context.records();
+    let keys = Generator::new(context.seed, "load").keys(count, 16);
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let reads = keys.picked(&Generator::new(context.seed, "read").picks(count, count));
+    let missing = Generator::new(context.seed, "missing").absent_keys(count, 16);
+    let expected = Tally::expected(&keys, &values, |_| 0);
+    let checker = context.checker(&values);
+    let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
+    let absent = |key: &[u8], found: Option<&[u8]>| checker.absent(key, found);
     let peer = context.open()?;
 
+    let mut acknowledged = Vec::new();
     recorder.phase("single puts", Work::Writes, || {
-        let mut lap = Lap::start();
-        for (key, value) in keys.iter().zip(&values) {
-            peer.put(key, value)?;
-            lap.next();
-        }
-        Ok(Done::timed(count, lap))
+        let (done, counts) = put_each(context, &*peer, keys.all(), &values, 1)?;
+        acknowledged = counts;
+        Ok(done)
     })?;
-    recorder.phase("random reads", Work::Reads, || {
-        peer.get_many(&reads, &mut verify)?;
-        Ok(Done::untimed(count))
-    })?;
-    recorder.phase("random reads, each timed", Work::Reads, || {
-        let mut lap = Lap::start();
-        peer.get_many(&reads, &mut |key, found| {
-            lap.next();
-            verify(key, found)
+    if acknowledged == [count as u64] {
+        recorder.phase("random reads", Work::Reads, || {
+            get_untimed(&*peer, reads.all(), present)
         })?;
-        Ok(Done::timed(count, lap))
-    })?;
-    recorder.phase("full scan", Work::Reads, || {
-        verify_scan(&*peer, &tally_scan(&*peer)?, &expected)?;
-        Ok(Done::untimed(count))
-    })?;
-    recorder.phase("missing keys", Work::Reads, || {
-        peer.get_many(&missing, &mut verify)?;
-        Ok(Done::untimed(count))
-    })?;
+        recorder.phase("random reads, each timed", Work::Reads, || {
+            get_in_snapshots(context, &*peer, reads.all(), 1, present)
+        })?;
+        recorder.phase("full scan", Work::Reads, || {
+            if context.is_exempt() {
+                anyhow::bail!(Unsupported("stores nothing that could be scanned"));
+            }
+            scan_and_verify(&*peer, &expected, checker)
+        })?;
+        recorder.phase("missing keys", Work::Reads, || {
+            get_untimed(&*peer, missing.all(), absent)
+        })?;
+    }
     // What was left behind is due now: making the rest durable, and an orderly end.
     recorder.phase("sync", Work::Writes, || peer.sync().map(|()| Done::untimed(1)))?;
+    read_back_shares(&*peer, keys.all(), &acknowledged, present)?;
     recorder.phase("close", Work::Writes, || peer.close().map(|()| Done::untimed(1)))
 }

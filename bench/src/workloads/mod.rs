@@ -1,21 +1,34 @@
 //! The workloads, one file each, and what they share: the context of a run and the record of its phases.
 //!
 //! A workload runs for one peer in a process of its own. It makes its data from the seed, does its phases through a
-//! [`Recorder`], verifies everything it reads, and fails on the first wrong value.
+//! [`Recorder`], verifies everything it reads, reads back everything it wrote after the clock, and fails on the first
+//! wrong value. The workloads of brokers and clusters will stand beside these, with a driver of their own kind.
 
 mod first;
+mod loads;
+mod map;
+mod map_mixed;
+mod mega;
 mod open;
+mod redb_table;
+mod state;
+mod state_stability;
 mod synced_puts;
+#[cfg(test)]
+mod tests;
+mod ycsb;
 
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::data::{Key, Tally, values_of, verify};
+use crate::crew::Pace;
+use crate::data::{Checker, Tally, Values};
 use crate::measure::{Done, Meter, Phase, Work};
-use crate::peer::{Class, Driver, Peer, Unsupported};
+use crate::peer::{CACHE_BYTES, Class, Driver, Peer, Setting, Unsupported};
 
+pub use mega::{MemberArguments, run_member};
 pub use open::write_until_killed;
 
 /// A workload that can be run.
@@ -24,24 +37,112 @@ pub struct Workload {
     pub name: &'static str,
     /// What it does, in a sentence.
     pub about: &'static str,
+    /// The sizes or forms in which it runs: a label, which follows the name after a slash, and the number of records.
+    pub variants: &'static [Variant],
     /// The classes that it is meant for: a peer runs in the first of them that it has.
     pub classes: &'static [Class],
     /// Whether it makes sense only for data that outlives a close.
     pub needs_persistence: bool,
+    /// Whether operations can be given at a fixed rate.
+    pub has_open_loop: bool,
     /// Does it.
     pub run: fn(&Context, &mut Recorder) -> Result<()>,
 }
 
-/// All workloads.
-pub const ALL: &[Workload] = &[first::WORKLOAD, synced_puts::WORKLOAD, open::WORKLOAD];
+/// One form of a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// What follows the workload's name after a slash; empty when there is one form only.
+    pub label: &'static str,
+    /// Records at scale 1.
+    pub records: usize,
+}
 
-/// The workload of this name.
-pub fn named(name: &str) -> Result<&'static Workload> {
-    let Some(found) = ALL.iter().find(|workload| workload.name == name) else {
+/// The only form of a workload.
+const fn only(records: usize) -> &'static [Variant] {
+    match records {
+        1_000_000 => &[Variant {
+            label: "",
+            records: 1_000_000,
+        }],
+        5_000_000 => &[Variant {
+            label: "",
+            records: 5_000_000,
+        }],
+        10_000_000 => &[Variant {
+            label: "",
+            records: 10_000_000,
+        }],
+        100_000 => &[Variant {
+            label: "",
+            records: 100_000,
+        }],
+        _ => &[Variant {
+            label: "",
+            records: 1_000,
+        }],
+    }
+}
+
+/// All workloads.
+pub const ALL: &[Workload] = &[
+    first::WORKLOAD,
+    synced_puts::WORKLOAD,
+    open::WORKLOAD,
+    mega::WORKLOAD,
+    map::WORKLOAD,
+    map_mixed::WORKLOAD,
+    state::WORKLOAD,
+    state_stability::WORKLOAD,
+    redb_table::WORKLOAD,
+    ycsb::A,
+    ycsb::C,
+    ycsb::E,
+];
+
+/// One workload in one of its forms.
+#[derive(Clone, Copy)]
+pub struct Task {
+    /// What to run.
+    pub workload: &'static Workload,
+    /// In which form.
+    pub variant: Variant,
+}
+
+impl Task {
+    /// Its name, as on the command line.
+    pub fn name(&self) -> String {
+        match self.variant.label {
+            "" => self.workload.name.to_string(),
+            label => format!("{}/{label}", self.workload.name),
+        }
+    }
+}
+
+/// The tasks of a name: of a workload all forms, of `workload/form` that one.
+pub fn named(name: &str) -> Result<Vec<Task>> {
+    let (base, label) = name
+        .split_once('/')
+        .map_or((name, None), |(base, label)| (base, Some(label)));
+    let Some(workload) = ALL.iter().find(|workload| workload.name == base) else {
         let known: Vec<_> = ALL.iter().map(|workload| workload.name).collect();
         bail!("there is no workload {name:?}; the workloads are {}", known.join(", "));
     };
-    Ok(found)
+    let is_wanted = |variant: &&Variant| label.is_none_or(|label| label.eq_ignore_ascii_case(variant.label));
+    let tasks: Vec<Task> = workload
+        .variants
+        .iter()
+        .filter(is_wanted)
+        .map(|variant| Task {
+            workload,
+            variant: *variant,
+        })
+        .collect();
+    if tasks.is_empty() {
+        let forms: Vec<_> = workload.variants.iter().map(|variant| variant.label).collect();
+        bail!("{base} has no form {name:?}; it has {}", forms.join(", "));
+    }
+    Ok(tasks)
 }
 
 impl Workload {
@@ -57,14 +158,8 @@ impl Workload {
             None => {
                 let fitting = self.classes.iter().copied().find(|class| description.has(*class));
                 fitting.ok_or_else(|| {
-                    format!(
-                        "has no class {}",
-                        self.classes
-                            .iter()
-                            .map(Class::to_string)
-                            .collect::<Vec<_>>()
-                            .join(" or ")
-                    )
+                    let classes: Vec<_> = self.classes.iter().map(Class::to_string).collect();
+                    format!("has no class {}", classes.join(" or "))
                 })
             }
         }
@@ -79,21 +174,60 @@ pub struct Context<'a> {
     pub class: Class,
     /// An empty directory of its own.
     pub directory: &'a Path,
+    /// The form of the workload.
+    pub variant: Variant,
     /// Factor on all counts and times.
     pub scale: f64,
     /// Where all data comes from.
     pub seed: u64,
+    /// How long and how fast.
+    pub pace: Pace,
 }
 
 impl Context<'_> {
     /// Opens the peer in the directory of the run.
     pub fn open(&self) -> Result<Box<dyn Peer>> {
-        self.driver.open(self.directory, self.class)
+        self.open_in(self.directory)
+    }
+
+    /// Opens the peer in a directory, which is made when it is missing.
+    pub fn open_in(&self, directory: &Path) -> Result<Box<dyn Peer>> {
+        self.open_with_cache(directory, CACHE_BYTES)
+    }
+
+    /// Opens the peer with a cache of another size than the usual.
+    pub fn open_with_cache(&self, directory: &Path, cache_bytes: u64) -> Result<Box<dyn Peer>> {
+        std::fs::create_dir_all(directory)?;
+        let setting = Setting {
+            class: self.class,
+            cache_bytes,
+        };
+        self.driver.open(directory, setting)
+    }
+
+    /// Records of the form that runs, at the scale of the run.
+    pub fn records(&self) -> usize {
+        self.scaled(self.variant.records)
     }
 
     /// A count at the scale of the run.
     pub fn scaled(&self, count: usize) -> usize {
-        ((count as f64 * self.scale) as usize).max(1)
+        ((count as f64 * self.scale).round() as usize).max(1)
+    }
+
+    /// A time in seconds at the scale of the run, but no less than `least`.
+    pub fn scaled_seconds(&self, seconds: f64, least: f64) -> f64 {
+        (seconds * self.scale).max(least)
+    }
+
+    /// What checks reads of these values.
+    pub fn checker<'v>(&self, values: &'v Values) -> Checker<'v> {
+        Checker::new(values, self.is_exempt())
+    }
+
+    /// Whether the peer stores nothing, so that nothing is expected of it.
+    pub fn is_exempt(&self) -> bool {
+        self.driver.describe().is_exempt
     }
 }
 
@@ -102,7 +236,7 @@ impl Context<'_> {
 pub struct Record {
     /// What was measured.
     pub phases: Vec<Phase>,
-    /// Phases that the peer could not do, with the reason.
+    /// Phases that were not done: the peer could not, or the limit of the cell was reached; with the reason.
     pub unsupported: Vec<(String, String)>,
     /// Facts beside the measurements.
     pub notes: Vec<String>,
@@ -111,6 +245,7 @@ pub struct Record {
 /// Measures the phases of one run.
 pub struct Recorder<'a> {
     directory: &'a Path,
+    is_stopped: bool,
     record: Record,
 }
 
@@ -119,31 +254,52 @@ impl<'a> Recorder<'a> {
     pub fn new(directory: &'a Path) -> Recorder<'a> {
         Recorder {
             directory,
+            is_stopped: false,
             record: Record::default(),
         }
     }
 
-    /// Measures `run`. A peer that cannot do it gets `n/a` for this phase; any other error ends the run.
+    /// Measures `run`. A peer that cannot do it gets `n/a` for this phase; any other error ends the run. Nothing is
+    /// measured once a phase was stopped by the limit: what follows would run on something else than was meant.
     pub fn phase(&mut self, name: &str, work: Work, run: impl FnOnce() -> Result<Done>) -> Result<()> {
+        self.phases(&[(name, work)], || Ok(vec![run()?]))
+    }
+
+    /// Measures phases that are done at the same time; `run` gives one piece of work for each name.
+    pub fn phases(&mut self, names: &[(&str, Work)], run: impl FnOnce() -> Result<Vec<Done>>) -> Result<()> {
+        if self.is_stopped {
+            self.not_done(names, "not reached within the time limit of the cell");
+            return Ok(());
+        }
         let meter = Meter::start()?;
         match run() {
             Ok(done) => {
-                let phase = meter.stop(done, self.directory)?;
-                self.record.phases.push(Phase {
-                    name: name.to_string(),
-                    work,
-                    ..phase
-                });
+                assert_eq!(done.len(), names.len(), "a piece of work for each name");
+                let pieces = names.iter().zip(done).map(|((name, work), done)| (*name, *work, done));
+                let phases = meter.stop(pieces.collect(), self.directory)?;
+                self.is_stopped |= phases.iter().any(|phase| !phase.is_complete());
+                self.record.phases.extend(phases);
                 Ok(())
             }
             Err(error) => match error.downcast_ref::<Unsupported>() {
                 Some(reason) => {
-                    self.record.unsupported.push((name.to_string(), reason.to_string()));
+                    self.not_done(names, reason.0);
                     Ok(())
                 }
-                None => Err(error.context(format!("in phase {name:?}"))),
+                None => Err(error.context(format!("in phase {:?}", names[0].0))),
             },
         }
+    }
+
+    /// Notes phases that are not done.
+    pub fn not_done(&mut self, names: &[(&str, Work)], reason: &str) {
+        let entry = |(name, _): &(&str, Work)| (name.to_string(), reason.to_string());
+        self.record.unsupported.extend(names.iter().map(entry));
+    }
+
+    /// Whether the limit of the cell stopped a phase.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
     }
 
     /// Notes a fact.
@@ -157,181 +313,14 @@ impl<'a> Recorder<'a> {
     }
 }
 
-/// Pairs in one commit where a workload loads and the load is not what it is about.
-const BATCH_PAIRS: usize = 1000;
-
-/// Loads keys in batches, making their values on the way.
-fn load_in_batches(peer: &dyn Peer, keys: &[Key]) -> Result<()> {
-    keys.chunks(BATCH_PAIRS)
-        .try_for_each(|batch| peer.put_batch(batch, &values_of(batch)))
-}
-
 /// Scans everything, looking at every byte.
 pub(crate) fn tally_scan(peer: &dyn Peer) -> Result<Tally> {
     let mut tally = Tally::new();
-    peer.scan(&mut |key, value| {
-        tally.add(key, value);
-        Ok(())
+    peer.read(&mut |reader| {
+        reader.scan(&[], u64::MAX, &mut |key, value| {
+            tally.add(key, value);
+            Ok(())
+        })
     })?;
     Ok(tally)
-}
-
-/// Fails, naming a key where it can, unless a scan saw exactly `expected`. The second scan, for the culprit, is not
-/// timed.
-fn verify_scan(peer: &dyn Peer, seen: &Tally, expected: &Tally) -> Result<()> {
-    if seen == expected {
-        return Ok(());
-    }
-    let mut last: Option<Vec<u8>> = None;
-    peer.scan(&mut |key, value| {
-        verify(key, Some(value))?;
-        if last.as_deref().is_some_and(|last| last >= key) {
-            bail!("a scan gave key {key:02x?} after {last:02x?}");
-        }
-        last = Some(key.to_vec());
-        Ok(())
-    })?;
-    bail!(
-        "a scan saw {} pairs, {} are there, or saw pairs that are right alone but not together",
-        seen.pairs(),
-        expected.pairs()
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::data::{Generator, Value};
-    use crate::peer::{Description, Found, Pair};
-    use crate::peers;
-    use crate::scratch::Scratch;
-    use std::sync::Mutex;
-
-    /// A peer with a planted bug: it changes one bit of one value when asked for the `spoiled`-th pair.
-    struct Liar {
-        inner: Box<dyn Peer>,
-        spoiled: Mutex<u32>,
-    }
-
-    struct LiarDriver {
-        spoiled: u32,
-    }
-
-    impl Driver for LiarDriver {
-        fn describe(&self) -> Description {
-            peers::one("btreemap").expect("a peer").describe()
-        }
-        fn open(&self, directory: &Path, class: Class) -> Result<Box<dyn Peer>> {
-            let inner = peers::one("btreemap")?.open(directory, class)?;
-            Ok(Box::new(Liar {
-                inner,
-                spoiled: Mutex::new(self.spoiled),
-            }))
-        }
-    }
-
-    impl Liar {
-        fn spoil(&self, value: &[u8]) -> Vec<u8> {
-            let mut left = self.spoiled.lock().expect("no panic inside");
-            *left = left.wrapping_sub(1);
-            let mut value = value.to_vec();
-            value[50] ^= u8::from(*left == 0);
-            value
-        }
-    }
-
-    impl Peer for Liar {
-        fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-            self.inner.put(key, value)
-        }
-        fn put_batch(&self, keys: &[Key], values: &[Value]) -> Result<()> {
-            self.inner.put_batch(keys, values)
-        }
-        fn get_many(&self, keys: &[Key], found: &mut Found) -> Result<()> {
-            self.inner.get_many(keys, &mut |key, value| {
-                found(key, value.map(|value| self.spoil(value)).as_deref())
-            })
-        }
-        fn scan(&self, pair: &mut Pair) -> Result<()> {
-            self.inner.scan(&mut |key, value| pair(key, &self.spoil(value)))
-        }
-        fn sync(&self) -> Result<()> {
-            Ok(())
-        }
-        fn close(self: Box<Self>) -> Result<()> {
-            Ok(())
-        }
-    }
-
-    fn run(name: &str, driver: &dyn Driver, scale: f64) -> Result<Record> {
-        let scratch = Scratch::new(&std::env::temp_dir())?;
-        let workload = named(name)?;
-        let class = workload.class_for(driver, None).map_err(anyhow::Error::msg)?;
-        let context = Context {
-            driver,
-            class,
-            directory: scratch.path(),
-            scale,
-            seed: 5,
-        };
-        let mut recorder = Recorder::new(scratch.path());
-        (workload.run)(&context, &mut recorder)?;
-        Ok(recorder.finish())
-    }
-
-    #[test]
-    fn honest_peers_pass_the_first_workload() {
-        for driver in peers::ALL {
-            let name = driver.describe().name;
-            let record = run("first", *driver, 0.002).unwrap_or_else(|error| panic!("{name}: {error:#}"));
-            assert_eq!(record.phases.len() + record.unsupported.len(), 7, "{name}: {record:?}");
-            assert!(
-                record.phases.iter().all(|phase| [2000, 1].contains(&phase.operations)),
-                "{record:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn one_wrong_bit_in_one_read_or_scan_fails_the_run_and_names_the_key() {
-        // 2,000 reads, 2,000 timed reads, then the scan; the second scan is right again, but the first had not been.
-        for (spoiled, phase) in [
-            (1000, "random reads"),
-            (3000, "random reads, each timed"),
-            (5000, "full scan"),
-        ] {
-            let error = run("first", &LiarDriver { spoiled }, 0.002).expect_err(phase);
-            assert!(format!("{error:#}").contains(&format!("{phase:?}")), "{error:#}");
-        }
-        let error = run("first", &LiarDriver { spoiled: 1000 }, 0.002).expect_err("a wrong read");
-        assert!(format!("{error:#}").contains("holds"), "{error:#}");
-    }
-
-    #[test]
-    fn wrong_scan_is_explained_by_the_key() {
-        let keys = Generator::new(9, "scan").present_keys(10);
-        let liar = LiarDriver { spoiled: 15 }
-            .open(Path::new("/"), Class::None)
-            .expect("in memory");
-        load_in_batches(&*liar, &keys).expect("in memory");
-        let tally = tally_scan(&*liar).expect("in memory");
-        assert_eq!(tally, Tally::expected(&keys));
-        let error = verify_scan(&*liar, &Tally::new(), &tally).expect_err("the second scan lies");
-        assert!(error.to_string().contains("expected"), "{error}");
-    }
-
-    #[test]
-    fn peers_run_only_in_classes_that_they_have() {
-        let class = |workload, peer, wanted| {
-            named(workload)
-                .expect("known")
-                .class_for(peers::one(peer).expect("known"), wanted)
-        };
-        assert_eq!(class("first", "lmdb", None), Ok(Class::Written));
-        assert_eq!(class("first", "redb", None), Ok(Class::None));
-        assert_eq!(class("first", "redb", Some(Class::Synced)), Ok(Class::Synced));
-        assert!(class("first", "redb", Some(Class::Written)).is_err());
-        assert!(class("synced-puts", "btreemap", None).is_err());
-        assert!(class("open", "btreemap", Some(Class::None)).is_err());
-    }
 }

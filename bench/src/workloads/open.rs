@@ -5,19 +5,19 @@
 //! acknowledged. For the classes `synced` and `written` a missing pair fails the run: this is the proof that a peer has
 //! the class it claims (for `synced` only the part of it that a killed process can show: nobody cuts the power).
 
+use std::cell::Cell;
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::{Context, Recorder, Workload, load_in_batches};
-use crate::data::{Generator, Key, value_of, verify};
+use super::loads::{load_measured, read_back};
+use super::{Context, Recorder, Workload, only};
+use crate::data::{Checker, Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Driver, Peer};
+use crate::peer::{Class, Peer};
 
-/// Pairs at scale 1.
-const PAIRS: usize = 10_000_000;
 /// The writer is killed after one put for so many pairs in the store ..
 const PAIRS_PER_PUT: usize = 10;
 /// .. or after this time.
@@ -28,30 +28,45 @@ const SAMPLE: usize = 100_000;
 pub const WORKLOAD: Workload = Workload {
     name: "open",
     about: "a store of 10M pairs: open, one read and one write after a close, and after kill -9 of a writing process",
+    variants: only(10_000_000),
     classes: &[Class::Written, Class::Synced],
     needs_persistence: true,
+    has_open_loop: false,
     run,
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
-    let keys = Generator::new(context.seed, "load").present_keys(context.scaled(PAIRS));
-    let sample = Generator::new(context.seed, "sample").sample(&keys, SAMPLE.min(keys.len()));
-    let fresh = Generator::new(context.seed, "fresh").present_keys(2);
+    let count = context.records();
+    let keys = Generator::new(context.seed, "load").keys(count, 16);
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let checker = context.checker(&values);
+    let mut sampler = Generator::new(context.seed, "sample");
+    let sample = keys.picked(&sampler.picks(SAMPLE.min(count), count));
+    let fresh = Generator::new(context.seed, "fresh").keys(2, 16);
     let peer = context.open()?;
     recorder.phase("load in batches of 1,000", Work::Writes, || {
-        load_in_batches(&*peer, &keys)?;
-        Ok(Done::untimed(keys.len()))
+        load_measured(context, &*peer, keys.all(), &values, 1000)
     })?;
+    if recorder.is_stopped() {
+        recorder.note("the load was stopped, so nothing was opened and nobody was killed".to_string());
+        return peer.close();
+    }
     recorder.phase("close", Work::Writes, || peer.close().map(|()| Done::untimed(1)))?;
 
-    open_and_use(context, recorder, "after a close", &keys[0], &fresh[0])?.close()?;
+    let run = Run {
+        context,
+        checker,
+        values: &values,
+    };
+    run.open_and_use(recorder, "after a close", keys.at(0), fresh.at(0))?
+        .close()?;
 
-    let acknowledged = kill_a_writer(context, keys.len().div_ceil(PAIRS_PER_PUT))?;
-    let peer = open_and_use(context, recorder, "after kill -9", &keys[keys.len() / 2], &fresh[1])?;
-    peer.get_many(&sample, &mut verify)
-        .context("after kill -9, a pair that was closed in an orderly way")?;
-    peer.get_many(&fresh, &mut verify).context("after kill -9")?;
-    let lost = count_lost(context, &*peer, &acknowledged)?;
+    let acknowledged = kill_a_writer(context, count.div_ceil(PAIRS_PER_PUT))?;
+    let peer = run.open_and_use(recorder, "after kill -9", keys.at(count / 2), fresh.at(1))?;
+    let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
+    read_back(&*peer, sample.all(), present).context("after kill -9, a pair that was closed in an orderly way")?;
+    read_back(&*peer, fresh.all(), present).context("after kill -9")?;
+    let lost = run.count_lost(&*peer, &acknowledged)?;
     recorder.note(format!(
         "killed after {} acknowledged puts, {lost} of them lost",
         acknowledged.len()
@@ -59,52 +74,54 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     peer.close()
 }
 
-fn open_and_use(
-    context: &Context,
-    recorder: &mut Recorder,
-    when: &str,
-    stored: &Key,
-    fresh: &Key,
-) -> Result<Box<dyn Peer>> {
-    let mut opened = None;
-    recorder.phase(&format!("open {when}"), Work::Reads, || {
-        opened = Some(context.open()?);
-        Ok(Done::untimed(1))
-    })?;
-    let peer = opened.context("a phase that succeeded has opened the store")?;
-    recorder.phase(&format!("first read {when}"), Work::Reads, || {
-        peer.get_many(&[*stored], &mut verify)?;
-        Ok(Done::untimed(1))
-    })?;
-    let value = value_of(fresh);
-    recorder.phase(&format!("first write {when}"), Work::Writes, || {
-        peer.put(fresh, &value)?;
-        Ok(Done::untimed(1))
-    })?;
-    Ok(peer)
+struct Run<'a> {
+    context: &'a Context<'a>,
+    checker: Checker<'a>,
+    values: &'a Values,
 }
 
-/// How many of the acknowledged puts are gone. Only a peer that promises nothing may lose any.
-fn count_lost(context: &Context, peer: &dyn Peer, acknowledged: &[Key]) -> Result<usize> {
-    let mut lost = 0;
-    peer.get_many(acknowledged, &mut |key, found| match found {
-        None if context.class == Class::None => {
-            lost += 1;
-            Ok(())
-        }
-        found => verify(key, found),
-    })
-    .with_context(|| format!("after kill -9, which class {} survives", context.class))?;
-    Ok(lost)
+impl Run<'_> {
+    fn open_and_use(&self, recorder: &mut Recorder, when: &str, stored: &[u8], fresh: &[u8]) -> Result<Box<dyn Peer>> {
+        let mut opened = None;
+        recorder.phase(&format!("open {when}"), Work::Reads, || {
+            opened = Some(self.context.open()?);
+            Ok(Done::untimed(1))
+        })?;
+        let peer = opened.context("a phase that succeeded has opened the store")?;
+        recorder.phase(&format!("first read {when}"), Work::Reads, || {
+            peer.get(stored, &mut |found| self.checker.present(stored, 0, found))?;
+            Ok(Done::untimed(1))
+        })?;
+        recorder.phase(&format!("first write {when}"), Work::Writes, || {
+            peer.put(fresh, self.values.of(fresh, 0))?;
+            Ok(Done::untimed(1))
+        })?;
+        Ok(peer)
+    }
+
+    /// How many of the acknowledged puts are gone. Only a peer that promises nothing may lose any.
+    fn count_lost(&self, peer: &dyn Peer, acknowledged: &Keys) -> Result<usize> {
+        let lost = Cell::new(0);
+        let class = self.context.class;
+        read_back(peer, acknowledged.all(), |key, found| match found {
+            None if class == Class::None => {
+                lost.set(lost.get() + 1);
+                Ok(())
+            }
+            found => self.checker.present(key, 0, found),
+        })
+        .with_context(|| format!("after kill -9, which class {class} survives"))?;
+        Ok(lost.get())
+    }
 }
 
 /// The keys of the writer: four times what is waited for, so that it is killed while it writes.
-fn writer_keys(seed: u64, puts: usize) -> Vec<Key> {
-    Generator::new(seed, "writer").present_keys(puts * 4)
+fn writer_keys(seed: u64, puts: usize) -> Keys {
+    Generator::new(seed, "writer").keys(puts * 4, 16)
 }
 
 /// Starts a writer, kills it after `puts` acknowledgements, and returns the keys that were acknowledged.
-fn kill_a_writer(context: &Context, puts: usize) -> Result<Vec<Key>> {
+fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
     let mut writer = start_writer(context, puts)?;
     let pipe = writer.stdout.take().context("the writer's output is a pipe")?;
     let acknowledged = count_until(&mut writer, BufReader::new(pipe), puts);
@@ -116,9 +133,8 @@ fn kill_a_writer(context: &Context, puts: usize) -> Result<Vec<Key>> {
         !status.success() && acknowledged > 0,
         "the writer ended by itself ({status}) before it could be killed"
     );
-    let mut keys = writer_keys(context.seed, puts);
-    keys.truncate(acknowledged);
-    Ok(keys)
+    let keys = writer_keys(context.seed, puts);
+    Ok(Keys::collect(16, keys.iter().take(acknowledged)))
 }
 
 fn start_writer(context: &Context, puts: usize) -> Result<Child> {
@@ -166,10 +182,10 @@ fn count_until(writer: &mut Child, mut pipe: impl Read, puts: usize) -> Result<u
 /// The writing process: puts its keys one by one and writes one byte to `acknowledgements` after each.
 pub fn write_until_killed(context: &Context, puts: usize, mut acknowledgements: impl Write) -> Result<()> {
     let keys = writer_keys(context.seed, puts);
-    let driver: &dyn Driver = context.driver;
-    let peer = driver.open(context.directory, context.class)?;
-    for key in &keys {
-        peer.put(key, &value_of(key))?;
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let peer = context.open()?;
+    for key in keys.iter() {
+        peer.put(key, values.of(key, 0))?;
         acknowledgements.write_all(&[1])?;
         acknowledgements.flush()?;
     }

@@ -1,56 +1,16 @@
-//! The results: one JSON document with everything, and tables for the terminal.
+//! The results as tables with bars for the terminal.
 //!
 //! A table is one phase of one workload. Phases that write get a table per durability class; phases that read share
 //! one, because how a pair was made durable changes nothing for who reads it. Each peer's class stands beside its name.
 
 use std::fmt::Write as _;
 
-use serde::{Deserialize, Serialize};
-
-use crate::machine::Machine;
 use crate::measure::{Latency, Phase, Work};
-use crate::peer::{Class, Description};
-use crate::runner::{Outcome, Run};
+use crate::peer::Class;
+use crate::results::{Label, Outcome, Results, Run};
 use crate::statistics::{Spread, ratios, spread};
 
-/// Everything about one call of `lab run`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Report {
-    /// Format of this document; it grows when a field changes its meaning.
-    pub format: u32,
-    /// Version of the lab.
-    pub lab: String,
-    /// The commit that was built.
-    pub commit: String,
-    /// When it began, in seconds since 1970.
-    pub started_unix: u64,
-    /// Where all data came from.
-    pub seed: u64,
-    /// Factor on all counts and times.
-    pub scale: f64,
-    /// How often each peer ran.
-    pub repeat: u32,
-    /// Where it ran.
-    pub machine: Machine,
-    /// Who ran, in which version and with which options.
-    pub peers: Vec<Description>,
-    /// What came out.
-    pub runs: Vec<Run>,
-}
-
-impl Report {
-    /// The runs that failed: which, and why.
-    pub fn failures(&self) -> Vec<String> {
-        let failure = |run: &Run| match &run.outcome {
-            Outcome::Failed(error) => Some(format!(
-                "{} {} (repetition {}): {error}",
-                run.workload, run.peer, run.repetition
-            )),
-            _ => None,
-        };
-        self.runs.iter().filter_map(failure).collect()
-    }
-
+impl Results {
     /// The tables.
     pub fn text(&self) -> String {
         let mut text = self.heading();
@@ -73,21 +33,22 @@ impl Report {
     }
 
     fn heading(&self) -> String {
-        let machine = &self.machine;
+        let header = &self.header;
+        let machine = &header.machine;
         let gigabytes = machine.memory_bytes as f64 / f64::from(1 << 30);
         let mut text = format!(
             "lab {} at {}; seed {}, scale {}, repeat {}\n{} x {}, {gigabytes:.0} GiB, Linux {}, {}\n",
-            self.lab,
-            self.commit,
-            self.seed,
-            self.scale,
-            self.repeat,
+            header.lab,
+            header.commit,
+            header.seed,
+            header.scale,
+            header.repeat,
             machine.processors,
             machine.processor,
             machine.kernel,
             machine.file_system,
         );
-        for peer in &self.peers {
+        for peer in &header.peers {
             let classes: Vec<String> = peer
                 .classes
                 .iter()
@@ -106,11 +67,20 @@ impl Report {
                 classes.join("; ")
             );
         }
-        if let [first, _, ..] = self.peers.as_slice() {
+        if let [first, _, ..] = header.peers.as_slice() {
             let name = &first.name;
             let _ = writeln!(
                 text,
                 "time / {name}: above 1 is slower than {name}; the median of run-by-run ratios"
+            );
+        }
+        if header.label == Label::Quick {
+            text.push_str("SANITY, NOT EVIDENCE: small counts, few repetitions\n");
+        }
+        if let Some(rate) = header.rate {
+            let _ = writeln!(
+                text,
+                "open loop: {rate} operations a second were due, whatever the store did; op/s cannot be above that"
             );
         }
         if machine.is_in_memory() {
@@ -121,19 +91,33 @@ impl Report {
 
     fn table(&self, runs: &[&Run], phase: &str) -> String {
         let series: Vec<Series> = self
+            .header
             .peers
             .iter()
             .filter_map(|peer| Series::collect(&peer.name, runs, phase))
             .collect();
+        // The longest bar is the best store's; `null` and `btreemap` would make all others invisible.
+        let is_store = |one: &&Series| !["null", "btreemap"].contains(&one.peer);
+        let best = series
+            .iter()
+            .filter(is_store)
+            .filter_map(Series::rate)
+            .fold(0.0, f64::max);
+        let best = if best > 0.0 {
+            best
+        } else {
+            series.iter().filter_map(Series::rate).fold(1e-9, f64::max)
+        };
         // The first peer in the report's order is the one to compare with: Duramen, where it takes part.
         let Some(baseline) = self
+            .header
             .peers
             .first()
             .and_then(|first| series.iter().find(|series| series.peer == first.name))
         else {
-            return render(&series.iter().map(|one| one.row(None)).collect::<Vec<_>>(), "");
+            return render(&series.iter().map(|one| one.row(None, best)).collect::<Vec<_>>(), "");
         };
-        let rows: Vec<_> = series.iter().map(|one| one.row(Some(baseline))).collect();
+        let rows: Vec<_> = series.iter().map(|one| one.row(Some(baseline), best)).collect();
         render(&rows, &format!("time / {}", baseline.peer))
     }
 }
@@ -141,7 +125,7 @@ impl Report {
 /// The phases in the order in which they were done, those of peers that skip some included.
 fn phases_of(runs: &[&Run]) -> Vec<(String, Work)> {
     let mut phases: Vec<(String, Work)> = Vec::new();
-    for phase in runs.iter().flat_map(|run| passed(run)) {
+    for phase in runs.iter().flat_map(|run| run.phases()) {
         if !phases.iter().any(|(name, _)| *name == phase.name) {
             phases.push((phase.name.clone(), phase.work));
         }
@@ -159,13 +143,6 @@ fn classes_of(runs: &[&Run], work: Work) -> Vec<Option<Class>> {
     classes
 }
 
-fn passed(run: &Run) -> &[Phase] {
-    match &run.outcome {
-        Outcome::Passed(record) => &record.phases,
-        _ => &[],
-    }
-}
-
 /// One phase of one peer over all repetitions.
 struct Series<'a> {
     peer: &'a str,
@@ -178,7 +155,7 @@ struct Series<'a> {
 impl<'a> Series<'a> {
     fn collect(peer: &'a str, runs: &[&'a Run], phase: &str) -> Option<Series<'a>> {
         let own: Vec<&Run> = runs.iter().filter(|run| run.peer == peer).copied().collect();
-        let found = |run: &&'a Run| Some((run.repetition, passed(run).iter().find(|one| one.name == phase)?));
+        let found = |run: &&'a Run| Some((run.repetition, run.phases().iter().find(|one| one.name == phase)?));
         let first = own.first()?;
         let absence = match &first.outcome {
             Outcome::NotApplicable(reason) => format!("n/a: {reason}"),
@@ -188,13 +165,15 @@ impl<'a> Series<'a> {
                 format!("n/a: {}", reason.map_or("not part of its run", |(_, reason)| reason))
             }
         };
-        let series = Series {
+        let phases: Vec<(u32, &Phase)> = own.iter().filter_map(found).collect();
+        let stopped = phases.iter().find_map(|(_, phase)| phase.stopped_text());
+        Some(Series {
             peer,
             class: first.class,
-            phases: own.iter().filter_map(found).collect(),
-            absence,
-        };
-        Some(series)
+            // A phase that was stopped did other work than one that was not: it has no rate to compare.
+            phases: if stopped.is_some() { Vec::new() } else { phases },
+            absence: stopped.unwrap_or(absence),
+        })
     }
 
     fn values(&self, value: impl Fn(&Phase) -> f64) -> Vec<(u32, f64)> {
@@ -208,7 +187,11 @@ impl<'a> Series<'a> {
         spread(self.values(value).into_iter().map(|(_, value)| value)).map_or(0.0, |spread| spread.median)
     }
 
-    fn row(&self, baseline: Option<&Series>) -> Vec<String> {
+    fn rate(&self) -> Option<f64> {
+        spread(self.values(Phase::wall_nanos_each).into_iter().map(|(_, nanos)| nanos)).map(|time| 1e9 / time.median)
+    }
+
+    fn row(&self, baseline: Option<&Series>, best: f64) -> Vec<String> {
         let class = self.class.map_or(String::new(), |class| format!(" ({class})"));
         let name = format!("{}{class}", self.peer);
         let Some(time) = spread(self.values(Phase::wall_nanos_each).into_iter().map(|(_, nanos)| nanos)) else {
@@ -230,6 +213,7 @@ impl<'a> Series<'a> {
         });
         let mut row = vec![
             name,
+            bar(1e9 / time.median / best),
             rate,
             spread_text(time, time_text),
             compared.map_or("-".to_string(), |ratio| spread_text(ratio, ratio_text)),
@@ -260,8 +244,20 @@ impl<'a> Series<'a> {
     }
 }
 
-const COLUMNS: [&str; 10] = [
+/// Places of the longest bar.
+const BAR: usize = 16;
+
+/// A bar for a part of the best, in eighths of a place.
+fn bar(part: f64) -> String {
+    let eighths = (part.clamp(0.0, 1.0) * BAR as f64 * 8.0).round() as usize;
+    let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
+    let bar = format!("{}{rest}", "█".repeat(eighths / 8));
+    if bar.is_empty() { "▏".to_string() } else { bar }
+}
+
+const COLUMNS: [&str; 11] = [
     "peer",
+    "",
     "op/s",
     "time/op (min .. max)",
     "",
@@ -277,7 +273,7 @@ const COLUMNS: [&str; 10] = [
 fn render(rows: &[Vec<String>], compared: &str) -> String {
     let has_latency = rows.iter().any(|row| row.len() == COLUMNS.len());
     let mut heading: Vec<String> = COLUMNS.iter().map(|column| column.to_string()).collect();
-    heading[3] = compared.to_string();
+    heading[4] = compared.to_string();
     heading.truncate(if has_latency { COLUMNS.len() } else { COLUMNS.len() - 1 });
     let all: Vec<&Vec<String>> = std::iter::once(&heading).chain(rows).collect();
     let is_counted = |row: &&&Vec<String>, column: usize| column == 0 || row.len() > 2;
@@ -298,7 +294,7 @@ fn render(rows: &[Vec<String>], compared: &str) -> String {
                 .zip(&widths)
                 .enumerate()
                 .map(|(column, (cell, &width))| match column {
-                    0 => format!("{cell:<width$}"),
+                    0 | 1 => format!("{cell:<width$}"),
                     _ => format!("{cell:>width$}"),
                 })
                 .collect(),
@@ -369,61 +365,11 @@ fn spread_text(spread: Spread, text: fn(f64) -> String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers;
-    use crate::workloads::Record;
-    use std::path::Path;
-
-    fn phase(name: &str, work: Work, nanos: u64) -> Phase {
-        Phase {
-            name: name.to_string(),
-            work,
-            operations: 10,
-            wall_nanos: nanos * 10,
-            process_cpu_nanos: 0,
-            callers_cpu_nanos: 0,
-            write_call_bytes: 0,
-            storage_bytes: 0,
-            resident_bytes: 0,
-            file_bytes: 0,
-            latency: None,
-        }
-    }
-
-    fn run(peer: &str, class: Class, repetition: u32, nanos: u64) -> Run {
-        let phases = vec![phase("put", Work::Writes, nanos), phase("get", Work::Reads, nanos / 2)];
-        let outcome = Outcome::Passed(Record {
-            phases,
-            ..Record::default()
-        });
-        Run {
-            workload: "first".to_string(),
-            peer: peer.to_string(),
-            class: Some(class),
-            repetition,
-            seed: 1,
-            outcome,
-        }
-    }
-
-    fn report(runs: Vec<Run>) -> Report {
-        let described = |name: &str| peers::one(name).expect("known").describe();
-        Report {
-            format: 1,
-            lab: "0".to_string(),
-            commit: "abc".to_string(),
-            started_unix: 0,
-            seed: 1,
-            scale: 0.5,
-            repeat: 2,
-            machine: Machine::here(Path::new("/")),
-            peers: vec![described("lmdb"), described("redb"), described("null")],
-            runs,
-        }
-    }
+    use crate::results::tests::{results, run};
 
     #[test]
     fn tables_never_mix_classes_of_writes_but_compare_reads() {
-        let text = report(vec![
+        let text = results(vec![
             run("lmdb", Class::Written, 0, 100),
             run("redb", Class::None, 0, 400),
             run("redb", Class::None, 1, 400),
@@ -451,7 +397,7 @@ mod tests {
         failed.outcome = Outcome::Failed("key 00 holds 01".to_string());
         let mut absent = run("null", Class::None, 0, 1);
         absent.outcome = Outcome::NotApplicable("has no class synced".to_string());
-        let report = report(vec![run("lmdb", Class::Written, 0, 1), failed, absent]);
+        let report = results(vec![run("lmdb", Class::Written, 0, 1), failed, absent]);
         assert_eq!(report.failures().len(), 1);
         let text = report.text();
         assert!(
@@ -462,9 +408,29 @@ mod tests {
 
     #[test]
     fn report_survives_json() {
-        let report = report(vec![run("lmdb", Class::Written, 0, 100)]);
+        let report = results(vec![run("lmdb", Class::Written, 0, 100)]);
         let json = serde_json::to_string(&report).expect("a report is JSON");
-        let back: Report = serde_json::from_str(&json).expect("what was just written");
+        let back: Results = serde_json::from_str(&json).expect("what was just written");
         assert_eq!(back.text(), report.text());
+    }
+
+    #[test]
+    fn phase_that_was_stopped_is_shown_as_such_and_compared_with_nothing() {
+        let mut stopped = run("redb", Class::Written, 0, 100);
+        if let Outcome::Passed(record) = &mut stopped.outcome {
+            record.phases[0].stopped_at_of = Some(1000);
+        }
+        let text = results(vec![run("lmdb", Class::Written, 0, 100), stopped]).text();
+        assert!(text.contains("stopped at 10 of 1000"), "{text}");
+        let line = text.lines().find(|line| line.contains("stopped at")).expect("a line");
+        assert!(!line.contains("op/s") && !line.contains(" ns"), "{line}");
+    }
+
+    #[test]
+    fn longest_bar_is_that_of_the_best_store() {
+        assert_eq!(bar(1.0), "█".repeat(BAR));
+        assert_eq!(bar(0.5), "█".repeat(BAR / 2));
+        assert_eq!(bar(0.0), "▏");
+        assert_eq!(bar(7.0), bar(1.0), "one that is no store can be beyond it");
     }
 }

@@ -1,0 +1,304 @@
+//! The command line: what can be asked, and what each command does with the parts of the lab.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Args, Parser, Subcommand};
+
+use crate::crew::Pace;
+use crate::machine::{self, Machine};
+use crate::measure::{nanos, now_nanos};
+use crate::peer::{Class, Driver};
+use crate::peers;
+use crate::results::{Header, Journal, Label, Results, SCHEMA, utc};
+use crate::runner;
+use crate::workloads::{self, Context, MemberArguments, Task};
+
+/// Runs the same verified work on Duramen and its peers, and compares.
+#[derive(Parser)]
+#[command(name = "lab", version)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the workloads, and the peers with their versions, classes and options.
+    List,
+    /// Run workloads and print the comparison. Exit code 1: a run failed or read a wrong value.
+    Run(RunArguments),
+    /// One run of one peer in this process; prints its record as JSON.
+    #[command(hide = true)]
+    Once {
+        workload: String,
+        #[command(flatten)]
+        place: PlaceArguments,
+    },
+    /// Writes pairs until it is killed; prints a byte for each that was acknowledged.
+    #[command(hide = true)]
+    Writer {
+        #[arg(long)]
+        puts: usize,
+        #[command(flatten)]
+        place: PlaceArguments,
+    },
+    /// One of several processes that share a store.
+    #[command(hide = true)]
+    Member {
+        workload: String,
+        #[command(flatten)]
+        member: MemberArguments,
+        #[command(flatten)]
+        place: PlaceArguments,
+    },
+}
+
+#[derive(Args)]
+struct RunArguments {
+    /// What to run: a workload with all its forms, or one form as in `map/1M`; `lab list` shows what there is.
+    #[arg(required_unless_present = "resume", value_name = "WORKLOAD")]
+    workloads: Vec<String>,
+    /// The peers to run [default: all]. Others are compared with duramen, or else with the first.
+    #[arg(long, value_delimiter = ',', value_name = "A,B")]
+    peers: Vec<String>,
+    /// Factor on all counts and times.
+    #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
+    scale: f64,
+    /// Runs of each peer, interleaved.
+    #[arg(long, default_value_t = 3, value_name = "TIMES", value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// The longest that one measured part may take; it ends there, complete.
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Only this durability class [default: for each workload and peer the one that fits].
+    #[arg(long, value_name = "CLASS")]
+    durability: Option<Class>,
+    /// Open loop: so many operations a second are due, over all workers, whatever the store does.
+    #[arg(long, value_name = "PER_SECOND")]
+    rate: Option<f64>,
+    /// Time limit of a cell in seconds; what is not done then is shown as "stopped at n of N".
+    #[arg(long, default_value_t = 600, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+    /// Where the results go [default: lab-results/DATE-WORKLOADS.json].
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Go on with a run that was interrupted; its journal says what it was.
+    #[arg(long, value_name = "JOURNAL", conflicts_with_all = ["workloads", "peers", "seed", "rate", "json"])]
+    resume: Option<PathBuf>,
+    /// Where the stores are made, and removed afterwards; it must be on a real disk.
+    #[arg(long, default_value = "/var/tmp")]
+    directory: PathBuf,
+    /// Seed of all keys, to repeat a run exactly [default: a new one].
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+#[derive(Args)]
+struct PlaceArguments {
+    #[arg(long)]
+    peer: String,
+    #[arg(long)]
+    durability: Class,
+    #[arg(long)]
+    seed: u64,
+    #[arg(long)]
+    directory: PathBuf,
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    #[arg(long, default_value_t = 600)]
+    limit: u64,
+    #[arg(long)]
+    seconds: Option<f64>,
+    #[arg(long)]
+    rate: Option<f64>,
+}
+
+impl PlaceArguments {
+    fn context(&self, task: &Task) -> Result<Context<'_>> {
+        let pace = Pace {
+            limit: now_nanos() + nanos(Duration::from_secs(self.limit)),
+            seconds: self.seconds,
+            rate: self.rate,
+        };
+        Ok(Context {
+            driver: peers::one(&self.peer)?,
+            class: self.durability,
+            directory: &self.directory,
+            variant: task.variant,
+            scale: self.scale,
+            seed: self.seed,
+            pace,
+        })
+    }
+}
+
+/// Does what the command line asks.
+pub fn run() -> Result<ExitCode> {
+    match CommandLine::parse().command {
+        Command::List => list(),
+        Command::Run(arguments) => run_workloads(&arguments),
+        Command::Once { workload, place } => {
+            let task = one_task(&workload)?;
+            let record = runner::run_here(task, &place.context(&task)?)?;
+            println!("{}", serde_json::to_string(&record)?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Writer { puts, place } => {
+            let task = one_task("open")?;
+            workloads::write_until_killed(&place.context(&task)?, puts, std::io::stdout().lock())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Member {
+            workload,
+            member,
+            place,
+        } => {
+            let task = one_task(&workload)?;
+            workloads::run_member(&place.context(&task)?, &member)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn one_task(name: &str) -> Result<Task> {
+    let tasks = workloads::named(name)?;
+    ensure!(tasks.len() == 1, "{name} has several forms");
+    Ok(tasks[0])
+}
+
+fn list() -> Result<ExitCode> {
+    println!("workloads");
+    for workload in workloads::ALL {
+        println!("  {:<16} {}", workload.name, workload.about);
+        let forms: Vec<String> = workload
+            .variants
+            .iter()
+            .filter(|variant| !variant.label.is_empty())
+            .map(|variant| format!("{}/{}", workload.name, variant.label))
+            .collect();
+        if !forms.is_empty() {
+            println!("  {:<16}   {}", "", forms.join(", "));
+        }
+    }
+    println!("peers");
+    for driver in peers::ALL {
+        let peer = driver.describe();
+        println!("  {:<16} {}", peer.name, peer.version);
+        for (class, how) in &peer.classes {
+            println!("  {:<16}   {class}: {how}", "");
+        }
+        for option in &peer.options {
+            println!("  {:<16}   {option}", "");
+        }
+    }
+    if cfg!(not(feature = "rocksdb")) {
+        println!(
+            "  {:<16} not built in; it builds for 20 to 30 minutes: --features rocksdb",
+            "rocksdb"
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_workloads(arguments: &RunArguments) -> Result<ExitCode> {
+    if cfg!(debug_assertions) {
+        eprintln!("this is a debug build; its numbers mean nothing");
+    }
+    let journal = match &arguments.resume {
+        Some(path) => Journal::resume(path)?,
+        None => {
+            let header = header_of(arguments)?;
+            let target = arguments.json.clone().unwrap_or_else(|| default_path(&header));
+            Journal::begin(&target, header)?
+        }
+    };
+    let (results, path) = finish(journal)?;
+    print!("{}", results.text());
+    eprintln!("results: {}", path.display());
+    Ok(exit_code(&results))
+}
+
+/// Runs what is missing, and writes the results.
+fn finish(mut journal: Journal) -> Result<(Results, PathBuf)> {
+    eprintln!("seed {}", journal.header.seed);
+    runner::catch_interrupts();
+    runner::run(&mut journal)?;
+    journal.finish()
+}
+
+fn exit_code(results: &Results) -> ExitCode {
+    if results.failures().is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn header_of(arguments: &RunArguments) -> Result<Header> {
+    let is_positive = |number: f64| number > 0.0 && number.is_finite();
+    ensure!(is_positive(arguments.scale), "--scale must be a number above 0");
+    ensure!(
+        arguments.seconds.is_none_or(is_positive),
+        "--seconds must be a number above 0"
+    );
+    ensure!(
+        arguments.rate.is_none_or(is_positive),
+        "--rate must be a number above 0"
+    );
+    let mut names = Vec::new();
+    for name in &arguments.workloads {
+        for task in workloads::named(name)? {
+            ensure!(
+                arguments.rate.is_none() || task.workload.has_open_loop,
+                "{name} has no open loop: its operations are not given one by one"
+            );
+            names.push(task.name());
+        }
+    }
+    let drivers = peers::named(&arguments.peers)?;
+    header(arguments, names, &drivers)
+}
+
+fn header(arguments: &RunArguments, workloads: Vec<String>, drivers: &[&dyn Driver]) -> Result<Header> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    Ok(Header {
+        schema: SCHEMA,
+        label: Label::Run,
+        lab: env!("CARGO_PKG_VERSION").to_string(),
+        commit: machine::commit(),
+        started: utc(now.as_secs()),
+        started_unix: now.as_secs(),
+        arguments: std::env::args().skip(1).collect(),
+        workloads,
+        durability: arguments.durability,
+        seed: arguments.seed.unwrap_or(u64::from(now.subsec_nanos())),
+        scale: arguments.scale,
+        repeat: arguments.repeat,
+        seconds: arguments.seconds,
+        rate: arguments.rate,
+        limit_seconds: arguments.limit,
+        directory: arguments.directory.clone(),
+        machine: Machine::here(&existing(&arguments.directory)?),
+        peers: drivers.iter().map(|driver| driver.describe()).collect(),
+    })
+}
+
+/// The directory, made when it is missing.
+fn existing(directory: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(directory).with_context(|| format!("making the directory {}", directory.display()))?;
+    Ok(directory.to_path_buf())
+}
+
+fn default_path(header: &Header) -> PathBuf {
+    let mut names: Vec<&str> = header
+        .workloads
+        .iter()
+        .map(|name| name.split('/').next().unwrap_or(name))
+        .collect();
+    names.dedup();
+    let date = header.started.replace([':', 'T'], "-").replace('Z', "");
+    PathBuf::from("lab-results").join(format!("{date}-{}.json", names.join("-")))
+}

@@ -1,0 +1,255 @@
+//! Peers with a planted fault, to test the workloads: each fault must be caught by those that the matrix in
+//! `workloads/tests.rs` names. They are reached by name only and never listed, so nobody can run one by accident.
+//!
+//! All but one wrap the locked `BTreeMap` and claim every class. The one that acknowledges before it writes can be
+//! caught only by a crash, so it wraps a store that keeps its data.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Result;
+
+use super::btreemap::Locked;
+use super::lmdb::Lmdb;
+use crate::data::KeySlice;
+use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+
+/// What a faulty peer does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Every 97th read of a key gives what was there before the last write to it.
+    Stale,
+    /// Every 10,000th write is acknowledged and not done.
+    Loses,
+    /// A deletion is acknowledged and not done.
+    KeepsDeleted,
+    /// Writes are acknowledged while they are in the memory of the process.
+    Early,
+}
+
+/// The driver of a faulty peer.
+pub struct Faulty(pub Fault);
+
+/// All faulty peers.
+pub const ALL: &[&dyn Driver] = &[
+    &Faulty(Fault::Stale),
+    &Faulty(Fault::Loses),
+    &Faulty(Fault::KeepsDeleted),
+    &Faulty(Fault::Early),
+];
+
+const STALE_EVERY: u64 = 97;
+const LOSES_EVERY: u64 = 10_000;
+/// Writes that the early one keeps to itself.
+const EARLY_WRITES: usize = 16;
+
+impl Driver for Faulty {
+    fn describe(&self) -> Description {
+        let name = match self.0 {
+            Fault::Stale => "faulty-stale",
+            Fault::Loses => "faulty-loses",
+            Fault::KeepsDeleted => "faulty-keeps-deleted",
+            Fault::Early => "faulty-early",
+        };
+        Description {
+            name: name.to_string(),
+            version: "the lab's own".to_string(),
+            classes: [Class::Synced, Class::Written, Class::None]
+                .map(|class| (class, "claimed, wrongly".to_string()))
+                .to_vec(),
+            is_persistent: self.0 == Fault::Early,
+            ..Description::default()
+        }
+    }
+
+    fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
+        if self.0 == Fault::Early {
+            let inner = Lmdb.open(
+                directory,
+                Setting {
+                    class: Class::Written,
+                    ..setting
+                },
+            )?;
+            return Ok(Box::new(Early {
+                inner,
+                kept: Mutex::default(),
+            }));
+        }
+        Ok(Box::new(Wrong {
+            inner: Locked.open(directory, setting)?,
+            fault: self.0,
+            before: Mutex::default(),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+        }))
+    }
+}
+
+/// What was there before the last write to each key.
+type Before = Mutex<BTreeMap<Vec<u8>, Option<Vec<u8>>>>;
+
+struct Wrong {
+    inner: Box<dyn Peer>,
+    fault: Fault,
+    before: Before,
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+/// A read of a peer that is sometimes stale.
+struct WrongMoment<'a> {
+    inner: &'a dyn Reader,
+    peer: &'a Wrong,
+}
+
+impl Wrong {
+    fn is_lost(&self) -> bool {
+        let number = self.writes.fetch_add(1, Ordering::Relaxed);
+        self.fault == Fault::Loses && number % LOSES_EVERY == LOSES_EVERY - 1
+    }
+
+    fn remember(&self, key: &[u8]) -> Result<()> {
+        if self.fault != Fault::Stale {
+            return Ok(());
+        }
+        let mut before = None;
+        self.inner.get(key, &mut |found| {
+            before = found.map(<[u8]>::to_vec);
+            Ok(())
+        })?;
+        let mut all = self.before.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(key.to_vec(), before);
+        Ok(())
+    }
+}
+
+impl Reader for WrongMoment<'_> {
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
+        let number = self.peer.reads.fetch_add(1, Ordering::Relaxed);
+        if self.peer.fault == Fault::Stale && number % STALE_EVERY == STALE_EVERY - 1 {
+            let all = self.peer.before.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(before) = all.get(key) {
+                return found(before.as_deref());
+            }
+        }
+        self.inner.get(key, found)
+    }
+
+    fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()> {
+        self.inner.scan(from, limit, pair)
+    }
+}
+
+impl Peer for Wrong {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.remember(key)?;
+        if self.is_lost() {
+            return Ok(());
+        }
+        self.inner.put(key, value)
+    }
+
+    fn put_many(&self, pairs: &mut Pairs) -> Result<()> {
+        for (key, value) in pairs {
+            self.put(key, value)?;
+        }
+        Ok(())
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        self.remember(key)?;
+        if self.fault == Fault::KeepsDeleted || self.is_lost() {
+            return Ok(());
+        }
+        self.inner.delete(key)
+    }
+
+    fn delete_many(&self, keys: KeySlice) -> Result<()> {
+        keys.iter().try_for_each(|key| self.delete(key))
+    }
+
+    fn read(&self, reading: &mut Reading) -> Result<()> {
+        self.inner
+            .read(&mut |inner| reading(&WrongMoment { inner, peer: self }))
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn compact(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.inner.close()
+    }
+}
+
+type Kept = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
+/// Honest as long as its process lives.
+struct Early {
+    inner: Box<dyn Peer>,
+    kept: Mutex<Kept>,
+}
+
+impl Early {
+    fn keep(&self, key: &[u8], value: Option<&[u8]>) -> Result<()> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push((key.to_vec(), value.map(<[u8]>::to_vec)));
+        if kept.len() > EARLY_WRITES {
+            self.settle(&mut kept)?;
+        }
+        Ok(())
+    }
+
+    fn settle(&self, kept: &mut Kept) -> Result<()> {
+        kept.drain(..).try_for_each(|(key, value)| match value {
+            Some(value) => self.inner.put(&key, &value),
+            None => self.inner.delete(&key),
+        })
+    }
+
+    fn settle_all(&self) -> Result<()> {
+        self.settle(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Peer for Early {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.keep(key, Some(value))
+    }
+
+    fn put_many(&self, pairs: &mut Pairs) -> Result<()> {
+        self.settle_all()?;
+        self.inner.put_many(pairs)
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        self.keep(key, None)
+    }
+
+    fn delete_many(&self, keys: KeySlice) -> Result<()> {
+        self.settle_all()?;
+        self.inner.delete_many(keys)
+    }
+
+    fn read(&self, reading: &mut Reading) -> Result<()> {
+        self.settle_all()?;
+        self.inner.read(reading)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.settle_all()?;
+        self.inner.sync()
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.settle_all()?;
+        self.inner.close()
+    }
+}

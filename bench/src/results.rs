@@ -1,0 +1,496 @@
+//! The results: one JSON document with everything, dated, with a schema number. While a run is under way its cells are
+//! kept in a journal beside it, one line each, from which an interrupted run is resumed; the document itself appears
+//! only when it is complete.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+use crate::measure::Phase;
+use crate::peer::{Class, Description};
+use crate::probe::Probe;
+use crate::workloads::Record;
+
+/// Number of the schema that this lab writes and reads. It grows when a field changes its meaning.
+pub const SCHEMA: u32 = 2;
+
+/// Everything about one call of `lab run` but its cells.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Header {
+    /// Number of the schema.
+    pub schema: u32,
+    /// What the results are good for.
+    pub label: Label,
+    /// Version of the lab.
+    pub lab: String,
+    /// The commit that was built.
+    pub commit: String,
+    /// When it began, as people write it, in UTC.
+    pub started: String,
+    /// When it began, in seconds since 1970.
+    pub started_unix: u64,
+    /// The command line.
+    pub arguments: Vec<String>,
+    /// Names of the tasks, in order.
+    pub workloads: Vec<String>,
+    /// The class that was asked for, if one was.
+    pub durability: Option<Class>,
+    /// Where all data came from.
+    pub seed: u64,
+    /// Factor on all counts and times.
+    pub scale: f64,
+    /// How often each peer ran.
+    pub repeat: u32,
+    /// The longest that one measured part was to take, if that was asked for.
+    pub seconds: Option<f64>,
+    /// Operations a second, if the loop was open.
+    pub rate: Option<f64>,
+    /// Time limit of a cell in seconds.
+    pub limit_seconds: u64,
+    /// Where the stores were.
+    pub directory: PathBuf,
+    /// Where it ran.
+    pub machine: Machine,
+    /// Who ran, in which version and with which options.
+    pub peers: Vec<Description>,
+}
+
+/// What results are good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Label {
+    /// A run as somebody asked for it.
+    Run,
+    /// `lab quick`: sanity, not evidence.
+    Quick,
+}
+
+/// Everything about one call of `lab run`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Results {
+    /// All but the cells.
+    #[serde(flatten)]
+    pub header: Header,
+    /// What came out.
+    pub runs: Vec<Run>,
+}
+
+/// One run of one peer: a cell.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Run {
+    /// Name of the task.
+    pub workload: String,
+    /// Name of the peer.
+    pub peer: String,
+    /// Its class, if it has one that fits.
+    pub class: Option<Class>,
+    /// Which repetition.
+    pub repetition: u32,
+    /// Seed of this repetition.
+    pub seed: u64,
+    /// The commit at which it ran: a run that was resumed may have several.
+    pub commit: String,
+    /// The machine beside it.
+    pub probe: Option<Probe>,
+    /// What came out.
+    pub outcome: Outcome,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Everything was verified.
+    Passed(Record),
+    /// The peer does not take part, and why.
+    NotApplicable(String),
+    /// An error, or a wrong value.
+    Failed(String),
+}
+
+impl Run {
+    /// What was measured, if anything was.
+    pub fn phases(&self) -> &[Phase] {
+        match &self.outcome {
+            Outcome::Passed(record) => &record.phases,
+            _ => &[],
+        }
+    }
+}
+
+impl Results {
+    /// The runs that failed: which, and why.
+    pub fn failures(&self) -> Vec<String> {
+        let failure = |run: &Run| match &run.outcome {
+            Outcome::Failed(error) => Some(format!(
+                "{} {} (repetition {}): {error}",
+                run.workload,
+                run.peer,
+                run.repetition + 1
+            )),
+            _ => None,
+        };
+        self.runs.iter().filter_map(failure).collect()
+    }
+
+    /// Reads results, and says what is wrong with a file that has none.
+    pub fn read(path: &Path) -> Result<Results> {
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let name = path.display();
+        let json: serde_json::Value = match serde_json::from_str(&text) {
+            Ok(json) => json,
+            Err(_) if path.extension().is_some_and(|extension| extension == PARTIAL) => {
+                bail!("{name} is the journal of a run that did not end; finish it with `cargo lab run --resume {name}`")
+            }
+            Err(error) => bail!("{name} is not JSON: {error}"),
+        };
+        let number = json.get("schema").or_else(|| json.get("format"));
+        let Some(schema) = number.and_then(serde_json::Value::as_u64) else {
+            bail!("{name} has no results of the lab in it: there is no schema number");
+        };
+        ensure!(
+            schema == u64::from(SCHEMA),
+            "{name} has results of schema {schema}, this lab reads schema {SCHEMA}: run the workloads again, or use the \
+             lab of the commit that wrote them ({})",
+            json.get("commit")
+                .and_then(serde_json::Value::as_str)
+                .unwrap_or("not named")
+        );
+        serde_json::from_value(json).with_context(|| format!("{name} is damaged: it says schema {SCHEMA} but"))
+    }
+
+    /// Writes the results; they appear complete or not at all.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        write_whole(path, &serde_json::to_vec_pretty(self)?)
+    }
+}
+
+/// Writes a file that appears complete or not at all.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut name = path.file_name().context("a file has a name")?.to_os_string();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&new)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    };
+    write().map_err(|error| {
+        // Half a file is worth nothing; that it cannot be removed either would be no better message.
+        let _ = fs::remove_file(&new);
+        anyhow::Error::new(error).context(format!("writing {}", path.display()))
+    })
+}
+
+/// The ending of a journal's name.
+const PARTIAL: &str = "partial";
+
+/// The cells of a run that is under way.
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    /// Its first line.
+    pub header: Header,
+    /// The cells so far.
+    pub runs: Vec<Run>,
+}
+
+impl Journal {
+    /// Begins one for results that will be at `results`.
+    pub fn begin(results: &Path, header: Header) -> Result<Journal> {
+        if let Some(parent) = results.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("making the directory {}", parent.display()))?;
+        }
+        let mut name = results.as_os_str().to_os_string();
+        name.push(".");
+        name.push(PARTIAL);
+        let path = PathBuf::from(name);
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .with_context(|| {
+                format!(
+                    "making {0}; if it is left from a run that was interrupted, finish that with `cargo lab run \
+                     --resume {0}`, or remove it",
+                    path.display()
+                )
+            })?;
+        let mut journal = Journal {
+            path,
+            file,
+            header,
+            runs: Vec::new(),
+        };
+        let line = serde_json::to_string(&journal.header)?;
+        journal.append(&line)?;
+        Ok(journal)
+    }
+
+    /// Goes on with one that was left behind. A last line that is not whole is a cell that has to run again.
+    pub fn resume(path: &Path) -> Result<Journal> {
+        ensure!(
+            path.extension().is_some_and(|extension| extension == PARTIAL),
+            "{} is not the journal of a run: those end in .{PARTIAL}",
+            path.display()
+        );
+        let doing = || format!("reading {}", path.display());
+        let mut lines = BufReader::new(File::open(path).with_context(doing)?).lines();
+        let first = lines.next().with_context(|| format!("{} is empty", path.display()))??;
+        let header: Header = serde_json::from_str(&first).with_context(doing)?;
+        ensure!(
+            header.schema == SCHEMA,
+            "{} is of schema {}, this lab writes schema {SCHEMA}: start again",
+            path.display(),
+            header.schema
+        );
+        let mut runs = Vec::new();
+        let mut bytes = first.len() as u64 + 1;
+        for line in lines {
+            let line = line?;
+            let Ok(run) = serde_json::from_str::<Run>(&line) else {
+                break;
+            };
+            bytes += line.len() as u64 + 1;
+            runs.push(run);
+        }
+        let mut file = OpenOptions::new().write(true).open(path).with_context(doing)?;
+        file.set_len(bytes).with_context(doing)?;
+        std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;
+        Ok(Journal {
+            path: path.to_path_buf(),
+            file,
+            header,
+            runs,
+        })
+    }
+
+    fn append(&mut self, line: &str) -> Result<()> {
+        let doing = || format!("writing {}", self.path.display());
+        self.file
+            .write_all(format!("{line}\n").as_bytes())
+            .with_context(doing)?;
+        self.file.sync_data().with_context(doing)
+    }
+
+    /// Adds a cell.
+    pub fn add(&mut self, run: Run) -> Result<()> {
+        let line = serde_json::to_string(&run)?;
+        self.append(&line)?;
+        self.runs.push(run);
+        Ok(())
+    }
+
+    /// Whether a cell is there already.
+    pub fn has(&self, workload: &str, peer: &str, repetition: u32) -> bool {
+        self.runs
+            .iter()
+            .any(|run| run.workload == workload && run.peer == peer && run.repetition == repetition)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the results will be.
+    pub fn results_path(&self) -> PathBuf {
+        self.path.with_extension("")
+    }
+
+    /// Writes the results and removes the journal.
+    pub fn finish(self) -> Result<(Results, PathBuf)> {
+        let target = self.results_path();
+        let results = Results {
+            header: self.header,
+            runs: self.runs,
+        };
+        results
+            .write(&target)
+            .with_context(|| format!("the cells are safe in {}", self.path.display()))?;
+        fs::remove_file(&self.path).with_context(|| format!("removing {}", self.path.display()))?;
+        Ok((results, target))
+    }
+}
+
+/// A time as people write it, in UTC: `2026-11-21T15:04:05Z`.
+pub fn utc(seconds: u64) -> String {
+    // Days to a date by the method of Howard Hinnant, "chrono-compatible low-level date algorithms".
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::measure::Work;
+    use crate::peers;
+    use crate::scratch::Scratch;
+
+    /// A phase in which each operation took so long.
+    pub fn phase(name: &str, work: Work, nanos: u64) -> Phase {
+        Phase {
+            name: name.to_string(),
+            work,
+            operations: 10,
+            stopped_at_of: None,
+            hits: None,
+            wall_nanos: nanos * 10,
+            process_cpu_nanos: 0,
+            callers_cpu_nanos: 0,
+            write_call_bytes: 0,
+            storage_bytes: 0,
+            read_call_bytes: 0,
+            storage_read_bytes: 0,
+            resident_bytes: 0,
+            anonymous_bytes: 0,
+            file_bytes: 0,
+            latency: None,
+            curve: Vec::new(),
+            timeline: None,
+        }
+    }
+
+    /// A run that put pairs and read them twice as fast.
+    pub fn run(peer: &str, class: Class, repetition: u32, nanos: u64) -> Run {
+        let phases = vec![phase("put", Work::Writes, nanos), phase("get", Work::Reads, nanos / 2)];
+        let outcome = Outcome::Passed(Record {
+            phases,
+            ..Record::default()
+        });
+        Run {
+            workload: "first".to_string(),
+            peer: peer.to_string(),
+            class: Some(class),
+            repetition,
+            seed: 1,
+            commit: "abc".to_string(),
+            probe: None,
+            outcome,
+        }
+    }
+
+    /// The header of results with these peers.
+    pub fn header(names: &[&str]) -> Header {
+        let described = |name: &&str| peers::one(name).expect("known").describe();
+        Header {
+            schema: SCHEMA,
+            label: Label::Run,
+            lab: "0".to_string(),
+            commit: "abc".to_string(),
+            started: utc(0),
+            started_unix: 0,
+            arguments: vec!["run".to_string(), "first".to_string()],
+            workloads: vec!["first".to_string()],
+            durability: None,
+            seed: 1,
+            scale: 0.5,
+            repeat: 2,
+            seconds: None,
+            rate: None,
+            limit_seconds: 600,
+            directory: PathBuf::from("/"),
+            machine: Machine::here(Path::new("/")),
+            peers: names.iter().map(described).collect(),
+        }
+    }
+
+    /// Results of these runs.
+    pub fn results(runs: Vec<Run>) -> Results {
+        Results {
+            header: header(&["lmdb", "redb", "null"]),
+            runs,
+        }
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
+        assert_eq!(utc(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(utc(1_795_273_445), "2026-11-21T15:04:05Z");
+    }
+
+    #[test]
+    fn interrupted_run_goes_on_after_its_last_whole_cell() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let target = scratch.path().join("results.json");
+        let mut journal = Journal::begin(&target, header(&["lmdb"]))?;
+        journal.add(run("lmdb", Class::Written, 0, 100))?;
+        let path = journal.path().to_path_buf();
+        drop(journal);
+        let half = r#"{"workload":"first","peer":"lm"#;
+        OpenOptions::new()
+            .append(true)
+            .open(&path)?
+            .write_all(half.as_bytes())?;
+
+        let refused = Results::read(&path)
+            .expect_err("an unfinished run has no report")
+            .to_string();
+        assert!(refused.contains("--resume"), "{refused}");
+        let error = Journal::begin(&target, header(&["lmdb"]))
+            .err()
+            .expect("the journal is there");
+        assert!(format!("{error:#}").contains("--resume"), "{error:#}");
+
+        let mut journal = Journal::resume(&path)?;
+        assert!(journal.has("first", "lmdb", 0) && !journal.has("first", "lmdb", 1));
+        journal.add(run("lmdb", Class::Written, 1, 100))?;
+        assert!(!target.exists(), "no results before all cells are there");
+        let (results, written) = journal.finish()?;
+        assert_eq!((results.runs.len(), written), (2, target.clone()));
+        assert!(!path.exists());
+        assert_eq!(Results::read(&target)?.runs.len(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn results_of_another_schema_are_refused_with_what_to_do() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let path = scratch.path().join("old.json");
+        let refused = |text: &str| {
+            fs::write(&path, text).expect("a file");
+            Results::read(&path).expect_err("refused").to_string()
+        };
+        let old = refused(r#"{"format": 1, "commit": "cafe"}"#);
+        assert!(old.contains("schema 1") && old.contains("cafe"), "{old}");
+        assert!(refused("{}").contains("no schema number"));
+        assert!(refused("no json").contains("not JSON"));
+        assert!(refused(r#"{"schema": 2}"#).contains("damaged"));
+        Ok(())
+    }
+
+    #[test]
+    fn file_that_cannot_be_written_leaves_nothing_behind() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let target = scratch.path().join("taken");
+        fs::create_dir(&target)?;
+        fs::write(target.join("inside"), "1")?;
+        let error = write_whole(&target, b"report").expect_err("a directory is in the way");
+        assert!(error.to_string().contains("taken"), "{error}");
+        assert_eq!(fs::read_dir(scratch.path())?.count(), 1, "no half of a file");
+        Ok(())
+    }
+}

@@ -1,0 +1,350 @@
+//! The parts that workloads are made of: putting, reading, deleting, each from one thread or many, each read verified.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Result, bail, ensure};
+
+use super::{Context, tally_scan};
+use crate::crew::{Worked, crew, together};
+use crate::data::{Checker, KeySlice, Tally, Values, key_text};
+use crate::measure::Done;
+use crate::peer::{Pairs, Peer, Reader};
+
+/// Pairs in one commit where a workload loads and the load is not what it is about.
+pub const BATCH_PAIRS: usize = 1000;
+
+/// How much of each worker's share was acknowledged.
+pub type Acknowledged = Vec<u64>;
+
+fn acknowledged(crew: &[Worked]) -> Acknowledged {
+    crew.iter().map(|worked| worked.operations).collect()
+}
+
+/// Puts every key once, each in a commit of its own; each worker has a share of the keys.
+pub fn put_each(
+    context: &Context,
+    peer: &dyn Peer,
+    keys: KeySlice,
+    values: &Values,
+    workers: usize,
+) -> Result<(Done, Acknowledged)> {
+    let worked = crew(workers, |worker| {
+        let share = keys.share(worker, workers);
+        context.pace.shift(workers, None).work(share.len() as u64, |at| {
+            let key = share.at(at as usize);
+            peer.put(key, values.of(key, 0))
+        })
+    })?;
+    let counts = acknowledged(&worked);
+    Ok((together(worked), counts))
+}
+
+/// Deletes every key, each in a commit of its own; each worker has a share of the keys.
+pub fn delete_each(context: &Context, peer: &dyn Peer, keys: KeySlice, workers: usize) -> Result<(Done, Acknowledged)> {
+    let worked = crew(workers, |worker| {
+        let share = keys.share(worker, workers);
+        context
+            .pace
+            .shift(workers, None)
+            .work(share.len() as u64, |at| peer.delete(share.at(at as usize)))
+    })?;
+    let counts = acknowledged(&worked);
+    Ok((together(worked), counts))
+}
+
+/// Reads every key by itself; each worker has a share of the keys.
+pub fn get_each(
+    context: &Context,
+    peer: &dyn Peer,
+    keys: KeySlice,
+    workers: usize,
+    check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Sync,
+) -> Result<Done> {
+    let worked = crew(workers, |worker| {
+        let share = keys.share(worker, workers);
+        context.pace.shift(workers, None).work(share.len() as u64, |at| {
+            let key = share.at(at as usize);
+            peer.get(key, &mut |found| check(key, found))
+        })
+    })?;
+    Ok(together(worked))
+}
+
+/// Reads every key, each worker its share in one snapshot.
+pub fn get_in_snapshots(
+    context: &Context,
+    peer: &dyn Peer,
+    keys: KeySlice,
+    workers: usize,
+    check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Sync,
+) -> Result<Done> {
+    let worked = crew(workers, |worker| {
+        let share = keys.share(worker, workers);
+        let mut worked = Worked::default();
+        peer.read(&mut |reader| {
+            worked = context.pace.shift(workers, None).work(share.len() as u64, |at| {
+                let key = share.at(at as usize);
+                reader.get(key, &mut |found| check(key, found))
+            })?;
+            Ok(())
+        })?;
+        Ok(worked)
+    })?;
+    Ok(together(worked))
+}
+
+/// Reads every key in one snapshot without a clock in the loop: what a read costs when nobody measures each one.
+pub fn get_untimed(
+    peer: &dyn Peer,
+    keys: KeySlice,
+    check: impl Fn(&[u8], Option<&[u8]>) -> Result<()>,
+) -> Result<Done> {
+    read_back(peer, keys, check)?;
+    Ok(Done::untimed(keys.len()))
+}
+
+/// Reads every key in one snapshot, after the clock.
+pub fn read_back(peer: &dyn Peer, keys: KeySlice, check: impl Fn(&[u8], Option<&[u8]>) -> Result<()>) -> Result<()> {
+    peer.read(&mut |reader| {
+        keys.iter()
+            .try_for_each(|key| reader.get(key, &mut |found| check(key, found)))
+    })
+}
+
+/// Reads back what each worker was acknowledged of its share.
+pub fn read_back_shares(
+    peer: &dyn Peer,
+    keys: KeySlice,
+    acknowledged: &[u64],
+    check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Copy,
+) -> Result<()> {
+    let workers = acknowledged.len();
+    acknowledged.iter().enumerate().try_for_each(|(worker, count)| {
+        let share = keys.share(worker, workers);
+        read_back(peer, share.part(0, *count as usize), check)
+    })
+}
+
+/// Loads keys in batches.
+pub fn load_in_batches(peer: &dyn Peer, keys: KeySlice, values: &Values) -> Result<()> {
+    keys.chunks(BATCH_PAIRS)
+        .try_for_each(|batch| put_batch(peer, batch, values))
+}
+
+/// Puts keys in one commit.
+pub fn put_batch(peer: &dyn Peer, keys: KeySlice, values: &Values) -> Result<()> {
+    let mut pairs = keys.iter().map(|key| (key, values.of(key, 0)));
+    peer.put_many(&mut pairs as &mut Pairs)
+}
+
+/// Loads keys in commits of `batch` pairs as one measured piece of work, which the limit of the cell can stop between
+/// two commits. The latencies are those of the commits.
+pub fn load_measured(
+    context: &Context,
+    peer: &dyn Peer,
+    keys: KeySlice,
+    values: &Values,
+    batch: usize,
+) -> Result<Done> {
+    let batches = keys.len().div_ceil(batch) as u64;
+    let mut done = 0;
+    let shift = context.pace.shift(1, None);
+    let worked = shift.work_while(batches, &true.into(), |number| {
+        let start = number as usize * batch;
+        let part = keys.part(start, start + batch);
+        put_batch(peer, part, values)?;
+        done += part.len() as u64;
+        Ok(part.len() as u64)
+    })?;
+    let mut all = together(vec![worked]);
+    all.stopped_at_of = (context.pace.is_over() && done < keys.len() as u64).then_some(keys.len() as u64);
+    Ok(all)
+}
+
+/// Fails, naming a key where it can, unless a scan saw exactly `expected`. The second scan, for the culprit, is not
+/// timed.
+pub fn verify_scan(
+    peer: &dyn Peer,
+    seen: &Tally,
+    expected: &Tally,
+    check: impl Fn(&[u8], Option<&[u8]>) -> Result<()>,
+) -> Result<()> {
+    if seen == expected {
+        return Ok(());
+    }
+    let mut last = Vec::new();
+    peer.read(&mut |reader| {
+        reader.scan(&[], u64::MAX, &mut |key, value| {
+            check(key, Some(value))?;
+            if last.as_slice() >= key {
+                bail!("a scan gave key {} after {}", key_text(key), key_text(&last));
+            }
+            last = key.to_vec();
+            Ok(())
+        })
+    })?;
+    bail!(
+        "a scan saw {} pairs, {} are there, or saw pairs that are right alone but not together",
+        seen.pairs(),
+        expected.pairs()
+    )
+}
+
+/// Scans everything and verifies it.
+pub fn scan_and_verify(peer: &dyn Peer, expected: &Tally, checker: Checker) -> Result<Done> {
+    let seen = tally_scan(peer)?;
+    verify_scan(peer, &seen, expected, |key, found| checker.present(key, 0, found))?;
+    Ok(Done::untimed(seen.pairs() as usize))
+}
+
+/// Reads `limit` pairs from a loaded key on. `expected` are the loaded keys from there, as many as that if there are: the
+/// range begins with the first of them, is in order, skips none of them, and is short only at the end of the store.
+/// Keys that were stored later may lie between.
+pub fn verified_range(reader: &dyn Reader, expected: KeySlice, limit: u64, checker: Checker) -> Result<()> {
+    let (mut pairs, mut due) = (0u64, expected.iter());
+    let mut next = due.next();
+    reader.scan(expected.at(0), limit, &mut |key, value| {
+        pairs += 1;
+        if let Some(loaded) = next {
+            ensure!(
+                key == loaded || (key < loaded && pairs > 1),
+                "a range gave key {} and not {}",
+                key_text(key),
+                key_text(loaded)
+            );
+            if key == loaded {
+                next = due.next();
+            }
+        }
+        checker.present(key, 0, Some(value))
+    })?;
+    let is_at_end = (expected.len() as u64) < limit && next.is_none();
+    ensure!(
+        pairs == limit || (is_at_end && pairs < limit),
+        "a range of {limit} pairs gave {pairs}"
+    );
+    Ok(())
+}
+
+/// The versions of one key that a read may find while others write it, in one word.
+///
+/// A read may not find a version when a write that began after that version was acknowledged was itself acknowledged
+/// before the read began. Writes of one key that overlap may end in either order, so versions are told apart by
+/// generations: a generation begins with a write that finds no other one under way, and all versions before it are
+/// `settled`. Once any write of the generation is acknowledged, none of the settled ones may be found: that is the
+/// `floor`. The invariants: `floor <= settled + 1` and `settled <= issued`; versions from `floor` to `issued` may be found.
+pub struct Versions(AtomicU64);
+
+const FIELD: u64 = (1 << 20) - 1;
+const OUTSTANDING_MAX: u64 = 15;
+
+struct Fields {
+    issued: u64,
+    settled: u64,
+    floor: u64,
+    outstanding: u64,
+}
+
+impl Fields {
+    fn of(word: u64) -> Fields {
+        Fields {
+            issued: word & FIELD,
+            settled: word >> 20 & FIELD,
+            floor: word >> 40 & FIELD,
+            outstanding: word >> 60,
+        }
+    }
+
+    fn word(&self) -> u64 {
+        assert!(
+            self.issued <= FIELD && self.outstanding <= OUTSTANDING_MAX,
+            "a key's writes fit the word"
+        );
+        self.issued | self.settled << 20 | self.floor << 40 | self.outstanding << 60
+    }
+}
+
+impl Versions {
+    /// Only the version 0, which was loaded.
+    pub fn new() -> Versions {
+        Versions(AtomicU64::new(0))
+    }
+
+    fn change(&self, change: impl Fn(&mut Fields)) -> Fields {
+        let mut word = self.0.load(Ordering::SeqCst);
+        loop {
+            let mut fields = Fields::of(word);
+            change(&mut fields);
+            match self
+                .0
+                .compare_exchange_weak(word, fields.word(), Ordering::SeqCst, Ordering::SeqCst)
+            {
+                Ok(_) => return fields,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// A write begins; it writes the version that is returned.
+    pub fn begin(&self) -> u32 {
+        let begun = self.change(|fields| {
+            if fields.outstanding == 0 {
+                fields.settled = fields.issued;
+            }
+            fields.issued += 1;
+            fields.outstanding += 1;
+        });
+        begun.issued as u32
+    }
+
+    /// A write was acknowledged.
+    pub fn acknowledge(&self) {
+        self.change(|fields| {
+            fields.floor = fields.settled + 1;
+            fields.outstanding -= 1;
+        });
+    }
+
+    /// The oldest version that a read that begins now may find.
+    pub fn oldest(&self) -> u32 {
+        Fields::of(self.0.load(Ordering::SeqCst)).floor as u32
+    }
+
+    /// The newest version that a read that ends now may have found.
+    pub fn newest(&self) -> u32 {
+        Fields::of(self.0.load(Ordering::SeqCst)).issued as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_may_find_only_versions_that_no_acknowledged_write_replaced() {
+        let versions = Versions::new();
+        assert_eq!((versions.oldest(), versions.newest()), (0, 0));
+        assert_eq!(versions.begin(), 1);
+        assert_eq!(
+            (versions.oldest(), versions.newest()),
+            (0, 1),
+            "either, while it is under way"
+        );
+        versions.acknowledge();
+        assert_eq!((versions.oldest(), versions.newest()), (1, 1));
+        // Two writes at the same time may end in either order.
+        versions.begin();
+        versions.begin();
+        versions.acknowledge();
+        assert_eq!((versions.oldest(), versions.newest()), (2, 3));
+        versions.acknowledge();
+        assert_eq!(
+            (versions.oldest(), versions.newest()),
+            (2, 3),
+            "nobody knows which came last"
+        );
+        versions.begin();
+        versions.acknowledge();
+        assert_eq!((versions.oldest(), versions.newest()), (4, 4));
+    }
+}

@@ -1,0 +1,565 @@
+//! elmdb's published load: 16 writers, 20 readers and 8 listers at once on a store of 1,000,000 records.
+//!
+//! `mega/60s` runs 60 seconds with all three classes alive throughout; `mega/counts` has the published counts; and
+//! `mega/processes` is the first one with the workers spread over four processes that share one store.
+//!
+//! Every value found is verified against its key. A key that its writer was acknowledged before the read began must be
+//! found; the number of acknowledged keys of each writer is kept in memory that all workers share, a mapped file when
+//! they are processes. A lister must see every loaded record, in order, and every record acknowledged before its pass.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::loads::{load_in_batches, read_back};
+use super::{Context, Recorder, Variant, Workload};
+use crate::crew::{Shift, Worked, crew};
+use crate::data::{Checker, Generator, Keys, Length, Values, key_text};
+use crate::measure::{Done, Latencies, Timeline, TimelineCounts, Work};
+use crate::peer::{Class, Peer};
+use crate::shared::SharedCounters;
+
+const WRITERS: usize = 16;
+const READERS: usize = 20;
+const LISTERS: usize = 8;
+const PROCESSES: usize = 4;
+/// Single-record writes of a writer, and point reads of a reader, in the published counts.
+const OPERATIONS: usize = 250_000;
+/// Passes of a lister in the published counts.
+const PASSES: usize = 5;
+/// Writer `id` counts from `id` times this.
+const RANGE: usize = 10_000_000;
+/// Seconds of the timed forms at scale 1.
+const SECONDS: f64 = 60.0;
+const SECONDS_MIN: f64 = 0.3;
+
+pub const WORKLOAD: Workload = Workload {
+    name: "mega",
+    about: "elmdb's load: 1M records; 16 writers, 20 readers and 8 listers at once, for 60 s, by the published counts, and \
+        spread over 4 processes",
+    variants: &[
+        Variant {
+            label: "60s",
+            records: 1_000_000,
+        },
+        Variant {
+            label: "counts",
+            records: 1_000_000,
+        },
+        Variant {
+            label: "processes",
+            records: 1_000_000,
+        },
+    ],
+    classes: &[Class::Written, Class::None],
+    needs_persistence: false,
+    has_open_loop: true,
+    run,
+};
+
+const NAMES: [(&str, Work); 3] = [
+    ("writes", Work::Writes),
+    ("point reads", Work::Writes),
+    ("listed rows", Work::Writes),
+];
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let is_spread = context.variant.label == "processes";
+    if is_spread && !context.driver.describe().is_shared_by_processes {
+        recorder.not_done(&NAMES, "several processes cannot share one store");
+        return Ok(());
+    }
+    let values = Values::new(context.seed, Length::Mega);
+    let base = base_keys(context.records());
+    let peer = context.open()?;
+    load_in_batches(&*peer, base.all(), &values)?;
+    let file = context.directory.with_extension("counters");
+    let counters = SharedCounters::create(&file, WRITERS)?;
+    let load = Load::new(context, &values, &counters);
+    if is_spread {
+        peer.close()?;
+        recorder.phases(&NAMES, || run_processes(context, &file))?;
+        let peer = context.open()?;
+        load.verify_all(&*peer, &base)?;
+        std::fs::remove_file(&file)?;
+        return peer.close();
+    }
+    recorder.phases(&NAMES, || {
+        let team = load.team(&*peer, 0, 1)?;
+        Ok(team.into_phases())
+    })?;
+    load.verify_all(&*peer, &base)?;
+    std::fs::remove_file(&file)?;
+    peer.close()
+}
+
+fn base_keys(count: usize) -> Keys {
+    Keys::collect(13, (0..count).map(|number| format!("key{number:010}")))
+}
+
+fn writer_key(writer: usize, number: usize) -> String {
+    format!("mega_w{writer}_key{:010}", writer * RANGE + number)
+}
+
+/// Counts the number at the end of a key up by one, in place.
+fn count_up(key: &mut [u8]) {
+    for digit in key.iter_mut().rev() {
+        if *digit != b'9' {
+            *digit += 1;
+            return;
+        }
+        *digit = b'0';
+    }
+}
+
+/// What the workers share.
+struct Load<'a> {
+    context: &'a Context<'a>,
+    values: &'a Values,
+    checker: Checker<'a>,
+    /// How many records of each writer were acknowledged.
+    acknowledged: &'a [AtomicU64],
+    is_timed: bool,
+    base: usize,
+}
+
+/// What the workers of one process did.
+#[derive(Default)]
+struct Team {
+    writers: Crew,
+    readers: Crew,
+    listers: Crew,
+}
+
+/// The workers of one kind.
+#[derive(Default)]
+struct Crew {
+    done: Done,
+    nanos: u64,
+}
+
+impl Crew {
+    fn add(&mut self, worked: Worked, hits: Option<u64>) {
+        self.nanos = self.nanos.max(worked.nanos);
+        let planned = worked
+            .stopped_at_of
+            .map(|planned| planned.saturating_sub(worked.operations));
+        self.done.operations += worked.operations;
+        self.done.workers_cpu_nanos += worked.cpu_nanos;
+        self.done.hits = hits.map_or(self.done.hits, |hits| Some(self.done.hits.unwrap_or(0) + hits));
+        self.done.latencies.get_or_insert_default().merge(&worked.latencies);
+        self.done.timeline.get_or_insert_default().merge(&worked.timeline);
+        if let Some(left) = planned {
+            self.done.stopped_at_of = Some(self.done.stopped_at_of.unwrap_or(0).saturating_add(left));
+        }
+    }
+
+    /// What was left becomes what was planned, now that it is known how much was done.
+    fn into_done(mut self) -> Done {
+        let done = self.done.operations;
+        self.done.stopped_at_of = self.done.stopped_at_of.map(|left| left.saturating_add(done));
+        self.done.wall_nanos = Some(self.nanos);
+        self.done
+    }
+}
+
+impl Team {
+    fn into_phases(self) -> Vec<Done> {
+        [self.writers, self.readers, self.listers].map(Crew::into_done).into()
+    }
+}
+
+/// Ends a pass when the time is over.
+#[derive(Debug)]
+struct PassEnded;
+
+impl std::fmt::Display for PassEnded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the time of the pass is over")
+    }
+}
+
+impl std::error::Error for PassEnded {}
+
+impl<'a> Load<'a> {
+    fn new(context: &'a Context<'a>, values: &'a Values, counters: &'a SharedCounters) -> Load<'a> {
+        Load {
+            context,
+            values,
+            checker: context.checker(values),
+            acknowledged: counters.all(),
+            is_timed: context.variant.label != "counts",
+            base: context.records(),
+        }
+    }
+
+    fn shift(&self, workers: usize) -> Shift {
+        let seconds = self.context.scaled_seconds(SECONDS, SECONDS_MIN);
+        self.context.pace.shift(workers, self.is_timed.then_some(seconds))
+    }
+
+    fn planned(&self, count: usize) -> u64 {
+        if self.is_timed {
+            u64::MAX
+        } else {
+            self.context.scaled(count) as u64
+        }
+    }
+
+    /// Does the share of one of `processes`, which has every so-manieth worker of each kind.
+    fn team(&self, peer: &dyn Peer, process: usize, processes: usize) -> Result<Team> {
+        let mine = |count: usize| (process..count).step_by(processes);
+        let workers: Vec<(usize, usize)> = mine(WRITERS)
+            .map(|id| (0, id))
+            .chain(mine(READERS).map(|id| (1, id)))
+            .chain(mine(LISTERS).map(|id| (2, id)))
+            .collect();
+        let hits: Vec<AtomicU64> = workers.iter().map(|_| AtomicU64::new(0)).collect();
+        let reads: Vec<Option<Reads>> = workers
+            .iter()
+            .map(|(kind, id)| (*kind == 1).then(|| Reads::new(self, *id)))
+            .collect();
+        let worked = crew(workers.len(), |at| match (workers[at], &reads[at]) {
+            ((0, id), _) => self.write(peer, id),
+            ((_, _), Some(reads)) => self.read(peer, reads, &hits[at]),
+            ((_, _), None) => self.list(peer),
+        })?;
+        let mut team = Team::default();
+        for (at, worked) in worked.into_iter().enumerate() {
+            match workers[at].0 {
+                0 => team.writers.add(worked, None),
+                1 => team.readers.add(worked, Some(hits[at].load(Ordering::Relaxed))),
+                _ => team.listers.add(worked, None),
+            }
+        }
+        Ok(team)
+    }
+
+    fn write(&self, peer: &dyn Peer, writer: usize) -> Result<Worked> {
+        let mut key = writer_key(writer, 0).into_bytes();
+        let planned = self.planned(OPERATIONS).min(RANGE as u64);
+        self.shift(WRITERS).work(planned, |number| {
+            peer.put(&key, self.values.of(&key, 0))?;
+            self.acknowledged[writer].store(number + 1, Ordering::Release);
+            count_up(&mut key);
+            Ok(())
+        })
+    }
+
+    fn read(&self, peer: &dyn Peer, reads: &Reads, hits: &AtomicU64) -> Result<Worked> {
+        let mut found_count = 0;
+        let worked = self.shift(READERS).work(self.planned(OPERATIONS), |number| {
+            let (key, expected) = reads.at(number);
+            let must_be_there = match expected {
+                Expected::Always => true,
+                Expected::Never => false,
+                Expected::OnceWritten(writer, at) => self.acknowledged[writer].load(Ordering::Acquire) > at,
+            };
+            peer.get(key, &mut |found| {
+                found_count += u64::from(found.is_some());
+                match expected {
+                    Expected::Never => self.checker.absent(key, found),
+                    _ if must_be_there => self.checker.present(key, 0, found),
+                    _ => self.checker.present_or_absent(key, 0, found),
+                }
+            })
+        })?;
+        hits.store(found_count, Ordering::Relaxed);
+        Ok(worked)
+    }
+
+    fn list(&self, peer: &dyn Peer) -> Result<Worked> {
+        if self.context.is_exempt() {
+            // A store of nothing has no rows; its writers and readers are what it is run for.
+            return Ok(Worked::default());
+        }
+        let shift = self.shift(LISTERS);
+        shift.work_while(self.planned(PASSES), &true.into(), |_| self.pass(peer, &shift))
+    }
+
+    /// One walk over the whole store; how many rows it saw.
+    fn pass(&self, peer: &dyn Peer, shift: &Shift) -> Result<u64> {
+        let acknowledged: u64 = self
+            .acknowledged
+            .iter()
+            .map(|count| count.load(Ordering::Acquire))
+            .sum();
+        let (mut rows, mut base, mut last) = (0u64, 0usize, Vec::with_capacity(32));
+        let scanned = peer.read(&mut |reader| {
+            reader.scan(&[], u64::MAX, &mut |key, value| {
+                rows += 1;
+                base += usize::from(key.first() == Some(&b'k'));
+                ensure!(last.as_slice() < key, "a list gave {} twice or late", key_text(key));
+                last.clear();
+                last.extend_from_slice(key);
+                self.checker.present(key, 0, Some(value))?;
+                if rows.is_multiple_of(1024) && shift.is_over() {
+                    bail!(PassEnded);
+                }
+                Ok(())
+            })
+        });
+        match scanned {
+            Err(error) if error.is::<PassEnded>() => return Ok(rows),
+            scanned => scanned?,
+        }
+        ensure!(base == self.base, "a list saw {base} of {} loaded records", self.base);
+        let least = self.base as u64 + acknowledged;
+        ensure!(
+            rows >= least,
+            "a list saw {rows} records, {least} were acknowledged before it began"
+        );
+        Ok(rows)
+    }
+
+    /// After the clock: everything loaded and everything acknowledged is there.
+    fn verify_all(&self, peer: &dyn Peer, base: &Keys) -> Result<()> {
+        let present = |key: &[u8], found: Option<&[u8]>| self.checker.present(key, 0, found);
+        read_back(peer, base.all(), present)?;
+        for (writer, count) in self.acknowledged.iter().enumerate() {
+            let width = writer_key(writer, 0).len();
+            let count = count.load(Ordering::Acquire) as usize;
+            let keys = Keys::collect(width, (0..count).map(|number| writer_key(writer, number)));
+            read_back(peer, keys.all(), present)?;
+        }
+        if !self.context.is_exempt() {
+            self.pass(peer, &self.shift(1).without_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// What a read must find.
+#[derive(Clone, Copy)]
+enum Expected {
+    Always,
+    Never,
+    /// The record with this number of this writer, once that was acknowledged.
+    OnceWritten(usize, u64),
+}
+
+/// The reads of one reader, drawn before the clock starts; in the timed forms they come again and again.
+struct Reads {
+    base: Keys,
+    first: (Keys, Vec<u32>),
+    other: (Keys, Vec<u32>),
+    other_writer: usize,
+    missing: Keys,
+}
+
+impl Reads {
+    fn new(load: &Load, reader: usize) -> Reads {
+        let count = load.context.scaled(OPERATIONS).div_ceil(4);
+        let mut generator = Generator::new(load.context.seed, &format!("reader {reader}"));
+        let base = generator.picks(count, load.base);
+        let other_writer = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15][reader % 15];
+        let written = load.context.scaled(OPERATIONS);
+        let mut of_writer = |writer: usize| {
+            let picks = generator.picks(count, written);
+            let width = writer_key(writer, 0).len();
+            let keys = picks.iter().map(|pick| writer_key(writer, *pick as usize));
+            (Keys::collect(width, keys), picks)
+        };
+        let (first, other) = (of_writer(1), of_writer(other_writer));
+        Reads {
+            base: Keys::collect(13, base.iter().map(|pick| format!("key{pick:010}"))),
+            first,
+            other,
+            other_writer,
+            missing: Keys::collect(17, base.iter().map(|pick| format!("missing{pick:010}"))),
+        }
+    }
+
+    fn at(&self, number: u64) -> (&[u8], Expected) {
+        let at = (number / 4) as usize % self.base.len();
+        match number % 4 {
+            0 => (self.base.at(at), Expected::Always),
+            1 => (
+                self.first.0.at(at),
+                Expected::OnceWritten(1, u64::from(self.first.1[at])),
+            ),
+            2 => {
+                let expected = Expected::OnceWritten(self.other_writer, u64::from(self.other.1[at]));
+                (self.other.0.at(at), expected)
+            }
+            _ => (self.missing.at(at), Expected::Never),
+        }
+    }
+}
+
+/// What a process of `mega/processes` is told.
+#[derive(clap::Args)]
+pub struct MemberArguments {
+    /// Its number.
+    #[arg(long)]
+    process: usize,
+    /// The file with the counters that all share.
+    #[arg(long)]
+    counters: PathBuf,
+}
+
+/// What a process of `mega/processes` tells when it is done.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    crews: Vec<ToldCrew>,
+    process_cpu_nanos: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ToldCrew {
+    operations: u64,
+    left: Option<u64>,
+    hits: Option<u64>,
+    cpu_nanos: u64,
+    nanos: u64,
+    latencies: Vec<(u64, u64)>,
+    timeline: TimelineCounts,
+}
+
+/// One process of `mega/processes`: opens the store, says so, waits for a line, works, and tells what it did.
+pub fn run_member(context: &Context, arguments: &MemberArguments) -> Result<()> {
+    let values = Values::new(context.seed, Length::Mega);
+    let counters = SharedCounters::open(&arguments.counters, WRITERS)?;
+    let load = Load::new(context, &values, &counters);
+    let peer = context.open()?;
+    println!("ready");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let team = load.team(&*peer, arguments.process, PROCESSES)?;
+    let crews = [team.writers, team.readers, team.listers].map(|crew| ToldCrew {
+        operations: crew.done.operations,
+        left: crew.done.stopped_at_of,
+        hits: crew.done.hits,
+        cpu_nanos: crew.done.workers_cpu_nanos,
+        nanos: crew.nanos,
+        latencies: crew.done.latencies.unwrap_or_default().counts(),
+        timeline: crew.done.timeline.unwrap_or_default().counts(),
+    });
+    peer.close()?;
+    let told = Told {
+        crews: crews.into(),
+        process_cpu_nanos: crate::measure::process_cpu_nanos(),
+    };
+    println!("{}", serde_json::to_string(&told)?);
+    Ok(())
+}
+
+/// Processes that are ended when this is dropped, so that none goes on writing into a directory that is removed.
+struct Members(Vec<Child>);
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // One that has ended already cannot be ended again.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn run_processes(context: &Context, counters: &Path) -> Result<Vec<Done>> {
+    let mut members = Members(Vec::new());
+    let mut pipes = Vec::new();
+    for process in 0..PROCESSES {
+        let mut child = start_member(context, counters, process)?;
+        pipes.push(BufReader::new(child.stdout.take().context("a member's output is a pipe")?).lines());
+        members.0.push(child);
+    }
+    for pipe in &mut pipes {
+        let line = pipe
+            .next()
+            .context("a process ended before it had opened the store")??;
+        ensure!(line == "ready", "a process said {line:?}");
+    }
+    for child in &mut members.0 {
+        child
+            .stdin
+            .take()
+            .context("a member's input is a pipe")?
+            .write_all(b"go\n")?;
+    }
+    let mut team = Team::default();
+    let mut cpu = 0;
+    for pipe in &mut pipes {
+        let line = pipe
+            .next()
+            .context("a process ended before it had told what it did; its message is above")??;
+        let told: Told = serde_json::from_str(&line)?;
+        cpu += told.process_cpu_nanos;
+        for (crew, told) in [&mut team.writers, &mut team.readers, &mut team.listers]
+            .into_iter()
+            .zip(told.crews)
+        {
+            crew.add(told.worked(), told.hits);
+        }
+    }
+    for child in &mut members.0 {
+        let status = child.wait()?;
+        ensure!(status.success(), "a process ended with {status}");
+    }
+    let mut phases = team.into_phases();
+    phases.iter_mut().for_each(|done| done.other_processes_cpu_nanos = cpu);
+    Ok(phases)
+}
+
+impl ToldCrew {
+    fn worked(&self) -> Worked {
+        Worked {
+            operations: self.operations,
+            stopped_at_of: self.left.map(|left| left.saturating_add(self.operations)),
+            cpu_nanos: self.cpu_nanos,
+            nanos: self.nanos,
+            latencies: Latencies::from_counts(&self.latencies),
+            timeline: Timeline::from_counts(&self.timeline),
+        }
+    }
+}
+
+fn start_member(context: &Context, counters: &Path, process: usize) -> Result<Child> {
+    let limit = context.pace.limit.saturating_sub(crate::measure::now_nanos()) / 1_000_000_000;
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(["member", "mega/processes"])
+        .args(["--process", &process.to_string()])
+        .arg("--counters")
+        .arg(counters)
+        .args(["--peer", &context.driver.describe().name])
+        .args(["--durability", &context.class.to_string()])
+        .args(["--seed", &context.seed.to_string()])
+        .args(["--scale", &context.scale.to_string()])
+        .args(["--limit", &limit.max(1).to_string()])
+        .arg("--directory")
+        .arg(context.directory);
+    if let Some(seconds) = context.pace.seconds {
+        command.args(["--seconds", &seconds.to_string()]);
+    }
+    if let Some(rate) = context.pace.rate {
+        command.args(["--rate", &rate.to_string()]);
+    }
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting a process that shares the store")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_counted_up_as_they_are_formatted() {
+        let mut key = writer_key(3, 0).into_bytes();
+        for number in 0..1234 {
+            assert_eq!(key, writer_key(3, number).into_bytes());
+            count_up(&mut key);
+        }
+        let mut key = b"key0000000999".to_vec();
+        count_up(&mut key);
+        assert_eq!(key, b"key0000001000");
+    }
+}

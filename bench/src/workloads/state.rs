@@ -1,0 +1,327 @@
+//! GeaFlow's published state store load: 4-byte keys in big-endian order, values of 100 bytes, one thread. A flush is a
+//! commit in the class of the run.
+//!
+//! Every row has a store of its own, as each of the published tests has; the reading rows read what the row of
+//! sequential writes stored. Above 100,000 records a flush comes after every 100,000 puts, because several stores cannot
+//! hold more in one commit.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use super::loads::{get_each, read_back};
+use super::{Context, Recorder, Variant, Workload};
+use crate::crew::{Worked, together};
+use crate::data::{Generator, Keys, Length, Values};
+use crate::measure::{Done, Work};
+use crate::peer::{Class, Pairs, Peer};
+
+/// Puts in one commit at most.
+const COMMIT_MAX: usize = 100_000;
+
+pub const WORKLOAD: Workload = Workload {
+    name: "state",
+    about: "GeaFlow's load: 4-byte keys, 100-byte values, at 10k, 1M and 10M: sequential and random writes with one flush, \
+        reads, mixed, batches, 100,000 puts, checkpoint and recovery",
+    variants: &[
+        Variant {
+            label: "10k",
+            records: 10_000,
+        },
+        Variant {
+            label: "1M",
+            records: 1_000_000,
+        },
+        Variant {
+            label: "10M",
+            records: 10_000_000,
+        },
+    ],
+    classes: &[Class::Written, Class::None],
+    needs_persistence: false,
+    has_open_loop: false,
+    run,
+};
+
+/// What every row works with.
+struct Rows<'a> {
+    context: &'a Context<'a>,
+    values: Values,
+    count: usize,
+    sequential: Keys,
+}
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let count = context.records();
+    let rows = Rows {
+        context,
+        values: Values::new(context.seed, Length::Fixed(100)),
+        count,
+        sequential: numbers(0..count as u32),
+    };
+    rows.sequential(recorder)?;
+    rows.random(recorder)?;
+    rows.mixed(recorder)?;
+    rows.batches(recorder)?;
+    if context.variant.records == 10_000 {
+        rows.large(recorder)?;
+    }
+    rows.checkpoint(recorder)
+}
+
+/// Numbers as 4-byte keys.
+fn numbers(numbers: impl Iterator<Item = u32>) -> Keys {
+    Keys::collect(4, numbers.map(u32::to_be_bytes))
+}
+
+/// Puts keys in one commit after another, `flush` puts each. The time of a put is the time until the next one is asked
+/// for; that of the last one of a commit has the commit in it.
+fn put_and_flush(
+    context: &Context,
+    peer: &dyn Peer,
+    keys: &Keys,
+    flush: usize,
+    value: &dyn Fn(usize) -> Vec<u8>,
+) -> Result<Done> {
+    // Made before the clock starts.
+    let all: Vec<Vec<u8>> = (0..keys.len()).map(value).collect();
+    let commits = keys.len().div_ceil(flush);
+    let shift = context.pace.shift(1, None);
+    let worked = shift.work_while(commits as u64, &true.into(), |commit| {
+        let start = commit as usize * flush;
+        let part = keys.all().part(start, start + flush);
+        let mut pairs = part.iter().zip(all[start..].iter().map(Vec::as_slice));
+        peer.put_many(&mut pairs as &mut Pairs)?;
+        Ok(part.len() as u64)
+    })?;
+    Ok(of_puts(worked, keys.len()))
+}
+
+/// A stopped shift counted commits; what was left are puts.
+fn of_puts(worked: Worked, planned: usize) -> Done {
+    let mut done = together(vec![worked]);
+    done.stopped_at_of = done.stopped_at_of.map(|_| planned as u64);
+    done
+}
+
+impl Rows<'_> {
+    fn directory(&self, row: &str) -> PathBuf {
+        self.context.directory.join(row)
+    }
+
+    fn open(&self, row: &str) -> Result<Box<dyn Peer>> {
+        self.context.open_in(&self.directory(row))
+    }
+
+    fn present(&self, version: u32) -> impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Sync + Copy {
+        let checker = self.context.checker(&self.values);
+        move |key, found| checker.present(key, version, found)
+    }
+
+    fn value(&self, keys: &Keys, version: impl Fn(usize) -> u32) -> impl Fn(usize) -> Vec<u8> {
+        move |at| self.values.of(keys.at(at), version(at)).to_vec()
+    }
+
+    fn sequential(&self, recorder: &mut Recorder) -> Result<()> {
+        let peer = self.open("sequential")?;
+        let keys = &self.sequential;
+        recorder.phase("seq-write", Work::Writes, || {
+            put_and_flush(self.context, &*peer, keys, COMMIT_MAX, &self.value(keys, |_| 0))
+        })?;
+        if recorder.is_stopped() {
+            return peer.close();
+        }
+        recorder.phase("seq-read", Work::Reads, || {
+            get_each(self.context, &*peer, keys.all(), 1, self.present(0))
+        })?;
+        let reads = numbers(
+            Generator::new(self.context.seed, "reads")
+                .picks(self.count, self.count)
+                .into_iter(),
+        );
+        recorder.phase("rand-read", Work::Reads, || {
+            get_each(self.context, &*peer, reads.all(), 1, self.present(0))
+        })?;
+        read_back(&*peer, keys.all(), self.present(0))?;
+        peer.close()
+    }
+
+    fn random(&self, recorder: &mut Recorder) -> Result<()> {
+        let peer = self.open("random")?;
+        let picks = Generator::new(self.context.seed, "writes").picks(self.count, self.count);
+        let keys = numbers(picks.iter().copied());
+        // A number that comes again is written in its next version.
+        let mut last = vec![None::<u32>; self.count];
+        let versions: Vec<u32> = picks
+            .iter()
+            .map(|pick| {
+                let version = last[*pick as usize].map_or(0, |version| version + 1);
+                last[*pick as usize] = Some(version);
+                version
+            })
+            .collect();
+        recorder.phase("rand-write", Work::Writes, || {
+            put_and_flush(
+                self.context,
+                &*peer,
+                &keys,
+                COMMIT_MAX,
+                &self.value(&keys, |at| versions[at]),
+            )
+        })?;
+        if !recorder.is_stopped() {
+            self.verify_versions(&*peer, &last)?;
+        }
+        peer.close()
+    }
+
+    /// Every number is there in its last version, or not at all.
+    fn verify_versions(&self, peer: &dyn Peer, last: &[Option<u32>]) -> Result<()> {
+        let checker = self.context.checker(&self.values);
+        read_back(peer, self.sequential.all(), |key, found| {
+            let number = u32::from_be_bytes(key.try_into().context("a key of 4 bytes")?);
+            match last[number as usize] {
+                Some(version) => checker.present(key, version, found),
+                None => checker.absent(key, found),
+            }
+        })
+    }
+
+    /// Reads and writes of records that are there, 7 to 3; each write a commit of its own.
+    fn mixed(&self, recorder: &mut Recorder) -> Result<()> {
+        if recorder.is_stopped() {
+            recorder.not_done(
+                &[("mixed", Work::Writes)],
+                "not reached within the time limit of the cell",
+            );
+            return Ok(());
+        }
+        let peer = self.open("mixed")?;
+        put_and_flush(
+            self.context,
+            &*peer,
+            &self.sequential,
+            COMMIT_MAX,
+            &self.value(&self.sequential, |_| 0),
+        )?;
+        let mut generator = Generator::new(self.context.seed, "mixed");
+        let picks = generator.picks(self.count, self.count);
+        let is_read: Vec<bool> = (0..self.count).map(|_| generator.below(10) < 7).collect();
+        let mut versions = vec![0; self.count];
+        let checker = self.context.checker(&self.values);
+        recorder.phase("mixed", Work::Writes, || {
+            let worked = self.context.pace.shift(1, None).work(self.count as u64, |at| {
+                let number = picks[at as usize] as usize;
+                let key = self.sequential.at(number);
+                if is_read[at as usize] {
+                    return peer.get(key, &mut |found| checker.present(key, versions[number], found));
+                }
+                versions[number] += 1;
+                peer.put(key, self.values.of(key, versions[number]))
+            })?;
+            Ok(together(vec![worked]))
+        })?;
+        self.verify_versions(&*peer, &versions.into_iter().map(Some).collect::<Vec<_>>())?;
+        peer.close()
+    }
+
+    fn batches(&self, recorder: &mut Recorder) -> Result<()> {
+        let peer = self.open("batch")?;
+        let keys = &self.sequential;
+        let flush = (self.count / 10).clamp(1, COMMIT_MAX);
+        recorder.phase("batch", Work::Writes, || {
+            put_and_flush(self.context, &*peer, keys, flush, &self.value(keys, |_| 0))
+        })?;
+        if !recorder.is_stopped() {
+            read_back(&*peer, keys.all(), self.present(0))?;
+        }
+        peer.close()
+    }
+
+    /// Ten times as many puts as the other rows, and as many reads as they.
+    fn large(&self, recorder: &mut Recorder) -> Result<()> {
+        let peer = self.open("large")?;
+        let keys = numbers(0..self.count as u32 * 10);
+        recorder.phase("large write", Work::Writes, || {
+            put_and_flush(self.context, &*peer, &keys, self.count, &self.value(&keys, |_| 0))
+        })?;
+        if recorder.is_stopped() {
+            return peer.close();
+        }
+        let picks = Generator::new(self.context.seed, "large").picks(self.count, keys.len());
+        let reads = keys.picked(&picks);
+        recorder.phase("large read", Work::Reads, || {
+            get_each(self.context, &*peer, reads.all(), 1, self.present(0))
+        })?;
+        read_back(&*peer, keys.all(), self.present(0))?;
+        peer.close()
+    }
+
+    /// 1,000 records: keep a checkpoint, lose the live store, recover from the checkpoint, which must stay as it was.
+    fn checkpoint(&self, recorder: &mut Recorder) -> Result<()> {
+        let names = [
+            ("create checkpoint", Work::Writes),
+            ("recover from checkpoint", Work::Writes),
+        ];
+        let (live, kept) = (self.directory("live"), self.directory("kept"));
+        let peer = self.open("live")?;
+        let count = 1_000.min(self.count.max(1));
+        let keys = numbers(0..count as u32);
+        let mut pairs = keys.iter().map(|key| (key, self.values.of(key, 0)));
+        peer.put_many(&mut pairs)?;
+        let mut is_made = false;
+        recorder.phase(names[0].0, names[0].1, || {
+            peer.checkpoint(&kept)?;
+            is_made = true;
+            Ok(Done::untimed(1))
+        })?;
+        peer.close()?;
+        if !is_made {
+            recorder.not_done(&names[1..], "there is no checkpoint to recover from");
+            return Ok(());
+        }
+        let before = contents(&kept)?;
+        std::fs::remove_dir_all(&live)?;
+        let mut recovered = None;
+        recorder.phase(names[1].0, names[1].1, || {
+            copy_directory(&kept, &live)?;
+            recovered = Some(self.context.open_in(&live)?);
+            Ok(Done::untimed(1))
+        })?;
+        let peer = recovered.context("a phase that succeeded has recovered the store")?;
+        read_back(&*peer, keys.all(), self.present(0))?;
+        peer.put(keys.at(0), b"changed after the recovery")?;
+        peer.close()?;
+        anyhow::ensure!(contents(&kept)? == before, "recovering from the checkpoint changed it");
+        Ok(())
+    }
+}
+
+/// Copies the files of a directory: a recovery that leaves the checkpoint as it is.
+pub fn copy_directory(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            copy_directory(&entry.path(), &to.join(entry.file_name()))?;
+        } else {
+            std::fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Every byte below a directory, by name.
+fn contents(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            all.extend(contents(&path)?);
+        } else {
+            all.push((path.clone(), std::fs::read(&path)?));
+        }
+    }
+    all.sort();
+    Ok(all)
+}

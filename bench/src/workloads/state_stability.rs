@@ -1,0 +1,202 @@
+//! GeaFlow's published stability load: many small flushes, checkpoints, growth, a mix of reads and writes, memory, and
+//! large values. What the published test only ran, this one reads back.
+
+use anyhow::{Context as _, Result};
+
+use super::loads::read_back;
+use super::state::copy_directory;
+use super::{Context, Recorder, Workload, only};
+use crate::crew::together;
+use crate::data::{Generator, Keys, Length, Values};
+use crate::measure::{Done, Work};
+use crate::peer::{Class, Pairs, Peer};
+
+pub const WORKLOAD: Workload = Workload {
+    name: "state-stability",
+    about: "GeaFlow's stability load: 1,000 x 100 puts with a flush each, 20 checkpoints and recoveries, growth over 10 x \
+        1,000 records, 100 x (50 gets + 10 puts + flush), memory, values of 1, 10 and 100 kB",
+    variants: only(1_000),
+    classes: &[Class::Written, Class::None],
+    needs_persistence: false,
+    has_open_loop: false,
+    run,
+};
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    flushes(context, recorder)?;
+    checkpoints(context, recorder)?;
+    growth(context, recorder)?;
+    mix(context, recorder)?;
+    memory(context, recorder)?;
+    for kilobytes in [1, 10, 100] {
+        large_values(context, recorder, kilobytes)?;
+    }
+    Ok(())
+}
+
+fn numbers(range: std::ops::Range<usize>) -> Keys {
+    Keys::collect(4, range.map(|number| (number as u32).to_be_bytes()))
+}
+
+fn open(context: &Context, row: &str) -> Result<Box<dyn Peer>> {
+    context.open_in(&context.directory.join(row))
+}
+
+/// Steps that each do several operations; the latency is that of a step.
+fn steps(context: &Context, count: usize, mut step: impl FnMut(u64) -> Result<u64>) -> Result<(Done, usize)> {
+    let mut done_steps = 0;
+    let shift = context.pace.shift(1, None);
+    let worked = shift.work_while(count as u64, &true.into(), |number| {
+        let operations = step(number)?;
+        done_steps += 1;
+        Ok(operations)
+    })?;
+    Ok((together(vec![worked]), done_steps))
+}
+
+fn flush_of(peer: &dyn Peer, keys: &Keys, values: &Values, from: usize, to: usize) -> Result<u64> {
+    let part = keys.all().part(from, to);
+    peer.put_many(&mut part.iter().map(|key| (key, values.of(key, 0))) as &mut Pairs)?;
+    Ok(part.len() as u64)
+}
+
+fn flushes(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let count = context.records();
+    let keys = numbers(0..count * 100);
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let checker = context.checker(&values);
+    let peer = open(context, "flushes")?;
+    let mut flushed = 0;
+    recorder.phase("1,000 x (100 puts + flush)", Work::Writes, || {
+        let (done, steps) = steps(context, count, |step| {
+            let at = step as usize * 100;
+            flush_of(&*peer, &keys, &values, at, at + 100)
+        })?;
+        flushed = steps * 100;
+        Ok(done)
+    })?;
+    read_back(&*peer, keys.all().part(0, flushed), |key, found| {
+        checker.present(key, 0, found)
+    })?;
+    peer.close()
+}
+
+/// Each round keeps a checkpoint, drops the store, and recovers it from there, with everything it held so far.
+fn checkpoints(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let rounds = context.scaled(20).min(20);
+    let keys = numbers(0..rounds * 100);
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let checker = context.checker(&values);
+    let live = context.directory.join("checkpoints");
+    recorder.phase("20 x (100 puts, checkpoint, drop, recover)", Work::Writes, || {
+        let (done, _) = steps(context, rounds, |round| {
+            let at = round as usize * 100;
+            let kept = context.directory.join(format!("kept-{round}"));
+            let peer = context.open_in(&live)?;
+            flush_of(&*peer, &keys, &values, at, at + 100)?;
+            peer.checkpoint(&kept)?;
+            peer.close()?;
+            std::fs::remove_dir_all(&live)?;
+            copy_directory(&kept, &live)?;
+            let peer = context.open_in(&live)?;
+            read_back(&*peer, keys.all().part(0, at + 100), |key, found| {
+                checker.present(key, 0, found)
+            })?;
+            peer.close()?;
+            Ok(1)
+        })?;
+        Ok(done)
+    })
+}
+
+fn growth(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let each = context.records();
+    let keys = numbers(0..each * 10);
+    let values = Values::new(context.seed, Length::Fixed(200));
+    let checker = context.checker(&values);
+    let peer = open(context, "growth")?;
+    let mut sizes = Vec::new();
+    recorder.phase("growth over 10 x 1,000 records", Work::Writes, || {
+        let (done, _) = steps(context, 10, |step| {
+            let at = step as usize * each;
+            let flushed = flush_of(&*peer, &keys, &values, at, at + each)?;
+            sizes.push(crate::scratch::allocated_bytes(&context.directory.join("growth"))?);
+            Ok(flushed)
+        })?;
+        Ok(done)
+    })?;
+    let written = sizes.len() * each;
+    recorder.note(format!("bytes of its files after each 1,000 records: {sizes:?}"));
+    read_back(&*peer, keys.all().part(0, written), |key, found| {
+        checker.present(key, 0, found)
+    })?;
+    peer.close()
+}
+
+fn mix(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let records = 1_000;
+    let rounds = context.scaled(100).min(100);
+    let keys = numbers(0..records + rounds * 10);
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let checker = context.checker(&values);
+    let picks = Generator::new(context.seed, "mix").picks(rounds * 50, records);
+    let peer = open(context, "mix")?;
+    flush_of(&*peer, &keys, &values, 0, records)?;
+    let mut written = records;
+    recorder.phase("100 x (50 gets + 10 puts + flush)", Work::Writes, || {
+        let (done, _) = steps(context, rounds, |round| {
+            for pick in &picks[round as usize * 50..][..50] {
+                let key = keys.at(*pick as usize);
+                peer.get(key, &mut |found| checker.present(key, 0, found))?;
+            }
+            flush_of(&*peer, &keys, &values, written, written + 10)?;
+            written += 10;
+            Ok(60)
+        })?;
+        Ok(done)
+    })?;
+    read_back(&*peer, keys.all().part(0, written), |key, found| {
+        checker.present(key, 0, found)
+    })?;
+    peer.close()
+}
+
+/// 50 rounds of 200 puts of 500 bytes and 200 gets, with a checkpoint every 10 rounds.
+fn memory(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let rounds = context.scaled(50).min(50);
+    let keys = numbers(0..rounds * 200);
+    let values = Values::new(context.seed, Length::Fixed(500));
+    let checker = context.checker(&values);
+    let peer = open(context, "memory")?;
+    recorder.phase("50 x (200 puts of 500 B + 200 gets), checkpoints", Work::Writes, || {
+        let (done, _) = steps(context, rounds, |round| {
+            let at = round as usize * 200;
+            flush_of(&*peer, &keys, &values, at, at + 200)?;
+            for key in keys.all().part(at, at + 200).iter() {
+                peer.get(key, &mut |found| checker.present(key, 0, found))?;
+            }
+            if round % 10 == 0 {
+                peer.checkpoint(&context.directory.join(format!("memory-{round}")))?;
+            }
+            Ok(400)
+        })?;
+        Ok(done)
+    })?;
+    peer.close()
+}
+
+fn large_values(context: &Context, recorder: &mut Recorder, kilobytes: usize) -> Result<()> {
+    let keys = numbers(0..10);
+    let values = Values::new(context.seed, Length::Fixed(kilobytes * 1000));
+    let checker = context.checker(&values);
+    let peer = open(context, &format!("values-{kilobytes}"))?;
+    recorder.phase(&format!("10 puts of {kilobytes} kB + flush"), Work::Writes, || {
+        flush_of(&*peer, &keys, &values, 0, 10).map(|count| Done::untimed(count as usize))
+    })?;
+    if recorder.is_stopped() {
+        return peer.close();
+    }
+    read_back(&*peer, keys.all(), |key, found| checker.present(key, 0, found))
+        .with_context(|| format!("values of {kilobytes} kB"))?;
+    peer.close()
+}

@@ -1,0 +1,216 @@
+//! Tests of the workloads: honest peers pass every one, and each planted fault is caught by the workloads of the matrix.
+
+use anyhow::Result;
+
+use super::{Context, Record, Recorder, named};
+use crate::crew::Pace;
+use crate::measure::now_nanos;
+use crate::peer::{Class, Driver};
+use crate::peers;
+use crate::scratch::Scratch;
+
+fn pace() -> Pace {
+    Pace {
+        limit: u64::MAX,
+        seconds: None,
+        rate: None,
+    }
+}
+
+fn run_paced(name: &str, driver: &dyn Driver, scale: f64, pace: Pace) -> Result<Record> {
+    let scratch = Scratch::new(&std::env::temp_dir())?;
+    let task = named(name)?[0];
+    let class = task.workload.class_for(driver, None).map_err(anyhow::Error::msg)?;
+    let directory = scratch.path().join("run");
+    std::fs::create_dir(&directory)?;
+    let context = Context {
+        driver,
+        class,
+        directory: &directory,
+        variant: task.variant,
+        scale,
+        seed: 5,
+        pace,
+    };
+    let mut recorder = Recorder::new(&directory);
+    (task.workload.run)(&context, &mut recorder)?;
+    Ok(recorder.finish())
+}
+
+fn run(name: &str, driver: &dyn Driver, scale: f64) -> Result<Record> {
+    run_paced(name, driver, scale, pace())
+}
+
+/// Every peer that takes part passes, and shows the same phases.
+fn honest_peers_pass(name: &str, scale: f64) {
+    let mut shown: Option<Vec<String>> = None;
+    for driver in peers::ALL {
+        let peer = driver.describe().name;
+        let task = named(name).expect("known")[0];
+        if task.workload.class_for(*driver, None).is_err() {
+            continue;
+        }
+        let record = run(name, *driver, scale).unwrap_or_else(|error| panic!("{name}: {peer}: {error:#}"));
+        let mut phases: Vec<String> = record.phases.iter().map(|phase| phase.name.clone()).collect();
+        phases.extend(record.unsupported.iter().map(|(phase, _)| phase.clone()));
+        phases.sort();
+        assert_eq!(shown.get_or_insert(phases.clone()), &phases, "{name}: {peer}");
+    }
+}
+
+macro_rules! honest {
+    ($($test:ident: $name:literal at $scale:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            honest_peers_pass($name, $scale);
+        })*
+    };
+}
+
+honest! {
+    honest_peers_pass_first: "first" at 0.002,
+    honest_peers_pass_synced_puts: "synced-puts" at 0.0005,
+    honest_peers_pass_mega_timed: "mega/60s" at 0.0005,
+    honest_peers_pass_mega_counts: "mega/counts" at 0.0005,
+    honest_peers_pass_map: "map/100k" at 0.01,
+    honest_peers_pass_map_mixed: "map-mixed/100k" at 0.01,
+    honest_peers_pass_state: "state/10k" at 0.05,
+    honest_peers_pass_state_stability: "state-stability" at 0.05,
+    honest_peers_pass_redb_table: "redb-table" at 0.0004,
+    honest_peers_pass_ycsb_a: "ycsb-a" at 0.001,
+    honest_peers_pass_ycsb_c: "ycsb-c" at 0.001,
+    honest_peers_pass_ycsb_e: "ycsb-e" at 0.001,
+}
+
+/// The error with which a workload ends on a faulty peer, if it ends so.
+fn caught(name: &str, fault: &str, scale: f64) -> Option<String> {
+    let driver = peers::one(fault).expect("a faulty peer");
+    run(name, driver, scale).err().map(|error| format!("{error:#}"))
+}
+
+fn must_catch(name: &str, fault: &str, scale: f64) {
+    let error = caught(name, fault, scale).unwrap_or_else(|| panic!("{name} did not notice {fault}"));
+    let names_it = ["key ", "pairs", "records", "scan", "list", "range"]
+        .iter()
+        .any(|word| error.contains(word));
+    assert!(names_it, "{name}: {fault}: {error}");
+}
+
+/// The matrix: one test for each workload and each fault that it must catch. Not in it: a workload without deletes
+/// cannot see a delete that was not done, and what was acknowledged too early only a crash can show (`tests/classes.rs`).
+macro_rules! matrix {
+    ($($test:ident: $name:literal catches $fault:literal at $scale:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            must_catch($name, $fault, $scale);
+        })*
+    };
+}
+
+matrix! {
+    first_catches_a_stale_value: "first" catches "faulty-stale" at 0.002,
+    first_catches_a_lost_write: "first" catches "faulty-loses" at 0.02,
+    synced_puts_catches_a_stale_value: "synced-puts" catches "faulty-stale" at 0.002,
+    synced_puts_catches_a_lost_write: "synced-puts" catches "faulty-loses" at 0.02,
+    mega_timed_catches_a_stale_value: "mega/60s" catches "faulty-stale" at 0.001,
+    mega_timed_catches_a_lost_write: "mega/60s" catches "faulty-loses" at 0.02,
+    mega_counts_catches_a_stale_value: "mega/counts" catches "faulty-stale" at 0.001,
+    mega_counts_catches_a_lost_write: "mega/counts" catches "faulty-loses" at 0.02,
+    map_catches_a_stale_value: "map/100k" catches "faulty-stale" at 0.01,
+    map_catches_a_lost_write: "map/100k" catches "faulty-loses" at 0.15,
+    map_catches_a_delete_that_was_not_done: "map/100k" catches "faulty-keeps-deleted" at 0.01,
+    map_mixed_catches_a_stale_value: "map-mixed/100k" catches "faulty-stale" at 0.01,
+    map_mixed_catches_a_lost_write: "map-mixed/100k" catches "faulty-loses" at 0.15,
+    state_catches_a_stale_value: "state/10k" catches "faulty-stale" at 0.1,
+    state_catches_a_lost_write: "state/10k" catches "faulty-loses" at 1.0,
+    state_stability_catches_a_stale_value: "state-stability" catches "faulty-stale" at 0.05,
+    state_stability_catches_a_lost_write: "state-stability" catches "faulty-loses" at 0.15,
+    redb_table_catches_a_stale_value: "redb-table" catches "faulty-stale" at 0.0004,
+    redb_table_catches_a_lost_write: "redb-table" catches "faulty-loses" at 0.003,
+    redb_table_catches_a_delete_that_was_not_done: "redb-table" catches "faulty-keeps-deleted" at 0.0004,
+    ycsb_a_catches_a_stale_value: "ycsb-a" catches "faulty-stale" at 0.002,
+    ycsb_a_catches_a_lost_write: "ycsb-a" catches "faulty-loses" at 0.02,
+    ycsb_c_catches_a_stale_value: "ycsb-c" catches "faulty-stale" at 0.002,
+    ycsb_c_catches_a_lost_write: "ycsb-c" catches "faulty-loses" at 0.02,
+    ycsb_e_catches_a_stale_value: "ycsb-e" catches "faulty-stale" at 0.002,
+    ycsb_e_catches_a_lost_write: "ycsb-e" catches "faulty-loses" at 0.02,
+}
+
+#[test]
+fn workloads_without_deletes_cannot_see_that_none_are_done() {
+    for name in ["first", "map-mixed/100k", "ycsb-a"] {
+        assert_eq!(caught(name, "faulty-keeps-deleted", 0.002), None, "{name}");
+    }
+}
+
+#[test]
+fn limit_of_the_cell_stops_every_workload_and_shows_how_far_it_came() {
+    let driver = peers::one("btreemap").expect("a peer");
+    for workload in super::ALL.iter().filter(|workload| !workload.needs_persistence) {
+        if workload.class_for(driver, None).is_err() {
+            continue;
+        }
+        let over = Pace {
+            limit: now_nanos(),
+            ..pace()
+        };
+        let record = run_paced(workload.name, driver, 0.0005, over);
+        let record = record.unwrap_or_else(|error| panic!("{}: {error:#}", workload.name));
+        let stopped = record.phases.iter().filter(|phase| !phase.is_complete()).count();
+        assert!(stopped >= 1, "{}: {record:?}", workload.name);
+        let complete = record.phases.iter().filter(|phase| phase.is_complete());
+        assert_eq!(complete.count() + stopped, record.phases.len());
+    }
+}
+
+#[test]
+fn seconds_end_a_phase_and_leave_it_complete() {
+    let driver = peers::one("btreemap").expect("a peer");
+    let short = Pace {
+        seconds: Some(0.01),
+        ..pace()
+    };
+    let record = run_paced("ycsb-c", driver, 0.01, short).expect("an honest peer");
+    assert!(record.phases.iter().all(|phase| phase.is_complete()), "{record:?}");
+}
+
+#[test]
+fn open_loop_gives_operations_at_the_rate_that_was_asked_for() {
+    let driver = peers::one("btreemap").expect("a peer");
+    let open = Pace {
+        rate: Some(5_000.0),
+        ..pace()
+    };
+    let record = run_paced("ycsb-c", driver, 0.001, open).expect("an honest peer");
+    let phase = &record.phases[0];
+    assert_eq!(phase.operations, 1000);
+    // 1,000 operations at 5,000 a second take 0.2 s, however fast the store is.
+    assert!(phase.wall_nanos >= 190_000_000, "{phase:?}");
+}
+
+#[test]
+fn peers_run_only_in_classes_that_they_have() {
+    let class = |workload: &str, peer: &str, wanted| {
+        named(workload).expect("known")[0]
+            .workload
+            .class_for(peers::one(peer).expect("known"), wanted)
+    };
+    assert_eq!(class("first", "lmdb", None), Ok(Class::Written));
+    assert_eq!(class("first", "redb", None), Ok(Class::None));
+    assert_eq!(class("first", "redb", Some(Class::Synced)), Ok(Class::Synced));
+    assert!(class("first", "redb", Some(Class::Written)).is_err());
+    assert!(class("synced-puts", "btreemap", None).is_err());
+    assert!(class("open", "btreemap", Some(Class::None)).is_err());
+}
+
+#[test]
+fn names_select_all_forms_of_a_workload_or_one() {
+    let names = |name| -> Vec<String> {
+        named(name).map_or(Vec::new(), |tasks| tasks.iter().map(|task| task.name()).collect())
+    };
+    assert_eq!(names("state"), ["state/10k", "state/1M", "state/10M"]);
+    assert_eq!(names("map/1m"), ["map/1M"]);
+    assert_eq!(names("first"), ["first"]);
+    let error = named("map/3M").err().expect("no such form").to_string();
+    assert!(error.contains("100k, 1M, 2M, 4M, 16M"), "{error}");
+}

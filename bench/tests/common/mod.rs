@@ -1,0 +1,62 @@
+//! What the suites share: calling the lab, in a directory of its own that is removed afterwards.
+
+// Each suite is a crate of its own and uses a part of this.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A directory for one test.
+pub struct Place(PathBuf);
+
+impl Place {
+    pub fn new() -> Place {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lab-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).expect("a new directory");
+        Place(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The lab with these arguments, working here.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
+        command.args(arguments).current_dir(&self.0);
+        command
+    }
+
+    pub fn lab(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the lab starts")
+    }
+
+    /// `lab run` with these arguments; results in `results.json`.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        let own = ["--json", "results.json", "--directory", "."];
+        self.lab(&[&["run"], arguments, &own].concat())
+    }
+
+    pub fn results(&self) -> serde_json::Value {
+        let bytes = std::fs::read(self.file("results.json")).expect("results");
+        serde_json::from_slice(&bytes).expect("JSON")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // A directory that stays behind in the temporary one is no reason to fail a test.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::core::Core;
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Reason};
 use crate::space::Slack;
 use crate::store::TICK;
 
@@ -66,15 +66,16 @@ fn is_time_to_tidy(quiet_ticks: u32) -> bool {
     quiet_ticks.is_multiple_of(QUIET_TICKS) && (quiet_ticks / QUIET_TICKS).is_power_of_two()
 }
 
-/// A full disk may get room again; with any other error nothing can be folded any more.
+/// A full disk may get room again, and damage keeps only writers out; with any other error nothing is certain any more.
 fn give_up_or_pause(core: &Core, error: Error) {
-    match error.kind() {
-        Kind::MakeSpace | Kind::Retry => {
+    match (error.kind(), error.reason()) {
+        (Kind::MakeSpace, _) | (_, Reason::TooManySnapshots { .. }) => {
             core.note_fold_error(Some(error));
             core.report_progress();
             std::thread::sleep(PAUSE);
         }
-        Kind::Closed | Kind::Reopen => {}
+        (_, Reason::Damaged(what)) => core.stop_writing(what),
+        (Kind::Closed | Kind::Reopen, _) => {}
         _ => core.poison(&error),
     }
 }

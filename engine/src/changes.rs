@@ -39,10 +39,10 @@ use crate::checksum::key_hash;
 use crate::core::{Core, with_source};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
-use crate::limits::{GENERATIONS_MAX, MAP_ID_BYTES};
+use crate::limits::MAP_ID_BYTES;
 use crate::log::{LOG_START, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, record_bytes};
 use crate::map::{Map, map_id};
-use crate::region::{GenerationState, Pin, Version};
+use crate::region::{GenerationEntry, GenerationState, Pin, Version};
 use crate::scan::Scan;
 use crate::snapshot::{Purpose, describe};
 use crate::store::Handle;
@@ -377,19 +377,22 @@ impl Core {
     }
 
     /// Slots of the generations whose logs and indexes can be read. Under the retention lock it stays that way.
-    fn readable_slots(&self) -> impl Iterator<Item = u8> {
-        (0..GENERATIONS_MAX as u8).filter(|&slot| match self.entry(slot).state() {
+    fn readable_slots(&self) -> impl Iterator<Item = u16> {
+        let is_readable = |entry: &GenerationEntry| match entry.state() {
             GenerationState::Active | GenerationState::Frozen | GenerationState::Folded => true,
             GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
-        })
+        };
+        self.region
+            .generations()
+            .filter_map(move |(slot, entry)| is_readable(entry).then_some(slot))
     }
 
     /// The generations that hold commits after `base_commit`, up to generation `newest`, oldest first.
     fn generations_between(&self, base_commit: u64, newest: u32) -> Vec<GenerationView> {
-        let number = |slot: u8| self.entry(slot).number.load(Ordering::Relaxed);
+        let number = |slot: u16| self.entry(slot).number.load(Ordering::Relaxed);
         let wanted =
-            |&slot: &u8| self.entry(slot).last_commit.load(Ordering::Relaxed) > base_commit && number(slot) <= newest;
-        let mut slots: Vec<u8> = self.readable_slots().filter(wanted).collect();
+            |&slot: &u16| self.entry(slot).last_commit.load(Ordering::Relaxed) > base_commit && number(slot) <= newest;
+        let mut slots: Vec<u16> = self.readable_slots().filter(wanted).collect();
         slots.sort_unstable_by_key(|&slot| number(slot));
         slots.into_iter().map(|slot| self.generation_view(slot)).collect()
     }
@@ -429,7 +432,7 @@ impl Follower {
 
     fn notice_end(&mut self, core: &Core) {
         let State::Following(hold) = &self.state else { return };
-        if core.region.pinned(&hold.pin).ended.load(Ordering::Acquire) != 0 {
+        if core.region.pinned(&hold.pin).is_ended() {
             self.let_go(core, State::Ended);
         } else if core.control().tail.0.checkable_since.load(Ordering::Relaxed) > hold.commit {
             self.let_go(core, State::Lost);
@@ -556,7 +559,7 @@ struct Reader {
 /// A place in the log.
 #[derive(Clone, Copy, Debug)]
 struct LogCursor {
-    slot: u8,
+    slot: u16,
     segment: SegmentHeader,
     /// A record begins here, or at the next sector.
     position: u64,
@@ -564,9 +567,9 @@ struct LogCursor {
 
 impl LogCursor {
     /// `None`: the log file has lost its header.
-    fn at(core: &Core, slot: u8, position: u64) -> Option<LogCursor> {
+    fn at(core: &Core, slot: u16, position: u64) -> Option<LogCursor> {
         // SAFETY: the header was written before the generation went live, and the caller holds the generation.
-        let head = unsafe { core.segments.get(slot as usize).view().bytes(0, LOG_START) };
+        let head = unsafe { core.segments.view(slot).bytes(0, LOG_START) };
         let segment = SegmentHeader::decode(head, core.store)?;
         Some(LogCursor {
             slot,
@@ -591,7 +594,7 @@ impl Reader {
         self.enter(core, version, commit)?;
         let damaged = || Error::damaged(format!("the log has no intact record of commit {commit}"));
         let cursor = self.cursor.as_mut().ok_or_else(damaged)?;
-        let log = core.segments.get(cursor.slot as usize).view();
+        let log = core.segments.view(cursor.slot);
         // Acquire: pairs with the release by the committer, who wrote the record before.
         let end = core.entry(cursor.slot).tail.load(Ordering::Acquire);
         loop {
@@ -614,7 +617,7 @@ impl Reader {
             return Ok(());
         }
         if !stays {
-            let holds = |slot: &u8| {
+            let holds = |slot: &u16| {
                 let entry = core.entry(*slot);
                 entry.first_commit.load(Ordering::Relaxed) <= commit
                     && commit <= entry.last_commit.load(Ordering::Relaxed)

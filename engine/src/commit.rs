@@ -32,8 +32,8 @@ use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::full_key::{COUNTERS, FullKey, FullRange, check_key};
 use crate::index::IndexCursor;
 use crate::limits::{
-    GENERATIONS_MAX, INLINE_VALUE_BYTES_MAX, KEY_BYTES_MAX, LIVE_GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES,
-    LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, PAGE_BYTES,
+    INLINE_VALUE_BYTES_MAX, KEY_BYTES_MAX, LIVE_GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES,
+    NOTES_PER_GENERATION_MAX, PAGE_BYTES,
 };
 use crate::log::{
     Body, LOG_START, Operation, OperationKind, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes,
@@ -45,6 +45,9 @@ use crate::view::{GenerationView, Note, decode_root};
 /// Rounds of up to a tenth of a second that a commit waits for room in the log, with nothing left to fold, before it
 /// reports that there is none.
 const WAIT_ROUNDS_MAX: u32 = 100;
+
+/// Holders of log files that an error names; `stat` lists all.
+const LISTED_HOLDERS_MAX: usize = 3;
 
 /// Token of those who hold nothing exclusively.
 pub(crate) const NOT_EXCLUSIVE: u32 = 0;
@@ -390,7 +393,7 @@ impl Core {
         if appended.is_err() {
             self.space.settle(operations, bytes);
         }
-        if self.settings.background
+        if self.folds_in_background()
             && let Some(pause) = self.pace.pause(bytes, || self.platform.clock.monotonic())
         {
             std::thread::sleep(pause);
@@ -457,17 +460,16 @@ impl Core {
         wake(word, u32::MAX);
     }
 
+    fn folds_in_background(&self) -> bool {
+        self.folder_runs.load(Ordering::Relaxed)
+    }
+
     /// Waits until a fold freed a generation, or folds where nobody does it in the background.
     fn wait_for_fold(&self, seen: u64, rounds: u32) -> Result<()> {
-        if rounds == if self.settings.background { WAIT_ROUNDS_MAX } else { 2 } {
-            let what = "the log, whose older part open snapshots hold (`stat` lists them)";
-            return Err(Reason::Full {
-                needed: self.settings.generation_bytes_min,
-                what,
-            }
-            .into());
+        if rounds == if self.folds_in_background() { WAIT_ROUNDS_MAX } else { 2 } {
+            return Err(self.no_log_file());
         }
-        if !self.settings.background {
+        if !self.folds_in_background() {
             return self.maintain();
         }
         self.ask(|work| work.fold = true);
@@ -476,10 +478,21 @@ impl Core {
         self.take_fold_error().map_or(Ok(()), Err)
     }
 
+    /// Why no generation comes free although nothing is left to fold.
+    fn no_log_file(&self) -> Error {
+        let holders = self.region.holders(LISTED_HOLDERS_MAX);
+        if holders.is_empty() {
+            let (needed, what) = (self.settings.generation_bytes_min, "the log");
+            return Reason::Full { needed, what }.into();
+        }
+        let files = self.region.generations_used();
+        Reason::LogHeld { files, holders }.into()
+    }
+
     /// Makes sure that the record fits into the active generation.
     fn make_room(&self, draft: &Draft) -> Result<Room> {
         let tail = &self.control().tail.0;
-        let active = tail.slot.load(Ordering::Relaxed) as u8;
+        let active = tail.slot.load(Ordering::Relaxed) as u16;
         let bytes = record_bytes(draft.body.len());
         let reserve = if draft.adds_anything { LOG_RESERVE_BYTES } else { 0 };
         let entry = self.entry(active);
@@ -507,7 +520,7 @@ impl Core {
             rotated => rotated?,
         };
         if rotated {
-            self.fill_ahead(tail.slot.load(Ordering::Relaxed) as u8, LOG_START + bytes + reserve)?;
+            self.fill_ahead(tail.slot.load(Ordering::Relaxed) as u16, LOG_START + bytes + reserve)?;
             Ok(Room::Ready)
         } else {
             Ok(Room::Wait)
@@ -523,22 +536,22 @@ impl Core {
     /// Generations that a crash now would make recovery replay: those that are not in the durable base.
     fn generations_to_replay(&self) -> usize {
         let durable = self.control().durable.0.load(Ordering::Acquire);
-        let waits = |entry: &&GenerationEntry| match entry.state() {
+        let waits = |entry: &GenerationEntry| match entry.state() {
             GenerationState::Active | GenerationState::Frozen => true,
             GenerationState::Folded => entry.last_commit.load(Ordering::Relaxed) > durable,
             GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
         };
-        self.control().generations.iter().filter(waits).count()
+        self.region.generations().filter(|(_, entry)| waits(entry)).count()
     }
 
     /// Fills the log file of a generation with zeros up to `end`, and a step further while that is cheap.
-    fn fill_ahead(&self, slot: u8, end: u64) -> Result<()> {
+    fn fill_ahead(&self, slot: u16, end: u64) -> Result<()> {
         let entry = self.entry(slot);
         let filled = entry.filled.load(Ordering::Relaxed);
         if end <= filled {
             return Ok(());
         }
-        let file = &self.segments.get(slot as usize).file;
+        let file = self.segments.file(slot)?;
         let target = (filled + LOG_GROWTH_BYTES)
             .min(entry.capacity.load(Ordering::Relaxed))
             .max(end);
@@ -634,7 +647,7 @@ impl Core {
     fn write_record(&self, draft: &mut Draft) -> Result<u64> {
         let control = self.control();
         let tail = &control.tail.0;
-        let slot = tail.slot.load(Ordering::Relaxed) as u8;
+        let slot = tail.slot.load(Ordering::Relaxed) as u16;
         let entry = self.entry(slot);
         let commit = control.visible.0.load(Ordering::Relaxed) + 1;
         let start = next_position(entry);
@@ -649,9 +662,10 @@ impl Core {
             meta_sequence: tail.meta_sequence.load(Ordering::Relaxed),
         };
         let costs = draft.fold_costs();
+        let file = self.segments.file(slot)?;
         let (record, sum) = draft.body.seal(&header);
         let length = record.len() as u64;
-        if let Err(error) = self.segments.get(slot as usize).file.write_at(record, start) {
+        if let Err(error) = file.write_at(record, start) {
             let cause = Error::io(format!("writing commit {commit} to the log"), error);
             self.poison(&cause);
             return Err(Reason::Unknown {
@@ -678,9 +692,9 @@ impl Core {
         Ok(commit)
     }
 
-    fn enter_in_index(&self, slot: u8, draft: &Draft, commit: u64, body: u32) {
+    fn enter_in_index(&self, slot: u16, draft: &Draft, commit: u64, body: u32) {
         let index = self.index(slot);
-        let log = self.segments.get(slot as usize).view();
+        let log = self.segments.view(slot);
         for (operation, planned) in draft.planned.iter().enumerate() {
             if planned.is_note {
                 index.note(commit, body + planned.position);
@@ -746,8 +760,12 @@ impl Core {
             if entry.synced_tail.load(Ordering::Acquire) == tail {
                 continue;
             }
-            if let Err(error) = self.segments.get(slot as usize).file.sync_data() {
-                let cause = Error::io("syncing the log", error);
+            let doing = |error| Error::io("syncing the log", error);
+            let synced = self
+                .segments
+                .file(slot)
+                .and_then(|file| file.sync_data().map_err(doing));
+            if let Err(cause) = synced {
                 self.poison(&cause);
                 return Err(cause);
             }
@@ -811,7 +829,7 @@ impl Core {
         Ok(())
     }
 
-    fn conflict(&self, full_key: &[u8]) -> Error {
+    pub(crate) fn conflict(&self, full_key: &[u8]) -> Error {
         self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
         let (map, key) = crate::full_key::split(full_key);
         Reason::Conflict {
@@ -824,8 +842,7 @@ impl Core {
     /// Generations that hold commits after `since`, in any state in which they can be read.
     fn generations_after(&self, since: u64) -> Vec<GenerationView> {
         let mut newer = Vec::new();
-        for slot in 0..GENERATIONS_MAX as u8 {
-            let entry = self.entry(slot);
+        for (slot, entry) in self.region.generations() {
             let holds = match entry.state() {
                 GenerationState::Active => true,
                 GenerationState::Frozen | GenerationState::Folded => entry.last_commit.load(Ordering::Relaxed) > since,

@@ -9,7 +9,7 @@ use duramen_io::{File, Lock, Platform};
 
 use crate::catalog::Catalog;
 use crate::changes::Streams;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Kind, Reason, Result};
 use crate::index::Index;
 use crate::log::Segments;
 use crate::meta::Meta;
@@ -45,12 +45,18 @@ pub(crate) struct Core {
     pub(crate) exclusive_tokens: AtomicU32,
     /// Whether the names of all log files are known to survive power loss.
     pub(crate) names_synced: AtomicBool,
-    /// Whether the thread that syncs for commit futures was started.
+    /// Whether the thread that syncs for commit futures runs. Where it could not be started they sync for themselves.
     pub(crate) syncer_runs: AtomicBool,
+    /// Whether the folding thread runs; where it was not asked for, or could not be started, commits fold.
+    pub(crate) folder_runs: AtomicBool,
     /// Held shared by commit streams while they read generations, exclusively while one is freed.
     pub(crate) retention: RwLock<()>,
     pub(crate) streams: Streams,
     cause: Mutex<Option<String>>,
+    /// The damage that keeps the log from being folded: nothing more is written then, but everything that is not
+    /// damaged can be read.
+    damage: Mutex<Option<String>>,
+    is_damaged: AtomicBool,
     /// Why folding does not get on at the moment.
     fold_error: Mutex<Option<Error>>,
     pub(crate) counters: Counters,
@@ -129,9 +135,12 @@ impl Core {
             exclusive_tokens: AtomicU32::new(1),
             names_synced: AtomicBool::new(false),
             syncer_runs: AtomicBool::new(false),
+            folder_runs: AtomicBool::new(false),
             retention: RwLock::new(()),
             streams: Streams::default(),
             cause: Mutex::new(None),
+            damage: Mutex::new(None),
+            is_damaged: AtomicBool::new(false),
             fold_error: Mutex::new(None),
             counters: Counters::default(),
             pace: Pace::default(),
@@ -143,12 +152,12 @@ impl Core {
         self.region.control()
     }
 
-    pub(crate) fn entry(&self, slot: u8) -> &GenerationEntry {
-        &self.control().generations[slot as usize]
+    pub(crate) fn entry(&self, slot: u16) -> &GenerationEntry {
+        self.region.generation(slot)
     }
 
     /// The index of a live generation.
-    pub(crate) fn index(&self, slot: u8) -> Index {
+    pub(crate) fn index(&self, slot: u16) -> Index {
         let entry = self.entry(slot);
         let memory = self.region.memory(entry.memory.load(Ordering::Acquire));
         // SAFETY: the entry of a live generation names memory that was formatted before the generation went live.
@@ -156,9 +165,9 @@ impl Core {
             .expect("the index of a live generation was overwritten")
     }
 
-    pub(crate) fn generation_view(&self, slot: u8) -> GenerationView {
+    pub(crate) fn generation_view(&self, slot: u16) -> GenerationView {
         GenerationView {
-            log: self.segments.get(slot as usize).view(),
+            log: self.segments.view(slot),
             index: self.index(slot),
         }
     }
@@ -236,7 +245,37 @@ impl Core {
         if self.settings.read_only {
             return Err(Reason::ReadOnly.into());
         }
-        self.healthy()
+        self.healthy()?;
+        self.undamaged()
+    }
+
+    /// Refuses to write, or to fold, once a fold met damage.
+    #[inline]
+    pub(crate) fn undamaged(&self) -> Result<()> {
+        if self.is_damaged.load(Ordering::Acquire) {
+            return Err(self.damage_error());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn damage_error(&self) -> Error {
+        let what = self.damage.lock().unwrap_or_else(|e| e.into_inner());
+        let what = what.as_deref().unwrap_or("its base cannot be read");
+        Error::damaged(format!(
+            "{what}; so nothing more is written to it, and what is not damaged can be read \
+             (`duramen dump --skip-damaged` saves it)"
+        ))
+    }
+
+    /// Refuses all writes from here on, because what they would be folded into is damaged. Unlike [`Core::poison`] this
+    /// leaves reads alone: everything acknowledged is in the log or in the base.
+    pub(crate) fn stop_writing(&self, what: &str) {
+        let mut damage = self.damage.lock().unwrap_or_else(|e| e.into_inner());
+        damage.get_or_insert_with(|| what.to_string());
+        drop(damage);
+        self.is_damaged.store(true, Ordering::Release);
+        self.report_progress();
     }
 
     /// Stops the store: after a failed write or sync nobody knows what the device holds (a second sync may succeed
@@ -250,6 +289,17 @@ impl Core {
         duramen_io::wake(&self.control().sync_word.0, u32::MAX);
         self.streams.wake();
         self.report_progress();
+    }
+
+    /// Stops the store, and returns the error that tells the caller so.
+    pub(crate) fn poisoned_by(&self, cause: Error) -> Error {
+        // A sync that failed before it has said so, and named the commit.
+        if cause.kind() == Kind::Reopen {
+            return cause;
+        }
+        self.poison(&cause);
+        let cause = cause.to_string();
+        Reason::Poisoned { cause }.into()
     }
 
     pub(crate) fn cause(&self) -> String {
@@ -293,10 +343,11 @@ impl Core {
         self.fold_error.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 
-    /// Wakes the commit futures that can be polled with success, or with the error that stopped the store.
+    /// Wakes the commit futures that can be polled with success, or with the error that stopped the store, or that
+    /// must sync for themselves.
     pub(crate) fn wake_futures(&self) {
         let synced = self.control().synced.0.load(Ordering::Acquire);
-        let everyone = self.is_poisoned();
+        let everyone = self.is_poisoned() || !self.syncer_runs.load(Ordering::Acquire);
         let mut waiting = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
         let (ready, rest) = std::mem::take(&mut *waiting)
             .into_iter()

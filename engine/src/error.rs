@@ -16,7 +16,7 @@ pub struct Error(Box<Reason>);
 pub enum Kind {
     /// The call itself is wrong; the same call fails again.
     FixTheCall,
-    /// Nothing is wrong; the same call may succeed when made again.
+    /// The same call may succeed when made again: others were in the way, or a device failed that may answer next time.
     Retry,
     /// The disk is full; deleting data or adding room helps. Nothing was lost.
     MakeSpace,
@@ -200,6 +200,16 @@ pub enum Reason {
         /// What they were for.
         what: &'static str,
     },
+    /// Readers hold all log files.
+    #[error(
+        "all {files} log files are held, the oldest by {holders}; drop old snapshots and transactions, or end them with `end_snapshot` (`stat` lists them), then try again"
+    )]
+    LogHeld {
+        /// How many log files there are.
+        files: usize,
+        /// Who holds the oldest ones.
+        holders: String,
+    },
     /// Stored bytes are not what was written.
     #[error("the store is damaged: {0}; restore it from a copy (`duramen check` tells how far the damage goes)")]
     Damaged(String),
@@ -226,13 +236,16 @@ pub enum Reason {
     /// The handle was inherited by a forked process.
     #[error("this handle was opened before `fork`; open the store in this process")]
     Forked,
-    /// An input or output error outside the commit path: the call failed, the store goes on.
+    /// An input or output error: the call failed, the store goes on. One after which the store cannot go on is
+    /// [`Reason::Poisoned`], or [`Reason::Unknown`] when a commit was under way.
     #[error("{doing}: {error}")]
     Io {
         /// What was being done.
         doing: String,
         /// The error of the operating system.
         error: std::io::Error,
+        /// Whether it is that of a stream which the caller passed.
+        from_caller: bool,
     },
 }
 
@@ -245,11 +258,12 @@ impl Error {
             | Reason::TooOld { .. }
             | Reason::InUse { .. }
             | Reason::TooManySnapshots { .. } => Kind::Retry,
-            Reason::Full { .. } => Kind::MakeSpace,
+            Reason::Full { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
             Reason::Damaged(_) => Kind::Damaged,
             Reason::Poisoned { .. } | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,
             Reason::SnapshotEnded | Reason::Closed => Kind::Closed,
-            Reason::Io { error, .. } if error.kind() == std::io::ErrorKind::StorageFull => Kind::MakeSpace,
+            Reason::Io { from_caller: true, .. } => Kind::FixTheCall,
+            Reason::Io { error, .. } => kind_of_io(error.kind()),
             _ => Kind::FixTheCall,
         }
     }
@@ -267,8 +281,38 @@ impl Error {
         Reason::Io {
             doing: doing.into(),
             error,
+            from_caller: false,
         }
         .into()
+    }
+
+    /// An error of the stream that a value was to be read from.
+    pub(crate) fn of_stream(error: std::io::Error) -> Error {
+        Reason::Io {
+            doing: "reading a value from its stream".into(),
+            error,
+            from_caller: true,
+        }
+        .into()
+    }
+}
+
+/// A path that is missing or forbidden stays so until somebody acts; a device or a system that is short of something
+/// may answer the next time.
+fn kind_of_io(error: std::io::ErrorKind) -> Kind {
+    use std::io::ErrorKind;
+    match error {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Kind::MakeSpace,
+        ErrorKind::NotFound
+        | ErrorKind::PermissionDenied
+        | ErrorKind::AlreadyExists
+        | ErrorKind::NotADirectory
+        | ErrorKind::IsADirectory
+        | ErrorKind::ReadOnlyFilesystem
+        | ErrorKind::InvalidInput
+        | ErrorKind::InvalidFilename
+        | ErrorKind::Unsupported => Kind::FixTheCall,
+        _ => Kind::Retry,
     }
 }
 

@@ -80,12 +80,18 @@ impl Core {
     /// The same without closing the active generation.
     pub(crate) fn maintain_frozen(&self, state: &mut MaintenanceState) -> Result<()> {
         self.unpoisoned()?;
+        self.undamaged()?;
         let done = self
             .free_what_is_counted_on(state)
             .and_then(|()| self.fold(state))
             .and_then(|_| self.reclaim_too_early(state))
             .and_then(|()| self.make_durable(state))
             .and_then(|()| self.reclaim(state));
+        if let Err(error) = &done
+            && let crate::error::Reason::Damaged(what) = error.reason()
+        {
+            self.stop_writing(what);
+        }
         self.report_progress();
         done
     }
@@ -103,7 +109,7 @@ impl Core {
     /// Lets commits go on in a new generation, so that what is there can be folded. `false`: that must wait for a fold.
     fn freeze_active(&self) -> Result<bool> {
         let _guard = self.control().commit_lock.0.lock();
-        let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u8;
+        let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
         let entry = self.entry(active);
         let is_empty = entry.first_commit.load(Ordering::Relaxed) > self.control().visible.0.load(Ordering::Relaxed);
         Ok(is_empty || self.can_rotate() && self.rotate(0, 0)?)
@@ -147,7 +153,7 @@ impl Core {
     }
 
     /// Publishes the folded root; from here on the fold stands.
-    fn install(&self, root: Root, last_commit: u64, frozen: &[u8], sink: FileSink<'_>) -> Result<()> {
+    fn install(&self, root: Root, last_commit: u64, frozen: &[u16], sink: FileSink<'_>) -> Result<()> {
         let guard = self.control().commit_lock.0.lock();
         let mut next = self.region.version();
         next.number += 1;
@@ -193,7 +199,7 @@ impl Core {
     }
 
     /// Keeps the version that the fold is about to replace for commit streams, and lets go of the oldest ones.
-    fn keep_history(&self, state: &mut MaintenanceState, frozen: &[u8]) -> Result<()> {
+    fn keep_history(&self, state: &mut MaintenanceState, frozen: &[u16]) -> Result<()> {
         if self.settings.retain_log_bytes == 0 {
             return Ok(());
         }
@@ -236,14 +242,11 @@ impl Core {
     /// Writes a meta page for the published base.
     pub(crate) fn renew_durable(&self, state: &mut MaintenanceState) -> Result<()> {
         let version = self.region.version();
-        let written = self.write_meta(state, &version);
-        if let Err(error) = &written
+        self.write_meta(state, &version).map_err(|error| match error.reason() {
             // Only room that was asked for and not given: after a failed sync even a full disk leaves nothing certain.
-            && !matches!(error.reason(), crate::error::Reason::Full { .. })
-        {
-            self.poison(error);
-        }
-        written
+            crate::error::Reason::Full { .. } => error,
+            _ => self.poisoned_by(error),
+        })
     }
 
     fn write_meta(&self, state: &mut MaintenanceState, version: &Version) -> Result<()> {
@@ -282,10 +285,10 @@ impl Core {
 
     /// Header checksum of the record of a commit that ends a generation.
     fn header_of(&self, commit: u64, unchanged: u32) -> u32 {
-        let ends = self.control().generations.iter().find(|entry| {
+        let ends = self.region.generations().find(|(_, entry)| {
             entry.state() == GenerationState::Folded && entry.last_commit.load(Ordering::Relaxed) == commit
         });
-        ends.map_or(unchanged, |entry| entry.last_header.load(Ordering::Relaxed))
+        ends.map_or(unchanged, |(_, entry)| entry.last_header.load(Ordering::Relaxed))
     }
 
     /// Number of the oldest generation that is not in the version's base; recovery ignores all before it.
@@ -423,11 +426,8 @@ impl Core {
         if is_planted(PlantedBug::ValuesNotSynced) {
             return Ok(());
         }
-        self.data.sync_data().map_err(|error| {
-            let error = Error::io("syncing long values", error);
-            self.poison(&error);
-            error
-        })
+        let synced = self.data.sync_data();
+        synced.map_err(|error| self.poisoned_by(Error::io("syncing long values", error)))
     }
 }
 
@@ -451,7 +451,7 @@ fn fill(part: &mut [u8], from: &mut dyn std::io::Read) -> Result<usize> {
             Ok(0) => break,
             Ok(read) => count += read,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Error::io("reading a value from its stream", error)),
+            Err(error) => return Err(Error::of_stream(error)),
         }
     }
     Ok(count)

@@ -102,6 +102,14 @@ impl FullRange {
         }
     }
 
+    /// A map and all maps with higher numbers.
+    pub(crate) fn from_map(map: u32) -> FullRange {
+        FullRange {
+            low: map.to_be_bytes().to_vec(),
+            high: vec![0xFF; MAP_ID_BYTES + 1],
+        }
+    }
+
     /// The part of a map that `bounds` describe. Bounds longer than any key are refused like keys.
     pub(crate) fn of<'a>(map: u32, bounds: impl RangeBounds<&'a [u8]>) -> Result<FullRange> {
         let low = match bounds.start_bound() {

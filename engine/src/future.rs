@@ -12,7 +12,8 @@ use crate::error::{Reason, Result};
 use crate::store::Handle;
 
 /// A commit that is made, and visible, but perhaps not yet durable. It resolves when it is as durable as was asked for.
-/// Dropping it takes nothing back. It needs no particular executor.
+/// Dropping it takes nothing back. It needs no particular executor. A thread of the store syncs for it; where the
+/// system gives none, polling it does, and takes as long as a sync does.
 ///
 /// # Errors
 /// Resolves to [`Reason::Unknown`] when the sync failed.
@@ -26,9 +27,13 @@ pub struct CommitFuture {
 
 impl CommitFuture {
     pub(crate) fn new(handle: &Arc<Handle>, commit: Commit, durability: Durability) -> CommitFuture {
-        let syncer = &handle.core.syncer_runs;
-        if durability == Durability::Synced && !syncer.swap(true, Ordering::AcqRel) {
-            handle.spawn("duramen-sync", sync_loop);
+        let runs = &handle.core.syncer_runs;
+        if durability == Durability::Synced && !runs.load(Ordering::Acquire) {
+            handle.spawn("duramen-sync", runs, sync_loop);
+            // A future that met the thread while it was being started, in vain, waits for nobody.
+            if !runs.load(Ordering::Acquire) {
+                handle.core.wake_futures();
+            }
         }
         CommitFuture {
             handle: handle.clone(),
@@ -69,6 +74,12 @@ impl Future for CommitFuture {
             .unwrap_or_else(|e| e.into_inner())
             .push((number, context.waker().clone()));
         core.ask(|work| work.sync = true);
+        if !core.syncer_runs.load(Ordering::Acquire) {
+            // There is no thread to be had: late is better than never.
+            let synced = core.wait_synced(number);
+            core.wake_futures();
+            return Poll::Ready(synced.map(|()| self.commit.clone()));
+        }
         // The sync may have ended between the first look and the registration.
         outcome().map_or(Poll::Pending, Poll::Ready)
     }

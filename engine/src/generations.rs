@@ -6,15 +6,16 @@
 
 use std::sync::atomic::Ordering;
 
-use duramen_io::OpenMode;
-
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Kind, Result};
 use crate::index::Index;
-use crate::limits::{CHECKABLE_GENERATIONS_MAX, GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES};
+use crate::limits::{
+    CHECKABLE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX, LOG_GROWTH_BYTES,
+    LOG_RESERVE_BYTES, LOG_SPAN_BYTES,
+};
 use crate::log::{LOG_START, SegmentHeader, file_name};
 use crate::planted::{PlantedBug, is_planted};
-use crate::region::{GenerationState, full_or_io};
+use crate::region::{GenerationEntry, GenerationState, full_or_io};
 
 /// Bytes of a log file that are there before it takes commits, in the ordinary case: also on a full disk it then has
 /// room for deletions.
@@ -54,7 +55,7 @@ impl Core {
     }
 
     /// Writes the header of a generation that is about to take commits.
-    fn begin_generation(&self, slot: u8, first_commit: u64) -> Result<()> {
+    fn begin_generation(&self, slot: u16, first_commit: u64) -> Result<()> {
         let control = self.control();
         let entry = self.entry(slot);
         let number = control.tail.0.next_generation.fetch_add(1, Ordering::Relaxed);
@@ -68,8 +69,7 @@ impl Core {
             meta_sequence: control.tail.0.meta_sequence.load(Ordering::Relaxed),
         };
         self.segments
-            .get(slot as usize)
-            .file
+            .file(slot)?
             .write_at(&header.encode(), 0)
             .map_err(|error| full_or_io("the log", LOG_START, error))?;
         entry.number.store(number, Ordering::Relaxed);
@@ -84,13 +84,14 @@ impl Core {
     }
 
     /// The standby generation, if it is (or can be made) large enough.
-    fn standby(&self, needed: u64, entries: usize) -> Result<Option<u8>> {
-        let slots = 0..GENERATIONS_MAX as u8;
-        let ready = slots
-            .filter(|&slot| self.entry(slot).state() == GenerationState::Standby)
-            .max_by_key(|&slot| self.entry(slot).capacity.load(Ordering::Relaxed));
-        if let Some(slot) = ready {
-            let large = self.entry(slot).capacity.load(Ordering::Relaxed) >= needed;
+    fn standby(&self, needed: u64, entries: usize) -> Result<Option<u16>> {
+        let ready = self
+            .region
+            .generations()
+            .filter(|(_, entry)| entry.state() == GenerationState::Standby)
+            .max_by_key(|(_, entry)| entry.capacity.load(Ordering::Relaxed));
+        if let Some((slot, entry)) = ready {
+            let large = entry.capacity.load(Ordering::Relaxed) >= needed;
             if large && self.index(slot).has_room(entries) {
                 return Ok(Some(slot));
             }
@@ -109,15 +110,15 @@ impl Core {
 
     /// Written length of the longest log file that is not in use.
     fn longest_unused_file(&self) -> u64 {
-        let entries = self.control().generations.iter();
-        let unused = entries.filter(|entry| entry.state() == GenerationState::Unused);
+        let entries = self.region.generations();
+        let unused = entries.filter(|(_, entry)| entry.state() == GenerationState::Unused);
         unused
-            .map(|entry| entry.filled.load(Ordering::Relaxed))
+            .map(|(_, entry)| entry.filled.load(Ordering::Relaxed))
             .max()
             .unwrap_or(0)
     }
 
-    fn discard_standby(&self, slot: u8) {
+    fn discard_standby(&self, slot: u16) {
         let entry = self.entry(slot);
         self.region.free_index(entry.memory.load(Ordering::Relaxed));
         // Last: from here on somebody else may prepare it, with other memory.
@@ -143,25 +144,26 @@ impl Core {
     }
 
     /// Whether a generation takes more memory, or more of the disk, than a new one of the smallest size.
-    fn is_large(&self, slot: u8) -> bool {
+    fn is_large(&self, slot: u16) -> bool {
         let entry = self.entry(slot);
         let capacity = self.settings.generation_bytes_min + LOG_RESERVE_BYTES;
         entry.capacity.load(Ordering::Relaxed) > capacity
             || entry.filled.load(Ordering::Relaxed) > FIRST_FILLED_BYTES.min(capacity)
     }
 
-    fn discard_standbys(&self, is_chosen: impl Fn(u8) -> bool) {
+    fn discard_standbys(&self, is_chosen: impl Fn(u16) -> bool) {
         // Rotation takes standbys under the commit lock.
         let _commits = self.control().commit_lock.0.lock();
-        (0..GENERATIONS_MAX as u8)
-            .filter(|&slot| self.entry(slot).state() == GenerationState::Standby && is_chosen(slot))
-            .for_each(|slot| self.discard_standby(slot));
+        self.region
+            .generations()
+            .filter(|(slot, entry)| entry.state() == GenerationState::Standby && is_chosen(*slot))
+            .for_each(|(slot, _)| self.discard_standby(slot));
     }
 
     /// Freezes the active generation when it is large, or far behind in memory, and holds nothing.
     fn leave_large_active(&self) -> Result<bool> {
         let _commits = self.control().commit_lock.0.lock();
-        let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u8;
+        let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
         let visible = self.control().visible.0.load(Ordering::Relaxed);
         let is_empty = self.entry(active).first_commit.load(Ordering::Relaxed) > visible;
         let is_in_the_way = self.is_large(active) || self.region.memory_has_holes();
@@ -170,9 +172,9 @@ impl Core {
 
     /// How many generations wait to be used.
     pub(crate) fn standbys(&self) -> usize {
-        let entries = self.control().generations.iter();
+        let entries = self.region.generations();
         entries
-            .filter(|entry| entry.state() == GenerationState::Standby)
+            .filter(|(_, entry)| entry.state() == GenerationState::Standby)
             .count()
     }
 
@@ -186,34 +188,52 @@ impl Core {
 
     /// Prepares a generation that can hold `capacity` bytes of log and `entries` index entries: file, zeros, index.
     /// Needs no lock. `None`: all log files are in use.
-    pub(crate) fn prepare_standby(&self, capacity: u64, entries: usize) -> Result<Option<u8>> {
+    pub(crate) fn prepare_standby(&self, capacity: u64, entries: usize) -> Result<Option<u16>> {
         let capacity = capacity.min(LOG_SPAN_BYTES);
-        let unused = |slot: &u8| self.entry(*slot).state() == GenerationState::Unused;
+        let Some(slot) = self.claim_unused(capacity)? else {
+            return Ok(None);
+        };
+        let prepared = self.prepare_slot(slot, capacity, entries);
+        let state = if prepared.is_ok() {
+            GenerationState::Standby
+        } else {
+            GenerationState::Unused
+        };
+        self.entry(slot).set_state(state);
+        prepared.map(|()| Some(slot))
+    }
+
+    /// Takes an unused log file for preparation, one that was never used if need be.
+    fn claim_unused(&self, capacity: u64) -> Result<Option<u16>> {
         loop {
             // Files that exist are preferred: their blocks are there already.
-            let known = (0..GENERATIONS_MAX as u8).filter(unused).max_by_key(|&slot| {
-                (
-                    self.entry(slot).filled.load(Ordering::Relaxed).min(capacity),
-                    std::cmp::Reverse(slot),
-                )
-            });
-            let Some(slot) = known else { return Ok(None) };
+            let unused = self
+                .region
+                .generations()
+                .filter(|(_, entry)| entry.state() == GenerationState::Unused)
+                .max_by_key(|(slot, entry)| {
+                    let filled = entry.filled.load(Ordering::Relaxed);
+                    (filled.min(capacity), std::cmp::Reverse(*slot))
+                });
+            let next = self.region.generations_used();
+            let slot = match unused {
+                Some((slot, _)) => slot,
+                None if next >= self.settings.log_files_max => return Ok(None),
+                None => next as u16,
+            };
+            // Before the claim, which needs the entry's memory; and after it, because somebody may have forgotten the
+            // entry between the two.
+            self.region.use_generation(slot)?;
             if self.entry(slot).start_preparing() {
-                let prepared = self.prepare_slot(slot, capacity, entries);
-                let state = if prepared.is_ok() {
-                    GenerationState::Standby
-                } else {
-                    GenerationState::Unused
-                };
-                self.entry(slot).set_state(state);
-                return prepared.map(|()| Some(slot));
+                self.region.use_generation(slot)?;
+                return Ok(Some(slot));
             }
         }
     }
 
-    fn prepare_slot(&self, slot: u8, capacity: u64, entries: usize) -> Result<()> {
+    fn prepare_slot(&self, slot: u16, capacity: u64, entries: usize) -> Result<()> {
         let entry = self.entry(slot);
-        let file = &self.segments.open(slot as usize, OpenMode::Create)?.file;
+        let file = self.segments.create(slot)?;
         let first = FIRST_FILLED_BYTES.min(capacity);
         let filled = entry.filled.load(Ordering::Relaxed);
         if filled < first {
@@ -227,9 +247,7 @@ impl Core {
         if !names_synced || filled == 0 && !is_planted(PlantedBug::DirectoryNotSynced) {
             self.platform.storage.sync().map_err(|error| {
                 // The file has its length now and would count as known the next time, with a name that may not last.
-                let cause = Error::io("syncing the store's directory", error);
-                self.poison(&cause);
-                cause
+                self.poisoned_by(Error::io("syncing the store's directory", error))
             })?;
             self.names_synced.store(true, Ordering::Release);
         }
@@ -251,26 +269,32 @@ impl Core {
         }
         pins.versions.push(state.durable_version);
         pins.versions.sort_unstable();
-        let mut folded: Vec<u8> = (0..GENERATIONS_MAX as u8)
-            .filter(|&slot| self.entry(slot).state() == GenerationState::Folded)
+        let is_folded = |entry: &GenerationEntry| entry.state() == GenerationState::Folded;
+        let mut folded: Vec<(u16, &GenerationEntry)> = self
+            .region
+            .generations()
+            .filter(|(_, entry)| is_folded(entry))
             .collect();
-        folded.sort_by_key(|&slot| self.entry(slot).number.load(Ordering::Relaxed));
+        folded.sort_by_key(|(_, entry)| entry.number.load(Ordering::Relaxed));
         let surplus = folded.len().saturating_sub(CHECKABLE_GENERATIONS_MAX);
-        for (age, &slot) in folded.iter().enumerate() {
-            let entry = self.entry(slot);
+        for (age, &(slot, entry)) in folded.iter().enumerate() {
             let last = entry.last_commit.load(Ordering::Relaxed);
             let number = entry.number.load(Ordering::Relaxed) as u64;
             let read = pins.hold(entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed));
             let followed = pins.follow.is_some_and(|oldest| number >= oldest) && age >= surplus;
             if last > state.durable.base_commit || read || followed {
+                if self.segments.files_open() > LOG_FILES_OPEN_MAX {
+                    self.segments.close(slot);
+                }
                 continue;
             }
             self.free_generation(slot, last);
         }
+        self.remove_surplus_log_files();
         Ok(())
     }
 
-    fn free_generation(&self, slot: u8, last: u64) {
+    fn free_generation(&self, slot: u16, last: u64) {
         let entry = self.entry(slot);
         // Under the commit lock, because conflict checks walk the generations under it; and under the lock that
         // commit streams hold while they read.
@@ -281,10 +305,40 @@ impl Core {
         entry.set_state(GenerationState::Unused);
     }
 
+    /// Removes log files that nobody uses when there are more of them than the next generations can take.
+    fn remove_surplus_log_files(&self) {
+        let is_empty = |entry: &GenerationEntry| {
+            entry.state() == GenerationState::Unused && entry.filled.load(Ordering::Relaxed) > 0
+        };
+        let mut empty = self.region.generations().filter(|(_, entry)| is_empty(entry));
+        if let Some((first, _)) = empty.nth(LOG_FILES_UNUSED_MAX) {
+            self.remove_unused_log_files(first as usize);
+        }
+    }
+
+    /// Removes the log files from number `first` on that nobody uses. They hold nothing that is not in the durable
+    /// base, so it does no harm when one of them stays, or is there again after a power cut.
+    fn remove_unused_log_files(&self, first: usize) {
+        for slot in (first..self.region.generations_used()).rev() {
+            let slot = slot as u16;
+            let entry = self.entry(slot);
+            if !entry.start_preparing() {
+                continue;
+            }
+            let name = file_name(slot);
+            if entry.filled.load(Ordering::Relaxed) == 0 || self.platform.storage.remove(&name).is_ok() {
+                self.segments.forget(slot);
+                entry.filled.store(0, Ordering::Relaxed);
+                self.region.forget_last_generation(slot);
+            }
+            entry.set_state(GenerationState::Unused);
+        }
+    }
+
     /// Cuts the log files that nobody uses down to their headers.
     pub(crate) fn trim_log_files(&self) -> Result<()> {
-        for slot in 0..GENERATIONS_MAX as u8 {
-            let entry = self.entry(slot);
+        self.remove_unused_log_files(LOG_FILES_KEPT);
+        for (slot, entry) in self.region.generations() {
             // Taken, because a commit that needs a generation just now must not get this one.
             if !entry.start_preparing() {
                 continue;
@@ -297,11 +351,11 @@ impl Core {
         Ok(())
     }
 
-    fn trim_log_file(&self, slot: u8, filled: u64, keep: u64) -> Result<()> {
+    fn trim_log_file(&self, slot: u16, filled: u64, keep: u64) -> Result<()> {
         if keep < filled {
-            let file = &self.segments.get(slot as usize).file;
+            let file = self.segments.file(slot)?;
             file.set_len(keep)
-                .map_err(|error| Error::io(format!("trimming {}", file_name(slot as usize)), error))?;
+                .map_err(|error| Error::io(format!("trimming {}", file_name(slot)), error))?;
             self.entry(slot).filled.store(keep, Ordering::Relaxed);
         }
         Ok(())
@@ -313,14 +367,13 @@ impl Core {
         if durable != self.control().visible.0.load(Ordering::Acquire) {
             return Ok(());
         }
-        for slot in 0..GENERATIONS_MAX as u8 {
-            let entry = self.entry(slot);
+        self.remove_unused_log_files(LOG_FILES_KEPT);
+        for (slot, entry) in self.region.generations() {
             let filled = entry.filled.load(Ordering::Relaxed);
             let is_read = matches!(entry.state(), GenerationState::Frozen | GenerationState::Folded);
             if filled > LOG_START && !is_read {
-                let file = &self.segments.get(slot as usize).file;
-                let emptied = file.set_len(LOG_START);
-                emptied.map_err(|error| Error::io(format!("emptying {}", file_name(slot as usize)), error))?;
+                let emptied = self.segments.file(slot)?.set_len(LOG_START);
+                emptied.map_err(|error| Error::io(format!("emptying {}", file_name(slot)), error))?;
             }
         }
         Ok(())

@@ -32,8 +32,17 @@ const _: () = assert!(BRANCH_BYTES == 16384);
 const _: () = assert!(FULL_KEY_BYTES_MAX + INLINE_VALUE_BYTES_MAX + 64 + 16 < PAGE_BYTES);
 const _: () = assert!(INLINE_VALUE_BYTES_MAX < LOGGED_VALUE_BYTES_MAX);
 
-/// Log files, and so generations alive or pinned by readers at one time.
-pub const GENERATIONS_MAX: usize = 64;
+/// Log files, and so generations alive or pinned by readers at one time. Readers that hold a moment each keep the
+/// generations that were alive then, so this is large: what ends first is the disk. Each takes 256 MiB of addresses.
+pub const GENERATIONS_MAX: usize = 4096;
+/// Log files that are kept, empty, when the store is quiet: their names need not be made durable again.
+pub const LOG_FILES_KEPT: usize = 16;
+/// Log files with nothing in them that are kept at most while the store is busy; more are left only by readers that
+/// held many generations.
+pub const LOG_FILES_UNUSED_MAX: usize = 16;
+/// Log files beyond which those that are only read, which their mapping is enough for, are closed: a process may have
+/// a thousand open files at most, and the program wants some for itself.
+pub const LOG_FILES_OPEN_MAX: usize = 64;
 /// Bytes of address space for one log file; no record may make a log file longer.
 pub const LOG_SPAN_BYTES: u64 = 256 << 20;
 /// Bytes of log that a generation takes at most in the ordinary course (a single larger record gets a larger one).
@@ -59,7 +68,7 @@ pub const SAVEPOINTS_MAX: usize = 1024;
 /// Address space taken for the data file at once; the mapping is replaced by a larger one when the file outgrows it.
 pub const DATA_SPAN_BYTES: u64 = 1 << 40;
 /// Address space for the shared region.
-pub const REGION_SPAN_BYTES: u64 = 16 << 30;
+pub const REGION_SPAN_BYTES: u64 = 128 << 30;
 /// How far the log may run ahead of a write transaction before its conflicts can no longer be checked.
 pub const CHECKABLE_GENERATIONS_MAX: usize = 16;
 /// Generations that are kept for commit streams at most, so that log files are left to write to.
@@ -71,6 +80,10 @@ const _: () = assert!(
 );
 const _: () = assert!(GENERATION_BYTES_MAX + 2 * (WRITE_SET_BYTES_MAX as u64) < LOG_SPAN_BYTES);
 const _: () = assert!(LOG_RESERVE_BYTES * 4 <= GENERATION_BYTES_MIN);
+const _: () = assert!(
+    GENERATIONS_MAX <= u16::MAX as usize,
+    "numbers of log files are 16 bits wide"
+);
 const _: () = assert!(LIVE_GENERATIONS_MAX + CHECKABLE_GENERATIONS_MAX + RETAINED_GENERATIONS_MAX < GENERATIONS_MAX);
 
 /// Numbers of commits, versions and meta pages in files are below this, or the file is a forgery: at a million a second

@@ -357,7 +357,7 @@ type Decide<'a> = dyn FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>> + 'a;
 fn read_exactly(length: u64, stream: &mut dyn Read) -> Result<Vec<u8>> {
     let mut value = Vec::new();
     let read = stream.take(length + 1).read_to_end(&mut value);
-    read.map_err(|error| crate::Error::io("reading a value from its stream", error))?;
+    read.map_err(crate::Error::of_stream)?;
     if value.len() as u64 != length {
         return Err(Reason::ValueLengthMismatch {
             announced: length,

@@ -6,7 +6,7 @@ use duramen_io::Platform;
 
 use crate::commit::Durability;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{GENERATION_BYTES_MAX, GENERATION_BYTES_MIN};
+use crate::limits::{GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX};
 use crate::pages::ReadMode;
 use crate::store::Store;
 
@@ -40,6 +40,7 @@ pub struct Options {
     network_filesystem: bool,
     overwrite_freed: bool,
     generation_bytes: Option<(u64, u64)>,
+    log_files_max: usize,
 }
 
 impl Default for Options {
@@ -55,6 +56,7 @@ impl Default for Options {
             network_filesystem: false,
             overwrite_freed: false,
             generation_bytes: None,
+            log_files_max: GENERATIONS_MAX,
         }
     }
 }
@@ -133,6 +135,13 @@ impl Options {
         self
     }
 
+    /// Most log files at one time, for tests of what happens when readers hold them all.
+    #[doc(hidden)]
+    pub fn log_files(mut self, most: usize) -> Options {
+        self.log_files_max = most.min(GENERATIONS_MAX);
+        self
+    }
+
     /// Opens the store in a directory, making both when they are missing (see [`Options::create`]).
     ///
     /// After a crash this replays the log: at most a few hundred MiB of it, in about a second.
@@ -200,6 +209,7 @@ impl Options {
             overwrite_freed: self.overwrite_freed,
             generation_bytes_min: least,
             generation_bytes_max: most,
+            log_files_max: self.log_files_max,
         }
     }
 }
@@ -219,4 +229,5 @@ pub(crate) struct Settings {
     pub(crate) overwrite_freed: bool,
     pub(crate) generation_bytes_min: u64,
     pub(crate) generation_bytes_max: u64,
+    pub(crate) log_files_max: usize,
 }

@@ -37,7 +37,7 @@ use crate::core::{Core, with_source};
 use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::index::Index;
-use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
+use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_OPEN_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, headers_from,
     scan,
@@ -98,7 +98,7 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
         data.clone(),
         Pages::open(data.clone(), settings.reads)?,
         Space::new(data, bitmap),
-        Segments::new(&platform),
+        Segments::new(&platform, settings.read_only),
         region,
         meta,
         lock,
@@ -109,6 +109,8 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
         match core.maintain_all() {
             // A full disk must not keep the store closed, as long as a few more log files can be replayed.
             Err(error) if error.kind() == Kind::MakeSpace && replayed <= LIVE_GENERATIONS_MAX - 3 => {}
+            // What is not damaged can be read; writers are told.
+            Err(error) if error.kind() == Kind::Damaged => {}
             maintained => maintained?,
         }
     }
@@ -138,9 +140,9 @@ fn check_directory_is_free(path: &str, files: &[String]) -> Result<()> {
     }
 }
 
-fn slot_of(name: &str) -> Option<usize> {
+fn slot_of(name: &str) -> Option<u16> {
     let slot = name.strip_prefix("wal-")?.parse().ok()?;
-    (slot < GENERATIONS_MAX && file_name(slot) == name).then_some(slot)
+    ((slot as usize) < GENERATIONS_MAX && file_name(slot) == name).then_some(slot)
 }
 
 fn take_lock(platform: &Platform, path: &str, read_only: bool) -> Result<Option<Lock>> {
@@ -231,7 +233,7 @@ fn make_store(platform: &Platform) -> Result<()> {
 
 /// A log file with an intact header of this store.
 struct Found {
-    slot: u8,
+    slot: u16,
     header: SegmentHeader,
     file: Arc<dyn File>,
     length: u64,
@@ -244,7 +246,7 @@ struct Recovery<'a> {
     /// The last commit of the base and of what was replayed, and its header checksum.
     last_commit: u64,
     previous: u32,
-    accepted: Vec<u8>,
+    accepted: Vec<u16>,
     next_map: u32,
     /// Extents that replayed operations refer to; several versions of a key never share one.
     epoch: u32,
@@ -278,42 +280,44 @@ impl<'a> Recovery<'a> {
             newest_version: Cell::new(meta.version),
         };
         for slot in files.iter().filter_map(|name| slot_of(name)) {
-            recovery.find(slot)?;
+            let file = core.segments.file(slot)?;
+            let is_needed = recovery.find(slot, &file)?;
+            // Snapshots of the process before may have held thousands of files.
+            if !is_needed && core.segments.files_open() > LOG_FILES_OPEN_MAX {
+                core.segments.forget(slot);
+            }
         }
         recovery.found.sort_by_key(|found| found.header.generation);
         Ok(recovery)
     }
 
-    fn find(&mut self, slot: usize) -> Result<()> {
+    /// Looks at one log file. Returns whether it may have to be replayed.
+    fn find(&mut self, slot: u16, file: &Arc<dyn File>) -> Result<bool> {
         let doing = |error| Error::io(format!("reading log file {}", file_name(slot)), error);
-        let mode = if self.core.settings.read_only {
-            OpenMode::Read
-        } else {
-            OpenMode::Write
-        };
-        let segment = self.core.segments.open(slot, mode)?;
-        let length = segment.file.len().map_err(doing)?.min(LOG_SPAN_BYTES);
-        self.core.entry(slot as u8).filled.store(length, Ordering::Relaxed);
+        let length = file.len().map_err(doing)?.min(LOG_SPAN_BYTES);
+        self.core.region.use_generation(slot)?;
+        self.core.entry(slot).filled.store(length, Ordering::Relaxed);
         if length < PAGE_BYTES as u64 {
-            return Ok(());
+            return Ok(false);
         }
         let mut head = vec![0; PAGE_BYTES];
-        segment.file.read_at(&mut head, 0).map_err(doing)?;
+        file.read_at(&mut head, 0).map_err(doing)?;
         if let Some(header) = SegmentHeader::decode(&head, self.meta.store) {
             self.epoch = self.epoch.max(header.epoch);
             self.next_generation = self.next_generation.max(header.generation + 1);
             if header.generation >= self.meta.next_generation {
                 self.found.push(Found {
-                    slot: slot as u8,
+                    slot,
                     header,
-                    file: segment.file.clone(),
+                    file: file.clone(),
                     length,
                 });
+                return Ok(true);
             }
         } else if SegmentHeader::decode_any(&head).is_none() {
-            self.heed_claims(&*segment.file, length).map_err(doing)?;
+            self.heed_claims(&**file, length).map_err(doing)?;
         }
-        Ok(())
+        Ok(false)
     }
 
     /// A header that rotted, unlike one that a power cut tore, may stand before records that know what was synced.
@@ -354,7 +358,7 @@ impl<'a> Recovery<'a> {
 
     /// Replays one log file, or finds that it does not belong to the chain.
     fn replay(&mut self, found: &Found) -> Result<()> {
-        let name = file_name(found.slot as usize);
+        let name = file_name(found.slot);
         let mut bytes = vec![0; found.length as usize];
         found
             .file
@@ -395,7 +399,7 @@ impl<'a> Recovery<'a> {
         let (offset, length) = core.region.space_for_index(memory as u64)?;
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
-        let log = core.segments.get(found.slot as usize).view();
+        let log = core.segments.view(found.slot);
         let mut costs = FoldCosts { operations, bytes: 0 };
         let mut unsynced = scanned.tail;
         let synced_claim = self.synced_claim;
@@ -454,7 +458,7 @@ impl<'a> Recovery<'a> {
             return Ok(());
         }
         let written = found.file.write_at(&bytes[start as usize..end as usize], start);
-        written.map_err(|error| Error::io(format!("writing {} again", file_name(found.slot as usize)), error))
+        written.map_err(|error| Error::io(format!("writing {} again", file_name(found.slot)), error))
     }
 
     /// Ids of maps that were made after the base are not given out again.
@@ -526,8 +530,9 @@ impl<'a> Recovery<'a> {
                 synced.map_err(|error| Error::io("syncing the base that was found", error))?;
             }
             for &slot in &self.accepted {
-                let file = &core.segments.get(slot as usize).file;
-                file.sync_data()
+                core.segments
+                    .file(slot)?
+                    .sync_data()
                     .map_err(|error| Error::io("syncing the replayed log", error))?;
             }
         }
@@ -557,9 +562,9 @@ impl<'a> Recovery<'a> {
             assert!(began, "a store that was just opened has unused log files");
             // An epoch that a power cut takes back would be given out again, and records of the lost one be taken for
             // records of the new one.
-            let slot = tail.slot.load(Ordering::Relaxed) as usize;
+            let slot = tail.slot.load(Ordering::Relaxed) as u16;
             if !is_planted(PlantedBug::EpochNotSynced) {
-                let synced = core.segments.get(slot).file.sync_data();
+                let synced = core.segments.file(slot)?.sync_data();
                 synced.map_err(|error| Error::io("syncing the header of the log", error))?;
             }
             core.prepare_standby(core.settings.generation_bytes_min, 0)?;

@@ -7,8 +7,9 @@
 //!
 //! ```text
 //! 0        Control
-//! 64 KiB   snapshot slots, 64 bytes each, allocated in steps
-//! 4.25 MiB memory of the indexes, handed out by `space_for_index`
+//! 4 KiB    log generations, 128 bytes each, allocated in steps
+//! 516 KiB  snapshot slots, 64 bytes each, allocated in steps
+//! 5 MiB    memory of the indexes, handed out by `space_for_index`
 //! ```
 //!
 //! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor `PIN_ALL` names a version whose
@@ -28,10 +29,14 @@ use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, REGION_SPAN_BYTES, SN
 /// Name of the region's file in the store directory.
 pub(crate) const REGION_FILE: &str = "shared";
 
-const CONTROL_BYTES: u64 = 64 << 10;
+const CONTROL_BYTES: u64 = 4 << 10;
+const GENERATION_BYTES: u64 = size_of::<GenerationEntry>() as u64;
+const GENERATIONS_STEP: usize = 64;
+const SLOTS_START: u64 = CONTROL_BYTES + GENERATIONS_MAX as u64 * GENERATION_BYTES;
 const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const SLOTS_STEP: usize = 256;
-const INDEX_START: u64 = CONTROL_BYTES + SNAPSHOTS_MAX as u64 * SLOT_BYTES;
+/// Aligned, so that the memory of indexes begins at a page and at a multiple of what they take.
+const INDEX_START: u64 = (SLOTS_START + SNAPSHOTS_MAX as u64 * SLOT_BYTES).next_multiple_of(512 << 10);
 /// Indexes get memory in multiples of this, so that freed pieces fit again.
 const INDEX_STEP: u64 = 64 << 10;
 
@@ -80,11 +85,12 @@ pub(crate) struct Control {
     pub(crate) tail: Line<Tail>,
     /// Snapshot slots ever used; the rest are free.
     slots_used: Line<AtomicU32>,
-    /// The log generations, by number of their log file.
-    pub(crate) generations: [GenerationEntry; GENERATIONS_MAX],
+    /// Entries of log generations ever used, or that a later one is in use: the rest are unused, without files.
+    generations_used: Line<AtomicU32>,
 }
 
 const _: () = assert!(size_of::<Control>() <= CONTROL_BYTES as usize);
+const _: () = assert!(GENERATION_BYTES == 128 && GENERATIONS_MAX.is_multiple_of(GENERATIONS_STEP));
 
 /// Where the next record goes. Written under the commit lock.
 #[repr(C)]
@@ -187,7 +193,7 @@ pub(crate) struct Version {
     /// The newest commit contained in the base.
     pub(crate) base_commit: u64,
     /// Slots of the live generations, oldest first; the last one takes commits.
-    pub(crate) generations: ArrayVec<u8, LIVE_GENERATIONS_MAX>,
+    pub(crate) generations: ArrayVec<u16, LIVE_GENERATIONS_MAX>,
 }
 
 /// Where one snapshot pins its version.
@@ -198,19 +204,23 @@ pub(crate) struct Slot {
     follow: AtomicU64,
     /// Process id of the owner.
     pub(crate) process: AtomicU32,
-    /// Nonzero once somebody ended the snapshot.
-    pub(crate) ended: AtomicU32,
+    /// 0 snapshot, 1 write transaction, 2 commit stream.
+    pub(crate) purpose: AtomicU32,
     /// Commit that the snapshot shows.
     pub(crate) commit: AtomicU64,
     /// Time of day at which it was taken, in milliseconds since 1970.
     pub(crate) since: AtomicU64,
-    /// Counts the uses of this slot, so that an id names one snapshot for ever.
-    pub(crate) uses: AtomicU32,
-    /// 0 snapshot, 1 write transaction, 2 commit stream.
-    pub(crate) purpose: AtomicU32,
+    /// Counts the uses of this slot that are over, so that an id names one snapshot for ever. Written by the owner.
+    uses: AtomicU64,
+    /// One more than the newest use that somebody ended, so that it cannot be taken for the end of a later one.
+    ended: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
+
+/// Bits of an id that are the slot's index. The rest counts its uses: at a million a second they last nine years.
+const SLOT_INDEX_BITS: u32 = 16;
+const _: () = assert!(SNAPSHOTS_MAX <= 1 << SLOT_INDEX_BITS);
 
 /// The pins that a reclaim must respect.
 #[derive(Debug, Default)]
@@ -243,9 +253,11 @@ impl Pins {
 pub(crate) struct Region {
     mapping: Mapping,
     file: Arc<dyn File>,
-    /// Slots that have memory behind them, and the index memory in use as (offset, bytes), ascending.
+    /// The index memory in use as (offset, bytes), ascending; held by whoever makes the region larger.
     growth: Mutex<Growth>,
+    /// Snapshot slots and log generations that have memory behind them.
     slots_allocated: AtomicU32,
+    generations_allocated: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -259,13 +271,16 @@ impl Region {
         let doing = |error| Error::io("making the shared region", error);
         let file = platform.storage.open(REGION_FILE, OpenMode::Create).map_err(doing)?;
         file.set_len(0).map_err(doing)?;
-        let head = CONTROL_BYTES + SLOTS_STEP as u64 * SLOT_BYTES;
-        file.allocate(0, head)
-            .map_err(|error| full_or_io("the shared region", head, error))?;
         Region::over(file)
     }
 
     fn over(file: Arc<dyn File>) -> Result<Region> {
+        let head = CONTROL_BYTES + GENERATIONS_STEP as u64 * GENERATION_BYTES;
+        let slots = SLOTS_STEP as u64 * SLOT_BYTES;
+        for (offset, bytes) in [(0, head), (SLOTS_START, slots)] {
+            file.allocate(offset, bytes)
+                .map_err(|error| full_or_io("the shared region", bytes, error))?;
+        }
         let mapping = file
             .map(REGION_SPAN_BYTES, Access::ReadWrite)
             .map_err(|error| Error::io("mapping the shared region", error))?;
@@ -274,16 +289,14 @@ impl Region {
             file,
             growth: Mutex::new(Growth { indexes: Vec::new() }),
             slots_allocated: AtomicU32::new(SLOTS_STEP as u32),
+            generations_allocated: AtomicU32::new(GENERATIONS_STEP as u32),
         })
     }
 
     /// A region in the memory of this process alone, for stores that are opened read-only.
     pub(crate) fn private() -> Result<Region> {
         let doing = |error| Error::io("making private memory", error);
-        let file = duramen_io::memory_file().map_err(doing)?;
-        file.allocate(0, CONTROL_BYTES + SLOTS_STEP as u64 * SLOT_BYTES)
-            .map_err(doing)?;
-        Region::over(file)
+        Region::over(duramen_io::memory_file().map_err(doing)?)
     }
 
     pub(crate) fn control(&self) -> &Control {
@@ -294,9 +307,53 @@ impl Region {
 
     fn slot(&self, index: usize) -> &Slot {
         assert!(index < self.slots_allocated.load(Ordering::Acquire) as usize);
-        let offset = CONTROL_BYTES as usize + index * SLOT_BYTES as usize;
+        let offset = SLOTS_START as usize + index * SLOT_BYTES as usize;
         // SAFETY: as for `control`; the slot lies in the allocated part by the assertion.
         unsafe { &*(self.mapping.base().add(offset) as *const Slot) }
+    }
+
+    /// The log generation of a log file.
+    pub(crate) fn generation(&self, slot: u16) -> &GenerationEntry {
+        assert!((slot as u32) < self.generations_allocated.load(Ordering::Acquire));
+        let offset = CONTROL_BYTES as usize + slot as usize * GENERATION_BYTES as usize;
+        // SAFETY: as for `control`; the entry lies in the allocated part by the assertion.
+        unsafe { &*(self.mapping.base().add(offset) as *const GenerationEntry) }
+    }
+
+    /// All log generations that may be anything but unused, with the slots of their log files.
+    pub(crate) fn generations(&self) -> impl Iterator<Item = (u16, &GenerationEntry)> {
+        let used = self.control().generations_used.0.load(Ordering::Acquire) as u16;
+        (0..used).map(|slot| (slot, self.generation(slot)))
+    }
+
+    /// Makes an entry one of those that [`Region::generations`] goes through. Its user has claimed it, or is recovery.
+    pub(crate) fn use_generation(&self, slot: u16) -> Result<()> {
+        let _growing = self.growth.lock().unwrap_or_else(|e| e.into_inner());
+        while slot as u32 >= self.generations_allocated.load(Ordering::Relaxed) {
+            let count = self.generations_allocated.load(Ordering::Relaxed);
+            let offset = CONTROL_BYTES + count as u64 * GENERATION_BYTES;
+            let bytes = GENERATIONS_STEP as u64 * GENERATION_BYTES;
+            self.file
+                .allocate(offset, bytes)
+                .map_err(|error| full_or_io("the table of log generations", bytes, error))?;
+            self.generations_allocated
+                .store(count + GENERATIONS_STEP as u32, Ordering::Release);
+        }
+        let used = &self.control().generations_used.0;
+        used.fetch_max(slot as u32 + 1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// How many entries of log generations [`Region::generations`] goes through.
+    pub(crate) fn generations_used(&self) -> usize {
+        self.control().generations_used.0.load(Ordering::Acquire) as usize
+    }
+
+    /// Forgets the last entry, if it is this one, whose file is gone. The caller has claimed it, so that it stays
+    /// unused meanwhile; whoever claims it next makes it known again.
+    pub(crate) fn forget_last_generation(&self, slot: u16) {
+        let used = &self.control().generations_used.0;
+        let _ = used.compare_exchange(slot as u32 + 1, slot as u32, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// First byte of a piece of index memory.
@@ -318,6 +375,10 @@ impl Region {
             }
             offset = used + length;
             place += 1;
+        }
+        if offset + bytes > REGION_SPAN_BYTES {
+            let what = "index memory, of which open snapshots hold what there is (`stat` lists them)";
+            return Err(Reason::Full { needed: bytes, what }.into());
         }
         self.file
             .allocate(offset, bytes)
@@ -351,7 +412,7 @@ impl Region {
     }
 
     fn end_of_memory(&self, growth: &Growth) -> u64 {
-        let slots_end = CONTROL_BYTES + self.slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
+        let slots_end = SLOTS_START + self.slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
         growth.indexes.last().map_or(slots_end, |&(used, length)| used + length)
     }
 
@@ -423,7 +484,7 @@ impl Region {
                 height: (words[1] >> 32) as u8,
                 pairs: words[2],
             };
-            let generations = words[5..5 + count].iter().map(|&slot| slot as u8).collect();
+            let generations = words[5..5 + count].iter().map(|&slot| slot as u16).collect();
             return (
                 Version {
                     number: words[0],
@@ -481,7 +542,7 @@ impl Region {
     fn add_slot(&self, count: usize) -> Result<()> {
         let _growing = self.growth.lock().unwrap_or_else(|e| e.into_inner());
         if count == self.slots_allocated.load(Ordering::Relaxed) as usize {
-            let offset = CONTROL_BYTES + count as u64 * SLOT_BYTES;
+            let offset = SLOTS_START + count as u64 * SLOT_BYTES;
             let bytes = SLOTS_STEP as u64 * SLOT_BYTES;
             self.file
                 .allocate(offset, bytes)
@@ -519,8 +580,8 @@ impl Region {
     pub(crate) fn unpin(&self, pin: &Pin) {
         let slot = self.pinned(pin);
         slot.follow.store(FOLLOW_NONE, Ordering::Relaxed);
-        slot.ended.store(0, Ordering::Relaxed);
-        slot.uses.fetch_add(1, Ordering::Relaxed);
+        slot.uses
+            .store(slot.uses.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         // Release: all reads of the snapshot happen before a reclaimer that sees the slot free.
         slot.pin.store(FREE, Ordering::Release);
     }
@@ -552,6 +613,28 @@ impl Region {
         pins
     }
 
+    /// Who pins the oldest commits, in words: at most so many of them, and how many more there are.
+    pub(crate) fn holders(&self, most: usize) -> String {
+        let mut slots = self.slots_in_use();
+        slots.sort_by_key(|(_, _, slot)| slot.commit.load(Ordering::Relaxed));
+        let named: Vec<String> = slots
+            .iter()
+            .take(most)
+            .map(|(index, _, slot)| {
+                let (id, process) = (slot.id(*index), slot.process.load(Ordering::Relaxed));
+                let commit = slot.commit.load(Ordering::Relaxed);
+                format!("{} {id} of process {process} at commit {commit}", slot.purpose_name())
+            })
+            .collect();
+        let more = slots.len() - named.len();
+        let rest = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        named.join(", ") + &rest
+    }
+
     /// The slots in use with their indexes, for statistics and for ending snapshots.
     pub(crate) fn slots_in_use(&self) -> Vec<(u32, u64, &Slot)> {
         let count = self.control().slots_used.0.load(Ordering::Acquire) as usize;
@@ -573,6 +656,33 @@ impl Drop for Region {
     }
 }
 
+impl Slot {
+    /// The id of the slot's present use: index and number of the use.
+    pub(crate) fn id(&self, index: u32) -> u64 {
+        self.uses.load(Ordering::Relaxed) << SLOT_INDEX_BITS | index as u64
+    }
+
+    /// Ends the use that an id names, which may be over by now: then nothing happens to the present one.
+    pub(crate) fn end(&self, id: u64) {
+        self.ended.fetch_max((id >> SLOT_INDEX_BITS) + 1, Ordering::Release);
+    }
+
+    /// Whether the present use was ended. For its owner, and for figures that may be a moment old.
+    #[inline]
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed) == self.uses.load(Ordering::Relaxed) + 1
+    }
+
+    /// What the slot is used for, in words.
+    pub(crate) fn purpose_name(&self) -> &'static str {
+        match self.purpose.load(Ordering::Relaxed) {
+            0 => "snapshot",
+            1 => "transaction",
+            _ => "changes",
+        }
+    }
+}
+
 /// A pinned version; give it back with [`Region::unpin`].
 #[derive(Debug)]
 pub(crate) struct Pin {
@@ -585,5 +695,46 @@ pub(crate) fn full_or_io(what: &'static str, needed: u64, error: std::io::Error)
         Reason::Full { needed, what }.into()
     } else {
         Error::io(format!("making room for {what}"), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ending_a_use_of_a_slot_that_is_over_leaves_the_next_one_alone() {
+        let region = Region::private().unwrap();
+        let pin = || region.pin(0, &region.control().visible.0).unwrap().0;
+        let first = pin();
+        let (index, id) = (first.index, region.pinned(&first).id(first.index));
+        region.unpin(&first);
+        let second = pin();
+        assert_eq!(second.index, index);
+        let slot = region.pinned(&second);
+        // Somebody found the first use, and gets to ending it only now.
+        slot.end(id);
+        assert!(!slot.is_ended());
+        slot.end(slot.id(index));
+        slot.end(id);
+        assert!(slot.is_ended());
+        region.unpin(&second);
+        assert!(!region.pinned(&pin()).is_ended());
+    }
+
+    #[test]
+    fn generations_are_known_up_to_the_last_one_in_use() {
+        let region = Region::private().unwrap();
+        assert_eq!(region.generations().count(), 0);
+        let last = GENERATIONS_MAX as u16 - 1;
+        for slot in [3, 200, last] {
+            region.use_generation(slot).unwrap();
+            assert_eq!(region.generations().count(), slot as usize + 1);
+        }
+        assert!(region.generation(last).start_preparing());
+        region.forget_last_generation(200);
+        assert_eq!(region.generations_used(), GENERATIONS_MAX);
+        region.forget_last_generation(last);
+        assert_eq!(region.generations_used(), GENERATIONS_MAX - 1);
     }
 }

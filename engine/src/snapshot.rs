@@ -15,7 +15,7 @@ use crate::full_key::{FullKey, FullRange};
 use crate::limits::{MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
 use crate::map::Map;
 use crate::pages::{MappedPages, VerifiedPages, extent_table};
-use crate::region::{Pin, Slot};
+use crate::region::Pin;
 use crate::scan::Scan;
 use crate::store::{Handle, Store};
 use crate::value::{Entry, Source, Value};
@@ -52,7 +52,7 @@ impl Pinned {
     pub(crate) fn of(handle: Arc<Handle>, pin: Pin, mut view: View, purpose: Purpose) -> Pinned {
         let core = &handle.core;
         describe(core, &pin, purpose);
-        let id = id_of(pin.index, core.region.pinned(&pin));
+        let id = core.region.pinned(&pin).id(pin.index);
         let newest_generation = core.entry(view.newest_slot).number.load(Ordering::Relaxed);
         // What is empty now has nothing for this commit later either, and every read would look there.
         view.generations.retain(|generation| generation.has_anything());
@@ -72,7 +72,7 @@ impl Pinned {
     /// Refuses to go on once somebody ended the snapshot.
     #[inline]
     pub(crate) fn alive(&self) -> Result<()> {
-        if self.core().region.pinned(&self.pin).ended.load(Ordering::Relaxed) != 0 {
+        if self.core().region.pinned(&self.pin).is_ended() {
             return Err(Reason::SnapshotEnded.into());
         }
         Ok(())
@@ -110,11 +110,6 @@ pub(crate) fn describe(core: &Core, pin: &Pin, purpose: Purpose) {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     slot.since.store(since.as_millis() as u64, Ordering::Relaxed);
-}
-
-/// A number that names one snapshot for ever.
-pub(crate) fn id_of(index: u32, slot: &Slot) -> u64 {
-    (slot.uses.load(Ordering::Relaxed) as u64) << 32 | index as u64
 }
 
 fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Result<u64> {
@@ -165,6 +160,10 @@ impl Snapshot {
         Ok(Snapshot {
             pinned: Pinned::new(store, limit, Purpose::Snapshot)?,
         })
+    }
+
+    pub(crate) fn pinned(&self) -> &Pinned {
+        &self.pinned
     }
 
     /// The newest commit that the snapshot shows.

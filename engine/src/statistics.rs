@@ -9,7 +9,7 @@ use crate::full_key::{CATALOG, FullRange};
 use crate::limits::PAGE_BYTES;
 use crate::map::map_id;
 use crate::region::GenerationState;
-use crate::snapshot::{Pinned, Purpose, id_of};
+use crate::snapshot::{Pinned, Purpose};
 use crate::store::Store;
 
 /// Figures of an open store, taken without stopping anybody: they may be a few commits apart.
@@ -180,7 +180,7 @@ impl Core {
     fn log_figures(&self) -> (u64, u64, GenerationStatistics) {
         let (mut bytes, mut live) = (0, 0);
         let mut generations = GenerationStatistics::default();
-        for entry in &self.control().generations {
+        for (_, entry) in self.region.generations() {
             bytes += entry.filled.load(Ordering::Relaxed);
             match entry.state() {
                 GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => continue,
@@ -206,17 +206,13 @@ impl Core {
                 .iter()
                 .filter(|item| item.birth <= version && version < item.death);
             SnapshotStatistics {
-                id: id_of(index, slot),
-                purpose: match slot.purpose.load(Ordering::Relaxed) {
-                    0 => "snapshot",
-                    1 => "transaction",
-                    _ => "changes",
-                },
+                id: slot.id(index),
+                purpose: slot.purpose_name(),
                 process: slot.process.load(Ordering::Relaxed),
                 age: now.saturating_sub(Duration::from_millis(slot.since.load(Ordering::Relaxed))),
                 commit: slot.commit.load(Ordering::Relaxed),
                 pinned_bytes: pinned.map(|item| item.pages as u64 * PAGE_BYTES as u64).sum(),
-                ended: slot.ended.load(Ordering::Relaxed) != 0,
+                ended: slot.is_ended(),
             }
         };
         self.region.slots_in_use().into_iter().map(figures).collect()

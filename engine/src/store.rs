@@ -1,6 +1,6 @@
 //! The handle of an open store.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl Store {
             threads: Mutex::new(Vec::new()),
         };
         if handle.core.settings.background && !handle.core.settings.read_only {
-            handle.spawn("duramen-fold", background::fold_loop);
+            handle.spawn("duramen-fold", &handle.core.folder_runs, background::fold_loop);
         }
         Ok(Store {
             handle: Arc::new(handle),
@@ -185,11 +185,9 @@ impl Store {
     pub fn end_snapshot(&self, id: u64) -> Result<bool> {
         self.core().healthy()?;
         let slots = self.core().region.slots_in_use();
-        let found = slots
-            .into_iter()
-            .find(|(index, _, slot)| crate::snapshot::id_of(*index, slot) == id);
+        let found = slots.into_iter().find(|(index, _, slot)| slot.id(*index) == id);
         if let Some((_, _, slot)) = found {
-            slot.ended.store(1, Ordering::Release);
+            slot.end(id);
             self.core().streams.wake();
             return Ok(true);
         }
@@ -216,12 +214,17 @@ impl Store {
 }
 
 impl Handle {
-    pub(crate) fn spawn(&self, name: &str, body: fn(&Core)) {
+    /// Starts a thread of the store, unless it runs; `runs` says so from then on. When there is none to be had, `runs`
+    /// says that, and commits fold and sync for themselves.
+    pub(crate) fn spawn(&self, name: &str, runs: &AtomicBool, body: fn(&Core)) {
+        if runs.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let core = self.core.clone();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || body(&core));
-        // Without the thread, commits fold and sync for themselves.
-        if let Ok(thread) = thread {
-            self.threads.lock().unwrap_or_else(|e| e.into_inner()).push(thread);
+        match thread {
+            Ok(thread) => self.threads.lock().unwrap_or_else(|e| e.into_inner()).push(thread),
+            Err(_) => runs.store(false, Ordering::Release),
         }
     }
 

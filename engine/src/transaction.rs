@@ -11,7 +11,7 @@ use crate::catalog::check_name;
 use crate::checksum::key_hash;
 use crate::commit::{AddTo, Checks, Commit, Draft, Durability, NOT_EXCLUSIVE};
 use crate::core::{Core, with_source};
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
 use crate::future::CommitFuture;
 use crate::limits::{ATTEMPTS_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, SAVEPOINTS_MAX, WRITE_SET_BYTES_MAX};
@@ -82,6 +82,8 @@ pub struct Transaction {
     /// Values written to the data file, to give back unless the transaction commits.
     extents: Vec<Extent>,
     maps: Vec<Map>,
+    /// Ids of the maps that it opened by name, as its snapshot shows them.
+    opened: Vec<u32>,
     /// Ids of the maps that it makes: until it commits they are its own.
     new_maps: Vec<u32>,
     dropped: Vec<u32>,
@@ -155,6 +157,7 @@ impl Transaction {
             appends: Vec::new(),
             extents: Vec::new(),
             maps: Vec::new(),
+            opened: Vec::new(),
             new_maps: Vec::new(),
             dropped: Vec::new(),
             renamed: Vec::new(),
@@ -423,9 +426,11 @@ impl Transaction {
     /// Opens a map, making it in this transaction when it is missing.
     ///
     /// # Errors
-    /// [`Reason::InvalidMapName`], and those of [`Transaction::put`].
+    /// [`Reason::InvalidMapName`], and those of [`Transaction::put`]. Writing to a map that was opened so and that
+    /// another transaction has dropped meanwhile is a [`Reason::Conflict`].
     pub fn map(&mut self, name: &str) -> Result<Map> {
         if let Some(map) = self.existing_map(name)? {
+            self.opened.push(map.info.id);
             return Ok(map);
         }
         let id = next_map_id(self.core());
@@ -454,6 +459,7 @@ impl Transaction {
         let map = self
             .existing_map(from)?
             .ok_or_else(|| Reason::UnknownMap { name: from.into() })?;
+        self.opened.push(map.info.id);
         if self.existing_map(to)?.is_some() {
             return Err(Reason::MapExists { name: to.into() }.into());
         }
@@ -475,6 +481,7 @@ impl Transaction {
         let map = self
             .existing_map(name)?
             .ok_or_else(|| Reason::UnknownMap { name: name.into() })?;
+        self.opened.push(map.info.id);
         let id = self.needs(&map)?;
         self.write(&FullKey::new(CATALOG, name.as_bytes())?, Written::Delete)?;
         self.top().delete_range(FullRange::map(id));
@@ -542,7 +549,8 @@ impl Transaction {
         let id = if is_own {
             map.id_in(&self.pinned.handle)?
         } else {
-            map.writable_id_in(&self.pinned.handle)?
+            let id = map.writable_id_in(&self.pinned.handle);
+            id.map_err(|error| self.conflict_if_opened(map, error))?
         };
         if self.dropped.contains(&id) {
             return Err(Reason::MapDropped {
@@ -554,6 +562,16 @@ impl Transaction {
             self.maps.push(map.clone());
         }
         Ok(id)
+    }
+
+    /// Who asked for the map by its name meant whichever has that name: with a newer snapshot it is another one, or
+    /// none, so the transaction can be run again. Not so with a handle that was there before.
+    fn conflict_if_opened(&self, map: &Map, error: Error) -> Error {
+        let is_dropped = matches!(error.reason(), Reason::MapDropped { .. });
+        match FullKey::new(CATALOG, map.name().as_bytes()) {
+            Ok(key) if is_dropped && self.opened.contains(&map.info.id) => self.core().conflict(&key),
+            _ => error,
+        }
     }
 
     fn for_writing(&mut self, map: &Map, key: &[u8]) -> Result<FullKey> {
@@ -643,7 +661,12 @@ impl Transaction {
             draft.created.extend(&self.new_maps);
             draft.dropped.extend(&self.dropped);
             draft.renamed.extend(self.renamed.iter().cloned());
-            let number = core.append(draft, Some(&checks), self.token)?;
+            let number = core.append(draft, Some(&checks), self.token);
+            let gone = |map: &&Map| map.info.alive().is_err() && !self.is_new(map);
+            let number = number.map_err(|error| match self.maps.iter().find(gone) {
+                Some(map) => self.conflict_if_opened(map, error),
+                None => error,
+            })?;
             Ok(Commit {
                 number,
                 assigned: draft.assigned().to_vec(),

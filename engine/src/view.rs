@@ -108,7 +108,7 @@ pub(crate) struct View {
     /// Newest commit that is seen.
     pub(crate) commit: u64,
     /// Slot of the newest generation.
-    pub(crate) newest_slot: u8,
+    pub(crate) newest_slot: u16,
     pub(crate) root: Root,
     pub(crate) hash_seed: u64,
     /// Oldest first.

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::crashes::panic_message;
 use common::{Watchdog, seed, small_options};
-use duramen_engine::{Error, Kind, ReadMode, Reason, Store};
+use duramen_engine::{Error, Kind, Lost, Maintenance, ReadMode, Reason, Store};
 use duramen_io::SimDisk;
 use fastrand::Rng;
 
@@ -192,4 +192,191 @@ fn rot_in_a_killed_store_is_found_or_harmless() {
     for reads in [ReadMode::Mapped, ReadMode::Verified] {
         killed(seed).flip_everything(reads, &mut rng);
     }
+}
+
+/// A store at rest with two maps of a few hundred pages, and the place in its data file of the value of a key of the
+/// first one.
+fn with_two_maps() -> (SimDisk, usize) {
+    let disk = SimDisk::new(5);
+    let store = small_options().open_on(disk.platform()).unwrap();
+    for name in ["first", "second"] {
+        let map = store.map(name).unwrap();
+        for number in 0..1000u32 {
+            map.put(&number.to_be_bytes(), &value_of(name, number)).unwrap();
+        }
+    }
+    store.map("first").unwrap().put(b"long", &[5; 100_000]).unwrap();
+    store.close().unwrap();
+    let disk = disk.kill();
+    let wanted = value_of("first", 500);
+    let data = disk.read_raw("data");
+    let place = data.windows(wanted.len()).position(|window| window == wanted).unwrap();
+    (disk, place)
+}
+
+fn value_of(name: &str, number: u32) -> Vec<u8> {
+    format!("{name} {number} ").repeat(20).into_bytes()
+}
+
+fn rot(disk: &SimDisk, place: usize) {
+    let byte = disk.read_raw("data")[place];
+    disk.write_raw("data", place as u64, &[byte ^ 1]);
+}
+
+/// Everything that can be read of a damaged store, by name and key, and what was lost.
+fn salvaged(store: &Store) -> (Content, Vec<String>) {
+    let (snapshot, lost) = (store.snapshot().unwrap(), Lost::new());
+    let mut content = Content::new();
+    for map in snapshot.salvage_maps(&lost).unwrap() {
+        let pairs = content.entry(map.name().to_string()).or_default();
+        let mut walk = snapshot.salvage(&map, &lost).unwrap();
+        while let Some((key, value)) = walk.next().unwrap() {
+            pairs.insert(key.to_vec(), value.to_vec());
+        }
+    }
+    (content, lost.list())
+}
+
+#[test]
+fn damage_that_a_fold_meets_keeps_writers_out_and_nobody_else() {
+    let background = small_options().maintenance(Maintenance::Background);
+    for options in [small_options(), background] {
+        let (disk, place) = with_two_maps();
+        rot(&disk, place);
+        let page = format!("page {} ", place / 4096);
+        let mut previous = disk;
+        // Opening it again, also after a crash, makes nothing worse.
+        for round in 0..3u32 {
+            let disk = previous.kill();
+            let store = options.clone().open_on(disk.platform()).unwrap();
+            let (first, second) = (store.map("first").unwrap(), store.map("second").unwrap());
+            if round == 0 {
+                first.put(&500u32.to_be_bytes(), b"newer").unwrap();
+                second.put(b"in the log", b"kept").unwrap();
+            }
+            let error = loop {
+                let written = second.put(b"more", b"and more");
+                if let Err(error) = written.and_then(|()| store.maintain()) {
+                    break error;
+                }
+            };
+            assert_eq!(error.kind(), Kind::Damaged, "{error}");
+            assert!(error.to_string().contains(&page), "{error}");
+            for error in [
+                first.put(b"key", b"value").unwrap_err(),
+                second.delete(b"key").unwrap_err(),
+                store.begin(Default::default()).map(drop).unwrap_err(),
+                store.map("third").map(drop).unwrap_err(),
+            ] {
+                assert_eq!(error.kind(), Kind::Damaged, "{error}");
+                assert!(error.to_string().contains("dump --skip-damaged"), "{error}");
+            }
+            // Everything else goes on: reads, of the log too, and what says where the damage is.
+            assert_eq!(second.count().unwrap(), 1002);
+            assert_eq!(second.get(b"in the log").unwrap().unwrap(), b"kept");
+            assert_eq!(first.get(&500u32.to_be_bytes()).unwrap().unwrap(), b"newer");
+            assert_eq!(first.get(&7u32.to_be_bytes()).unwrap().unwrap(), value_of("first", 7));
+            assert_eq!(store.maps().list().unwrap(), ["first", "second"]);
+            let problems = store.check(&mut |_| ()).unwrap().problems;
+            assert_eq!(
+                problems.iter().filter(|line| line.contains(&page)).count(),
+                1,
+                "{problems:?}"
+            );
+            let read_only = options.clone().read_only(true);
+            let other = read_only.open_on(disk.kill().platform()).unwrap();
+            assert_eq!(other.map("second").unwrap().count().unwrap(), 1002);
+            assert_eq!(store.close().unwrap_err().kind(), Kind::Damaged);
+            previous = disk;
+        }
+    }
+}
+
+#[test]
+fn all_but_the_damaged_page_can_be_saved_commits_in_the_log_too() {
+    let (disk, place) = with_two_maps();
+    let (sound, nothing) = salvaged(&small_options().open_on(disk.kill().platform()).unwrap());
+    assert_eq!(nothing, Vec::<String>::new());
+    assert_eq!(sound["first"].len() + sound["second"].len(), 2001);
+    rot(&disk, place);
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let first = store.map("first").unwrap();
+    first.put(&500u32.to_be_bytes(), b"newer").unwrap();
+    first.put(b"only in the log", b"kept").unwrap();
+    let (content, lost) = salvaged(&store);
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    assert!(lost[0].contains(&format!("page {} ", place / 4096)), "{lost:?}");
+    assert_eq!(content["second"], sound["second"]);
+    let pairs = &content["first"];
+    assert_eq!(pairs[&500u32.to_be_bytes()[..]], b"newer");
+    assert_eq!(pairs[&b"only in the log"[..]], b"kept");
+    // Keys of one page are neighbours, and are all that is missing.
+    let missing: Vec<_> = sound["first"].keys().filter(|key| !pairs.contains_key(*key)).collect();
+    assert!((1..40).contains(&missing.len()), "{} keys are missing", missing.len());
+    assert_eq!(pairs.len(), sound["first"].len() + 1 - missing.len());
+    assert!(
+        pairs
+            .iter()
+            .all(|(key, value)| sound["first"].get(key).is_none_or(|old| old == value) || *value == b"newer")
+    );
+}
+
+#[test]
+fn any_page_can_rot_and_the_others_are_saved() {
+    let seed = seed();
+    let mut rng = Rng::with_seed(seed);
+    let (disk, _) = with_two_maps();
+    let (sound, _) = salvaged(&small_options().open_on(disk.kill().platform()).unwrap());
+    let all: usize = sound.values().map(BTreeMap::len).sum();
+    let pages = disk.read_raw("data").len() / 4096;
+    for page in 4..pages {
+        let disk = disk.kill();
+        rot(&disk, page * 4096 + rng.usize(..4096));
+        let opened = small_options().read_only(true).open_on(disk.platform());
+        // The bitmap of used pages is read when the store is opened.
+        let Ok(store) = opened else { continue };
+        let (content, lost) = salvaged(&store);
+        let found: usize = content.values().map(BTreeMap::len).sum();
+        assert!(found + usize::from(lost.is_empty()) <= all + 1, "page {page}");
+        assert_eq!(lost.is_empty(), content == sound, "page {page}: {lost:?}");
+        let sound_pairs: Vec<_> = sound.values().flatten().collect();
+        assert!(
+            content.values().flatten().all(|pair| sound_pairs.contains(&pair)),
+            "page {page}"
+        );
+    }
+}
+
+#[test]
+fn a_long_value_that_rotted_is_named_and_passed_over() {
+    let (disk, _) = with_two_maps();
+    let data = disk.read_raw("data");
+    rot(
+        &disk,
+        data.windows(8192).position(|window| window == [5; 8192]).unwrap() + 5000,
+    );
+    let (content, lost) = salvaged(&small_options().open_on(disk.platform()).unwrap());
+    assert_eq!(content["first"].len(), 1000);
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    assert!(lost[0].contains("\"long\""), "{lost:?}");
+}
+
+#[test]
+fn a_map_whose_name_is_lost_is_found_by_its_number() {
+    let (disk, _) = with_two_maps();
+    let data = disk.read_raw("data");
+    // The names are in the first leaf.
+    let catalog = (0..data.len() / 4096)
+        .find(|page| {
+            let bytes = &data[page * 4096..][..4096];
+            let holds = |wanted: &[u8]| bytes.windows(wanted.len()).any(|window| window == wanted);
+            *page >= 4 && holds(b"first") && holds(b"second")
+        })
+        .expect("a page with both names");
+    rot(&disk, catalog * 4096 + 100);
+    let (content, lost) = salvaged(&small_options().open_on(disk.platform()).unwrap());
+    let names: Vec<_> = content.keys().collect();
+    assert_eq!(names, ["map 2, whose name is lost", "map 3, whose name is lost"]);
+    assert_eq!(content["map 3, whose name is lost"].len(), 1000);
+    assert!(lost.iter().any(|line| line.contains("name of map 3")), "{lost:?}");
 }

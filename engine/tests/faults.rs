@@ -189,6 +189,66 @@ fn after_a_failed_sync_the_store_promises_nothing_until_it_is_opened_anew() {
     }
 }
 
+/// Fails the first sync of what `fails` does that is answered by an error, and expects that to say that the store must
+/// be opened anew, and why.
+fn a_failed_sync_says_so(setting: impl Fn(&Store, &Map), fails: impl Fn(&Store, &Map) -> Result<(), Error>) {
+    let mut stopped = 0;
+    for nth in 1..100 {
+        let disk = SimDisk::new(nth);
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        setting(&store, &map);
+        disk.fail(nth, FailKind::Io, FailSpan::Once);
+        let outcome = fails(&store, &map);
+        disk.stop_failing();
+        let Err(error) = outcome else { break };
+        match store.snapshot() {
+            Ok(_) => assert!(matches!(error.reason(), Reason::Io { .. }), "call {nth}: {error:?}"),
+            Err(later) => {
+                stopped += 1;
+                assert_eq!(later.kind(), Kind::Reopen);
+                assert_eq!(error.kind(), Kind::Reopen, "call {nth}: {error:?}");
+                assert!(error.to_string().contains("rror"), "call {nth} has no cause: {error}");
+            }
+        }
+    }
+    assert!(stopped > 0, "no call stopped the store");
+}
+
+#[test]
+fn a_failed_sync_of_long_values_says_that_the_store_must_be_opened_anew() {
+    a_failed_sync_says_so(
+        |_, _| (),
+        |store, map| {
+            let mut tx = store.begin(Default::default())?;
+            tx.put(map, b"long", &[1; 100_000])?;
+            tx.commit().map(drop)
+        },
+    );
+    a_failed_sync_says_so(|_, _| (), |_, map| map.put(b"long", &[1; 100_000]));
+}
+
+#[test]
+fn a_base_that_cannot_be_made_durable_says_that_the_store_must_be_opened_anew() {
+    a_failed_sync_says_so(|_, map| map.put(b"key", b"value").unwrap(), |store, _| store.maintain());
+}
+
+#[test]
+fn an_error_of_the_device_is_not_blamed_on_the_call() {
+    use std::io::ErrorKind;
+    let directory = tempfile::tempdir().unwrap();
+    let error = Options::new().open(directory.path().join("missing/store")).unwrap_err();
+    assert!(matches!(error.reason(), Reason::Io { error, .. } if error.kind() == ErrorKind::NotFound));
+    assert_eq!(error.kind(), Kind::FixTheCall, "{error}");
+    let disk = SimDisk::new(1);
+    disk.fail(1, FailKind::Io, FailSpan::Forever);
+    let error = small_options().open_on(disk.platform()).unwrap_err();
+    assert!(matches!(error.reason(), Reason::Io { .. }), "{error}");
+    assert_eq!(error.kind(), Kind::Retry, "{error}");
+    disk.stop_failing();
+    small_options().open_on(disk.platform()).unwrap();
+}
+
 /// How a full store is emptied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Emptying {
@@ -265,6 +325,14 @@ fn a_full_disk_can_always_be_emptied() {
         for (capacity, length) in [(3 << 20, 100), (3 << 20, 3000), (8 << 20, 700), (8 << 20, 100_000)] {
             a_full_store_can_be_emptied(small_options(), capacity, length, how, false);
         }
+    }
+}
+
+#[test]
+fn a_full_disk_of_any_size_can_be_emptied_key_by_key() {
+    for pages in (0..64).step_by(3) {
+        let capacity = (3 << 20) + pages * 4096;
+        a_full_store_can_be_emptied(small_options(), capacity, 100, Emptying::Singly, false);
     }
 }
 

@@ -105,6 +105,53 @@ fn put_after_an_addition_counts_in_a_spilled_transaction() {
 }
 
 #[test]
+fn map_opened_by_name_and_dropped_by_somebody_else_is_a_conflict_that_the_closure_form_survives() {
+    let disk = SimDisk::new(1);
+    let store = options().open_on(disk.platform()).unwrap();
+    let old = store.map("map").unwrap();
+    old.put(b"old", b"1").unwrap();
+    // Dropped before the map is used, between two uses, and right before the commit.
+    for drop_at in 0..3 {
+        let mut runs = 0;
+        let transacted = store.transact(|tx| {
+            runs += 1;
+            let dropped_now = |at: u32| runs == 1 && at == drop_at;
+            let map = tx.map("map")?;
+            for at in 0..2 {
+                if dropped_now(at) {
+                    store.maps().drop("map")?;
+                }
+                tx.put(&map, &[at as u8], b"new")?;
+            }
+            if dropped_now(2) {
+                store.maps().drop("map")?;
+            }
+            Ok(())
+        });
+        transacted.unwrap_or_else(|error| panic!("dropped at {drop_at}: {error}"));
+        assert_eq!(runs, 2);
+        let map = store.map("map").unwrap();
+        assert_eq!(map.count().unwrap(), 2);
+        assert_eq!(map.get(b"old").unwrap(), None);
+    }
+    let mut tx = store.begin(Default::default()).unwrap();
+    let map = tx.map("map").unwrap();
+    store.maps().drop("map").unwrap();
+    let error = tx.put(&map, b"key", b"value").unwrap_err();
+    assert!(
+        matches!(error.reason(), Reason::Conflict { key, .. } if key == "\"map\""),
+        "{error}"
+    );
+    // A handle that was there before names the map that is gone, and no other.
+    let handle = store.map("map").unwrap();
+    let mut tx = store.begin(Default::default()).unwrap();
+    store.maps().drop("map").unwrap();
+    let error = tx.put(&handle, b"key", b"value").unwrap_err();
+    assert!(matches!(error.reason(), Reason::MapDropped { .. }), "{error}");
+    assert_sound(&store);
+}
+
+#[test]
 fn handle_from_an_old_snapshot_does_not_write_to_a_dropped_map() {
     let disk = SimDisk::new(1);
     let store = options().open_on(disk.platform()).unwrap();

@@ -114,10 +114,13 @@ impl<S: PageSource> Cursor<S> {
 
     /// Goes to the first pair whose key is `key` or above.
     pub(crate) fn seek(&mut self, key: &[u8]) -> Result<()> {
-        match self.lower_bound(key)? {
-            Some(index) if index < self.count => self.settle(index),
-            Some(_) => self.next_leaf(),
-            None => Ok(()),
+        match self.lower_bound(key) {
+            Ok(Some(index)) if index < self.count => self.settle(index),
+            Ok(Some(_)) => self.next_leaf(),
+            Ok(None) => Ok(()),
+            // The way down ends above what cannot be read.
+            Err(error) if self.source.passes_over(&error) => self.next_leaf(),
+            Err(error) => Err(error),
         }
     }
 
@@ -242,10 +245,15 @@ impl<S: PageSource> Cursor<S> {
             let ahead = (level == 1 && next + 1 < branch.count()).then(|| branch.page(next + 1));
             step.index = next;
             self.path.push(step);
-            self.descend_from(number, level - 1, Aim::First)?;
-            self.ahead = ahead;
-            self.index = 0;
-            return self.settle(0);
+            match self.descend_from(number, level - 1, Aim::First) {
+                Ok(()) => {
+                    self.ahead = ahead;
+                    self.index = 0;
+                    return self.settle(0);
+                }
+                Err(error) if self.source.passes_over(&error) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ mod window;
 
 use std::ops::Deref;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
 
 #[allow(unused_imports)]
@@ -155,6 +155,14 @@ pub(crate) trait PageSource: Copy {
     /// The page, or run of pages, of `bytes` bytes that begins at page `number`. It passed [`verify_page`], with this
     /// number, at its first touch or later, or this process sealed it.
     fn page(self, number: u32, bytes: usize) -> Result<Self::Page>;
+
+    /// Whether walks pass over what this error kept from being read: a page with everything under it. Only for saving
+    /// what a damaged store still holds; the source remembers what was passed over.
+    #[inline]
+    fn passes_over(self, error: &Error) -> bool {
+        let _ = error;
+        false
+    }
 
     /// Says that the leaf `number` is needed next. Its first 256 bytes are what a search reads first.
     fn prefetch(self, number: u32) {

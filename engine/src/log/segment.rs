@@ -8,8 +8,8 @@
 //!          60 meta sequence u32 | zeros
 //! ```
 
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use duramen_io::{Access, File, Mapping, OpenMode, Platform, prefetch};
 
@@ -29,7 +29,7 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 const SEGMENT_HEADER_BYTES: usize = 64;
 
 /// Name of the log file in a slot.
-pub(crate) fn file_name(slot: usize) -> String {
+pub(crate) fn file_name(slot: u16) -> String {
     format!("wal-{slot}")
 }
 
@@ -94,50 +94,109 @@ impl SegmentHeader {
     }
 }
 
-/// The open log files of this process, by slot.
+/// The log files that this process uses, by slot.
+///
+/// A generation is read through its mapping alone, so the file behind one that only readers need can be closed: there
+/// may be more of them than a process may have open files.
 #[derive(Debug)]
 pub(crate) struct Segments {
     platform: Platform,
-    open: Vec<OnceLock<Segment>>,
+    /// How a file that is known is opened: a store that was opened read-only changes none.
+    mode: OpenMode,
+    /// Made at the first use, so that files that never were cost little.
+    places: Vec<OnceLock<Box<Segment>>>,
+    files_open: AtomicUsize,
 }
 
-/// One open log file.
-#[derive(Debug)]
-pub(crate) struct Segment {
-    pub(crate) file: Arc<dyn File>,
-    mapping: Mapping,
+/// One log file, or the place for one.
+#[derive(Debug, Default)]
+struct Segment {
+    /// First byte of the mapping; null while there is none. Release: whoever acquires it finds the file mapped.
+    base: AtomicPtr<u8>,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    file: Option<Arc<dyn File>>,
+    mapping: Option<Mapping>,
 }
 
 impl Segment {
-    pub(crate) fn view(&self) -> LogView {
-        LogView {
-            base: self.mapping.base(),
-        }
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
 impl Segments {
-    pub(crate) fn new(platform: &Platform) -> Segments {
+    pub(crate) fn new(platform: &Platform, read_only: bool) -> Segments {
         Segments {
             platform: platform.clone(),
-            open: (0..GENERATIONS_MAX).map(|_| OnceLock::new()).collect(),
+            mode: if read_only { OpenMode::Read } else { OpenMode::Write },
+            places: (0..GENERATIONS_MAX).map(|_| OnceLock::new()).collect(),
+            files_open: AtomicUsize::new(0),
         }
     }
 
-    /// The file of a slot, opened (and with `OpenMode::Create` made) at the first call.
-    pub(crate) fn open(&self, slot: usize, mode: OpenMode) -> Result<&Segment> {
-        if let Some(segment) = self.open[slot].get() {
-            return Ok(segment);
+    /// The file of a slot, which exists, opened and mapped when it is not.
+    pub(crate) fn file(&self, slot: u16) -> Result<Arc<dyn File>> {
+        self.open(slot, self.mode)
+    }
+
+    /// The same for one that may have to be made.
+    pub(crate) fn create(&self, slot: u16) -> Result<Arc<dyn File>> {
+        self.open(slot, OpenMode::Create)
+    }
+
+    fn open(&self, slot: u16, mode: OpenMode) -> Result<Arc<dyn File>> {
+        let segment = self.places[slot as usize].get_or_init(Default::default);
+        let mut open = segment.lock();
+        if let Some(file) = &open.file {
+            return Ok(file.clone());
         }
         let doing = |error| Error::io(format!("opening log file {}", file_name(slot)), error);
         let file = self.platform.storage.open(&file_name(slot), mode).map_err(doing)?;
-        let mapping = file.map(LOG_SPAN_BYTES, Access::Read).map_err(doing)?;
-        Ok(self.open[slot].get_or_init(|| Segment { file, mapping }))
+        if open.mapping.is_none() {
+            let mapping = file.map(LOG_SPAN_BYTES, Access::Read).map_err(doing)?;
+            segment.base.store(mapping.base(), Ordering::Release);
+            open.mapping = Some(mapping);
+        }
+        open.file = Some(file.clone());
+        self.files_open.fetch_add(1, Ordering::Relaxed);
+        Ok(file)
     }
 
-    /// The file of a slot that is known to be open.
-    pub(crate) fn get(&self, slot: usize) -> &Segment {
-        self.open[slot].get().expect("a live generation has an open log file")
+    /// The bytes of a generation that is alive or held, whose file was therefore mapped.
+    #[inline]
+    pub(crate) fn view(&self, slot: u16) -> LogView {
+        let segment = self.places[slot as usize].get();
+        let base = segment.map_or(std::ptr::null_mut(), |segment| segment.base.load(Ordering::Acquire));
+        assert!(!base.is_null(), "a live generation has a mapped log file");
+        LogView { base }
+    }
+
+    /// How many files are open.
+    pub(crate) fn files_open(&self) -> usize {
+        self.files_open.load(Ordering::Relaxed)
+    }
+
+    /// Closes a file. What is mapped of it stays readable, and the next [`Segments::file`] opens it again.
+    pub(crate) fn close(&self, slot: u16) {
+        if let Some(segment) = self.places[slot as usize].get()
+            && segment.lock().file.take().is_some()
+        {
+            self.files_open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes a file of which nobody reads anything any more, and lets its mapping go.
+    pub(crate) fn forget(&self, slot: u16) {
+        self.close(slot);
+        if let Some(segment) = self.places[slot as usize].get() {
+            let mut open = segment.lock();
+            segment.base.store(std::ptr::null_mut(), Ordering::Release);
+            open.mapping = None;
+        }
     }
 }
 

@@ -1,0 +1,187 @@
+//! Saving what a damaged store still holds: a walk in key order that passes over pages and values which cannot be read,
+//! and remembers each of them.
+//!
+//! It reads by system calls, never through the mapping, so that an error of the device is an error and not a signal.
+//! A page that is passed over takes everything under it along; commits that are still in the log are shown all the
+//! same. Of a transaction larger than memory, whose pages in the data file are damaged before they were folded, what
+//! it replaced is shown instead.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use crate::base::{Extent, PageSource};
+use crate::error::{Error, Kind, Reason, Result, printable};
+use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
+use crate::limits::MAP_ID_BYTES;
+use crate::map::{Map, map_id};
+use crate::pages::VerifiedPages;
+use crate::scan::Scan;
+use crate::snapshot::Snapshot;
+use crate::value::{Source, Value};
+
+/// What could not be read, one line each.
+#[derive(Debug, Default)]
+pub struct Lost {
+    found: Mutex<BTreeSet<String>>,
+}
+
+impl Lost {
+    /// Nothing, so far.
+    pub fn new() -> Lost {
+        Lost::default()
+    }
+
+    /// What could not be read so far, sorted, each once.
+    pub fn list(&self) -> Vec<String> {
+        let found = self.found.lock().unwrap_or_else(|e| e.into_inner());
+        found.iter().cloned().collect()
+    }
+
+    fn note(&self, line: String) {
+        self.found.lock().unwrap_or_else(|e| e.into_inner()).insert(line);
+    }
+}
+
+/// The fact in an error, without advice.
+fn fact(error: &Error) -> String {
+    match error.reason() {
+        Reason::Damaged(what) => what.clone(),
+        _ => error.to_string(),
+    }
+}
+
+fn cannot_be_read(error: &Error) -> bool {
+    error.kind() == Kind::Damaged || matches!(error.reason(), Reason::Io { .. })
+}
+
+/// Pages of which those that cannot be read are passed over.
+#[derive(Clone, Copy)]
+struct Salvaged<'a> {
+    pages: VerifiedPages<'a>,
+    lost: &'a Lost,
+}
+
+impl PageSource for Salvaged<'_> {
+    type Page = Arc<[u8]>;
+
+    fn page(self, number: u32, bytes: usize) -> Result<Arc<[u8]>> {
+        self.pages.page(number, bytes)
+    }
+
+    fn passes_over(self, error: &Error) -> bool {
+        let passes = cannot_be_read(error);
+        if passes {
+            self.lost.note(fact(error));
+        }
+        passes
+    }
+}
+
+impl<'a> Source<'a> for Salvaged<'a> {
+    fn value(page: &Arc<[u8]>, range: Range<usize>) -> Value<'a> {
+        Value::owned(&page[range])
+    }
+
+    fn extent(self, extent: Extent) -> Result<Value<'a>> {
+        self.pages.extent(extent).map(Value::owned)
+    }
+}
+
+/// A walk over the pairs of a map that can be read; see [`Snapshot::salvage`].
+pub struct Salvage<'a> {
+    scan: Scan<'a, Salvaged<'a>>,
+    source: Salvaged<'a>,
+}
+
+impl std::fmt::Debug for Salvage<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Salvage")
+            .field("lost", &self.source.lost)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Salvage<'a> {
+    fn over(snapshot: &'a Snapshot, range: FullRange, lost: &'a Lost) -> Salvage<'a> {
+        let pages = snapshot.pinned().core().pages.verified();
+        let source = Salvaged { pages, lost };
+        Salvage {
+            scan: Scan::new(source, &snapshot.pinned().view, &[], range),
+            source,
+        }
+    }
+
+    /// The next pair that can be read.
+    ///
+    /// # Errors
+    /// None that damage causes.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "the key is borrowed from the walk until the next step"
+    )]
+    pub fn next(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
+        let value = self.next_value()?;
+        Ok(value.map(|value| (&self.scan.key()[MAP_ID_BYTES..], value)))
+    }
+
+    fn next_value(&mut self) -> Result<Option<Value<'a>>> {
+        while let Some(entry) = self.scan.next()? {
+            match entry.resolve(self.source) {
+                Ok(Some(value)) => return Ok(Some(value)),
+                Ok(None) => {}
+                Err(error) if cannot_be_read(&error) => {
+                    let key = printable(split(self.scan.key()).1);
+                    self.source
+                        .lost
+                        .note(format!("the value of key {key}: {}", fact(&error)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Snapshot {
+    /// Walks over what can be read of a map in a damaged store, in key order, from the device. What cannot be read is
+    /// noted in `lost` and passed over. In a sound store these are all pairs.
+    ///
+    /// # Errors
+    /// [`Reason::SnapshotEnded`], [`Reason::ForeignMap`].
+    pub fn salvage<'a>(&'a self, map: &Map, lost: &'a Lost) -> Result<Salvage<'a>> {
+        self.pinned().alive()?;
+        let range = FullRange::map(map.id_in(&self.pinned().handle)?);
+        Ok(Salvage::over(self, range, lost))
+    }
+
+    /// The maps of a damaged store, as far as they can be found, for [`Snapshot::salvage`]. One whose name is lost gets
+    /// a name with its number.
+    ///
+    /// # Errors
+    /// [`Reason::SnapshotEnded`].
+    pub fn salvage_maps(&self, lost: &Lost) -> Result<Vec<Map>> {
+        self.pinned().alive()?;
+        let mut names = self.readable_names(lost)?;
+        let mut rest = Salvage::over(self, FullRange::from_map(FIRST_USER_MAP), lost);
+        while rest.scan.next()?.is_some() {
+            let (id, _) = split(rest.scan.key());
+            names.entry(id).or_insert_with(|| {
+                lost.note(format!("the name of map {id}"));
+                format!("map {id}, whose name is lost")
+            });
+            rest.scan.seek(&FullRange::map(id).high);
+        }
+        let handle = &self.pinned().handle;
+        Ok(names.iter().map(|(&id, name)| Map::new(handle, id, name)).collect())
+    }
+
+    fn readable_names(&self, lost: &Lost) -> Result<BTreeMap<u32, String>> {
+        let mut names = BTreeMap::new();
+        let mut catalog = Salvage::over(self, FullRange::map(CATALOG), lost);
+        while let Some((name, id)) = catalog.next()? {
+            names.insert(map_id(&id)?, String::from_utf8_lossy(name).into_owned());
+        }
+        Ok(names)
+    }
+}

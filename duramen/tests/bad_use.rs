@@ -938,7 +938,9 @@ fn store_of_a_newer_format_is_refused_and_left_alone() {
     drop(stored(&place));
     // One of the four copies suffices: a newer library wrote it.
     patch(&place.path().join("data"), |bytes| {
-        bytes[8..12].copy_from_slice(&77u32.to_le_bytes())
+        bytes[8..12].copy_from_slice(&77u32.to_le_bytes());
+        let sum = crc32c::crc32c_append(77 - 1, &bytes[16..4096]);
+        bytes[12..16].copy_from_slice(&sum.to_le_bytes());
     });
     let before = contents(&place.path());
     for options in [Options::new(), Options::new().read_only(true)] {

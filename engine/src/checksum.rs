@@ -6,6 +6,11 @@ pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
+/// CRC-32C of `bytes` that begins with a number, so that it differs for every one. With 0 it is [`checksum`].
+pub(crate) fn checksum_with(number: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(number, bytes)
+}
+
 /// Hash of a full key. Leaves use its top byte as the tag of the key, filters its lower bits.
 #[inline]
 pub(crate) fn key_hash(seed: u64, full_key: &[u8]) -> u64 {

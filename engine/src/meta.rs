@@ -3,7 +3,13 @@
 //! ```text
 //! page 0, 1   two copies of the meta page with an even sequence number
 //! page 2, 3   two copies of the meta page with an odd sequence number
+//!
+//! meta page   0 magic u64 | 8 format u32 | 12 checksum u32 | 16 the rest, by format
 //! ```
+//!
+//! Every future format keeps the first line of that, and how the checksum is made: CRC-32C of bytes 16..4096, begun
+//! with the number of the format less one. It covers the format too, so that a page of a newer format can be told from
+//! one that rotted.
 //!
 //! A new meta page replaces the older pair, both copies, after everything it refers to is durable. The pair with the
 //! highest intact sequence number counts. Falling back to the older pair is right after a power cut during the
@@ -13,7 +19,7 @@
 use duramen_io::File;
 
 use crate::base::Root;
-use crate::checksum::checksum;
+use crate::checksum::checksum_with;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
 
@@ -83,7 +89,7 @@ impl Meta {
         for (place, word) in out[72..].chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        let sum = checksum(&out[16..]);
+        let sum = page_checksum(FORMAT, &out);
         out[12..16].copy_from_slice(&sum.to_le_bytes());
         out
     }
@@ -94,11 +100,12 @@ impl Meta {
         if long(0) != META_MAGIC {
             return Found::Nothing;
         }
-        if word(8) > FORMAT {
-            return Found::Newer(word(8));
-        }
-        if word(12) != checksum(&page[16..]) {
+        let format = word(8);
+        if format == 0 || word(12) != page_checksum(format, page) {
             return Found::Nothing;
+        }
+        if format > FORMAT {
+            return Found::Newer(format);
         }
         let meta = Meta {
             store: u128::from_le_bytes(page[16..32].try_into().expect("sixteen bytes")),
@@ -176,6 +183,11 @@ impl Meta {
         let copies = found.iter().filter(|meta| meta.sequence == newest.sequence).count();
         Ok(Some((newest, copies == 2)))
     }
+}
+
+/// The checksum of a meta page of any format.
+fn page_checksum(format: u32, page: &[u8]) -> u32 {
+    checksum_with(format - 1, &page[16..])
 }
 
 enum Found {

@@ -111,6 +111,15 @@ fn logs(disk: &SimDisk) -> Vec<String> {
     files.filter(|name| name.starts_with("wal-")).collect()
 }
 
+/// Makes one of the meta pages a page of another format, as a library that knows it would write it.
+fn write_format(disk: &SimDisk, page: usize, format: u32) {
+    let mut bytes = disk.read_raw("data")[page * PAGE..(page + 1) * PAGE].to_vec();
+    bytes[8..12].copy_from_slice(&format.to_le_bytes());
+    let sum = crc32c::crc32c_append(format - 1, &bytes[16..]);
+    bytes[12..16].copy_from_slice(&sum.to_le_bytes());
+    disk.write_raw("data", (page * PAGE) as u64, &bytes);
+}
+
 /// Pages 0 to 3 hold two copies each of two meta pages: the first page of the newer ones.
 fn newest_meta(disk: &SimDisk) -> usize {
     let data = disk.read_raw("data");
@@ -214,8 +223,31 @@ fn a_newer_format_is_refused_by_its_number() {
     let (disk, store, _) = store();
     store.close().unwrap();
     let disk = disk.kill();
-    disk.write_raw("data", 8, &9u32.to_le_bytes());
+    write_format(&disk, 0, 9);
     assert!(matches!(error_of(&disk).reason(), Reason::NewerFormat { found: 9, .. }));
+}
+
+#[test]
+fn a_format_number_that_rotted_is_not_taken_for_a_newer_format() {
+    let (disk, store, map) = store();
+    put(&map, 1);
+    store.close().unwrap();
+    let disk = disk.kill();
+    for bit in 0..32 {
+        let rot = |disk: &SimDisk, page: usize| {
+            let at = page * PAGE + 8 + bit / 8;
+            let byte = disk.read_raw("data")[at];
+            disk.write_raw("data", at as u64, &[byte ^ 1 << (bit % 8)]);
+        };
+        for page in 0..4 {
+            let disk = disk.kill();
+            rot(&disk, page);
+            assert_eq!(found(&disk), [1], "bit {bit} of page {page}");
+        }
+        let disk = disk.kill();
+        (0..4).for_each(|page| rot(&disk, page));
+        assert_damaged(&disk, "no intact meta page");
+    }
 }
 
 #[test]

@@ -64,8 +64,7 @@ fn print(report: &CheckReport, output: &mut Output) -> Outcome<()> {
     output.line(format_args!(
         "{verdict}: read {} with {}, and {}",
         counted(report.pages, "page"),
-        // Names of maps and counters of appends are among them, so these are not the user's pairs alone.
-        counted(report.pairs, "stored item"),
+        counted(report.pairs, "pair"),
         counted(report.records, "log record"),
     ))
 }

@@ -1,7 +1,7 @@
 //! `duramen dump`: writes a store, or some of its maps, as text.
 
 use clap::Args;
-use duramen::{Map, Snapshot, Store};
+use duramen::{Lost, Map, Snapshot, Store};
 use serde_json::json;
 
 use crate::dump_format::{AnnouncedMap, DumpWriter};
@@ -19,6 +19,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen dump shop --map stock --map orders > some.dump
   Into another store:
     $ duramen dump shop | duramen load other-shop
+  What is left of a damaged store (the exit code is 5 when anything was lost):
+    $ duramen dump shop --skip-damaged > rest.dump
 
 The format is text with one line a pair, and ends with a checksum; it is described in
 docs/reference/dump-format.md. The dump shows one moment. With --json, the summary on standard
@@ -34,12 +36,19 @@ pub struct Dump {
     /// Only this map; may be given several times
     #[arg(long, short, value_name = "NAME")]
     map: Vec<String>,
+
+    /// Pass over what is damaged, and list it on standard error
+    #[arg(long)]
+    skip_damaged: bool,
 }
 
 impl Dump {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_read()?;
         let snapshot = store.snapshot()?;
+        if self.skip_damaged {
+            return self.salvage(&snapshot, output);
+        }
         let maps = self.maps(&store)?;
         let announced = maps
             .iter()
@@ -65,6 +74,31 @@ impl Dump {
         Ok(Exit::Done)
     }
 
+    /// Writes what can be read, and lists the rest.
+    fn salvage(&self, snapshot: &Snapshot, output: &mut Output) -> Outcome {
+        let lost = Lost::new();
+        let mut maps = snapshot.salvage_maps(&lost)?;
+        maps.retain(|map| self.map.is_empty() || self.map.iter().any(|name| name == map.name()));
+        maps.sort_by(|one, other| one.name().cmp(other.name()));
+        let head: Vec<AnnouncedMap> = maps.iter().map(without_count).collect();
+        let is_json = output.is_json;
+        let mut writer = DumpWriter::new(output, &head)?;
+        let mut meter = Meter::new("dumping", "pairs");
+        let mut done = 0;
+        for map in &maps {
+            writer.map(map.name())?;
+            let mut walk = snapshot.salvage(map, &lost)?;
+            while let Some((key, value)) = walk.next()? {
+                writer.pair(key, &value)?;
+                done += 1;
+                meter.update(done, done);
+            }
+        }
+        let pairs = writer.finish()?;
+        drop(meter);
+        Ok(report_lost(is_json, maps.len() as u64, pairs, &lost.list()))
+    }
+
     /// The maps to write, each once, sorted.
     fn maps(&self, store: &Store) -> Outcome<Vec<Map>> {
         let mut names = match self.map.is_empty() {
@@ -82,6 +116,24 @@ fn announced(snapshot: &Snapshot, map: &Map) -> Outcome<AnnouncedMap> {
         name: map.name().into(),
         pairs: Some(snapshot.count(map, ..)?),
     })
+}
+
+/// How many pairs can be read shows only at the end.
+fn without_count(map: &Map) -> AnnouncedMap {
+    AnnouncedMap {
+        name: map.name().into(),
+        pairs: None,
+    }
+}
+
+fn report_lost(is_json: bool, maps: u64, pairs: u64, lost: &[String]) -> Exit {
+    if is_json {
+        say(json!({"maps": maps, "pairs": pairs, "lost": lost}));
+    } else {
+        lost.iter().for_each(|line| say(format_args!("lost: {line}")));
+        report(is_json, maps, pairs);
+    }
+    if lost.is_empty() { Exit::Done } else { Exit::Damaged }
 }
 
 fn report(is_json: bool, maps: u64, pairs: u64) {

@@ -17,9 +17,7 @@ pub fn check(stage: &mut Stage<'_>, store: Store) -> Outcome<()> {
         let report = store.check(&mut |_progress| {})?;
     }
     let (pages, pairs, problems) = (grouped(report.pages), grouped(report.pairs), report.problems.len());
-    stage.result(format!(
-        "{problems} problems in {pages} pages with {pairs} stored items"
-    ))?;
+    stage.result(format!("{problems} problems in {pages} pages with {pairs} pairs"))?;
     stage.figure(
         "check",
         json!({"problems": report.problems, "pages": report.pages, "pairs": report.pairs}),

@@ -444,7 +444,7 @@ impl Core {
             let guard = self.control().commit_lock.0.lock();
             let holder = word.load(Ordering::Relaxed);
             if holder == NOT_EXCLUSIVE {
-                let token = self.exclusive_tokens.fetch_add(1, Ordering::Relaxed) | 1 << 31;
+                let token = self.control().exclusive_tokens.fetch_add(1, Ordering::Relaxed) | 1 << 31;
                 word.store(token, Ordering::Release);
                 return Ok(token);
             }

@@ -1,7 +1,7 @@
 //! The heart of an open store: everything that its handles, snapshots and background threads share.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::Duration;
 
@@ -42,7 +42,6 @@ pub(crate) struct Core {
     /// Wakers of commit futures, by commit.
     pub(crate) waiting: Mutex<Vec<(u64, std::task::Waker)>>,
     pub(crate) closed: AtomicBool,
-    pub(crate) exclusive_tokens: AtomicU32,
     /// Whether the names of all log files are known to survive power loss.
     pub(crate) names_synced: AtomicBool,
     /// Whether the thread that syncs for commit futures runs. Where it could not be started they sync for themselves.
@@ -132,7 +131,6 @@ impl Core {
             work: (Mutex::new(Work::default()), Condvar::new()),
             waiting: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
-            exclusive_tokens: AtomicU32::new(1),
             names_synced: AtomicBool::new(false),
             syncer_runs: AtomicBool::new(false),
             folder_runs: AtomicBool::new(false),
@@ -159,10 +157,10 @@ impl Core {
     /// The index of a live generation.
     pub(crate) fn index(&self, slot: u16) -> Index {
         let entry = self.entry(slot);
-        let memory = self.region.memory(entry.memory.load(Ordering::Acquire));
+        let (offset, bytes) = entry.memory.place();
+        let memory = self.region.memory(offset);
         // SAFETY: the entry of a live generation names memory that was formatted before the generation went live.
-        unsafe { Index::attach(memory, entry.memory_bytes.load(Ordering::Acquire) as usize) }
-            .expect("the index of a live generation was overwritten")
+        unsafe { Index::attach(memory, bytes as usize) }.expect("the index of a live generation was overwritten")
     }
 
     pub(crate) fn generation_view(&self, slot: u16) -> GenerationView {

@@ -120,7 +120,7 @@ impl Core {
 
     fn discard_standby(&self, slot: u16) {
         let entry = self.entry(slot);
-        self.region.free_index(entry.memory.load(Ordering::Relaxed));
+        self.region.give_back(&entry.memory);
         // Last: from here on somebody else may prepare it, with other memory.
         entry.set_state(GenerationState::Unused);
     }
@@ -252,11 +252,9 @@ impl Core {
             self.names_synced.store(true, Ordering::Release);
         }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
-        let (memory, memory_bytes) = self.region.space_for_index(bytes as u64)?;
+        let (memory, memory_bytes) = self.region.take(&entry.memory, bytes as u64)?;
         // SAFETY: the region handed this memory out for this index alone.
         unsafe { Index::create(self.region.memory(memory), memory_bytes as usize) };
-        entry.memory.store(memory, Ordering::Relaxed);
-        entry.memory_bytes.store(memory_bytes, Ordering::Relaxed);
         entry.capacity.store(capacity, Ordering::Relaxed);
         Ok(())
     }
@@ -301,7 +299,7 @@ impl Core {
         let _streams = self.retention.write().unwrap_or_else(|e| e.into_inner());
         let _commits = self.control().commit_lock.0.lock();
         self.control().tail.0.checkable_since.fetch_max(last, Ordering::Relaxed);
-        self.region.free_index(entry.memory.load(Ordering::Relaxed));
+        self.region.give_back(&entry.memory);
         entry.set_state(GenerationState::Unused);
     }
 

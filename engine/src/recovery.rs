@@ -396,7 +396,7 @@ impl<'a> Recovery<'a> {
         let core = self.core;
         let entry = core.entry(found.slot);
         let memory = Index::bytes_for(scanned.tail).max(Index::bytes_for_entries(operations as usize));
-        let (offset, length) = core.region.space_for_index(memory as u64)?;
+        let (offset, length) = core.region.take(&entry.memory, memory as u64)?;
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
         let log = core.segments.view(found.slot);
@@ -433,8 +433,6 @@ impl<'a> Recovery<'a> {
         self.write_again(found, bytes, unsynced, scanned.tail)?;
         core.space.promise_recovered(costs.operations, costs.bytes);
         entry.number.store(found.header.generation, Ordering::Relaxed);
-        entry.memory.store(offset, Ordering::Relaxed);
-        entry.memory_bytes.store(length, Ordering::Relaxed);
         entry.first_commit.store(found.header.first_commit, Ordering::Relaxed);
         entry.last_commit.store(scanned.last_commit, Ordering::Relaxed);
         entry.last_header.store(scanned.previous, Ordering::Relaxed);

@@ -9,14 +9,13 @@
 //! 0        Control
 //! 4 KiB    log generations, 128 bytes each, allocated in steps
 //! 516 KiB  snapshot slots, 64 bytes each, allocated in steps
-//! 5 MiB    memory of the indexes, handed out by `space_for_index`
+//! 5 MiB    memory of the indexes, handed out by `take`
 //! ```
 //!
 //! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor `PIN_ALL` names a version whose
 //! pages and generations nobody may reuse.
 
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use arrayvec::ArrayVec;
@@ -36,12 +35,12 @@ const SLOTS_START: u64 = CONTROL_BYTES + GENERATIONS_MAX as u64 * GENERATION_BYT
 const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const SLOTS_STEP: usize = 256;
 /// Aligned, so that the memory of indexes begins at a page and at a multiple of what they take.
-const INDEX_START: u64 = (SLOTS_START + SNAPSHOTS_MAX as u64 * SLOT_BYTES).next_multiple_of(512 << 10);
+const MEMORY_START: u64 = (SLOTS_START + SNAPSHOTS_MAX as u64 * SLOT_BYTES).next_multiple_of(512 << 10);
 /// Indexes get memory in multiples of this, so that freed pieces fit again.
-const INDEX_STEP: u64 = 64 << 10;
+const MEMORY_STEP: u64 = 64 << 10;
 
 /// Freed memory that is kept at the end: enough for the index of the smallest generation.
-const INDEX_SPARE_BYTES: u64 = 256 << 10;
+const MEMORY_SPARE_BYTES: u64 = 256 << 10;
 
 /// Pin value of a free slot.
 const FREE: u64 = 0;
@@ -83,6 +82,14 @@ pub(crate) struct Control {
     version: [AtomicU64; VERSION_WORDS],
     /// State of the commit path, written under the commit lock only.
     pub(crate) tail: Line<Tail>,
+    /// Held by whoever makes the region larger, hands out its memory or takes it back. What it guards is changed by single
+    /// stores, each of which leaves everything in order.
+    growth_lock: Line<WordLock>,
+    /// Snapshot slots and log generations that have memory behind them.
+    slots_allocated: AtomicU32,
+    generations_allocated: AtomicU32,
+    /// Token that the next exclusive transaction gets.
+    pub(crate) exclusive_tokens: AtomicU32,
     /// Snapshot slots ever used; the rest are free.
     slots_used: Line<AtomicU32>,
     /// Entries of log generations ever used, or that a later one is in use: the rest are unused, without files.
@@ -129,14 +136,28 @@ pub(crate) enum GenerationState {
     Preparing = 5,
 }
 
+/// A piece of the region's memory that somebody has; all zeros: none. Changed under `growth_lock`, read by its owner.
+#[repr(C)]
+pub(crate) struct Piece {
+    offset: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Piece {
+    /// Offset in the region and length in bytes.
+    pub(crate) fn place(&self) -> (u64, u64) {
+        // Acquire: pairs with the stores in `Region::take`.
+        (self.offset.load(Ordering::Acquire), self.bytes.load(Ordering::Acquire))
+    }
+}
+
 /// One log generation. Written under the commit lock or by the folding thread alone.
 #[repr(C, align(64))]
 pub(crate) struct GenerationEntry {
     pub(crate) state: AtomicU32,
     pub(crate) number: AtomicU32,
-    /// Index memory: offset in the region and length.
-    pub(crate) memory: AtomicU64,
-    pub(crate) memory_bytes: AtomicU64,
+    /// Memory of the index.
+    pub(crate) memory: Piece,
     /// First commit in the log file, and (once frozen) the last.
     pub(crate) first_commit: AtomicU64,
     pub(crate) last_commit: AtomicU64,
@@ -253,16 +274,6 @@ impl Pins {
 pub(crate) struct Region {
     mapping: Mapping,
     file: Arc<dyn File>,
-    /// The index memory in use as (offset, bytes), ascending; held by whoever makes the region larger.
-    growth: Mutex<Growth>,
-    /// Snapshot slots and log generations that have memory behind them.
-    slots_allocated: AtomicU32,
-    generations_allocated: AtomicU32,
-}
-
-#[derive(Debug)]
-struct Growth {
-    indexes: Vec<(u64, u64)>,
 }
 
 impl Region {
@@ -284,13 +295,13 @@ impl Region {
         let mapping = file
             .map(REGION_SPAN_BYTES, Access::ReadWrite)
             .map_err(|error| Error::io("mapping the shared region", error))?;
-        Ok(Region {
-            mapping,
-            file,
-            growth: Mutex::new(Growth { indexes: Vec::new() }),
-            slots_allocated: AtomicU32::new(SLOTS_STEP as u32),
-            generations_allocated: AtomicU32::new(GENERATIONS_STEP as u32),
-        })
+        let region = Region { mapping, file };
+        let control = region.control();
+        control.slots_allocated.store(SLOTS_STEP as u32, Ordering::Relaxed);
+        control
+            .generations_allocated
+            .store(GENERATIONS_STEP as u32, Ordering::Relaxed);
+        Ok(region)
     }
 
     /// A region in the memory of this process alone, for stores that are opened read-only.
@@ -306,7 +317,7 @@ impl Region {
     }
 
     fn slot(&self, index: usize) -> &Slot {
-        assert!(index < self.slots_allocated.load(Ordering::Acquire) as usize);
+        assert!(index < self.control().slots_allocated.load(Ordering::Acquire) as usize);
         let offset = SLOTS_START as usize + index * SLOT_BYTES as usize;
         // SAFETY: as for `control`; the slot lies in the allocated part by the assertion.
         unsafe { &*(self.mapping.base().add(offset) as *const Slot) }
@@ -314,7 +325,7 @@ impl Region {
 
     /// The log generation of a log file.
     pub(crate) fn generation(&self, slot: u16) -> &GenerationEntry {
-        assert!((slot as u32) < self.generations_allocated.load(Ordering::Acquire));
+        assert!((slot as u32) < self.control().generations_allocated.load(Ordering::Acquire));
         let offset = CONTROL_BYTES as usize + slot as usize * GENERATION_BYTES as usize;
         // SAFETY: as for `control`; the entry lies in the allocated part by the assertion.
         unsafe { &*(self.mapping.base().add(offset) as *const GenerationEntry) }
@@ -328,15 +339,16 @@ impl Region {
 
     /// Makes an entry one of those that [`Region::generations`] goes through. Its user has claimed it, or is recovery.
     pub(crate) fn use_generation(&self, slot: u16) -> Result<()> {
-        let _growing = self.growth.lock().unwrap_or_else(|e| e.into_inner());
-        while slot as u32 >= self.generations_allocated.load(Ordering::Relaxed) {
-            let count = self.generations_allocated.load(Ordering::Relaxed);
+        let _growing = self.control().growth_lock.0.lock();
+        while slot as u32 >= self.control().generations_allocated.load(Ordering::Relaxed) {
+            let count = self.control().generations_allocated.load(Ordering::Relaxed);
             let offset = CONTROL_BYTES + count as u64 * GENERATION_BYTES;
             let bytes = GENERATIONS_STEP as u64 * GENERATION_BYTES;
             self.file
                 .allocate(offset, bytes)
                 .map_err(|error| full_or_io("the table of log generations", bytes, error))?;
-            self.generations_allocated
+            self.control()
+                .generations_allocated
                 .store(count + GENERATIONS_STEP as u32, Ordering::Release);
         }
         let used = &self.control().generations_used.0;
@@ -356,25 +368,33 @@ impl Region {
         let _ = used.compare_exchange(slot as u32 + 1, slot as u32, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// First byte of a piece of index memory.
+    /// First byte of a piece of memory.
     pub(crate) fn memory(&self, offset: u64) -> *mut u8 {
-        assert!((INDEX_START..REGION_SPAN_BYTES).contains(&offset));
+        assert!((MEMORY_START..REGION_SPAN_BYTES).contains(&offset));
         // SAFETY: the offset lies inside the mapping.
         unsafe { self.mapping.base().add(offset as usize) }
     }
 
-    /// Finds `bytes` of memory for an index and allocates the file behind it. Returns the offset.
-    pub(crate) fn space_for_index(&self, bytes: u64) -> Result<(u64, u64)> {
-        let bytes = bytes.next_multiple_of(INDEX_STEP);
-        let mut growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
-        let mut offset = INDEX_START;
-        let mut place = 0;
-        for &(used, length) in &growth.indexes {
+    /// All pieces of memory that somebody has, ascending. Under `growth_lock`.
+    fn pieces(&self) -> Vec<(u64, u64)> {
+        let indexes = self.generations().map(|(_, entry)| entry.memory.place());
+        let mut pieces: Vec<(u64, u64)> = indexes.filter(|(_, bytes)| *bytes > 0).collect();
+        pieces.sort_unstable();
+        pieces
+    }
+
+    /// Finds at least `bytes` of memory, allocates the file behind it and makes it the piece of `owner`, who has none.
+    /// Returns its place.
+    pub(crate) fn take(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
+        let bytes = bytes.next_multiple_of(MEMORY_STEP);
+        let _growing = self.control().growth_lock.0.lock();
+        assert_eq!(owner.place().1, 0, "an owner has one piece of memory");
+        let mut offset = MEMORY_START;
+        for (used, length) in self.pieces() {
             if used - offset >= bytes {
                 break;
             }
             offset = used + length;
-            place += 1;
         }
         if offset + bytes > REGION_SPAN_BYTES {
             let what = "index memory, of which open snapshots hold what there is (`stat` lists them)";
@@ -383,37 +403,38 @@ impl Region {
         self.file
             .allocate(offset, bytes)
             .map_err(|error| full_or_io("index memory", bytes, error))?;
-        growth.indexes.insert(place, (offset, bytes));
+        owner.offset.store(offset, Ordering::Release);
+        // Last: a piece without a length is nobody's.
+        owner.bytes.store(bytes, Ordering::Release);
         Ok((offset, bytes))
     }
 
-    /// Gives index memory back, and its end of the file to the file system.
-    pub(crate) fn free_index(&self, offset: u64) {
-        let mut growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
-        growth.indexes.retain(|&(used, _)| used != offset);
+    /// Gives a piece of memory back, and the end of the file behind all pieces to the file system.
+    pub(crate) fn give_back(&self, owner: &Piece) {
+        let _growing = self.control().growth_lock.0.lock();
+        owner.bytes.store(0, Ordering::Release);
         // A little is kept: on a disk that is full by now, deletions still need the next generation's index.
-        self.cut(self.end_of_memory(&growth) + INDEX_SPARE_BYTES);
+        self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES);
     }
 
-    /// Gives all memory behind the last index back. For a quiet store, whose next indexes are prepared.
+    /// Gives all memory behind the last piece back. For a quiet store, whose next indexes are prepared.
     pub(crate) fn cut_memory(&self) {
-        let growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
-        self.cut(self.end_of_memory(&growth));
+        let _growing = self.control().growth_lock.0.lock();
+        self.cut(self.end_of_memory());
     }
 
-    /// Whether indexes lie further from the beginning than all of them take together.
+    /// Whether pieces lie further from the beginning than all of them take together.
     pub(crate) fn memory_has_holes(&self) -> bool {
-        let growth = self.growth.lock().unwrap_or_else(|e| e.into_inner());
-        let in_use: u64 = growth.indexes.iter().map(|&(_, bytes)| bytes).sum();
-        growth
-            .indexes
-            .last()
-            .is_some_and(|&(used, length)| used + length > INDEX_START + in_use)
+        let _growing = self.control().growth_lock.0.lock();
+        let pieces = self.pieces();
+        let in_use: u64 = pieces.iter().map(|&(_, bytes)| bytes).sum();
+        let end = pieces.last().map_or(MEMORY_START, |&(used, length)| used + length);
+        end > MEMORY_START + in_use
     }
 
-    fn end_of_memory(&self, growth: &Growth) -> u64 {
-        let slots_end = SLOTS_START + self.slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
-        growth.indexes.last().map_or(slots_end, |&(used, length)| used + length)
+    fn end_of_memory(&self) -> u64 {
+        let slots_end = SLOTS_START + self.control().slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
+        self.pieces().last().map_or(slots_end, |&(used, length)| used + length)
     }
 
     fn cut(&self, end: u64) {
@@ -425,13 +446,7 @@ impl Region {
 
     /// Bytes of index memory in use.
     pub(crate) fn index_bytes(&self) -> u64 {
-        self.growth
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .indexes
-            .iter()
-            .map(|&(_, bytes)| bytes)
-            .sum()
+        self.generations().map(|(_, entry)| entry.memory.place().1).sum()
     }
 
     /// Publishes a version. The caller holds the commit lock, or is recovery.
@@ -540,14 +555,15 @@ impl Region {
 
     /// Makes slot number `count` usable, unless somebody else just did.
     fn add_slot(&self, count: usize) -> Result<()> {
-        let _growing = self.growth.lock().unwrap_or_else(|e| e.into_inner());
-        if count == self.slots_allocated.load(Ordering::Relaxed) as usize {
+        let _growing = self.control().growth_lock.0.lock();
+        if count == self.control().slots_allocated.load(Ordering::Relaxed) as usize {
             let offset = SLOTS_START + count as u64 * SLOT_BYTES;
             let bytes = SLOTS_STEP as u64 * SLOT_BYTES;
             self.file
                 .allocate(offset, bytes)
                 .map_err(|error| full_or_io("snapshot slots", bytes, error))?;
-            self.slots_allocated
+            self.control()
+                .slots_allocated
                 .store((count + SLOTS_STEP) as u32, Ordering::Release);
         }
         let used = &self.control().slots_used.0;

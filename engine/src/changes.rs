@@ -39,7 +39,7 @@ use crate::checksum::key_hash;
 use crate::core::{Core, with_source};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
-use crate::limits::MAP_ID_BYTES;
+use crate::limits::{MAP_ID_BYTES, STREAM_KEYS_MAX};
 use crate::log::{LOG_START, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, record_bytes};
 use crate::map::{Map, map_id};
 use crate::region::{GenerationEntry, GenerationState, Pin, Version};
@@ -51,8 +51,6 @@ use crate::view::{GenerationView, Note, entry_at, in_tree};
 
 /// Commits that a stream lies behind when it begins to remember what it read (see [`Latest`]).
 const FAR_BEHIND: u64 = 256;
-/// Keys that it remembers.
-const LATEST_KEYS_MAX: usize = 16_384;
 
 /// Where a stream of commits begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -441,7 +439,7 @@ impl Follower {
 
     fn let_go(&mut self, core: &Core, state: State) {
         if let State::Following(hold) = std::mem::replace(&mut self.state, state) {
-            core.region.unpin(&hold.pin);
+            core.unpin(&hold.pin);
         }
     }
 
@@ -459,7 +457,7 @@ impl Follower {
         if next.version.base_commit <= self.position {
             self.let_go(core, State::Following(next));
         } else {
-            core.region.unpin(&next.pin);
+            core.unpin(&next.pin);
         }
     }
 }
@@ -502,7 +500,7 @@ impl Hold {
         let (hold, _) = Hold::newest(core)?;
         if commit > hold.commit {
             let newest = hold.commit;
-            core.region.unpin(&hold.pin);
+            core.unpin(&hold.pin);
             let cause = format!(
                 "commit {commit} is not in the store, whose newest is {newest}; if it was there, a power cut took it \
                  before it was synced"
@@ -512,7 +510,7 @@ impl Hold {
         if hold.version.base_commit <= commit {
             return Ok(hold);
         }
-        core.region.unpin(&hold.pin);
+        core.unpin(&hold.pin);
         Hold::kept(core, commit)
     }
 
@@ -678,7 +676,7 @@ impl Latest {
             *known = (generation, position);
             return;
         }
-        if self.operations.len() == LATEST_KEYS_MAX {
+        if self.operations.len() == STREAM_KEYS_MAX {
             self.clear();
         }
         self.operations.insert(full_key.into(), (generation, position));

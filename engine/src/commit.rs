@@ -33,7 +33,7 @@ use crate::full_key::{COUNTERS, FullKey, FullRange, check_key};
 use crate::index::IndexCursor;
 use crate::limits::{
     INLINE_VALUE_BYTES_MAX, KEY_BYTES_MAX, LIVE_GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES,
-    NOTES_PER_GENERATION_MAX, PAGE_BYTES,
+    NOTES_PER_GENERATION_MAX, PAGE_BYTES, WAIT_ROUNDS_MAX,
 };
 use crate::log::{
     Body, LOG_START, Operation, OperationKind, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes,
@@ -41,10 +41,6 @@ use crate::log::{
 use crate::planted::{PlantedBug, is_planted};
 use crate::region::{GenerationEntry, GenerationState};
 use crate::view::{GenerationView, Note, decode_root};
-
-/// Rounds of up to a tenth of a second that a commit waits for room in the log, with nothing left to fold, before it
-/// reports that there is none.
-const WAIT_ROUNDS_MAX: u32 = 100;
 
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;

@@ -40,8 +40,7 @@ impl Store {
     /// when this store is damaged. A copy that failed is to be deleted.
     pub fn copy(&self, directory: impl AsRef<Path>, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let directory = directory.as_ref();
-        let occupied = std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some());
-        if occupied {
+        if duramen_io::is_occupied(directory) {
             let found = "it is not empty".to_string();
             return Err(Reason::NotAStore {
                 path: directory.display().to_string(),
@@ -62,6 +61,7 @@ impl Store {
     /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Io`], [`Reason::ReadOnly`]. The store is as before then.
     pub fn compact(&self, progress: &mut dyn FnMut(Progress)) -> Result<Compaction> {
         let core = self.core();
+        let _user = core.enter()?;
         core.maintain()?;
         let bytes_before = core.data_bytes();
         for pass in 0..PASSES {

@@ -60,8 +60,13 @@ pub(crate) struct Core {
     fold_error: Mutex<Option<Error>>,
     pub(crate) counters: Counters,
     pub(crate) pace: Pace,
-    /// Held as long as anything of the store is in use; `None` for read-only stores on directories without locks.
-    pub(crate) _lock: Option<Lock>,
+    /// Calls that write outside the commit lock, and would go on doing so while the store is closed.
+    users: AtomicU64,
+    /// Whether `close` has done all that it does, but for letting go of the lock.
+    settled: AtomicBool,
+    /// Held as long as anything of the store is in use; `None` for read-only stores on directories without locks, and
+    /// once a closed store is no longer in use: handles that are still there touch nothing of it then.
+    lock: Mutex<Option<Lock>>,
 }
 
 /// What the folding thread remembers.
@@ -142,7 +147,9 @@ impl Core {
             fold_error: Mutex::new(None),
             counters: Counters::default(),
             pace: Pace::default(),
-            _lock: lock,
+            users: AtomicU64::new(0),
+            settled: AtomicBool::new(false),
+            lock: Mutex::new(lock),
         }
     }
 
@@ -199,9 +206,48 @@ impl Core {
     /// Pins what is visible up to a limit that is never below the base: `visible` or `synced`.
     pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View)> {
         let (pin, version, commit) = self.region.pin(slot_hint(), limit)?;
+        // Looked at after the pin was set: either it is seen to be closed here, or whoever closes it sees the pin.
+        if self.closed.load(Ordering::SeqCst) {
+            self.unpin(&pin);
+            return Err(Reason::Closed.into());
+        }
         remember_slot(pin.index);
         let view = self.view(&version, commit);
         Ok((pin, view))
+    }
+
+    /// Gives a pin back; the last one of a closed store lets others open it.
+    #[inline]
+    pub(crate) fn unpin(&self, pin: &Pin) {
+        self.region.unpin(pin);
+        if self.closed.load(Ordering::SeqCst) {
+            self.let_go_if_unused();
+        }
+    }
+
+    /// Keeps the store's lock for a call that writes outside the commit lock.
+    pub(crate) fn enter(&self) -> Result<User<'_>> {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        let user = User { core: self };
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Reason::Closed.into());
+        }
+        Ok(user)
+    }
+
+    /// The end of closing.
+    pub(crate) fn let_go(&self) {
+        self.settled.store(true, Ordering::SeqCst);
+        self.let_go_if_unused();
+    }
+
+    /// Lets others open the store, if it is closed and nobody uses anything of it.
+    #[cold]
+    fn let_go_if_unused(&self) {
+        let is_used = || self.users.load(Ordering::SeqCst) > 0 || self.region.is_pinned();
+        if self.settled.load(Ordering::SeqCst) && !is_used() {
+            self.lock.lock().unwrap_or_else(|e| e.into_inner()).take();
+        }
     }
 
     /// Keeps the generations after a pinned view, for conflict checks. While the pin is held they cannot have gone.
@@ -367,6 +413,20 @@ impl Core {
     }
 }
 
+/// A call for which the store stays locked; see [`Core::enter`].
+pub(crate) struct User<'a> {
+    core: &'a Core,
+}
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        self.core.users.fetch_sub(1, Ordering::SeqCst);
+        if self.core.closed.load(Ordering::SeqCst) {
+            self.core.let_go_if_unused();
+        }
+    }
+}
+
 /// Unpins when dropped, also when a read panics.
 struct PinGuard<'a> {
     core: &'a Core,
@@ -375,7 +435,7 @@ struct PinGuard<'a> {
 
 impl Drop for PinGuard<'_> {
     fn drop(&mut self) {
-        self.core.region.unpin(&self.pin);
+        self.core.unpin(&self.pin);
     }
 }
 

@@ -116,6 +116,16 @@ pub enum Reason {
     /// An option or argument that makes no sense.
     #[error("{0}")]
     InvalidArgument(String),
+    /// A transaction holds more of something than it may.
+    #[error("the transaction {what}, and {max} is the most; {cure}")]
+    TransactionTooLarge {
+        /// What it has too much of.
+        what: &'static str,
+        /// The most it may have.
+        max: u64,
+        /// What to do instead.
+        cure: &'static str,
+    },
     /// The directory holds something else.
     #[error("{path} is not a Duramen store: {found}; name an empty directory or an existing store")]
     NotAStore {
@@ -139,11 +149,11 @@ pub enum Reason {
         supported: u32,
     },
     /// Another process has the store open.
-    #[error("the store at {path} is in use by process {holder}; close it there first")]
+    #[error("the store at {path} is in use by {}; close it there first", in_words(holder))]
     InUse {
         /// The directory.
         path: String,
-        /// Who holds it: process id and name.
+        /// Who holds it: process id and name of the one that writes, or in words that others only read.
         holder: String,
     },
     /// Another transaction changed what this one read or wrote.
@@ -294,6 +304,15 @@ impl Error {
             from_caller: true,
         }
         .into()
+    }
+}
+
+/// The holder of a store in a sentence.
+fn in_words(holder: &str) -> String {
+    if holder.starts_with(|first: char| first.is_ascii_digit()) {
+        format!("process {holder}")
+    } else {
+        holder.to_string()
     }
 }
 

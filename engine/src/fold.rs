@@ -41,6 +41,7 @@ impl Core {
     /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
     pub(crate) fn maintain(&self) -> Result<()> {
         self.writable()?;
+        let _user = self.enter()?;
         self.maintain_all()?;
         // The generation that takes commits now may have been the spare, and what was folded can be the next one. On a
         // full disk the next commit that adds something says so.
@@ -377,6 +378,7 @@ impl Core {
 
     /// Writes a long value to pages of its own, ahead of the commit that will refer to it.
     pub(crate) fn write_value(&self, length: u64, from: &mut dyn std::io::Read) -> Result<Extent> {
+        let _user = self.enter()?;
         let mut extent = Extent {
             page: 0,
             checksum: 0,

@@ -87,7 +87,7 @@ pub(crate) fn split(full_key: &[u8]) -> (u32, &[u8]) {
 }
 
 /// A half-open range of full keys.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FullRange {
     pub(crate) low: Vec<u8>,
     pub(crate) high: Vec<u8>,

@@ -59,12 +59,31 @@ pub const DELETE_RESERVE_PAGES: u64 = 64;
 pub const WRITE_SET_BYTES_MAX: usize = 16 << 20;
 /// Snapshots that may be open at once: the slots are scanned whenever space is reclaimed.
 pub const SNAPSHOTS_MAX: usize = 65_536;
+/// Pages of the data file: their numbers are 32 bits wide, which makes 16 TiB.
+pub const DATA_PAGES_MAX: u64 = u32::MAX as u64;
+/// Keys of which a commit stream that lies far behind remembers the newest operation it read: a few MiB.
+pub const STREAM_KEYS_MAX: usize = 16_384;
 /// Range deletes (and runs) that a generation takes: every read looks through those that are not folded.
 pub const NOTES_PER_GENERATION_MAX: u64 = 256;
 /// How often the closure form runs before it takes its turn exclusively, and then how often at most.
 pub const ATTEMPTS_MAX: u32 = 10;
 /// Savepoints alive in one transaction: each is a layer that reads look through.
 pub const SAVEPOINTS_MAX: usize = 1024;
+/// Ranges that a transaction deletes, overlapping ones counted once: until the commit is folded every read of the store
+/// looks through them.
+pub const TRANSACTION_RANGES_MAX: usize = 4096;
+/// Memory for what a serialisable transaction has read: all of it is checked under the commit lock.
+pub const READ_SET_BYTES_MAX: usize = 64 << 20;
+/// Appends and additions of one transaction. They are resolved at the commit, so they stay in memory until then, and
+/// end in one record.
+pub const RESOLVED_BYTES_MAX: u64 = LOG_SPAN_BYTES - PAGE_BYTES as u64 - LOG_RESERVE_BYTES;
+/// The least that counts as a memory budget.
+pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
+/// Rounds of up to a tenth of a second that a commit waits for room in the log, with nothing left to fold, before it
+/// reports that there is none.
+pub const WAIT_ROUNDS_MAX: u32 = 100;
+/// Replayed generations that may wait for the ordinary fold; more are folded before the store opens.
+pub const REPLAYED_MAX: usize = 2;
 /// Address space taken for the data file at once; the mapping is replaced by a larger one when the file outgrows it.
 pub const DATA_SPAN_BYTES: u64 = 1 << 40;
 /// Address space for the shared region.

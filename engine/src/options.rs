@@ -6,7 +6,7 @@ use duramen_io::Platform;
 
 use crate::commit::Durability;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX};
+use crate::limits::{GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, MEMORY_BYTES_MIN};
 use crate::pages::ReadMode;
 use crate::store::Store;
 
@@ -152,7 +152,7 @@ impl Options {
     pub fn open(self, directory: impl AsRef<Path>) -> Result<Store> {
         let directory = directory.as_ref();
         let doing = |error| Error::io(format!("opening {}", directory.display()), error);
-        if !directory.exists() {
+        if !duramen_io::exists(directory) {
             if !self.create || self.read_only {
                 return Err(Reason::NoStore {
                     path: directory.display().to_string(),
@@ -161,7 +161,7 @@ impl Options {
             }
             duramen_io::create_directory(directory).map_err(doing)?;
         }
-        if !directory.is_dir() {
+        if !duramen_io::is_directory(directory) {
             let found = "it is a file".to_string();
             return Err(Reason::NotAStore {
                 path: directory.display().to_string(),
@@ -213,8 +213,6 @@ impl Options {
         }
     }
 }
-
-const MEMORY_BYTES_MIN: u64 = 8 << 20;
 
 /// The options as the store uses them.
 #[derive(Clone, Debug)]

@@ -37,7 +37,9 @@ use crate::core::{Core, with_source};
 use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::index::Index;
-use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_OPEN_MAX, LOG_SPAN_BYTES, PAGE_BYTES};
+use crate::limits::{
+    GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_OPEN_MAX, LOG_SPAN_BYTES, PAGE_BYTES, REPLAYED_MAX,
+};
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, headers_from,
     scan,
@@ -90,7 +92,7 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
     let region = if settings.read_only {
         Region::private()?
     } else {
-        Region::create(&platform)?
+        Region::create(&platform, files.iter().any(|name| name == REGION_FILE))?
     };
     let core = Core::new(
         platform.clone(),
@@ -116,9 +118,6 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
     }
     Ok(core)
 }
-
-/// Replayed generations that may wait for the ordinary fold.
-const REPLAYED_MAX: usize = 2;
 
 /// Refuses a directory that holds something else. Files of a creation that a crash interrupted are ours; but a log is
 /// made only after the data file, and may hold commits that are nowhere else.
@@ -156,7 +155,7 @@ fn take_lock(platform: &Platform, path: &str, read_only: bool) -> Result<Option<
         Ok(None) => {
             return Err(Reason::InUse {
                 path: path.to_string(),
-                holder: read_holder(platform),
+                holder: holder_of(platform, read_only),
             }
             .into());
         }
@@ -187,6 +186,16 @@ fn write_holder(platform: &Platform) -> std::io::Result<()> {
     file.write_at(text.as_bytes(), 0)
 }
 
+/// Who holds the store. The lock file names the last process that wrote, which may be long gone when those who hold
+/// the store now only read it.
+fn holder_of(platform: &Platform, read_only: bool) -> String {
+    let shared = platform.storage.lock(LOCK_FILE, LockMode::Shared);
+    match shared {
+        Ok(Some(_)) if !read_only => "processes that only read it".into(),
+        _ => read_holder(platform),
+    }
+}
+
 fn read_holder(platform: &Platform) -> String {
     let read = || {
         let file = platform.storage.open(LOCK_FILE, OpenMode::Read)?;
@@ -196,7 +205,7 @@ fn read_holder(platform: &Platform) -> String {
     };
     let text = read().unwrap_or_default();
     if text.is_empty() {
-        "(a reader, or one that just began)".into()
+        "a process that just began".into()
     } else {
         text
     }

@@ -277,9 +277,13 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Makes the region of a store that nobody else has open.
-    pub(crate) fn create(platform: &Platform) -> Result<Region> {
+    /// Makes the region of a store that nobody else has open. `exists`: there is a file of that name, which handles of a
+    /// closed store may still have mapped; so it is left to them, and another one made.
+    pub(crate) fn create(platform: &Platform, exists: bool) -> Result<Region> {
         let doing = |error| Error::io("making the shared region", error);
+        if exists {
+            platform.storage.remove(REGION_FILE).map_err(doing)?;
+        }
         let file = platform.storage.open(REGION_FILE, OpenMode::Create).map_err(doing)?;
         file.set_len(0).map_err(doing)?;
         Region::over(file)
@@ -600,6 +604,12 @@ impl Region {
             .store(slot.uses.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         // Release: all reads of the snapshot happen before a reclaimer that sees the slot free.
         slot.pin.store(FREE, Ordering::Release);
+    }
+
+    /// Whether anybody holds a slot.
+    pub(crate) fn is_pinned(&self) -> bool {
+        let used = self.control().slots_used.0.load(Ordering::SeqCst) as usize;
+        (0..used).any(|index| self.slot(index).pin.load(Ordering::SeqCst) != FREE)
     }
 
     /// Everything that is pinned. To be called after the version that the caller wants to protect was published.

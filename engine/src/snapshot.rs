@@ -94,7 +94,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.handle.core.region.unpin(&self.pin);
+        self.handle.core.unpin(&self.pin);
     }
 }
 

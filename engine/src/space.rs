@@ -21,7 +21,7 @@ use duramen_io::File;
 
 use crate::checksum::checksum;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{DELETE_RESERVE_PAGES, PAGE_BYTES};
+use crate::limits::{DATA_PAGES_MAX, DELETE_RESERVE_PAGES, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
@@ -36,8 +36,6 @@ const LARGE_PIECE_PAGES: u64 = 512;
 const LARGE_FILE_PAGES: u64 = 16 * LARGE_PIECE_PAGES;
 /// A run of this many pages is worth a system call of its own.
 const LONG_RUN_PAGES: u32 = 16;
-/// Page numbers are 32 bits wide: 16 TiB.
-const PAGES_MAX: u64 = u32::MAX as u64;
 
 /// The allocator of the data file.
 #[derive(Debug)]
@@ -250,7 +248,7 @@ impl Space {
     fn grow_by(&self, state: &mut State, more: u64, pages: &Pages) -> Result<()> {
         let now = state.bitmap.pages as u64;
         let bytes = more * PAGE_BYTES as u64;
-        if now + more > PAGES_MAX {
+        if now + more > DATA_PAGES_MAX {
             return Err(Reason::Full {
                 needed: bytes,
                 what: "the data file, which ends at 16 TiB",

@@ -203,8 +203,9 @@ impl Store {
     }
 
     /// Folds everything and closes the store: the next opening has nothing to replay. Later calls through any handle
-    /// return [`Reason::Closed`]. Snapshots that are still open stay valid, and hold the store's lock until they are
-    /// dropped. Dropping the last handle closes as well, but cannot report errors.
+    /// return [`Reason::Closed`], and others can open the store at once, unless a snapshot, transaction or stream is
+    /// still open: snapshots stay valid, and all of them hold the store's lock until they are dropped. Dropping the
+    /// last handle closes as well, but cannot report errors.
     ///
     /// # Errors
     /// As [`Store::maintain`]. The store is closed all the same, and nothing acknowledged is lost.
@@ -230,17 +231,20 @@ impl Handle {
 
     fn close(&self) -> Result<()> {
         // From here on other handles are refused; whoever is committing has the lock.
-        if self.core.closed.swap(true, Ordering::AcqRel) {
+        if self.core.closed.swap(true, Ordering::SeqCst) {
             return Err(Reason::Closed.into());
         }
         drop(self.core.control().commit_lock.0.lock());
         self.core.streams.wake();
         self.stop_threads();
-        if self.core.settings.read_only {
+        let settled = if self.core.settings.read_only {
             Ok(())
         } else {
             self.core.settle()
-        }
+        };
+        self.core.forget_history();
+        self.core.let_go();
+        settled
     }
 
     fn stop_threads(&self) {
@@ -265,6 +269,12 @@ impl Drop for Handle {
 }
 
 impl Core {
+    /// Gives back what is kept for streams that begin later: none does.
+    fn forget_history(&self) {
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        state.history.drain(..).for_each(|(pin, ..)| self.region.unpin(&pin));
+    }
+
     /// Leaves nothing to replay, and no more files than needed.
     fn settle(&self) -> Result<()> {
         self.maintain_all()?;

@@ -1,11 +1,11 @@
 //! Write transactions: reads from a snapshot, writes into layers of its own, one commit at the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeBounds;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::base::{Extent, Root};
+use crate::base::{EXTENT_BYTES, Extent, Root};
 use crate::batch::stored;
 use crate::catalog::check_name;
 use crate::checksum::key_hash;
@@ -14,7 +14,10 @@ use crate::core::{Core, with_source};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
 use crate::future::CommitFuture;
-use crate::limits::{ATTEMPTS_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, SAVEPOINTS_MAX, WRITE_SET_BYTES_MAX};
+use crate::limits::{
+    ATTEMPTS_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, READ_SET_BYTES_MAX, RESOLVED_BYTES_MAX, SAVEPOINTS_MAX,
+    TRANSACTION_RANGES_MAX, WRITE_SET_BYTES_MAX,
+};
 use crate::log::OperationKind;
 use crate::map::{Map, check_value, counters_of, map_id, next_map_id};
 use crate::planted::{PlantedBug, is_planted};
@@ -77,8 +80,11 @@ impl TransactionOptions {
 pub struct Transaction {
     pinned: Pinned,
     layers: Vec<Layer>,
+    /// What all layers but the newest hold; that one changes with every write.
+    below: Held,
     savepoints: Vec<Mark>,
     appends: Vec<Append>,
+    append_bytes: u64,
     /// Values written to the data file, to give back unless the transaction commits.
     extents: Vec<Extent>,
     maps: Vec<Map>,
@@ -94,6 +100,9 @@ pub struct Transaction {
     finished: bool,
 }
 
+/// What an append takes in a record beyond prefix and value, roughly.
+const APPEND_BYTES: usize = 24;
+
 #[derive(Debug)]
 struct Append {
     map: u32,
@@ -102,11 +111,74 @@ struct Append {
     value: Vec<u8>,
 }
 
-/// What a serialisable transaction has read.
+impl Append {
+    /// Bytes that appends take in the record, roughly.
+    fn bytes(appends: &[Append]) -> u64 {
+        let bytes = |append: &Append| (append.prefix.len() + append.value.len() + APPEND_BYTES) as u64;
+        appends.iter().map(bytes).sum()
+    }
+}
+
+/// What a serialisable transaction has read, each key and range once.
 #[derive(Debug, Default)]
 struct Reads {
-    keys: Vec<Vec<u8>>,
-    ranges: Vec<FullRange>,
+    keys: HashSet<Vec<u8>>,
+    ranges: HashSet<FullRange>,
+    bytes: usize,
+}
+
+/// Overhead of an entry of a set, roughly.
+const READ_BYTES: usize = 64;
+
+impl Reads {
+    fn key(&mut self, full_key: &[u8]) -> Result<()> {
+        if !self.keys.contains(full_key) {
+            self.take(full_key.len())?;
+            self.keys.insert(full_key.to_vec());
+        }
+        Ok(())
+    }
+
+    fn range(&mut self, range: &FullRange) -> Result<()> {
+        if !self.ranges.contains(range) {
+            self.take(range.low.len() + range.high.len())?;
+            self.ranges.insert(range.clone());
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<()> {
+        if self.bytes + bytes + READ_BYTES > READ_SET_BYTES_MAX {
+            return Err(Reason::TransactionTooLarge {
+                what: "would remember more bytes of keys and ranges that it has read",
+                max: READ_SET_BYTES_MAX as u64,
+                cure: "read whole ranges instead of their keys, or run it exclusively, which needs no such memory",
+            }
+            .into());
+        }
+        self.bytes += bytes + READ_BYTES;
+        Ok(())
+    }
+}
+
+/// Memory that layers take, and ranges that they delete.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    bytes: usize,
+    addition_bytes: usize,
+    ranges: usize,
+}
+
+impl Held {
+    fn of<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Held {
+        let mut held = Held::default();
+        for layer in layers {
+            held.bytes += layer.bytes();
+            held.addition_bytes += layer.addition_bytes();
+            held.ranges += layer.deleted_count();
+        }
+        held
+    }
 }
 
 /// A moment of a transaction to which it can be rolled back.
@@ -153,15 +225,18 @@ impl Transaction {
         Ok(Transaction {
             pinned,
             layers: vec![Layer::new()],
+            below: Held::default(),
             savepoints: Vec::new(),
             appends: Vec::new(),
+            append_bytes: 0,
             extents: Vec::new(),
             maps: Vec::new(),
             opened: Vec::new(),
             new_maps: Vec::new(),
             dropped: Vec::new(),
             renamed: Vec::new(),
-            reads: options.serializable.then(Default::default),
+            // Nobody else writes while an exclusive one runs.
+            reads: (options.serializable && !options.exclusive).then(Default::default),
             token,
             durability: options.durability.unwrap_or(core.settings.durability),
             finished: false,
@@ -216,7 +291,7 @@ impl Transaction {
     pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
         self.pinned.alive()?;
         let full_key = FullKey::new(map.id_in(&self.pinned.handle)?, key)?;
-        self.note_read(|reads| reads.keys.push(full_key.to_vec()));
+        self.note_read(|reads| reads.key(&full_key))?;
         self.read(&full_key)
     }
 
@@ -247,9 +322,10 @@ impl Transaction {
         Ok(None)
     }
 
-    fn note_read(&self, note: impl FnOnce(&mut Reads)) {
-        if let Some(reads) = &self.reads {
-            note(&mut reads.lock().unwrap_or_else(|e| e.into_inner()));
+    fn note_read(&self, note: impl FnOnce(&mut Reads) -> Result<()>) -> Result<()> {
+        match &self.reads {
+            Some(reads) => note(&mut reads.lock().unwrap_or_else(|e| e.into_inner())),
+            None => Ok(()),
         }
     }
 
@@ -281,7 +357,7 @@ impl Transaction {
 
     fn cursor(&self, range: FullRange) -> Result<Cursor<'_>> {
         self.pinned.alive()?;
-        self.note_read(|reads| reads.ranges.push(range.clone()));
+        self.note_read(|reads| reads.range(&range))?;
         Ok(Cursor::new(&self.pinned, &self.layers, range))
     }
 
@@ -293,7 +369,7 @@ impl Transaction {
         let range = FullRange::of(map.id_in(&self.pinned.handle)?, range)?;
         if self.layers.iter().all(Layer::is_empty) {
             self.pinned.alive()?;
-            self.note_read(|reads| reads.ranges.push(range.clone()));
+            self.note_read(|reads| reads.range(&range))?;
             return self.pinned.count(&range);
         }
         let mut cursor = self.cursor(range)?;
@@ -338,10 +414,52 @@ impl Transaction {
     pub fn delete_range<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
         let id = self.needs(map)?;
         let range = FullRange::of(id, range)?;
-        if !range.is_empty() {
-            self.top().delete_range(range);
+        if range.is_empty() {
+            return Ok(());
         }
+        self.delete_full_range(range)
+    }
+
+    fn delete_full_range(&mut self, range: FullRange) -> Result<()> {
+        if self.held().ranges >= TRANSACTION_RANGES_MAX {
+            return Err(Reason::TransactionTooLarge {
+                what: "would delete more ranges",
+                max: TRANSACTION_RANGES_MAX as u64,
+                cure: "commit and go on in another, or delete larger ranges, or single keys",
+            }
+            .into());
+        }
+        self.top().delete_range(range);
         Ok(())
+    }
+
+    /// What all layers hold.
+    fn held(&self) -> Held {
+        let newest = Held::of(self.layers.last());
+        Held {
+            bytes: self.below.bytes + newest.bytes,
+            addition_bytes: self.below.addition_bytes + newest.addition_bytes,
+            ranges: self.below.ranges + newest.ranges,
+        }
+    }
+
+    /// After layers were added or taken away.
+    fn count_below(&mut self) {
+        let newest = self.layers.len().saturating_sub(1);
+        self.below = Held::of(&self.layers[..newest]);
+    }
+
+    /// Refuses more appends and additions than fit into a record.
+    fn check_resolved(&self, more: usize) -> Result<()> {
+        if self.append_bytes + (self.held().addition_bytes + more) as u64 <= RESOLVED_BYTES_MAX {
+            return Ok(());
+        }
+        Err(Reason::TransactionTooLarge {
+            what: "would append and add more bytes",
+            max: RESOLVED_BYTES_MAX,
+            cure: "commit and go on in another",
+        }
+        .into())
     }
 
     /// Removes all keys of a map.
@@ -368,6 +486,12 @@ impl Transaction {
             .into());
         }
         let mut extents = Vec::new();
+        let logged = if value.len() > LOGGED_VALUE_BYTES_MAX {
+            EXTENT_BYTES
+        } else {
+            value.len()
+        };
+        self.check_resolved(prefix.len() + logged + APPEND_BYTES)?;
         let (kind, value) = stored(self.core(), value, &mut extents)?;
         self.extents.extend(extents);
         self.appends.push(Append {
@@ -376,6 +500,7 @@ impl Transaction {
             kind,
             value: value.into_owned(),
         });
+        self.append_bytes += Append::bytes(&self.appends[self.appends.len() - 1..]);
         Ok(())
     }
 
@@ -386,6 +511,7 @@ impl Transaction {
     /// As [`Transaction::put`], [`Reason::NotACounter`], [`Reason::CounterOverflow`].
     pub fn add(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
         let full_key = self.for_writing(map, key)?;
+        self.check_resolved(full_key.len() + APPEND_BYTES)?;
         let shown = self.read(&full_key)?;
         let sum = self.core().sum(&full_key, shown.as_deref(), delta)?.to_be_bytes();
         let written = match self.own_addition(&full_key)? {
@@ -446,7 +572,7 @@ impl Transaction {
         check_name(name)?;
         self.pinned.alive()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
-        self.note_read(|reads| reads.keys.push(key.to_vec()));
+        self.note_read(|reads| reads.key(&key))?;
         let id = self.read(&key)?.map(|id| map_id(&id)).transpose()?;
         Ok(id.map(|id| Map::new(&self.pinned.handle, id, name)))
     }
@@ -484,8 +610,8 @@ impl Transaction {
         self.opened.push(map.info.id);
         let id = self.needs(&map)?;
         self.write(&FullKey::new(CATALOG, name.as_bytes())?, Written::Delete)?;
-        self.top().delete_range(FullRange::map(id));
-        self.top().delete_range(counters_of(id)?);
+        self.delete_full_range(FullRange::map(id))?;
+        self.delete_full_range(counters_of(id)?)?;
         self.dropped.push(id);
         Ok(())
     }
@@ -501,6 +627,7 @@ impl Transaction {
         }
         let number = NEXT_SAVEPOINT.fetch_add(1, Ordering::Relaxed);
         self.layers.push(Layer::new());
+        self.count_below();
         self.savepoints.push(Mark {
             number,
             layer: self.layers.len() - 1,
@@ -526,6 +653,7 @@ impl Transaction {
         };
         self.savepoints.truncate(place + 1);
         let mark = &self.savepoints[place];
+        self.append_bytes -= Append::bytes(&self.appends[mark.appends..]);
         self.appends.truncate(mark.appends);
         self.maps.truncate(mark.maps);
         self.dropped.truncate(mark.dropped);
@@ -540,6 +668,7 @@ impl Transaction {
             }
         }
         self.layers.push(Layer::new());
+        self.count_below();
         Ok(())
     }
 
@@ -582,26 +711,37 @@ impl Transaction {
     fn top(&mut self) -> &mut Layer {
         if self.layers.last().is_none_or(|layer| layer.run().is_some()) {
             self.layers.push(Layer::new());
+            self.count_below();
         }
         self.layers.last_mut().expect("there is a layer now")
     }
 
     fn write(&mut self, full_key: &[u8], written: Written) -> Result<()> {
         self.top().write(full_key, written);
-        if self.top().bytes() > WRITE_SET_BYTES_MAX {
+        if self.held().bytes > WRITE_SET_BYTES_MAX {
             self.spill()?;
         }
         Ok(())
     }
 
-    /// Moves the newest layer to the data file.
+    /// Moves the layer that takes most memory to the data file.
     fn spill(&mut self) -> Result<()> {
-        let last = self.layers.len() - 1;
-        let root = self.pinned.core().write_run(&self.layers[last..])?;
-        let additions = self.layers[last].become_run(root);
-        for (key, written) in additions {
-            self.top().write(&key, written);
+        let layers = self.layers.iter().enumerate();
+        let largest = layers.max_by_key(|(_, layer)| layer.bytes());
+        let (place, _) = largest.expect("what takes memory is in some layer");
+        let root = self.pinned.core().write_run(&self.layers[place..=place])?;
+        let additions = self.layers[place].become_run(root);
+        if !additions.is_empty() {
+            // Right above the run, and of the same savepoint.
+            let mut kept = Layer::new();
+            additions
+                .into_iter()
+                .for_each(|(key, written)| kept.write(&key, written));
+            self.layers.insert(place + 1, kept);
+            let later = self.savepoints.iter_mut().filter(|mark| mark.layer > place);
+            later.for_each(|mark| mark.layer += 1);
         }
+        self.count_below();
         Ok(())
     }
 
@@ -743,6 +883,7 @@ impl Transaction {
         }
         merged.become_run(root);
         self.layers = vec![merged, Layer::new()];
+        self.count_below();
         for (key, written) in additions {
             // Of several additions to a key the last one holds the sum of all.
             self.top().write(&key, written);

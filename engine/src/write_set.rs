@@ -37,10 +37,12 @@ impl Written {
 /// One layer of writes. Its range deletes apply to what lies below it.
 #[derive(Debug)]
 pub(crate) struct Layer {
+    /// Ascending; no two of them overlap or touch.
     deleted: Vec<FullRange>,
     content: Content,
-    /// Memory taken by keys and values, roughly.
+    /// Memory taken by what a run can hold, roughly, and by additions, which it cannot.
     bytes: usize,
+    addition_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -58,11 +60,18 @@ impl Layer {
             deleted: Vec::new(),
             content: Content::Memory(BTreeMap::new()),
             bytes: 0,
+            addition_bytes: 0,
         }
     }
 
+    /// Memory that making the layer a run would free.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Memory taken by additions.
+    pub(crate) fn addition_bytes(&self) -> usize {
+        self.addition_bytes
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -89,38 +98,57 @@ impl Layer {
         self.deleted.iter().cloned()
     }
 
-    pub(crate) fn deletes(&self, full_key: &[u8]) -> bool {
-        self.deleted.iter().any(|range| range.contains(full_key))
+    /// How many ranges the layer deletes.
+    pub(crate) fn deleted_count(&self) -> usize {
+        self.deleted.len()
     }
 
-    /// Writes one key. Returns what it replaced in this layer. The layer must be in memory.
-    pub(crate) fn write(&mut self, full_key: &[u8], written: Written) -> Option<Written> {
+    pub(crate) fn deletes(&self, full_key: &[u8]) -> bool {
+        let after = self.deleted.partition_point(|range| range.low.as_slice() <= full_key);
+        after > 0 && self.deleted[after - 1].contains(full_key)
+    }
+
+    /// Writes one key. The layer must be in memory.
+    pub(crate) fn write(&mut self, full_key: &[u8], written: Written) {
         let Content::Memory(entries) = &mut self.content else {
             panic!("a run does not change")
         };
-        if let Written::Put(value) = &written {
-            self.bytes += value.len();
-        }
+        let (bytes, addition_bytes) = weight(full_key, &written);
         let replaced = entries.insert(full_key.to_vec(), written);
-        match &replaced {
-            None => self.bytes += full_key.len() + ENTRY_BYTES,
-            Some(Written::Put(value)) => self.bytes -= value.len(),
-            Some(_) => {}
+        self.bytes += bytes;
+        self.addition_bytes += addition_bytes;
+        if let Some(replaced) = replaced {
+            self.forget(full_key, &replaced);
         }
-        replaced
     }
 
-    /// Deletes a range. Returns the entries of this layer that it removed. The layer must be in memory.
-    pub(crate) fn delete_range(&mut self, range: FullRange) -> Vec<Written> {
+    fn forget(&mut self, full_key: &[u8], written: &Written) {
+        let (bytes, addition_bytes) = weight(full_key, written);
+        self.bytes -= bytes;
+        self.addition_bytes -= addition_bytes;
+    }
+
+    /// Deletes a range, which is not empty. The layer must be in memory.
+    pub(crate) fn delete_range(&mut self, range: FullRange) {
         let Content::Memory(entries) = &mut self.content else {
             panic!("a run does not change")
         };
         let inside = (Bound::Included(range.low.clone()), Bound::Excluded(range.high.clone()));
         let keys: Vec<Vec<u8>> = entries.range(inside).map(|(key, _)| key.clone()).collect();
-        let removed: Vec<Written> = keys.iter().filter_map(|key| entries.remove(key)).collect();
-        self.bytes += range.low.len() + range.high.len() + ENTRY_BYTES;
-        self.deleted.push(range);
-        removed
+        let removed: Vec<_> = keys.iter().filter_map(|key| entries.remove_entry(key)).collect();
+        removed.iter().for_each(|(key, written)| self.forget(key, written));
+        self.join_deleted(range);
+    }
+
+    /// Puts a range in its place among those that are deleted, as one with all that it overlaps or touches.
+    fn join_deleted(&mut self, mut range: FullRange) {
+        let first = self.deleted.partition_point(|other| other.high < range.low);
+        let last = self.deleted.partition_point(|other| other.low <= range.high);
+        for other in &mut self.deleted[first..last] {
+            range.low = std::mem::take(&mut other.low).min(range.low);
+            range.high = std::mem::take(&mut other.high).max(range.high);
+        }
+        self.deleted.splice(first..last, [range]);
     }
 
     /// Turns the layer's entries into a run, but for additions, which are returned: they are resolved at commit.
@@ -129,10 +157,21 @@ impl Layer {
             panic!("the layer is a run already")
         };
         self.bytes = 0;
+        self.addition_bytes = 0;
         entries
             .into_iter()
             .filter(|(_, written)| matches!(written, Written::Add { .. }))
             .collect()
+    }
+}
+
+/// Memory that an entry takes, roughly: what a run can hold, and what it cannot.
+fn weight(full_key: &[u8], written: &Written) -> (usize, usize) {
+    let entry = full_key.len() + ENTRY_BYTES;
+    match written {
+        Written::Put(value) => (entry + value.len(), 0),
+        Written::PutExtent(_) | Written::Delete => (entry, 0),
+        Written::Add { .. } => (0, entry),
     }
 }
 
@@ -191,5 +230,56 @@ impl<'a> LayerCursor<'a> {
             .entries
             .range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key.as_slice())))
             .next_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(low: u8, high: u8) -> FullRange {
+        FullRange {
+            low: vec![low],
+            high: vec![high],
+        }
+    }
+
+    #[test]
+    fn deleted_ranges_that_overlap_or_touch_are_one() {
+        let (mut layer, mut model) = (Layer::new(), [false; 256]);
+        let mut next = 7u32;
+        for step in 0..2000 {
+            next = next.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (low, length) = ((next >> 8) as u8 % 200, 1 + (next >> 20) as u8 % 9);
+            layer.delete_range(range(low, low + length));
+            model[low as usize..(low + length) as usize].fill(true);
+            let ranges: Vec<_> = layer.deleted_ranges().collect();
+            assert!(ranges.windows(2).all(|pair| pair[0].high < pair[1].low), "{ranges:?}");
+            (0..=255u8).for_each(|key| assert_eq!(layer.deletes(&[key]), model[key as usize], "{key}"));
+            if step % 40 == 39 {
+                (layer, model) = (Layer::new(), [false; 256]);
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_counted_until_it_is_given_up() {
+        let mut layer = Layer::new();
+        let addition = || Written::Add {
+            delta: 1,
+            shown: [0; 8],
+        };
+        layer.write(b"a", Written::Put(vec![0; 100].into()));
+        layer.write(b"b", addition());
+        let (one, other) = (layer.bytes(), layer.addition_bytes());
+        assert!(one > 100 && (1..100).contains(&other), "{one} {other}");
+        layer.write(b"a", Written::Put(vec![0; 50].into()));
+        assert_eq!(layer.bytes(), one - 50);
+        layer.write(b"a", addition());
+        assert_eq!((layer.bytes(), layer.addition_bytes()), (0, 2 * other));
+        layer.write(b"b", Written::Delete);
+        assert_eq!(layer.addition_bytes(), other);
+        layer.delete_range(range(b'a', b'c'));
+        assert_eq!((layer.bytes(), layer.addition_bytes()), (0, 0));
     }
 }

@@ -58,6 +58,21 @@ pub fn memory_file() -> io::Result<Arc<dyn File>> {
     }))
 }
 
+/// Whether there is anything at a path.
+pub fn exists(path: &Path) -> bool {
+    path.exists()
+}
+
+/// Whether there is a directory at a path.
+pub fn is_directory(path: &Path) -> bool {
+    path.is_dir()
+}
+
+/// Whether there is a directory at a path, with something in it.
+pub fn is_occupied(path: &Path) -> bool {
+    std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
+}
+
 /// Makes a directory inside one that exists, and makes its name survive power loss. It may exist already.
 pub fn create_directory(path: &Path) -> io::Result<()> {
     match std::fs::create_dir(path) {

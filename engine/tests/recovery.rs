@@ -437,6 +437,76 @@ fn a_hole_below_what_a_later_log_file_says_was_synced_is_damage() {
 }
 
 #[test]
+fn rot_in_synced_records_is_damage_while_any_intact_header_after_them_says_so() {
+    let (disk, store, map) = store();
+    (0..3).for_each(|number| put(&map, number));
+    store.sync().unwrap();
+    put(&map, 3);
+    put(&map, 4);
+    let disk = disk.kill();
+    // The records after the sync are torn as well, but of the first one the header can still be read.
+    for commit in [4, 5] {
+        let (log, at) = record_of(&disk, commit);
+        flip(&disk, &log, at + RECORD_HEADER + 2);
+    }
+    let (log, at) = record_of(&disk, 6);
+    flip(&disk, &log, at + 9);
+    assert_damaged(&disk, "was synced");
+}
+
+/// The length of a file, cut.
+fn cut(disk: &SimDisk, file: &str, length: usize) {
+    let file = disk.platform().storage.open(file, OpenMode::Write).unwrap();
+    file.set_len(length as u64).unwrap();
+}
+
+#[test]
+fn a_log_file_that_was_cut_off_is_damage_when_a_later_one_says_that_it_was_synced() {
+    let (disk, store, map) = store();
+    put_large(&map, 0);
+    store.sync().unwrap();
+    let (first_log, at) = record_of(&disk, 2);
+    let mut number = 1;
+    while record_of(&disk, number + 1).0 == first_log {
+        put_large(&map, number);
+        number += 1;
+    }
+    for length in [0, 100, PAGE, at, at + RECORD_HEADER, at + 1000] {
+        let disk = disk.kill();
+        cut(&disk, &first_log, length);
+        assert_damaged(&disk, "was synced");
+    }
+}
+
+/// What nobody can tell: nothing was written after the sync.
+#[test]
+fn a_log_whose_newest_synced_records_rotted_or_were_cut_off_ends_before_them() {
+    let (disk, store, map) = store();
+    (0..3).for_each(|number| put(&map, number));
+    store.sync().unwrap();
+    put(&map, 3);
+    store.sync().unwrap();
+    let disk = disk.kill();
+    let (log, at) = record_of(&disk, 5);
+    let rotted = disk.kill();
+    flip(&rotted, &log, at + RECORD_HEADER + 2);
+    assert_eq!(found(&rotted), [0, 1, 2]);
+    for length in [at, at + 10, at + RECORD_HEADER + 1] {
+        let disk = disk.kill();
+        cut(&disk, &log, length);
+        assert_eq!(found(&disk), [0, 1, 2]);
+    }
+    // Once they are folded the log is not needed, and the meta page says so.
+    let folded = disk.kill();
+    open(&folded).unwrap().maintain().unwrap();
+    let folded = folded.kill();
+    for log in logs(&folded) {
+        cut(&folded, &log, 0);
+    }
+    assert_eq!(found(&folded), [0, 1, 2, 3]);
+}
+
+#[test]
 fn a_log_file_after_an_unsynced_hole_is_not_used() {
     let (disk, store, map) = store();
     fill_generations(&store, &map, 2);

@@ -366,3 +366,60 @@ fn last_handle_can_be_dropped_in_a_waker() {
     }
     println!("woken {woken} of {rounds}");
 }
+
+/// Bytes that all files of a disk have.
+fn used_bytes(disk: &SimDisk) -> u64 {
+    let length = |name: &String| (disk.read_raw(name).len() as u64).next_multiple_of(4096);
+    disk.files().iter().map(length).sum()
+}
+
+#[test]
+fn a_version_holds_all_generations_that_crashes_and_full_disks_can_leave_to_recovery() {
+    let seed = std::env::var("DURAMEN_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("DURAMEN_SEED={seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let small = || options().generation_bytes(48 << 10, 64 << 10);
+    let (mut most, mut refused) = (0, 0);
+    for _ in 0..12 {
+        let mut disk = SimDisk::new(rng.u64(..));
+        let mut expected = std::collections::BTreeMap::new();
+        for _ in 0..12 {
+            disk = disk.kill();
+            // Now and then there is no room to fold what is found, or not for all of it.
+            let room = rng.u64(..20) << 12;
+            disk.set_capacity(rng.bool().then(|| used_bytes(&disk) + room));
+            let store = match small().open_on(disk.platform()) {
+                Ok(store) => store,
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::MakeSpace, "{error}");
+                    refused += 1;
+                    continue;
+                }
+            };
+            most = most.max(store.stat().unwrap().generations.frozen);
+            let Ok(map) = store.map("map") else { continue };
+            for _ in 0..rng.u32(..60) {
+                let (key, value) = ([rng.u8(..)], vec![rng.u8(..); rng.usize(..5000)]);
+                match map.put(&key, &value) {
+                    Ok(()) => drop(expected.insert(key, value)),
+                    Err(error) => assert_eq!(error.kind(), Kind::MakeSpace, "{error}"),
+                }
+            }
+            most = most.max(store.stat().unwrap().generations.frozen);
+            disk = disk.kill();
+        }
+        disk.set_capacity(None);
+        let store = small().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        assert_eq!(map.count().unwrap(), expected.len() as u64);
+        assert!(
+            expected
+                .iter()
+                .all(|(key, value)| map.get(key).unwrap().unwrap() == *value)
+        );
+        assert_sound(&store);
+    }
+    println!("up to {most} frozen generations, {refused} openings refused for want of room");
+    assert!(most >= 4, "hardly anything was left to recovery");
+}

@@ -46,6 +46,44 @@ fn a_dump_that_is_loaded_dumps_the_same() {
 }
 
 #[test]
+fn what_is_not_damaged_can_be_dumped_and_what_is_lost_is_listed() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.path("a")).unwrap();
+    let value = |number: u32| format!("value {number} ").repeat(20);
+    for name in ["one", "two"] {
+        let map = store.map(name).unwrap();
+        let put = |number: u32| map.put(format!("{number:04}").as_bytes(), value(number).as_bytes());
+        store.sync().and_then(|()| (0..300).try_for_each(put)).unwrap();
+    }
+    store.close().unwrap();
+    let sound = scratch.done(&["dump", "a", "--skip-damaged"]);
+    assert!(
+        sound.stderr.contains("dumped 2 maps with 600 pairs"),
+        "{}",
+        sound.stderr
+    );
+    let data = scratch.path("a").join("data");
+    let mut bytes = fs::read(&data).unwrap();
+    let wanted = value(150).into_bytes();
+    let place = bytes.windows(wanted.len()).position(|window| window == wanted).unwrap();
+    bytes[place] ^= 1;
+    fs::write(&data, bytes).unwrap();
+    assert_eq!(scratch.shell("duramen dump a > whole.dump").code, 5);
+    let ended = scratch.shell("duramen dump a --skip-damaged > rest.dump");
+    assert_eq!(ended.code, 5);
+    let page = format!("lost: page {} ", place / 4096);
+    assert!(ended.stderr.contains(&page), "{}", ended.stderr);
+    scratch.done(&["load", "b", "rest.dump"]);
+    let rest = Store::open(scratch.path("b")).unwrap();
+    let count = |name: &str| rest.map(name).unwrap().count().unwrap();
+    assert!((260..300).contains(&count("one").min(count("two"))));
+    assert_eq!(count("one").max(count("two")), 300);
+    drop(rest);
+    let ended = scratch.run(&["dump", "a", "--skip-damaged", "--json"]);
+    assert!(ended.stderr.contains("\"lost\":[\"page "), "{}", ended.stderr);
+}
+
+#[test]
 fn maps_can_be_chosen_on_both_sides() {
     let scratch = Scratch::new();
     varied(&scratch, "a");

@@ -232,7 +232,7 @@ impl Known {
             aliases: aliases.collect(),
             duramen: subcommands(&root().join("cli/src")),
             lab: subcommands(&root().join("bench/src")),
-            workloads: stems(&root().join("bench/src/workloads")),
+            workloads: workload_names(&root().join("bench/src/workloads")),
         }
     }
 
@@ -341,15 +341,14 @@ fn one_of(paths: &[String]) -> Result<(), String> {
     }
 }
 
-/// Names of the source files in a directory, as they are typed: `synced_puts.rs` is `synced-puts`.
-fn stems(directory: &Path) -> BTreeSet<String> {
-    let names = files(directory, ".rs")
-        .into_iter()
-        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_string()));
-    names
-        .filter(|name| name != "mod")
-        .map(|name| name.replace('_', "-"))
-        .collect()
+/// Names of the lab's workloads: each is declared by `name: "..."` in a source file of the directory.
+fn workload_names(directory: &Path) -> BTreeSet<String> {
+    let declared = |path: PathBuf| {
+        let text = read(&path);
+        let names = text.split("    name: \"").skip(1).filter_map(|rest| rest.split('"').next());
+        names.map(str::to_string).collect::<Vec<_>>()
+    };
+    files(directory, ".rs").into_iter().flat_map(declared).collect()
 }
 
 /// The subcommands of a program: the variants of its enumerations that derive `Subcommand`.

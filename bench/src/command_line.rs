@@ -7,12 +7,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 
+use crate::compare::{self, Change};
 use crate::crew::Pace;
+use crate::doctor::{self, Health};
 use crate::machine::{self, Machine};
 use crate::measure::{nanos, now_nanos};
+use crate::page;
 use crate::peer::{Class, Driver};
 use crate::peers;
-use crate::results::{Header, Journal, Label, Results, SCHEMA, utc};
+use crate::results::{Header, Journal, Label, Results, SCHEMA, utc, write_whole};
 use crate::runner;
 use crate::workloads::{self, Context, MemberArguments, Task};
 
@@ -30,6 +33,30 @@ enum Command {
     List,
     /// Run workloads and print the comparison. Exit code 1: a run failed or read a wrong value.
     Run(RunArguments),
+    /// Write the report of results: one HTML page that opens offline.
+    Report {
+        /// Results of `lab run`.
+        #[arg(required = true, value_name = "RESULTS")]
+        results: Vec<PathBuf>,
+        /// Where the page goes [default: beside the first results].
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Compare two results, of two commits or machines, saying what is noise. Exit code 1: something became slower.
+    Compare {
+        /// Results before.
+        old: PathBuf,
+        /// Results after.
+        new: PathBuf,
+    },
+    /// Is this machine fit to measure on? Exit code 1: measurements would mean nothing.
+    Doctor {
+        /// Where the stores would be.
+        #[arg(long, default_value = "/var/tmp")]
+        directory: PathBuf,
+    },
+    /// Four peers, six workloads, under two minutes, and a report: sanity, not evidence.
+    Quick,
     /// One run of one peer in this process; prints its record as JSON.
     #[command(hide = true)]
     Once {
@@ -56,7 +83,7 @@ enum Command {
     },
 }
 
-#[derive(Args)]
+#[derive(Args, Default)]
 struct RunArguments {
     /// What to run: a workload with all its forms, or one form as in `map/1M`; `lab list` shows what there is.
     #[arg(required_unless_present = "resume", value_name = "WORKLOAD")]
@@ -70,7 +97,7 @@ struct RunArguments {
     /// Runs of each peer, interleaved.
     #[arg(long, default_value_t = 3, value_name = "TIMES", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// The longest that one measured part may take; it ends there, complete.
+    /// The longest that one measured part may take, if nothing after builds on it; it ends there, complete.
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
     /// Only this durability class [default: for each workload and peer the one that fits].
@@ -140,6 +167,10 @@ pub fn run() -> Result<ExitCode> {
     match CommandLine::parse().command {
         Command::List => list(),
         Command::Run(arguments) => run_workloads(&arguments),
+        Command::Report { results, output } => report(&results, output),
+        Command::Compare { old, new } => compare_results(&old, &new),
+        Command::Doctor { directory } => examine(&directory),
+        Command::Quick => quick(),
         Command::Once { workload, place } => {
             let task = one_task(&workload)?;
             let record = runner::run_here(task, &place.context(&task)?)?;
@@ -161,6 +192,73 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn report(paths: &[PathBuf], output: Option<PathBuf>) -> Result<ExitCode> {
+    let all: Vec<Results> = paths.iter().map(|path| Results::read(path)).collect::<Result<_>>()?;
+    let target = output.unwrap_or_else(|| paths[0].with_extension("html"));
+    write_whole(&target, page::page(&all).as_bytes())?;
+    println!("{}", target.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compare_results(old: &Path, new: &Path) -> Result<ExitCode> {
+    let (old, new) = (Results::read(old)?, Results::read(new)?);
+    let rows = compare::compare(&old, &new)?;
+    print!("{}", compare::text(&old, &new, &rows));
+    let is_slower = rows.iter().any(|row| row.change == Change::Slower);
+    Ok(if is_slower {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn examine(directory: &Path) -> Result<ExitCode> {
+    let (text, health) = doctor::text(&doctor::examine(&existing(directory)?)?);
+    print!("{text}");
+    Ok(if health == Health::Unfit {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// The peers of `lab quick`: all have class `written`, and each is of another kind.
+const QUICK_PEERS: [&str; 4] = ["duramen", "lmdb", "fjall", "sqlite"];
+/// Its workloads.
+const QUICK_WORKLOADS: [&str; 6] = [
+    "first",
+    "synced-puts",
+    "map/100k",
+    "map-mixed/100k",
+    "state/10k",
+    "ycsb-a",
+];
+
+fn quick() -> Result<ExitCode> {
+    let arguments = RunArguments {
+        workloads: QUICK_WORKLOADS.map(str::to_string).to_vec(),
+        peers: QUICK_PEERS.map(str::to_string).to_vec(),
+        scale: 0.05,
+        repeat: 2,
+        // 48 cells: the slowest peers reach these ends, and two minutes are kept.
+        seconds: Some(0.4),
+        limit: 15,
+        directory: PathBuf::from("/var/tmp"),
+        ..RunArguments::default()
+    };
+    let mut header = header_of(&arguments)?;
+    header.label = Label::Quick;
+    let target = default_path(&header).with_file_name(format!("{}-quick.json", file_date(&header)));
+    let (results, path) = finish(Journal::begin(&target, header)?)?;
+    print!("{}", results.text());
+    let page_path = path.with_extension("html");
+    write_whole(&page_path, page::page(std::slice::from_ref(&results)).as_bytes())?;
+    println!("\nsanity, not evidence: for evidence, see `cargo lab run --help`");
+    println!("results: {}", path.display());
+    println!("report:  {}", page_path.display());
+    Ok(exit_code(&results))
 }
 
 fn one_task(name: &str) -> Result<Task> {
@@ -217,7 +315,7 @@ fn run_workloads(arguments: &RunArguments) -> Result<ExitCode> {
     };
     let (results, path) = finish(journal)?;
     print!("{}", results.text());
-    eprintln!("results: {}", path.display());
+    eprintln!("results: {0}; their report: cargo lab report {0}", path.display());
     Ok(exit_code(&results))
 }
 
@@ -299,6 +397,10 @@ fn default_path(header: &Header) -> PathBuf {
         .map(|name| name.split('/').next().unwrap_or(name))
         .collect();
     names.dedup();
-    let date = header.started.replace([':', 'T'], "-").replace('Z', "");
-    PathBuf::from("lab-results").join(format!("{date}-{}.json", names.join("-")))
+    PathBuf::from("lab-results").join(format!("{}-{}.json", file_date(header), names.join("-")))
+}
+
+/// The moment at which a run began, as it may stand in the name of a file.
+fn file_date(header: &Header) -> String {
+    header.started.replace([':', 'T'], "-").replace('Z', "")
 }

@@ -31,6 +31,13 @@ impl Pace {
         now_nanos() >= self.limit
     }
 
+    /// A shift of one worker among `workers` that does all its work, because what comes after builds on it: only the limit
+    /// of the cell ends it before.
+    pub fn whole_shift(&self, workers: usize) -> Shift {
+        let whole = Pace { seconds: None, ..*self };
+        whole.shift(workers, None)
+    }
+
     /// A shift of one worker among `workers`, which ends after `seconds` if that is given and nothing else was asked for.
     pub fn shift(&self, workers: usize, seconds: Option<f64>) -> Shift {
         let start = now_nanos();
@@ -178,6 +185,11 @@ pub fn crew(workers: usize, work: impl Fn(usize) -> Result<Worked> + Sync) -> Re
         };
         threads.into_iter().map(join).collect()
     })
+}
+
+/// What was done by the thread that measures. Its processor time is counted there already.
+pub fn alone(worked: Worked) -> Done {
+    together(vec![Worked { cpu_nanos: 0, ..worked }])
 }
 
 /// What a crew did, as one.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::measure::status_bytes;
 
 /// Where the results come from.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Name of the processor.
     pub processor: String,

@@ -1,19 +1,26 @@
 //! The lab: the same verified work for Duramen and its peers, measured the same way. See README.md beside this folder.
 
+mod analysis;
+mod charts;
 mod command_line;
+mod compare;
 mod crew;
 mod data;
+mod doctor;
 mod machine;
 mod measure;
+mod page;
 mod peer;
 mod peers;
 mod probe;
+mod published;
 mod results;
 mod runner;
 mod scratch;
 mod shared;
 mod statistics;
 mod terminal;
+mod verdict;
 mod workloads;
 
 use std::process::ExitCode;

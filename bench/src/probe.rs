@@ -33,6 +33,16 @@ pub struct Probe {
     pub others_busy: f64,
 }
 
+/// Others that used more of the processors than this beside a cell disturbed it.
+pub const DISTURBED: f64 = 0.2;
+
+impl Probe {
+    /// Whether others used so much of the processors beside the cell that its times are not its own.
+    pub fn is_disturbed(&self) -> bool {
+        self.others_busy > DISTURBED
+    }
+}
+
 /// How many times each thing is tried.
 #[derive(Clone, Copy)]
 pub struct Effort {

@@ -129,7 +129,10 @@ impl Cell<'_> {
         let mut probe = probe::beside(&self.header.directory)?;
         let scratch = Scratch::new(&self.header.directory)?;
         let (before, own_before) = (Busy::now(), children_cpu_nanos());
-        let outcome = match self.run_in_process(class, scratch.path()) {
+        // Below it, so that what a workload puts beside the store is removed too.
+        let store = scratch.path().join("store");
+        std::fs::create_dir(&store).with_context(|| format!("making the directory {}", store.display()))?;
+        let outcome = match self.run_in_process(class, &store) {
             Ok(record) => Outcome::Passed(record),
             Err(error) if error.is::<Interrupted>() => return Err(error),
             Err(error) => Outcome::Failed(format!("{error:#}{}", self.hint(&error))),

@@ -1,33 +1,20 @@
-//! The results as tables with bars for the terminal.
-//!
-//! A table is one phase of one workload. Phases that write get a table per durability class; phases that read share
-//! one, because how a pair was made durable changes nothing for who reads it. Each peer's class stands beside its name.
+//! The results as tables with bars for the terminal: one table for each row of the analysis.
 
 use std::fmt::Write as _;
 
-use crate::measure::{Latency, Phase, Work};
-use crate::peer::Class;
+use crate::analysis::{Entry, Row, bytes_text, ratio_text, rows_of, runs_of, spread_text, time_text, workloads};
 use crate::results::{Label, Outcome, Results, Run};
-use crate::statistics::{Spread, ratios, spread};
 
 impl Results {
     /// The tables.
     pub fn text(&self) -> String {
         let mut text = self.heading();
-        let mut workloads: Vec<&str> = self.runs.iter().map(|run| run.workload.as_str()).collect();
-        workloads.dedup();
-        for workload in workloads {
-            let runs: Vec<&Run> = self.runs.iter().filter(|run| run.workload == workload).collect();
-            for (phase, work) in phases_of(&runs) {
-                for class in classes_of(&runs, work) {
-                    let of_class = |run: &&&Run| class.is_none() || run.class == class;
-                    let runs: Vec<&Run> = runs.iter().filter(of_class).copied().collect();
-                    let class = class.map_or(String::new(), |class| format!(", class {class}"));
-                    let _ = writeln!(text, "\n{workload}: {phase}{class}");
-                    text.push_str(&self.table(&runs, &phase));
-                }
+        for workload in workloads(self) {
+            for row in rows_of(self, workload) {
+                let _ = writeln!(text, "\n{}", row.title());
+                text.push_str(&self.table(&row));
             }
-            text.push_str(&remarks(&runs));
+            text.push_str(&remarks(&runs_of(self, workload)));
         }
         text
     }
@@ -89,159 +76,50 @@ impl Results {
         text
     }
 
-    fn table(&self, runs: &[&Run], phase: &str) -> String {
-        let series: Vec<Series> = self
-            .header
-            .peers
-            .iter()
-            .filter_map(|peer| Series::collect(&peer.name, runs, phase))
-            .collect();
-        // The longest bar is the best store's; `null` and `btreemap` would make all others invisible.
-        let is_store = |one: &&Series| !["null", "btreemap"].contains(&one.peer);
-        let best = series
-            .iter()
-            .filter(is_store)
-            .filter_map(Series::rate)
-            .fold(0.0, f64::max);
-        let best = if best > 0.0 {
-            best
+    fn table(&self, row: &Row) -> String {
+        let best = row.best_rate();
+        let baseline = row.baseline(self);
+        let lines: Vec<_> = row.entries.iter().map(|entry| line(entry, baseline, best)).collect();
+        let compared = baseline.map_or(String::new(), |baseline| format!("time / {}", baseline.peer));
+        render(&lines, &compared)
+    }
+}
+
+fn line(entry: &Entry, baseline: Option<&Entry>, best: f64) -> Vec<String> {
+    let (Some(time), Some(rate)) = (entry.time(), entry.rate()) else {
+        let absence = if entry.phases.is_empty() {
+            entry.absence.clone()
         } else {
-            series.iter().filter_map(Series::rate).fold(1e-9, f64::max)
+            "nothing to do".to_string()
         };
-        // The first peer in the report's order is the one to compare with: Duramen, where it takes part.
-        let Some(baseline) = self
-            .header
-            .peers
-            .first()
-            .and_then(|first| series.iter().find(|series| series.peer == first.name))
-        else {
-            return render(&series.iter().map(|one| one.row(None, best)).collect::<Vec<_>>(), "");
-        };
-        let rows: Vec<_> = series.iter().map(|one| one.row(Some(baseline), best)).collect();
-        render(&rows, &format!("time / {}", baseline.peer))
-    }
-}
-
-/// The phases in the order in which they were done, those of peers that skip some included.
-fn phases_of(runs: &[&Run]) -> Vec<(String, Work)> {
-    let mut phases: Vec<(String, Work)> = Vec::new();
-    for phase in runs.iter().flat_map(|run| run.phases()) {
-        if !phases.iter().any(|(name, _)| *name == phase.name) {
-            phases.push((phase.name.clone(), phase.work));
-        }
-    }
-    phases
-}
-
-fn classes_of(runs: &[&Run], work: Work) -> Vec<Option<Class>> {
-    if work == Work::Reads {
-        return vec![None];
-    }
-    let mut classes: Vec<Option<Class>> = runs.iter().map(|run| run.class).filter(Option::is_some).collect();
-    classes.sort_unstable();
-    classes.dedup();
-    classes
-}
-
-/// One phase of one peer over all repetitions.
-struct Series<'a> {
-    peer: &'a str,
-    class: Option<Class>,
-    phases: Vec<(u32, &'a Phase)>,
-    /// Why there are no phases.
-    absence: String,
-}
-
-impl<'a> Series<'a> {
-    fn collect(peer: &'a str, runs: &[&'a Run], phase: &str) -> Option<Series<'a>> {
-        let own: Vec<&Run> = runs.iter().filter(|run| run.peer == peer).copied().collect();
-        let found = |run: &&'a Run| Some((run.repetition, run.phases().iter().find(|one| one.name == phase)?));
-        let first = own.first()?;
-        let absence = match &first.outcome {
-            Outcome::NotApplicable(reason) => format!("n/a: {reason}"),
-            Outcome::Failed(_) => "FAILED".to_string(),
-            Outcome::Passed(record) => {
-                let reason = record.unsupported.iter().find(|(name, _)| name == phase);
-                format!("n/a: {}", reason.map_or("not part of its run", |(_, reason)| reason))
-            }
-        };
-        let phases: Vec<(u32, &Phase)> = own.iter().filter_map(found).collect();
-        let stopped = phases.iter().find_map(|(_, phase)| phase.stopped_text());
-        Some(Series {
-            peer,
-            class: first.class,
-            // A phase that was stopped did other work than one that was not: it has no rate to compare.
-            phases: if stopped.is_some() { Vec::new() } else { phases },
-            absence: stopped.unwrap_or(absence),
-        })
-    }
-
-    fn values(&self, value: impl Fn(&Phase) -> f64) -> Vec<(u32, f64)> {
-        self.phases
-            .iter()
-            .map(|(repetition, phase)| (*repetition, value(phase)))
-            .collect()
-    }
-
-    fn median(&self, value: impl Fn(&Phase) -> f64) -> f64 {
-        spread(self.values(value).into_iter().map(|(_, value)| value)).map_or(0.0, |spread| spread.median)
-    }
-
-    fn rate(&self) -> Option<f64> {
-        spread(self.values(Phase::wall_nanos_each).into_iter().map(|(_, nanos)| nanos)).map(|time| 1e9 / time.median)
-    }
-
-    fn row(&self, baseline: Option<&Series>, best: f64) -> Vec<String> {
-        let class = self.class.map_or(String::new(), |class| format!(" ({class})"));
-        let name = format!("{}{class}", self.peer);
-        let Some(time) = spread(self.values(Phase::wall_nanos_each).into_iter().map(|(_, nanos)| nanos)) else {
-            return vec![name, self.absence.clone()];
-        };
-        let each = |value: fn(&Phase) -> u64| self.median(|phase| value(phase) as f64 / phase.operations.max(1) as f64);
-        let operations = self.median(|phase| phase.operations as f64);
-        let rate = if operations > 1.0 {
-            format!("{:.0}", 1e9 / time.median)
+        return vec![entry.name(), absence];
+    };
+    let operations = entry.median(|phase| phase.operations as f64);
+    let is_baseline = baseline.is_some_and(|baseline| baseline.peer == entry.peer);
+    let compared = baseline
+        .filter(|_| !is_baseline)
+        .and_then(|other| entry.times_of(other));
+    let mut line = vec![
+        entry.name(),
+        bar(rate / best),
+        if operations > 1.0 {
+            format!("{rate:.0}")
         } else {
             "-".to_string()
-        };
-        let is_baseline = baseline.is_some_and(|baseline| baseline.peer == self.peer);
-        let compared = baseline.filter(|_| !is_baseline).and_then(|baseline| {
-            ratios(
-                &self.values(Phase::wall_nanos_each),
-                &baseline.values(Phase::wall_nanos_each),
-            )
-        });
-        let mut row = vec![
-            name,
-            bar(1e9 / time.median / best),
-            rate,
-            spread_text(time, time_text),
-            compared.map_or("-".to_string(), |ratio| spread_text(ratio, ratio_text)),
-            time_text(each(|phase| phase.process_cpu_nanos)),
-            time_text(each(|phase| phase.callers_cpu_nanos)),
-            bytes_text(self.median(|phase| phase.write_call_bytes as f64)),
-            bytes_text(self.median(|phase| phase.file_bytes as f64)),
-            bytes_text(self.median(|phase| phase.resident_bytes as f64)),
-        ];
-        row.extend(self.latency_text());
-        row
-    }
-
-    /// Medians of the percentiles over the repetitions; of the maxima the largest.
-    fn latency_text(&self) -> Option<String> {
-        let latencies: Vec<Latency> = self.phases.iter().filter_map(|(_, phase)| phase.latency).collect();
-        let median =
-            |value: fn(&Latency) -> u64| spread(latencies.iter().map(|one| value(one) as f64)).map(|all| all.median);
-        let parts = [
-            median(|one| one.p50)?,
-            median(|one| one.p90)?,
-            median(|one| one.p99)?,
-            median(|one| one.p99_9)?,
-        ];
-        let max = latencies.iter().map(|one| one.max).max()?;
-        let texts: Vec<String> = parts.into_iter().chain([max as f64]).map(time_text).collect();
-        Some(texts.join(" / "))
-    }
+        },
+        spread_text(time, time_text),
+        compared.map_or("-".to_string(), |ratio| spread_text(ratio, ratio_text)),
+        time_text(entry.median_each(|phase| phase.process_cpu_nanos)),
+        time_text(entry.median_each(|phase| phase.callers_cpu_nanos)),
+        bytes_text(entry.median(|phase| phase.write_call_bytes as f64)),
+        bytes_text(entry.median(|phase| phase.file_bytes as f64)),
+        bytes_text(entry.median(|phase| phase.resident_bytes as f64)),
+    ];
+    line.extend(entry.latency().map(|latency| {
+        let parts = [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.max];
+        parts.map(|nanos| time_text(nanos as f64)).join(" / ")
+    }));
+    line
 }
 
 /// Places of the longest bar.
@@ -305,13 +183,21 @@ fn render(rows: &[Vec<String>], compared: &str) -> String {
 }
 
 /// Notes of the runs and peers that took no part at all.
-fn remarks(runs: &[&Run]) -> String {
+pub fn remarks(runs: &[&Run]) -> String {
     let mut text = String::new();
     for run in runs {
         match &run.outcome {
             Outcome::Passed(record) => {
                 for note in &record.notes {
                     let _ = writeln!(text, "  {} {}: {note}", run.peer, run.repetition + 1);
+                }
+                let is_first = run.repetition == 0;
+                for (phase, reason) in record
+                    .unsupported
+                    .iter()
+                    .filter(|_| is_first && record.phases.is_empty())
+                {
+                    let _ = writeln!(text, "  {}: n/a in {} {phase}: {reason}", run.peer, run.workload);
                 }
             }
             Outcome::NotApplicable(reason) if run.repetition == 0 => {
@@ -326,45 +212,10 @@ fn remarks(runs: &[&Run]) -> String {
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
-fn time_text(nanos: f64) -> String {
-    match nanos {
-        ..1e3 => format!("{nanos:.0} ns"),
-        ..1e6 => format!("{:.2} us", nanos / 1e3),
-        ..1e9 => format!("{:.2} ms", nanos / 1e6),
-        _ => format!("{:.2} s", nanos / 1e9),
-    }
-}
-
-fn bytes_text(bytes: f64) -> String {
-    match bytes {
-        ..1e3 => format!("{bytes:.0} B"),
-        ..1e6 => format!("{:.0} kB", bytes / 1e3),
-        ..1e9 => format!("{:.1} MB", bytes / 1e6),
-        _ => format!("{:.2} GB", bytes / 1e9),
-    }
-}
-
-fn ratio_text(ratio: f64) -> String {
-    if ratio < 0.1 {
-        format!("{ratio:.4}")
-    } else {
-        format!("{ratio:.2}")
-    }
-}
-
-/// Median and range; of a single run only the one number there is.
-fn spread_text(spread: Spread, text: fn(f64) -> String) -> String {
-    let median = text(spread.median);
-    if spread.min == spread.max {
-        median
-    } else {
-        format!("{median} ({} .. {})", text(spread.min), text(spread.max))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peer::Class;
     use crate::results::tests::{results, run};
 
     #[test]

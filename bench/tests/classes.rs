@@ -68,3 +68,111 @@ fn peer_that_acknowledges_before_it_writes_is_caught_by_the_kill() {
         "{errors}"
     );
 }
+
+/// What a trace shows between one acknowledgement and the next.
+#[derive(Debug, Default)]
+struct Between {
+    has_written: bool,
+    has_synced_after_write: bool,
+}
+
+/// Traces a writer of the lab, which puts 20 pairs and says so after each one. One entry for each acknowledgement.
+/// None when there is no tracer on this machine; where tests are run for a change to land, there must be one.
+fn traced(peer: &str, class: &str) -> Option<Vec<Between>> {
+    let place = Place::new();
+    let lab = env!("CARGO_BIN_EXE_lab");
+    let output = std::process::Command::new("strace")
+        .args(["-f", "-y", "-s", "1", "-o", "trace"])
+        .args([
+            "-e",
+            "trace=write,writev,pwrite64,pwritev,pwritev2,fsync,fdatasync,msync,sync_file_range,openat",
+        ])
+        .args([
+            lab,
+            "writer",
+            "--puts",
+            "5",
+            "--peer",
+            peer,
+            "--durability",
+            class,
+            "--seed",
+            "1",
+            "--directory",
+            "store",
+        ])
+        .current_dir(place.path())
+        .output();
+    let Ok(output) = output else {
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "strace is missing: class synced cannot be proven"
+        );
+        eprintln!("n/a: strace is not installed, so class synced is not proven here");
+        return None;
+    };
+    assert_eq!(output.stdout.len(), 20, "{peer}: {}", text(&output.stderr));
+    let trace = std::fs::read_to_string(place.file("trace")).expect("a trace");
+    Some(read_trace(&trace))
+}
+
+/// Calls that end later than they begin are in two lines; what counts is where a write begins and where a sync ends.
+fn read_trace(trace: &str) -> Vec<Between> {
+    let (mut all, mut now) = (Vec::new(), Between::default());
+    let mut synchronous: Vec<String> = Vec::new();
+    for line in trace.lines() {
+        let call = line.split_once(' ').map_or("", |(_, call)| call.trim_start());
+        let is_ended_well = !call.contains("= -1") && !call.contains("<unfinished");
+        let descriptor = call
+            .split_once('(')
+            .map_or("", |(_, rest)| rest.split([',', ')']).next().unwrap_or(""));
+        let name = call.trim_start_matches("<... ").split(['(', ' ']).next().unwrap_or("");
+        match name {
+            "openat" if call.contains("SYNC") && is_ended_well => {
+                synchronous.push(call.rsplit("= ").next().unwrap_or("").trim().to_string());
+            }
+            "write" if descriptor.starts_with("1<") => all.push(std::mem::take(&mut now)),
+            "write" | "writev" | "pwrite64" | "pwritev" | "pwritev2" => {
+                now.has_written = true;
+                // LMDB writes its meta page through a descriptor that syncs each write.
+                now.has_synced_after_write |= is_ended_well && synchronous.iter().any(|open| open == descriptor);
+            }
+            "fsync" | "fdatasync" | "msync" if is_ended_well && now.has_written => now.has_synced_after_write = true,
+            _ => {}
+        }
+    }
+    all
+}
+
+#[test]
+fn trace_of_class_synced_shows_the_sync_before_each_acknowledgement() {
+    for peer in ["duramen", "lmdb", "redb", "fjall", "canopydb", "sqlite"] {
+        let Some(all) = traced(peer, "synced") else { return };
+        assert_eq!(all.len(), 20, "{peer}");
+        for (number, between) in all.iter().enumerate() {
+            assert!(
+                between.has_written && between.has_synced_after_write,
+                "{peer}: put {number} was acknowledged after {between:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn trace_tells_peers_that_do_not_sync_and_one_that_does_not_even_write() {
+    for peer in ["duramen", "lmdb", "fjall", "canopydb", "sqlite"] {
+        let Some(all) = traced(peer, "written") else { return };
+        assert!(all.iter().skip(1).all(|between| between.has_written), "{peer}: {all:?}");
+        let synced = all
+            .iter()
+            .skip(1)
+            .filter(|between| between.has_synced_after_write)
+            .count();
+        assert!(synced < 5, "{peer}: {all:?}");
+    }
+    let Some(all) = traced("faulty-early", "synced") else {
+        return;
+    };
+    let unwritten = all.iter().filter(|between| !between.has_written).count();
+    assert!(unwritten > 10, "{all:?}");
+}

@@ -199,3 +199,115 @@ fn several_processes_share_a_store_where_the_peer_allows_it() {
         }
     }
 }
+
+#[test]
+fn report_is_one_file_beside_its_results() {
+    let place = Place::new();
+    let output = place.run(&["first", "--peers", "lmdb,btreemap", "--scale", "0.001", "--repeat", "2"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = place.lab(&["report", "results.json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout).trim(), "results.html");
+    let page = std::fs::read_to_string(place.file("results.html")).expect("a page");
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+    assert!(page.contains("Verdict") && page.contains("first: single puts"));
+}
+
+#[test]
+fn bad_results_get_a_message_and_no_report() {
+    let place = Place::new();
+    std::fs::write(place.file("old.json"), r#"{"format": 1, "commit": "cafe", "runs": []}"#).expect("a file");
+    for (file, expected) in [("old.json", "schema 1"), ("missing.json", "missing.json")] {
+        let output = place.lab(&["report", file, "--output", "page.html"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
+        assert!(!place.file("page.html").exists());
+    }
+}
+
+#[test]
+fn comparison_of_a_run_with_itself_finds_nothing() {
+    let place = Place::new();
+    let output = place.run(&["first", "--peers", "btreemap", "--scale", "0.001", "--repeat", "4"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = place.lab(&["compare", "results.json", "results.json"]);
+    let comparison = text(&output.stdout);
+    assert!(output.status.success(), "{comparison}{}", text(&output.stderr));
+    assert!(
+        comparison.contains(" 0 slower, 0 faster") && comparison.contains("noise"),
+        "{comparison}"
+    );
+}
+
+#[test]
+fn doctor_tells_what_it_found_and_that_this_build_is_unfit() {
+    let place = Place::new();
+    let output = place.lab(&["doctor", "--directory", "."]);
+    let findings = text(&output.stdout);
+    for expected in ["sync of 4 KiB", "waking a thread", "free", "file system", "load"] {
+        assert!(findings.contains(expected), "{findings}");
+    }
+    if cfg!(debug_assertions) {
+        assert_eq!(output.status.code(), Some(1), "{findings}");
+        assert!(findings.contains("a debug build"), "{findings}");
+    }
+}
+
+/// Runs a script with a file system of three megabytes mounted at `small`. None where that is not allowed.
+fn with_small_disk(place: &Place, script: &str) -> Option<std::process::Output> {
+    std::fs::create_dir(place.file("small")).expect("a directory");
+    let mounted = format!("mount -t tmpfs -o size=3m none small || exit 77; {script}");
+    let output = std::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", &mounted])
+        .current_dir(place.path())
+        .output()
+        .ok()?;
+    let is_refused = output.status.code() == Some(77) || text(&output.stderr).contains("unshare");
+    if is_refused {
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "no file system of our own: {}",
+            text(&output.stderr)
+        );
+        eprintln!("n/a: this machine lets nobody mount a small file system");
+        return None;
+    }
+    Some(output)
+}
+
+#[test]
+fn full_disk_fails_the_cell_and_is_named_with_what_to_do() {
+    let place = Place::new();
+    let lab = env!("CARGO_BIN_EXE_lab");
+    let script = format!("{lab} run first --peers lmdb --scale 0.05 --repeat 1 --json results.json --directory small");
+    let Some(output) = with_small_disk(&place, &script) else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stdout).contains("is full") && text(&output.stdout).contains("--directory"),
+        "{}",
+        text(&output.stdout)
+    );
+}
+
+#[test]
+fn report_that_does_not_fit_on_the_disk_is_not_written_at_all() {
+    let place = Place::new();
+    let output = place.run(&["first", "--peers", "btreemap", "--scale", "0.001", "--repeat", "2"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lab = env!("CARGO_BIN_EXE_lab");
+    let script = format!(
+        "head -c 3m /dev/zero > small/filler; {lab} report results.json --output small/page.html; code=$?; ls small; exit $code"
+    );
+    let Some(output) = with_small_disk(&place, &script) else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stdout).trim(), "filler", "no half of a report");
+    assert!(
+        text(&output.stderr).contains("No space left"),
+        "{}",
+        text(&output.stderr)
+    );
+}

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 
 use super::locked_version;
@@ -189,7 +189,14 @@ impl Peer for Store {
     fn sync(&self) -> Result<()> {
         self.with(|connection| {
             // A checkpoint syncs the log before it copies pages from it, and the table's file after.
-            connection.query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(()))?;
+            let (busy, frames, copied): (i64, i64, i64) =
+                connection.query_row("PRAGMA wal_checkpoint(FULL)", [], |row| {
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+                })?;
+            ensure!(
+                busy == 0 && frames == copied,
+                "a checkpoint copied {copied} of {frames} frames"
+            );
             Ok(())
         })
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, bail, ensure};
 
 use super::{Context, tally_scan};
-use crate::crew::{Worked, crew, together};
+use crate::crew::{Worked, alone, crew, together};
 use crate::data::{Checker, KeySlice, Tally, Values, key_text};
 use crate::measure::Done;
 use crate::peer::{Pairs, Peer, Reader};
@@ -30,7 +30,7 @@ pub fn put_each(
 ) -> Result<(Done, Acknowledged)> {
     let worked = crew(workers, |worker| {
         let share = keys.share(worker, workers);
-        context.pace.shift(workers, None).work(share.len() as u64, |at| {
+        context.pace.whole_shift(workers).work(share.len() as u64, |at| {
             let key = share.at(at as usize);
             peer.put(key, values.of(key, 0))
         })
@@ -45,7 +45,7 @@ pub fn delete_each(context: &Context, peer: &dyn Peer, keys: KeySlice, workers: 
         let share = keys.share(worker, workers);
         context
             .pace
-            .shift(workers, None)
+            .whole_shift(workers)
             .work(share.len() as u64, |at| peer.delete(share.at(at as usize)))
     })?;
     let counts = acknowledged(&worked);
@@ -148,7 +148,7 @@ pub fn load_measured(
 ) -> Result<Done> {
     let batches = keys.len().div_ceil(batch) as u64;
     let mut done = 0;
-    let shift = context.pace.shift(1, None);
+    let shift = context.pace.whole_shift(1);
     let worked = shift.work_while(batches, &true.into(), |number| {
         let start = number as usize * batch;
         let part = keys.part(start, start + batch);
@@ -156,7 +156,7 @@ pub fn load_measured(
         done += part.len() as u64;
         Ok(part.len() as u64)
     })?;
-    let mut all = together(vec![worked]);
+    let mut all = alone(worked);
     all.stopped_at_of = (context.pace.is_over() && done < keys.len() as u64).then_some(keys.len() as u64);
     Ok(all)
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use super::loads::{get_in_snapshots, put_batch, put_each, read_back, read_back_shares, verified_range};
 use super::{Context, Recorder, Workload, only, tally_scan};
-use crate::crew::{Worked, together};
+use crate::crew::{Worked, alone};
 use crate::data::{Generator, KeySlice, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
@@ -97,14 +97,14 @@ impl Table<'_> {
         let keys = Generator::new(self.context.seed, "batches").keys(batches * each, 24);
         let mut written = 0;
         recorder.phase("batch writes", Work::Writes, || {
-            let shift = self.context.pace.shift(1, None);
+            let shift = self.context.pace.whole_shift(1);
             let worked = shift.work_while(batches as u64, &true.into(), |batch| {
                 let start = batch as usize * each;
                 put_batch(&*self.peer, keys.all().part(start, start + each), &self.values)?;
                 written = start + each;
                 Ok(each as u64)
             })?;
-            Ok(together(vec![worked]))
+            Ok(alone(worked))
         })?;
         Ok(Keys::collect(24, keys.iter().take(written)))
     }
@@ -139,7 +139,7 @@ impl Table<'_> {
             })?;
             Ok(())
         })?;
-        Ok(together(vec![worked]))
+        Ok(alone(worked))
     }
 
     /// Everything that was written is there, and nothing else.

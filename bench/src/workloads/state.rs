@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 
 use super::loads::{get_each, read_back};
 use super::{Context, Recorder, Variant, Workload};
-use crate::crew::{Worked, together};
+use crate::crew::{Worked, alone};
 use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Pairs, Peer};
@@ -86,7 +86,7 @@ fn put_and_flush(
     // Made before the clock starts.
     let all: Vec<Vec<u8>> = (0..keys.len()).map(value).collect();
     let commits = keys.len().div_ceil(flush);
-    let shift = context.pace.shift(1, None);
+    let shift = context.pace.whole_shift(1);
     let worked = shift.work_while(commits as u64, &true.into(), |commit| {
         let start = commit as usize * flush;
         let part = keys.all().part(start, start + flush);
@@ -99,7 +99,7 @@ fn put_and_flush(
 
 /// A stopped shift counted commits; what was left are puts.
 fn of_puts(worked: Worked, planned: usize) -> Done {
-    let mut done = together(vec![worked]);
+    let mut done = alone(worked);
     done.stopped_at_of = done.stopped_at_of.map(|_| planned as u64);
     done
 }
@@ -219,7 +219,7 @@ impl Rows<'_> {
                 versions[number] += 1;
                 peer.put(key, self.values.of(key, versions[number]))
             })?;
-            Ok(together(vec![worked]))
+            Ok(alone(worked))
         })?;
         self.verify_versions(&*peer, &versions.into_iter().map(Some).collect::<Vec<_>>())?;
         peer.close()

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use super::loads::read_back;
 use super::state::copy_directory;
 use super::{Context, Recorder, Workload, only};
-use crate::crew::together;
+use crate::crew::alone;
 use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Pairs, Peer};
@@ -45,13 +45,13 @@ fn open(context: &Context, row: &str) -> Result<Box<dyn Peer>> {
 /// Steps that each do several operations; the latency is that of a step.
 fn steps(context: &Context, count: usize, mut step: impl FnMut(u64) -> Result<u64>) -> Result<(Done, usize)> {
     let mut done_steps = 0;
-    let shift = context.pace.shift(1, None);
+    let shift = context.pace.whole_shift(1);
     let worked = shift.work_while(count as u64, &true.into(), |number| {
         let operations = step(number)?;
         done_steps += 1;
         Ok(operations)
     })?;
-    Ok((together(vec![worked]), done_steps))
+    Ok((alone(worked), done_steps))
 }
 
 fn flush_of(peer: &dyn Peer, keys: &Keys, values: &Values, from: usize, to: usize) -> Result<u64> {

@@ -1,0 +1,311 @@
+//! Results put in rows: one row is one phase of one workload, in one class if it writes, with an entry for each peer.
+//! The terminal and the page show the same rows, and the verdict is drawn from them.
+//!
+//! Phases that write get a row per durability class; phases that read share one, because how a pair was made durable
+//! changes nothing for who reads it.
+
+use crate::measure::{Latency, Phase, Work};
+use crate::peer::Class;
+use crate::results::{Outcome, Results, Run};
+use crate::statistics::{Spread, ratios, spread};
+
+/// Peers that are no stores: they show a price, and nobody leads or loses against them.
+pub const NO_STORES: [&str; 2] = ["btreemap", "null"];
+
+/// One phase of one workload in one class.
+pub struct Row<'a> {
+    /// Name of the task.
+    pub workload: &'a str,
+    /// Name of the phase.
+    pub phase: String,
+    /// The class, if it writes.
+    pub class: Option<Class>,
+    /// The peers, in the order of the results.
+    pub entries: Vec<Entry<'a>>,
+}
+
+/// One peer over all repetitions.
+pub struct Entry<'a> {
+    /// Its name.
+    pub peer: &'a str,
+    /// Its class.
+    pub class: Option<Class>,
+    /// What was measured, with the repetition.
+    pub phases: Vec<(u32, &'a Phase)>,
+    /// Why there are no phases.
+    pub absence: String,
+}
+
+/// Names of the tasks that ran, in order.
+pub fn workloads(results: &Results) -> Vec<&str> {
+    let mut names: Vec<&str> = results.runs.iter().map(|run| run.workload.as_str()).collect();
+    names.dedup();
+    names
+}
+
+/// The runs of a task.
+pub fn runs_of<'a>(results: &'a Results, workload: &str) -> Vec<&'a Run> {
+    results.runs.iter().filter(|run| run.workload == workload).collect()
+}
+
+/// All rows of a task, in the order in which the phases were done.
+pub fn rows_of<'a>(results: &'a Results, workload: &'a str) -> Vec<Row<'a>> {
+    let runs = runs_of(results, workload);
+    let mut rows = Vec::new();
+    for (phase, work) in phases_of(&runs) {
+        for class in classes_of(&runs, work) {
+            let of_class = |run: &&&Run| class.is_none() || run.class == class;
+            let chosen: Vec<&Run> = runs.iter().filter(of_class).copied().collect();
+            let entries = results.header.peers.iter();
+            rows.push(Row {
+                workload,
+                class,
+                entries: entries
+                    .filter_map(|peer| Entry::collect(&peer.name, &chosen, &phase))
+                    .collect(),
+                phase: phase.clone(),
+            });
+        }
+    }
+    rows
+}
+
+/// The phases in the order in which they were done, those that only some peers can do included.
+fn phases_of(runs: &[&Run]) -> Vec<(String, Work)> {
+    let mut phases: Vec<(String, Work)> = Vec::new();
+    for phase in runs.iter().flat_map(|run| run.phases()) {
+        if !phases.iter().any(|(name, _)| *name == phase.name) {
+            phases.push((phase.name.clone(), phase.work));
+        }
+    }
+    phases
+}
+
+fn classes_of(runs: &[&Run], work: Work) -> Vec<Option<Class>> {
+    if work == Work::Reads {
+        return vec![None];
+    }
+    let mut classes: Vec<Option<Class>> = runs.iter().map(|run| run.class).filter(Option::is_some).collect();
+    classes.sort_unstable();
+    classes.dedup();
+    classes
+}
+
+impl<'a> Row<'a> {
+    /// The peer that others are compared with, if it took part: the first of the results.
+    pub fn baseline(&self, results: &Results) -> Option<&Entry<'a>> {
+        let first = results.header.peers.first()?;
+        self.entries.iter().find(|entry| entry.peer == first.name)
+    }
+
+    /// The highest rate of a store; of any peer, when no store has one.
+    pub fn best_rate(&self) -> f64 {
+        let rates = |only_stores: bool| {
+            let wanted = self
+                .entries
+                .iter()
+                .filter(move |entry| !only_stores || !NO_STORES.contains(&entry.peer));
+            wanted.filter_map(Entry::rate).fold(0.0, f64::max)
+        };
+        let best = rates(true);
+        if best > 0.0 { best } else { rates(false).max(1e-9) }
+    }
+
+    /// What stands over its table.
+    pub fn title(&self) -> String {
+        let class = self.class.map_or(String::new(), |class| format!(", class {class}"));
+        format!("{}: {}{class}", self.workload, self.phase)
+    }
+}
+
+impl<'a> Entry<'a> {
+    fn collect(peer: &'a str, runs: &[&'a Run], phase: &str) -> Option<Entry<'a>> {
+        let own: Vec<&Run> = runs.iter().filter(|run| run.peer == peer).copied().collect();
+        let found = |run: &&'a Run| Some((run.repetition, run.phases().iter().find(|one| one.name == phase)?));
+        let first = own.first()?;
+        let absence = match &first.outcome {
+            Outcome::NotApplicable(reason) => format!("n/a: {reason}"),
+            Outcome::Failed(_) => "FAILED".to_string(),
+            Outcome::Passed(record) => {
+                let reason = record.unsupported.iter().find(|(name, _)| name == phase);
+                format!("n/a: {}", reason.map_or("not part of its run", |(_, reason)| reason))
+            }
+        };
+        let phases: Vec<(u32, &Phase)> = own.iter().filter_map(found).collect();
+        let stopped = phases.iter().find_map(|(_, phase)| phase.stopped_text());
+        let failed = own.iter().any(|run| matches!(run.outcome, Outcome::Failed(_)));
+        let is_shown = stopped.is_none() && !failed;
+        Some(Entry {
+            peer,
+            class: first.class,
+            // A phase that was stopped did other work than one that was not, and a peer that read a wrong value has no
+            // speed: neither has a rate to compare.
+            phases: if is_shown { phases } else { Vec::new() },
+            absence: match stopped {
+                _ if failed => "FAILED".to_string(),
+                Some(stopped) => stopped,
+                None => absence,
+            },
+        })
+    }
+
+    /// Name and class.
+    pub fn name(&self) -> String {
+        let class = self.class.map_or(String::new(), |class| format!(" ({class})"));
+        format!("{}{class}", self.peer)
+    }
+
+    /// A number of each repetition.
+    pub fn values(&self, value: impl Fn(&Phase) -> f64) -> Vec<(u32, f64)> {
+        self.phases
+            .iter()
+            .map(|(repetition, phase)| (*repetition, value(phase)))
+            .collect()
+    }
+
+    /// Elapsed time per operation in nanoseconds.
+    pub fn time(&self) -> Option<Spread> {
+        let times = self.values(Phase::wall_nanos_each);
+        // A class of workers that had nothing to do has no rate.
+        let has_worked = self.phases.iter().all(|(_, phase)| phase.operations > 0);
+        spread(times.into_iter().map(|(_, nanos)| nanos)).filter(|_| has_worked)
+    }
+
+    /// Operations a second.
+    pub fn rate(&self) -> Option<f64> {
+        self.time().map(|time| 1e9 / time.median.max(1e-3))
+    }
+
+    /// The middle of a number over the repetitions.
+    pub fn median(&self, value: impl Fn(&Phase) -> f64) -> f64 {
+        spread(self.values(value).into_iter().map(|(_, value)| value)).map_or(0.0, |spread| spread.median)
+    }
+
+    /// The middle of a number per operation.
+    pub fn median_each(&self, value: impl Fn(&Phase) -> u64) -> f64 {
+        self.median(|phase| value(phase) as f64 / phase.operations.max(1) as f64)
+    }
+
+    /// Its time divided by another one's, pair by pair; above 1 it is slower.
+    pub fn times_of(&self, other: &Entry) -> Option<Spread> {
+        ratios(
+            &self.values(Phase::wall_nanos_each),
+            &other.values(Phase::wall_nanos_each),
+        )
+    }
+
+    /// Medians of the percentiles over the repetitions; of the maxima the largest.
+    pub fn latency(&self) -> Option<Latency> {
+        let latencies: Vec<Latency> = self.phases.iter().filter_map(|(_, phase)| phase.latency).collect();
+        let median = |value: fn(&Latency) -> u64| {
+            spread(latencies.iter().map(|one| value(one) as f64)).map(|all| all.median as u64)
+        };
+        Some(Latency {
+            p50: median(|one| one.p50)?,
+            p90: median(|one| one.p90)?,
+            p99: median(|one| one.p99)?,
+            p99_9: median(|one| one.p99_9)?,
+            max: latencies.iter().map(|one| one.max).max()?,
+        })
+    }
+
+    /// The repetition whose time is in the middle: the one whose curves are drawn.
+    pub fn middle(&self) -> Option<&'a Phase> {
+        let mut phases: Vec<&Phase> = self.phases.iter().map(|(_, phase)| *phase).collect();
+        phases.sort_by(|one, other| one.wall_nanos_each().total_cmp(&other.wall_nanos_each()));
+        phases.get(phases.len().saturating_sub(1) / 2).copied()
+    }
+}
+
+/// A time as people write it.
+pub fn time_text(nanos: f64) -> String {
+    match nanos {
+        ..1e3 => format!("{nanos:.0} ns"),
+        ..1e6 => format!("{:.2} us", nanos / 1e3),
+        ..1e9 => format!("{:.2} ms", nanos / 1e6),
+        _ => format!("{:.2} s", nanos / 1e9),
+    }
+}
+
+/// A size as people write it.
+pub fn bytes_text(bytes: f64) -> String {
+    match bytes {
+        ..1e3 => format!("{bytes:.0} B"),
+        ..1e6 => format!("{:.0} kB", bytes / 1e3),
+        ..1e9 => format!("{:.1} MB", bytes / 1e6),
+        _ => format!("{:.2} GB", bytes / 1e9),
+    }
+}
+
+/// A count with its thousands apart.
+pub fn count_text(count: f64) -> String {
+    let digits = format!("{count:.0}");
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A ratio with the digits that mean something.
+pub fn ratio_text(ratio: f64) -> String {
+    match ratio {
+        ..0.1 => format!("{ratio:.4}"),
+        ..10.0 => format!("{ratio:.2}"),
+        _ => format!("{ratio:.0}"),
+    }
+}
+
+/// Median and range; of a single run only the one number there is.
+pub fn spread_text(spread: Spread, text: fn(f64) -> String) -> String {
+    let median = text(spread.median);
+    if spread.min == spread.max {
+        median
+    } else {
+        format!("{median} ({} .. {})", text(spread.min), text(spread.max))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::{results, run};
+
+    #[test]
+    fn rows_never_mix_classes_of_writes_but_compare_reads() {
+        let results = results(vec![
+            run("lmdb", Class::Written, 0, 100),
+            run("redb", Class::None, 0, 400),
+        ]);
+        let rows = rows_of(&results, "first");
+        let titles: Vec<String> = rows.iter().map(Row::title).collect();
+        assert_eq!(
+            titles,
+            ["first: put, class written", "first: put, class none", "first: get"]
+        );
+        assert_eq!(rows[0].entries.len(), 1);
+        assert_eq!(rows[2].entries.len(), 2);
+        assert_eq!(rows[2].best_rate(), 1e9 / 50.0);
+    }
+
+    #[test]
+    fn peer_that_failed_once_has_no_speed() {
+        let mut failed = run("lmdb", Class::Written, 1, 100);
+        failed.outcome = Outcome::Failed("a wrong value".to_string());
+        let results = results(vec![run("lmdb", Class::Written, 0, 100), failed]);
+        let rows = rows_of(&results, "first");
+        let entry = &rows[0].entries[0];
+        assert!(entry.phases.is_empty() && entry.absence == "FAILED");
+    }
+
+    #[test]
+    fn numbers_are_written_as_people_write_them() {
+        assert_eq!(count_text(1_234_567.0), "1,234,567");
+        assert_eq!(count_text(999.0), "999");
+        assert_eq!(time_text(1_500.0), "1.50 us");
+        assert_eq!(bytes_text(2_000_000.0), "2.0 MB");
+    }
+}

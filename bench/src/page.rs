@@ -1,0 +1,766 @@
+//! The report: one HTML page that opens offline and loads nothing. The verdict in words first, then the machine, then every
+//! workload with bars, curves and full tables, what others published, and the command that repeats it.
+//!
+//! There is no script in it. Bars are cells of a table, so that who cannot see them reads the numbers in the same order.
+
+use std::fmt::Write as _;
+
+use crate::analysis::{
+    Entry, Row, bytes_text, count_text, ratio_text, rows_of, runs_of, spread_text, time_text, workloads,
+};
+use crate::charts::{Axis, Chart, Line, Scale, escaped};
+use crate::measure::Phase;
+use crate::probe::{DISTURBED, Probe};
+use crate::published::figures;
+use crate::results::{Label, Results};
+use crate::statistics::spread;
+use crate::terminal::remarks;
+use crate::verdict::{Side, Verdict};
+
+/// The page of one or more results.
+pub fn page(all: &[Results]) -> String {
+    let title = match all {
+        [one] => format!("Lab report of {}", one.header.started),
+        _ => format!("Lab report of {} runs", all.len()),
+    };
+    let mut html = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
+         content=\"width=device-width, initial-scale=1\"><title>{0}</title><link rel=\"icon\" href=\"data:,\"><style>{1}</style></head><body>\n<a class=\"skip\" \
+         href=\"#verdict-0\">Skip to the verdict</a>\n<header><h1>{0}</h1></header>\n<main>\n",
+        escaped(&title),
+        include_str!("page.css")
+    );
+    for (number, results) in all.iter().enumerate() {
+        Part { results, number }.write(&mut html);
+    }
+    html.push_str(FOOTER);
+    html
+}
+
+const FOOTER: &str = "</main>\n<footer><p class=\"soft\">Made by the lab of Duramen. Every value that was read was checked; \
+    every workload read back what it wrote after the clock; percentiles are of every operation. Writes are compared only within \
+    a durability class. How to read this page, and what the lab cannot tell, is in docs/lab of the repository.</p></footer>\n\
+    </body></html>\n";
+
+/// One run on the page.
+struct Part<'a> {
+    results: &'a Results,
+    number: usize,
+}
+
+impl Part<'_> {
+    fn write(&self, html: &mut String) {
+        self.write_verdict(html);
+        self.write_machine(html);
+        self.write_peers(html);
+        let names = workloads(self.results);
+        html.push_str("<nav aria-label=\"Workloads\"><ul>");
+        for name in &names {
+            let _ = write!(
+                html,
+                "<li><a href=\"#{}\">{}</a></li>",
+                self.anchor(name),
+                escaped(name)
+            );
+        }
+        html.push_str("</ul></nav>\n");
+        for name in names {
+            self.write_workload(html, name);
+        }
+    }
+
+    fn anchor(&self, workload: &str) -> String {
+        format!("w{}-{}", self.number, workload.replace('/', "-"))
+    }
+
+    /// The colour and dash of a peer.
+    fn style(&self, peer: &str) -> usize {
+        let mut names = self.results.header.peers.iter();
+        names.position(|one| one.name == peer).unwrap_or(0)
+    }
+
+    fn write_verdict(&self, html: &mut String) {
+        let header = &self.results.header;
+        let _ = write!(html, "<section><h2 id=\"verdict-{}\">Verdict</h2>", self.number);
+        let mut banners = Vec::new();
+        if header.label == Label::Quick {
+            banners.push("Sanity, not evidence: small counts and few repetitions.".to_string());
+        }
+        if header.machine.is_in_memory() {
+            banners.push("The stores were in memory: nothing here says anything about a disk.".to_string());
+        }
+        if let Some(rate) = header.rate {
+            banners.push(format!(
+                "Open loop: {rate} operations a second were due, whatever the store did. Look at latencies, not at rates."
+            ));
+        }
+        let failures = self.results.failures();
+        banners.extend(failures.iter().map(|failure| format!("FAILED: {failure}")));
+        for banner in banners {
+            let _ = write!(html, "<p class=\"banner\" role=\"note\">{}</p>", escaped(&banner));
+        }
+        if let Some(verdict) = Verdict::of(self.results) {
+            let _ = write!(html, "<p>{}</p><div class=\"sides\">", escaped(&verdict.sentence()));
+            write_side(html, &verdict, Side::Leads, "leads", "leads");
+            write_side(html, &verdict, Side::Loses, "loses", "loses");
+            write_side(html, &verdict, Side::Even, "even", "is even with the best");
+            html.push_str("</div>");
+            if !verdict.space.is_empty() {
+                html.push_str("<h3>Space: the largest size of the files in each workload</h3><ul>");
+                for line in &verdict.space {
+                    let _ = write!(html, "<li>{}</li>", escaped(line));
+                }
+                html.push_str("</ul>");
+            }
+        }
+        html.push_str("</section>\n");
+    }
+
+    fn write_machine(&self, html: &mut String) {
+        let header = &self.results.header;
+        let machine = &header.machine;
+        html.push_str("<section><h2>Machine and run</h2><dl class=\"card\">");
+        let mut row = |name: &str, value: String| {
+            let _ = write!(html, "<dt>{}</dt><dd>{}</dd>", escaped(name), escaped(&value));
+        };
+        row("Processor", format!("{} x {}", machine.processors, machine.processor));
+        row("Memory", bytes_text(machine.memory_bytes as f64));
+        row("Kernel", format!("Linux {}", machine.kernel));
+        row(
+            "File system",
+            format!("{} ({})", machine.file_system, header.directory.display()),
+        );
+        row("Begun", header.started.clone());
+        row("Commit", self.commits());
+        row("Seed", header.seed.to_string());
+        row("Scale", header.scale.to_string());
+        row("Repetitions", header.repeat.to_string());
+        row("Time limit of a cell", format!("{} s", header.limit_seconds));
+        for (name, value) in self.probes() {
+            row(name, value);
+        }
+        let _ = writeln!(
+            html,
+            "</dl><p>Repeat it: </p><pre tabindex=\"0\">{}</pre></section>",
+            escaped(&self.command(&header.workloads.join(" ")))
+        );
+    }
+
+    fn commits(&self) -> String {
+        let mut commits: Vec<&str> = self.results.runs.iter().map(|run| run.commit.as_str()).collect();
+        commits.dedup();
+        commits.join(", then ")
+    }
+
+    /// What the probes beside the cells found.
+    fn probes(&self) -> Vec<(&'static str, String)> {
+        let probes: Vec<_> = self.results.runs.iter().filter_map(|run| run.probe.as_ref()).collect();
+        let over = |value: fn(&Probe) -> f64| spread(probes.iter().map(|probe| value(probe)));
+        let disturbed = probes.iter().filter(|probe| probe.is_disturbed()).count();
+        let mut rows = Vec::new();
+        let times = [
+            ("Sync of 4 KiB", over(|probe| probe.sync_nanos_p50 as f64)),
+            ("Waking a thread", over(|probe| probe.wake_nanos_p50 as f64)),
+            ("Timers are late by", over(|probe| probe.timer_nanos_p50 as f64)),
+        ];
+        for (name, found) in times {
+            rows.extend(found.map(|found| (name, spread_text(found, time_text))));
+        }
+        if !probes.is_empty() {
+            rows.push((
+                "Other load",
+                format!(
+                    "in {disturbed} of {} cells others used more than {:.0} % of the processors",
+                    probes.len(),
+                    DISTURBED * 100.0
+                ),
+            ));
+        }
+        rows
+    }
+
+    fn command(&self, workloads: &str) -> String {
+        let header = &self.results.header;
+        let names: Vec<&str> = header.peers.iter().map(|peer| peer.name.as_str()).collect();
+        let mut command = format!(
+            "cargo lab run {workloads} --peers {} --scale {} --repeat {} --seed {} --limit {}",
+            names.join(","),
+            header.scale,
+            header.repeat,
+            header.seed,
+            header.limit_seconds
+        );
+        let options = [
+            header.seconds.map(|seconds| format!(" --seconds {seconds}")),
+            header.rate.map(|rate| format!(" --rate {rate}")),
+            header.durability.map(|class| format!(" --durability {class}")),
+        ];
+        command.extend(options.into_iter().flatten());
+        command
+    }
+
+    fn write_peers(&self, html: &mut String) {
+        html.push_str(
+            "<section><h2>Peers</h2><div class=\"scroll\" tabindex=\"0\"><table><caption>Version, durability classes, and every \
+             option that is not the default</caption><thead><tr><th scope=\"col\">peer</th><th scope=\"col\">version</th>\
+             <th scope=\"col\">classes</th><th scope=\"col\">options</th></tr></thead><tbody>",
+        );
+        for peer in &self.results.header.peers {
+            let classes: Vec<String> = peer
+                .classes
+                .iter()
+                .map(|(class, how)| format!("{class}: {how}"))
+                .collect();
+            let options = if peer.options.is_empty() {
+                "defaults".to_string()
+            } else {
+                peer.options.join("; ")
+            };
+            let _ = write!(
+                html,
+                "<tr><th scope=\"row\">{}</th><td class=\"text\">{}</td><td class=\"text\">{}</td><td class=\"text\">{}</td></tr>",
+                escaped(&peer.name),
+                escaped(&peer.version),
+                escaped(&classes.join("; ")),
+                escaped(&options)
+            );
+        }
+        html.push_str("</tbody></table></div></section>\n");
+    }
+
+    fn write_workload(&self, html: &mut String, workload: &str) {
+        let _ = write!(
+            html,
+            "<section><h2 id=\"{}\">{}</h2>",
+            self.anchor(workload),
+            escaped(workload)
+        );
+        let base = workload.split('/').next().unwrap_or(workload);
+        let known = crate::workloads::ALL.iter().find(|one| one.name == base);
+        if let Some(known) = known {
+            let _ = write!(html, "<p class=\"soft\">{}</p>", escaped(known.about));
+        }
+        let rows = rows_of(self.results, workload);
+        let workers = self.workers_chart(&rows);
+        if !workers.is_empty() {
+            let _ = write!(html, "<div class=\"charts\">{workers}</div>");
+        }
+        for row in &rows {
+            self.write_row(html, row);
+        }
+        let remarks = remarks(&runs_of(self.results, workload));
+        if !remarks.trim().is_empty() {
+            let _ = write!(
+                html,
+                "<details><summary>Remarks of the runs</summary><pre tabindex=\"0\">{}</pre></details>",
+                escaped(remarks.trim_end())
+            );
+        }
+        let _ = writeln!(
+            html,
+            "<p>Repeat it:</p><pre tabindex=\"0\">{}</pre></section>",
+            escaped(&self.command(workload))
+        );
+    }
+
+    fn write_row(&self, html: &mut String, row: &Row) {
+        let class = row.class.map_or(String::new(), |class| format!(", class {class}"));
+        let _ = write!(html, "<h3>{}{class}</h3>", escaped(&row.phase));
+        self.write_bars(html, row);
+        if self.results.header.scale == 1.0 {
+            for figure in figures(row.workload, &row.phase) {
+                let _ = write!(
+                    html,
+                    "<p class=\"soft\">Published: {} ({})</p>",
+                    escaped(figure.figure),
+                    escaped(figure.source)
+                );
+            }
+        }
+        let charts = [
+            self.latency_chart(row),
+            self.throughput_chart(row),
+            self.memory_chart(row),
+        ]
+        .concat();
+        if !charts.is_empty() {
+            let _ = write!(
+                html,
+                "<details><summary>Curves of {}</summary><div class=\"charts\">{charts}</div></details>",
+                escaped(&row.title())
+            );
+        }
+        let _ = write!(
+            html,
+            "<details><summary>All numbers of {}</summary>",
+            escaped(&row.title())
+        );
+        self.write_numbers(html, row);
+        html.push_str("</details>\n");
+    }
+
+    fn write_bars(&self, html: &mut String, row: &Row) {
+        let best = row.best_rate();
+        let baseline = row.baseline(self.results);
+        let compared = baseline.map_or(String::new(), |baseline| format!("time / {}", baseline.peer));
+        let _ = write!(
+            html,
+            "<div class=\"scroll\" tabindex=\"0\"><table><caption class=\"hidden\">{}</caption><thead><tr><th scope=\"col\">peer</th>\
+             <th scope=\"col\" class=\"barcell\">longer is faster<span class=\"wordy\">; the line is the spread</span></th><th scope=\"col\">op/s</th>\
+             <th scope=\"col\">time/op</th><th scope=\"col\">{}</th></tr></thead><tbody>",
+            escaped(&row.title()),
+            escaped(&compared)
+        );
+        for entry in &row.entries {
+            let own = baseline.is_some_and(|baseline| baseline.peer == entry.peer);
+            let _ = write!(
+                html,
+                "<tr{}><th scope=\"row\">{}</th>",
+                if own { " class=\"own\"" } else { "" },
+                escaped(&entry.name())
+            );
+            match (entry.time(), entry.rate()) {
+                (Some(time), Some(rate)) => {
+                    let part = |nanos: f64| (1e9 / nanos.max(1e-3) / best * 100.0).min(100.0);
+                    let ratio = baseline.filter(|_| !own).and_then(|other| entry.times_of(other));
+                    let operations = entry.median(|phase| phase.operations as f64);
+                    let _ = write!(
+                        html,
+                        "<td class=\"barcell\"><div class=\"bar b{}\"><i style=\"width:{:.1}%\"></i><b \
+                         style=\"left:{:.1}%;width:{:.1}%\"></b></div></td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                        self.style(entry.peer) % crate::charts::STYLES,
+                        part(time.median),
+                        part(time.max),
+                        part(time.min) - part(time.max),
+                        if operations > 1.0 {
+                            count_text(rate)
+                        } else {
+                            "-".to_string()
+                        },
+                        escaped(&time_text(time.median)),
+                        ratio.map_or("-".to_string(), |ratio| spread_text(ratio, ratio_text))
+                    );
+                }
+                _ => {
+                    let absence = if entry.phases.is_empty() {
+                        &entry.absence
+                    } else {
+                        "nothing to do"
+                    };
+                    let _ = write!(html, "<td class=\"text\" colspan=\"4\">{}</td></tr>", escaped(absence));
+                }
+            }
+        }
+        html.push_str("</tbody></table></div>");
+    }
+
+    fn write_numbers(&self, html: &mut String, row: &Row) {
+        let columns = [
+            "peer",
+            "time/op (min .. max)",
+            "operations",
+            "found",
+            "cpu/op",
+            "callers' cpu/op",
+            "written",
+            "to storage",
+            "read",
+            "from storage",
+            "files",
+            "resident",
+            "own memory",
+            "p50",
+            "p90",
+            "p99",
+            "p99.9",
+            "max",
+        ];
+        html.push_str("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>");
+        for column in columns {
+            let _ = write!(html, "<th scope=\"col\">{column}</th>");
+        }
+        html.push_str("</tr></thead><tbody>");
+        for entry in row.entries.iter().filter(|entry| entry.time().is_some()) {
+            let _ = write!(html, "<tr><th scope=\"row\">{}</th>", escaped(&entry.name()));
+            for cell in numbers(entry) {
+                let _ = write!(html, "<td>{}</td>", escaped(&cell));
+            }
+            html.push_str("</tr>");
+        }
+        html.push_str("</tbody></table></div>");
+    }
+
+    /// Lines of the peers that have something to draw.
+    fn lines(&self, row: &Row, points: impl Fn(&Phase) -> Vec<(f64, f64)>) -> Vec<Line> {
+        let line = |entry: &Entry| {
+            let points = points(entry.middle()?);
+            (points.len() > 1).then(|| Line {
+                name: entry.name(),
+                style: self.style(entry.peer),
+                points,
+            })
+        };
+        row.entries.iter().filter_map(line).collect()
+    }
+
+    fn latency_chart(&self, row: &Row) -> String {
+        // 50 %, 90 %, 99 %, .. are evenly apart: each leaves a tenth of the operations that the one before left.
+        let points = |phase: &Phase| -> Vec<(f64, f64)> {
+            let last = phase.operations.max(2) as f64;
+            let place = |quantile: f64| (1.0 / (1.0 - quantile).max(1.0 / last)).max(1.0);
+            let points = phase.curve.iter().filter(|(quantile, _)| *quantile >= 0.1);
+            points
+                .map(|(quantile, nanos)| (place(*quantile), *nanos as f64))
+                .collect()
+        };
+        let lines = self.lines(row, points);
+        let most = lines
+            .iter()
+            .flat_map(|line| line.points.iter())
+            .fold(1.0, |most: f64, point| most.max(point.0));
+        let ticks = [
+            (2.0, "50 %"),
+            (10.0, "90 %"),
+            (100.0, "99 %"),
+            (1e3, "99.9 %"),
+            (1e4, "99.99 %"),
+            (1e5, "99.999 %"),
+        ];
+        let shown = ticks.into_iter().filter(|(place, _)| *place <= most);
+        Chart {
+            title: "Latency by percentile".to_string(),
+            description: latency_words(row),
+            x: Axis {
+                title: "part of the operations that were faster".to_string(),
+                scale: Scale::Logarithmic,
+                text: |_| String::new(),
+                ticks: shown.map(|(place, text)| (place, text.to_string())).collect(),
+            },
+            y: Axis {
+                title: String::new(),
+                scale: Scale::Logarithmic,
+                text: tick_time,
+                ticks: Vec::new(),
+            },
+            lines,
+        }
+        .svg()
+    }
+
+    fn throughput_chart(&self, row: &Row) -> String {
+        let points = |phase: &Phase| -> Vec<(f64, f64)> {
+            let Some(timeline) = &phase.timeline else {
+                return Vec::new();
+            };
+            let step = timeline.step_nanos as f64 / 1e9;
+            // The last step is cut short by the end, and would look like a stall.
+            let whole = timeline.operations.len().saturating_sub(1);
+            let steps = timeline.operations[..whole].iter().enumerate();
+            steps
+                .map(|(at, count)| ((at as f64 + 0.5) * step, *count as f64 / step))
+                .collect()
+        };
+        over_time("Throughput over time", "op/s", si_text, self.lines(row, points))
+    }
+
+    fn memory_chart(&self, row: &Row) -> String {
+        let points = |phase: &Phase| -> Vec<(f64, f64)> {
+            let Some(timeline) = &phase.timeline else {
+                return Vec::new();
+            };
+            let step = timeline.step_nanos as f64 / 1e9;
+            let steps = timeline.resident_bytes.iter().enumerate();
+            steps
+                .map(|(at, bytes)| ((at as f64 + 1.0) * step, *bytes as f64))
+                .collect()
+        };
+        over_time("Resident memory over time", "bytes", si_text, self.lines(row, points))
+    }
+
+    /// Operations a second against threads, where a workload runs the same phase from several numbers of them.
+    fn workers_chart(&self, rows: &[Row]) -> String {
+        let mut lines: Vec<Line> = Vec::new();
+        for row in rows {
+            let Some(threads) = threads_in(&row.phase) else {
+                continue;
+            };
+            for entry in &row.entries {
+                let Some(rate) = entry.rate() else { continue };
+                let name = entry.name();
+                match lines.iter_mut().find(|line| line.name == name) {
+                    Some(line) => line.points.push((threads, rate)),
+                    None => lines.push(Line {
+                        style: self.style(entry.peer),
+                        name,
+                        points: vec![(threads, rate)],
+                    }),
+                }
+            }
+        }
+        lines.retain(|line| line.points.len() > 1);
+        let words: Vec<String> = lines.iter().map(line_words).collect();
+        Chart {
+            title: "Operations a second against threads".to_string(),
+            description: words.join(". "),
+            x: Axis {
+                title: "threads".to_string(),
+                scale: Scale::Linear,
+                text: |value| format!("{value:.0}"),
+                ticks: Vec::new(),
+            },
+            y: Axis {
+                title: "op/s".to_string(),
+                scale: Scale::Linear,
+                text: si_text,
+                ticks: Vec::new(),
+            },
+            lines,
+        }
+        .svg()
+    }
+}
+
+fn write_side(html: &mut String, verdict: &Verdict, side: Side, class: &str, words: &str) {
+    let _ = write!(
+        html,
+        "<div class=\"side {class}\"><h3>Where {} {words}: {}</h3><ul>",
+        escaped(&verdict.peer),
+        verdict.on(side).count()
+    );
+    for finding in verdict.on(side) {
+        let _ = write!(
+            html,
+            "<li><b>{}</b>: {}; {}</li>",
+            escaped(&finding.title),
+            escaped(&finding.text()),
+            escaped(&finding.sureness.text())
+        );
+    }
+    html.push_str("</ul></div>");
+}
+
+/// The number of threads that a phase's name tells.
+fn threads_in(phase: &str) -> Option<f64> {
+    let words: Vec<&str> = phase.split([' ', ',']).collect();
+    let place = words.iter().position(|word| word.starts_with("thread"))?;
+    words.get(place.checked_sub(1)?)?.parse().ok()
+}
+
+fn numbers(entry: &Entry) -> Vec<String> {
+    let bytes = |value: fn(&Phase) -> u64| bytes_text(entry.median(|phase| value(phase) as f64));
+    let hits = entry.phases.first().and_then(|(_, phase)| phase.hits);
+    let mut cells = vec![
+        entry.time().map_or(String::new(), |time| spread_text(time, time_text)),
+        count_text(entry.median(|phase| phase.operations as f64)),
+        hits.map_or("-".to_string(), |_| {
+            count_text(entry.median(|phase| phase.hits.unwrap_or(0) as f64))
+        }),
+        time_text(entry.median_each(|phase| phase.process_cpu_nanos)),
+        time_text(entry.median_each(|phase| phase.callers_cpu_nanos)),
+        bytes(|phase| phase.write_call_bytes),
+        bytes(|phase| phase.storage_bytes),
+        bytes(|phase| phase.read_call_bytes),
+        bytes(|phase| phase.storage_read_bytes),
+        bytes(|phase| phase.file_bytes),
+        bytes(|phase| phase.resident_bytes),
+        bytes(|phase| phase.anonymous_bytes),
+    ];
+    let latency = entry.latency();
+    let times = latency.map(|found| [found.p50, found.p90, found.p99, found.p99_9, found.max]);
+    cells.extend((0..5).map(|at| times.map_or("-".to_string(), |times| time_text(times[at] as f64))));
+    cells
+}
+
+fn latency_words(row: &Row) -> String {
+    let words = |entry: &Entry| {
+        let latency = entry.latency()?;
+        Some(format!(
+            "{}: half of the operations took at most {}, 99 percent at most {}, the slowest {}",
+            entry.name(),
+            time_text(latency.p50 as f64),
+            time_text(latency.p99 as f64),
+            time_text(latency.max as f64)
+        ))
+    };
+    row.entries.iter().filter_map(words).collect::<Vec<_>>().join(". ")
+}
+
+fn line_words(line: &Line) -> String {
+    let points: Vec<String> = line
+        .points
+        .iter()
+        .map(|(x, y)| format!("{} at {x:.0}", si_text(*y)))
+        .collect();
+    format!("{}: {}", line.name, points.join(", "))
+}
+
+fn over_time(title: &str, unit: &str, text: fn(f64) -> String, lines: Vec<Line>) -> String {
+    let words = |line: &Line| {
+        let values = || line.points.iter().map(|point| point.1);
+        let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+        format!("{}: from {} to {} {unit}", line.name, text(least), text(most))
+    };
+    Chart {
+        title: title.to_string(),
+        description: lines.iter().map(words).collect::<Vec<_>>().join(". "),
+        x: Axis {
+            title: "seconds".to_string(),
+            scale: Scale::Linear,
+            text: |value| {
+                if value < 10.0 {
+                    format!("{value:.1}")
+                } else {
+                    format!("{value:.0}")
+                }
+            },
+            ticks: Vec::new(),
+        },
+        y: Axis {
+            title: unit.to_string(),
+            scale: Scale::Linear,
+            text,
+            ticks: Vec::new(),
+        },
+        lines,
+    }
+    .svg()
+}
+
+fn tick_time(nanos: f64) -> String {
+    match nanos {
+        ..1e3 => format!("{nanos:.0} ns"),
+        ..1e6 => format!("{:.0} us", nanos / 1e3),
+        ..1e9 => format!("{:.0} ms", nanos / 1e6),
+        _ => format!("{:.0} s", nanos / 1e9),
+    }
+}
+
+/// A number with k, M or G.
+fn si_text(value: f64) -> String {
+    match value {
+        ..1e3 => format!("{value:.0}"),
+        ..1e6 => format!("{:.0}k", value / 1e3),
+        ..1e9 => format!("{:.1}M", value / 1e6),
+        _ => format!("{:.1}G", value / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::{Latency, TimelineRecord};
+    use crate::peer::Class;
+    use crate::results::Outcome;
+    use crate::results::tests::{results, run};
+
+    fn full() -> Results {
+        let mut runs: Vec<_> = (0..3)
+            .flat_map(|at| {
+                [
+                    run("lmdb", Class::Written, at, 100),
+                    run("redb", Class::Written, at, 150 + u64::from(at)),
+                ]
+            })
+            .collect();
+        for run in &mut runs {
+            let Outcome::Passed(record) = &mut run.outcome else {
+                continue;
+            };
+            for phase in &mut record.phases {
+                phase.latency = Some(Latency {
+                    p50: 90,
+                    p90: 120,
+                    p99: 400,
+                    p99_9: 900,
+                    max: 5_000,
+                });
+                phase.curve = vec![(0.5, 90), (0.9, 120), (0.99, 400), (1.0, 5_000)];
+                phase.timeline = Some(TimelineRecord {
+                    step_nanos: 50_000_000,
+                    operations: vec![3, 3, 3, 1],
+                    resident_bytes: vec![1 << 20; 4],
+                });
+            }
+            record.notes.push("a note with <b>marks</b>".to_string());
+        }
+        let mut absent = run("null", Class::None, 0, 1);
+        absent.outcome = Outcome::NotApplicable("has no class".to_string());
+        runs.push(absent);
+        results(runs)
+    }
+
+    #[test]
+    fn page_loads_nothing_and_has_no_script() {
+        let html = page(&[full()]);
+        for loader in [
+            "<script",
+            "http:",
+            "https:",
+            "url(",
+            "@import",
+            "src=",
+            "<link rel=\"stylesheet",
+        ] {
+            assert!(!html.contains(loader), "{loader}");
+        }
+        assert!(html.contains("lang=\"en\"") && html.contains("viewport"));
+    }
+
+    #[test]
+    fn verdict_comes_first_and_losses_stand_beside_leads() {
+        let html = page(&[full()]);
+        let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text} is missing"));
+        assert!(place("id=\"verdict-0\"") < place("Machine and run"));
+        assert!(place("Where lmdb leads: 2") < place("Where lmdb loses: 0"));
+        assert!(html.contains("1.51 times as fast (1.50 to 1.52) as redb"), "{html}");
+    }
+
+    #[test]
+    fn every_element_that_is_opened_is_closed() {
+        let html = page(&[full(), full()]);
+        for element in [
+            "section", "table", "tr", "td", "th", "div", "details", "figure", "svg", "ul", "li", "pre", "dl", "h2",
+            "h3",
+        ] {
+            let opened = html.matches(&format!("<{element}>")).count() + html.matches(&format!("<{element} ")).count();
+            assert_eq!(opened, html.matches(&format!("</{element}>")).count(), "{element}");
+        }
+    }
+
+    #[test]
+    fn text_from_results_is_escaped_and_absences_are_explained() {
+        let results = full();
+        let html = page(std::slice::from_ref(&results));
+        assert!(html.contains("a note with &lt;b&gt;marks&lt;/b&gt;"));
+        assert!(html.contains("has no class"), "{html}");
+    }
+
+    #[test]
+    fn curves_are_drawn_for_every_peer_and_told_in_words() {
+        let html = page(&[full()]);
+        assert!(html.contains("Latency by percentile") && html.contains("Throughput over time"));
+        assert!(html.contains("99 percent at most 400 ns"));
+        assert!(html.contains("role=\"img\""));
+    }
+
+    #[test]
+    fn published_figures_stand_only_beside_full_scale() {
+        let mut results = full();
+        for run in &mut results.runs {
+            run.workload = "map/1M".to_string();
+            if let Outcome::Passed(record) = &mut run.outcome {
+                record.phases[0].name = "write".to_string();
+            }
+        }
+        assert!(!page(std::slice::from_ref(&results)).contains("Published:"));
+        results.header.scale = 1.0;
+        assert!(page(&[results]).contains("Published: 25,200 /s (mmcmap"));
+    }
+
+    #[test]
+    fn threads_are_read_from_the_name_of_a_phase() {
+        assert_eq!(threads_in("random reads, 16 threads"), Some(16.0));
+        assert_eq!(threads_in("1 thread"), Some(1.0));
+        assert_eq!(threads_in("random reads"), None);
+    }
+}

@@ -1,7 +1,7 @@
 //! The report: one HTML page that opens offline and loads nothing. The verdict in words first, then the machine, then every
 //! workload with bars, curves and full tables, what others published, and the command that repeats it.
 //!
-//! There is no script in it. Bars are cells of a table, so that who cannot see them reads the numbers in the same order.
+//! There is no script in it, and its policy forbids the browser to load anything. Bars are cells of a table, so that who cannot see them reads the numbers in the same order.
 
 use std::fmt::Write as _;
 
@@ -24,7 +24,8 @@ pub fn page(all: &[Results]) -> String {
         _ => format!("Lab report of {} runs", all.len()),
     };
     let mut html = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta http-equiv=\"Content-Security-Policy\" \
+         content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"><meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\"><title>{0}</title><link rel=\"icon\" href=\"data:,\"><style>{1}</style></head><body>\n<a class=\"skip\" \
          href=\"#verdict-0\">Skip to the verdict</a>\n<header><h1>{0}</h1></header>\n<main>\n",
         escaped(&title),

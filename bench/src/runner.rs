@@ -144,8 +144,9 @@ impl Cell<'_> {
     /// What a person can do about an error that is not the peer's.
     fn hint(&self, error: &anyhow::Error) -> String {
         let text = format!("{error:#}");
-        let is_full = text.contains("No space left") || text.contains("os error 28") || text.contains("disk is full");
-        let free = probe::free_bytes(&self.header.directory).unwrap_or(0);
+        let free = probe::free_bytes(&self.header.directory).unwrap_or(u64::MAX);
+        // Stores report a full disk in many ways, a plain input/output error among them.
+        let is_full = text.contains("No space left") || free < FULL_BYTES;
         if is_full {
             format!(
                 "; the disk of {} is full ({} MB left): choose another one with --directory, or a smaller --scale",
@@ -208,6 +209,9 @@ impl std::fmt::Display for Interrupted {
 }
 
 impl std::error::Error for Interrupted {}
+
+/// With less space than this a disk is as good as full.
+const FULL_BYTES: u64 = 16 << 20;
 
 /// Time that a cell gets beyond its limit: for what is verified after the clock.
 fn grace(limit: Duration) -> Duration {

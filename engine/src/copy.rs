@@ -105,7 +105,7 @@ impl Core {
 
     /// Fills this store, which is new and empty, with everything that a view of another one shows.
     fn take_copy_of(&self, other: &Pinned, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let (root, _) = with_source!(other.core(), source => self.write_tree(source, &other.view, progress))?;
+        let (root, sink) = with_source!(other.core(), source => self.write_tree(source, &other.view, progress))?;
         let commit = other.view.commit;
         let control = self.control();
         let guard = control.commit_lock.0.lock();
@@ -121,8 +121,8 @@ impl Core {
         version.base_commit = commit;
         self.region.publish(&version);
         drop(guard);
-        self.retire(&[], version.number);
         let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        self.retire(&mut state, &[], sink.birth, version.number);
         self.maintain_frozen(&mut state)
     }
 
@@ -188,7 +188,7 @@ impl Core {
         next.root = root;
         self.region.publish(&next);
         drop(guard);
-        self.retire(&retired, next.number);
+        self.retire(state, &retired, sink.birth, next.number);
         self.make_durable(state)?;
         self.reclaim(state)?;
         self.give_space_back(state, Slack::Least)

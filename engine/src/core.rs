@@ -78,6 +78,9 @@ pub(crate) struct MaintenanceState {
     pub(crate) durable_version: u64,
     /// Bytes that the next generation shall take.
     pub(crate) next_capacity: u64,
+    /// Versions that new trees were written for, with those under which they were published, ascending: commits may
+    /// have begun generations, and with them versions, in between.
+    pub(crate) published: Vec<(u64, u64)>,
     /// Versions that are kept for commit streams, oldest first, with the bytes of log that each one's fold moved.
     pub(crate) history: VecDeque<(Pin, Version, u64)>,
 }
@@ -129,6 +132,7 @@ impl Core {
                 durable,
                 durable_version: durable.version + 1,
                 next_capacity: settings.generation_bytes_min,
+                published: Vec::new(),
                 history: VecDeque::new(),
             }),
             settings,

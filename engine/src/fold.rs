@@ -148,13 +148,13 @@ impl Core {
             .map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed))
             .sum();
         self.pace.measured(took, bytes);
-        self.install(root, last_commit, frozen, sink)?;
+        self.install(state, root, last_commit, frozen, sink);
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         Ok(true)
     }
 
     /// Publishes the folded root; from here on the fold stands.
-    fn install(&self, root: Root, last_commit: u64, frozen: &[u16], sink: FileSink<'_>) -> Result<()> {
+    fn install(&self, state: &mut MaintenanceState, root: Root, last_commit: u64, frozen: &[u16], sink: FileSink<'_>) {
         let guard = self.control().commit_lock.0.lock();
         let mut next = self.region.version();
         next.number += 1;
@@ -175,15 +175,39 @@ impl Core {
         sink.adopted
             .iter()
             .for_each(|extent| self.space.adopt(extent.page, extent.pages()));
-        self.retire(&sink.retired, next.number);
+        self.retire(state, &sink.retired, sink.birth, next.number);
         self.space.settle(operations, bytes);
-        Ok(())
     }
 
-    /// Retires what the version `death`, just published, does not refer to, and lets it have what was taken for it.
-    pub(crate) fn retire(&self, retired: &[Retired], death: u64) {
-        let retired = retired.iter().map(|&item| Retired { death, ..item });
-        self.space.published(retired, &self.pins());
+    /// Retires what the tree just published as version `death` does not refer to, and lets it have what was taken for
+    /// it. `birth` is the version that its pages say they were born in.
+    ///
+    /// No snapshot of a version between those two sees the tree. So its pages, when they are retired one day, are
+    /// retired as born when they were published. That holds for pages of trees alone: values are seen in the log first.
+    pub(crate) fn retire(&self, state: &mut MaintenanceState, retired: &[Retired], birth: u64, death: u64) {
+        let pins = self.pins();
+        let published_as = |birth: u64| {
+            let place = state.published.binary_search_by_key(&birth, |&(birth, _)| birth);
+            place.map_or(birth, |place| state.published[place].1)
+        };
+        let retired = retired.iter().map(|&item| Retired {
+            birth: if item.is_logged {
+                item.birth
+            } else {
+                published_as(item.birth)
+            },
+            death,
+            ..item
+        });
+        self.space.published(retired, &pins);
+        state.published.push((birth, death));
+        // For whoever comes later the two versions are one.
+        let oldest = if pins.everything {
+            0
+        } else {
+            pins.versions.first().copied().unwrap_or(death)
+        };
+        state.published.retain(|&(_, published)| published > oldest);
     }
 
     /// Everything that snapshots pin. Somebody who is just beginning pins everything, for less than a microsecond: that
@@ -742,7 +766,8 @@ pub(crate) enum Purpose {
 /// Writes pages to free places of the data file, in runs.
 pub(crate) struct FileSink<'a> {
     core: &'a Core,
-    birth: u64,
+    /// The version that the pages say they were born in.
+    pub(crate) birth: u64,
     purpose: Purpose,
     /// Free pages at hand: the next one, and the end of the run.
     next: u32,

@@ -64,6 +64,27 @@ fn walk_node<S: PageSource>(
     Ok(())
 }
 
+/// Branches of a tree. Those of the lowest level are counted without being read.
+pub(crate) fn count_branches<S: PageSource>(source: S, root: Root) -> Result<u64> {
+    check_height(root)?;
+    if root.height < 2 {
+        Ok(0)
+    } else {
+        count_under(source, root.page, root.height - 1)
+    }
+}
+
+fn count_under<S: PageSource>(source: S, number: u32, level: u8) -> Result<u64> {
+    if level == 1 {
+        return Ok(1);
+    }
+    let page = source.page(number, BRANCH_BYTES)?;
+    let branch = Branch::open(&page, number, level)?;
+    (0..branch.count()).try_fold(1, |sum, index| {
+        Ok(sum + count_under(source, branch.page(index), level - 1)?)
+    })
+}
+
 fn page_length(level: u8) -> usize {
     if level == 0 { PAGE_BYTES } else { BRANCH_BYTES }
 }

@@ -7,7 +7,7 @@
 //! So memory depends on the height of the tree and on nothing else, and time on the pages that are touched.
 //!
 //! Order, which everything rests on: before something is put into the window of a level, all windows below it are
-//! empty, because what they hold comes first.
+//! empty, because what they hold comes first. (One child that may be all there is waits until more comes.)
 //!
 //! How full pages get:
 //! - Neighbouring touched pages share a window, and their content is divided evenly over the fewest pages that hold
@@ -252,9 +252,18 @@ impl<S: PageSource, C: ChangeStream, P: PageSink> Merger<'_, S, C, P> {
             }
             std::mem::swap(&mut child_low, &mut separator);
         }
-        self.close(level - 1)?;
+        if !self.may_be_all(level - 1) {
+            self.close(level - 1)?;
+        }
         self.output.sink.retire(number, BRANCH_PAGES, page::birth(&page));
         Ok(())
+    }
+
+    /// Whether the window of a level holds one child, and those above hold nothing: if nothing more comes, that child
+    /// is the new root, and a branch for it alone must not be written.
+    fn may_be_all(&self, level: u8) -> bool {
+        let (windows, above) = self.output.windows.split_at(level as usize + 1);
+        windows[level as usize].only_child().is_some() && above.iter().all(Window::is_empty)
     }
 
     fn fate(&mut self, low: &[u8], high: Option<&[u8]>) -> Fate {
@@ -270,6 +279,12 @@ impl<S: PageSource, C: ChangeStream, P: PageSink> Merger<'_, S, C, P> {
 
     /// Takes over an untouched child, unless what stands before it needs company.
     fn reuse(&mut self, child: Child, level: u8, low: &[u8]) -> Result<()> {
+        // What might have been all is not.
+        for below in 0..level {
+            if !self.output.windows[below as usize].is_empty() {
+                self.close(below)?;
+            }
+        }
         if self.output.windows[level as usize].is_underfull() {
             return self.copy_node(child.page, level, low);
         }

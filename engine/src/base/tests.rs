@@ -1007,3 +1007,32 @@ fn pages_of_random_bytes_never_cause_a_panic() {
     assert_eq!(BRANCH_PAGES as usize * PAGE_BYTES, BRANCH_BYTES);
     assert!(Leaf::open(&[0; PAGE_BYTES], 5).is_err());
 }
+
+/// Cuts that leave one pair, or the pairs of one leaf, at any place of a tree of any height.
+#[test]
+fn root_is_no_branch_with_one_child_after_any_cut() {
+    // Neighbours share most of their bytes, but not with all: separators are long, and the tree is high.
+    let key = |number: u32| {
+        let mut key = (number / 100).to_be_bytes().to_vec();
+        key.resize(800, 7);
+        key.extend_from_slice(&number.to_be_bytes());
+        key
+    };
+    for (pairs, height) in [(3, 1), (80, 2), (2500, 3)] {
+        for first in [0, 1, pairs / 3, pairs - 2, pairs - 1] {
+            for left in [1, 3, 20] {
+                let mut subject = Subject::default();
+                subject.put((0..pairs).map(|number| (key(number), vec![1; 300])));
+                assert_eq!(subject.root.height, height);
+                let range = |low: u32, high: u32| KeyRange {
+                    low: key(low),
+                    high: key(high),
+                };
+                let mut cuts = vec![range(0, first), range(first + left, pairs)];
+                cuts.retain(|cut| cut.low < cut.high);
+                subject.merge(&BTreeMap::new(), &cuts);
+                subject.assert_sound();
+            }
+        }
+    }
+}

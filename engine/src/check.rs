@@ -15,19 +15,11 @@ use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, 
 use crate::map::map_id;
 use crate::meta::{META_PAGES, Meta};
 use crate::pages::verify_extent;
+use crate::progress::{Progress, with_progress};
 use crate::region::{GenerationState, Version};
 use crate::snapshot::{Pinned, Purpose};
 use crate::store::Store;
 use crate::view::decode_root;
-
-/// How far a long call has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Work done so far, in pages or pairs.
-    pub done: u64,
-    /// Work in all, as far as it is known.
-    pub total: u64,
-}
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]
@@ -66,11 +58,16 @@ impl Uses {
 
 impl Store {
     /// Reads and verifies everything in the store, while it is in use: checksums, order of keys, counts, the log, and
-    /// that every page is accounted for. What is wrong is in the report.
+    /// that every page is accounted for. What is wrong is in the report. `progress` is called in this thread and may
+    /// use the store; a commit that must wait for a fold waits until the base has been read.
     ///
     /// # Errors
     /// Only what keeps the check from running: [`crate::Reason::Closed`], [`crate::Reason::Poisoned`].
     pub fn check(&self, progress: &mut dyn FnMut(Progress)) -> Result<CheckReport> {
+        with_progress(progress, |progress| self.check_all(progress))
+    }
+
+    fn check_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<CheckReport> {
         let core = self.core();
         core.healthy()?;
         let state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());

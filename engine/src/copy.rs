@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, MergeOptions, Root, Stored};
-use crate::check::Progress;
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Reason, Result};
-use crate::fold::{FileSink, Purpose as Writing};
+use crate::fold::FileSink;
 use crate::full_key::FullRange;
 use crate::limits::PAGE_BYTES;
 use crate::options::{Maintenance, Options};
+use crate::progress::{Progress, with_progress};
 use crate::scan::Scan;
 use crate::snapshot::{Pinned, Purpose};
 use crate::space::{Claim, Retired, Slack};
@@ -55,7 +55,8 @@ impl Store {
     }
 
     /// Rewrites the base densely and gives the space that comes free back to the file system, while the store is in
-    /// use. Needs room for a second copy of the data meanwhile.
+    /// use. Needs room for a second copy of the data meanwhile. `progress` is called in this thread and may use the
+    /// store; a commit that must wait for a fold waits until the rewriting is done.
     ///
     /// # Errors
     /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Io`], [`Reason::ReadOnly`]. The store is as before then.
@@ -66,10 +67,12 @@ impl Store {
         let bytes_before = core.data_bytes();
         for pass in 0..PASSES {
             let before = core.data_bytes();
-            core.rewrite(
-                &mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()),
-                progress,
-            )?;
+            with_progress(progress, |progress| {
+                core.rewrite(
+                    &mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()),
+                    progress,
+                )
+            })?;
             if pass > 0 && core.data_bytes() >= before {
                 break;
             }
@@ -84,7 +87,7 @@ impl Store {
 
 /// A quiet store is rewritten by itself when more than half of its file is free: between these sizes, where the space
 /// is worth the writing and the writing does not take long.
-const SPARSE_BYTES_MIN: u64 = 8 << 20;
+const SPARSE_BYTES_MIN: u64 = 1 << 20;
 const REWRITTEN_BYTES_MAX: u64 = 1 << 30;
 
 impl Core {
@@ -133,7 +136,7 @@ impl Core {
         view: &View,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(Root, FileSink<'_>)> {
-        let mut sink = FileSink::new(self, self.region.version().number + 1, Writing::Base(Claim::Beyond));
+        let mut sink = FileSink::new(self, self.region.version().number + 1, Claim::Beyond);
         let everything = FullRange {
             low: Vec::new(),
             high: vec![0xFF; 4],

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::core::Core;
-use crate::error::{Error, Kind, Reason};
+use crate::error::{Error, Kind, Reason, Result};
 use crate::space::Slack;
 use crate::store::TICK;
 
@@ -31,11 +31,8 @@ pub(crate) fn fold_loop(core: &Core) {
             let mut state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
             let busy = core.region.version().generations.len() > 1;
             if busy {
-                match core.keep_standby(&mut state, true) {
-                    // The fold needs no new log file, and frees one.
-                    Err(error) if error.kind() == Kind::MakeSpace => {}
-                    kept => kept?,
-                }
+                // The fold needs no new log file, and frees one.
+                unless_full(core.keep_standby(&mut state, true))?;
                 core.maintain_frozen(&mut state)?;
             } else if is_time_to_tidy(quiet) {
                 drop(state);
@@ -46,11 +43,12 @@ pub(crate) fn fold_loop(core: &Core) {
                     core.compact_if_sparse(&mut state)?;
                     core.give_space_back(&mut state, Slack::Least)?;
                 }
-                core.leave_large_generations(&mut state)?;
+                unless_full(core.leave_large_generations(&mut state))?;
             } else {
                 core.reclaim(&mut state)?;
             }
-            core.keep_standby_at_hand(&mut state)
+            // A commit that needs one says what is missing.
+            unless_full(core.keep_standby_at_hand(&mut state))
         };
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(round)) {
             Ok(Ok(())) => core.note_fold_error(None),
@@ -64,6 +62,14 @@ pub(crate) fn fold_loop(core: &Core) {
 /// held what can be given back now.
 fn is_time_to_tidy(quiet_ticks: u32) -> bool {
     quiet_ticks.is_multiple_of(QUIET_TICKS) && (quiet_ticks / QUIET_TICKS).is_power_of_two()
+}
+
+/// What only makes later work faster may fail for want of room.
+fn unless_full(done: Result<()>) -> Result<()> {
+    match done {
+        Err(error) if error.kind() == Kind::MakeSpace => Ok(()),
+        done => done,
+    }
 }
 
 /// A full disk may get room again, and damage keeps only writers out; with any other error nothing is certain any more.

@@ -39,6 +39,7 @@ use crate::log::{
     Body, LOG_START, Operation, OperationKind, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes,
 };
 use crate::planted::{PlantedBug, is_planted};
+use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState};
 use crate::view::{GenerationView, Note, decode_root};
 
@@ -97,31 +98,18 @@ pub(crate) struct Draft {
     costs: FoldCosts,
 }
 
-/// Operations and bytes to promise for a fold.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FoldCosts {
-    pub(crate) operations: u64,
-    pub(crate) bytes: u64,
-}
-
-impl std::ops::AddAssign for FoldCosts {
-    fn add_assign(&mut self, other: FoldCosts) {
-        self.operations += other.operations;
-        self.bytes += other.bytes;
-    }
-}
-
 /// What folding an operation takes beyond one operation and its bytes: a run counts with all its pairs, and a value
 /// that is too long for a leaf takes whole pages.
 pub(crate) fn fold_costs(kind: OperationKind, value: &[u8]) -> FoldCosts {
     match kind {
         OperationKind::Run => FoldCosts {
             operations: decode_root(value).pairs,
-            bytes: 0,
+            ..FoldCosts::default()
         },
         OperationKind::Put if value.len() > INLINE_VALUE_BYTES_MAX => FoldCosts {
             operations: 0,
             bytes: (value.len().next_multiple_of(PAGE_BYTES) - value.len()) as u64,
+            value_pages: value.len().div_ceil(PAGE_BYTES) as u64,
         },
         _ => FoldCosts::default(),
     }
@@ -293,6 +281,7 @@ impl Draft {
         FoldCosts {
             operations: self.costs.operations + self.planned.len() as u64,
             bytes: self.costs.bytes + self.body.len() as u64,
+            value_pages: self.costs.value_pages,
         }
     }
 
@@ -354,6 +343,9 @@ enum Room {
     Ready,
     /// A fold must free a generation first.
     Wait,
+    /// The next generation but one is to be prepared first, so that deletions have it when the disk is full. Not under
+    /// the lock: files are made for it.
+    Prepare,
 }
 
 impl Core {
@@ -369,25 +361,22 @@ impl Core {
     /// Makes a draft visible, without waiting for a sync. `token` is that of the exclusive transaction which commits.
     pub(crate) fn append(&self, draft: &mut Draft, checks: Option<&Checks>, token: u32) -> Result<u64> {
         self.writable()?;
-        let FoldCosts { operations, bytes } = draft.fold_costs();
+        let costs = draft.fold_costs();
+        let bytes = costs.bytes;
         if record_bytes(draft.body.len()) + LOG_START + LOG_RESERVE_BYTES > LOG_SPAN_BYTES {
             let cause = format!("one commit holds {bytes} bytes of appends and short values; split it up");
             return Err(Reason::InvalidArgument(cause).into());
         }
-        let promise = || self.space.promise(operations, bytes, !draft.adds_anything, &self.pages);
-        if let Err(error) = promise() {
-            // A fold takes less than was promised for it, and frees what was deleted. Not for puts: what the store has
-            // to spare then is for deleting.
-            let is_pending = self.space.figures().pending_operations > 0;
-            if error.kind() != Kind::MakeSpace || draft.adds_anything || !is_pending {
-                return Err(error);
-            }
-            self.maintain()?;
-            promise()?;
+        self.promise(costs, draft.adds_anything)?;
+        let mut appended = self.append_promised(draft, checks, token);
+        if let Err(error) = &appended
+            && error.kind() == Kind::MakeSpace
+            && self.give_end_back()?
+        {
+            appended = self.append_promised(draft, checks, token);
         }
-        let appended = self.append_promised(draft, checks, token);
         if appended.is_err() {
-            self.space.settle(operations, bytes);
+            self.space.settle(costs);
         }
         if self.folds_in_background()
             && let Some(pause) = self.pace.pause(bytes, || self.platform.clock.monotonic())
@@ -397,8 +386,29 @@ impl Core {
         appended
     }
 
+    /// Makes sure that there is room to fold what a commit brings.
+    fn promise(&self, costs: FoldCosts, adds_anything: bool) -> Result<()> {
+        let promise = || self.space.promise(costs, !adds_anything, &self.pages);
+        let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
+        let Err(error) = promise() else { return Ok(()) };
+        if !is_full(&error) {
+            return Err(error);
+        }
+        // A snapshot may have been dropped that held what is free now.
+        if self.free_retired()? && promise().is_ok() {
+            return Ok(());
+        }
+        // A fold takes less than was promised for it, and frees what was deleted. Not for puts: what the store has to
+        // spare then is for deleting.
+        if adds_anything || self.space.figures().pending_operations == 0 {
+            return Err(error);
+        }
+        self.maintain()?;
+        promise()
+    }
+
     fn append_promised(&self, draft: &mut Draft, checks: Option<&Checks>, token: u32) -> Result<u64> {
-        let mut rounds = 0;
+        let (mut rounds, mut has_spare) = (0, !draft.adds_anything);
         loop {
             let seen = self.progress_seen();
             let guard = self.control().commit_lock.0.lock();
@@ -413,7 +423,7 @@ impl Core {
             if let Some(checks) = checks {
                 self.check_conflicts(checks)?;
             }
-            match self.make_room(draft)? {
+            match self.make_room(draft, has_spare)? {
                 Room::Ready => {
                     self.fill_in(draft)?;
                     let commit = self.write_record(draft)?;
@@ -427,6 +437,17 @@ impl Core {
                     let nothing_to_fold = self.region.version().generations.len() == 1;
                     rounds = if nothing_to_fold { rounds + 1 } else { 0 };
                     self.wait_for_fold(seen, rounds)?;
+                    has_spare = !draft.adds_anything;
+                }
+                Room::Prepare => {
+                    drop(guard);
+                    match self.keep_spare() {
+                        Err(error) if self.waits_for_fold(&error) => self.wait_for_fold(seen, 0)?,
+                        kept => {
+                            kept?;
+                            has_spare = true;
+                        }
+                    }
                 }
             }
         }
@@ -486,7 +507,7 @@ impl Core {
     }
 
     /// Makes sure that the record fits into the active generation.
-    fn make_room(&self, draft: &Draft) -> Result<Room> {
+    fn make_room(&self, draft: &Draft, has_spare: bool) -> Result<Room> {
         let tail = &self.control().tail.0;
         let active = tail.slot.load(Ordering::Relaxed) as u16;
         let bytes = record_bytes(draft.body.len());
@@ -509,10 +530,15 @@ impl Core {
         if !self.can_rotate() {
             return Ok(Room::Wait);
         }
-        let spare = if draft.adds_anything { self.keep_spare() } else { Ok(()) };
-        let rotated = match spare.and_then(|()| self.rotate(bytes + LOG_RESERVE_BYTES, draft.planned.len())) {
-            // Folding what is frozen frees a log file, so that it needs no new one.
-            Err(error) if error.kind() == Kind::MakeSpace && self.generations_to_replay() > 1 => false,
+        if !has_spare && self.standbys() < 2 {
+            return Ok(Room::Prepare);
+        }
+        let rotated = match self.rotate(bytes + reserve, draft.planned.len()) {
+            Err(error) if self.waits_for_fold(&error) => false,
+            // Letting go of what is folded frees one too, and may be going on just now.
+            Err(error) if error.kind() == Kind::MakeSpace && !draft.adds_anything && self.is_about_to_recycle() => {
+                false
+            }
             rotated => rotated?,
         };
         if rotated {
@@ -523,10 +549,24 @@ impl Core {
         }
     }
 
+    /// Whether a fold can be the cure: folding what is frozen frees a log file, so that it needs no new one.
+    fn waits_for_fold(&self, error: &Error) -> bool {
+        error.kind() == Kind::MakeSpace && self.generations_to_replay() > 1
+    }
+
     /// Whether there may be one more generation: recovery adds one to those that it replays, and all of them must fit
     /// into one version.
     pub(crate) fn can_rotate(&self) -> bool {
         self.generations_to_replay() <= LIVE_GENERATIONS_MAX - 3
+    }
+
+    /// Whether there are generations that nobody needs any more.
+    fn is_about_to_recycle(&self) -> bool {
+        let pins = self.region.pins();
+        self.region.generations().any(|(_, entry)| {
+            let (birth, death) = (entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed));
+            entry.state() == GenerationState::Folded && (pins.everything || !pins.hold(birth, death))
+        })
     }
 
     /// Generations that a crash now would make recovery replay: those that are not in the durable base.
@@ -673,6 +713,7 @@ impl Core {
         tail.previous.store(sum, Ordering::Relaxed);
         entry.operations.fetch_add(costs.operations, Ordering::Relaxed);
         entry.bytes.fetch_add(costs.bytes, Ordering::Relaxed);
+        entry.value_pages.fetch_add(costs.value_pages, Ordering::Relaxed);
         // Release: the syncer that sees this tail syncs after the write above.
         entry.tail.store(start + length, Ordering::Release);
         self.enter_in_index(slot, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);

@@ -35,6 +35,8 @@ pub(crate) struct Core {
     pub(crate) store: u128,
     /// Only one thread folds, makes durable and reclaims at a time; the newest durable meta page is its memory.
     pub(crate) maintenance: Mutex<MaintenanceState>,
+    /// Held by whoever prepares the next generations.
+    pub(crate) preparing: Mutex<()>,
     /// Woken when a fold ended or a generation became free; the number counts such events.
     pub(crate) progress: (Mutex<u64>, Condvar),
     /// Woken when the background thread has something to do.
@@ -136,6 +138,7 @@ impl Core {
                 history: VecDeque::new(),
             }),
             settings,
+            preparing: Mutex::new(()),
             progress: (Mutex::new(0), Condvar::new()),
             work: (Mutex::new(Work::default()), Condvar::new()),
             waiting: Mutex::new(Vec::new()),

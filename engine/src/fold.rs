@@ -22,18 +22,21 @@ use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Error, Result};
 use crate::full_key::FullRange;
 use crate::index::IndexCursor;
-use crate::limits::{PAGE_BYTES, RETAINED_GENERATIONS_MAX, VALUE_CHUNK_BYTES};
+use crate::limits::{BRANCH_PAGES, PAGE_BYTES, RETAINED_GENERATIONS_MAX, VALUE_CHUNK_BYTES};
 use crate::log::LogView;
 use crate::meta::Meta;
 use crate::planted::{PlantedBug, is_planted};
+use crate::promises::FoldCosts;
 use crate::region::{GenerationState, Pin, Pins, Version};
 use crate::snapshot::describe;
-use crate::space::{Claim, Retired, Slack};
+use crate::space::{Claim, Retired, Slack, Want};
 use crate::view::{GenerationView, Note, union};
 use crate::write_set::{Layer, LayerCursor, Written};
 
-/// Pages are written in runs of about this many.
-const RUN_PAGES: u32 = 64;
+/// Pages are written in runs of about this many, small trees in shorter ones, so that they stay together.
+const LEAF_RUN_PAGES: (u32, u32) = (8, 64);
+/// Branches, which are few, in runs of about this many pages.
+const BRANCH_RUN_PAGES: (u32, u32) = (BRANCH_PAGES, 16);
 /// How often to look again while a reader is just beginning.
 const BEGINNING_ROUNDS_MAX: u32 = 100;
 
@@ -78,6 +81,17 @@ impl Core {
         self.space.cut(slack)
     }
 
+    /// Lets the log have what the data file does not need, on a disk that has no room for both. `false`: that is nothing.
+    pub(crate) fn give_end_back(&self) -> Result<bool> {
+        if !self.space.has_surplus(Slack::Least) {
+            return Ok(false);
+        }
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let before = self.space.figures().file_pages;
+        self.give_space_back(&mut state, Slack::Least)?;
+        Ok(self.space.figures().file_pages < before)
+    }
+
     /// The same without closing the active generation.
     pub(crate) fn maintain_frozen(&self, state: &mut MaintenanceState) -> Result<()> {
         self.unpoisoned()?;
@@ -107,6 +121,17 @@ impl Core {
         Ok(())
     }
 
+    /// Frees what was replaced and is not needed any more. `false`: that is nothing.
+    pub(crate) fn free_retired(&self) -> Result<bool> {
+        if !self.space.has_retired() {
+            return Ok(false);
+        }
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let before = self.space.figures().free_pages;
+        self.free_what_is_counted_on(&mut state)?;
+        Ok(self.space.figures().free_pages > before)
+    }
+
     /// Lets commits go on in a new generation, so that what is there can be folded. `false`: that must wait for a fold.
     fn freeze_active(&self) -> Result<bool> {
         let _guard = self.control().commit_lock.0.lock();
@@ -130,7 +155,7 @@ impl Core {
         }
         let began = self.platform.clock.monotonic();
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
-        let mut sink = FileSink::new(self, version.number + 1, Purpose::Base(Claim::Promised));
+        let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
         let merged =
             with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink));
         let finished = merged.and_then(|root| sink.finish().map(|()| root));
@@ -164,19 +189,30 @@ impl Core {
         self.region.publish(&next);
         self.pace.waiting(next.generations.len() - 1);
         drop(guard);
-        let (mut operations, mut bytes) = (0, 0);
+        let mut costs = FoldCosts::default();
         for &slot in frozen {
             let entry = self.entry(slot);
-            operations += entry.operations.load(Ordering::Relaxed);
-            bytes += entry.bytes.load(Ordering::Relaxed);
+            costs += FoldCosts {
+                operations: entry.operations.load(Ordering::Relaxed),
+                bytes: entry.bytes.load(Ordering::Relaxed),
+                value_pages: entry.value_pages.load(Ordering::Relaxed),
+            };
             entry.death.store(next.number, Ordering::Relaxed);
             entry.set_state(GenerationState::Folded);
         }
         sink.adopted
             .iter()
             .for_each(|extent| self.space.adopt(extent.page, extent.pages()));
+        self.count_branches(root);
         self.retire(state, &sink.retired, sink.birth, next.number);
-        self.space.settle(operations, bytes);
+        self.space.settle(costs);
+    }
+
+    /// Looks how many blocks rewriting the base takes.
+    pub(crate) fn count_branches(&self, root: Root) {
+        let counted = with_source!(self, source => base::count_branches(source, root));
+        // Whoever reads the damaged page for its pairs reports it.
+        self.space.tree_is(root.height, counted.ok());
     }
 
     /// Retires what the tree just published as version `death` does not refer to, and lets it have what was taken for
@@ -302,7 +338,7 @@ impl Core {
         tail.meta_sequence.store(meta.sequence as u32, Ordering::Relaxed);
         self.control().durable.0.store(meta.base_commit, Ordering::Release);
         if old.bitmap.pages > 0 {
-            self.space.give_back(old.bitmap.page, old.bitmap.pages);
+            self.space.keep_for_next_bitmap(old.bitmap);
         }
         self.space.durable_end_is(data_pages);
         self.space.cut(Slack::Usual)
@@ -373,7 +409,7 @@ impl Core {
     /// Writes all layers of a transaction as one sorted run.
     pub(crate) fn write_run(&self, layers: &[Layer]) -> Result<Root> {
         let birth = self.region.version().number;
-        let mut sink = FileSink::new(self, birth, Purpose::Run);
+        let mut sink = FileSink::new(self, birth, Claim::Loose);
         let merged = with_source!(self, source => {
             let mut changes = Changes::of_layers(source, layers)?;
             let options = MergeOptions { keep_deletes: true, hash_seed: self.hash_seed };
@@ -409,7 +445,9 @@ impl Core {
             length,
             birth: self.region.version().number,
         };
-        extent.page = self.space.take(extent.pages(), &self.pages)?;
+        (extent.page, _) = self
+            .space
+            .take(Claim::Loose, Want::Piece(extent.pages()), &self.pages)?;
         let taken = Taken { core: self, extent };
         let written = self.write_value_at(extent, from)?;
         std::mem::forget(taken);
@@ -754,95 +792,124 @@ impl<S: PageSource> ChangeStream for Changes<'_, S> {
     }
 }
 
-/// What a sink writes pages for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// A new base.
-    Base(Claim),
-    /// A run: pages are loose until a fold retires them.
-    Run,
-}
-
-/// Writes pages to free places of the data file, in runs.
+/// Writes pages to free places of the data file, in runs: leaves in long ones, branches in blocks of their own, so that
+/// a block that comes free again can take another branch.
 pub(crate) struct FileSink<'a> {
     core: &'a Core,
     /// The version that the pages say they were born in.
     pub(crate) birth: u64,
-    purpose: Purpose,
-    /// Free pages at hand: the next one, and the end of the run.
-    next: u32,
-    end: u32,
-    /// Pages that are chosen but not yet written; they end right before `next`.
-    buffer: Vec<u8>,
+    claim: Claim,
+    leaves: Run,
+    branches: Run,
     /// Everything taken, to give back when the merge fails.
-    taken: Vec<(u32, u32)>,
+    taken: Vec<(Want, u32, u32)>,
     /// What the new tree does not hold; its death is the version that will be published.
     pub(crate) retired: Vec<Retired>,
     pub(crate) adopted: Vec<Extent>,
 }
 
+/// Free pages at hand: the next one, and the end of the run.
+#[derive(Default)]
+struct Run {
+    next: u32,
+    end: u32,
+    /// Pages that are chosen but not yet written; they end right before `next`.
+    buffer: Vec<u8>,
+    /// Place of the run among all that was taken.
+    place: usize,
+    /// Pages that it had at first.
+    length: u32,
+}
+
 impl<'a> FileSink<'a> {
-    pub(crate) fn new(core: &'a Core, birth: u64, purpose: Purpose) -> FileSink<'a> {
+    pub(crate) fn new(core: &'a Core, birth: u64, claim: Claim) -> FileSink<'a> {
         FileSink {
             core,
             birth,
-            purpose,
-            next: 0,
-            end: 0,
-            buffer: Vec::new(),
+            claim,
+            leaves: Run::default(),
+            branches: Run::default(),
             taken: Vec::new(),
             retired: Vec::new(),
             adopted: Vec::new(),
         }
     }
 
-    fn take(&mut self, least: u32, wanted: u32) -> Result<(u32, u32)> {
-        let run = match self.purpose {
-            Purpose::Base(claim) => self.core.space.take_run(claim, least, wanted, &self.core.pages)?,
-            Purpose::Run => (self.core.space.take(wanted, &self.core.pages)?, wanted),
-        };
-        self.taken.push(run);
-        Ok(run)
+    fn take(&mut self, want: Want) -> Result<(u32, u32)> {
+        let (page, count) = self.core.space.take(self.claim, want, &self.core.pages)?;
+        self.taken.push((want, page, count));
+        Ok((page, count))
     }
 
-    fn flush(&mut self) -> Result<()> {
-        if self.buffer.is_empty() {
+    /// Makes sure that there is a run for a page of `count` pages.
+    fn have_run(&mut self, count: u32) -> Result<()> {
+        let run = self.run(count);
+        if run.end - run.next >= count {
             return Ok(());
         }
-        let first = self.next as u64 * PAGE_BYTES as u64 - self.buffer.len() as u64;
-        self.core
-            .data
-            .write_at(&self.buffer, first)
-            .map_err(|error| Error::io("writing pages", error))?;
-        self.core.data.start_writeback(first, self.buffer.len() as u64);
-        let count = (self.buffer.len() / PAGE_BYTES) as u32;
-        self.core.pages.written(self.next - count, count);
-        self.buffer.clear();
+        let full = std::mem::take(run);
+        let longer = |(least, most): (u32, u32)| (full.length * 2).clamp(least, most);
+        let want = if count == BRANCH_PAGES {
+            Want::Branches(longer(BRANCH_RUN_PAGES))
+        } else {
+            Want::Leaves(longer(LEAF_RUN_PAGES))
+        };
+        self.leave(full)?;
+        let (next, length) = self.take(want)?;
+        let run = Run {
+            next,
+            end: next + length,
+            buffer: Vec::new(),
+            place: self.taken.len() - 1,
+            length,
+        };
+        *self.run(count) = run;
         Ok(())
     }
 
-    /// Gives the rest of the current run back.
-    fn leave_run(&mut self) -> Result<()> {
-        self.flush()?;
-        if self.next < self.end {
-            let (first, count) = self.taken.last_mut().expect("the current run was taken");
-            *count = self.next - *first;
-            self.give_back(self.next, self.end - self.next);
+    fn run(&mut self, count: u32) -> &mut Run {
+        if count == BRANCH_PAGES {
+            &mut self.branches
+        } else {
+            &mut self.leaves
         }
-        self.next = self.end;
+    }
+
+    /// Writes the pages of a run, and gives back those that are left.
+    fn leave(&mut self, run: Run) -> Result<()> {
+        if run.next < run.end {
+            let (want, first, count) = &mut self.taken[run.place];
+            *count = run.next - *first;
+            self.core
+                .space
+                .give_back_run(self.claim, *want, run.next, run.end - run.next);
+        }
+        if run.buffer.is_empty() {
+            return Ok(());
+        }
+        let count = (run.buffer.len() / PAGE_BYTES) as u32;
+        let first = (run.next - count) as u64 * PAGE_BYTES as u64;
+        self.core
+            .data
+            .write_at(&run.buffer, first)
+            .map_err(|error| Error::io("writing pages", error))?;
+        self.core.data.start_writeback(first, run.buffer.len() as u64);
+        self.core.pages.written(run.next - count, count);
         Ok(())
     }
 
     /// Writes what is buffered.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        self.leave_run()
+        let (leaves, branches) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.branches));
+        self.leave(leaves)?;
+        self.leave(branches)
     }
 
     /// Gives everything back: nobody will refer to it.
     pub(crate) fn abandon(&mut self) {
-        self.buffer.clear();
-        for (page, count) in std::mem::take(&mut self.taken) {
-            self.give_back(page, count);
+        (self.leaves, self.branches) = (Run::default(), Run::default());
+        for (want, page, count) in std::mem::take(&mut self.taken) {
+            self.core.space.give_back_run(self.claim, want, page, count);
         }
     }
 
@@ -856,27 +923,18 @@ impl<'a> FileSink<'a> {
             is_logged: true,
         });
     }
-
-    fn give_back(&self, page: u32, count: u32) {
-        match self.purpose {
-            Purpose::Base(claim) => self.core.space.give_back_run(claim, page, count),
-            Purpose::Run => self.core.space.give_back(page, count),
-        }
-    }
 }
 
 impl PageSink for FileSink<'_> {
     fn write(&mut self, page: &mut [u8]) -> Result<u32> {
         let count = (page.len() / PAGE_BYTES) as u32;
-        if self.end - self.next < count {
-            self.leave_run()?;
-            let (first, length) = self.take(count, RUN_PAGES)?;
-            (self.next, self.end) = (first, first + length);
-        }
-        let number = self.next;
-        base::seal_page(page, number, self.birth);
-        self.buffer.extend_from_slice(page);
-        self.next += count;
+        self.have_run(count)?;
+        let birth = self.birth;
+        let run = self.run(count);
+        let number = run.next;
+        base::seal_page(page, number, birth);
+        run.buffer.extend_from_slice(page);
+        run.next += count;
         Ok(number)
     }
 
@@ -888,9 +946,7 @@ impl PageSink for FileSink<'_> {
             length,
             birth: self.birth,
         };
-        // The current run goes on behind it: `taken` keeps both, but only its last entry may be the current run.
-        self.leave_run()?;
-        (extent.page, _) = self.take(extent.pages(), extent.pages())?;
+        (extent.page, _) = self.take(Want::Piece(extent.pages()))?;
         self.core.write_value_at(extent, &mut &bytes[..])
     }
 

@@ -79,6 +79,7 @@ impl Core {
         entry.synced_tail.store(0, Ordering::Relaxed);
         entry.operations.store(0, Ordering::Relaxed);
         entry.bytes.store(0, Ordering::Relaxed);
+        entry.value_pages.store(0, Ordering::Relaxed);
         entry.death.store(u64::MAX, Ordering::Relaxed);
         Ok(())
     }
@@ -101,7 +102,7 @@ impl Core {
         match self.prepare_standby(capacity, entries) {
             // On a full disk a file will do that is there already, and long enough.
             Err(error) if error.kind() == Kind::MakeSpace => match self.longest_unused_file() {
-                length if length >= needed + LOG_RESERVE_BYTES => self.prepare_standby(length, entries),
+                length if length >= needed => self.prepare_standby(length, entries),
                 _ => Err(error),
             },
             prepared => prepared,
@@ -180,6 +181,8 @@ impl Core {
 
     /// Makes sure that one generation is left when the next one is taken: deletions need it when the disk is full.
     pub(crate) fn keep_spare(&self) -> Result<()> {
+        // One at a time: of those who find one missing together only the first makes it.
+        let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());
         for _ in self.standbys()..2 {
             self.prepare_standby(self.settings.generation_bytes_min, 0)?;
         }

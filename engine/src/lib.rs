@@ -10,6 +10,7 @@
 mod background;
 mod base;
 mod batch;
+mod bitmap;
 mod catalog;
 mod changes;
 mod check;
@@ -36,6 +37,8 @@ mod pace;
 mod pages;
 #[doc(hidden)]
 pub mod planted;
+mod progress;
+mod promises;
 mod recovery;
 mod region;
 mod salvage;
@@ -51,7 +54,7 @@ mod write_set;
 
 pub use batch::Batch;
 pub use changes::{Change, Changes, ChangesFrom, CommitChanges};
-pub use check::{CheckReport, Progress};
+pub use check::CheckReport;
 pub use commit::{Commit, Durability};
 pub use copy::Compaction;
 pub use error::{Error, Kind, Reason, Result};
@@ -60,6 +63,7 @@ pub use limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub use map::{Map, Maps};
 pub use options::{Maintenance, Options};
 pub use pages::ReadMode;
+pub use progress::Progress;
 pub use salvage::{Lost, Salvage};
 pub use snapshot::{Cursor, Snapshot, ValueReader};
 pub use statistics::{Counts, GenerationStatistics, MapStatistics, MemoryStatistics, SnapshotStatistics, Statistics};

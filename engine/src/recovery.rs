@@ -31,8 +31,9 @@ use std::sync::atomic::Ordering;
 use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
 use crate::base::{self, Extent, Root};
+use crate::bitmap::Bitmap;
 use crate::checksum::key_hash;
-use crate::commit::{FoldCosts, fold_costs};
+use crate::commit::fold_costs;
 use crate::core::{Core, with_source};
 use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
@@ -48,8 +49,9 @@ use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
 use crate::options::Settings;
 use crate::pages::{Pages, ReadMode, verify_extent};
 use crate::planted::{PlantedBug, is_planted};
+use crate::promises::FoldCosts;
 use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version};
-use crate::space::{Bitmap, Space};
+use crate::space::Space;
 use crate::view::decode_root;
 
 /// Held exclusively by whoever writes the store, shared by those who only read it; contains who that is.
@@ -59,6 +61,15 @@ const NEW_DATA_FILE: &str = "data.new";
 
 /// Opens or makes a store.
 pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
+    match open_with(platform.clone(), settings.clone(), settings.read_only) {
+        // A full disk must not keep the store closed, because it could not be emptied then. Nothing that is in the
+        // region outlives the process, so its memory will do.
+        Err(error) if error.kind() == Kind::MakeSpace && !settings.read_only => open_with(platform, settings, true),
+        opened => opened,
+    }
+}
+
+fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -> Result<Core> {
     let path = platform.storage.path().display().to_string();
     let doing = |error| Error::io(format!("opening the store at {path}"), error);
     let files = platform.storage.list().map_err(doing)?;
@@ -89,7 +100,7 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
         )));
     }
     let bitmap = Bitmap::load(&*data, meta.bitmap, pages_in_file)?;
-    let region = if settings.read_only {
+    let region = if has_private_region {
         Region::private()?
     } else {
         Region::create(&platform, files.iter().any(|name| name == REGION_FILE))?
@@ -106,6 +117,8 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
         lock,
     );
     let replayed = Recovery::of(&core, meta, is_whole, files)?.run()?;
+    core.count_branches(meta.root);
+    core.space.keep_room_for_bitmap();
     if replayed > REPLAYED_MAX && !core.settings.read_only {
         // A program that crashes soon after every start must not pile up log files.
         match core.maintain_all() {
@@ -409,7 +422,10 @@ impl<'a> Recovery<'a> {
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
         let log = core.segments.view(found.slot);
-        let mut costs = FoldCosts { operations, bytes: 0 };
+        let mut costs = FoldCosts {
+            operations,
+            ..FoldCosts::default()
+        };
         let mut unsynced = scanned.tail;
         let synced_claim = self.synced_claim;
         scan(bytes, &found.header, |start, header, body| {
@@ -440,7 +456,7 @@ impl<'a> Recovery<'a> {
             Ok(())
         })?;
         self.write_again(found, bytes, unsynced, scanned.tail)?;
-        core.space.promise_recovered(costs.operations, costs.bytes);
+        core.space.promise_recovered(costs);
         entry.number.store(found.header.generation, Ordering::Relaxed);
         entry.first_commit.store(found.header.first_commit, Ordering::Relaxed);
         entry.last_commit.store(scanned.last_commit, Ordering::Relaxed);
@@ -450,6 +466,7 @@ impl<'a> Recovery<'a> {
         entry.capacity.store(found.length, Ordering::Relaxed);
         entry.operations.store(costs.operations, Ordering::Relaxed);
         entry.bytes.store(costs.bytes, Ordering::Relaxed);
+        entry.value_pages.store(costs.value_pages, Ordering::Relaxed);
         entry.birth.store(self.meta.version + 1, Ordering::Relaxed);
         entry.death.store(u64::MAX, Ordering::Relaxed);
         entry.set_state(GenerationState::Frozen);

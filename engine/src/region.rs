@@ -171,9 +171,10 @@ pub(crate) struct GenerationEntry {
     pub(crate) filled: AtomicU64,
     /// Length at which the generation is complete.
     pub(crate) capacity: AtomicU64,
-    /// Operations and bytes that the fold will move into the base.
+    /// Operations, bytes and pages of values that the fold will move into the base.
     pub(crate) operations: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    pub(crate) value_pages: AtomicU64,
     /// Versions [birth, death) in which this generation is part of what snapshots read.
     pub(crate) birth: AtomicU64,
     pub(crate) death: AtomicU64,

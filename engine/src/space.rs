@@ -7,8 +7,8 @@
 //! version of the durable base always counts as pinned. Versions count published roots, not commits: a fold gives the
 //! same commits a new root.
 //!
-//! Before a commit is accepted, the pages that folding it may take are promised: `needed(pending) + reserve <=
-//! available`, where available are the free pages, those that the running fold has taken of them, and the retired ones
+//! Before a commit is accepted, the room that folding it may take is promised (see `promises`): `needed(pending) +
+//! reserve <= available`, in pages and in blocks of them, where available are the free pages, those that the running fold has taken of them, and the retired ones
 //! that wait for nothing but the next durable base: they are free before the next fold begins, and a snapshot that is
 //! taken from now on does not see them. So a fold never meets a full disk, and because deletions may use the reserve,
 //! a full store can always be emptied.
@@ -19,23 +19,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use duramen_io::File;
 
+use crate::bitmap::{Bitmap, Blocks, LARGE_BLOCK_PAGES, Spared};
 use crate::checksum::checksum;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{DATA_PAGES_MAX, DELETE_RESERVE_PAGES, PAGE_BYTES};
+use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
+use crate::promises::{FoldCosts, Promises, Room};
 use crate::region::{Pins, full_or_io};
 
-/// The file grows by a sixteenth of itself, within these bounds.
+/// The file grows by a thirty-second part of itself, within these bounds.
 const GROWTH_PAGES_MIN: u64 = 64;
 const GROWTH_PAGES_MAX: u64 = 16_384;
 /// What the kernel maps with one entry of a page table.
 const LARGE_PIECE_PAGES: u64 = 512;
 /// From this size on the file grows by whole large pieces.
 const LARGE_FILE_PAGES: u64 = 16 * LARGE_PIECE_PAGES;
-/// A run of this many pages is worth a system call of its own.
-const LONG_RUN_PAGES: u32 = 16;
 
 /// The allocator of the data file.
 #[derive(Debug)]
@@ -45,12 +45,12 @@ pub(crate) struct Space {
     /// Mirrors of `state` that the commit path reads without the lock: pages that promises can count on, and pages of
     /// the published base, its values, and what commits brought.
     available: AtomicU64,
+    small_blocks: AtomicU64,
+    large_blocks: AtomicU64,
     base: AtomicU64,
     /// Pages up to this one were preloaded, or written before that could have helped.
     preloaded: AtomicU64,
-    /// Operations and bytes in commits that are not folded.
-    pending_operations: AtomicU64,
-    pending_bytes: AtomicU64,
+    promises: Promises,
 }
 
 #[derive(Debug)]
@@ -61,33 +61,157 @@ struct State {
     retired: Vec<Retired>,
     retired_pages: u64,
     /// Those of the retired pages that no snapshot holds.
-    awaited_pages: u64,
-    /// Used pages of a tree that is not yet published, by whether they were promised to it.
-    taken: u64,
+    awaited: Room,
+    /// What the running fold took of what was promised to it: pages, blocks for branches, and whole blocks' worth of
+    /// pages for values.
+    taken: Room,
+    taken_value_pages: u64,
+    /// Pages of a tree that is being written beyond all promises.
     taken_beyond: u64,
+    /// Where the next bitmap goes: pages that count as used, so that nobody else takes them. Empty: not yet chosen.
+    for_bitmap: (u32, u32),
     /// Pages that may be cut off once the other meta page has forgotten them too.
     durable_ends: [u32; 2],
 }
 
 impl State {
-    /// Pages that promises can count on.
-    fn available(&self) -> u64 {
-        self.bitmap.free + self.taken + self.awaited_pages
+    /// What promises can count on.
+    fn available(&self) -> Room {
+        let free = Room {
+            pages: self.bitmap.free(),
+            blocks: self.bitmap.blocks(),
+        };
+        let value_blocks = Room {
+            pages: 0,
+            blocks: Blocks {
+                small: self.taken_value_pages / BRANCH_PAGES as u64,
+                large: self.taken_value_pages / LARGE_BLOCK_PAGES as u64,
+            },
+        };
+        free.and(self.taken).and(value_blocks).and(self.awaited)
+    }
+
+    /// Notes pages that the running fold takes or gives back.
+    fn count_taken(&mut self, want: Want, count: u32, apply: fn(u64, u64) -> u64) {
+        let count = count as u64;
+        self.taken.pages = apply(self.taken.pages, count);
+        match want {
+            Want::Leaves(_) => {}
+            Want::Branches(_) => {
+                self.taken.blocks.small = apply(self.taken.blocks.small, count / BRANCH_PAGES as u64);
+            }
+            Want::Piece(_) => self.taken_value_pages = apply(self.taken_value_pages, count),
+        }
+    }
+
+    /// Free pages for what is wanted, leaving the blocks alone that are kept, when there are others.
+    fn find(&mut self, want: Want, kept: Room) -> Option<(u32, u32)> {
+        let small = self.bitmap.blocks().small + self.taken.blocks.small;
+        // A run may begin in the middle of a block, and end in that of another.
+        let small = small.saturating_sub(kept.small_blocks() + 1) as u32;
+        let large = self.bitmap.blocks().large.saturating_sub(kept.blocks.large + 1) as u32;
+        let within = |pages: u32, blocks: u32, of: u32| pages.min(blocks.saturating_mul(of));
+        match want {
+            Want::Leaves(wanted) if small > 0 => {
+                let spared = if large > 0 {
+                    Spared::Nothing
+                } else {
+                    Spared::LargeBlocks
+                };
+                let wanted = within(wanted, small, BRANCH_PAGES);
+                let wanted = if large > 0 {
+                    within(wanted, large, LARGE_BLOCK_PAGES)
+                } else {
+                    wanted
+                };
+                let found = self.bitmap.find(1, wanted, spared);
+                found.or_else(|| self.bitmap.find(1, wanted, Spared::AllBlocks))
+            }
+            Want::Leaves(wanted) => self.bitmap.find(1, wanted, Spared::AllBlocks),
+            Want::Branches(wanted) if large > 0 => self
+                .bitmap
+                .find_blocks(within(wanted, large, LARGE_BLOCK_PAGES), Spared::Nothing),
+            Want::Branches(wanted) => self.bitmap.find_blocks(wanted, Spared::LargeBlocks),
+            Want::Piece(pages) if large > pages / LARGE_BLOCK_PAGES => self.bitmap.find(pages, pages, Spared::Nothing),
+            Want::Piece(pages) => self
+                .bitmap
+                .find(pages, pages, Spared::AllBlocks)
+                .or_else(|| self.bitmap.find(pages, pages, Spared::LargeBlocks)),
+        }
+    }
+
+    /// Free pages for what is wanted, whatever they are kept for.
+    fn find_any(&mut self, want: Want) -> Option<(u32, u32)> {
+        match want {
+            Want::Leaves(wanted) => self.bitmap.find(1, wanted, Spared::Nothing),
+            Want::Branches(wanted) => {
+                let found = self.bitmap.find_blocks(wanted, Spared::Nothing);
+                found.or_else(|| self.bitmap.find(BRANCH_PAGES, BRANCH_PAGES, Spared::Nothing))
+            }
+            Want::Piece(pages) => self.bitmap.find(pages, pages, Spared::Nothing),
+        }
     }
 
     /// Pages of the published base, its values, and what commits brought.
     fn base(&self) -> u64 {
-        self.bitmap.pages as u64 - self.bitmap.free - self.retired_pages - self.taken - self.taken_beyond
+        self.bitmap.pages() as u64 - self.bitmap.free() - self.retired_pages - self.taken.pages - self.taken_beyond
     }
 }
 
-/// What a tree that is being written takes its pages from.
+/// What pages are taken from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// From what was promised to the fold of the commits it holds.
+    /// From what was promised to the fold of the commits that a new tree holds.
     Promised,
-    /// From what is left beyond all promises: nobody asked for a rewrite before.
+    /// From what is left beyond all promises, for a new tree: nobody asked for a rewrite before.
     Beyond,
+    /// From the same, for a value or a run of changes that a commit will refer to.
+    Loose,
+}
+
+/// What pages are taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// Leaves: a run of at most so many pages.
+    Leaves(u32),
+    /// Branches: a run of blocks, of at most so many pages in all.
+    Branches(u32),
+    /// A value: just so many pages in one piece.
+    Piece(u32),
+}
+
+impl Want {
+    fn pages(self) -> u32 {
+        match self {
+            Want::Leaves(pages) | Want::Branches(pages) | Want::Piece(pages) => pages,
+        }
+    }
+
+    /// The least that will do.
+    fn least(self) -> Want {
+        match self {
+            Want::Leaves(_) => Want::Leaves(1),
+            Want::Branches(_) => Want::Branches(BRANCH_PAGES),
+            Want::Piece(pages) => Want::Piece(pages),
+        }
+    }
+
+    /// What taking it takes from the room that others have. A piece need not begin or end with a block.
+    fn room(self) -> Room {
+        let pages = self.pages() as u64;
+        let blocks = match self {
+            Want::Leaves(_) | Want::Piece(1) => Blocks::default(),
+            Want::Branches(_) => Blocks {
+                small: pages / BRANCH_PAGES as u64,
+                large: 0,
+            },
+            Want::Piece(_) => Blocks {
+                small: 0,
+                large: pages / LARGE_BLOCK_PAGES as u64 + 2,
+            },
+        };
+        Room { pages, blocks }
+    }
 }
 
 /// How much of a free end of the file is left there: a little avoids growing and shrinking in turn.
@@ -105,7 +229,7 @@ impl Slack {
             Slack::Usual => GROWTH_PAGES_MIN,
             Slack::Least => GROWTH_PAGES_MIN / 8,
         };
-        (bitmap.pages as u64 / 8).max(least)
+        (bitmap.pages() as u64 / 8).max(least)
     }
 }
 
@@ -125,6 +249,18 @@ impl Retired {
     fn is_held(&self, pins: &Pins) -> bool {
         pins.hold(self.birth, self.death) || self.is_logged && pins.hold_logged(self.death)
     }
+
+    /// The room that it leaves: it may make neighbouring pages a block, but that is not known before.
+    fn room(&self) -> Room {
+        let blocks = |pages: u32| ((self.page + self.pages) / pages).saturating_sub(self.page.div_ceil(pages)) as u64;
+        Room {
+            pages: self.pages as u64,
+            blocks: Blocks {
+                small: blocks(BRANCH_PAGES),
+                large: blocks(LARGE_BLOCK_PAGES),
+            },
+        }
+    }
 }
 
 /// Figures for statistics.
@@ -140,26 +276,29 @@ pub(crate) struct SpaceFigures {
 impl Space {
     /// A space whose used pages are those of `bitmap`.
     pub(crate) fn new(file: Arc<dyn File>, bitmap: Bitmap) -> Space {
-        let end = bitmap.pages;
+        let end = bitmap.pages();
         let loose = Bitmap::empty(end);
         let state = State {
             bitmap,
             loose,
             retired: Vec::new(),
             retired_pages: 0,
-            awaited_pages: 0,
-            taken: 0,
+            awaited: Room::default(),
+            taken: Room::default(),
+            taken_value_pages: 0,
             taken_beyond: 0,
+            for_bitmap: (0, 0),
             durable_ends: [end, end],
         };
         Space {
             file,
-            available: AtomicU64::new(state.available()),
+            available: AtomicU64::new(state.available().pages),
+            small_blocks: AtomicU64::new(state.available().blocks.small),
+            large_blocks: AtomicU64::new(state.available().blocks.large),
             base: AtomicU64::new(state.base()),
             state: Mutex::new(state),
             preloaded: AtomicU64::new(end as u64),
-            pending_operations: AtomicU64::new(0),
-            pending_bytes: AtomicU64::new(0),
+            promises: Promises::new(),
         }
     }
 
@@ -168,66 +307,73 @@ impl Space {
     }
 
     fn mirror(&self, state: &State) {
-        self.available.store(state.available(), Ordering::Relaxed);
+        let available = state.available();
+        self.available.store(available.pages, Ordering::Relaxed);
+        self.small_blocks.store(available.blocks.small, Ordering::Relaxed);
+        self.large_blocks.store(available.blocks.large, Ordering::Relaxed);
         self.base.store(state.base(), Ordering::Relaxed);
     }
 
-    /// Pages that folding this much may take at the worst. Each operation rewrites a leaf and its branches and makes
-    /// them split; but the tree is rewritten at most once, and where neighbours are rewritten together, they come out
-    /// eight ninths full (see `base::merge`), which also holds for what is new. And the bitmap may get longer.
-    fn needed(&self, operations: u64, bytes: u64) -> u64 {
-        let used = self.base.load(Ordering::Relaxed);
-        let rewritten = (operations * 12).min(used + used / 8 + 12);
-        let new = (bytes + operations * 16) * 9 / 8 / PAGE_BYTES as u64;
-        rewritten + new + 2 * (used >> 15) + 16
+    /// What the mirrors say is available.
+    fn available(&self) -> Room {
+        Room {
+            pages: self.available.load(Ordering::Relaxed),
+            blocks: Blocks {
+                small: self.small_blocks.load(Ordering::Relaxed),
+                large: self.large_blocks.load(Ordering::Relaxed),
+            },
+        }
     }
 
     /// What is promised to the commits that are not folded.
-    fn promised(&self) -> u64 {
-        let operations = self.pending_operations.load(Ordering::Relaxed);
-        self.needed(operations, self.pending_bytes.load(Ordering::Relaxed))
+    fn promised(&self) -> Room {
+        self.promises.needed(self.base.load(Ordering::Relaxed))
     }
 
-    /// Promises the pages for a commit, growing the file when needed. `uses_reserve`: the commit only deletes.
-    pub(crate) fn promise(&self, operations: u64, bytes: u64, uses_reserve: bool, pages: &Pages) -> Result<()> {
-        let pending = self.pending_operations.fetch_add(operations, Ordering::Relaxed) + operations;
-        let pending_bytes = self.pending_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let reserve = if uses_reserve { 0 } else { DELETE_RESERVE_PAGES };
-        let needed = self.needed(pending, pending_bytes) + reserve;
-        let result = self.have(needed, pages);
+    /// Promises the room for a commit, growing the file when needed. `uses_reserve`: the commit only deletes.
+    pub(crate) fn promise(&self, costs: FoldCosts, uses_reserve: bool, pages: &Pages) -> Result<()> {
+        self.promises.add(costs);
+        let reserve = if uses_reserve { Room::default() } else { Room::RESERVE };
+        let result = self.have(self.promised().and(reserve), pages);
         if result.is_err() {
-            self.settle(operations, bytes);
+            self.settle(costs);
         }
         result
     }
 
     /// Takes back what was promised: the commit was refused, or is folded.
-    pub(crate) fn settle(&self, operations: u64, bytes: u64) {
-        self.pending_operations.fetch_sub(operations, Ordering::Relaxed);
-        self.pending_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    pub(crate) fn settle(&self, costs: FoldCosts) {
+        self.promises.settle(costs);
     }
 
     /// Adds what recovery found in the log, without asking for room: the fold will ask.
-    pub(crate) fn promise_recovered(&self, operations: u64, bytes: u64) {
-        self.pending_operations.fetch_add(operations, Ordering::Relaxed);
-        self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
+    pub(crate) fn promise_recovered(&self, costs: FoldCosts) {
+        self.promises.add(costs);
     }
 
-    fn have(&self, needed: u64, pages: &Pages) -> Result<()> {
-        let have = || self.available.load(Ordering::Relaxed);
-        if needed <= have() {
+    /// The base has another height, and so many branches, if somebody could count them.
+    pub(crate) fn tree_is(&self, height: u8, branches: Option<u64>) {
+        self.promises.tree_is(height, branches);
+    }
+
+    fn have(&self, needed: Room, pages: &Pages) -> Result<()> {
+        if needed.missing_in(self.available()) == 0 {
             return Ok(());
         }
         let mut state = self.lock();
-        if needed <= have() {
-            return Ok(());
+        self.have_locked(&mut state, needed, pages)
+    }
+
+    fn have_locked(&self, state: &mut State, needed: Room, pages: &Pages) -> Result<()> {
+        match needed.missing_in(state.available()) {
+            0 => Ok(()),
+            missing => self.grow(state, missing, pages),
         }
-        self.grow(&mut state, needed - have(), pages)
     }
 
     fn grow(&self, state: &mut State, short: u64, pages: &Pages) -> Result<()> {
-        let now = state.bitmap.pages as u64;
-        let step = (now / 16).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
+        let now = state.bitmap.pages() as u64;
+        let step = (now / 32).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
         let mut wanted = short.next_multiple_of(step);
         if now + wanted >= LARGE_FILE_PAGES {
             wanted = (now + wanted).next_multiple_of(LARGE_PIECE_PAGES) - now;
@@ -246,7 +392,7 @@ impl Space {
     }
 
     fn grow_by(&self, state: &mut State, more: u64, pages: &Pages) -> Result<()> {
-        let now = state.bitmap.pages as u64;
+        let now = state.bitmap.pages() as u64;
         let bytes = more * PAGE_BYTES as u64;
         if now + more > DATA_PAGES_MAX {
             return Err(Reason::Full {
@@ -264,33 +410,50 @@ impl Space {
         Ok(())
     }
 
-    /// A run of free pages for a new tree: `wanted` or fewer, but at least one of `least` pages, now used.
-    pub(crate) fn take_run(&self, claim: Claim, least: u32, wanted: u32, pages: &Pages) -> Result<(u32, u32)> {
+    /// Takes free pages, and says which: as many as wanted, or fewer where that makes sense.
+    pub(crate) fn take(&self, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
         let mut state = self.lock();
-        if claim == Claim::Beyond {
-            self.have_beyond(&mut state, wanted as u64, pages)
-                .or_else(|_| self.have_beyond(&mut state, least as u64, pages))?;
+        if claim != Claim::Promised {
+            let beside = self.promised().and(Room::RESERVE);
+            self.have_locked(&mut state, beside.and(want.room()), pages)
+                .or_else(|_| self.have_locked(&mut state, beside.and(want.least().room()), pages))?;
         }
-        let run = match state.bitmap.find(least, wanted) {
-            Some(run) => run,
-            None => {
-                self.grow(&mut state, wanted as u64, pages)
-                    .or_else(|_| self.grow(&mut state, least as u64, pages))?;
-                state.bitmap.find(least, wanted).expect("the file has just grown")
-            }
-        };
-        state.bitmap.set(run.0, run.1, true);
+        let (page, count) = self.find_or_grow(&mut state, claim, want, pages)?;
+        state.bitmap.set(page, count, true);
         match claim {
-            Claim::Promised => state.taken += run.1 as u64,
-            Claim::Beyond => state.taken_beyond += run.1 as u64,
+            Claim::Promised => state.count_taken(want, count, u64::wrapping_add),
+            Claim::Beyond => state.taken_beyond += count as u64,
+            Claim::Loose => state.loose.set(page, count, true),
         }
         self.mirror(&state);
-        let end = (run.0 + run.1) as u64;
-        let file_pages = state.bitmap.pages as u64;
+        let end = (page + count) as u64;
+        let file_pages = state.bitmap.pages() as u64;
         drop(state);
-        pages.forget(run.0, run.1);
+        pages.forget(page, count);
         self.preload(end, file_pages);
-        Ok(run)
+        Ok((page, count))
+    }
+
+    fn find_or_grow(&self, state: &mut State, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
+        // What others, and this fold later, count on.
+        let mut kept = self.promised().and(Room::RESERVE);
+        let is_promised = claim == Claim::Promised;
+        if is_promised && matches!(want, Want::Piece(_)) {
+            kept.blocks.large = 0;
+        }
+        if let Some(run) = state.find(want, kept) {
+            return Ok(run);
+        }
+        let beside = BRANCH_PAGES as u64;
+        let grown = self
+            .grow(state, want.pages() as u64 + beside, pages)
+            .or_else(|_| self.grow(state, want.least().pages() as u64 + beside, pages));
+        match grown {
+            Ok(()) => Ok(state.find_any(want).expect("the file has just grown")),
+            // Better to take what is kept for later than to stop now.
+            Err(error) if is_promised => state.find_any(want.least()).ok_or(error),
+            Err(error) => Err(error),
+        }
     }
 
     /// Brings the part of the file up to page `end`, when it is about to be written for the first time, into memory in
@@ -311,37 +474,6 @@ impl Space {
         }
     }
 
-    /// Makes sure that `count` pages are there beyond all promises.
-    fn have_beyond(&self, state: &mut State, count: u64, pages: &Pages) -> Result<()> {
-        let wanted = self.promised() + DELETE_RESERVE_PAGES + count;
-        let available = state.available();
-        if available < wanted {
-            self.grow(state, wanted - available, pages)?;
-        }
-        Ok(())
-    }
-
-    /// Exactly `count` pages in one piece for a value or a run of changes, beyond all promises.
-    pub(crate) fn take(&self, count: u32, pages: &Pages) -> Result<u32> {
-        let mut state = self.lock();
-        self.have_beyond(&mut state, count as u64, pages)?;
-        let (page, _) = match state.bitmap.find(count, count) {
-            Some(run) => run,
-            None => {
-                self.grow(&mut state, count as u64, pages)?;
-                state
-                    .bitmap
-                    .find(count, count)
-                    .expect("the file has just grown by as much")
-            }
-        };
-        state.bitmap.set(page, count, true);
-        state.loose.set(page, count, true);
-        self.mirror(&state);
-        pages.forget(page, count);
-        Ok(page)
-    }
-
     /// The base about to be published refers to these pages, which a commit brought.
     pub(crate) fn adopt(&self, page: u32, count: u32) {
         self.lock().loose.set(page, count, false);
@@ -356,11 +488,12 @@ impl Space {
     }
 
     /// Pages that were taken for a new tree, which does not need them.
-    pub(crate) fn give_back_run(&self, claim: Claim, page: u32, count: u32) {
+    pub(crate) fn give_back_run(&self, claim: Claim, want: Want, page: u32, count: u32) {
         let mut state = self.lock();
         match claim {
-            Claim::Promised => state.taken -= count as u64,
+            Claim::Promised => state.count_taken(want, count, u64::wrapping_sub),
             Claim::Beyond => state.taken_beyond -= count as u64,
+            Claim::Loose => state.loose.set(page, count, false),
         }
         state.bitmap.set(page, count, false);
         self.mirror(&state);
@@ -373,12 +506,13 @@ impl Space {
         for item in retired {
             state.retired_pages += item.pages as u64;
             if !item.is_held(pins) {
-                state.awaited_pages += item.pages as u64;
+                state.awaited = state.awaited.and(item.room());
             }
             state.loose.set(item.page, item.pages, false);
             state.retired.push(item);
         }
-        state.taken = 0;
+        state.taken = Room::default();
+        state.taken_value_pages = 0;
         state.taken_beyond = 0;
         self.mirror(&state);
     }
@@ -386,7 +520,7 @@ impl Space {
     /// Marks pages as used that a replayed record refers to.
     pub(crate) fn mark_used(&self, page: u32, count: u32) -> Result<()> {
         let mut state = self.lock();
-        if page < META_PAGES || page as u64 + count as u64 > state.bitmap.pages as u64 {
+        if page < META_PAGES || page as u64 + count as u64 > state.bitmap.pages() as u64 {
             return Err(Error::damaged(format!(
                 "the log refers to pages {page}+{count}, beyond the data file"
             )));
@@ -411,7 +545,7 @@ impl Space {
     /// with 0xDD, so that tests notice whoever still reads them.
     pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, overwrite: bool) -> Result<u64> {
         let mut state = self.lock();
-        let (mut freed, mut awaited, mut overwritten) = (0, 0, Ok(()));
+        let (mut freed, mut awaited, mut overwritten) = (0, Room::default(), Ok(()));
         let retired = std::mem::take(&mut state.retired);
         let mut kept = Vec::with_capacity(retired.len());
         for item in retired {
@@ -419,7 +553,9 @@ impl Space {
             // As long as no base of `death` or later is durable, recovery may go back to one that refers to these
             // pages, or replay records that do.
             if is_held || item.death > durable_version {
-                awaited += if is_held { 0 } else { item.pages as u64 };
+                if !is_held {
+                    awaited = awaited.and(item.room());
+                }
                 kept.push(item);
                 continue;
             }
@@ -434,7 +570,7 @@ impl Space {
         }
         state.retired = kept;
         state.retired_pages -= freed;
-        state.awaited_pages = awaited;
+        state.awaited = awaited;
         self.mirror(&state);
         overwritten
             .map(|()| freed)
@@ -444,41 +580,67 @@ impl Space {
     /// Writes the bitmap of the pages that the newest base uses: all used pages but those that are retired or loose.
     /// `previous` is the saved bitmap that this one replaces: it is not marked.
     pub(crate) fn save(&self, previous: SavedBitmap, pages: &Pages) -> Result<(SavedBitmap, u32)> {
-        let words = self.lock().bitmap.words.len();
-        // Taking the pages may grow the file by at most one step: leave room for its words.
-        let bytes = (words + GROWTH_PAGES_MAX as usize / 64 + 1) * 8;
-        let count = bytes.div_ceil(PAGE_BYTES) as u32;
-        let (page, taken) = self.take_run(Claim::Promised, count, count, pages)?;
-        assert_eq!(taken, count);
-        let (image, end) = {
-            let mut state = self.lock();
-            // It is nothing that a fold writes.
-            state.taken -= count as u64;
-            self.mirror(&state);
-            let mut durable = state.bitmap.clone();
-            for item in &state.retired {
-                durable.set(item.page, item.pages, false);
-            }
-            durable.set(previous.page, previous.pages, false);
-            if is_planted(PlantedBug::BitmapNotSaved) {
-                durable = Bitmap::new(durable.pages);
-            }
-            durable.remove(&state.loose);
-            let mut image: Vec<u8> = durable.words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            image.resize(count as usize * PAGE_BYTES, 0);
-            (image, state.bitmap.end_of_used())
-        };
+        let mut state = self.lock();
+        let (page, count) = self.room_for_bitmap(&mut state, pages)?;
+        state.for_bitmap = (0, 0);
+        let mut durable = state.bitmap.clone();
+        for item in &state.retired {
+            durable.set(item.page, item.pages, false);
+        }
+        durable.set(previous.page, previous.pages, false);
+        if is_planted(PlantedBug::BitmapNotSaved) {
+            durable = Bitmap::new(durable.pages());
+        }
+        durable.remove(&state.loose);
+        let (image, end) = (durable.image(count), state.bitmap.end_of_used());
+        drop(state);
         self.file
             .write_at(&image, page as u64 * PAGE_BYTES as u64)
             .map_err(|error| Error::io("saving the bitmap of used pages", error))?;
-        Ok((
-            SavedBitmap {
-                page,
-                pages: count,
-                checksum: checksum(&image),
-            },
-            end,
-        ))
+        let saved = SavedBitmap {
+            page,
+            pages: count,
+            checksum: checksum(&image),
+        };
+        Ok((saved, end))
+    }
+
+    /// Pages for the next bitmap, in one piece, now used: those that are kept for it, unless it has become longer, or
+    /// there are others nearer to the beginning of the file, whose end should come free.
+    fn room_for_bitmap(&self, state: &mut State, pages: &Pages) -> Result<(u32, u32)> {
+        let (kept, length) = state.for_bitmap;
+        // The file may grow by one step when the pages are taken: leave room for that.
+        let count = state.bitmap.image_pages(GROWTH_PAGES_MAX);
+        let is_enough = length >= count;
+        let found = match state.find(Want::Piece(count), self.promised().and(Room::RESERVE)) {
+            Some((page, _)) if !is_enough || page < kept => page,
+            _ if is_enough => return Ok(state.for_bitmap),
+            _ => self.find_or_grow(state, Claim::Promised, Want::Piece(count), pages)?.0,
+        };
+        state.bitmap.set(kept, length, false);
+        state.bitmap.set(found, count, true);
+        self.mirror(state);
+        pages.forget(found, count);
+        Ok((found, count))
+    }
+
+    /// Keeps room for the next bitmap, if there is any. On a disk that is full it could not be had in one piece later.
+    pub(crate) fn keep_room_for_bitmap(&self) {
+        let mut state = self.lock();
+        let count = state.bitmap.image_pages(GROWTH_PAGES_MAX);
+        if let Some((page, count)) = state.find_any(Want::Piece(count)) {
+            state.bitmap.set(page, count, true);
+            state.for_bitmap = (page, count);
+            self.mirror(&state);
+        }
+    }
+
+    /// The pages of a saved bitmap that no meta page needs any more take the next one.
+    pub(crate) fn keep_for_next_bitmap(&self, old: SavedBitmap) {
+        let mut state = self.lock();
+        let (page, count) = std::mem::replace(&mut state.for_bitmap, (old.page, old.pages));
+        state.bitmap.set(page, count, false);
+        self.mirror(&state);
     }
 
     /// Whether the file has an end that could be cut off, were both meta pages to forget it.
@@ -489,9 +651,17 @@ impl Space {
 
     /// Free pages behind `end` that are not promised to anybody.
     fn surplus(&self, state: &State, end: u32) -> u64 {
-        let keep = self.promised() + DELETE_RESERVE_PAGES;
-        let behind = (state.bitmap.pages - end) as u64;
-        behind.min(state.available().saturating_sub(keep))
+        let keep = self.promised().and(Room::RESERVE);
+        let available = state.available();
+        let small = available.blocks.small.saturating_sub(keep.small_blocks() + 1) * BRANCH_PAGES as u64;
+        let large = available.blocks.large.saturating_sub(keep.blocks.large + 1) * LARGE_BLOCK_PAGES as u64;
+        let behind = (state.bitmap.pages() - end) as u64;
+        let behind = behind.min(available.pages.saturating_sub(keep.pages)).min(small);
+        if keep.blocks.large == 0 {
+            behind
+        } else {
+            behind.min(large)
+        }
     }
 
     /// Notes the last page that the newest meta page knows.
@@ -508,7 +678,7 @@ impl Space {
         if surplus <= slack.pages(&state.bitmap) {
             return Ok(());
         }
-        let pages = state.bitmap.pages - surplus as u32;
+        let pages = state.bitmap.pages() - surplus as u32;
         self.file
             .set_len(pages as u64 * PAGE_BYTES as u64)
             .map_err(|error| Error::io("shrinking the data file", error))?;
@@ -526,175 +696,23 @@ impl Space {
 
     pub(crate) fn figures(&self) -> SpaceFigures {
         let state = self.lock();
+        let pending = self.promises.pending();
         SpaceFigures {
-            file_pages: state.bitmap.pages as u64,
-            free_pages: state.bitmap.free,
+            file_pages: state.bitmap.pages() as u64,
+            // Nothing is kept where the next bitmap goes.
+            free_pages: state.bitmap.free() + state.for_bitmap.1 as u64,
             retired_pages: state.retired_pages,
-            pending_operations: self.pending_operations.load(Ordering::Relaxed),
-            pending_bytes: self.pending_bytes.load(Ordering::Relaxed),
+            pending_operations: pending.operations,
+            pending_bytes: pending.bytes,
         }
     }
 
     /// Copies of the bitmaps of used and of loose pages and of the retired pages, for the checker.
     pub(crate) fn contents(&self) -> (Bitmap, Bitmap, Vec<Retired>) {
         let state = self.lock();
-        (state.bitmap.clone(), state.loose.clone(), state.retired.clone())
-    }
-}
-
-/// One bit per page of the data file: set = used.
-#[derive(Clone, Debug)]
-pub(crate) struct Bitmap {
-    words: Vec<u64>,
-    pages: u32,
-    free: u64,
-    /// No page below this word is free.
-    first: usize,
-}
-
-impl Bitmap {
-    fn empty(pages: u32) -> Bitmap {
-        let mut bitmap = Bitmap {
-            words: Vec::new(),
-            pages: 0,
-            free: 0,
-            first: 0,
-        };
-        bitmap.extend(pages);
-        bitmap
-    }
-
-    /// A bitmap of `pages` pages of which only the meta pages are used.
-    pub(crate) fn new(pages: u32) -> Bitmap {
-        let mut bitmap = Bitmap::empty(pages);
-        bitmap.set(0, META_PAGES, true);
-        bitmap
-    }
-
-    /// Clears every bit that is set in `other`, which has the same length. Only good for saving: `free` goes stale.
-    fn remove(&mut self, other: &Bitmap) {
-        self.words
-            .iter_mut()
-            .zip(&other.words)
-            .for_each(|(word, other)| *word &= !other);
-    }
-
-    /// Loads what `save` wrote, for a file that now has `pages` pages, and marks the saved bitmap's own pages.
-    pub(crate) fn load(file: &dyn File, saved: SavedBitmap, pages: u32) -> Result<Bitmap> {
-        if saved.page as u64 + saved.pages as u64 > pages as u64 {
-            return Err(Error::damaged(format!(
-                "the saved bitmap lies at page {}, beyond the data file",
-                saved.page
-            )));
-        }
-        let mut image = vec![0u8; saved.pages as usize * PAGE_BYTES];
-        file.read_at(&mut image, saved.page as u64 * PAGE_BYTES as u64)
-            .map_err(|error| Error::io("reading the bitmap of used pages", error))?;
-        if checksum(&image) != saved.checksum {
-            return Err(Error::damaged(format!(
-                "the bitmap at page {} has a wrong checksum",
-                saved.page
-            )));
-        }
-        let mut bitmap = Bitmap::new(pages);
-        let words = image
-            .chunks_exact(8)
-            .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
-        for (index, word) in words.enumerate() {
-            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
-                let page = (index * 64 + bit) as u32;
-                if page >= pages {
-                    return Err(Error::damaged(format!(
-                        "page {page} is in use but beyond the data file"
-                    )));
-                }
-                bitmap.set(page, 1, true);
-            }
-        }
-        bitmap.set(saved.page, saved.pages, true);
-        Ok(bitmap)
-    }
-
-    pub(crate) fn pages(&self) -> u32 {
-        self.pages
-    }
-
-    pub(crate) fn is_used(&self, page: u32) -> bool {
-        self.words[page as usize / 64] >> (page % 64) & 1 == 1
-    }
-
-    pub(crate) fn set(&mut self, page: u32, count: u32, used: bool) {
-        for page in page..page + count {
-            let (word, bit) = (page as usize / 64, 1u64 << (page % 64));
-            if used && self.words[word] & bit == 0 {
-                self.words[word] |= bit;
-                self.free -= 1;
-            } else if !used && self.words[word] & bit != 0 {
-                self.words[word] &= !bit;
-                self.free += 1;
-                self.first = self.first.min(word);
-            }
-        }
-    }
-
-    fn extend(&mut self, more: u32) {
-        self.pages += more;
-        self.words.resize((self.pages as usize).div_ceil(64), 0);
-        self.free += more as u64;
-    }
-
-    fn cut(&mut self, pages: u32) {
-        self.free -= (self.pages - pages) as u64;
-        self.pages = pages;
-        self.words.truncate((pages as usize).div_ceil(64));
-        self.first = self.first.min(self.words.len());
-    }
-
-    /// Page after the last used one.
-    fn end_of_used(&self) -> u32 {
-        let last = self
-            .words
-            .iter()
-            .rposition(|&word| word != 0)
-            .expect("the meta pages are always used");
-        last as u32 * 64 + 64 - self.words[last].leading_zeros()
-    }
-
-    /// A run of free pages of at most `wanted`: the first that is long enough to be written in one go without waste, or
-    /// else the longest one that has at least `least`. Low pages first, so that the end of the file comes free.
-    fn find(&mut self, least: u32, wanted: u32) -> Option<(u32, u32)> {
-        let mut best: Option<(u32, u32)> = None;
-        let mut page = self.skip_used(self.first as u32 * 64);
-        self.first = page as usize / 64;
-        while page < self.pages {
-            let end = self.end_of_free(page, wanted);
-            let length = end - page;
-            if length >= wanted.min(least.max(LONG_RUN_PAGES)) {
-                return Some((page, length));
-            }
-            if length >= least && best.is_none_or(|(_, longest)| length > longest) {
-                best = Some((page, length));
-            }
-            page = self.skip_used(end);
-        }
-        best
-    }
-
-    /// The first free page at or after `page`, or `pages`.
-    fn skip_used(&self, mut page: u32) -> u32 {
-        while page < self.pages {
-            let rest = !self.words[page as usize / 64] >> (page % 64);
-            if rest != 0 {
-                return (page + rest.trailing_zeros()).min(self.pages);
-            }
-            page = (page / 64 + 1) * 64;
-        }
-        self.pages
-    }
-
-    /// The end of the free run that begins at `page`, looking no further than `wanted` pages.
-    fn end_of_free(&self, page: u32, wanted: u32) -> u32 {
-        let limit = (page as u64 + wanted as u64).min(self.pages as u64) as u32;
-        (page..limit).find(|&page| self.is_used(page)).unwrap_or(limit)
+        let mut used = state.bitmap.clone();
+        // Nothing is there yet.
+        used.set(state.for_bitmap.0, state.for_bitmap.1, false);
+        (used, state.loose.clone(), state.retired.clone())
     }
 }

@@ -1,0 +1,388 @@
+//! One bit per page of the data file (set = used), and the search for free ones.
+//!
+//! Free pages in one piece are precious: a branch takes four, a value of middling size up to sixteen, and on a disk that
+//! is full the file cannot grow to have them. So aligned blocks of four and of sixteen pages that are wholly free are
+//! counted, and a search can be told to leave them alone as long as there are others.
+//!
+//! Invariant: `free` and `blocks` count what `words` says of the pages before `pages`; bits behind them are clear.
+
+use duramen_io::File;
+
+use crate::checksum::checksum;
+use crate::error::{Error, Result};
+use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
+use crate::meta::{META_PAGES, SavedBitmap};
+
+/// A run of this many pages is worth a system call of its own.
+const LONG_RUN_PAGES: u32 = 16;
+/// Pages of a large block.
+pub(crate) const LARGE_BLOCK_PAGES: u32 = 16;
+
+const _: () = assert!(BRANCH_PAGES == 4, "`small_blocks` folds bits by four");
+const _: () = assert!(LARGE_BLOCK_PAGES == 16, "`large_blocks` folds bits by sixteen");
+
+/// Numbers of aligned blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    /// Of [`BRANCH_PAGES`], those in large ones included.
+    pub(crate) small: u64,
+    /// Of [`LARGE_BLOCK_PAGES`].
+    pub(crate) large: u64,
+}
+
+/// What a search leaves alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spared {
+    Nothing,
+    /// Free blocks of sixteen pages.
+    LargeBlocks,
+    /// Free blocks of four pages, and so the larger ones too.
+    AllBlocks,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Bitmap {
+    words: Vec<u64>,
+    pages: u32,
+    free: u64,
+    blocks: Blocks,
+    /// No page below this word is free.
+    first: usize,
+}
+
+/// The first bits of the small blocks of a word of which every bit is set.
+fn small_blocks(free: u64) -> u64 {
+    let pairs = free & free >> 1;
+    pairs & pairs >> 2 & 0x1111_1111_1111_1111
+}
+
+/// The same of the large blocks.
+fn large_blocks(free: u64) -> u64 {
+    let small = small_blocks(free);
+    let pairs = small & small >> 4;
+    pairs & pairs >> 8 & 0x0001_0001_0001_0001
+}
+
+impl Bitmap {
+    pub(crate) fn empty(pages: u32) -> Bitmap {
+        let mut bitmap = Bitmap {
+            words: Vec::new(),
+            pages: 0,
+            free: 0,
+            blocks: Blocks::default(),
+            first: 0,
+        };
+        bitmap.extend(pages);
+        bitmap
+    }
+
+    /// A bitmap of `pages` pages of which only the meta pages are used.
+    pub(crate) fn new(pages: u32) -> Bitmap {
+        let mut bitmap = Bitmap::empty(pages);
+        bitmap.set(0, META_PAGES, true);
+        bitmap
+    }
+
+    /// Loads a saved bitmap, for a file that now has `pages` pages, and marks its own pages.
+    pub(crate) fn load(file: &dyn File, saved: SavedBitmap, pages: u32) -> Result<Bitmap> {
+        if saved.page as u64 + saved.pages as u64 > pages as u64 {
+            return Err(Error::damaged(format!(
+                "the saved bitmap lies at page {}, beyond the data file",
+                saved.page
+            )));
+        }
+        let mut image = vec![0u8; saved.pages as usize * PAGE_BYTES];
+        file.read_at(&mut image, saved.page as u64 * PAGE_BYTES as u64)
+            .map_err(|error| Error::io("reading the bitmap of used pages", error))?;
+        if checksum(&image) != saved.checksum {
+            return Err(Error::damaged(format!(
+                "the bitmap at page {} has a wrong checksum",
+                saved.page
+            )));
+        }
+        let mut bitmap = Bitmap::new(pages);
+        let words = image
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        for (index, word) in words.enumerate() {
+            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                let page = (index * 64 + bit) as u32;
+                if page >= pages {
+                    return Err(Error::damaged(format!(
+                        "page {page} is in use but beyond the data file"
+                    )));
+                }
+                bitmap.set(page, 1, true);
+            }
+        }
+        bitmap.set(saved.page, saved.pages, true);
+        Ok(bitmap)
+    }
+
+    /// The bits in the order of the file format, filled up with zeros to whole pages.
+    pub(crate) fn image(&self, pages: u32) -> Vec<u8> {
+        let mut image: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        image.resize(pages as usize * PAGE_BYTES, 0);
+        image
+    }
+
+    /// Pages that the image of a bitmap takes, also when it gets longer by so many pages of the file.
+    pub(crate) fn image_pages(&self, more: u64) -> u32 {
+        let bytes = (self.words.len() as u64 + more / 64 + 1) * 8;
+        bytes.div_ceil(PAGE_BYTES as u64) as u32
+    }
+
+    pub(crate) fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    pub(crate) fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Blocks that are wholly free.
+    pub(crate) fn blocks(&self) -> Blocks {
+        self.blocks
+    }
+
+    pub(crate) fn is_used(&self, page: u32) -> bool {
+        self.words[page as usize / 64] >> (page % 64) & 1 == 1
+    }
+
+    pub(crate) fn set(&mut self, page: u32, count: u32, used: bool) {
+        let (mut page, end) = (page as u64, page as u64 + count as u64);
+        assert!(end <= self.pages as u64, "pages {page} to {end} of {}", self.pages);
+        while page < end {
+            let index = page as usize / 64;
+            let next = (page / 64 + 1) * 64;
+            let bits = (next.min(end) - page) as u32;
+            let mask = (u64::MAX >> (64 - bits)) << (page % 64);
+            self.set_word(index, mask, used);
+            page = next;
+        }
+    }
+
+    fn set_word(&mut self, index: usize, mask: u64, used: bool) {
+        self.uncount(index);
+        if used {
+            self.words[index] |= mask;
+        } else {
+            self.words[index] &= !mask;
+            self.first = self.first.min(index);
+        }
+        self.count(index);
+    }
+
+    fn count(&mut self, index: usize) {
+        let free = self.free_bits(index);
+        self.free += free.count_ones() as u64;
+        self.blocks.small += small_blocks(free).count_ones() as u64;
+        self.blocks.large += large_blocks(free).count_ones() as u64;
+    }
+
+    fn uncount(&mut self, index: usize) {
+        let free = self.free_bits(index);
+        self.free -= free.count_ones() as u64;
+        self.blocks.small -= small_blocks(free).count_ones() as u64;
+        self.blocks.large -= large_blocks(free).count_ones() as u64;
+    }
+
+    /// The free pages of a word.
+    fn free_bits(&self, index: usize) -> u64 {
+        let inside = (self.pages as u64).saturating_sub(index as u64 * 64);
+        let mask = if inside >= 64 { u64::MAX } else { (1 << inside) - 1 };
+        !self.words[index] & mask
+    }
+
+    /// The free pages of a word that a search may take.
+    fn searched_bits(&self, index: usize, spared: Spared) -> u64 {
+        let free = self.free_bits(index);
+        match spared {
+            Spared::Nothing => free,
+            Spared::LargeBlocks => free & !(large_blocks(free) * 0xFFFF),
+            Spared::AllBlocks => free & !(small_blocks(free) * 0xF),
+        }
+    }
+
+    /// Clears every bit that is set in `other`, which has the same length. Only good for saving: the counts go stale.
+    pub(crate) fn remove(&mut self, other: &Bitmap) {
+        self.words
+            .iter_mut()
+            .zip(&other.words)
+            .for_each(|(word, other)| *word &= !other);
+    }
+
+    pub(crate) fn extend(&mut self, more: u32) {
+        let last = self.words.len().checked_sub(1);
+        last.into_iter().for_each(|last| self.uncount(last));
+        self.pages += more;
+        self.words.resize((self.pages as usize).div_ceil(64), 0);
+        (last.unwrap_or(0)..self.words.len()).for_each(|index| self.count(index));
+    }
+
+    /// Forgets the pages behind, which are free.
+    pub(crate) fn cut(&mut self, pages: u32) {
+        let kept = (pages as usize).div_ceil(64);
+        let changed = pages as usize / 64..self.words.len();
+        changed.clone().for_each(|index| self.uncount(index));
+        self.pages = pages;
+        self.words.truncate(kept);
+        (changed.start..kept).for_each(|index| self.count(index));
+        self.first = self.first.min(kept);
+    }
+
+    /// Page after the last used one.
+    pub(crate) fn end_of_used(&self) -> u32 {
+        let last = self
+            .words
+            .iter()
+            .rposition(|&word| word != 0)
+            .expect("the meta pages are always used");
+        last as u32 * 64 + 64 - self.words[last].leading_zeros()
+    }
+
+    /// A run of free pages of at most `wanted`: the first that is long enough to be written in one go without waste, or
+    /// the longest one that has at least `least`. Low pages first, so that the end of the file comes free.
+    pub(crate) fn find(&mut self, least: u32, wanted: u32, spared: Spared) -> Option<(u32, u32)> {
+        let mut best: Option<(u32, u32)> = None;
+        let mut page = self.next_free(self.first as u32 * 64, Spared::Nothing);
+        self.first = page as usize / 64;
+        if spared != Spared::Nothing {
+            page = self.next_free(page, spared);
+        }
+        while page < self.pages {
+            let end = self.end_of_free(page, wanted, spared);
+            let length = end - page;
+            if length >= wanted.min(least.max(LONG_RUN_PAGES)) {
+                return Some((page, length));
+            }
+            if length >= least && best.is_none_or(|(_, longest)| length > longest) {
+                best = Some((page, length));
+            }
+            page = self.next_free(end, spared);
+        }
+        best
+    }
+
+    /// A free block for a branch, and those that follow it, of at most `wanted` pages in all.
+    pub(crate) fn find_blocks(&self, wanted: u32, spared: Spared) -> Option<(u32, u32)> {
+        let starts = |index: usize| match spared {
+            Spared::Nothing => small_blocks(self.free_bits(index)),
+            _ => small_blocks(self.searched_bits(index, Spared::LargeBlocks)),
+        };
+        let index = (self.first..self.words.len()).find(|&index| starts(index) != 0)?;
+        let page = index as u32 * 64 + starts(index).trailing_zeros();
+        let free = self.end_of_free(page, wanted, spared) - page;
+        Some((page, free / BRANCH_PAGES * BRANCH_PAGES))
+    }
+
+    /// The first page at or after `page` that a search may take, or `pages`.
+    fn next_free(&self, mut page: u32, spared: Spared) -> u32 {
+        while page < self.pages {
+            let rest = self.searched_bits(page as usize / 64, spared) >> (page % 64);
+            if rest != 0 {
+                return page + rest.trailing_zeros();
+            }
+            page = (page / 64 + 1) * 64;
+        }
+        self.pages
+    }
+
+    /// The end of the run that begins at `page`, looking no further than `wanted` pages.
+    fn end_of_free(&self, page: u32, wanted: u32, spared: Spared) -> u32 {
+        let limit = (page as u64 + wanted as u64).min(self.pages as u64) as u32;
+        let mut end = page;
+        while end < limit {
+            let rest = !self.searched_bits(end as usize / 64, spared) >> (end % 64);
+            let run = if rest == 0 { 64 } else { rest.trailing_zeros() };
+            let in_word = 64 - end % 64;
+            end += run.min(in_word);
+            if run < in_word {
+                break;
+            }
+        }
+        end.min(limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts page by page.
+    fn assert_counts(bitmap: &Bitmap) {
+        let free = |page: u32| page < bitmap.pages && !bitmap.is_used(page);
+        let blocks = |pages: u32| {
+            let starts = (0..bitmap.pages).step_by(pages as usize);
+            starts.filter(|&start| (start..start + pages).all(free)).count() as u64
+        };
+        assert_eq!(bitmap.free, (0..bitmap.pages).filter(|&page| free(page)).count() as u64);
+        let counted = Blocks {
+            small: blocks(BRANCH_PAGES),
+            large: blocks(LARGE_BLOCK_PAGES),
+        };
+        assert_eq!(bitmap.blocks, counted);
+    }
+
+    #[test]
+    fn counts_are_those_of_the_pages_after_any_changes() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut bitmap = Bitmap::new(70);
+        for _ in 0..2000 {
+            let page = rng.u32(META_PAGES..bitmap.pages);
+            let count = rng.u32(0..=(bitmap.pages - page).min(90));
+            match rng.u32(0..20) {
+                0 => bitmap.extend(rng.u32(1..200)),
+                1 => {
+                    let end = bitmap.end_of_used();
+                    bitmap.cut(rng.u32(end..=bitmap.pages));
+                }
+                2..8 => bitmap.set(page, count.min(5), true),
+                _ => bitmap.set(page, count, rng.bool()),
+            }
+            assert_counts(&bitmap);
+        }
+    }
+
+    #[test]
+    fn search_finds_only_free_pages_and_leaves_blocks_alone() {
+        let mut rng = fastrand::Rng::with_seed(11);
+        for _ in 0..300 {
+            let mut bitmap = Bitmap::new(rng.u32(100..400));
+            for _ in 0..rng.u32(1..60) {
+                let page = rng.u32(META_PAGES..bitmap.pages);
+                bitmap.set(page, rng.u32(1..=(bitmap.pages - page).min(12)), true);
+            }
+            for spared in [Spared::Nothing, Spared::LargeBlocks, Spared::AllBlocks] {
+                let least = rng.u32(1..6);
+                let wanted = rng.u32(least..70);
+                let before = bitmap.blocks;
+                let Some((page, count)) = bitmap.find(least, wanted, spared) else {
+                    continue;
+                };
+                assert!((least..=wanted).contains(&count));
+                assert!((page..page + count).all(|page| !bitmap.is_used(page)));
+                let mut after = bitmap.clone();
+                after.set(page, count, true);
+                assert!(spared == Spared::Nothing || after.blocks.large == before.large);
+                assert!(spared != Spared::AllBlocks || after.blocks.small == before.small);
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_is_found_as_long_as_there_is_one() {
+        let mut rng = fastrand::Rng::with_seed(13);
+        for _ in 0..100 {
+            let mut bitmap = Bitmap::new(300);
+            (0..rng.u32(1..100)).for_each(|_| bitmap.set(rng.u32(META_PAGES..300), 1, true));
+            while let Some((page, count)) = bitmap.find_blocks(16, Spared::Nothing) {
+                assert!(page % BRANCH_PAGES == 0 && count % BRANCH_PAGES == 0 && (4..=16).contains(&count));
+                assert!((page..page + count).all(|page| !bitmap.is_used(page)));
+                bitmap.set(page, count, true);
+            }
+            assert_eq!(bitmap.blocks.small, 0);
+        }
+    }
+}

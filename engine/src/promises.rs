@@ -1,0 +1,164 @@
+//! What folding commits may take from the data file, at the worst, and how much of that is promised to commits that
+//! are not folded yet.
+//!
+//! Pages alone are not enough on a disk that is full: a branch takes an aligned block of four, and a value that is too
+//! long for a leaf takes its pages in one piece. So both are promised as well. Branches give back as many blocks as
+//! they take, once nobody sees the old ones; leaves and other pages are taken from what is no whole block as long as
+//! there is such (`space`), so the blocks that are there stay.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::bitmap::{Blocks, LARGE_BLOCK_PAGES};
+use crate::limits::{BRANCH_PAGES, DELETE_RESERVE_BLOCKS, DELETE_RESERVE_PAGES, LOGGED_VALUE_BYTES_MAX, PAGE_BYTES};
+
+const _: () = assert!(
+    LOGGED_VALUE_BYTES_MAX <= LARGE_BLOCK_PAGES as usize * PAGE_BYTES,
+    "a fold finds room for a value in one large block"
+);
+
+/// Operations, bytes, and pages of values too long for a leaf.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FoldCosts {
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) value_pages: u64,
+}
+
+impl std::ops::AddAssign for FoldCosts {
+    fn add_assign(&mut self, other: FoldCosts) {
+        self.operations += other.operations;
+        self.bytes += other.bytes;
+        self.value_pages += other.value_pages;
+    }
+}
+
+/// Pages of the data file, and how many blocks must be among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) pages: u64,
+    pub(crate) blocks: Blocks,
+}
+
+impl Room {
+    /// What is kept for deletions.
+    pub(crate) const RESERVE: Room = Room {
+        pages: DELETE_RESERVE_PAGES,
+        blocks: Blocks {
+            small: DELETE_RESERVE_BLOCKS,
+            large: 0,
+        },
+    };
+
+    pub(crate) fn and(self, other: Room) -> Room {
+        Room {
+            pages: self.pages + other.pages,
+            blocks: Blocks {
+                small: self.blocks.small + other.blocks.small,
+                large: self.blocks.large + other.blocks.large,
+            },
+        }
+    }
+
+    /// Small blocks that must be there: those in large ones that are needed whole do not count twice.
+    pub(crate) fn small_blocks(self) -> u64 {
+        self.blocks.small + self.blocks.large * (LARGE_BLOCK_PAGES / BRANCH_PAGES) as u64
+    }
+
+    /// Pages by which a file must grow to offer this when it offers `available`.
+    pub(crate) fn missing_in(self, available: Room) -> u64 {
+        let small = self.small_blocks().saturating_sub(available.blocks.small) * BRANCH_PAGES as u64;
+        let large = self.blocks.large.saturating_sub(available.blocks.large) * LARGE_BLOCK_PAGES as u64;
+        let in_blocks = match small.max(large) {
+            0 => 0,
+            // New pages need not begin at a block.
+            pages => pages + LARGE_BLOCK_PAGES as u64 - 1,
+        };
+        self.pages.saturating_sub(available.pages).max(in_blocks)
+    }
+}
+
+/// What is promised.
+#[derive(Debug)]
+pub(crate) struct Promises {
+    operations: AtomicU64,
+    bytes: AtomicU64,
+    value_pages: AtomicU64,
+    /// Height of the base.
+    height: AtomicU64,
+    /// Branches of the base.
+    branches: AtomicU64,
+}
+
+/// A pair that comes into the middle of a full leaf can leave three behind.
+const LEAVES_PER_OPERATION: u64 = 3;
+
+/// When nobody has counted the branches.
+const UNKNOWN: u64 = u64::MAX;
+
+impl Promises {
+    pub(crate) fn new() -> Promises {
+        Promises {
+            operations: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            value_pages: AtomicU64::new(0),
+            height: AtomicU64::new(0),
+            branches: AtomicU64::new(UNKNOWN),
+        }
+    }
+
+    pub(crate) fn add(&self, costs: FoldCosts) {
+        self.operations.fetch_add(costs.operations, Ordering::Relaxed);
+        self.bytes.fetch_add(costs.bytes, Ordering::Relaxed);
+        self.value_pages.fetch_add(costs.value_pages, Ordering::Relaxed);
+    }
+
+    pub(crate) fn settle(&self, costs: FoldCosts) {
+        self.operations.fetch_sub(costs.operations, Ordering::Relaxed);
+        self.bytes.fetch_sub(costs.bytes, Ordering::Relaxed);
+        self.value_pages.fetch_sub(costs.value_pages, Ordering::Relaxed);
+    }
+
+    /// What all commits that are not folded cost.
+    pub(crate) fn pending(&self) -> FoldCosts {
+        FoldCosts {
+            operations: self.operations.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            value_pages: self.value_pages.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The base has another height, or other branches.
+    pub(crate) fn tree_is(&self, height: u8, branches: Option<u64>) {
+        self.height.store(height as u64, Ordering::Relaxed);
+        self.branches.store(branches.unwrap_or(UNKNOWN), Ordering::Relaxed);
+    }
+
+    /// What folding all that is pending may take from a file of which `base` pages are in use. Each operation rewrites
+    /// a leaf and its branches and makes them split; but the tree is rewritten at most once, and where neighbours are
+    /// rewritten together, they come out eight ninths full (see `base::merge`), which also holds for what is new. And
+    /// the bitmap may get longer.
+    pub(crate) fn needed(&self, base: u64) -> Room {
+        let FoldCosts {
+            operations,
+            bytes,
+            value_pages,
+        } = self.pending();
+        let height = self.height.load(Ordering::Relaxed).max(2);
+        let branches = match self.branches.load(Ordering::Relaxed) {
+            UNKNOWN => base / 32,
+            branches => branches,
+        };
+        let new = (bytes + operations * 16) * 9 / 8 / PAGE_BYTES as u64;
+        let all_branches = branches + branches / 8 + new / 32 + height + 2;
+        let small = (operations * (height + 1)).min(all_branches);
+        let rewritten = operations * LEAVES_PER_OPERATION + small * BRANCH_PAGES as u64;
+        Room {
+            pages: rewritten.min(base + base / 8 + 12) + new + 2 * (base >> 15) + 16,
+            blocks: Blocks {
+                small,
+                // Each large block but the last comes out at least half full.
+                large: (2 * value_pages).div_ceil(LARGE_BLOCK_PAGES as u64) + (value_pages > 0) as u64,
+            },
+        }
+    }
+}

@@ -345,7 +345,10 @@ fn one_of(paths: &[String]) -> Result<(), String> {
 fn workload_names(directory: &Path) -> BTreeSet<String> {
     let declared = |path: PathBuf| {
         let text = read(&path);
-        let names = text.split("    name: \"").skip(1).filter_map(|rest| rest.split('"').next());
+        let names = text
+            .split("    name: \"")
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next());
         names.map(str::to_string).collect::<Vec<_>>()
     };
     files(directory, ".rs").into_iter().flat_map(declared).collect()

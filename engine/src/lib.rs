@@ -43,6 +43,7 @@ mod recovery;
 mod region;
 mod salvage;
 mod scan;
+mod shared_array;
 mod snapshot;
 mod space;
 mod statistics;

@@ -100,17 +100,17 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         )));
     }
     let bitmap = Bitmap::load(&*data, meta.bitmap, pages_in_file)?;
-    let region = if has_private_region {
+    let region = Arc::new(if has_private_region {
         Region::private()?
     } else {
         Region::create(&platform, files.iter().any(|name| name == REGION_FILE))?
-    };
+    });
     let core = Core::new(
         platform.clone(),
         settings.clone(),
         data.clone(),
         Pages::open(data.clone(), settings.reads)?,
-        Space::new(data, bitmap),
+        Space::new(data, region.clone(), bitmap)?,
         Segments::new(&platform, settings.read_only),
         region,
         meta,

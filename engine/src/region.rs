@@ -1,6 +1,7 @@
 //! The shared region: one memory-mapped file (`shared`) that holds everything readers and writers of a store share
 //! while it is open: the commit lock, the numbers of the newest visible and synced commits, the published version,
-//! the table of log generations, the slots in which snapshots pin versions, and the memory of the indexes.
+//! the table of log generations, the slots in which snapshots pin versions, what the allocator of the data file knows, and
+//! the memory of the indexes.
 //!
 //! It holds offsets, never pointers, so that another process can attach to it. Nothing in it outlives the last
 //! process: the first opener formats it anew and recovery fills it from the data file and the log.
@@ -9,7 +10,7 @@
 //! 0        Control
 //! 4 KiB    log generations, 128 bytes each, allocated in steps
 //! 516 KiB  snapshot slots, 64 bytes each, allocated in steps
-//! 5 MiB    memory of the indexes, handed out by `take`
+//! 5 MiB    memory of the indexes and of the allocator's arrays, handed out by `take`
 //! ```
 //!
 //! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor `PIN_ALL` names a version whose
@@ -23,7 +24,8 @@ use duramen_io::{Access, File, Mapping, OpenMode, Platform, WordLock};
 
 use crate::base::Root;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, REGION_SPAN_BYTES, SNAPSHOTS_MAX};
+use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PAGE_BYTES, REGION_SPAN_BYTES, SNAPSHOTS_MAX};
+use crate::promises::Promises;
 
 /// Name of the region's file in the store directory.
 pub(crate) const REGION_FILE: &str = "shared";
@@ -36,7 +38,7 @@ const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const SLOTS_STEP: usize = 256;
 /// Aligned, so that the memory of indexes begins at a page and at a multiple of what they take.
 const MEMORY_START: u64 = (SLOTS_START + SNAPSHOTS_MAX as u64 * SLOT_BYTES).next_multiple_of(512 << 10);
-/// Indexes get memory in multiples of this, so that freed pieces fit again.
+/// Pieces of memory are multiples of this, or of a page when they are smaller, so that freed ones fit again.
 const MEMORY_STEP: u64 = 64 << 10;
 
 /// Freed memory that is kept at the end: enough for the index of the smallest generation.
@@ -90,6 +92,8 @@ pub(crate) struct Control {
     generations_allocated: AtomicU32,
     /// Token that the next exclusive transaction gets.
     pub(crate) exclusive_tokens: AtomicU32,
+    /// The allocator of the data file.
+    pub(crate) space: SpaceHead,
     /// Snapshot slots ever used; the rest are free.
     slots_used: Line<AtomicU32>,
     /// Entries of log generations ever used, or that a later one is in use: the rest are unused, without files.
@@ -150,6 +154,39 @@ impl Piece {
         (self.offset.load(Ordering::Acquire), self.bytes.load(Ordering::Acquire))
     }
 }
+
+/// Where an array of the region is, see `shared_array`. All zeros is an empty one.
+#[repr(C)]
+pub(crate) struct ArrayHead {
+    pub(crate) pieces: [Piece; 2],
+    /// Which of the pieces holds the elements.
+    pub(crate) current: AtomicU64,
+    /// Elements.
+    pub(crate) length: AtomicU64,
+}
+
+/// What `space` keeps here.
+#[repr(C)]
+pub(crate) struct SpaceHead {
+    /// Held by whoever looks at, or changes, the arrays and counts.
+    pub(crate) lock: Line<WordLock>,
+    pub(crate) used: ArrayHead,
+    pub(crate) loose: ArrayHead,
+    pub(crate) retired: ArrayHead,
+    pub(crate) counts: [AtomicU64; SPACE_COUNTS],
+    /// What commits read without the lock: pages and blocks that promises can count on, and pages of the published
+    /// base, its values, and what commits brought.
+    pub(crate) available: Line<AtomicU64>,
+    pub(crate) small_blocks: AtomicU64,
+    pub(crate) large_blocks: AtomicU64,
+    pub(crate) base: AtomicU64,
+    /// Pages up to this one were preloaded, or written before that could have helped.
+    pub(crate) preloaded: AtomicU64,
+    pub(crate) promises: Promises,
+}
+
+/// Numbers that the allocator keeps beside its arrays.
+pub(crate) const SPACE_COUNTS: usize = 24;
 
 /// One log generation. Written under the commit lock or by the folding thread alone.
 #[repr(C, align(64))]
@@ -382,8 +419,13 @@ impl Region {
 
     /// All pieces of memory that somebody has, ascending. Under `growth_lock`.
     fn pieces(&self) -> Vec<(u64, u64)> {
+        let space = &self.control().space;
+        let arrays = [&space.used, &space.loose, &space.retired];
+        let arrays = arrays
+            .into_iter()
+            .flat_map(|array| array.pieces.iter().map(Piece::place));
         let indexes = self.generations().map(|(_, entry)| entry.memory.place());
-        let mut pieces: Vec<(u64, u64)> = indexes.filter(|(_, bytes)| *bytes > 0).collect();
+        let mut pieces: Vec<(u64, u64)> = indexes.chain(arrays).filter(|(_, bytes)| *bytes > 0).collect();
         pieces.sort_unstable();
         pieces
     }
@@ -391,7 +433,12 @@ impl Region {
     /// Finds at least `bytes` of memory, allocates the file behind it and makes it the piece of `owner`, who has none.
     /// Returns its place.
     pub(crate) fn take(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
-        let bytes = bytes.next_multiple_of(MEMORY_STEP);
+        let step = if bytes < MEMORY_STEP {
+            PAGE_BYTES as u64
+        } else {
+            MEMORY_STEP
+        };
+        let bytes = bytes.next_multiple_of(step);
         let _growing = self.control().growth_lock.0.lock();
         assert_eq!(owner.place().1, 0, "an owner has one piece of memory");
         let mut offset = MEMORY_START;
@@ -422,10 +469,16 @@ impl Region {
         self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES);
     }
 
-    /// Gives all memory behind the last piece back. For a quiet store, whose next indexes are prepared.
+    /// Gives all memory that is nobody's back, behind the last piece and between pieces. For a quiet store, whose next
+    /// indexes are prepared.
     pub(crate) fn cut_memory(&self) {
         let _growing = self.control().growth_lock.0.lock();
         self.cut(self.end_of_memory());
+        let mut end = MEMORY_START;
+        for (used, length) in self.pieces() {
+            self.file.discard(end, used - end);
+            end = used + length;
+        }
     }
 
     /// Whether pieces lie further from the beginning than all of them take together.

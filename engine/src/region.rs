@@ -10,12 +10,14 @@
 //! 0        Control
 //! 4 KiB    log generations, 128 bytes each, allocated in steps
 //! 516 KiB  snapshot slots, 64 bytes each, allocated in steps
-//! 5 MiB    memory of the indexes and of the allocator's arrays, handed out by `take`
+//! 5 MiB    memory of the allocator's arrays
+//! 69 MiB   memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
 //!
 //! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor `PIN_ALL` names a version whose
 //! pages and generations nobody may reuse.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -38,7 +40,9 @@ const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const SLOTS_STEP: usize = 256;
 /// Aligned, so that the memory of indexes begins at a page and at a multiple of what they take.
 const MEMORY_START: u64 = (SLOTS_START + SNAPSHOTS_MAX as u64 * SLOT_BYTES).next_multiple_of(512 << 10);
-/// Pieces of memory are multiples of this, or of a page when they are smaller, so that freed ones fit again.
+/// The memory of indexes begins here. Before it is that of the allocator's arrays, while they are small.
+const INDEXES_START: u64 = MEMORY_START + (64 << 20);
+/// Indexes get memory in multiples of this, so that freed pieces fit again.
 const MEMORY_STEP: u64 = 64 << 10;
 
 /// Freed memory that is kept at the end: enough for the index of the smallest generation.
@@ -430,28 +434,43 @@ impl Region {
         pieces
     }
 
-    /// Finds at least `bytes` of memory, allocates the file behind it and makes it the piece of `owner`, who has none.
-    /// Returns its place.
+    /// Finds memory for an index and makes it the piece of `owner`, who has none. Returns its place.
     pub(crate) fn take(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
-        let step = if bytes < MEMORY_STEP {
-            PAGE_BYTES as u64
-        } else {
-            MEMORY_STEP
-        };
-        let bytes = bytes.next_multiple_of(step);
         let _growing = self.control().growth_lock.0.lock();
-        assert_eq!(owner.place().1, 0, "an owner has one piece of memory");
-        let mut offset = MEMORY_START;
+        let bytes = bytes.next_multiple_of(MEMORY_STEP);
+        self.take_between(owner, bytes, INDEXES_START..REGION_SPAN_BYTES)
+    }
+
+    /// The same for an array: apart from the indexes as long as they are small, so that an index always fits where one
+    /// was before.
+    pub(crate) fn take_for_array(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
+        let _growing = self.control().growth_lock.0.lock();
+        let bytes = bytes.next_multiple_of(PAGE_BYTES as u64);
+        match self.find(MEMORY_START..INDEXES_START, bytes) {
+            Some(_) => self.take_between(owner, bytes, MEMORY_START..INDEXES_START),
+            None => self.take_between(owner, bytes, INDEXES_START..REGION_SPAN_BYTES),
+        }
+    }
+
+    /// The first place for so many bytes that is nobody's.
+    fn find(&self, range: Range<u64>, bytes: u64) -> Option<u64> {
+        let mut offset = range.start;
         for (used, length) in self.pieces() {
-            if used - offset >= bytes {
+            if used >= offset && used.min(range.end) - offset >= bytes {
                 break;
             }
-            offset = used + length;
+            offset = offset.max(used + length);
         }
-        if offset + bytes > REGION_SPAN_BYTES {
+        (offset + bytes <= range.end).then_some(offset)
+    }
+
+    /// Allocates the file behind a piece before it is one. Under `growth_lock`.
+    fn take_between(&self, owner: &Piece, bytes: u64, range: Range<u64>) -> Result<(u64, u64)> {
+        assert_eq!(owner.place().1, 0, "an owner has one piece of memory");
+        let Some(offset) = self.find(range, bytes) else {
             let what = "index memory, of which open snapshots hold what there is (`stat` lists them)";
             return Err(Reason::Full { needed: bytes, what }.into());
-        }
+        };
         self.file
             .allocate(offset, bytes)
             .map_err(|error| full_or_io("index memory", bytes, error))?;
@@ -481,13 +500,14 @@ impl Region {
         }
     }
 
-    /// Whether pieces lie further from the beginning than all of them take together.
+    /// Whether indexes lie further from the beginning than all of them take together.
     pub(crate) fn memory_has_holes(&self) -> bool {
         let _growing = self.control().growth_lock.0.lock();
-        let pieces = self.pieces();
+        let mut pieces = self.pieces();
+        pieces.retain(|&(used, _)| used >= INDEXES_START);
         let in_use: u64 = pieces.iter().map(|&(_, bytes)| bytes).sum();
-        let end = pieces.last().map_or(MEMORY_START, |&(used, length)| used + length);
-        end > MEMORY_START + in_use
+        let end = pieces.last().map_or(INDEXES_START, |&(used, length)| used + length);
+        end > INDEXES_START + in_use
     }
 
     fn end_of_memory(&self) -> u64 {

@@ -101,7 +101,7 @@ impl<'a, T: Plain> SharedArray<'a, T> {
         if new.place().1 > 0 {
             self.region.give_back(new);
         }
-        let (offset, _) = self.region.take(new, bytes)?;
+        let (offset, _) = self.region.take_for_array(new, bytes)?;
         let target = self.region.memory(offset).cast::<T>();
         // SAFETY: the new piece is at least as long as the elements, belongs to nobody else and does not overlap the old.
         unsafe { std::ptr::copy_nonoverlapping(self.elements(), target, self.count()) };
@@ -206,7 +206,9 @@ mod tests {
         array().reserve(3).unwrap();
         (0..3).for_each(|number| array().push(number));
         // Somebody died after taking the memory that the array was about to move to.
-        region.take(&head.pieces[1 - array().current()], 100_000).unwrap();
+        region
+            .take_for_array(&head.pieces[1 - array().current()], 100_000)
+            .unwrap();
         array().reserve(100_000).unwrap();
         assert_eq!(*array(), [0, 1, 2]);
         array().resize(100_000, 7);

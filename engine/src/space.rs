@@ -547,11 +547,12 @@ impl Space {
             }
             .into());
         }
+        // First, because it is little: were the file to take all that the disk has left, it could not be used.
+        state.reserve(now + more)?;
         self.file
             .allocate(now * PAGE_BYTES as u64, bytes)
             .map_err(|error| full_or_io("the data file", bytes, error))?;
         pages.cover((now + more) * PAGE_BYTES as u64)?;
-        state.reserve(now + more)?;
         state.bitmap.extend(more as u32);
         state.loose.extend(more as u32);
         Ok(())

@@ -134,8 +134,8 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         }
     }
     if !settings.read_only && !has_private_region && core.undamaged().is_ok() {
-        // On a disk without room for them nothing could be deleted later.
-        core.keep_spare()?;
+        // On a disk without room for the next indexes nothing could be deleted later.
+        core.region.keep_spare_memory()?;
     }
     Ok(core)
 }

@@ -11,7 +11,7 @@
 //! 4 KiB    log generations, 128 bytes each, allocated in steps
 //! 516 KiB  snapshot slots, 64 bytes each, allocated in steps
 //! 5 MiB    memory of the allocator's arrays
-//! 69 MiB   memory of the indexes, and of larger arrays; both are handed out in pieces
+//! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
 //!
 //! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor `PIN_ALL` names a version whose
@@ -41,7 +41,7 @@ const SLOTS_STEP: usize = 256;
 /// Aligned, so that the memory of indexes begins at a page and at a multiple of what they take.
 const MEMORY_START: u64 = (SLOTS_START + SNAPSHOTS_MAX as u64 * SLOT_BYTES).next_multiple_of(512 << 10);
 /// The memory of indexes begins here. Before it is that of the allocator's arrays, while they are small.
-const INDEXES_START: u64 = MEMORY_START + (64 << 20);
+const INDEXES_START: u64 = MEMORY_START + (1 << 20);
 /// Indexes get memory in multiples of this, so that freed pieces fit again.
 const MEMORY_STEP: u64 = 64 << 10;
 
@@ -486,6 +486,14 @@ impl Region {
         owner.bytes.store(0, Ordering::Release);
         // A little is kept: on a disk that is full by now, deletions still need the next generation's index.
         self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES);
+    }
+
+    /// Makes sure that there is memory for a few more small indexes.
+    pub(crate) fn keep_spare_memory(&self) -> Result<()> {
+        let _growing = self.control().growth_lock.0.lock();
+        self.file
+            .allocate(self.end_of_memory().max(INDEXES_START), MEMORY_SPARE_BYTES)
+            .map_err(|error| full_or_io("index memory", MEMORY_SPARE_BYTES, error))
     }
 
     /// Gives all memory that is nobody's back, behind the last piece and between pieces. For a quiet store, whose next

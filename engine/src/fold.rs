@@ -339,8 +339,6 @@ impl Core {
         self.control().durable.0.store(meta.base_commit, Ordering::Release);
         if old.bitmap.pages > 0 {
             self.space.keep_for_next_bitmap(old.bitmap);
-        } else {
-            self.space.keep_room_for_bitmap();
         }
         self.space.durable_end_is(data_pages);
         self.space.cut(Slack::Usual)

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use crate::base::Extent;
 use crate::catalog::MapInfo;
-use crate::commit::{AddTo, Commit, Draft, Durability, NOT_EXCLUSIVE};
+use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::core::Core;
+use crate::draft::{AddTo, Draft};
 use crate::error::{Reason, Result};
 use crate::full_key::{FullKey, FullRange, check_key};
 use crate::future::CommitFuture;

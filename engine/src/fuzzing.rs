@@ -3,9 +3,9 @@
 //!
 //! Compiled with the feature `fuzzing` only. Nothing here is part of the interface.
 
+use crate::base::any_page::{Anything, Nowhere, PAGE};
 use crate::base::{
-    self, ChangeStream, Cursor, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored, count_below, find,
-    seal_page, verify_page,
+    self, ChangeStream, Cursor, KeyRange, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
 };
 use crate::checksum::{checksum, key_hash};
 use crate::error::Result;
@@ -18,8 +18,6 @@ use crate::meta::META_PAGES;
 /// Steps of a walk after which a target has seen enough.
 const STEPS_MAX: usize = 1000;
 const HASH_SEED: u64 = 7;
-/// Number and birth of the pages that are read; any will do.
-const PAGE: u32 = 1;
 /// Where the fields are that the repairs fill in; the files are drawn in `meta`, `log::segment` and `base::page`.
 const CHECKSUM_AT: usize = 12;
 const CHECKED_FROM: usize = 16;
@@ -74,47 +72,6 @@ fn sealed(bytes: &[u8], length: usize) -> Vec<u8> {
     page.resize(length, 0);
     seal_page(&mut page, PAGE, PAGE as u64);
     page
-}
-
-/// Gives the same leaf and the same branch for every number.
-#[derive(Clone, Copy)]
-struct Anything<'a> {
-    leaf: &'a [u8],
-    branch: &'a [u8],
-}
-
-impl<'a> PageSource for Anything<'a> {
-    type Page = &'a [u8];
-
-    fn page(self, _: u32, bytes: usize) -> Result<&'a [u8]> {
-        Ok(if bytes == PAGE_BYTES { self.leaf } else { self.branch })
-    }
-}
-
-/// Takes every page and checks that it is one.
-struct Nowhere;
-
-impl PageSink for Nowhere {
-    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
-        seal_page(page, PAGE, PAGE as u64);
-        verify_page(PAGE, page).expect("a merge writes sound pages, whatever it reads");
-        Ok(PAGE)
-    }
-
-    fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {
-        Ok(Extent {
-            page: PAGE,
-            checksum: 0,
-            length: bytes.len() as u64,
-            birth: PAGE as u64,
-        })
-    }
-
-    fn retire(&mut self, _: u32, _: u32, _: u64) {}
-
-    fn retire_extent(&mut self, extent: Extent) {
-        extent.pages();
-    }
 }
 
 /// Puts of these keys, which ascend.

@@ -8,8 +8,10 @@ use std::sync::atomic::Ordering;
 
 use crate::batch::Batch;
 use crate::catalog::{MapInfo, check_name};
-use crate::commit::{AddTo, Checks, Durability};
+use crate::commit::Durability;
+use crate::conflict::Checks;
 use crate::core::{Core, with_source};
+use crate::draft::AddTo;
 use crate::error::{Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
 use crate::limits::{ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};

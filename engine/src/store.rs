@@ -10,8 +10,9 @@ use duramen_io::Platform;
 
 use crate::background;
 use crate::changes::{Changes, ChangesFrom};
-use crate::commit::{Commit, Draft};
+use crate::commit::Commit;
 use crate::core::Core;
+use crate::draft::Draft;
 use crate::error::{Reason, Result};
 use crate::map::{Map, Maps};
 use crate::options::{Options, Settings};

@@ -18,6 +18,8 @@
 //! the page, whatever its bytes; what one page cannot show (its place in the tree) is checked where it is used and
 //! reported as damage, and [`check_tree`] looks at everything.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod any_page;
 mod branch;
 mod check;
 mod cursor;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use fastrand::Rng;
 
+use super::any_page::{Anything, Nowhere};
 use super::leaf::Leaf;
 use super::page::{self, HEADER_BYTES};
 use super::*;
@@ -828,44 +829,6 @@ fn any_changed_byte_is_noticed() {
                 .to_string()
                 .contains("it says it is page")
         );
-    }
-}
-
-/// Gives the same leaf and the same branch for every page.
-#[derive(Clone, Copy)]
-struct Anything<'a> {
-    leaf: &'a [u8],
-    branch: &'a [u8],
-}
-
-impl<'a> PageSource for Anything<'a> {
-    type Page = &'a [u8];
-
-    fn page(self, _: u32, bytes: usize) -> Result<&'a [u8]> {
-        Ok(if bytes == PAGE_BYTES { self.leaf } else { self.branch })
-    }
-}
-
-/// Takes everything.
-struct Nowhere;
-
-impl PageSink for Nowhere {
-    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
-        seal_page(page, 3, 3);
-        verify_page(3, page)?;
-        Ok(3)
-    }
-    fn write_value(&mut self, _: &[u8]) -> Result<Extent> {
-        Ok(Extent {
-            page: 4,
-            checksum: 0,
-            length: 2000,
-            birth: 3,
-        })
-    }
-    fn retire(&mut self, _: u32, _: u32, _: u64) {}
-    fn retire_extent(&mut self, extent: Extent) {
-        extent.pages();
     }
 }
 

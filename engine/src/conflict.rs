@@ -1,0 +1,193 @@
+//! Conflicts: whether anything that a transaction wrote or, if serialisable, read was changed by a commit after the one it
+//! sees. Exact, by the newest version of each key in the generations, and by any change inside a range. Under the commit lock.
+
+use std::sync::atomic::Ordering;
+
+use crate::base::{Cursor, PageSource, Root};
+use crate::checksum::key_hash;
+use crate::core::{Core, with_source};
+use crate::error::{Error, Reason, Result, printable};
+use crate::full_key::FullRange;
+use crate::index::IndexCursor;
+use crate::planted::{PlantedBug, is_planted};
+use crate::region::GenerationState;
+use crate::view::{GenerationView, Note};
+
+/// What must not have changed since a transaction began.
+#[derive(Debug, Default)]
+pub(crate) struct Checks {
+    /// The commit that the transaction sees.
+    pub(crate) since: u64,
+    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) ranges: Vec<FullRange>,
+    /// Runs of changes whose keys are written; their keys are checked one by one.
+    pub(crate) runs: Vec<Root>,
+}
+
+impl Core {
+    /// Refuses the commit when something that it depends on was changed since. Under the commit lock.
+    pub(crate) fn check_conflicts(&self, checks: &Checks) -> Result<()> {
+        let control = self.control();
+        let oldest = control.tail.0.checkable_since.load(Ordering::Relaxed);
+        if checks.since < oldest {
+            return Err(Reason::TooOld {
+                began: checks.since,
+                oldest,
+            }
+            .into());
+        }
+        if control.visible.0.load(Ordering::Relaxed) == checks.since {
+            return Ok(());
+        }
+        let newer = self.generations_after(checks.since);
+        for key in &checks.keys {
+            let hash = key_hash(self.hash_seed, key);
+            if self.changed_since(&newer, key, hash, checks.since)? {
+                return Err(self.conflict(key));
+            }
+        }
+        for range in &checks.ranges {
+            if is_planted(PlantedBug::RangesNotChecked) {
+                break;
+            }
+            if let Some(key) = self.changed_in_range(&newer, range, checks.since)? {
+                return Err(self.conflict(&key));
+            }
+        }
+        for &run in &checks.runs {
+            if let Some(key) = self.changed_in_run(&newer, run, checks.since)? {
+                return Err(self.conflict(&key));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn conflict(&self, full_key: &[u8]) -> Error {
+        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
+        let (map, key) = crate::full_key::split(full_key);
+        Reason::Conflict {
+            map: self.catalog.name_of(map),
+            key: printable(key),
+        }
+        .into()
+    }
+
+    /// Generations that hold commits after `since`, in any state in which they can be read.
+    fn generations_after(&self, since: u64) -> Vec<GenerationView> {
+        let mut newer = Vec::new();
+        for (slot, entry) in self.region.generations() {
+            let holds = match entry.state() {
+                GenerationState::Active => true,
+                GenerationState::Frozen | GenerationState::Folded => entry.last_commit.load(Ordering::Relaxed) > since,
+                GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
+            };
+            if holds {
+                newer.push(self.generation_view(slot));
+            }
+        }
+        newer
+    }
+
+    fn changed_since(&self, newer: &[GenerationView], key: &[u8], hash: u64, since: u64) -> Result<bool> {
+        for generation in newer {
+            let found = with_source!(self, source => generation.recent(source, key, hash, u64::MAX)?.map(|(c, _)| c));
+            if found.is_some_and(|commit| commit > since) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// A key in `range` (or the beginning of a range delete) that was changed after `since`.
+    fn changed_in_range(&self, newer: &[GenerationView], range: &FullRange, since: u64) -> Result<Option<Vec<u8>>> {
+        for generation in newer {
+            let mut cursor = IndexCursor::new(generation.index, generation.log);
+            cursor.seek(&range.low);
+            while cursor.is_valid() && cursor.key() < range.high.as_slice() {
+                if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
+                    return Ok(Some(cursor.key().to_vec()));
+                }
+                cursor.next();
+            }
+            for (_, note) in generation.notes(u64::MAX).take_while(|(commit, _)| *commit > since) {
+                match note {
+                    Note::DeleteRange { low, high } if low < range.high.as_slice() && range.low.as_slice() < high => {
+                        return Ok(Some(low.max(&range.low).to_vec()));
+                    }
+                    Note::DeleteRange { .. } => {}
+                    Note::Run(root) => {
+                        let first = with_source!(self, source => first_in(source, root, range)?);
+                        if first.is_some() {
+                            return Ok(first);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// A key of a run that was changed after `since`: looks every changed key up in the run.
+    fn changed_in_run(&self, newer: &[GenerationView], run: Root, since: u64) -> Result<Option<Vec<u8>>> {
+        let everything = FullRange {
+            low: Vec::new(),
+            high: vec![0xFF; 8],
+        };
+        for generation in newer {
+            let mut cursor = IndexCursor::new(generation.index, generation.log);
+            cursor.first();
+            while cursor.is_valid() {
+                if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
+                    let hash = key_hash(self.hash_seed, cursor.key());
+                    let found = with_source!(self, source => {
+                        crate::base::find(source, run, cursor.key(), hash)?.is_some()
+                    });
+                    if found {
+                        return Ok(Some(cursor.key().to_vec()));
+                    }
+                }
+                cursor.next();
+            }
+            for (_, note) in generation.notes(u64::MAX).take_while(|(commit, _)| *commit > since) {
+                let found = match note {
+                    Note::DeleteRange { low, high } => {
+                        let range = FullRange {
+                            low: low.to_vec(),
+                            high: high.to_vec(),
+                        };
+                        with_source!(self, source => first_in(source, run, &range)?)
+                    }
+                    // Two runs: walk the other one through this one.
+                    Note::Run(other) => with_source!(self, source => common_key(source, run, other, &everything)?),
+                };
+                if found.is_some() {
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The first key of a tree inside a range.
+fn first_in<S: PageSource>(source: S, root: Root, range: &FullRange) -> Result<Option<Vec<u8>>> {
+    let mut cursor = Cursor::new(source, root);
+    cursor.seek(&range.low)?;
+    Ok((cursor.is_valid() && cursor.key() < range.high.as_slice()).then(|| cursor.key().to_vec()))
+}
+
+/// A key that two trees have in common, found by leaping from one to the other.
+fn common_key<S: PageSource>(source: S, one: Root, other: Root, range: &FullRange) -> Result<Option<Vec<u8>>> {
+    let mut one = Cursor::new(source, one);
+    let mut other = Cursor::new(source, other);
+    one.seek(&range.low)?;
+    other.seek(&range.low)?;
+    while one.is_valid() && other.is_valid() {
+        match one.key().cmp(other.key()) {
+            std::cmp::Ordering::Equal => return Ok(Some(one.key().to_vec())),
+            std::cmp::Ordering::Less => one.seek(other.key())?,
+            std::cmp::Ordering::Greater => other.seek(one.key())?,
+        }
+    }
+    Ok(None)
+}

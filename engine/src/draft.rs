@@ -1,0 +1,262 @@
+//! A commit being put together: the encoded body of its record, and what the commit lock's holder still has to fill in
+//! (numbers of appends, sums of additions). Made outside the lock by `map`, `batch` and `transaction`; written by `commit`.
+
+use std::sync::Arc;
+
+use crate::base::Stored;
+use crate::catalog::MapInfo;
+use crate::checksum::key_hash;
+use crate::error::{Reason, Result};
+use crate::full_key::{COUNTERS, FullKey, check_key};
+use crate::limits::{INLINE_VALUE_BYTES_MAX, KEY_BYTES_MAX, PAGE_BYTES};
+use crate::log::{Body, Operation, OperationKind};
+use crate::promises::FoldCosts;
+use crate::view::decode_root;
+
+/// A commit being put together.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) body: Body,
+    pub(crate) planned: Vec<Planned>,
+    pub(crate) appends: Vec<Append>,
+    pub(crate) adds: Vec<Add>,
+    pub(crate) maps: Vec<Arc<MapInfo>>,
+    /// Maps that the commit makes and drops, and new names it gives.
+    pub(crate) created: Vec<u32>,
+    pub(crate) dropped: Vec<u32>,
+    pub(crate) renamed: Vec<(u32, String)>,
+    pub(crate) assigned: Vec<u64>,
+    pub(crate) adds_anything: bool,
+    pub(crate) notes: u64,
+    /// What folding the draft takes beyond what its operations and bytes say; see [`fold_costs`].
+    pub(crate) costs: FoldCosts,
+}
+
+/// What folding an operation takes beyond one operation and its bytes: a run counts with all its pairs, and a value
+/// that is too long for a leaf takes whole pages.
+pub(crate) fn fold_costs(kind: OperationKind, value: &[u8]) -> FoldCosts {
+    match kind {
+        OperationKind::Run => FoldCosts {
+            operations: decode_root(value).pairs,
+            ..FoldCosts::default()
+        },
+        OperationKind::Put if value.len() > INLINE_VALUE_BYTES_MAX => FoldCosts {
+            operations: 0,
+            bytes: (value.len().next_multiple_of(PAGE_BYTES) - value.len()) as u64,
+            value_pages: value.len().div_ceil(PAGE_BYTES) as u64,
+        },
+        _ => FoldCosts::default(),
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned {
+    /// Position of the operation in the body.
+    pub(crate) position: u32,
+    pub(crate) hash: u64,
+    pub(crate) is_note: bool,
+}
+
+/// Appends of one prefix: the operations whose keys end in the assigned number, and the counter.
+#[derive(Debug)]
+pub(crate) struct Append {
+    pub(crate) counter: Vec<u8>,
+    /// Index of the counter's operation in `planned`, then of the others, with their places in `assigned`.
+    pub(crate) counter_operation: usize,
+    pub(crate) operations: Vec<(usize, usize)>,
+}
+
+/// An addition: the value of the planned operation is filled in under the lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Add {
+    pub(crate) operation: usize,
+    pub(crate) delta: i64,
+    pub(crate) base: AddTo,
+}
+
+/// What an addition adds to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AddTo {
+    /// What the store holds when the commit is made.
+    Newest,
+    /// What an earlier operation of the same draft leaves.
+    Operation(usize),
+    /// Nothing: the draft deletes a range that holds the key.
+    Nothing,
+}
+
+impl Draft {
+    pub(crate) fn new() -> Draft {
+        Draft {
+            body: Body::new(),
+            planned: Vec::new(),
+            appends: Vec::new(),
+            adds: Vec::new(),
+            maps: Vec::new(),
+            created: Vec::new(),
+            dropped: Vec::new(),
+            renamed: Vec::new(),
+            assigned: Vec::new(),
+            adds_anything: false,
+            notes: 0,
+            costs: FoldCosts::default(),
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.body.clear();
+        self.planned.clear();
+        self.appends.clear();
+        self.adds.clear();
+        self.maps.clear();
+        self.created.clear();
+        self.dropped.clear();
+        self.renamed.clear();
+        self.assigned.clear();
+        self.adds_anything = false;
+        self.notes = 0;
+        self.costs = FoldCosts::default();
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.planned.is_empty()
+    }
+
+    /// Adds a put, delete or put of an extent. Returns its index.
+    pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8], seed: u64) -> usize {
+        let position = self.body.push(kind, full_key, value) as u32;
+        let hash = key_hash(seed, full_key);
+        self.planned.push(Planned {
+            position,
+            hash,
+            is_note: false,
+        });
+        self.costs += fold_costs(kind, value);
+        self.adds_anything |= kind != OperationKind::Delete;
+        self.planned.len() - 1
+    }
+
+    /// Adds a range delete or run; these come before all single operations.
+    pub(crate) fn push_note(&mut self, kind: OperationKind, low: &[u8], value: &[u8]) {
+        let position = self.body.push(kind, low, value) as u32;
+        self.planned.push(Planned {
+            position,
+            hash: 0,
+            is_note: true,
+        });
+        self.costs += fold_costs(kind, value);
+        self.adds_anything |= kind == OperationKind::Run;
+        self.notes += 1;
+    }
+
+    /// Adds an append: `prefix` is a full key to which the commit adds a number.
+    pub(crate) fn push_append(&mut self, map: u32, prefix: &[u8], kind: OperationKind, value: &[u8]) -> Result<()> {
+        let mut key = Vec::with_capacity(prefix.len() + 8);
+        key.extend_from_slice(prefix);
+        key.extend_from_slice(&[0; 8]);
+        check_key(&key)?;
+        let full = FullKey::new(map, &key)?;
+        let mut counter = map.to_be_bytes().to_vec();
+        counter.extend_from_slice(prefix);
+        if counter.len() > KEY_BYTES_MAX {
+            return Err(Reason::KeyTooLong {
+                length: prefix.len(),
+                max: KEY_BYTES_MAX - 8,
+            }
+            .into());
+        }
+        let counter = FullKey::new(COUNTERS, &counter)?;
+        let position = self.body.push(kind, &full, value) as u32;
+        self.planned.push(Planned {
+            position,
+            hash: 0,
+            is_note: false,
+        });
+        let operation = self.planned.len() - 1;
+        let place = self.assigned.len();
+        self.assigned.push(0);
+        self.costs += fold_costs(kind, value);
+        self.adds_anything = true;
+        match self.appends.iter_mut().find(|append| append.counter[..] == counter[..]) {
+            Some(append) => append.operations.push((operation, place)),
+            None => {
+                let position = self.body.push(OperationKind::Put, &counter, &[0; 8]) as u32;
+                self.planned.push(Planned {
+                    position,
+                    hash: 0,
+                    is_note: false,
+                });
+                self.appends.push(Append {
+                    counter: counter.to_vec(),
+                    counter_operation: self.planned.len() - 1,
+                    operations: vec![(operation, place)],
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds an addition to a counter. Returns its index.
+    pub(crate) fn push_add(&mut self, full_key: &[u8], delta: i64, base: AddTo, seed: u64) -> usize {
+        let operation = self.push(OperationKind::Put, full_key, &[0; 8], seed);
+        self.adds.push(Add { operation, delta, base });
+        operation
+    }
+
+    /// The sum that the commit computed for its first addition.
+    pub(crate) fn first_sum(&self) -> i64 {
+        let operation = self.adds[0].operation;
+        let start = self.planned[operation].position as usize + 8 + self.full_key(operation).len();
+        i64::from_be_bytes(self.body.body()[start..start + 8].try_into().expect("eight bytes"))
+    }
+
+    /// What folding the draft takes.
+    pub(crate) fn fold_costs(&self) -> FoldCosts {
+        FoldCosts {
+            operations: self.costs.operations + self.planned.len() as u64,
+            bytes: self.costs.bytes + self.body.len() as u64,
+            value_pages: self.costs.value_pages,
+        }
+    }
+
+    /// The numbers that the commit assigned.
+    pub(crate) fn assigned(&self) -> &[u64] {
+        &self.assigned
+    }
+
+    /// Remembers that the commit needs this map to exist.
+    pub(crate) fn needs(&mut self, map: &Arc<MapInfo>) {
+        if !self.maps.iter().any(|known| Arc::ptr_eq(known, map)) {
+            self.maps.push(map.clone());
+        }
+    }
+
+    pub(crate) fn full_key(&self, operation: usize) -> &[u8] {
+        let body = &self.body.body()[self.planned[operation].position as usize..];
+        &body[8..12 + u16::from_le_bytes([body[2], body[3]]) as usize]
+    }
+
+    /// What an operation, which is a put or delete, leaves at its key.
+    pub(crate) fn stored(&self, operation: usize) -> Result<Stored<'_>> {
+        let body = &self.body.body()[self.planned[operation].position as usize..];
+        Ok(Operation::decode(body)?.0.stored())
+    }
+
+    /// The eight bytes at the end of an operation's key.
+    pub(crate) fn set_key_end(&mut self, operation: usize, number: u64, seed: u64) {
+        let start = self.planned[operation].position as usize;
+        let end = start + 8 + self.full_key(operation).len();
+        self.body.body_mut()[end - 8..end].copy_from_slice(&number.to_be_bytes());
+        self.planned[operation].hash = key_hash(seed, self.full_key(operation));
+    }
+
+    /// The eight bytes of an operation's value.
+    pub(crate) fn set_value(&mut self, operation: usize, value: [u8; 8]) {
+        let start = self.planned[operation].position as usize + 8 + self.full_key(operation).len();
+        self.body.body_mut()[start..start + 8].copy_from_slice(&value);
+    }
+
+    pub(crate) fn rehash(&mut self, operation: usize, seed: u64) {
+        self.planned[operation].hash = key_hash(seed, self.full_key(operation));
+    }
+}

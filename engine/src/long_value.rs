@@ -1,0 +1,99 @@
+//! Writing long values: from the caller's stream, or from a fold, into pages of their own in the data file, in parts that
+//! each get a checksum. They are *loose* until a base refers to them: whoever fails before the commit gives them back.
+//! Reading them is in `value` and `pages`.
+
+use std::io::Read;
+
+use crate::base::Extent;
+use crate::checksum::checksum;
+use crate::core::Core;
+use crate::error::{Error, Reason, Result};
+use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
+use crate::planted::{PlantedBug, is_planted};
+use crate::space::{Claim, Want};
+
+impl Core {
+    /// Writes a long value to pages of its own, ahead of the commit that will refer to it.
+    pub(crate) fn write_value(&self, length: u64, from: &mut dyn Read) -> Result<Extent> {
+        let _user = self.enter()?;
+        let mut extent = Extent {
+            page: 0,
+            checksum: 0,
+            length,
+            birth: self.region.version().number,
+        };
+        (extent.page, _) = self
+            .space
+            .take(Claim::Loose, Want::Piece(extent.pages()), &self.pages)?;
+        let taken = Taken { core: self, extent };
+        let written = self.write_value_at(extent, from)?;
+        std::mem::forget(taken);
+        Ok(written)
+    }
+
+    pub(crate) fn write_value_at(&self, mut extent: Extent, from: &mut dyn Read) -> Result<Extent> {
+        let doing = |error| Error::io("writing a long value", error);
+        let mut offset = extent.page as u64 * PAGE_BYTES as u64;
+        let mut table = Vec::new();
+        let mut chunk = vec![0u8; VALUE_CHUNK_BYTES.min(extent.length as usize)];
+        let mut left = extent.length;
+        while left > 0 {
+            let part = &mut chunk[..left.min(VALUE_CHUNK_BYTES as u64) as usize];
+            let count = fill(part, from)?;
+            if count < part.len() {
+                let (announced, found) = (extent.length, extent.length - left + count as u64);
+                return Err(Reason::ValueLengthMismatch { announced, found }.into());
+            }
+            self.data.write_at(part, offset).map_err(doing)?;
+            table.extend_from_slice(&checksum(part).to_le_bytes());
+            offset += part.len() as u64;
+            left -= part.len() as u64;
+        }
+        if fill(&mut [0], from)? != 0 {
+            let (announced, found) = (extent.length, extent.length + 1);
+            return Err(Reason::ValueLengthMismatch { announced, found }.into());
+        }
+        if extent.length > VALUE_CHUNK_BYTES as u64 {
+            extent.checksum = checksum(&table);
+            self.data.write_at(&table, offset.next_multiple_of(4)).map_err(doing)?;
+        } else {
+            extent.checksum = checksum(&chunk);
+        }
+        Ok(extent)
+    }
+
+    /// Makes values and runs durable before a record that refers to them can be.
+    pub(crate) fn sync_values(&self) -> Result<()> {
+        if is_planted(PlantedBug::ValuesNotSynced) {
+            return Ok(());
+        }
+        let synced = self.data.sync_data();
+        synced.map_err(|error| self.poisoned_by(Error::io("syncing long values", error)))
+    }
+}
+
+/// Pages of a value that is being written. They are given back when its stream fails or panics.
+struct Taken<'a> {
+    core: &'a Core,
+    extent: Extent,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.core.space.give_back(self.extent.page, self.extent.pages());
+    }
+}
+
+/// Reads until `part` is full or the stream ends. Returns the bytes read.
+fn fill(part: &mut [u8], from: &mut dyn Read) -> Result<usize> {
+    let mut count = 0;
+    while count < part.len() {
+        match from.read(&mut part[count..]) {
+            Ok(0) => break,
+            Ok(read) => count += read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::of_stream(error)),
+        }
+    }
+    Ok(count)
+}

@@ -1,0 +1,186 @@
+//! Where a merge writes its pages: free places of the data file, in runs. It remembers what it took, so that a merge that
+//! fails leaves nothing behind, and what the new tree no longer holds, so that it can be retired once that is published.
+
+use crate::base::{self, Extent, PageSink};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
+use crate::space::{Claim, Retired, Want};
+
+/// Pages are written in runs of about this many, small trees in shorter ones, so that they stay together.
+const LEAF_RUN_PAGES: (u32, u32) = (8, 64);
+/// Branches, which are few, in runs of about this many pages.
+const BRANCH_RUN_PAGES: (u32, u32) = (BRANCH_PAGES, 16);
+
+/// Writes pages to free places of the data file, in runs: leaves in long ones, branches in blocks of their own, so that
+/// a block that comes free again can take another branch.
+pub(crate) struct FileSink<'a> {
+    core: &'a Core,
+    /// The version that the pages say they were born in.
+    pub(crate) birth: u64,
+    claim: Claim,
+    leaves: Run,
+    branches: Run,
+    /// Everything taken, to give back when the merge fails.
+    taken: Vec<(Want, u32, u32)>,
+    /// What the new tree does not hold; its death is the version that will be published.
+    pub(crate) retired: Vec<Retired>,
+    pub(crate) adopted: Vec<Extent>,
+}
+
+/// Free pages at hand: the next one, and the end of the run.
+#[derive(Default)]
+struct Run {
+    next: u32,
+    end: u32,
+    /// Pages that are chosen but not yet written; they end right before `next`.
+    buffer: Vec<u8>,
+    /// Place of the run among all that was taken.
+    place: usize,
+    /// Pages that it had at first.
+    length: u32,
+}
+
+impl<'a> FileSink<'a> {
+    pub(crate) fn new(core: &'a Core, birth: u64, claim: Claim) -> FileSink<'a> {
+        FileSink {
+            core,
+            birth,
+            claim,
+            leaves: Run::default(),
+            branches: Run::default(),
+            taken: Vec::new(),
+            retired: Vec::new(),
+            adopted: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, want: Want) -> Result<(u32, u32)> {
+        let (page, count) = self.core.space.take(self.claim, want, &self.core.pages)?;
+        self.taken.push((want, page, count));
+        Ok((page, count))
+    }
+
+    /// Makes sure that there is a run for a page of `count` pages.
+    fn have_run(&mut self, count: u32) -> Result<()> {
+        let run = self.run(count);
+        if run.end - run.next >= count {
+            return Ok(());
+        }
+        let full = std::mem::take(run);
+        let longer = |(least, most): (u32, u32)| (full.length * 2).clamp(least, most);
+        let want = if count == BRANCH_PAGES {
+            Want::Branches(longer(BRANCH_RUN_PAGES))
+        } else {
+            Want::Leaves(longer(LEAF_RUN_PAGES))
+        };
+        self.leave(full)?;
+        let (next, length) = self.take(want)?;
+        let run = Run {
+            next,
+            end: next + length,
+            buffer: Vec::new(),
+            place: self.taken.len() - 1,
+            length,
+        };
+        *self.run(count) = run;
+        Ok(())
+    }
+
+    fn run(&mut self, count: u32) -> &mut Run {
+        if count == BRANCH_PAGES {
+            &mut self.branches
+        } else {
+            &mut self.leaves
+        }
+    }
+
+    /// Writes the pages of a run, and gives back those that are left.
+    fn leave(&mut self, run: Run) -> Result<()> {
+        if run.next < run.end {
+            let (want, first, count) = &mut self.taken[run.place];
+            *count = run.next - *first;
+            self.core
+                .space
+                .give_back_run(self.claim, *want, run.next, run.end - run.next);
+        }
+        if run.buffer.is_empty() {
+            return Ok(());
+        }
+        let count = (run.buffer.len() / PAGE_BYTES) as u32;
+        let first = (run.next - count) as u64 * PAGE_BYTES as u64;
+        self.core
+            .data
+            .write_at(&run.buffer, first)
+            .map_err(|error| Error::io("writing pages", error))?;
+        self.core.data.start_writeback(first, run.buffer.len() as u64);
+        self.core.pages.written(run.next - count, count);
+        Ok(())
+    }
+
+    /// Writes what is buffered.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        let (leaves, branches) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.branches));
+        self.leave(leaves)?;
+        self.leave(branches)
+    }
+
+    /// Gives everything back: nobody will refer to it.
+    pub(crate) fn abandon(&mut self) {
+        (self.leaves, self.branches) = (Run::default(), Run::default());
+        for (want, page, count) in std::mem::take(&mut self.taken) {
+            self.core.space.give_back_run(self.claim, want, page, count);
+        }
+    }
+
+    /// Retires pages that records of the log refer to.
+    pub(crate) fn retire_logged(&mut self, page: u32, pages: u32, birth: u64) {
+        self.retired.push(Retired {
+            page,
+            pages,
+            birth,
+            death: u64::MAX,
+            is_logged: true,
+        });
+    }
+}
+
+impl PageSink for FileSink<'_> {
+    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+        let count = (page.len() / PAGE_BYTES) as u32;
+        self.have_run(count)?;
+        let birth = self.birth;
+        let run = self.run(count);
+        let number = run.next;
+        base::seal_page(page, number, birth);
+        run.buffer.extend_from_slice(page);
+        run.next += count;
+        Ok(number)
+    }
+
+    fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {
+        let length = bytes.len() as u64;
+        let mut extent = Extent {
+            page: 0,
+            checksum: 0,
+            length,
+            birth: self.birth,
+        };
+        (extent.page, _) = self.take(Want::Piece(extent.pages()))?;
+        self.core.write_value_at(extent, &mut &bytes[..])
+    }
+
+    fn retire(&mut self, number: u32, pages: u32, birth: u64) {
+        self.retired.push(Retired {
+            page: number,
+            pages,
+            birth,
+            death: u64::MAX,
+            is_logged: false,
+        });
+    }
+
+    fn retire_extent(&mut self, extent: Extent) {
+        self.retire_logged(extent.page, extent.pages(), extent.birth);
+    }
+}

@@ -14,7 +14,7 @@ use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 
 /// A run of this many pages is worth a system call of its own.
-const LONG_RUN_PAGES: u32 = 16;
+pub(crate) const LONG_RUN_PAGES: u32 = 16;
 /// Pages of a large block.
 pub(crate) const LARGE_BLOCK_PAGES: u32 = 16;
 
@@ -234,17 +234,27 @@ impl Bitmap {
 
     /// Page after the last used one.
     pub(crate) fn end_of_used(&self) -> u32 {
-        let last = self
-            .words
-            .iter()
-            .rposition(|&word| word != 0)
-            .expect("the meta pages are always used");
-        last as u32 * 64 + 64 - self.words[last].leading_zeros()
+        self.end_of_used_before(self.pages)
     }
 
-    /// A run of free pages of at most `wanted`: the first that is long enough to be written in one go without waste, or
-    /// the longest one that has at least `least`. Low pages first, so that the end of the file comes free.
-    pub(crate) fn find(&mut self, least: u32, wanted: u32, spared: Spared) -> Option<(u32, u32)> {
+    /// The same of the pages before `limit`.
+    pub(crate) fn end_of_used_before(&self, limit: u32) -> u32 {
+        let (whole, rest) = (limit as usize / 64, limit % 64);
+        let last = match self.words.get(whole).map_or(0, |word| word & !(u64::MAX << rest)) {
+            0 => {
+                let words = &self.words[..whole];
+                let last = words.iter().rposition(|&word| word != 0);
+                last.map(|last| (last, words[last]))
+            }
+            bits => Some((whole, bits)),
+        };
+        let (last, bits) = last.expect("the meta pages are always used");
+        last as u32 * 64 + 64 - bits.leading_zeros()
+    }
+
+    /// A run of free pages of at most `wanted`: the first that has `enough`, or the longest one that has at least
+    /// `least`. Low pages first, so that the end of the file comes free.
+    pub(crate) fn find(&mut self, least: u32, enough: u32, wanted: u32, spared: Spared) -> Option<(u32, u32)> {
         let mut best: Option<(u32, u32)> = None;
         let mut page = self.next_free(self.first as u32 * 64, Spared::Nothing);
         self.first = page as usize / 64;
@@ -254,7 +264,7 @@ impl Bitmap {
         while page < self.pages {
             let end = self.end_of_free(page, wanted, spared);
             let length = end - page;
-            if length >= wanted.min(least.max(LONG_RUN_PAGES)) {
+            if length >= wanted.min(least.max(enough)) {
                 return Some((page, length));
             }
             if length >= least && best.is_none_or(|(_, longest)| length > longest) {
@@ -358,7 +368,7 @@ mod tests {
                 let least = rng.u32(1..6);
                 let wanted = rng.u32(least..70);
                 let before = bitmap.blocks;
-                let Some((page, count)) = bitmap.find(least, wanted, spared) else {
+                let Some((page, count)) = bitmap.find(least, LONG_RUN_PAGES, wanted, spared) else {
                     continue;
                 };
                 assert!((least..=wanted).contains(&count));

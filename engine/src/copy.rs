@@ -28,8 +28,8 @@ pub struct Compaction {
     pub bytes_after: u64,
 }
 
-/// Rewriting needs a free half of the file to move into; a second pass then moves it to the front.
-const PASSES: usize = 2;
+/// The tree is written behind everything else, so that all of the front is free, and then moved there.
+const PASSES: [Claim; 2] = [Claim::Behind, Claim::Front];
 
 impl Store {
     /// Copies the store, as it is at this moment, into another directory, which must be missing or empty; the store
@@ -55,7 +55,8 @@ impl Store {
     }
 
     /// Rewrites the base densely and gives the space that comes free back to the file system, while the store is in
-    /// use. Needs room for a second copy of the data meanwhile. `progress` is called in this thread and may use the
+    /// use. Needs room for a second copy of the data meanwhile. A store that is dense already can end a few pages
+    /// larger than it was. `progress` is called in this thread and may use the
     /// store; a commit that must wait for a fold waits until the rewriting is done.
     ///
     /// # Errors
@@ -65,18 +66,10 @@ impl Store {
         let _user = core.enter()?;
         core.maintain()?;
         let bytes_before = core.data_bytes();
-        for pass in 0..PASSES {
-            let before = core.data_bytes();
-            with_progress(progress, |progress| {
-                core.rewrite(
-                    &mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()),
-                    progress,
-                )
-            })?;
-            if pass > 0 && core.data_bytes() >= before {
-                break;
-            }
-        }
+        with_progress(progress, |progress| {
+            let mut state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+            core.rewrite(&mut state, progress)
+        })?;
         core.leave_large_generations(&mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()))?;
         Ok(Compaction {
             bytes_before,
@@ -108,7 +101,8 @@ impl Core {
 
     /// Fills this store, which is new and empty, with everything that a view of another one shows.
     fn take_copy_of(&self, other: &Pinned, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let (root, sink) = with_source!(other.core(), source => self.write_tree(source, &other.view, progress))?;
+        let (root, sink) =
+            with_source!(other.core(), source => self.write_tree(source, &other.view, Claim::Beyond, progress))?;
         let commit = other.view.commit;
         let control = self.control();
         let guard = control.commit_lock.0.lock();
@@ -134,9 +128,10 @@ impl Core {
         &self,
         source: S,
         view: &View,
+        claim: Claim,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(Root, FileSink<'_>)> {
-        let mut sink = FileSink::new(self, self.region.version().number + 1, Claim::Beyond);
+        let mut sink = FileSink::new(self, self.region.version().number + 1, claim);
         let everything = FullRange {
             low: Vec::new(),
             high: vec![0xFF; 4],
@@ -177,12 +172,19 @@ impl Core {
         }
     }
 
-    /// Replaces the base by a densely filled tree with the same pairs.
+    /// Replaces the base by a densely filled tree with the same pairs, at the front of its file.
     fn rewrite(&self, state: &mut MaintenanceState, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+        PASSES
+            .into_iter()
+            .try_for_each(|claim| self.replace(state, claim, progress))?;
+        self.give_space_back(state, Slack::Nothing)
+    }
+
+    fn replace(&self, state: &mut MaintenanceState, claim: Claim, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let mut version = self.region.version();
         version.generations.clear();
         let base_only = self.view(&version, u64::MAX);
-        let (root, mut sink) = with_source!(self, source => self.write_tree(source, &base_only, progress))?;
+        let (root, mut sink) = with_source!(self, source => self.write_tree(source, &base_only, claim, progress))?;
         // Before the new tree counts: what cannot be walked cannot be retired.
         let retired = self.pages_of(version.root).inspect_err(|_| sink.abandon())?;
         let guard = self.control().commit_lock.0.lock();
@@ -193,8 +195,7 @@ impl Core {
         drop(guard);
         self.retire(state, &retired, sink.birth, next.number);
         self.make_durable(state)?;
-        self.reclaim(state)?;
-        self.give_space_back(state, Slack::Least)
+        self.reclaim(state).map(drop)
     }
 
     /// All pages of a base, and of its values, to be retired.

@@ -65,13 +65,16 @@ impl Core {
         Ok(())
     }
 
-    /// Lets the end of the data file go when it is free: that takes both meta pages.
+    /// Lets the end of the data file go when it is free: that takes both meta pages, and one more when the saved bitmap
+    /// lies there.
     pub(crate) fn give_space_back(&self, state: &mut MaintenanceState, slack: Slack) -> Result<()> {
-        for _ in 0..2 {
-            if self.space.has_surplus(slack) {
-                self.renew_durable(state)?;
-                self.reclaim(state)?;
+        for _ in 0..3 {
+            self.space.cut(slack)?;
+            if !self.space.has_surplus(slack) {
+                return Ok(());
             }
+            self.renew_durable(state)?;
+            self.reclaim(state)?;
         }
         self.space.cut(slack)
     }
@@ -332,10 +335,7 @@ impl Core {
         state.durable_version = version.number;
         tail.meta_sequence.store(meta.sequence as u32, Ordering::Relaxed);
         self.control().durable.0.store(meta.base_commit, Ordering::Release);
-        if old.bitmap.pages > 0 {
-            self.space.keep_for_next_bitmap(old.bitmap);
-        }
-        self.space.durable_end_is(data_pages);
+        self.space.saved(bitmap, data_pages);
         self.space.cut(Slack::Usual)
     }
 

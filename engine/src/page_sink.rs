@@ -75,6 +75,10 @@ impl<'a> FileSink<'a> {
             Want::Leaves(longer(LEAF_RUN_PAGES))
         };
         self.leave(full)?;
+        if self.claim == Claim::Front {
+            // What the other run does not need in the end lies in front of the pages that are taken now.
+            self.finish()?;
+        }
         let (next, length) = self.take(want)?;
         let run = Run {
             next,

@@ -110,7 +110,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         settings.clone(),
         data.clone(),
         Pages::open(data.clone(), settings.reads)?,
-        Space::new(data, bitmap),
+        Space::new(data, bitmap, meta.bitmap),
         Segments::new(&platform, settings.read_only),
         region,
         meta,

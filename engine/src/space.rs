@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use duramen_io::File;
 
-use crate::bitmap::{Bitmap, Blocks, LARGE_BLOCK_PAGES, Spared};
+use crate::bitmap::{Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared};
 use crate::checksum::checksum;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
@@ -70,6 +70,8 @@ struct State {
     taken_beyond: u64,
     /// Where the next bitmap goes: pages that count as used, so that nobody else takes them. Empty: not yet chosen.
     for_bitmap: (u32, u32),
+    /// The bitmap that the newest meta page refers to.
+    saved: SavedBitmap,
     /// Pages that may be cut off once the other meta page has forgotten them too.
     durable_ends: [u32; 2],
 }
@@ -104,8 +106,9 @@ impl State {
         }
     }
 
-    /// Free pages for what is wanted, leaving the blocks alone that are kept, when there are others.
-    fn find(&mut self, want: Want, kept: Room) -> Option<(u32, u32)> {
+    /// Free pages for what is wanted, leaving the blocks alone that are kept, when there are others. Leaves are content
+    /// with a run that has `enough` pages.
+    fn find(&mut self, want: Want, enough: u32, kept: Room) -> Option<(u32, u32)> {
         let small = self.bitmap.blocks().small + self.taken.blocks.small;
         // A run may begin in the middle of a block, and end in that of another.
         let small = small.saturating_sub(kept.small_blocks() + 1) as u32;
@@ -124,31 +127,36 @@ impl State {
                 } else {
                     wanted
                 };
-                let found = self.bitmap.find(1, wanted, spared);
-                found.or_else(|| self.bitmap.find(1, wanted, Spared::AllBlocks))
+                let found = self.bitmap.find(1, enough, wanted, spared);
+                found.or_else(|| self.bitmap.find(1, enough, wanted, Spared::AllBlocks))
             }
-            Want::Leaves(wanted) => self.bitmap.find(1, wanted, Spared::AllBlocks),
+            Want::Leaves(wanted) => self.bitmap.find(1, enough, wanted, Spared::AllBlocks),
             Want::Branches(wanted) if large > 0 => self
                 .bitmap
                 .find_blocks(within(wanted, large, LARGE_BLOCK_PAGES), Spared::Nothing),
             Want::Branches(wanted) => self.bitmap.find_blocks(wanted, Spared::LargeBlocks),
-            Want::Piece(pages) if large > pages / LARGE_BLOCK_PAGES => self.bitmap.find(pages, pages, Spared::Nothing),
+            Want::Piece(pages) if large > pages / LARGE_BLOCK_PAGES => {
+                self.bitmap.find(pages, pages, pages, Spared::Nothing)
+            }
             Want::Piece(pages) => self
                 .bitmap
-                .find(pages, pages, Spared::AllBlocks)
-                .or_else(|| self.bitmap.find(pages, pages, Spared::LargeBlocks)),
+                .find(pages, pages, pages, Spared::AllBlocks)
+                .or_else(|| self.bitmap.find(pages, pages, pages, Spared::LargeBlocks)),
         }
     }
 
     /// Free pages for what is wanted, whatever they are kept for.
     fn find_any(&mut self, want: Want) -> Option<(u32, u32)> {
         match want {
-            Want::Leaves(wanted) => self.bitmap.find(1, wanted, Spared::Nothing),
+            Want::Leaves(wanted) => self.bitmap.find(1, LONG_RUN_PAGES, wanted, Spared::Nothing),
             Want::Branches(wanted) => {
                 let found = self.bitmap.find_blocks(wanted, Spared::Nothing);
-                found.or_else(|| self.bitmap.find(BRANCH_PAGES, BRANCH_PAGES, Spared::Nothing))
+                found.or_else(|| {
+                    self.bitmap
+                        .find(BRANCH_PAGES, BRANCH_PAGES, BRANCH_PAGES, Spared::Nothing)
+                })
             }
-            Want::Piece(pages) => self.bitmap.find(pages, pages, Spared::Nothing),
+            Want::Piece(pages) => self.bitmap.find(pages, pages, pages, Spared::Nothing),
         }
     }
 
@@ -165,6 +173,10 @@ pub(crate) enum Claim {
     Promised,
     /// From what is left beyond all promises, for a new tree: nobody asked for a rewrite before.
     Beyond,
+    /// From the same, but behind all other pages while the file can grow.
+    Behind,
+    /// From the same, but the lowest pages in however short runs.
+    Front,
     /// From the same, for a value or a run of changes that a commit will refer to.
     Loose,
 }
@@ -221,15 +233,18 @@ pub(crate) enum Slack {
     Usual,
     /// When it was quiet for long, or is closed.
     Least,
+    /// When somebody asked for it.
+    Nothing,
 }
 
 impl Slack {
     fn pages(self, bitmap: &Bitmap) -> u64 {
-        let least = match self {
-            Slack::Usual => GROWTH_PAGES_MIN,
-            Slack::Least => GROWTH_PAGES_MIN / 8,
-        };
-        (bitmap.pages() as u64 / 8).max(least)
+        let eighth = bitmap.pages() as u64 / 8;
+        match self {
+            Slack::Usual => eighth.max(GROWTH_PAGES_MIN),
+            Slack::Least => eighth.max(GROWTH_PAGES_MIN / 8),
+            Slack::Nothing => 0,
+        }
     }
 }
 
@@ -274,8 +289,8 @@ pub(crate) struct SpaceFigures {
 }
 
 impl Space {
-    /// A space whose used pages are those of `bitmap`.
-    pub(crate) fn new(file: Arc<dyn File>, bitmap: Bitmap) -> Space {
+    /// A space whose used pages are those of `bitmap`, which is stored as `saved`.
+    pub(crate) fn new(file: Arc<dyn File>, bitmap: Bitmap, saved: SavedBitmap) -> Space {
         let end = bitmap.pages();
         let loose = Bitmap::empty(end);
         let state = State {
@@ -288,6 +303,7 @@ impl Space {
             taken_value_pages: 0,
             taken_beyond: 0,
             for_bitmap: (0, 0),
+            saved,
             durable_ends: [end, end],
         };
         Space {
@@ -422,7 +438,7 @@ impl Space {
         state.bitmap.set(page, count, true);
         match claim {
             Claim::Promised => state.count_taken(want, count, u64::wrapping_add),
-            Claim::Beyond => state.taken_beyond += count as u64,
+            Claim::Beyond | Claim::Behind | Claim::Front => state.taken_beyond += count as u64,
             Claim::Loose => state.loose.set(page, count, true),
         }
         self.mirror(&state);
@@ -441,7 +457,23 @@ impl Space {
         if is_promised && matches!(want, Want::Piece(_)) {
             kept.blocks.large = 0;
         }
-        if let Some(run) = state.find(want, kept) {
+        if claim == Claim::Behind {
+            let alignment = if matches!(want, Want::Branches(_)) {
+                BRANCH_PAGES
+            } else {
+                1
+            };
+            let page = state.bitmap.end_of_used().next_multiple_of(alignment);
+            let missing = (page + want.pages()).saturating_sub(state.bitmap.pages());
+            if missing == 0 || self.grow(state, missing as u64, pages).is_ok() {
+                return Ok((page, want.pages()));
+            }
+        }
+        let enough = match claim {
+            Claim::Front => 1,
+            _ => LONG_RUN_PAGES,
+        };
+        if let Some(run) = state.find(want, enough, kept) {
             return Ok(run);
         }
         let beside = BRANCH_PAGES as u64;
@@ -492,7 +524,7 @@ impl Space {
         let mut state = self.lock();
         match claim {
             Claim::Promised => state.count_taken(want, count, u64::wrapping_sub),
-            Claim::Beyond => state.taken_beyond -= count as u64,
+            Claim::Beyond | Claim::Behind | Claim::Front => state.taken_beyond -= count as u64,
             Claim::Loose => state.loose.set(page, count, false),
         }
         state.bitmap.set(page, count, false);
@@ -612,7 +644,7 @@ impl Space {
         // The file may grow by one step when the pages are taken: leave room for that.
         let count = state.bitmap.image_pages(GROWTH_PAGES_MAX);
         let is_enough = length >= count;
-        let found = match state.find(Want::Piece(count), self.promised().and(Room::RESERVE)) {
+        let found = match state.find(Want::Piece(count), count, self.promised().and(Room::RESERVE)) {
             Some((page, _)) if !is_enough || page < kept => page,
             _ if is_enough => return Ok(state.for_bitmap),
             _ => self.find_or_grow(state, Claim::Promised, Want::Piece(count), pages)?.0,
@@ -635,18 +667,39 @@ impl Space {
         }
     }
 
-    /// The pages of a saved bitmap that no meta page needs any more take the next one.
-    pub(crate) fn keep_for_next_bitmap(&self, old: SavedBitmap) {
+    /// A meta page that refers to this bitmap, and to no page from `end` on, is durable. The pages of the bitmap that no
+    /// meta page needs any more take the next one.
+    pub(crate) fn saved(&self, bitmap: SavedBitmap, end: u32) {
         let mut state = self.lock();
-        let (page, count) = std::mem::replace(&mut state.for_bitmap, (old.page, old.pages));
-        state.bitmap.set(page, count, false);
-        self.mirror(&state);
+        state.durable_ends = [state.durable_ends[1], end];
+        let old = std::mem::replace(&mut state.saved, bitmap);
+        if old.pages > 0 {
+            let (page, count) = std::mem::replace(&mut state.for_bitmap, (old.page, old.pages));
+            state.bitmap.set(page, count, false);
+            self.mirror(&state);
+        }
     }
 
     /// Whether the file has an end that could be cut off, were both meta pages to forget it.
     pub(crate) fn has_surplus(&self, slack: Slack) -> bool {
-        let state = self.lock();
-        self.surplus(&state, state.bitmap.end_of_used()) > slack.pages(&state.bitmap)
+        let mut state = self.lock();
+        let count = state.bitmap.image_pages(GROWTH_PAGES_MAX);
+        let kept = self.promised().and(Room::RESERVE);
+        let lower = state
+            .find(Want::Piece(count), count, kept)
+            .map_or(u32::MAX, |(page, _)| page);
+        // Saving the bitmap anew moves it, and the place kept for it, as near to the front as there is room.
+        let (page, length) = state.for_bitmap;
+        let target = if length >= count { lower.min(page) } else { lower };
+        let mut end = state.bitmap.end_of_used();
+        for _ in 0..2 {
+            for (page, length) in [(state.saved.page, state.saved.pages), state.for_bitmap] {
+                if page + length == end && page > target {
+                    end = state.bitmap.end_of_used_before(page);
+                }
+            }
+        }
+        self.surplus(&state, end) > slack.pages(&state.bitmap)
     }
 
     /// Free pages behind `end` that are not promised to anybody.
@@ -662,12 +715,6 @@ impl Space {
         } else {
             behind.min(large)
         }
-    }
-
-    /// Notes the last page that the newest meta page knows.
-    pub(crate) fn durable_end_is(&self, end: u32) {
-        let mut state = self.lock();
-        state.durable_ends = [state.durable_ends[1], end];
     }
 
     /// Cuts free pages off the end of the file that neither meta page knows.

@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::compare::{self, Change};
 use crate::crew::Pace;
 use crate::doctor::{self, Health};
+use crate::drivers;
 use crate::machine::{self, Machine};
 use crate::measure::{nanos, now_nanos};
 use crate::page;
@@ -72,6 +73,9 @@ enum Command {
         #[command(flatten)]
         place: PlaceArguments,
     },
+    /// A driver in the line protocol for a peer of the lab, as `served-lmdb`.
+    #[command(hide = true)]
+    Serve { name: String },
     /// One of several processes that share a store.
     #[command(hide = true)]
     Member {
@@ -88,7 +92,7 @@ struct RunArguments {
     /// What to run: a workload with all its forms, or one form as in `map/1M`; `lab list` shows what there is.
     #[arg(required_unless_present = "resume", value_name = "WORKLOAD")]
     workloads: Vec<String>,
-    /// The peers to run [default: all]. Others are compared with duramen, or else with the first.
+    /// The peers to run [default: all; drivers of other languages where a workload has them]. Others are compared with duramen, or else with the first.
     #[arg(long, value_delimiter = ',', value_name = "A,B")]
     peers: Vec<String>,
     /// Factor on all counts and times.
@@ -180,6 +184,12 @@ pub fn run() -> Result<ExitCode> {
         Command::Writer { puts, place } => {
             let task = one_task("open")?;
             workloads::write_until_killed(&place.context(&task)?, puts, std::io::stdout().lock())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Serve { name } => {
+            let (peer, fault) = drivers::served_parts(&name)?;
+            let mut server = drivers::Server::new(peers::one(peer)?, &name, fault);
+            server.serve(std::io::stdin().lock(), std::io::stdout().lock())?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Member {
@@ -282,7 +292,7 @@ fn list() -> Result<ExitCode> {
         }
     }
     println!("peers");
-    for driver in peers::ALL {
+    for driver in peers::named(&[], true)? {
         let peer = driver.describe();
         println!("  {:<16} {}", peer.name, peer.version);
         for (class, how) in &peer.classes {
@@ -347,8 +357,10 @@ fn header_of(arguments: &RunArguments) -> Result<Header> {
         "--rate must be a number above 0"
     );
     let mut names = Vec::new();
+    let mut has_drivers = false;
     for name in &arguments.workloads {
         for task in workloads::named(name)? {
+            has_drivers |= task.workload.has_drivers;
             ensure!(
                 arguments.rate.is_none() || task.workload.has_open_loop,
                 "{name} has no open loop: its operations are not given one by one"
@@ -356,7 +368,7 @@ fn header_of(arguments: &RunArguments) -> Result<Header> {
             names.push(task.name());
         }
     }
-    let drivers = peers::named(&arguments.peers)?;
+    let drivers = peers::named(&arguments.peers, has_drivers)?;
     header(arguments, names, &drivers)
 }
 

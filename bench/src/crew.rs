@@ -86,6 +86,16 @@ impl Shift {
         now_nanos() >= self.end.min(self.limit)
     }
 
+    /// What is left of it.
+    pub fn nanos_left(&self) -> u64 {
+        self.end.min(self.limit).saturating_sub(now_nanos())
+    }
+
+    /// Whether the limit of the cell is what ended it.
+    pub fn is_at_limit(&self) -> bool {
+        now_nanos() >= self.limit
+    }
+
     /// The same without an end, for what is done after the clock.
     pub fn without_end(self) -> Shift {
         Shift {

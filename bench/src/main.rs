@@ -7,6 +7,8 @@ mod compare;
 mod crew;
 mod data;
 mod doctor;
+mod drivers;
+mod load;
 mod machine;
 mod measure;
 mod page;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -121,7 +121,7 @@ pub struct TimelineRecord {
     pub resident_bytes: Vec<u64>,
 }
 
-/// The counts of a [`Timeline`].
+/// The counts of a [`Timeline`], in steps of [`STEP_NANOS`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TimelineCounts(Vec<u64>);
 
@@ -134,7 +134,7 @@ pub struct Timeline {
 }
 
 /// Length of the steps in which operations are counted.
-const STEP_NANOS: u64 = 50_000_000;
+pub const STEP_NANOS: u64 = 50_000_000;
 /// Steps in a record: enough for a chart.
 const STEPS_MAX: usize = 240;
 
@@ -208,21 +208,21 @@ impl Timeline {
     }
 }
 
-/// Samples the memory of this process in a thread of its own, once a step.
+/// Samples the memory of the process that is measured in a thread of its own, once a step.
 struct MemorySampler {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Vec<u64>>>,
 }
 
 impl MemorySampler {
-    fn start() -> MemorySampler {
+    fn start(process: Measured) -> MemorySampler {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut samples = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
                 std::thread::park_timeout(Duration::from_nanos(STEP_NANOS));
-                samples.push(resident_bytes().unwrap_or(0));
+                samples.push(process.memory("VmRSS").unwrap_or(0));
             }
             samples
         });
@@ -351,6 +351,47 @@ pub fn process_cpu_nanos() -> u64 {
     clock_nanos(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// The process whose work is measured: this one, or the program that a driver runs in.
+#[derive(Clone, Copy)]
+struct Measured(Option<u32>);
+
+impl Measured {
+    fn file(self, name: &str) -> String {
+        match self.0 {
+            None => format!("/proc/self/{name}"),
+            Some(process) => format!("/proc/{process}/{name}"),
+        }
+    }
+
+    fn memory(self, name: &str) -> Result<u64> {
+        status_bytes(&self.file("status"), name)
+    }
+
+    fn cpu_nanos(self) -> Result<u64> {
+        let Some(process) = self.0 else {
+            return Ok(process_cpu_nanos());
+        };
+        let mut clock = 0;
+        // SAFETY: the place for the result is ours.
+        let outcome = unsafe { libc::clock_getcpuclockid(process.try_into()?, &mut clock) };
+        ensure!(outcome == 0, "the process {process} of a driver has no clock: it ended");
+        Ok(clock_nanos(clock))
+    }
+
+    /// The samples that belong to the work. A driver works at the end of a phase: before that its load was written down.
+    fn samples_of(self, memory: &[u64], wall_nanos: Option<u64>) -> &[u64] {
+        match (self.0, wall_nanos) {
+            (Some(_), Some(wall)) => &memory[memory.len().saturating_sub(wall.div_ceil(STEP_NANOS) as usize)..],
+            _ => memory,
+        }
+    }
+
+    /// Processor time of the calling thread, when that is one of those that call the store.
+    fn caller_cpu_nanos(self) -> u64 {
+        if self.0.is_none() { thread_cpu_nanos() } else { 0 }
+    }
+}
+
 /// A number of nanoseconds.
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -358,6 +399,7 @@ pub fn nanos(duration: Duration) -> u64 {
 
 /// Measures one phase.
 pub struct Meter {
+    process: Measured,
     io: InputOutput,
     process_cpu: u64,
     thread_cpu: u64,
@@ -366,12 +408,14 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Starts measuring.
-    pub fn start() -> Result<Meter> {
-        let memory = MemorySampler::start();
-        let io = InputOutput::now()?;
-        let (process_cpu, thread_cpu) = (process_cpu_nanos(), thread_cpu_nanos());
+    /// Starts measuring this process, or another one that does the work.
+    pub fn start(process: Option<u32>) -> Result<Meter> {
+        let process = Measured(process);
+        let memory = MemorySampler::start(process);
+        let io = InputOutput::now(process)?;
+        let (process_cpu, thread_cpu) = (process.cpu_nanos()?, process.caller_cpu_nanos());
         Ok(Meter {
+            process,
             io,
             process_cpu,
             thread_cpu,
@@ -384,10 +428,12 @@ impl Meter {
     /// done at the same time share time, processor time and bytes, which are those of all of them.
     pub fn stop(mut self, work: Vec<(&str, Work, Done)>, directory: &Path) -> Result<Vec<Phase>> {
         let wall = now_nanos();
-        let (process_cpu, thread_cpu) = (process_cpu_nanos(), thread_cpu_nanos());
-        let io = InputOutput::now()?;
+        let process = self.process;
+        // The other way round than at the start: what the caller used is a part of what the process used.
+        let (thread_cpu, process_cpu) = (process.caller_cpu_nanos(), process.cpu_nanos()?);
+        let io = InputOutput::now(process)?;
         let memory = self.memory.stop();
-        let (resident_bytes, anonymous_bytes) = (resident_bytes()?, status_bytes("/proc/self/status", "RssAnon")?);
+        let (resident_bytes, anonymous_bytes) = (process.memory("VmRSS")?, process.memory("RssAnon")?);
         let file_bytes = allocated_bytes(directory)?;
         let phase = |(name, work, done): (&str, Work, Done)| Phase {
             name: name.to_string(),
@@ -407,7 +453,10 @@ impl Meter {
             file_bytes,
             latency: done.latencies.as_ref().and_then(Latencies::summary),
             curve: done.latencies.as_ref().map(Latencies::curve).unwrap_or_default(),
-            timeline: done.timeline.as_ref().map(|timeline| timeline.record(&memory)),
+            timeline: done
+                .timeline
+                .as_ref()
+                .map(|timeline| timeline.record(process.samples_of(&memory, done.wall_nanos))),
         };
         Ok(work.into_iter().map(phase).collect())
     }
@@ -453,8 +502,8 @@ struct InputOutput {
 }
 
 impl InputOutput {
-    fn now() -> Result<InputOutput> {
-        let counted = |name| field("/proc/self/io", name);
+    fn now(process: Measured) -> Result<InputOutput> {
+        let counted = |name| field(&process.file("io"), name);
         Ok(InputOutput {
             write_call_bytes: counted("wchar")?,
             storage_bytes: counted("write_bytes")?,
@@ -462,10 +511,6 @@ impl InputOutput {
             storage_read_bytes: counted("read_bytes")?,
         })
     }
-}
-
-fn resident_bytes() -> Result<u64> {
-    status_bytes("/proc/self/status", "VmRSS")
 }
 
 /// A size that `/proc` gives in kilobytes.
@@ -522,7 +567,7 @@ mod tests {
     #[test]
     fn meter_sees_time_processor_and_written_and_read_bytes() -> Result<()> {
         let scratch = Scratch::new(&std::env::temp_dir())?;
-        let meter = Meter::start()?;
+        let meter = Meter::start(None)?;
         let file = scratch.path().join("file");
         std::fs::write(&file, vec![1u8; 1 << 20])?;
         assert_eq!(std::fs::read(&file)?.len(), 1 << 20);

@@ -212,11 +212,7 @@ impl Part<'_> {
                 .iter()
                 .map(|(class, how)| format!("{class}: {how}"))
                 .collect();
-            let options = if peer.options.is_empty() {
-                "defaults".to_string()
-            } else {
-                peer.options.join("; ")
-            };
+            let options = peer.options_text();
             let _ = write!(
                 html,
                 "<tr><th scope=\"row\">{}</th><td class=\"text\">{}</td><td class=\"text\">{}</td><td class=\"text\">{}</td></tr>",

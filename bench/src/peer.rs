@@ -12,6 +12,8 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::data::KeySlice;
+use crate::load::Load;
+use crate::measure::{Latencies, Timeline};
 
 /// What an acknowledged write survives. Results of different classes are never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
@@ -54,9 +56,24 @@ pub struct Description {
     /// Whether it stores nothing, so that nothing of what it answers is checked.
     #[serde(default)]
     pub is_exempt: bool,
+    /// Whether it runs in a program of another language, which does whole phases by itself.
+    #[serde(default)]
+    pub is_outside: bool,
+    /// Why it cannot run here, if it cannot: then nothing else but the name is known.
+    #[serde(default)]
+    pub unavailable: Option<String>,
 }
 
 impl Description {
+    /// The options that are not the default, in one line.
+    pub fn options_text(&self) -> String {
+        match self.options.as_slice() {
+            [] if self.unavailable.is_some() => "not known here".to_string(),
+            [] => "defaults".to_string(),
+            options => options.join("; "),
+        }
+    }
+
     /// Whether the peer can run in `class`.
     pub fn has(&self, class: Class) -> bool {
         self.classes.iter().any(|(own, _)| *own == class)
@@ -80,12 +97,22 @@ pub struct Setting {
 pub trait Driver: Sync {
     /// What it is.
     fn describe(&self) -> Description;
+    /// Its name. A driver of another language has to be built and started for the rest of its description.
+    fn name(&self) -> String {
+        self.describe().name
+    }
+    /// The process that does the work, when it is not this one.
+    fn process(&self) -> Option<u32> {
+        None
+    }
     /// Opens the store in `directory`, which exists; makes the store when there is none.
     fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>>;
 }
 
 /// Takes what a read found: the value, if there is one.
 pub type Found<'a> = dyn FnMut(Option<&[u8]>) -> Result<()> + 'a;
+/// Takes a key and what a driver of another language found for it.
+pub type Fetched<'a> = dyn FnMut(&[u8], Option<&[u8]>) -> Result<()> + 'a;
 /// Takes one pair of a scan.
 pub type Pair<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 /// The pairs of one commit.
@@ -99,6 +126,27 @@ pub trait Reader {
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()>;
     /// Reads pairs in key order, from the first key that is not below `from`, at most `limit` of them.
     fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()>;
+}
+
+/// What a program of another language did.
+pub struct Ran {
+    /// Elapsed time, by its own clock.
+    pub nanos: u64,
+    /// Operations and processor time of each of its threads.
+    pub workers: Vec<(u64, u64)>,
+    /// The times of all operations, or of all commits when there are several operations in one.
+    pub latencies: Latencies,
+    /// How many were done when.
+    pub timeline: Timeline,
+}
+
+/// A store in a program of another language. One call for each operation would measure the pipe between us, so it is
+/// handed whole loads; it checks what it reads, and says so when a value is wrong.
+pub trait Outside {
+    /// Does a load, until it is done or `nanos` are over.
+    fn run(&self, load: &Load, nanos: u64) -> Result<Ran>;
+    /// Reads every key after the clock and hands what was found to the lab, which checks it itself.
+    fn fetch(&self, keys: KeySlice, found: &mut Fetched) -> Result<()>;
 }
 
 /// An open store. All calls may come from many threads at once.
@@ -126,6 +174,10 @@ pub trait Peer: Send + Sync {
     /// Keeps the present state in `directory`, which does not exist yet, as a store that can be opened there.
     fn checkpoint(&self, _directory: &Path) -> Result<()> {
         bail!(Unsupported("has no checkpoints"))
+    }
+    /// The way to hand over whole loads, when the store is in another process.
+    fn outside(&self) -> Option<&dyn Outside> {
+        None
     }
     /// Closes the store in an orderly way and releases its files.
     fn close(self: Box<Self>) -> Result<()>;

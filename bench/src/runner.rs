@@ -59,7 +59,7 @@ pub fn run(journal: &mut Journal) -> Result<()> {
                 order.reverse();
             }
             for driver in order {
-                if journal.has(&task.name(), &driver.describe().name, repetition) {
+                if journal.has(&task.name(), &driver.name(), repetition) {
                     continue;
                 }
                 let cell = Cell {
@@ -91,8 +91,8 @@ fn tasks_of(header: &Header) -> Result<Vec<Task>> {
 
 impl Cell<'_> {
     fn run(&self) -> Result<Run> {
-        let peer = self.driver.describe().name;
-        let class = self.task.workload.class_for(self.driver, self.header.durability);
+        let peer = self.driver.name();
+        let class = self.class();
         let (outcome, probe) = match &class {
             Err(reason) => (Outcome::NotApplicable(reason.clone()), None),
             Ok(class) => {
@@ -119,6 +119,14 @@ impl Cell<'_> {
             probe,
             outcome,
         })
+    }
+
+    /// The class it runs in, or why it does not run.
+    fn class(&self) -> Result<Class, String> {
+        if self.header.rate.is_some() && self.driver.describe().is_outside {
+            return Err("drivers of other languages have no open loop".to_string());
+        }
+        self.task.workload.class_for(self.driver, self.header.durability)
     }
 
     fn seed(&self) -> u64 {
@@ -163,13 +171,15 @@ impl Cell<'_> {
         let mut command = Command::new("/proc/self/exe");
         command
             .args(["once", &self.task.name()])
-            .args(["--peer", &self.driver.describe().name])
+            .args(["--peer", &self.driver.name()])
             .args(["--durability", &class.to_string()])
             .args(["--scale", &header.scale.to_string()])
             .args(["--seed", &self.seed().to_string()])
             .args(["--limit", &header.limit_seconds.to_string()])
             .arg("--directory")
-            .arg(directory);
+            .arg(directory)
+            // What programs of other languages leave there goes with the store, even when they are killed.
+            .env("TMPDIR", directory.parent().unwrap_or(directory));
         if let Some(seconds) = header.seconds {
             command.args(["--seconds", &seconds.to_string()]);
         }
@@ -279,13 +289,16 @@ fn children_cpu_nanos() -> u64 {
 /// The inside of a cell's process.
 pub fn run_here(task: Task, context: &Context) -> Result<Record> {
     let description = context.driver.describe();
+    if let Some(reason) = &description.unavailable {
+        bail!("{} cannot run here: {reason}", description.name);
+    }
     ensure!(
         description.has(context.class),
         "{} has no class {}",
         description.name,
         context.class
     );
-    let mut recorder = Recorder::new(context.directory);
+    let mut recorder = Recorder::new(context.directory, context.driver);
     (task.workload.run)(context, &mut recorder)?;
     Ok(recorder.finish())
 }

@@ -41,11 +41,7 @@ impl Results {
                 .iter()
                 .map(|(class, how)| format!("{class} ({how})"))
                 .collect();
-            let options = if peer.options.is_empty() {
-                "defaults".to_string()
-            } else {
-                peer.options.join("; ")
-            };
+            let options = peer.options_text();
             let _ = writeln!(
                 text,
                 "  {}: {}; {}; {options}",

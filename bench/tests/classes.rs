@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Place, text};
+use common::{JAVA, Place, has_java, text};
 
 /// Loads, closes, reopens, kills a writer and looks for what was acknowledged; an error there is exit code 1.
 fn survives_kill(class: &str) -> String {
@@ -117,8 +117,12 @@ fn traced(peer: &str, class: &str) -> Option<Vec<Between>> {
 }
 
 /// Calls that end later than they begin are in two lines; what counts is where a write begins and where a sync ends.
+/// The first process is the lab, which says what was acknowledged; what goes through pipes and files in memory is talk
+/// between it and a driver.
 fn read_trace(trace: &str) -> Vec<Between> {
     let (mut all, mut now) = (Vec::new(), Between::default());
+    let process_of = |line: &str| line.split(' ').next().unwrap_or("").to_string();
+    let lab = trace.lines().next().map(process_of).unwrap_or_default();
     let mut synchronous: Vec<String> = Vec::new();
     for line in trace.lines() {
         let call = line.split_once(' ').map_or("", |(_, call)| call.trim_start());
@@ -131,7 +135,8 @@ fn read_trace(trace: &str) -> Vec<Between> {
             "openat" if call.contains("SYNC") && is_ended_well => {
                 synchronous.push(call.rsplit("= ").next().unwrap_or("").trim().to_string());
             }
-            "write" if descriptor.starts_with("1<") => all.push(std::mem::take(&mut now)),
+            "write" if descriptor.starts_with("1<") && process_of(line) == lab => all.push(std::mem::take(&mut now)),
+            "write" | "writev" if descriptor.contains("<pipe:") || descriptor.contains("memfd") => {}
             "write" | "writev" | "pwrite64" | "pwritev" | "pwritev2" => {
                 now.has_written = true;
                 // LMDB writes its meta page through a descriptor that syncs each write.
@@ -155,6 +160,27 @@ fn trace_of_class_synced_shows_the_sync_before_each_acknowledgement() {
                 "{peer}: put {number} was acknowledged after {between:?}"
             );
         }
+    }
+}
+
+#[test]
+fn trace_of_drivers_in_java_shows_the_sync_before_each_acknowledgement_of_class_synced() {
+    if !has_java() {
+        return;
+    }
+    for peer in JAVA {
+        let Some(all) = traced(peer, "synced") else { return };
+        assert_eq!(all.len(), 20, "{peer}");
+        for (number, between) in all.iter().enumerate() {
+            assert!(
+                between.has_written && between.has_synced_after_write,
+                "{peer}: put {number} was acknowledged after {between:?}"
+            );
+        }
+        let Some(all) = traced(peer, "written") else { return };
+        let synced = all.iter().skip(1).filter(|between| between.has_synced_after_write);
+        assert!(synced.count() < 5, "{peer}: {all:?}");
+        assert!(all.iter().skip(1).all(|between| between.has_written), "{peer}: {all:?}");
     }
 }
 

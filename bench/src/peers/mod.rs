@@ -15,6 +15,7 @@ mod sqlite;
 
 use anyhow::{Context, Result, bail};
 
+use crate::drivers;
 use crate::peer::Driver;
 
 /// All peers, in the order of the reports; the first is the one that others are compared with.
@@ -31,13 +32,18 @@ pub const ALL: &[&dyn Driver] = &[
     &null::Null,
 ];
 
-/// The names of all peers.
+/// The names of all peers, those in programs of other languages after the others.
 pub fn names() -> Vec<String> {
-    ALL.iter().map(|driver| driver.describe().name).collect()
+    everybody().map(|driver| driver.name()).collect()
 }
 
-/// The peers of these names, in the order of [`ALL`]; all of them when there are no names.
-pub fn named(wanted: &[String]) -> Result<Vec<&'static dyn Driver>> {
+fn everybody() -> impl Iterator<Item = &'static dyn Driver> {
+    ALL.iter().copied().chain(drivers::all())
+}
+
+/// The peers of these names, in the order of [`names`]. When there are no names, all of them; those in programs of other
+/// languages only when something is run that they take part in.
+pub fn named(wanted: &[String], with_drivers: bool) -> Result<Vec<&'static dyn Driver>> {
     let known = names();
     if let Some(unknown) = wanted.iter().find(|name| !known.contains(name)) {
         if unknown == "rocksdb" {
@@ -48,16 +54,25 @@ pub fn named(wanted: &[String]) -> Result<Vec<&'static dyn Driver>> {
         }
         bail!("there is no peer {unknown:?}; the peers are {}", known.join(", "));
     }
-    let is_wanted = |driver: &&&dyn Driver| wanted.is_empty() || wanted.contains(&driver.describe().name);
-    Ok(ALL.iter().filter(is_wanted).copied().collect())
+    if wanted.is_empty() {
+        let inside = ALL.iter().copied();
+        return Ok(if with_drivers {
+            everybody().collect()
+        } else {
+            inside.collect()
+        });
+    }
+    Ok(everybody().filter(|driver| wanted.contains(&driver.name())).collect())
 }
 
-/// The peer of this name; those with a planted fault are found here too.
+/// The peer of this name; those with a planted fault and those behind the lab's own driver are found here too.
 pub fn one(name: &str) -> Result<&'static dyn Driver> {
-    let faulty = faulty::ALL.iter().find(|driver| driver.describe().name == name);
-    match faulty {
-        Some(driver) => Ok(*driver),
-        None => named(&[name.to_string()])?.pop().context("a known name has a peer"),
+    let faulty = faulty::ALL.iter().find(|driver| driver.name() == name).copied();
+    match faulty.or_else(|| drivers::served(name)) {
+        Some(driver) => Ok(driver),
+        None => named(&[name.to_string()], true)?
+            .pop()
+            .context("a known name has a peer"),
     }
 }
 
@@ -89,15 +104,15 @@ mod tests {
             assert!(!description.version.contains("unknown"), "{description:?}");
             assert!(!description.classes.is_empty(), "{description:?}");
         }
-        assert!(named(&["nothing".to_string()]).is_err());
-        let two = named(&["redb".to_string(), "lmdb".to_string()]).expect("known peers");
+        assert!(named(&["nothing".to_string()], true).is_err());
+        let two = named(&["redb".to_string(), "lmdb".to_string()], false).expect("known peers");
         assert_eq!(two.len(), 2);
     }
 
     #[test]
     fn faulty_peers_are_never_listed() {
         assert!(names().iter().all(|name| !name.contains("faulty")));
-        assert!(named(&["faulty-stale".to_string()]).is_err());
+        assert!(named(&["faulty-stale".to_string()], true).is_err());
         assert_eq!(one("faulty-stale").expect("by name").describe().name, "faulty-stale");
     }
 

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, bail, ensure};
 
 use super::{Context, tally_scan};
-use crate::crew::{Worked, alone, crew, together};
+use crate::crew::{Shift, Worked, alone, crew, together};
 use crate::data::{Checker, KeySlice, Tally, Values, key_text};
+use crate::load::{Load, Operation};
 use crate::measure::Done;
-use crate::peer::{Pairs, Peer, Reader};
+use crate::peer::{Outside, Pairs, Peer, Reader};
 
 /// Pairs in one commit where a workload loads and the load is not what it is about.
 pub const BATCH_PAIRS: usize = 1000;
@@ -20,6 +21,29 @@ fn acknowledged(crew: &[Worked]) -> Acknowledged {
     crew.iter().map(|worked| worked.operations).collect()
 }
 
+/// Has a load done in the process of a driver, by its clock, until the shift ends.
+pub fn run_outside(outside: &dyn Outside, load: &Load, shift: Shift) -> Result<(Done, Acknowledged)> {
+    let ran = outside.run(load, shift.nanos_left())?;
+    let counts: Acknowledged = ran.workers.iter().map(|(operations, _)| *operations).collect();
+    let (operations, planned) = (counts.iter().sum(), load.len() as u64);
+    let done = Done {
+        operations,
+        stopped_at_of: (operations < planned && shift.is_at_limit()).then_some(planned),
+        workers_cpu_nanos: ran.workers.iter().map(|(_, cpu_nanos)| cpu_nanos).sum(),
+        wall_nanos: Some(ran.nanos),
+        latencies: Some(ran.latencies),
+        timeline: Some(ran.timeline),
+        ..Done::default()
+    };
+    Ok((done, counts))
+}
+
+/// The same operation on each of these keys, each by itself, divided among workers as a crew divides them.
+fn load_of_each(operation: Operation, keys: KeySlice, values: Option<&Values>, workers: usize) -> Result<Load> {
+    let value = |key| values.map_or(&[][..], |values| values.of(key, 0));
+    Load::of(operation, keys.iter().map(|key| (key, value(key))), workers, 1)
+}
+
 /// Puts every key once, each in a commit of its own; each worker has a share of the keys.
 pub fn put_each(
     context: &Context,
@@ -28,6 +52,10 @@ pub fn put_each(
     values: &Values,
     workers: usize,
 ) -> Result<(Done, Acknowledged)> {
+    if let Some(outside) = peer.outside() {
+        let load = load_of_each(Operation::Put, keys, Some(values), workers)?;
+        return run_outside(outside, &load, context.pace.whole_shift(workers));
+    }
     let worked = crew(workers, |worker| {
         let share = keys.share(worker, workers);
         context.pace.whole_shift(workers).work(share.len() as u64, |at| {
@@ -41,6 +69,10 @@ pub fn put_each(
 
 /// Deletes every key, each in a commit of its own; each worker has a share of the keys.
 pub fn delete_each(context: &Context, peer: &dyn Peer, keys: KeySlice, workers: usize) -> Result<(Done, Acknowledged)> {
+    if let Some(outside) = peer.outside() {
+        let load = load_of_each(Operation::Delete, keys, None, workers)?;
+        return run_outside(outside, &load, context.pace.whole_shift(workers));
+    }
     let worked = crew(workers, |worker| {
         let share = keys.share(worker, workers);
         context
@@ -52,19 +84,19 @@ pub fn delete_each(context: &Context, peer: &dyn Peer, keys: KeySlice, workers: 
     Ok((together(worked), counts))
 }
 
-/// Reads every key by itself; each worker has a share of the keys.
-pub fn get_each(
-    context: &Context,
-    peer: &dyn Peer,
-    keys: KeySlice,
-    workers: usize,
-    check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Sync,
-) -> Result<Done> {
+/// Reads every key by itself, which must be there as it was first written; each worker has a share of the keys.
+pub fn get_each(context: &Context, peer: &dyn Peer, keys: KeySlice, values: &Values, workers: usize) -> Result<Done> {
+    if let Some(outside) = peer.outside() {
+        let load = load_of_each(Operation::Get, keys, Some(values), workers)?;
+        let (done, _) = run_outside(outside, &load, context.pace.shift(workers, None))?;
+        return Ok(done);
+    }
+    let checker = context.checker(values);
     let worked = crew(workers, |worker| {
         let share = keys.share(worker, workers);
         context.pace.shift(workers, None).work(share.len() as u64, |at| {
             let key = share.at(at as usize);
-            peer.get(key, &mut |found| check(key, found))
+            peer.get(key, &mut |found| checker.present(key, 0, found))
         })
     })?;
     Ok(together(worked))
@@ -105,6 +137,9 @@ pub fn get_untimed(
 
 /// Reads every key in one snapshot, after the clock.
 pub fn read_back(peer: &dyn Peer, keys: KeySlice, check: impl Fn(&[u8], Option<&[u8]>) -> Result<()>) -> Result<()> {
+    if let Some(outside) = peer.outside() {
+        return outside.fetch(keys, &mut |key, found| check(key, found));
+    }
     peer.read(&mut |reader| {
         keys.iter()
             .try_for_each(|key| reader.get(key, &mut |found| check(key, found)))

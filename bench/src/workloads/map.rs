@@ -24,6 +24,7 @@ pub const WORKLOAD: Workload = Workload {
     variants: VARIANTS,
     classes: &[Class::Written, Class::None],
     needs_persistence: false,
+    has_drivers: true,
     has_open_loop: true,
     run,
 };
@@ -72,12 +73,12 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         return peer.close();
     }
     recorder.phase("read", Work::Reads, || {
-        get_each(context, &*peer, keys.all(), THREADS, present)
+        get_each(context, &*peer, keys.all(), &values, THREADS)
     })?;
     let peer = reopen(context, recorder, peer)?;
     recorder.phase("read after reopening", Work::Reads, || {
         ensure!(context.driver.describe().is_persistent, Unsupported(NOT_KEPT));
-        get_each(context, &*peer, keys.all(), THREADS, present)
+        get_each(context, &*peer, keys.all(), &values, THREADS)
     })?;
     // The published phases can be cut short; what was written is looked at in full.
     read_back(&*peer, keys.all(), present)?;

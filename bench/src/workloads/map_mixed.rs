@@ -20,6 +20,7 @@ pub const WORKLOAD: Workload = Workload {
     variants: VARIANTS,
     classes: &[Class::Written, Class::None],
     needs_persistence: false,
+    has_drivers: false,
     has_open_loop: true,
     run,
 };

@@ -57,6 +57,7 @@ pub const WORKLOAD: Workload = Workload {
     ],
     classes: &[Class::Written, Class::None],
     needs_persistence: false,
+    has_drivers: false,
     has_open_loop: true,
     run,
 };

@@ -43,6 +43,8 @@ pub struct Workload {
     pub classes: &'static [Class],
     /// Whether it makes sense only for data that outlives a close.
     pub needs_persistence: bool,
+    /// Whether its measured phases are whole loads, which drivers of other languages can do in their own process.
+    pub has_drivers: bool,
     /// Whether operations can be given at a fixed rate.
     pub has_open_loop: bool,
     /// Does it.
@@ -149,6 +151,12 @@ impl Workload {
     /// The class that a peer runs in, or why it does not run.
     pub fn class_for(&self, driver: &dyn Driver, wanted: Option<Class>) -> Result<Class, String> {
         let description = driver.describe();
+        if description.is_outside && !self.has_drivers {
+            return Err("drivers of other languages do not take part".to_string());
+        }
+        if let Some(reason) = description.unavailable {
+            return Err(reason);
+        }
         if self.needs_persistence && !description.is_persistent {
             return Err("keeps nothing on disk".to_string());
         }
@@ -245,15 +253,17 @@ pub struct Record {
 /// Measures the phases of one run.
 pub struct Recorder<'a> {
     directory: &'a Path,
+    driver: &'a dyn Driver,
     is_stopped: bool,
     record: Record,
 }
 
 impl<'a> Recorder<'a> {
-    /// Nothing recorded yet; the store's files are in `directory`.
-    pub fn new(directory: &'a Path) -> Recorder<'a> {
+    /// Nothing recorded yet; the store's files are in `directory`, and the process to measure is the driver's.
+    pub fn new(directory: &'a Path, driver: &'a dyn Driver) -> Recorder<'a> {
         Recorder {
             directory,
+            driver,
             is_stopped: false,
             record: Record::default(),
         }
@@ -271,7 +281,7 @@ impl<'a> Recorder<'a> {
             self.not_done(names, "not reached within the time limit of the cell");
             return Ok(());
         }
-        let meter = Meter::start()?;
+        let meter = Meter::start(self.driver.process())?;
         match run() {
             Ok(done) => {
                 assert_eq!(done.len(), names.len(), "a piece of work for each name");

@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::io::{BufReader, ErrorKind, Read, Write};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,7 @@ pub const WORKLOAD: Workload = Workload {
     variants: only(10_000_000),
     classes: &[Class::Written, Class::Synced],
     needs_persistence: true,
+    has_drivers: false,
     has_open_loop: false,
     run,
 };
@@ -124,10 +126,11 @@ fn writer_keys(seed: u64, puts: usize) -> Keys {
 fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
     let mut writer = start_writer(context, puts)?;
     let pipe = writer.stdout.take().context("the writer's output is a pipe")?;
-    let acknowledged = count_until(&mut writer, BufReader::new(pipe), puts);
+    let acknowledged = count_until(&writer, BufReader::new(pipe), puts);
     // On an error too: nothing may go on writing into a directory that is about to be removed.
-    let _ = writer.kill();
+    kill_group(&writer);
     let status = writer.wait()?;
+    wait_for_group(&writer);
     let acknowledged = acknowledged?;
     ensure!(
         !status.success() && acknowledged > 0,
@@ -138,7 +141,11 @@ fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
 }
 
 fn start_writer(context: &Context, puts: usize) -> Result<Child> {
+    // SAFETY: asks for the orphans of our children to become ours, and touches nothing else.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
     Command::new("/proc/self/exe")
+        // A driver of another language is a process of the writer's; both are killed at the same moment.
+        .process_group(0)
         .args([
             "writer",
             "--peer",
@@ -160,8 +167,22 @@ fn start_writer(context: &Context, puts: usize) -> Result<Child> {
         .context("starting the writing process")
 }
 
+/// Kills the writer and the processes that it started.
+fn kill_group(writer: &Child) {
+    // SAFETY: the group is the writer's own, and is there as long as the writer was not waited for.
+    unsafe { libc::kill(-(writer.id() as libc::pid_t), libc::SIGKILL) };
+}
+
+/// Waits until no process of the writer's is left, after the writer was waited for: one that is still ending may hold the
+/// lock of its store.
+fn wait_for_group(writer: &Child) {
+    let group = -(writer.id() as libc::pid_t);
+    // SAFETY: only processes of the group are waited for, which nobody else here knows.
+    while unsafe { libc::waitpid(group, std::ptr::null_mut(), 0) } > 0 {}
+}
+
 /// Counts acknowledgements, kills the writer when there are enough, and counts what was still in the pipe.
-fn count_until(writer: &mut Child, mut pipe: impl Read, puts: usize) -> Result<usize> {
+fn count_until(writer: &Child, mut pipe: impl Read, puts: usize) -> Result<usize> {
     let started = Instant::now();
     let mut acknowledged = 0;
     let mut is_killed = false;
@@ -173,7 +194,7 @@ fn count_until(writer: &mut Child, mut pipe: impl Read, puts: usize) -> Result<u
             Err(error) => bail!("reading the writer's acknowledgements: {error}"),
         }
         if !is_killed && (acknowledged >= puts || started.elapsed() > WRITING_MAX) {
-            writer.kill()?;
+            kill_group(writer);
             is_killed = true;
         }
     }

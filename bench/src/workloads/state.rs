@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::loads::{get_each, read_back};
+use super::loads::{get_each, read_back, run_outside};
 use super::{Context, Recorder, Variant, Workload};
 use crate::crew::{Worked, alone};
 use crate::data::{Generator, Keys, Length, Values};
+use crate::load::{Load, LoadWriter, Operation};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Pairs, Peer};
+use crate::peer::{Class, Outside, Pairs, Peer};
 
 /// Puts in one commit at most.
 const COMMIT_MAX: usize = 100_000;
@@ -39,6 +40,7 @@ pub const WORKLOAD: Workload = Workload {
     ],
     classes: &[Class::Written, Class::None],
     needs_persistence: false,
+    has_drivers: true,
     has_open_loop: false,
     run,
 };
@@ -74,27 +76,39 @@ fn numbers(numbers: impl Iterator<Item = u32>) -> Keys {
     Keys::collect(4, numbers.map(u32::to_be_bytes))
 }
 
-/// Puts keys in one commit after another, `flush` puts each. The time of a put is the time until the next one is asked
-/// for; that of the last one of a commit has the commit in it.
-fn put_and_flush(
-    context: &Context,
-    peer: &dyn Peer,
-    keys: &Keys,
-    flush: usize,
-    value: &dyn Fn(usize) -> Vec<u8>,
-) -> Result<Done> {
-    // Made before the clock starts.
-    let all: Vec<Vec<u8>> = (0..keys.len()).map(value).collect();
-    let commits = keys.len().div_ceil(flush);
-    let shift = context.pace.whole_shift(1);
-    let worked = shift.work_while(commits as u64, &true.into(), |commit| {
-        let start = commit as usize * flush;
-        let part = keys.all().part(start, start + flush);
-        let mut pairs = part.iter().zip(all[start..].iter().map(Vec::as_slice));
-        peer.put_many(&mut pairs as &mut Pairs)?;
-        Ok(part.len() as u64)
-    })?;
-    Ok(of_puts(worked, keys.len()))
+/// Puts with a flush after so many of them, made before the clock starts.
+struct Flushes<'a> {
+    keys: &'a Keys,
+    values: Vec<Vec<u8>>,
+    each: usize,
+}
+
+impl<'a> Flushes<'a> {
+    fn new(keys: &'a Keys, each: usize, value: impl Fn(usize) -> Vec<u8>) -> Flushes<'a> {
+        let values = (0..keys.len()).map(value).collect();
+        Flushes { keys, values, each }
+    }
+
+    /// Puts keys in one commit after another. The time of a put is the time until the next one is asked for; that of the
+    /// last one of a commit has the commit in it.
+    fn put(&self, context: &Context, peer: &dyn Peer) -> Result<Done> {
+        let Flushes { keys, values, each } = self;
+        let shift = context.pace.whole_shift(1);
+        if let Some(outside) = peer.outside() {
+            let pairs = keys.iter().zip(values.iter().map(Vec::as_slice));
+            let load = Load::of(Operation::Put, pairs, 1, *each)?;
+            return run_outside(outside, &load, shift).map(|(done, _)| done);
+        }
+        let commits = keys.len().div_ceil(*each);
+        let worked = shift.work_while(commits as u64, &true.into(), |commit| {
+            let start = commit as usize * each;
+            let part = keys.all().part(start, start + each);
+            let mut pairs = part.iter().zip(values[start..].iter().map(Vec::as_slice));
+            peer.put_many(&mut pairs as &mut Pairs)?;
+            Ok(part.len() as u64)
+        })?;
+        Ok(of_puts(worked, keys.len()))
+    }
 }
 
 /// A stopped shift counted commits; what was left are puts.
@@ -125,14 +139,13 @@ impl Rows<'_> {
     fn sequential(&self, recorder: &mut Recorder) -> Result<()> {
         let peer = self.open("sequential")?;
         let keys = &self.sequential;
-        recorder.phase("seq-write", Work::Writes, || {
-            put_and_flush(self.context, &*peer, keys, COMMIT_MAX, &self.value(keys, |_| 0))
-        })?;
+        let flushes = Flushes::new(keys, COMMIT_MAX, self.value(keys, |_| 0));
+        recorder.phase("seq-write", Work::Writes, || flushes.put(self.context, &*peer))?;
         if recorder.is_stopped() {
             return peer.close();
         }
         recorder.phase("seq-read", Work::Reads, || {
-            get_each(self.context, &*peer, keys.all(), 1, self.present(0))
+            get_each(self.context, &*peer, keys.all(), &self.values, 1)
         })?;
         let reads = numbers(
             Generator::new(self.context.seed, "reads")
@@ -140,7 +153,7 @@ impl Rows<'_> {
                 .into_iter(),
         );
         recorder.phase("rand-read", Work::Reads, || {
-            get_each(self.context, &*peer, reads.all(), 1, self.present(0))
+            get_each(self.context, &*peer, reads.all(), &self.values, 1)
         })?;
         read_back(&*peer, keys.all(), self.present(0))?;
         peer.close()
@@ -160,15 +173,8 @@ impl Rows<'_> {
                 version
             })
             .collect();
-        recorder.phase("rand-write", Work::Writes, || {
-            put_and_flush(
-                self.context,
-                &*peer,
-                &keys,
-                COMMIT_MAX,
-                &self.value(&keys, |at| versions[at]),
-            )
-        })?;
+        let flushes = Flushes::new(&keys, COMMIT_MAX, self.value(&keys, |at| versions[at]));
+        recorder.phase("rand-write", Work::Writes, || flushes.put(self.context, &*peer))?;
         if !recorder.is_stopped() {
             self.verify_versions(&*peer, &last)?;
         }
@@ -197,19 +203,16 @@ impl Rows<'_> {
             return Ok(());
         }
         let peer = self.open("mixed")?;
-        put_and_flush(
-            self.context,
-            &*peer,
-            &self.sequential,
-            COMMIT_MAX,
-            &self.value(&self.sequential, |_| 0),
-        )?;
+        Flushes::new(&self.sequential, COMMIT_MAX, self.value(&self.sequential, |_| 0)).put(self.context, &*peer)?;
         let mut generator = Generator::new(self.context.seed, "mixed");
         let picks = generator.picks(self.count, self.count);
         let is_read: Vec<bool> = (0..self.count).map(|_| generator.below(10) < 7).collect();
         let mut versions = vec![0; self.count];
         let checker = self.context.checker(&self.values);
         recorder.phase("mixed", Work::Writes, || {
+            if let Some(outside) = peer.outside() {
+                return self.mixed_outside(outside, &picks, &is_read, &mut versions);
+            }
             let worked = self.context.pace.shift(1, None).work(self.count as u64, |at| {
                 let number = picks[at as usize] as usize;
                 let key = self.sequential.at(number);
@@ -225,13 +228,42 @@ impl Rows<'_> {
         peer.close()
     }
 
+    /// The same operations in the process of a driver; each version of a record is a pair of its own.
+    fn mixed_outside(
+        &self,
+        outside: &dyn Outside,
+        picks: &[u32],
+        is_read: &[bool],
+        versions: &mut [u32],
+    ) -> Result<Done> {
+        let mut writer = LoadWriter::new(4, 100)?;
+        let mut places = Vec::with_capacity(self.count);
+        for key in self.sequential.iter() {
+            places.push(writer.pair(key, self.values.of(key, 0))?);
+        }
+        let mut written = vec![0; self.count];
+        for (pick, is_read) in picks.iter().zip(is_read) {
+            let (number, key) = (*pick as usize, self.sequential.at(*pick as usize));
+            if !is_read {
+                written[number] += 1;
+                places[number] = writer.pair(key, self.values.of(key, written[number]))?;
+            }
+            let operation = if *is_read { Operation::Get } else { Operation::Put };
+            writer.operation(operation, places[number])?;
+        }
+        let (done, _) = run_outside(outside, &writer.finish(1, 1)?, self.context.pace.shift(1, None))?;
+        let all = picks.iter().zip(is_read).take(done.operations as usize);
+        all.filter(|(_, is_read)| !**is_read)
+            .for_each(|(pick, _)| versions[*pick as usize] += 1);
+        Ok(done)
+    }
+
     fn batches(&self, recorder: &mut Recorder) -> Result<()> {
         let peer = self.open("batch")?;
         let keys = &self.sequential;
         let flush = (self.count / 10).clamp(1, COMMIT_MAX);
-        recorder.phase("batch", Work::Writes, || {
-            put_and_flush(self.context, &*peer, keys, flush, &self.value(keys, |_| 0))
-        })?;
+        let flushes = Flushes::new(keys, flush, self.value(keys, |_| 0));
+        recorder.phase("batch", Work::Writes, || flushes.put(self.context, &*peer))?;
         if !recorder.is_stopped() {
             read_back(&*peer, keys.all(), self.present(0))?;
         }
@@ -242,16 +274,15 @@ impl Rows<'_> {
     fn large(&self, recorder: &mut Recorder) -> Result<()> {
         let peer = self.open("large")?;
         let keys = numbers(0..self.count as u32 * 10);
-        recorder.phase("large write", Work::Writes, || {
-            put_and_flush(self.context, &*peer, &keys, self.count, &self.value(&keys, |_| 0))
-        })?;
+        let flushes = Flushes::new(&keys, self.count, self.value(&keys, |_| 0));
+        recorder.phase("large write", Work::Writes, || flushes.put(self.context, &*peer))?;
         if recorder.is_stopped() {
             return peer.close();
         }
         let picks = Generator::new(self.context.seed, "large").picks(self.count, keys.len());
         let reads = keys.picked(&picks);
         recorder.phase("large read", Work::Reads, || {
-            get_each(self.context, &*peer, reads.all(), 1, self.present(0))
+            get_each(self.context, &*peer, reads.all(), &self.values, 1)
         })?;
         read_back(&*peer, keys.all(), self.present(0))?;
         peer.close()

@@ -18,6 +18,7 @@ pub const WORKLOAD: Workload = Workload {
     variants: only(1_000),
     classes: &[Class::Written, Class::None],
     needs_persistence: false,
+    has_drivers: false,
     has_open_loop: false,
     run,
 };

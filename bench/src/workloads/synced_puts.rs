@@ -26,6 +26,7 @@ pub const WORKLOAD: Workload = Workload {
     variants: only(100_000),
     classes: &[Class::Synced],
     needs_persistence: false,
+    has_drivers: false,
     has_open_loop: true,
     run,
 };

@@ -32,7 +32,7 @@ fn run_paced(name: &str, driver: &dyn Driver, scale: f64, pace: Pace) -> Result<
         seed: 5,
         pace,
     };
-    let mut recorder = Recorder::new(&directory);
+    let mut recorder = Recorder::new(&directory, driver);
     (task.workload.run)(&context, &mut recorder)?;
     Ok(recorder.finish())
 }

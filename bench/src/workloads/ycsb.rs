@@ -28,6 +28,7 @@ pub const A: Workload = Workload {
     variants: only(1_000_000),
     classes: &[Class::Written, Class::None],
     needs_persistence: false,
+    has_drivers: false,
     has_open_loop: true,
     run: run_a,
 };

@@ -60,3 +60,20 @@ impl Drop for Place {
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
+
+/// Whether the drivers in Java can be built here; where tests are run for a change to land, they must be.
+pub fn has_java() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let has = |program: &str| std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
+    let missing = ["java", "mvn"].into_iter().find(|program| !has(program));
+    let Some(missing) = missing else { return true };
+    assert!(
+        std::env::var_os("LAB_TOOLS_REQUIRED").is_none(),
+        "{missing} is missing: the drivers in Java cannot be tested"
+    );
+    eprintln!("n/a: {missing} is not installed, so the drivers in Java are not tested here");
+    false
+}
+
+/// The drivers in Java.
+pub const JAVA: [&str; 2] = ["lmdbjava", "rocksdbjni"];

@@ -1,0 +1,445 @@
+//! A peer in a program of another language: the lab's end of it. It is described by what the program says, and looks to the
+//! workloads as every other peer, but hands whole loads over (`Outside`).
+//!
+//! One process serves one cell: it is started when the first store is opened, and stores that are opened after each other
+//! are opened in it, so that a program that is compiled while it runs is not measured cold in each row. What it wants to do
+//! for that beforehand (`warm_up`) is done on another store.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::protocol::{Count, Hello, Request, RunAnswer, RunRequest, Wrong, next_found, unhex};
+use super::session::{PATIENCE, Session};
+use crate::data::{Generator, KeySlice, Keys, Length, Values, wrong_read};
+use crate::load::{Load, MemoryFile, Operation};
+use crate::measure::{Latencies, Timeline};
+use crate::peer::{
+    CACHE_BYTES, Class, Description, Driver, Fetched, Found, Outside, Pair, Pairs, Peer, Ran, Reader, Reading, Setting,
+};
+use crate::scratch::Scratch;
+
+/// Keys that are read, and pairs that are listed, by one request outside of measured phases: bounds the files between us.
+const AT_ONCE: usize = 500_000;
+
+/// The longest that a program warms up with single operations of one kind.
+const WARM_UP_NANOS_EACH: u64 = 1_000_000_000;
+
+/// More operations than a load can have: all of them in one commit.
+const COMMIT_MAX: usize = i32::MAX as usize;
+
+/// How a program is started, or why it cannot be.
+pub type Start = Box<dyn Fn() -> Result<Command> + Send + Sync>;
+
+/// A driver of another language.
+pub struct Foreign {
+    name: String,
+    start: Start,
+    description: OnceLock<Description>,
+    shared: Arc<Shared>,
+}
+
+/// What a driver and its open stores share.
+#[derive(Default)]
+struct Shared {
+    /// Processes without an open store.
+    idle: Mutex<Vec<Session>>,
+    /// The process that was used last, or 0.
+    process: AtomicU32,
+}
+
+impl Foreign {
+    /// A driver of this name; nothing is built or started yet.
+    pub fn new(name: &str, start: Start) -> Foreign {
+        Foreign {
+            name: name.to_string(),
+            start,
+            description: OnceLock::new(),
+            shared: Arc::default(),
+        }
+    }
+
+    fn session(&self) -> Result<(Session, Hello)> {
+        Session::start(&self.name, (self.start)()?, PATIENCE)
+    }
+
+    fn described(&self) -> Result<Description> {
+        let (_, hello) = self.session()?;
+        ensure!(
+            hello.name == self.name,
+            "the driver {} calls itself {}",
+            self.name,
+            hello.name
+        );
+        Ok(Description {
+            name: hello.name,
+            version: hello.version,
+            classes: hello.classes,
+            options: hello.options,
+            is_persistent: hello.persistent,
+            is_outside: true,
+            ..Description::default()
+        })
+    }
+
+    /// A process to open a store in: one that is idle, or a new one that is warm.
+    fn ready(&self, directory: &Path, setting: Setting) -> Result<Session> {
+        let idle = self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(session) = idle {
+            return Ok(session);
+        }
+        let (session, hello) = self.session()?;
+        if hello.warm_up == 0 {
+            return Ok(session);
+        }
+        let beside = Scratch::new(directory.parent().unwrap_or(directory))?;
+        // Waiting for the disk warms nothing.
+        let is_written = hello.classes.iter().any(|(class, _)| *class == Class::Written);
+        let setting = Setting {
+            class: if is_written { Class::Written } else { setting.class },
+            cache_bytes: CACHE_BYTES >> 4,
+        };
+        let remote = self.open_in(session, beside.path(), setting)?;
+        remote.warm_up(hello.warm_up as usize).context("warming up")?;
+        remote.closed()
+    }
+
+    fn open_in(&self, mut session: Session, directory: &Path, setting: Setting) -> Result<Remote> {
+        self.shared.process.store(session.process(), Ordering::Relaxed);
+        let _: Value = session.ask(
+            &Request::Open {
+                directory: directory.to_path_buf(),
+                class: setting.class,
+                cache_bytes: setting.cache_bytes,
+            },
+            Duration::ZERO,
+        )?;
+        Ok(Remote {
+            session: Mutex::new(session),
+            shared: Arc::clone(&self.shared),
+        })
+    }
+}
+
+impl Driver for Foreign {
+    fn describe(&self) -> Description {
+        let describe = || {
+            self.described().unwrap_or_else(|reason| Description {
+                name: self.name.clone(),
+                version: format!("n/a: {reason:#}"),
+                is_outside: true,
+                unavailable: Some(format!("{reason:#}")),
+                ..Description::default()
+            })
+        };
+        self.description.get_or_init(describe).clone()
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn process(&self) -> Option<u32> {
+        match self.shared.process.load(Ordering::Relaxed) {
+            0 => None,
+            process => Some(process),
+        }
+    }
+
+    fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
+        let session = self.ready(directory, setting)?;
+        Ok(Box::new(self.open_in(session, directory, setting)?))
+    }
+}
+
+/// A store that is open in a driver's process.
+struct Remote {
+    session: Mutex<Session>,
+    shared: Arc<Shared>,
+}
+
+impl Remote {
+    fn ask<T: DeserializeOwned>(&self, request: &Request, time: Duration) -> Result<T> {
+        self.session
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .ask(request, time)
+    }
+
+    fn done(&self, request: &Request) -> Result<()> {
+        self.ask::<Value>(request, Duration::ZERO).map(drop)
+    }
+
+    /// Closes the store and gives back the process.
+    fn closed(self) -> Result<Session> {
+        self.done(&Request::Close)?;
+        Ok(self.session.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Does the same to pairs that come in one call, as one commit.
+    fn together<'a>(&self, operation: Operation, pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<()> {
+        self.done_whole(&Load::of(operation, pairs, 1, COMMIT_MAX)?)
+    }
+
+    /// Does it to one pair, with the call that the store has for one.
+    fn alone(&self, operation: Operation, key: &[u8], value: &[u8]) -> Result<()> {
+        self.done_whole(&Load::of(operation, std::iter::once((key, value)), 1, 1)?)
+    }
+
+    fn done_whole(&self, load: &Load) -> Result<()> {
+        if load.len() == 0 {
+            return Ok(());
+        }
+        self.run(load, u64::MAX).map(drop)
+    }
+
+    /// Operations of every kind, as the workloads ask for them; first all puts in batches, for what follows.
+    fn warm_up(&self, count: usize) -> Result<()> {
+        let keys = Generator::new(0, "warm-up").keys(count, 16);
+        let values = Values::new(0, Length::Fixed(100));
+        let load = |operation, commit| {
+            let pairs = keys.iter().map(|key| (key, values.of(key, 0)));
+            Load::of(operation, pairs, 1, commit)
+        };
+        self.run(&load(Operation::Put, 100)?, u64::MAX)?;
+        for operation in [Operation::Put, Operation::Get, Operation::Delete] {
+            self.run(&load(operation, 1)?, WARM_UP_NANOS_EACH)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a driver said it did, or the error that makes a run fail.
+fn believed(load: &Load, nanos: u64, answer: RunAnswer) -> Result<Ran> {
+    if let Some(wrong) = answer.wrong {
+        return Err(wrong_value(load, &wrong)?);
+    }
+    ensure!(
+        answer.workers.len() == load.workers,
+        "a driver worked with {} threads and was asked for {}",
+        answer.workers.len(),
+        load.workers
+    );
+    let mut commits = 0;
+    for (worker, (operations, _)) in answer.workers.iter().enumerate() {
+        let share = load.share(worker);
+        ensure!(
+            *operations == share || (*operations < share && answer.nanos >= nanos),
+            "a driver did {operations} of {share} operations and was not out of time"
+        );
+        commits += operations.div_ceil(load.commit as u64);
+    }
+    let timed: u64 = answer.latencies.iter().map(|(_, count)| count).sum();
+    ensure!(
+        timed == commits,
+        "a driver did {commits} commits or reads, and timed {timed}"
+    );
+    Ok(Ran {
+        nanos: answer.nanos,
+        workers: answer.workers,
+        latencies: Latencies::from_counts(&answer.latencies),
+        timeline: Timeline::from_counts(&answer.timeline),
+    })
+}
+
+/// The error of a wrong value, as a peer in this process would get it.
+fn wrong_value(load: &Load, wrong: &Wrong) -> Result<anyhow::Error> {
+    let (operation, key, value) = load.at(wrong.operation)?;
+    let found = wrong.found.as_deref().map(unhex).transpose()?;
+    let expected = match operation {
+        Operation::Get => Some(value.as_slice()),
+        Operation::GetAbsent => None,
+        Operation::Put | Operation::Delete => bail!(
+            "a driver found a wrong value in operation {}, which reads nothing",
+            wrong.operation
+        ),
+    };
+    match wrong_read(&key, found.as_deref(), expected) {
+        Err(error) => Ok(error),
+        Ok(()) => bail!("a driver calls a value wrong that is right"),
+    }
+}
+
+impl Outside for Remote {
+    fn run(&self, load: &Load, nanos: u64) -> Result<Ran> {
+        let request = Request::Run(RunRequest::of(load, nanos));
+        let answer = self.ask(&request, Duration::from_nanos(nanos))?;
+        believed(load, nanos, answer)
+    }
+
+    fn fetch(&self, keys: KeySlice, found: &mut Fetched) -> Result<()> {
+        for part in keys.chunks(AT_ONCE) {
+            let load = Load::of(Operation::Get, part.iter().map(|key| (key, &[][..])), 1, 1)?;
+            let out = MemoryFile::new()?;
+            let request = Request::Fetch {
+                keys: load.pairs_path(),
+                key_bytes: load.key_bytes,
+                out: out.path(),
+            };
+            self.done(&request)?;
+            let bytes = out.bytes()?;
+            let mut rest = bytes.as_slice();
+            part.iter().try_for_each(|key| found(key, next_found(&mut rest)?))?;
+            ensure!(rest.is_empty(), "a driver found more than it was asked for");
+        }
+        Ok(())
+    }
+}
+
+impl Reader for Remote {
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
+        let keys = Keys::collect(key.len(), std::iter::once(key));
+        self.fetch(keys.all(), &mut |_, value| found(value))
+    }
+
+    fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()> {
+        let (mut from, mut left) = (from.to_vec(), limit);
+        while left > 0 {
+            let asked = left.min(AT_ONCE as u64);
+            let out = MemoryFile::new()?;
+            let listed: Count = self.ask(
+                &Request::List {
+                    from: from.clone(),
+                    limit: asked,
+                    out: out.path(),
+                },
+                Duration::ZERO,
+            )?;
+            ensure!(listed.count <= asked, "a driver listed more than it was asked for");
+            let bytes = out.bytes()?;
+            let mut rest = bytes.as_slice();
+            for _ in 0..listed.count {
+                let key = next_found(&mut rest)?.context("a pair has a key")?;
+                let value = next_found(&mut rest)?.context("a pair has a value")?;
+                pair(key, value)?;
+                from.clear();
+                from.extend_from_slice(key);
+            }
+            // The first key behind the last one.
+            from.push(0);
+            left = if listed.count < asked { 0 } else { left - asked };
+        }
+        Ok(())
+    }
+}
+
+impl Peer for Remote {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.alone(Operation::Put, key, value)
+    }
+
+    fn put_many(&self, pairs: &mut Pairs) -> Result<()> {
+        self.together(Operation::Put, pairs)
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        self.alone(Operation::Delete, key, &[])
+    }
+
+    fn delete_many(&self, keys: KeySlice) -> Result<()> {
+        self.together(Operation::Delete, keys.iter().map(|key| (key, &[][..])))
+    }
+
+    /// Not one snapshot: nobody writes while the lab looks at what a driver holds.
+    fn read(&self, reading: &mut Reading) -> Result<()> {
+        reading(self)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.done(&Request::Sync)
+    }
+
+    fn compact(&self) -> Result<()> {
+        self.done(&Request::Compact)
+    }
+
+    fn checkpoint(&self, directory: &Path) -> Result<()> {
+        self.done(&Request::Checkpoint {
+            directory: directory.to_path_buf(),
+        })
+    }
+
+    fn outside(&self) -> Option<&dyn Outside> {
+        Some(self)
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let session = self.closed()?;
+        shared.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load() -> Result<Load> {
+        let pairs = [(&b"a"[..], &b"1"[..]), (&b"b"[..], &b"2"[..])];
+        Load::of(Operation::Get, pairs.into_iter(), 1, 1)
+    }
+
+    fn answer(operations: u64, nanos: u64, timed: u64) -> RunAnswer {
+        serde_json::from_value(serde_json::json!({
+            "nanos": nanos, "workers": [[operations, 5]], "latencies": [[100, timed]], "timeline": [operations],
+        }))
+        .expect("an answer")
+    }
+
+    #[test]
+    fn driver_is_believed_only_when_its_numbers_agree() -> Result<()> {
+        let load = load()?;
+        let ran = believed(&load, 1000, answer(2, 500, 2))?;
+        assert_eq!((ran.nanos, ran.workers.as_slice()), (500, &[(2, 5)][..]));
+        let stopped = believed(&load, 1000, answer(1, 1000, 1))?;
+        assert_eq!(stopped.workers, [(1, 5)]);
+        let error = |answer| believed(&load, 1000, answer).err().expect("refused").to_string();
+        assert!(error(answer(1, 500, 1)).contains("was not out of time"));
+        assert!(error(answer(3, 500, 3)).contains("3 of 2"));
+        assert!(error(answer(2, 500, 1)).contains("timed 1"));
+        let crowd = RunAnswer {
+            workers: vec![(1, 0), (1, 0)],
+            ..answer(2, 500, 2)
+        };
+        assert!(error(crowd).contains("2 threads"));
+        Ok(())
+    }
+
+    #[test]
+    fn wrong_value_is_told_as_one_of_a_peer_in_this_process() -> Result<()> {
+        let load = load()?;
+        let error = |wrong| {
+            let answer = RunAnswer {
+                wrong: Some(wrong),
+                ..answer(1, 1, 1)
+            };
+            believed(&load, 1000, answer).err().expect("wrong").to_string()
+        };
+        let lost = error(Wrong {
+            operation: 0,
+            found: None,
+        });
+        assert!(
+            lost.contains("\"a\" was stored and acknowledged, but is not there"),
+            "{lost}"
+        );
+        let stale = error(Wrong {
+            operation: 1,
+            found: Some("31".to_string()),
+        });
+        assert!(stale.contains("\"b\" holds 31, expected 32"), "{stale}");
+        let invented = error(Wrong {
+            operation: 1,
+            found: Some("32".to_string()),
+        });
+        assert!(invented.contains("a value wrong that is right"), "{invented}");
+        Ok(())
+    }
+}

@@ -1,0 +1,291 @@
+//! Drivers: programs of other languages behind the line protocol. The lab's own driver serves peers of the lab, honest and
+//! faulty, and shows that the lab's end notices what it must; the drivers in Java are tested where Java is.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::process::Output;
+
+use common::{JAVA, Place, has_java, text};
+use serde_json::Value;
+
+/// One cell in a process of its own.
+fn once(workload: &str, peer: &str, class: &str, more: &[&str]) -> Output {
+    let place = Place::new();
+    std::fs::create_dir(place.file("store")).expect("a directory");
+    let own = [
+        "once",
+        workload,
+        "--peer",
+        peer,
+        "--durability",
+        class,
+        "--seed",
+        "5",
+        "--directory",
+        "store",
+    ];
+    place.lab(&[&own[..], more].concat())
+}
+
+fn record(workload: &str, peer: &str, class: &str, more: &[&str]) -> Value {
+    let output = once(workload, peer, class, more);
+    assert!(output.status.success(), "{workload} {peer}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("a record")
+}
+
+/// The phases by name with what they did, those that were not done with the reason.
+fn phases(record: &Value) -> BTreeMap<String, String> {
+    let name = |value: &Value| value.as_str().expect("a name").to_string();
+    let done = record["phases"].as_array().expect("phases").iter();
+    let undone = record["unsupported"].as_array().expect("a list").iter();
+    done.map(|phase| {
+        (
+            name(&phase["name"]),
+            format!("{} {}", phase["operations"], phase["work"]),
+        )
+    })
+    .chain(undone.map(|entry| (name(&entry[0]), name(&entry[1]))))
+    .collect()
+}
+
+#[test]
+fn served_peer_shows_the_same_rows_as_the_peer_itself() {
+    for (workload, scale) in [("state/10k", "0.05"), ("map/100k", "0.01")] {
+        let more = ["--scale", scale];
+        let inside = phases(&record(workload, "lmdb", "written", &more));
+        let outside = phases(&record(workload, "served-lmdb", "written", &more));
+        assert_eq!(outside, inside, "{workload}");
+        assert!(inside.len() >= 6, "{inside:?}");
+    }
+}
+
+#[test]
+fn numbers_of_a_driver_are_those_of_its_process_and_of_its_clock() {
+    let record = record("state/10k", "served-lmdb", "written", &["--scale", "0.5"]);
+    let phases = record["phases"].as_array().expect("phases");
+    let write = &phases[0];
+    assert_eq!(write["name"], "seq-write");
+    let number = |phase: &Value, field: &str| phase[field].as_u64().unwrap_or_else(|| panic!("{field}: {phase}"));
+    // 5,000 values of 100 bytes went into a file, by write calls of the driver's process.
+    assert!(number(write, "write_call_bytes") >= 500_000, "{write}");
+    assert!(number(write, "resident_bytes") > 1 << 20 && number(write, "process_cpu_nanos") > 0);
+    let mixed = phases.iter().find(|phase| phase["name"] == "mixed").expect("a phase");
+    let latency = |field: &str| mixed["latency"][field].as_u64().expect("nanoseconds");
+    assert!(latency("p50") > 0 && latency("p50") <= latency("max"), "{mixed}");
+    assert!(latency("max") <= number(mixed, "wall_nanos") * 1001 / 1000, "{mixed}");
+    let counted: u64 = mixed["timeline"]["operations"]
+        .as_array()
+        .expect("steps")
+        .iter()
+        .filter_map(Value::as_u64)
+        .sum();
+    assert_eq!(counted, 5000);
+}
+
+#[test]
+fn limit_of_the_cell_stops_a_driver_and_shows_how_far_it_came() {
+    for workload in ["state/10k", "map/100k"] {
+        let record = record(workload, "served-lmdb", "written", &["--limit", "0", "--scale", "0.01"]);
+        let first = &record["phases"][0];
+        assert_eq!(first["operations"], 0, "{first}");
+        assert!(
+            first["stopped_at_of"].as_u64().is_some_and(|planned| planned > 0),
+            "{first}"
+        );
+        assert_eq!(record["phases"].as_array().map(Vec::len), Some(1), "{record}");
+    }
+}
+
+/// What the lab says of a driver whose run must fail.
+fn caught(workload: &str, peer: &str, scale: &str) -> String {
+    let output = once(workload, peer, "written", &["--scale", scale]);
+    assert!(!output.status.success(), "{workload} did not notice {peer}");
+    text(&output.stderr)
+}
+
+#[test]
+fn driver_that_returns_stale_values_is_caught() {
+    for (workload, scale) in [("state/10k", "0.1"), ("map/100k", "0.01")] {
+        let error = caught(workload, "served-faulty-stale", scale);
+        assert!(error.contains("key "), "{workload}: {error}");
+    }
+}
+
+#[test]
+fn driver_that_loses_writes_is_caught() {
+    for (workload, scale) in [("state/10k", "1.0"), ("map/100k", "0.15")] {
+        let error = caught(workload, "served-faulty-loses", scale);
+        assert!(
+            error.contains("stored and acknowledged, but is not there"),
+            "{workload}: {error}"
+        );
+        let error = caught(workload, "served-lmdb+skips", "0.1");
+        assert!(
+            error.contains("stored and acknowledged, but is not there"),
+            "{workload}: {error}"
+        );
+    }
+}
+
+#[test]
+fn driver_that_does_not_delete_is_caught() {
+    let error = caught("map/100k", "served-faulty-keeps-deleted", "0.01");
+    assert!(error.contains("was deleted or never stored, but is there"), "{error}");
+}
+
+#[test]
+fn driver_that_never_looks_at_what_it_reads_is_caught_when_the_lab_reads_back() {
+    for (workload, scale) in [("state/10k", "0.1"), ("map/100k", "0.01")] {
+        let error = caught(workload, "served-faulty-stale+blind", scale);
+        assert!(
+            error.contains("key ") && !error.contains("in phase"),
+            "{workload}: {error}"
+        );
+    }
+}
+
+#[test]
+fn driver_that_dies_in_the_middle_fails_its_run_and_says_where() {
+    let error = caught("state/10k", "served-lmdb+dies", "0.1");
+    assert!(error.contains("served-lmdb+dies ended in the middle of run"), "{error}");
+    assert!(
+        error.contains("exit status: 3") && error.contains("in phase \"seq-read\""),
+        "{error}"
+    );
+}
+
+#[test]
+fn driver_that_prints_rubbish_fails_its_run_and_is_quoted() {
+    let error = caught("state/10k", "served-lmdb+rubbish", "0.1");
+    assert!(error.contains("answered run with \"one, two, three\""), "{error}");
+}
+
+#[test]
+fn acknowledged_writes_of_a_driver_survive_kill_and_a_driver_that_acknowledges_early_is_caught() {
+    let kept = record("open", "served-lmdb", "written", &["--scale", "0.0005"]);
+    assert!(kept["notes"].to_string().contains(" 0 of them lost"), "{kept}");
+    let error = caught("open", "served-faulty-early", "0.0005");
+    assert!(
+        error.contains("after kill -9") && error.contains("not there"),
+        "{error}"
+    );
+}
+
+#[test]
+fn driver_without_its_toolchain_is_shown_with_the_reason_and_fails_nothing() {
+    let place = Place::new();
+    let own = [
+        "--json",
+        "results.json",
+        "--directory",
+        ".",
+        "--repeat",
+        "1",
+        "--scale",
+        "0.01",
+    ];
+    let arguments = [
+        &["run", "state/10k", "first", "--peers", "btreemap,lmdbjava,mmcmap"][..],
+        &own,
+    ]
+    .concat();
+    let output = place
+        .command(&arguments)
+        .env("PATH", "")
+        .output()
+        .expect("the lab starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let runs = place.results()["runs"].as_array().expect("runs").clone();
+    let reason = |workload: &str, peer: &str| {
+        let run = runs
+            .iter()
+            .find(|run| run["workload"] == workload && run["peer"] == peer);
+        run.expect("a cell")["outcome"]["not_applicable"]
+            .as_str()
+            .expect("a reason")
+            .to_string()
+    };
+    assert!(reason("state/10k", "lmdbjava").contains("java is not installed"));
+    assert!(reason("state/10k", "mmcmap").contains("its Go module could not be fetched"));
+    assert!(reason("first", "lmdbjava").contains("do not take part"));
+    let report = text(&output.stdout);
+    assert!(report.contains("lmdbjava: n/a in state/10k"), "{report}");
+
+    let listed = place
+        .command(&["list"])
+        .env("PATH", "")
+        .output()
+        .expect("the lab starts");
+    let list = text(&listed.stdout);
+    assert!(
+        list.contains("lmdbjava") && list.contains("n/a: java is not installed"),
+        "{list}"
+    );
+}
+
+#[test]
+fn open_loop_leaves_drivers_out_and_says_so() {
+    let place = Place::new();
+    let output = place.run(&[
+        "map/100k",
+        "--peers",
+        "btreemap,mmcmap",
+        "--scale",
+        "0.0005",
+        "--repeat",
+        "1",
+        "--rate",
+        "1000",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stdout).contains("have no open loop"),
+        "{}",
+        text(&output.stdout)
+    );
+}
+
+#[test]
+fn drivers_in_java_pass_their_workloads_with_the_rows_of_everybody() {
+    if !has_java() {
+        return;
+    }
+    for (workload, scale) in [("state/10k", "0.1"), ("map/100k", "0.02")] {
+        let names = |peer: &str| phases(&record(workload, peer, "written", &["--scale", scale])).into_keys();
+        let expected: Vec<String> = names("lmdb").collect();
+        for peer in JAVA {
+            assert!(names(peer).eq(expected.iter().cloned()), "{workload} {peer}");
+        }
+    }
+}
+
+#[test]
+fn drivers_in_java_of_class_written_lose_nothing_when_killed() {
+    if !has_java() {
+        return;
+    }
+    for peer in JAVA {
+        let kept = record("open", peer, "written", &["--scale", "0.0005"]);
+        let notes = kept["notes"].to_string();
+        assert!(
+            notes.contains("killed after") && notes.contains(" 0 of them lost"),
+            "{peer}: {kept}"
+        );
+    }
+}
+
+#[test]
+fn drivers_in_java_state_their_versions_and_options() {
+    if !has_java() {
+        return;
+    }
+    let list = text(&Place::new().lab(&["list"]).stdout);
+    for expected in [
+        "through lmdbjava 0.9.1, Java",
+        "RocksDB 9.7.3 through rocksdbjni 9.7.3",
+        "reader slots",
+    ] {
+        assert!(list.contains(expected), "{expected} is missing in {list}");
+    }
+}

@@ -6,12 +6,15 @@
 //!
 //! Invariant: `free` and `blocks` count what `words` says of the pages before `pages`; bits behind them are clear.
 
+use std::ops::DerefMut;
+
 use duramen_io::File;
 
 use crate::checksum::checksum;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
+use crate::shared_array::SharedArray;
 
 /// A run of this many pages is worth a system call of its own.
 pub(crate) const LONG_RUN_PAGES: u32 = 16;
@@ -40,15 +43,39 @@ pub(crate) enum Spared {
     AllBlocks,
 }
 
+/// Where the words of a bitmap are.
+pub(crate) trait Words: DerefMut<Target = [u64]> {
+    /// Changes the number of words; new ones are zero.
+    fn set_len(&mut self, count: usize);
+}
+
+impl Words for Vec<u64> {
+    fn set_len(&mut self, count: usize) {
+        self.resize(count, 0);
+    }
+}
+
+impl Words for SharedArray<'_, u64> {
+    fn set_len(&mut self, count: usize) {
+        self.resize(count, 0);
+    }
+}
+
 /// See the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Bitmap {
-    words: Vec<u64>,
-    pages: u32,
-    free: u64,
-    blocks: Blocks,
+pub(crate) struct Bitmap<W = Vec<u64>> {
+    words: W,
+    counts: Counts,
+}
+
+/// What is known of the words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) pages: u32,
+    pub(crate) free: u64,
+    pub(crate) blocks: Blocks,
     /// No page below this word is free.
-    first: usize,
+    pub(crate) first: usize,
 }
 
 /// The first bits of the small blocks of a word of which every bit is set.
@@ -68,10 +95,7 @@ impl Bitmap {
     pub(crate) fn empty(pages: u32) -> Bitmap {
         let mut bitmap = Bitmap {
             words: Vec::new(),
-            pages: 0,
-            free: 0,
-            blocks: Blocks::default(),
-            first: 0,
+            counts: Counts::default(),
         };
         bitmap.extend(pages);
         bitmap
@@ -119,6 +143,39 @@ impl Bitmap {
         bitmap.set(saved.page, saved.pages, true);
         Ok(bitmap)
     }
+}
+
+impl<W: Words> Bitmap<W> {
+    /// A bitmap of these words, of which this is known.
+    pub(crate) fn over(words: W, counts: Counts) -> Bitmap<W> {
+        Bitmap { words, counts }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(crate) fn set_counts(&mut self, counts: Counts) {
+        self.counts = counts;
+    }
+
+    /// Gets the bits of another bitmap of as many pages.
+    pub(crate) fn take_over(&mut self, other: &Bitmap) {
+        self.words.copy_from_slice(&other.words);
+        self.counts = other.counts;
+    }
+
+    pub(crate) fn words(&mut self) -> &mut W {
+        &mut self.words
+    }
+
+    /// A copy of its own.
+    pub(crate) fn copy(&self) -> Bitmap {
+        Bitmap {
+            words: self.words.to_vec(),
+            counts: self.counts,
+        }
+    }
 
     /// The bits in the order of the file format, filled up with zeros to whole pages.
     pub(crate) fn image(&self, pages: u32) -> Vec<u8> {
@@ -134,16 +191,16 @@ impl Bitmap {
     }
 
     pub(crate) fn pages(&self) -> u32 {
-        self.pages
+        self.counts.pages
     }
 
     pub(crate) fn free(&self) -> u64 {
-        self.free
+        self.counts.free
     }
 
     /// Blocks that are wholly free.
     pub(crate) fn blocks(&self) -> Blocks {
-        self.blocks
+        self.counts.blocks
     }
 
     pub(crate) fn is_used(&self, page: u32) -> bool {
@@ -152,7 +209,11 @@ impl Bitmap {
 
     pub(crate) fn set(&mut self, page: u32, count: u32, used: bool) {
         let (mut page, end) = (page as u64, page as u64 + count as u64);
-        assert!(end <= self.pages as u64, "pages {page} to {end} of {}", self.pages);
+        assert!(
+            end <= self.counts.pages as u64,
+            "pages {page} to {end} of {}",
+            self.counts.pages
+        );
         while page < end {
             let index = page as usize / 64;
             let next = (page / 64 + 1) * 64;
@@ -169,28 +230,28 @@ impl Bitmap {
             self.words[index] |= mask;
         } else {
             self.words[index] &= !mask;
-            self.first = self.first.min(index);
+            self.counts.first = self.counts.first.min(index);
         }
         self.count(index);
     }
 
     fn count(&mut self, index: usize) {
         let free = self.free_bits(index);
-        self.free += free.count_ones() as u64;
-        self.blocks.small += small_blocks(free).count_ones() as u64;
-        self.blocks.large += large_blocks(free).count_ones() as u64;
+        self.counts.free += free.count_ones() as u64;
+        self.counts.blocks.small += small_blocks(free).count_ones() as u64;
+        self.counts.blocks.large += large_blocks(free).count_ones() as u64;
     }
 
     fn uncount(&mut self, index: usize) {
         let free = self.free_bits(index);
-        self.free -= free.count_ones() as u64;
-        self.blocks.small -= small_blocks(free).count_ones() as u64;
-        self.blocks.large -= large_blocks(free).count_ones() as u64;
+        self.counts.free -= free.count_ones() as u64;
+        self.counts.blocks.small -= small_blocks(free).count_ones() as u64;
+        self.counts.blocks.large -= large_blocks(free).count_ones() as u64;
     }
 
     /// The free pages of a word.
     fn free_bits(&self, index: usize) -> u64 {
-        let inside = (self.pages as u64).saturating_sub(index as u64 * 64);
+        let inside = (self.counts.pages as u64).saturating_sub(index as u64 * 64);
         let mask = if inside >= 64 { u64::MAX } else { (1 << inside) - 1 };
         !self.words[index] & mask
     }
@@ -206,18 +267,18 @@ impl Bitmap {
     }
 
     /// Clears every bit that is set in `other`, which has the same length. Only good for saving: the counts go stale.
-    pub(crate) fn remove(&mut self, other: &Bitmap) {
+    pub(crate) fn remove(&mut self, other: &Bitmap<impl Words>) {
         self.words
             .iter_mut()
-            .zip(&other.words)
+            .zip(other.words.iter())
             .for_each(|(word, other)| *word &= !other);
     }
 
     pub(crate) fn extend(&mut self, more: u32) {
         let last = self.words.len().checked_sub(1);
         last.into_iter().for_each(|last| self.uncount(last));
-        self.pages += more;
-        self.words.resize((self.pages as usize).div_ceil(64), 0);
+        self.counts.pages += more;
+        self.words.set_len((self.counts.pages as usize).div_ceil(64));
         (last.unwrap_or(0)..self.words.len()).for_each(|index| self.count(index));
     }
 
@@ -226,15 +287,15 @@ impl Bitmap {
         let kept = (pages as usize).div_ceil(64);
         let changed = pages as usize / 64..self.words.len();
         changed.clone().for_each(|index| self.uncount(index));
-        self.pages = pages;
-        self.words.truncate(kept);
+        self.counts.pages = pages;
+        self.words.set_len(kept);
         (changed.start..kept).for_each(|index| self.count(index));
-        self.first = self.first.min(kept);
+        self.counts.first = self.counts.first.min(kept);
     }
 
     /// Page after the last used one.
     pub(crate) fn end_of_used(&self) -> u32 {
-        self.end_of_used_before(self.pages)
+        self.end_of_used_before(self.pages())
     }
 
     /// The same of the pages before `limit`.
@@ -256,12 +317,12 @@ impl Bitmap {
     /// `least`. Low pages first, so that the end of the file comes free.
     pub(crate) fn find(&mut self, least: u32, enough: u32, wanted: u32, spared: Spared) -> Option<(u32, u32)> {
         let mut best: Option<(u32, u32)> = None;
-        let mut page = self.next_free(self.first as u32 * 64, Spared::Nothing);
-        self.first = page as usize / 64;
+        let mut page = self.next_free(self.counts.first as u32 * 64, Spared::Nothing);
+        self.counts.first = page as usize / 64;
         if spared != Spared::Nothing {
             page = self.next_free(page, spared);
         }
-        while page < self.pages {
+        while page < self.counts.pages {
             let end = self.end_of_free(page, wanted, spared);
             let length = end - page;
             if length >= wanted.min(least.max(enough)) {
@@ -281,7 +342,7 @@ impl Bitmap {
             Spared::Nothing => small_blocks(self.free_bits(index)),
             _ => small_blocks(self.searched_bits(index, Spared::LargeBlocks)),
         };
-        let index = (self.first..self.words.len()).find(|&index| starts(index) != 0)?;
+        let index = (self.counts.first..self.words.len()).find(|&index| starts(index) != 0)?;
         let page = index as u32 * 64 + starts(index).trailing_zeros();
         let free = self.end_of_free(page, wanted, spared) - page;
         Some((page, free / BRANCH_PAGES * BRANCH_PAGES))
@@ -289,19 +350,19 @@ impl Bitmap {
 
     /// The first page at or after `page` that a search may take, or `pages`.
     fn next_free(&self, mut page: u32, spared: Spared) -> u32 {
-        while page < self.pages {
+        while page < self.counts.pages {
             let rest = self.searched_bits(page as usize / 64, spared) >> (page % 64);
             if rest != 0 {
                 return page + rest.trailing_zeros();
             }
             page = (page / 64 + 1) * 64;
         }
-        self.pages
+        self.counts.pages
     }
 
     /// The end of the run that begins at `page`, looking no further than `wanted` pages.
     fn end_of_free(&self, page: u32, wanted: u32, spared: Spared) -> u32 {
-        let limit = (page as u64 + wanted as u64).min(self.pages as u64) as u32;
+        let limit = (page as u64 + wanted as u64).min(self.counts.pages as u64) as u32;
         let mut end = page;
         while end < limit {
             let rest = !self.searched_bits(end as usize / 64, spared) >> (end % 64);
@@ -322,17 +383,20 @@ mod tests {
 
     /// Counts page by page.
     fn assert_counts(bitmap: &Bitmap) {
-        let free = |page: u32| page < bitmap.pages && !bitmap.is_used(page);
+        let free = |page: u32| page < bitmap.counts.pages && !bitmap.is_used(page);
         let blocks = |pages: u32| {
-            let starts = (0..bitmap.pages).step_by(pages as usize);
+            let starts = (0..bitmap.counts.pages).step_by(pages as usize);
             starts.filter(|&start| (start..start + pages).all(free)).count() as u64
         };
-        assert_eq!(bitmap.free, (0..bitmap.pages).filter(|&page| free(page)).count() as u64);
+        assert_eq!(
+            bitmap.counts.free,
+            (0..bitmap.counts.pages).filter(|&page| free(page)).count() as u64
+        );
         let counted = Blocks {
             small: blocks(BRANCH_PAGES),
             large: blocks(LARGE_BLOCK_PAGES),
         };
-        assert_eq!(bitmap.blocks, counted);
+        assert_eq!(bitmap.counts.blocks, counted);
     }
 
     #[test]
@@ -340,13 +404,13 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut bitmap = Bitmap::new(70);
         for _ in 0..2000 {
-            let page = rng.u32(META_PAGES..bitmap.pages);
-            let count = rng.u32(0..=(bitmap.pages - page).min(90));
+            let page = rng.u32(META_PAGES..bitmap.counts.pages);
+            let count = rng.u32(0..=(bitmap.counts.pages - page).min(90));
             match rng.u32(0..20) {
                 0 => bitmap.extend(rng.u32(1..200)),
                 1 => {
                     let end = bitmap.end_of_used();
-                    bitmap.cut(rng.u32(end..=bitmap.pages));
+                    bitmap.cut(rng.u32(end..=bitmap.counts.pages));
                 }
                 2..8 => bitmap.set(page, count.min(5), true),
                 _ => bitmap.set(page, count, rng.bool()),
@@ -361,13 +425,13 @@ mod tests {
         for _ in 0..300 {
             let mut bitmap = Bitmap::new(rng.u32(100..400));
             for _ in 0..rng.u32(1..60) {
-                let page = rng.u32(META_PAGES..bitmap.pages);
-                bitmap.set(page, rng.u32(1..=(bitmap.pages - page).min(12)), true);
+                let page = rng.u32(META_PAGES..bitmap.counts.pages);
+                bitmap.set(page, rng.u32(1..=(bitmap.counts.pages - page).min(12)), true);
             }
             for spared in [Spared::Nothing, Spared::LargeBlocks, Spared::AllBlocks] {
                 let least = rng.u32(1..6);
                 let wanted = rng.u32(least..70);
-                let before = bitmap.blocks;
+                let before = bitmap.counts.blocks;
                 let Some((page, count)) = bitmap.find(least, LONG_RUN_PAGES, wanted, spared) else {
                     continue;
                 };
@@ -375,8 +439,8 @@ mod tests {
                 assert!((page..page + count).all(|page| !bitmap.is_used(page)));
                 let mut after = bitmap.clone();
                 after.set(page, count, true);
-                assert!(spared == Spared::Nothing || after.blocks.large == before.large);
-                assert!(spared != Spared::AllBlocks || after.blocks.small == before.small);
+                assert!(spared == Spared::Nothing || after.counts.blocks.large == before.large);
+                assert!(spared != Spared::AllBlocks || after.counts.blocks.small == before.small);
             }
         }
     }
@@ -392,7 +456,7 @@ mod tests {
                 assert!((page..page + count).all(|page| !bitmap.is_used(page)));
                 bitmap.set(page, count, true);
             }
-            assert_eq!(bitmap.blocks.small, 0);
+            assert_eq!(bitmap.counts.blocks.small, 0);
         }
     }
 }

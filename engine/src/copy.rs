@@ -80,7 +80,7 @@ impl Store {
 
 /// A quiet store is rewritten by itself when more than half of its file is free: between these sizes, where the space
 /// is worth the writing and the writing does not take long.
-const SPARSE_BYTES_MIN: u64 = 1 << 20;
+const SPARSE_BYTES_MIN: u64 = 512 << 10;
 const REWRITTEN_BYTES_MAX: u64 = 1 << 30;
 
 impl Core {

@@ -29,7 +29,7 @@ pub(crate) struct Core {
     pub(crate) pages: Pages,
     pub(crate) space: Space,
     pub(crate) segments: Segments,
-    pub(crate) region: Region,
+    pub(crate) region: Arc<Region>,
     pub(crate) catalog: Catalog,
     pub(crate) hash_seed: u64,
     pub(crate) store: u128,
@@ -116,7 +116,7 @@ impl Core {
         pages: Pages,
         space: Space,
         segments: Segments,
-        region: Region,
+        region: Arc<Region>,
         durable: Meta,
         lock: Option<Lock>,
     ) -> Core {

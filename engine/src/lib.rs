@@ -48,6 +48,7 @@ mod recovery;
 mod region;
 mod salvage;
 mod scan;
+mod shared_array;
 mod snapshot;
 mod space;
 mod statistics;

@@ -77,8 +77,9 @@ impl Room {
     }
 }
 
-/// What is promised.
+/// What is promised. It lies in the shared region.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Promises {
     operations: AtomicU64,
     bytes: AtomicU64,
@@ -96,14 +97,13 @@ const LEAVES_PER_OPERATION: u64 = 3;
 const UNKNOWN: u64 = u64::MAX;
 
 impl Promises {
-    pub(crate) fn new() -> Promises {
-        Promises {
-            operations: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            value_pages: AtomicU64::new(0),
-            height: AtomicU64::new(0),
-            branches: AtomicU64::new(UNKNOWN),
-        }
+    /// Nothing is promised, and nobody has counted the branches.
+    pub(crate) fn begin(&self) {
+        let numbers = [&self.operations, &self.bytes, &self.value_pages, &self.height];
+        numbers
+            .into_iter()
+            .for_each(|number| number.store(0, Ordering::Relaxed));
+        self.branches.store(UNKNOWN, Ordering::Relaxed);
     }
 
     pub(crate) fn add(&self, costs: FoldCosts) {

@@ -100,17 +100,21 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         )));
     }
     let bitmap = Bitmap::load(&*data, meta.bitmap, pages_in_file)?;
-    let region = if has_private_region {
+    let region = Arc::new(if has_private_region {
+        if !settings.read_only {
+            // What an attempt that found the disk full has left there takes room. That it is missing is no harm.
+            let _ = platform.storage.remove(REGION_FILE);
+        }
         Region::private()?
     } else {
         Region::create(&platform, files.iter().any(|name| name == REGION_FILE))?
-    };
+    });
     let core = Core::new(
         platform.clone(),
         settings.clone(),
         data.clone(),
         Pages::open(data.clone(), settings.reads)?,
-        Space::new(data, bitmap, meta.bitmap),
+        Space::new(data, region.clone(), bitmap, meta.bitmap)?,
         Segments::new(&platform, settings.read_only),
         region,
         meta,
@@ -128,6 +132,10 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
             Err(error) if error.kind() == Kind::Damaged => {}
             maintained => maintained?,
         }
+    }
+    if !settings.read_only && !has_private_region && core.undamaged().is_ok() {
+        // On a disk without room for the next indexes nothing could be deleted later.
+        core.region.keep_spare_memory()?;
     }
     Ok(core)
 }

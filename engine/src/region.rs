@@ -1,6 +1,7 @@
 //! The shared region: one memory-mapped file (`shared`) that holds everything readers and writers of a store share
 //! while it is open: the commit lock, the numbers of the newest visible and synced commits, the published version,
-//! the table of log generations, the slots in which snapshots pin versions, and the memory of the indexes.
+//! the table of log generations, the slots in which snapshots pin versions, what the allocator of the data file knows, and
+//! the memory of the indexes.
 //!
 //! It holds offsets, never pointers, so that another process can attach to it. Nothing in it outlives the last
 //! process: the first opener formats it anew and recovery fills it from the data file and the log.
@@ -9,12 +10,14 @@
 //! 0        Control
 //! 4 KiB    log generations, 128 bytes each, allocated in steps
 //! 516 KiB  snapshot slots, 64 bytes each, allocated in steps
-//! 5 MiB    memory of the indexes, handed out by `take`
+//! 5 MiB    memory of the allocator's arrays
+//! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
 //!
 //! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor `PIN_ALL` names a version whose
 //! pages and generations nobody may reuse.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -23,7 +26,8 @@ use duramen_io::{Access, File, Mapping, OpenMode, Platform, WordLock};
 
 use crate::base::Root;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, REGION_SPAN_BYTES, SNAPSHOTS_MAX};
+use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PAGE_BYTES, REGION_SPAN_BYTES, SNAPSHOTS_MAX};
+use crate::promises::Promises;
 
 /// Name of the region's file in the store directory.
 pub(crate) const REGION_FILE: &str = "shared";
@@ -36,6 +40,8 @@ const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const SLOTS_STEP: usize = 256;
 /// Aligned, so that the memory of indexes begins at a page and at a multiple of what they take.
 const MEMORY_START: u64 = (SLOTS_START + SNAPSHOTS_MAX as u64 * SLOT_BYTES).next_multiple_of(512 << 10);
+/// The memory of indexes begins here. Before it is that of the allocator's arrays, while they are small.
+const INDEXES_START: u64 = MEMORY_START + (1 << 20);
 /// Indexes get memory in multiples of this, so that freed pieces fit again.
 const MEMORY_STEP: u64 = 64 << 10;
 
@@ -90,6 +96,8 @@ pub(crate) struct Control {
     generations_allocated: AtomicU32,
     /// Token that the next exclusive transaction gets.
     pub(crate) exclusive_tokens: AtomicU32,
+    /// The allocator of the data file.
+    pub(crate) space: SpaceHead,
     /// Snapshot slots ever used; the rest are free.
     slots_used: Line<AtomicU32>,
     /// Entries of log generations ever used, or that a later one is in use: the rest are unused, without files.
@@ -150,6 +158,39 @@ impl Piece {
         (self.offset.load(Ordering::Acquire), self.bytes.load(Ordering::Acquire))
     }
 }
+
+/// Where an array of the region is, see `shared_array`. All zeros is an empty one.
+#[repr(C)]
+pub(crate) struct ArrayHead {
+    pub(crate) pieces: [Piece; 2],
+    /// Which of the pieces holds the elements.
+    pub(crate) current: AtomicU64,
+    /// Elements.
+    pub(crate) length: AtomicU64,
+}
+
+/// What `space` keeps here.
+#[repr(C)]
+pub(crate) struct SpaceHead {
+    /// Held by whoever looks at, or changes, the arrays and counts.
+    pub(crate) lock: Line<WordLock>,
+    pub(crate) used: ArrayHead,
+    pub(crate) loose: ArrayHead,
+    pub(crate) retired: ArrayHead,
+    pub(crate) counts: [AtomicU64; SPACE_COUNTS],
+    /// What commits read without the lock: pages and blocks that promises can count on, and pages of the published
+    /// base, its values, and what commits brought.
+    pub(crate) available: Line<AtomicU64>,
+    pub(crate) small_blocks: AtomicU64,
+    pub(crate) large_blocks: AtomicU64,
+    pub(crate) base: AtomicU64,
+    /// Pages up to this one were preloaded, or written before that could have helped.
+    pub(crate) preloaded: AtomicU64,
+    pub(crate) promises: Promises,
+}
+
+/// Numbers that the allocator keeps beside its arrays.
+pub(crate) const SPACE_COUNTS: usize = 25;
 
 /// One log generation. Written under the commit lock or by the folding thread alone.
 #[repr(C, align(64))]
@@ -382,29 +423,54 @@ impl Region {
 
     /// All pieces of memory that somebody has, ascending. Under `growth_lock`.
     fn pieces(&self) -> Vec<(u64, u64)> {
+        let space = &self.control().space;
+        let arrays = [&space.used, &space.loose, &space.retired];
+        let arrays = arrays
+            .into_iter()
+            .flat_map(|array| array.pieces.iter().map(Piece::place));
         let indexes = self.generations().map(|(_, entry)| entry.memory.place());
-        let mut pieces: Vec<(u64, u64)> = indexes.filter(|(_, bytes)| *bytes > 0).collect();
+        let mut pieces: Vec<(u64, u64)> = indexes.chain(arrays).filter(|(_, bytes)| *bytes > 0).collect();
         pieces.sort_unstable();
         pieces
     }
 
-    /// Finds at least `bytes` of memory, allocates the file behind it and makes it the piece of `owner`, who has none.
-    /// Returns its place.
+    /// Finds memory for an index and makes it the piece of `owner`, who has none. Returns its place.
     pub(crate) fn take(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
-        let bytes = bytes.next_multiple_of(MEMORY_STEP);
         let _growing = self.control().growth_lock.0.lock();
-        assert_eq!(owner.place().1, 0, "an owner has one piece of memory");
-        let mut offset = MEMORY_START;
+        let bytes = bytes.next_multiple_of(MEMORY_STEP);
+        self.take_between(owner, bytes, INDEXES_START..REGION_SPAN_BYTES)
+    }
+
+    /// The same for an array: apart from the indexes as long as they are small, so that an index always fits where one
+    /// was before.
+    pub(crate) fn take_for_array(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
+        let _growing = self.control().growth_lock.0.lock();
+        let bytes = bytes.next_multiple_of(PAGE_BYTES as u64);
+        match self.find(MEMORY_START..INDEXES_START, bytes) {
+            Some(_) => self.take_between(owner, bytes, MEMORY_START..INDEXES_START),
+            None => self.take_between(owner, bytes, INDEXES_START..REGION_SPAN_BYTES),
+        }
+    }
+
+    /// The first place for so many bytes that is nobody's.
+    fn find(&self, range: Range<u64>, bytes: u64) -> Option<u64> {
+        let mut offset = range.start;
         for (used, length) in self.pieces() {
-            if used - offset >= bytes {
+            if used >= offset && used.min(range.end) - offset >= bytes {
                 break;
             }
-            offset = used + length;
+            offset = offset.max(used + length);
         }
-        if offset + bytes > REGION_SPAN_BYTES {
+        (offset + bytes <= range.end).then_some(offset)
+    }
+
+    /// Allocates the file behind a piece before it is one. Under `growth_lock`.
+    fn take_between(&self, owner: &Piece, bytes: u64, range: Range<u64>) -> Result<(u64, u64)> {
+        assert_eq!(owner.place().1, 0, "an owner has one piece of memory");
+        let Some(offset) = self.find(range, bytes) else {
             let what = "index memory, of which open snapshots hold what there is (`stat` lists them)";
             return Err(Reason::Full { needed: bytes, what }.into());
-        }
+        };
         self.file
             .allocate(offset, bytes)
             .map_err(|error| full_or_io("index memory", bytes, error))?;
@@ -422,19 +488,34 @@ impl Region {
         self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES);
     }
 
-    /// Gives all memory behind the last piece back. For a quiet store, whose next indexes are prepared.
+    /// Makes sure that there is memory for a few more small indexes.
+    pub(crate) fn keep_spare_memory(&self) -> Result<()> {
+        let _growing = self.control().growth_lock.0.lock();
+        self.file
+            .allocate(self.end_of_memory().max(INDEXES_START), MEMORY_SPARE_BYTES)
+            .map_err(|error| full_or_io("index memory", MEMORY_SPARE_BYTES, error))
+    }
+
+    /// Gives all memory that is nobody's back, behind the last piece and between pieces. For a quiet store, whose next
+    /// indexes are prepared.
     pub(crate) fn cut_memory(&self) {
         let _growing = self.control().growth_lock.0.lock();
         self.cut(self.end_of_memory());
+        let mut end = MEMORY_START;
+        for (used, length) in self.pieces() {
+            self.file.discard(end, used - end);
+            end = used + length;
+        }
     }
 
-    /// Whether pieces lie further from the beginning than all of them take together.
+    /// Whether indexes lie further from the beginning than all of them take together.
     pub(crate) fn memory_has_holes(&self) -> bool {
         let _growing = self.control().growth_lock.0.lock();
-        let pieces = self.pieces();
+        let mut pieces = self.pieces();
+        pieces.retain(|&(used, _)| used >= INDEXES_START);
         let in_use: u64 = pieces.iter().map(|&(_, bytes)| bytes).sum();
-        let end = pieces.last().map_or(MEMORY_START, |&(used, length)| used + length);
-        end > MEMORY_START + in_use
+        let end = pieces.last().map_or(INDEXES_START, |&(used, length)| used + length);
+        end > INDEXES_START + in_use
     }
 
     fn end_of_memory(&self) -> u64 {

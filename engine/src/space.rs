@@ -13,21 +13,22 @@
 //! taken from now on does not see them. So a fold never meets a full disk, and because deletions may use the reserve,
 //! a full store can always be emptied.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use duramen_io::File;
+use duramen_io::{File, WordLockGuard};
 
-use crate::bitmap::{Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared};
+use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared, Words};
 use crate::checksum::checksum;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
-use crate::promises::{FoldCosts, Promises, Room};
-use crate::region::{Pins, full_or_io};
+use crate::promises::{FoldCosts, Room};
+use crate::region::{Pins, Region, SPACE_COUNTS, SpaceHead, full_or_io};
+use crate::shared_array::SharedArray;
 
 /// The file grows by a thirty-second part of itself, within these bounds.
 const GROWTH_PAGES_MIN: u64 = 64;
@@ -37,28 +38,20 @@ const LARGE_PIECE_PAGES: u64 = 512;
 /// From this size on the file grows by whole large pieces.
 const LARGE_FILE_PAGES: u64 = 16 * LARGE_PIECE_PAGES;
 
-/// The allocator of the data file.
+/// The allocator of the data file. All that it knows lies in the shared region.
 #[derive(Debug)]
 pub(crate) struct Space {
     file: Arc<dyn File>,
-    state: Mutex<State>,
-    /// Mirrors of `state` that the commit path reads without the lock: pages that promises can count on, and pages of
-    /// the published base, its values, and what commits brought.
-    available: AtomicU64,
-    small_blocks: AtomicU64,
-    large_blocks: AtomicU64,
-    base: AtomicU64,
-    /// Pages up to this one were preloaded, or written before that could have helped.
-    preloaded: AtomicU64,
-    promises: Promises,
+    region: Arc<Region>,
 }
 
+/// What the allocator knows, in the hands of whoever holds its lock.
 #[derive(Debug)]
-struct State {
-    bitmap: Bitmap,
+struct State<'a> {
+    bitmap: Bitmap<SharedArray<'a, u64>>,
     /// Used pages that no base refers to yet: values and runs of commits that are not folded or not even made.
-    loose: Bitmap,
-    retired: Vec<Retired>,
+    loose: Bitmap<SharedArray<'a, u64>>,
+    retired: SharedArray<'a, StoredRetired>,
     retired_pages: u64,
     /// Those of the retired pages that no snapshot holds.
     awaited: Room,
@@ -70,13 +63,105 @@ struct State {
     taken_beyond: u64,
     /// Where the next bitmap goes: pages that count as used, so that nobody else takes them. Empty: not yet chosen.
     for_bitmap: (u32, u32),
-    /// The bitmap that the newest meta page refers to.
-    saved: SavedBitmap,
+    /// The pages of the bitmap that the newest meta page refers to.
+    saved: (u32, u32),
     /// Pages that may be cut off once the other meta page has forgotten them too.
     durable_ends: [u32; 2],
 }
 
-impl State {
+/// The numbers of a [`State`] as the region keeps them.
+type StoredCounts = [u64; SPACE_COUNTS];
+
+impl State<'_> {
+    fn counts(&self) -> StoredCounts {
+        let bitmap = |counts: bitmap::Counts| {
+            let blocks = counts.blocks;
+            [
+                counts.pages as u64,
+                counts.free,
+                blocks.small,
+                blocks.large,
+                counts.first as u64,
+            ]
+        };
+        let room = |room: Room| [room.pages, room.blocks.small, room.blocks.large];
+        let numbers = bitmap(self.bitmap.counts())
+            .into_iter()
+            .chain(bitmap(self.loose.counts()))
+            .chain(room(self.awaited))
+            .chain(room(self.taken))
+            .chain([self.retired_pages, self.taken_value_pages, self.taken_beyond])
+            .chain(
+                [self.for_bitmap, self.saved]
+                    .into_iter()
+                    .flat_map(|(page, count)| [page, count].map(u64::from)),
+            )
+            .chain(self.durable_ends.map(u64::from));
+        let mut counts = StoredCounts::default();
+        counts
+            .iter_mut()
+            .zip(numbers)
+            .for_each(|(count, number)| *count = number);
+        counts
+    }
+
+    /// Takes over what [`State::counts`] gave.
+    fn set_counts(&mut self, counts: StoredCounts) {
+        let mut numbers = counts.into_iter();
+        let mut next = || numbers.next().expect("there are as many numbers as are stored");
+        let [used, loose] = [(); 2].map(|()| bitmap::Counts {
+            pages: next() as u32,
+            free: next(),
+            blocks: Blocks {
+                small: next(),
+                large: next(),
+            },
+            first: next() as usize,
+        });
+        self.bitmap.set_counts(used);
+        self.loose.set_counts(loose);
+        [self.awaited, self.taken] = [(); 2].map(|()| Room {
+            pages: next(),
+            blocks: Blocks {
+                small: next(),
+                large: next(),
+            },
+        });
+        [self.retired_pages, self.taken_value_pages, self.taken_beyond] = [(); 3].map(|()| next());
+        [self.for_bitmap, self.saved] = [(); 2].map(|()| (next() as u32, next() as u32));
+        self.durable_ends = [(); 2].map(|()| next() as u32);
+    }
+}
+
+/// The state while its lock is held; what became of it is stored when this is dropped.
+struct Locked<'a> {
+    state: State<'a>,
+    head: &'a SpaceHead,
+    _guard: WordLockGuard<'a>,
+}
+
+impl<'a> Deref for Locked<'a> {
+    type Target = State<'a>;
+
+    fn deref(&self) -> &State<'a> {
+        &self.state
+    }
+}
+
+impl<'a> DerefMut for Locked<'a> {
+    fn deref_mut(&mut self) -> &mut State<'a> {
+        &mut self.state
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let places = self.head.counts.iter().zip(self.state.counts());
+        places.for_each(|(place, count)| place.store(count, Ordering::Relaxed));
+    }
+}
+
+impl State<'_> {
     /// What promises can count on.
     fn available(&self) -> Room {
         let free = Room {
@@ -160,6 +245,23 @@ impl State {
         }
     }
 
+    /// Makes room for what may have to be said of a file of so many pages: bits, and that each one is retired. So that
+    /// can never fail, and a full disk cannot be in the way of freeing pages.
+    fn reserve(&mut self, pages: u64) -> Result<()> {
+        let words = pages.div_ceil(64) as usize;
+        self.bitmap.words().reserve(words)?;
+        self.loose.words().reserve(words)?;
+        self.retired.reserve(pages as usize)
+    }
+
+    /// Gives back what was reserved for a longer file.
+    fn give_back_memory(&mut self) -> Result<()> {
+        let pages = self.bitmap.pages() as usize;
+        self.bitmap.words().shrink(pages.div_ceil(64))?;
+        self.loose.words().shrink(pages.div_ceil(64))?;
+        self.retired.shrink(pages)
+    }
+
     /// Pages of the published base, its values, and what commits brought.
     fn base(&self) -> u64 {
         self.bitmap.pages() as u64 - self.bitmap.free() - self.retired_pages - self.taken.pages - self.taken_beyond
@@ -238,7 +340,7 @@ pub(crate) enum Slack {
 }
 
 impl Slack {
-    fn pages(self, bitmap: &Bitmap) -> u64 {
+    fn pages(self, bitmap: &Bitmap<impl Words>) -> u64 {
         let eighth = bitmap.pages() as u64 / 8;
         match self {
             Slack::Usual => eighth.max(GROWTH_PAGES_MIN),
@@ -288,67 +390,116 @@ pub(crate) struct SpaceFigures {
     pub(crate) pending_bytes: u64,
 }
 
+/// A [`Retired`] as the region keeps it: page and number of pages, birth, death. The highest bit of the first number says
+/// whether it is logged.
+type StoredRetired = [u64; 3];
+
+const LOGGED: u64 = 1 << 63;
+
+impl Retired {
+    fn encode(self) -> StoredRetired {
+        // A value has at most 2^18 pages and a few.
+        assert!(self.pages < 1 << 31);
+        let logged = if self.is_logged { LOGGED } else { 0 };
+        [
+            self.page as u64 | (self.pages as u64) << 32 | logged,
+            self.birth,
+            self.death,
+        ]
+    }
+
+    fn decode([pages, birth, death]: StoredRetired) -> Retired {
+        Retired {
+            page: pages as u32,
+            pages: ((pages & !LOGGED) >> 32) as u32,
+            birth,
+            death,
+            is_logged: pages & LOGGED != 0,
+        }
+    }
+}
+
 impl Space {
     /// A space whose used pages are those of `bitmap`, which is stored as `saved`.
-    pub(crate) fn new(file: Arc<dyn File>, bitmap: Bitmap, saved: SavedBitmap) -> Space {
-        let end = bitmap.pages();
-        let loose = Bitmap::empty(end);
-        let state = State {
-            bitmap,
-            loose,
-            retired: Vec::new(),
+    pub(crate) fn new(file: Arc<dyn File>, region: Arc<Region>, bitmap: Bitmap, saved: SavedBitmap) -> Result<Space> {
+        let space = Space { file, region };
+        space.head().promises.begin();
+        space.head().preloaded.store(bitmap.pages() as u64, Ordering::Relaxed);
+        let mut state = space.lock();
+        state.reserve(bitmap.pages() as u64)?;
+        state.bitmap.extend(bitmap.pages());
+        state.loose.extend(bitmap.pages());
+        state.bitmap.take_over(&bitmap);
+        state.saved = (saved.page, saved.pages);
+        state.durable_ends = [bitmap.pages(); 2];
+        space.mirror(&state);
+        drop(state);
+        Ok(space)
+    }
+
+    fn head(&self) -> &SpaceHead {
+        &self.region.control().space
+    }
+
+    fn lock(&self) -> Locked<'_> {
+        let head = self.head();
+        let guard = head.lock.0.lock();
+        // SAFETY: everybody who uses these arrays comes through here, with the lock, and leaves before giving it back.
+        let (used, loose, retired) = unsafe {
+            (
+                SharedArray::new(&self.region, &head.used),
+                SharedArray::new(&self.region, &head.loose),
+                SharedArray::new(&self.region, &head.retired),
+            )
+        };
+        let mut state = State {
+            bitmap: Bitmap::over(used, bitmap::Counts::default()),
+            loose: Bitmap::over(loose, bitmap::Counts::default()),
+            retired,
             retired_pages: 0,
             awaited: Room::default(),
             taken: Room::default(),
             taken_value_pages: 0,
             taken_beyond: 0,
             for_bitmap: (0, 0),
-            saved,
-            durable_ends: [end, end],
+            saved: (0, 0),
+            durable_ends: [0, 0],
         };
-        Space {
-            file,
-            available: AtomicU64::new(state.available().pages),
-            small_blocks: AtomicU64::new(state.available().blocks.small),
-            large_blocks: AtomicU64::new(state.available().blocks.large),
-            base: AtomicU64::new(state.base()),
-            state: Mutex::new(state),
-            preloaded: AtomicU64::new(end as u64),
-            promises: Promises::new(),
+        state.set_counts(std::array::from_fn(|index| head.counts[index].load(Ordering::Relaxed)));
+        Locked {
+            state,
+            head,
+            _guard: guard,
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn mirror(&self, state: &State) {
-        let available = state.available();
-        self.available.store(available.pages, Ordering::Relaxed);
-        self.small_blocks.store(available.blocks.small, Ordering::Relaxed);
-        self.large_blocks.store(available.blocks.large, Ordering::Relaxed);
-        self.base.store(state.base(), Ordering::Relaxed);
+    fn mirror(&self, state: &State<'_>) {
+        let (head, available) = (self.head(), state.available());
+        head.available.0.store(available.pages, Ordering::Relaxed);
+        head.small_blocks.store(available.blocks.small, Ordering::Relaxed);
+        head.large_blocks.store(available.blocks.large, Ordering::Relaxed);
+        head.base.store(state.base(), Ordering::Relaxed);
     }
 
     /// What the mirrors say is available.
     fn available(&self) -> Room {
         Room {
-            pages: self.available.load(Ordering::Relaxed),
+            pages: self.head().available.0.load(Ordering::Relaxed),
             blocks: Blocks {
-                small: self.small_blocks.load(Ordering::Relaxed),
-                large: self.large_blocks.load(Ordering::Relaxed),
+                small: self.head().small_blocks.load(Ordering::Relaxed),
+                large: self.head().large_blocks.load(Ordering::Relaxed),
             },
         }
     }
 
     /// What is promised to the commits that are not folded.
     fn promised(&self) -> Room {
-        self.promises.needed(self.base.load(Ordering::Relaxed))
+        self.head().promises.needed(self.head().base.load(Ordering::Relaxed))
     }
 
     /// Promises the room for a commit, growing the file when needed. `uses_reserve`: the commit only deletes.
     pub(crate) fn promise(&self, costs: FoldCosts, uses_reserve: bool, pages: &Pages) -> Result<()> {
-        self.promises.add(costs);
+        self.head().promises.add(costs);
         let reserve = if uses_reserve { Room::default() } else { Room::RESERVE };
         let result = self.have(self.promised().and(reserve), pages);
         if result.is_err() {
@@ -359,17 +510,17 @@ impl Space {
 
     /// Takes back what was promised: the commit was refused, or is folded.
     pub(crate) fn settle(&self, costs: FoldCosts) {
-        self.promises.settle(costs);
+        self.head().promises.settle(costs);
     }
 
     /// Adds what recovery found in the log, without asking for room: the fold will ask.
     pub(crate) fn promise_recovered(&self, costs: FoldCosts) {
-        self.promises.add(costs);
+        self.head().promises.add(costs);
     }
 
     /// The base has another height, and so many branches, if somebody could count them.
     pub(crate) fn tree_is(&self, height: u8, branches: Option<u64>) {
-        self.promises.tree_is(height, branches);
+        self.head().promises.tree_is(height, branches);
     }
 
     fn have(&self, needed: Room, pages: &Pages) -> Result<()> {
@@ -380,14 +531,14 @@ impl Space {
         self.have_locked(&mut state, needed, pages)
     }
 
-    fn have_locked(&self, state: &mut State, needed: Room, pages: &Pages) -> Result<()> {
+    fn have_locked(&self, state: &mut State<'_>, needed: Room, pages: &Pages) -> Result<()> {
         match needed.missing_in(state.available()) {
             0 => Ok(()),
             missing => self.grow(state, missing, pages),
         }
     }
 
-    fn grow(&self, state: &mut State, short: u64, pages: &Pages) -> Result<()> {
+    fn grow(&self, state: &mut State<'_>, short: u64, pages: &Pages) -> Result<()> {
         let now = state.bitmap.pages() as u64;
         let step = (now / 32).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
         let mut wanted = short.next_multiple_of(step);
@@ -407,7 +558,7 @@ impl Space {
         grown
     }
 
-    fn grow_by(&self, state: &mut State, more: u64, pages: &Pages) -> Result<()> {
+    fn grow_by(&self, state: &mut State<'_>, more: u64, pages: &Pages) -> Result<()> {
         let now = state.bitmap.pages() as u64;
         let bytes = more * PAGE_BYTES as u64;
         if now + more > DATA_PAGES_MAX {
@@ -417,6 +568,8 @@ impl Space {
             }
             .into());
         }
+        // First, because it is little: were the file to take all that the disk has left, it could not be used.
+        state.reserve(now + more)?;
         self.file
             .allocate(now * PAGE_BYTES as u64, bytes)
             .map_err(|error| full_or_io("the data file", bytes, error))?;
@@ -450,7 +603,7 @@ impl Space {
         Ok((page, count))
     }
 
-    fn find_or_grow(&self, state: &mut State, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
+    fn find_or_grow(&self, state: &mut State<'_>, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
         // What others, and this fold later, count on.
         let mut kept = self.promised().and(Room::RESERVE);
         let is_promised = claim == Claim::Promised;
@@ -495,11 +648,11 @@ impl Space {
         let whole = file_pages / LARGE_PIECE_PAGES * LARGE_PIECE_PAGES;
         let end = end.next_multiple_of(LARGE_PIECE_PAGES).min(whole);
         // Relaxed: only a hint depends on it.
-        let start = self.preloaded.load(Ordering::Relaxed);
+        let start = self.head().preloaded.load(Ordering::Relaxed);
         if start >= end {
             return;
         }
-        self.preloaded.store(end, Ordering::Relaxed);
+        self.head().preloaded.store(end, Ordering::Relaxed);
         if end >= LARGE_FILE_PAGES {
             let bytes = |pages: u64| pages * PAGE_BYTES as u64;
             self.file.preload_in_large_pieces(bytes(start), bytes(end - start));
@@ -541,7 +694,7 @@ impl Space {
                 state.awaited = state.awaited.and(item.room());
             }
             state.loose.set(item.page, item.pages, false);
-            state.retired.push(item);
+            state.retired.push(item.encode());
         }
         state.taken = Room::default();
         state.taken_value_pages = 0;
@@ -578,9 +731,9 @@ impl Space {
     pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, overwrite: bool) -> Result<u64> {
         let mut state = self.lock();
         let (mut freed, mut awaited, mut overwritten) = (0, Room::default(), Ok(()));
-        let retired = std::mem::take(&mut state.retired);
-        let mut kept = Vec::with_capacity(retired.len());
-        for item in retired {
+        let mut kept = 0;
+        for index in 0..state.retired.len() {
+            let item = Retired::decode(state.retired[index]);
             let is_held = item.is_held(pins);
             // As long as no base of `death` or later is durable, recovery may go back to one that refers to these
             // pages, or replay records that do.
@@ -588,7 +741,8 @@ impl Space {
                 if !is_held {
                     awaited = awaited.and(item.room());
                 }
-                kept.push(item);
+                state.retired[kept] = item.encode();
+                kept += 1;
                 continue;
             }
             freed += item.pages as u64;
@@ -600,7 +754,7 @@ impl Space {
                 overwritten = overwritten.and(self.file.write_at(&rubbish, offset));
             }
         }
-        state.retired = kept;
+        state.retired.resize(kept, StoredRetired::default());
         state.retired_pages -= freed;
         state.awaited = awaited;
         self.mirror(&state);
@@ -615,8 +769,8 @@ impl Space {
         let mut state = self.lock();
         let (page, count) = self.room_for_bitmap(&mut state, pages)?;
         state.for_bitmap = (0, 0);
-        let mut durable = state.bitmap.clone();
-        for item in &state.retired {
+        let mut durable = state.bitmap.copy();
+        for item in state.retired.iter().map(|&stored| Retired::decode(stored)) {
             durable.set(item.page, item.pages, false);
         }
         durable.set(previous.page, previous.pages, false);
@@ -639,14 +793,19 @@ impl Space {
 
     /// Pages for the next bitmap, in one piece, now used: those that are kept for it, unless it has become longer, or
     /// there are others nearer to the beginning of the file, whose end should come free.
-    fn room_for_bitmap(&self, state: &mut State, pages: &Pages) -> Result<(u32, u32)> {
+    fn room_for_bitmap(&self, state: &mut State<'_>, pages: &Pages) -> Result<(u32, u32)> {
         let (kept, length) = state.for_bitmap;
         // The file may grow by one step when the pages are taken: leave room for that.
         let count = state.bitmap.image_pages(GROWTH_PAGES_MAX);
         let is_enough = length >= count;
         let found = match state.find(Want::Piece(count), count, self.promised().and(Room::RESERVE)) {
             Some((page, _)) if !is_enough || page < kept => page,
-            _ if is_enough => return Ok(state.for_bitmap),
+            _ if is_enough => {
+                // It was kept when the file was longer.
+                state.bitmap.set(kept + count, length - count, false);
+                self.mirror(state);
+                return Ok((kept, count));
+            }
             _ => self.find_or_grow(state, Claim::Promised, Want::Piece(count), pages)?.0,
         };
         state.bitmap.set(kept, length, false);
@@ -672,12 +831,17 @@ impl Space {
     pub(crate) fn saved(&self, bitmap: SavedBitmap, end: u32) {
         let mut state = self.lock();
         state.durable_ends = [state.durable_ends[1], end];
-        let old = std::mem::replace(&mut state.saved, bitmap);
-        if old.pages > 0 {
-            let (page, count) = std::mem::replace(&mut state.for_bitmap, (old.page, old.pages));
-            state.bitmap.set(page, count, false);
-            self.mirror(&state);
+        let old = std::mem::replace(&mut state.saved, (bitmap.page, bitmap.pages));
+        if old.1 == 0 {
+            drop(state);
+            return self.keep_room_for_bitmap();
         }
+        let needed = state.bitmap.image_pages(GROWTH_PAGES_MAX).min(old.1);
+        let (page, count) = std::mem::replace(&mut state.for_bitmap, (old.0, needed));
+        state.bitmap.set(page, count, false);
+        // It was made when the file was longer.
+        state.bitmap.set(old.0 + needed, old.1 - needed, false);
+        self.mirror(&state);
     }
 
     /// Whether the file has an end that could be cut off, were both meta pages to forget it.
@@ -693,7 +857,7 @@ impl Space {
         let target = if length >= count { lower.min(page) } else { lower };
         let mut end = state.bitmap.end_of_used();
         for _ in 0..2 {
-            for (page, length) in [(state.saved.page, state.saved.pages), state.for_bitmap] {
+            for (page, length) in [state.saved, state.for_bitmap] {
                 if page + length == end && page > target {
                     end = state.bitmap.end_of_used_before(page);
                 }
@@ -703,7 +867,7 @@ impl Space {
     }
 
     /// Free pages behind `end` that are not promised to anybody.
-    fn surplus(&self, state: &State, end: u32) -> u64 {
+    fn surplus(&self, state: &State<'_>, end: u32) -> u64 {
         let keep = self.promised().and(Room::RESERVE);
         let available = state.available();
         let small = available.blocks.small.saturating_sub(keep.small_blocks() + 1) * BRANCH_PAGES as u64;
@@ -720,8 +884,16 @@ impl Space {
     /// Cuts free pages off the end of the file that neither meta page knows.
     pub(crate) fn cut(&self, slack: Slack) -> Result<()> {
         let mut state = self.lock();
+        self.cut_file(&mut state, slack)?;
+        if slack == Slack::Least {
+            state.give_back_memory()?;
+        }
+        Ok(())
+    }
+
+    fn cut_file(&self, state: &mut State<'_>, slack: Slack) -> Result<()> {
         let [older, newer] = state.durable_ends;
-        let surplus = self.surplus(&state, older.max(newer).max(state.bitmap.end_of_used()));
+        let surplus = self.surplus(state, older.max(newer).max(state.bitmap.end_of_used()));
         if surplus <= slack.pages(&state.bitmap) {
             return Ok(());
         }
@@ -729,21 +901,21 @@ impl Space {
         self.file
             .set_len(pages as u64 * PAGE_BYTES as u64)
             .map_err(|error| Error::io("shrinking the data file", error))?;
-        self.preloaded.fetch_min(pages as u64, Ordering::Relaxed);
+        self.head().preloaded.fetch_min(pages as u64, Ordering::Relaxed);
         state.bitmap.cut(pages);
         state.loose.cut(pages);
-        self.mirror(&state);
+        self.mirror(state);
         Ok(())
     }
 
     /// Bytes of the pages in use, those that are only retired not counted.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.base.load(Ordering::Relaxed) * PAGE_BYTES as u64
+        self.head().base.load(Ordering::Relaxed) * PAGE_BYTES as u64
     }
 
     pub(crate) fn figures(&self) -> SpaceFigures {
         let state = self.lock();
-        let pending = self.promises.pending();
+        let pending = self.head().promises.pending();
         SpaceFigures {
             file_pages: state.bitmap.pages() as u64,
             // Nothing is kept where the next bitmap goes.
@@ -757,9 +929,10 @@ impl Space {
     /// Copies of the bitmaps of used and of loose pages and of the retired pages, for the checker.
     pub(crate) fn contents(&self) -> (Bitmap, Bitmap, Vec<Retired>) {
         let state = self.lock();
-        let mut used = state.bitmap.clone();
+        let mut used = state.bitmap.copy();
         // Nothing is there yet.
         used.set(state.for_bitmap.0, state.for_bitmap.1, false);
-        (used, state.loose.clone(), state.retired.clone())
+        let retired = state.retired.iter().map(|&stored| Retired::decode(stored));
+        (used, state.loose.copy(), retired.collect())
     }
 }

@@ -85,6 +85,11 @@ pub trait File: Debug + Send + Sync {
     fn preload_in_large_pieces(&self, offset: u64, length: u64) {
         let _ = (offset, length);
     }
+    /// Gives the blocks of a range, whose bytes nobody needs any more, back to the file system. What is read there
+    /// afterwards is what was there, or zeros. A hint: where it cannot be done they stay.
+    fn discard(&self, offset: u64, length: u64) {
+        let _ = (offset, length);
+    }
     /// Bytes that the file occupies on the device.
     fn allocated_bytes(&self) -> io::Result<u64>;
     /// Maps the file into memory, shared with every other mapping and with `write_at`. `reserve` bytes of address

@@ -375,6 +375,13 @@ impl File for RealFile {
         }
     }
 
+    fn discard(&self, offset: u64, length: u64) {
+        if self.writable && length > 0 {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = retry_on_intr(|| rustix::fs::fallocate(&self.descriptor, flags, offset, length));
+        }
+    }
+
     fn allocated_bytes(&self) -> io::Result<u64> {
         // The unit is 512 bytes whatever the file system's blocks are.
         Ok(self.status()?.st_blocks as u64 * 512)

@@ -36,6 +36,7 @@ claims! {
     cut_file_grows_back_as_zeros
     mapping_sees_writes_and_growth
     preloading_changes_no_bytes_and_writes_go_on
+    discarding_touches_nothing_beside_its_range
     mapping_outlives_the_file
     two_mappings_share_stores
     stores_through_a_mapping_are_read_back
@@ -277,6 +278,26 @@ fn preloading_changes_no_bytes_and_writes_go_on(platform: &Platform) {
     file.preload_in_large_pieces(8 << 20, 64 << 20);
     file.preload_in_large_pieces(0, 0);
     assert_eq!(file.len().unwrap(), 9 << 20);
+}
+
+fn discarding_touches_nothing_beside_its_range(platform: &Platform) {
+    let file = platform.storage.open("data", OpenMode::Create).unwrap();
+    file.write_at(&[7; 3 * 65_536], 0).unwrap();
+    file.discard(65_536, 65_536);
+    file.discard(0, 0);
+    let bytes = read(platform, "data");
+    assert_eq!(bytes.len(), 3 * 65_536);
+    assert!(
+        bytes[..65_536]
+            .iter()
+            .chain(&bytes[2 * 65_536..])
+            .all(|&byte| byte == 7)
+    );
+    let middle = &bytes[65_536..2 * 65_536];
+    assert!(middle.iter().all(|&byte| byte == 0) || middle.iter().all(|&byte| byte == 7));
+    file.allocate(65_536, 65_536).unwrap();
+    file.write_at(&[8; 65_536], 65_536).unwrap();
+    assert!(read(platform, "data")[65_536..2 * 65_536].iter().all(|&byte| byte == 8));
 }
 
 fn mapping_outlives_the_file(platform: &Platform) {

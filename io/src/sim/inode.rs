@@ -142,17 +142,24 @@ impl Inode {
         Ok(memory)
     }
 
-    /// Finds what was stored through mappings since the last look, and treats it as writes made now.
+    /// Finds what was stored through mappings since the last look, and treats it as writes made now. Looks only where
+    /// the file has blocks: whoever stores elsewhere may be killed for it, and is to allocate first.
     pub(super) fn find_stores(&mut self, sequence: u64) {
         let Some(seen) = &mut self.seen else {
             return;
         };
-        let mut buffer = [0; SECTOR as usize];
-        for (index, old) in seen.chunks_mut(SECTOR as usize).enumerate() {
-            let offset = index as u64 * SECTOR;
+        let mut buffer = [0; PAGE as usize];
+        for block in self.blocks.runs(0..self.length.div_ceil(PAGE)).into_iter().flatten() {
+            let end = ((block + 1) * PAGE).min(self.length);
+            let old = &mut seen[(block * PAGE) as usize..end as usize];
             let new = &mut buffer[..old.len()];
-            self.content.read(offset, new);
-            if new != old {
+            self.content.read(block * PAGE, new);
+            if new == old {
+                continue;
+            }
+            let sectors = old.chunks_mut(SECTOR as usize).zip(new.chunks(SECTOR as usize));
+            for (index, (old, new)) in sectors.enumerate().filter(|(_, (old, new))| old != new) {
+                let offset = block * PAGE + index as u64 * SECTOR;
                 self.history.record_store(sequence, offset, old, new);
                 self.content.touch(offset, new.len());
                 old.copy_from_slice(new);

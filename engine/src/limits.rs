@@ -57,7 +57,7 @@ pub const LOG_RESERVE_BYTES: u64 = 32 << 10;
 pub const DELETE_RESERVE_PAGES: u64 = 64;
 /// Of these, blocks of the size of a branch.
 pub const DELETE_RESERVE_BLOCKS: u64 = 10;
-/// Write set of a transaction in memory; what is beyond goes to the data file as a sorted run.
+/// Write set of a transaction in memory unless it says otherwise; what is beyond goes to the data file as a sorted run.
 pub const WRITE_SET_BYTES_MAX: usize = 16 << 20;
 /// Snapshots that may be open at once: the slots are scanned whenever space is reclaimed.
 pub const SNAPSHOTS_MAX: usize = 65_536;

@@ -456,7 +456,7 @@ impl Region {
     fn find(&self, range: Range<u64>, bytes: u64) -> Option<u64> {
         let mut offset = range.start;
         for (used, length) in self.pieces() {
-            if used >= offset && used.min(range.end) - offset >= bytes {
+            if used >= offset && used.min(range.end).saturating_sub(offset) >= bytes {
                 break;
             }
             offset = offset.max(used + length);

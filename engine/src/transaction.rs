@@ -35,6 +35,7 @@ pub struct TransactionOptions {
     serializable: bool,
     exclusive: bool,
     durability: Option<Durability>,
+    memory_bytes: Option<usize>,
 }
 
 impl TransactionOptions {
@@ -60,6 +61,14 @@ impl TransactionOptions {
     /// Asks for a durability other than the store's.
     pub fn durability(mut self, durability: Durability) -> TransactionOptions {
         self.durability = Some(durability);
+        self
+    }
+
+    /// Memory for what the transaction writes, in bytes; what is beyond goes to the data file before the commit. Less
+    /// saves memory where many transactions are open at once, more saves a large one the way through the file. Default:
+    /// 16 MiB. Appends and additions always stay in memory.
+    pub fn memory_bytes(mut self, bytes: usize) -> TransactionOptions {
+        self.memory_bytes = Some(bytes);
         self
     }
 }
@@ -99,6 +108,7 @@ pub struct Transaction {
     reads: Option<Mutex<Reads>>,
     token: u32,
     durability: Durability,
+    memory_bytes: usize,
     finished: bool,
 }
 
@@ -241,6 +251,7 @@ impl Transaction {
             reads: (options.serializable && !options.exclusive).then(Default::default),
             token,
             durability: options.durability.unwrap_or(core.settings.durability),
+            memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
             finished: false,
         })
     }
@@ -720,7 +731,7 @@ impl Transaction {
 
     fn write(&mut self, full_key: &[u8], written: Written) -> Result<()> {
         self.top().write(full_key, written);
-        if self.held().bytes > WRITE_SET_BYTES_MAX {
+        if self.held().bytes > self.memory_bytes {
             self.spill()?;
         }
         Ok(())

@@ -234,7 +234,12 @@ impl Workload {
     /// Moves an amount between two counters in two maps, and writes something beside it.
     fn transaction(&mut self, store: &Store, target: &Target, history: &mut History, mut state: State) -> Step {
         let durability = self.durability();
-        let mut tx = store.begin(TransactionOptions::new().durability(durability))?;
+        let mut options = TransactionOptions::new().durability(durability);
+        if self.shape.u8(..3) == 0 {
+            // Larger than its memory: most of its writes go to the data file before it commits.
+            options = options.memory_bytes(self.shape.usize(..4000));
+        }
+        let mut tx = store.begin(options)?;
         let amount = self.shape.i64(-1000..1000);
         for ((in_map, counter), delta) in [(LEFT, -amount), (RIGHT, amount)] {
             let map = tx.map(in_map)?;

@@ -135,9 +135,15 @@ fn driver_that_does_not_delete_is_caught() {
 }
 
 #[test]
-fn driver_that_never_looks_at_what_it_reads_is_caught_when_the_lab_reads_back() {
+fn driver_that_never_looks_at_what_it_reads_is_caught_before_anything_is_measured() {
+    let error = caught("state/10k", "served-lmdb+blind", "0.1");
+    assert!(error.contains("did not notice a wrong value"), "{error}");
+}
+
+#[test]
+fn driver_that_looks_at_little_of_what_it_reads_is_caught_when_the_lab_reads_back() {
     for (workload, scale) in [("state/10k", "0.1"), ("map/100k", "0.01")] {
-        let error = caught(workload, "served-faulty-stale+blind", scale);
+        let error = caught(workload, "served-faulty-stale+careless", scale);
         assert!(
             error.contains("key ") && !error.contains("in phase"),
             "{workload}: {error}"

@@ -88,16 +88,13 @@ impl Foreign {
         })
     }
 
-    /// A process to open a store in: one that is idle, or a new one that is warm.
+    /// A process to open a store in: one that is idle, or a new one that was examined and is warm.
     fn ready(&self, directory: &Path, setting: Setting) -> Result<Session> {
         let idle = self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(session) = idle {
             return Ok(session);
         }
         let (session, hello) = self.session()?;
-        if hello.warm_up == 0 {
-            return Ok(session);
-        }
         let beside = Scratch::new(directory.parent().unwrap_or(directory))?;
         // Waiting for the disk warms nothing.
         let is_written = hello.classes.iter().any(|(class, _)| *class == Class::Written);
@@ -106,7 +103,10 @@ impl Foreign {
             cache_bytes: CACHE_BYTES >> 4,
         };
         let remote = self.open_in(session, beside.path(), setting)?;
-        remote.warm_up(hello.warm_up as usize).context("warming up")?;
+        remote.examine()?;
+        if hello.warm_up > 0 {
+            remote.warm_up(hello.warm_up as usize).context("warming up")?;
+        }
         remote.closed()
     }
 
@@ -199,6 +199,43 @@ impl Remote {
         self.run(load, u64::MAX).map(drop)
     }
 
+    /// Asks for values that are not there: a driver that does not notice them would notice none later.
+    fn examine(&self) -> Result<()> {
+        let (key, other, value): (&[u8], &[u8], &[u8]) = (b"key 1", b"key 2", b"a value");
+        let right = [
+            (Operation::Put, key),
+            (Operation::Get, key),
+            (Operation::GetAbsent, other),
+            (Operation::Delete, key),
+            (Operation::GetAbsent, key),
+            (Operation::Put, key),
+        ];
+        for (operation, key) in right {
+            self.alone(operation, key, value)?;
+        }
+        let wrong = [
+            (Operation::Get, key, &b"another"[..], "a wrong value"),
+            (Operation::Get, key, &b"a valu"[..], "a value of another length"),
+            (Operation::Get, other, value, "a pair that is not there"),
+            (Operation::GetAbsent, key, value, "a key that should not be there"),
+        ];
+        for (operation, key, value, what) in wrong {
+            let load = Load::of(operation, [(key, value)].into_iter(), 1, 1)?;
+            let noticed = self.answer(&load, u64::MAX)?.wrong;
+            let noticed = noticed
+                .with_context(|| format!("a driver did not notice {what}: it does not compare what it reads"))?;
+            wrong_value(&load, &noticed)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&self, load: &Load, nanos: u64) -> Result<RunAnswer> {
+        let request = Request::Run(RunRequest::of(load, nanos));
+        // One without an end of its own is waited for as anything else.
+        let time = if nanos == u64::MAX { 0 } else { nanos };
+        self.ask(&request, Duration::from_nanos(time))
+    }
+
     /// Operations of every kind, as the workloads ask for them; first all puts in batches, for what follows.
     fn warm_up(&self, count: usize) -> Result<()> {
         let keys = Generator::new(0, "warm-up").keys(count, 16);
@@ -268,8 +305,7 @@ fn wrong_value(load: &Load, wrong: &Wrong) -> Result<anyhow::Error> {
 
 impl Outside for Remote {
     fn run(&self, load: &Load, nanos: u64) -> Result<Ran> {
-        let request = Request::Run(RunRequest::of(load, nanos));
-        let answer = self.ask(&request, Duration::from_nanos(nanos))?;
+        let answer = self.answer(load, nanos)?;
         believed(load, nanos, answer)
     }
 

@@ -41,6 +41,7 @@ final class LmdbStore implements Store {
                         "map size " + (MAP_BYTES >> 30) + " GiB: the default of 1 MiB is too small for any load",
                         READERS + " reader slots: the default of 126 is less than some workloads need",
                         "a read transaction for each thread, renewed for each read: cheaper than a new one",
+                        "--add-opens of java.nio and sun.nio.ch: lmdbjava reads the addresses of buffers there",
                         "lmdbjava.disable.checks: no checks of arguments, as callers from C have none",
                         "no cache of its own: the kernel's page cache"));
     }

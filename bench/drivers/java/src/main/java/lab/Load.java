@@ -64,8 +64,11 @@ final class Load {
         int each = (count + workers - 1) / workers;
         for (int number = 0; number < workers; number++) {
             int from = (int) Math.min((long) number * each, count);
-            crew[number] = new Worker(begin, from, Math.min(from + each, count));
-            crew[number].start();
+            crew[number] = new Worker(store.worker(), begin, from, Math.min(from + each, count));
+        }
+        // Only when all are there: one that is missing would be waited for at the start.
+        for (Worker worker : crew) {
+            worker.start();
         }
         for (Worker worker : crew) {
             worker.join();
@@ -99,6 +102,7 @@ final class Load {
 
     /** One thread with its share of the operations. */
     private final class Worker extends Thread {
+        private final Store.Worker access;
         private final CyclicBarrier begin;
         private final int from;
         private final int to;
@@ -110,7 +114,8 @@ final class Load {
         private long done;
         private long cpuNanos;
 
-        Worker(CyclicBarrier begin, int from, int to) {
+        Worker(Store.Worker access, CyclicBarrier begin, int from, int to) {
+            this.access = access;
             this.begin = begin;
             this.from = from;
             this.to = to;
@@ -118,11 +123,11 @@ final class Load {
 
         @Override
         public void run() {
-            try (Store.Worker access = store.worker()) {
+            try (access) {
                 begin.await();
                 var threads = ManagementFactory.getThreadMXBean();
                 long before = threads.getCurrentThreadCpuTime();
-                work(access);
+                work();
                 cpuNanos = threads.getCurrentThreadCpuTime() - before;
             } catch (Throwable error) {
                 failure = error;
@@ -130,15 +135,15 @@ final class Load {
             }
         }
 
-        private void work(Store.Worker access) throws Exception {
+        private void work() throws Exception {
             long last = System.nanoTime();
             int at = from;
             while (at < to && !ended && last - started < nanos) {
                 int next = (int) Math.min((long) at + commit, to);
                 if (commit == 1) {
-                    one(access, at);
+                    one(at);
                 } else {
-                    together(access, at, next);
+                    together(at, next);
                 }
                 long now = System.nanoTime();
                 latencies.record(now - last);
@@ -167,7 +172,7 @@ final class Load {
             return word >>> 30;
         }
 
-        private void one(Store.Worker access, int number) throws Exception {
+        private void one(int number) throws Exception {
             switch (pointAt(number)) {
                 case PUT -> access.put(key, value);
                 case DELETE -> access.delete(key);
@@ -186,7 +191,7 @@ final class Load {
             }
         }
 
-        private void together(Store.Worker access, int first, int end) throws Exception {
+        private void together(int first, int end) throws Exception {
             access.begin();
             for (int number = first; number < end; number++) {
                 int operation = pointAt(number);

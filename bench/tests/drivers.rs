@@ -60,6 +60,30 @@ fn served_peer_shows_the_same_rows_as_the_peer_itself() {
     }
 }
 
+/// Workloads that drivers take no part in, because their operations would be measured one by one through the pipe: they use
+/// scans, ranges, batches of deletes and compaction, and verify all of it.
+fn passes_what_asks_for_everything(peer: &str) {
+    for (workload, scale) in [("first", "0.002"), ("redb-table", "0.0004")] {
+        let done = record(workload, peer, "written", &["--scale", scale]);
+        assert!(
+            done["phases"].as_array().is_some_and(|phases| phases.len() >= 5),
+            "{peer}: {done}"
+        );
+    }
+}
+
+#[test]
+fn everything_that_the_lab_asks_of_a_peer_works_through_the_protocol() {
+    passes_what_asks_for_everything("served-lmdb");
+}
+
+#[test]
+fn drivers_in_java_do_everything_that_the_lab_asks_of_a_peer() {
+    if has_java() {
+        JAVA.into_iter().for_each(passes_what_asks_for_everything);
+    }
+}
+
 #[test]
 fn numbers_of_a_driver_are_those_of_its_process_and_of_its_clock() {
     let record = record("state/10k", "served-lmdb", "written", &["--scale", "0.5"]);

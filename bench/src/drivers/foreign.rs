@@ -29,6 +29,8 @@ use crate::scratch::Scratch;
 /// Few where the lab is tested, so that its tests need several requests.
 const AT_ONCE: usize = if cfg!(debug_assertions) { 500 } else { 500_000 };
 
+/// Operations of each kind with which a program warms up at most. A debug build of the lab measures nothing that counts.
+const WARM_UP_MAX: u64 = if cfg!(debug_assertions) { 1_000 } else { 1_000_000 };
 /// The longest that a program warms up with single operations of one kind.
 const WARM_UP_NANOS_EACH: u64 = 1_000_000_000;
 
@@ -105,8 +107,9 @@ impl Foreign {
         };
         let remote = self.open_in(session, beside.path(), setting)?;
         remote.examine()?;
-        if hello.warm_up > 0 {
-            remote.warm_up(hello.warm_up as usize).context("warming up")?;
+        let count = hello.warm_up.min(WARM_UP_MAX) as usize;
+        if count > 0 {
+            remote.warm_up(count).context("warming up")?;
         }
         remote.closed()
     }

@@ -4,7 +4,10 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::process::Output;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
 
 use common::{JAVA, Place, has_java, text};
 use serde_json::Value;
@@ -250,6 +253,37 @@ fn driver_without_its_toolchain_is_shown_with_the_reason_and_fails_nothing() {
     let list = text(&listed.stdout);
     assert!(
         list.contains("lmdbjava") && list.contains("n/a: java is not installed"),
+        "{list}"
+    );
+}
+
+/// A program of this name that says something and fails.
+fn failing_program(path: &Path, says: &str) {
+    std::fs::write(path, format!("#!/bin/sh\necho '{says}'\nexit 1\n")).expect("a script");
+    std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("a program");
+}
+
+#[test]
+fn driver_that_cannot_be_built_is_shown_with_what_the_build_said() {
+    let place = Place::new();
+    let tools = place.file("tools");
+    std::fs::create_dir(&tools).expect("a directory");
+    failing_program(&tools.join("java"), "not reached");
+    failing_program(&tools.join("mvn"), "[ERROR] no such artifact");
+    // The drivers are built beside the binary, and beside the real one they may be built already.
+    let lab = place.file("lab");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_lab"), &lab)
+        .or_else(|_| std::fs::copy(env!("CARGO_BIN_EXE_lab"), &lab).map(drop))
+        .expect("another lab");
+    let output = Command::new(&lab)
+        .arg("list")
+        .env("PATH", &tools)
+        .output()
+        .expect("the lab starts");
+    let list = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(
+        list.contains("n/a: mvn package failed (exit status: 1): [ERROR] no such artifact"),
         "{list}"
     );
 }

@@ -23,6 +23,8 @@ use crate::peer::{Class, Peer};
 const PAIRS_PER_PUT: usize = 10;
 /// .. or after this time.
 const WRITING_MAX: Duration = Duration::from_secs(10);
+/// What a pipe holds: the acknowledgements that the writer may be ahead of who counts them.
+const PIPE_BYTES: usize = 1 << 16;
 /// Loaded pairs that are looked at after the crash.
 const SAMPLE: usize = 100_000;
 
@@ -124,7 +126,9 @@ fn writer_keys(seed: u64, puts: usize) -> Keys {
 
 /// Starts a writer, kills it after `puts` acknowledgements, and returns the keys that were acknowledged.
 fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
-    let mut writer = start_writer(context, puts)?;
+    // So many that it must wait for us before it could end: on a busy machine it may run long before we do.
+    let planned = puts + PIPE_BYTES;
+    let mut writer = start_writer(context, planned)?;
     let pipe = writer.stdout.take().context("the writer's output is a pipe")?;
     let acknowledged = count_until(&writer, BufReader::new(pipe), puts);
     // On an error too: nothing may go on writing into a directory that is about to be removed.
@@ -136,7 +140,7 @@ fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
         !status.success() && acknowledged > 0,
         "the writer ended by itself ({status}) before it could be killed"
     );
-    let keys = writer_keys(context.seed, puts);
+    let keys = writer_keys(context.seed, planned);
     Ok(Keys::collect(16, keys.iter().take(acknowledged)))
 }
 

@@ -124,11 +124,16 @@ struct Append {
 }
 
 impl Append {
-    /// Bytes that appends take in the record, roughly.
+    /// Bytes that appends take in the record at most: each may be the only one of its prefix.
     fn bytes(appends: &[Append]) -> u64 {
-        let bytes = |append: &Append| (append.prefix.len() + append.value.len() + APPEND_BYTES) as u64;
-        appends.iter().map(bytes).sum()
+        let bytes = |append: &Append| appended_bytes(append.prefix.len(), append.value.len());
+        appends.iter().map(|append| bytes(append) as u64).sum()
     }
+}
+
+/// What an append takes in the record: its own operation, and that of the counter of its prefix.
+fn appended_bytes(prefix: usize, value: usize) -> usize {
+    2 * (prefix + APPEND_BYTES) + value
 }
 
 /// What a serialisable transaction has read, each key and range once.
@@ -504,7 +509,7 @@ impl Transaction {
         } else {
             value.len()
         };
-        self.check_resolved(prefix.len() + logged + APPEND_BYTES)?;
+        self.check_resolved(appended_bytes(prefix.len(), logged))?;
         let (kind, value) = stored(self.core(), value, &mut extents)?;
         self.extents.extend(extents);
         self.appends.push(Append {
@@ -785,6 +790,7 @@ impl Transaction {
 
     fn append_all(&mut self) -> Result<Commit> {
         self.pinned.alive()?;
+        self.fit_into_a_record()?;
         let is_empty = self.layers.iter().all(Layer::is_empty) && self.appends.is_empty();
         let mut checks = self.checks();
         if is_empty && checks.keys.is_empty() && checks.ranges.is_empty() {
@@ -835,6 +841,18 @@ impl Transaction {
             unused.iter().for_each(free);
         }
         commit
+    }
+
+    /// Lets what is in memory go the way of a larger transaction when no record could hold it beside what is resolved
+    /// there.
+    fn fit_into_a_record(&mut self) -> Result<()> {
+        let held = self.held();
+        let bytes = self.append_bytes + (held.bytes + held.addition_bytes) as u64;
+        if bytes > RESOLVED_BYTES_MAX {
+            self.spill()
+        } else {
+            Ok(())
+        }
     }
 
     /// What must not have changed since the transaction began.

@@ -167,3 +167,37 @@ fn appends_of_a_transaction_are_refused_when_no_record_could_hold_them() {
     assert_eq!(tx.commit().unwrap().assigned().len() as u64, first);
     assert_eq!(map.count().unwrap(), first);
 }
+
+#[test]
+fn what_a_transaction_holds_in_memory_goes_to_disk_when_no_record_could_hold_it() {
+    let value = vec![5; 60 << 10];
+    let put = |tx: &mut duramen_engine::Transaction, map: &Map, keys: u32| {
+        (0..keys).for_each(|key| tx.put(map, &key.to_be_bytes(), &value).unwrap());
+    };
+    // Beside as many appends as a transaction takes, whose prefixes differ, so that each has a counter as well.
+    let (store, map) = store();
+    let mut tx = store.begin(Default::default()).unwrap();
+    put(&mut tx, &map, 200);
+    let mut appended = 0u32;
+    while tx
+        .append(
+            &map,
+            &[&appended.to_be_bytes()[..], &[7; 1000]].concat(),
+            &value[..32 << 10],
+        )
+        .is_ok()
+    {
+        appended += 1;
+    }
+    assert!(appended > 7000, "{appended}");
+    tx.commit().unwrap();
+    assert_eq!(map.count().unwrap(), (200 + appended) as u64);
+    assert!(*map.get(&199u32.to_be_bytes()).unwrap().unwrap() == *value);
+    // And when the transaction was allowed more memory than a record takes.
+    let (store, map) = self::store();
+    let mut tx = store.begin(TransactionOptions::new().memory_bytes(1 << 30)).unwrap();
+    put(&mut tx, &map, 4500);
+    tx.commit().unwrap();
+    assert_eq!(map.count().unwrap(), 4500);
+    assert!(*map.get(&4499u32.to_be_bytes()).unwrap().unwrap() == *value);
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, MergeOptions, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
-use crate::error::{Reason, Result};
+use crate::error::{Kind, Reason, Result};
 use crate::full_key::FullRange;
 use crate::limits::PAGE_BYTES;
 use crate::options::{Maintenance, Options};
@@ -27,9 +27,6 @@ pub struct Compaction {
     /// Bytes of the data file after.
     pub bytes_after: u64,
 }
-
-/// The tree is written behind everything else, so that all of the front is free, and then moved there.
-const PASSES: [Claim; 2] = [Claim::Behind, Claim::Front];
 
 impl Store {
     /// Copies the store, as it is at this moment, into another directory, which must be missing or empty; the store
@@ -55,12 +52,12 @@ impl Store {
     }
 
     /// Rewrites the base densely and gives the space that comes free back to the file system, while the store is in
-    /// use. Needs room for a second copy of the data meanwhile. A store that is dense already can end a few pages
-    /// larger than it was. `progress` is called in this thread and may use the
-    /// store; a commit that must wait for a fold waits until the rewriting is done.
+    /// use. Needs room for a second copy of the data meanwhile, and for as long as a snapshot holds the first: call it
+    /// when none is open. A store that is dense already can end a few pages larger than it was. `progress` is called in
+    /// this thread and may use the store; a commit that must wait for a fold waits until the rewriting is done.
     ///
     /// # Errors
-    /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Io`], [`Reason::ReadOnly`]. The store is as before then.
+    /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Io`], [`Reason::ReadOnly`]. The store holds what it held then.
     pub fn compact(&self, progress: &mut dyn FnMut(Progress)) -> Result<Compaction> {
         let core = self.core();
         let _user = core.enter()?;
@@ -174,10 +171,34 @@ impl Core {
 
     /// Replaces the base by a densely filled tree with the same pairs, at the front of its file.
     fn rewrite(&self, state: &mut MaintenanceState, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        PASSES
-            .into_iter()
-            .try_for_each(|claim| self.replace(state, claim, progress))?;
+        let rewritten = self.replace_towards_front(state, progress);
+        if let Err(error) = &rewritten
+            && error.kind() == Kind::MakeSpace
+        {
+            // What the file has grown by is not needed; why there was no room is what the caller is to know.
+            let _ = self.give_space_back(state, Slack::Least);
+        }
+        rewritten?;
         self.give_space_back(state, Slack::Nothing)
+    }
+
+    /// The tree is written behind everything else, so that all of the front is free, and then moved there. But somebody
+    /// who holds the old tree keeps the front: then the new one goes to what is free already, and a third copy behind
+    /// those two would only make the file longer.
+    fn replace_towards_front(&self, state: &mut MaintenanceState, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+        let first = if self.region.is_pinned() {
+            Claim::Front
+        } else {
+            Claim::Behind
+        };
+        self.replace(state, first, progress)?;
+        let figures = self.space.figures();
+        let used_pages = self.space.used_bytes() / PAGE_BYTES as u64;
+        if 2 * figures.retired_pages <= used_pages || figures.free_pages >= used_pages {
+            self.replace(state, Claim::Front, progress)
+        } else {
+            Ok(())
+        }
     }
 
     fn replace(&self, state: &mut MaintenanceState, claim: Claim, progress: &mut dyn FnMut(Progress)) -> Result<()> {

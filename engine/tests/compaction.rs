@@ -140,3 +140,46 @@ fn compaction_leaves_what_the_data_need_however_often_it_is_done() {
         }
     }
 }
+
+#[test]
+fn compaction_beside_a_snapshot_takes_one_more_copy_and_no_third() {
+    for deleted in [0u64, 1000, 2000] {
+        let disk = SimDisk::new(1);
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        fill(&map, 6000, 400);
+        (0..deleted).for_each(|number| map.delete(&(3 * number).to_be_bytes()).unwrap());
+        let without = store.compact(&mut |_| ()).unwrap().bytes_after;
+        let snapshot = store.snapshot().unwrap();
+        for _ in 0..3 {
+            let beside = store.compact(&mut |_| ()).unwrap().bytes_after;
+            assert!(beside <= 2 * without + (64 << 10), "{without} {beside}");
+        }
+        assert_eq!(snapshot.count(&map, ..).unwrap(), 6000 - deleted);
+        drop(snapshot);
+        assert!(store.compact(&mut |_| ()).unwrap().bytes_after <= without);
+        assert_eq!(check_sound(&store), Ok(()));
+    }
+}
+
+#[test]
+fn compaction_that_finds_no_room_gives_back_what_it_took() {
+    for is_held in [false, true] {
+        let disk = SimDisk::new(1);
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        fill(&map, 6000, 400);
+        let pages = |store: &Store| store.stat().unwrap().pages;
+        store.compact(&mut |_| ()).unwrap();
+        let before = pages(&store);
+        let snapshot = is_held.then(|| store.snapshot().unwrap());
+        disk.set_capacity(Some(before * 4096 + (3 << 20)));
+        let error = store.compact(&mut |_| ()).unwrap_err();
+        assert_eq!(error.kind(), Kind::MakeSpace, "{error}");
+        assert!(pages(&store) <= before * 9 / 8, "{before} {}", pages(&store));
+        map.put(b"another", b"value").unwrap();
+        drop(snapshot);
+        assert_eq!(map.count().unwrap(), 6001);
+        assert_eq!(check_sound(&store), Ok(()));
+    }
+}

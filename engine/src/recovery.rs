@@ -185,7 +185,11 @@ fn take_lock(platform: &Platform, path: &str, read_only: bool) -> Result<Option<
         Err(error) => return Err(Error::io(format!("locking the store at {path}"), error)),
     };
     if !read_only {
-        write_holder(platform).map_err(|error| Error::io("writing the lock file", error))?;
+        match write_holder(platform) {
+            // Only who is refused reads it, and a full disk must not keep the store closed.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {}
+            written => written.map_err(|error| Error::io("writing the lock file", error))?,
+        }
     }
     Ok(Some(lock))
 }

@@ -251,3 +251,22 @@ impl Full {
         }
     }
 }
+
+#[test]
+fn a_store_whose_log_has_its_blocks_is_opened_and_emptied_where_no_file_gets_another_one() {
+    let disk = SimDisk::new(1);
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    for number in 0..300u64 {
+        map.put(&number.to_be_bytes(), &[7; 400]).unwrap();
+    }
+    let disk = disk.kill();
+    disk.set_capacity(Some(0));
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    for number in 0..300u64 {
+        map.delete(&number.to_be_bytes()).unwrap();
+    }
+    assert_eq!(map.count().unwrap(), 0);
+    assert_eq!(check_sound(&store), Ok(()));
+}

@@ -7,6 +7,7 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use common::{Place, assert_sound, directory_bytes, number_from_environment, seed};
@@ -308,4 +309,38 @@ fn compacting_gives_back_what_scattered_deletes_left_free() {
     assert!(data_file_bytes(&place) < DATA_BYTES / 2);
     assert_eq!(map.count().unwrap(), PAIRS / 10);
     assert_sound(&store);
+}
+
+/// Bytes of the files in memory alone that this process has open.
+fn memory_file_bytes() -> u64 {
+    let is_in_memory = |path: &std::path::Path| {
+        std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"))
+    };
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    open.map(|entry| entry.unwrap().path())
+        .filter(|path| is_in_memory(path))
+        .filter_map(|path| std::fs::metadata(path).ok())
+        .map(|metadata| metadata.blocks() * 512)
+        .sum()
+}
+
+#[test]
+fn reading_a_large_file_takes_little_memory_for_its_free_pages() {
+    let place = Place::new();
+    let (store, map) = open(&place);
+    map.put(b"key", b"value").unwrap();
+    drop(map);
+    store.close().unwrap();
+    let data = std::fs::File::options()
+        .write(true)
+        .open(place.path().join("data"))
+        .unwrap();
+    data.set_len(16 << 30).unwrap();
+    let before = memory_file_bytes();
+    let store = options().read_only(true).open(place.path()).unwrap();
+    let taken = memory_file_bytes().saturating_sub(before);
+    println!("{taken} bytes of memory");
+    // A bit for each of four million pages, twice, and the head of the region.
+    assert!((1 << 20..4 << 20).contains(&taken), "{taken}");
+    assert_eq!(store.map("data").unwrap().get(b"key").unwrap().unwrap(), b"value");
 }

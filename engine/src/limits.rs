@@ -88,8 +88,11 @@ pub const WAIT_ROUNDS_MAX: u32 = 100;
 pub const REPLAYED_MAX: usize = 2;
 /// Address space taken for the data file at once; the mapping is replaced by a larger one when the file outgrows it.
 pub const DATA_SPAN_BYTES: u64 = 1 << 40;
-/// Address space for the shared region.
-pub const REGION_SPAN_BYTES: u64 = 128 << 30;
+/// Address space for the shared region: what the allocator keeps of the largest data file while it moves, and the memory
+/// of indexes.
+pub const REGION_SPAN_BYTES: u64 = 512 << 30;
+/// What of it is left to indexes, whatever the data file takes.
+pub const INDEX_SPAN_BYTES: u64 = 128 << 30;
 /// How far the log may run ahead of a write transaction before its conflicts can no longer be checked.
 pub const CHECKABLE_GENERATIONS_MAX: usize = 16;
 /// Generations that are kept for commit streams at most, so that log files are left to write to.

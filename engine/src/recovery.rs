@@ -109,12 +109,18 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     } else {
         Region::create(&platform, files.iter().any(|name| name == REGION_FILE))?
     });
+    let pages = Pages::open(data.clone(), settings.reads)?;
+    let space = Space::new(data.clone(), region.clone(), bitmap, meta.bitmap)?;
+    if !settings.read_only {
+        // It takes memory in proportion to the file, which readers have no use for.
+        space.be_ready_to_retire()?;
+    }
     let core = Core::new(
         platform.clone(),
         settings.clone(),
-        data.clone(),
-        Pages::open(data.clone(), settings.reads)?,
-        Space::new(data, region.clone(), bitmap, meta.bitmap)?,
+        data,
+        pages,
+        space,
         Segments::new(&platform, settings.read_only),
         region,
         meta,

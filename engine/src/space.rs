@@ -22,7 +22,7 @@ use duramen_io::{File, WordLockGuard};
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared, Words};
 use crate::checksum::checksum;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
+use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, INDEX_SPAN_BYTES, PAGE_BYTES, REGION_SPAN_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
@@ -248,10 +248,14 @@ impl State<'_> {
     /// Makes room for what may have to be said of a file of so many pages: bits, and that each one is retired. So that
     /// can never fail, and a full disk cannot be in the way of freeing pages.
     fn reserve(&mut self, pages: u64) -> Result<()> {
+        self.reserve_bits(pages)?;
+        self.retired.reserve(pages as usize)
+    }
+
+    fn reserve_bits(&mut self, pages: u64) -> Result<()> {
         let words = pages.div_ceil(64) as usize;
         self.bitmap.words().reserve(words)?;
-        self.loose.words().reserve(words)?;
-        self.retired.reserve(pages as usize)
+        self.loose.words().reserve(words)
     }
 
     /// Gives back what was reserved for a longer file.
@@ -396,6 +400,13 @@ type StoredRetired = [u64; 3];
 
 const LOGGED: u64 = 1 << 63;
 
+/// Bytes that the list of retired pages reserves at most.
+const RETIRED_BYTES_MAX: u64 = DATA_PAGES_MAX * size_of::<StoredRetired>() as u64 / 4 * 5;
+const _: () = assert!(
+    3 * RETIRED_BYTES_MAX + INDEX_SPAN_BYTES <= REGION_SPAN_BYTES,
+    "the largest data file leaves room for indexes: behind a gap that was too short, a list that moves, and its new place"
+);
+
 impl Retired {
     fn encode(self) -> StoredRetired {
         // A value has at most 2^18 pages and a few.
@@ -420,13 +431,14 @@ impl Retired {
 }
 
 impl Space {
-    /// A space whose used pages are those of `bitmap`, which is stored as `saved`.
+    /// A space whose used pages are those of `bitmap`, which is stored as `saved`. Only for reading, until
+    /// [`Space::be_ready_to_retire`].
     pub(crate) fn new(file: Arc<dyn File>, region: Arc<Region>, bitmap: Bitmap, saved: SavedBitmap) -> Result<Space> {
         let space = Space { file, region };
         space.head().promises.begin();
         space.head().preloaded.store(bitmap.pages() as u64, Ordering::Relaxed);
         let mut state = space.lock();
-        state.reserve(bitmap.pages() as u64)?;
+        state.reserve_bits(bitmap.pages() as u64)?;
         state.bitmap.extend(bitmap.pages());
         state.loose.extend(bitmap.pages());
         state.bitmap.take_over(&bitmap);
@@ -435,6 +447,13 @@ impl Space {
         space.mirror(&state);
         drop(state);
         Ok(space)
+    }
+
+    /// Makes room for all that writing may make of the file.
+    pub(crate) fn be_ready_to_retire(&self) -> Result<()> {
+        let mut state = self.lock();
+        let pages = state.bitmap.pages() as u64;
+        state.reserve(pages)
     }
 
     fn head(&self) -> &SpaceHead {

@@ -14,7 +14,6 @@ use crate::checksum::checksum;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
-use crate::shared_array::SharedArray;
 
 /// A run of this many pages is worth a system call of its own.
 pub(crate) const LONG_RUN_PAGES: u32 = 16;
@@ -50,12 +49,6 @@ pub(crate) trait Words: DerefMut<Target = [u64]> {
 }
 
 impl Words for Vec<u64> {
-    fn set_len(&mut self, count: usize) {
-        self.resize(count, 0);
-    }
-}
-
-impl Words for SharedArray<'_, u64> {
     fn set_len(&mut self, count: usize) {
         self.resize(count, 0);
     }

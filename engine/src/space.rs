@@ -38,6 +38,12 @@ const LARGE_PIECE_PAGES: u64 = 512;
 /// From this size on the file grows by whole large pieces.
 const LARGE_FILE_PAGES: u64 = 16 * LARGE_PIECE_PAGES;
 
+impl Words for SharedArray<'_, u64> {
+    fn set_len(&mut self, count: usize) {
+        self.resize(count, 0);
+    }
+}
+
 /// The allocator of the data file. All that it knows lies in the shared region.
 #[derive(Debug)]
 pub(crate) struct Space {

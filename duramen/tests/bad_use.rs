@@ -1169,3 +1169,24 @@ fn copy_into_a_directory_that_is_in_use_is_refused() {
     );
     assert_eq!(contents(&target).len(), 1);
 }
+
+#[test]
+fn copy_into_the_store_itself_is_refused() {
+    let place = Place::new();
+    let store = by_hand().open(place.path()).unwrap();
+    let before = contents(&place.path());
+    for inside in [
+        place.path().to_path_buf(),
+        place.path().join("inner"),
+        place.path().join("inner").join("most"),
+    ] {
+        refused!(
+            store.copy(&inside, &mut |_| ()),
+            FixTheCall,
+            Reason::InvalidArgument(_),
+            "in the store that it is made of",
+            "another directory"
+        );
+    }
+    assert!(contents(&place.path()).keys().eq(before.keys()));
+}

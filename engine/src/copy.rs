@@ -33,10 +33,15 @@ impl Store {
     /// goes on being used. The copy is a store of its own, densely filled and durable when this returns.
     ///
     /// # Errors
-    /// [`Reason::NotAStore`] when the directory holds anything, [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`]
+    /// [`Reason::NotAStore`] when the directory holds anything, [`Reason::InvalidArgument`] when it is or lies in that of
+    /// this store, [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`]
     /// when this store is damaged. A copy that failed is to be deleted.
     pub fn copy(&self, directory: impl AsRef<Path>, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let directory = directory.as_ref();
+        if duramen_io::is_within(directory, self.core().platform.storage.path()) {
+            let what = "a copy cannot lie in the store that it is made of: name another directory";
+            return Err(Reason::InvalidArgument(what.to_string()).into());
+        }
         if duramen_io::is_occupied(directory) {
             let found = "it is not empty".to_string();
             return Err(Reason::NotAStore {

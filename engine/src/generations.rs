@@ -20,6 +20,8 @@ use crate::region::{GenerationEntry, GenerationState, full_or_io};
 /// Bytes of a log file that are there before it takes commits, in the ordinary case: also on a full disk it then has
 /// room for deletions.
 const FIRST_FILLED_BYTES: u64 = LOG_START + LOG_GROWTH_BYTES;
+/// The same where the disk has no room for that.
+const LEAST_FILLED_BYTES: u64 = LOG_START + LOG_RESERVE_BYTES;
 
 const _: () = assert!(LOG_GROWTH_BYTES >= LOG_RESERVE_BYTES * 2);
 
@@ -240,9 +242,15 @@ impl Core {
         let first = FIRST_FILLED_BYTES.min(capacity);
         let filled = entry.filled.load(Ordering::Relaxed);
         if filled < first {
-            file.write_zeros(filled, first - filled)
-                .map_err(|error| full_or_io("the log", first - filled, error))?;
-            entry.filled.store(first, Ordering::Relaxed);
+            let fill = |end: u64| file.write_zeros(filled, end - filled).map(|()| end);
+            let reached = fill(first).or_else(|_| {
+                // On a full disk less will do, and what was had of more is for others: deletions need no more.
+                let least = LEAST_FILLED_BYTES.min(capacity).max(filled);
+                file.set_len(filled)?;
+                fill(least)
+            });
+            let reached = reached.map_err(|error| full_or_io("the log", LEAST_FILLED_BYTES, error))?;
+            entry.filled.store(reached, Ordering::Relaxed);
         }
         // The name must survive power loss before a commit in the file is acknowledged. Files that were there when the
         // store was opened may have names that are not durable either.

@@ -1,62 +1,76 @@
 //! The ordered, transactional, memory-mapped store that everything in Duramen stands on.
 //!
-//! Programs use it through the `duramen` crate, which has the overview. Inside, the modules are declared bottom first,
-//! and each uses only those above it, but for `core`, which holds the parts together. `ARCHITECTURE.md` at the root of
+//! Programs use it through the `duramen` crate, which has the overview. Inside, the layers of modules are declared bottom
+//! first, and each uses only those above it, but for `core`, which holds the parts together. `ARCHITECTURE.md` at the root of
 //! the repository tells the life of a write, a read and a crash, and in which order to read the code.
 //!
 //! `unsafe` is used for three things: memory that is mapped from files (`pages`, `log`, `region`), the index in shared
 //! memory (`index`), and keys on the stack (`full_key`).
 
-mod background;
-mod base;
-mod batch;
-mod bitmap;
-mod catalog;
-mod changes;
-mod check;
 mod checksum;
+mod error;
+mod limits;
+#[doc(hidden)]
+pub mod planted;
+
+pub mod encoding;
+mod full_key;
+
+mod base;
+
+mod index;
+
+mod log;
+
+mod bitmap;
+mod meta;
+mod pages;
+mod promises;
+
+mod region;
+mod shared_array;
+
+mod space;
+
+mod scan;
+mod value;
+mod view;
+
+mod catalog;
+mod core;
+mod progress;
+
 mod commit;
 mod conflict;
-mod copy;
-mod core;
 mod draft;
-pub mod encoding;
-mod error;
+mod generations;
+mod pace;
+
+mod background;
 mod fold;
-mod full_key;
+mod long_value;
+mod newest;
+mod page_sink;
+mod recovery;
+
+mod batch;
+mod changes;
 mod future;
+mod map;
+mod options;
+mod snapshot;
+mod store;
+mod transaction;
+mod write_set;
+
+mod check;
+mod copy;
+mod salvage;
+mod statistics;
+
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod generations;
-mod index;
-mod limits;
-mod log;
-mod long_value;
-mod map;
-mod meta;
-mod newest;
-mod options;
-mod pace;
-mod page_sink;
-mod pages;
-#[doc(hidden)]
-pub mod planted;
-mod progress;
-mod promises;
-mod recovery;
-mod region;
-mod salvage;
-mod scan;
-mod shared_array;
-mod snapshot;
-mod space;
-mod statistics;
-mod store;
-mod transaction;
-mod value;
-mod view;
-mod write_set;
 
 pub use batch::Batch;
 pub use changes::{Change, Changes, ChangesFrom, CommitChanges};

@@ -21,7 +21,7 @@ use duramen_io::{File, WordLockGuard};
 
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared, Words};
 use crate::checksum::checksum;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Kind, Reason, Result};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, INDEX_SPAN_BYTES, PAGE_BYTES, REGION_SPAN_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
@@ -320,6 +320,18 @@ impl Want {
         }
     }
 
+    /// The same when blocks are not spared.
+    fn room_in_blocks(self) -> Room {
+        let blocks = |pages: u32| (self.pages() / pages) as u64 + 2;
+        Room {
+            pages: self.pages() as u64,
+            blocks: Blocks {
+                small: blocks(BRANCH_PAGES),
+                large: blocks(LARGE_BLOCK_PAGES),
+            },
+        }
+    }
+
     /// What taking it takes from the room that others have. A piece need not begin or end with a block.
     fn room(self) -> Room {
         let pages = self.pages() as u64;
@@ -607,12 +619,22 @@ impl Space {
     /// Takes free pages, and says which: as many as wanted, or fewer where that makes sense.
     pub(crate) fn take(&self, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
         let mut state = self.lock();
+        let mut where_from = claim;
         if claim != Claim::Promised {
             let beside = self.promised().and(Room::RESERVE);
-            self.have_locked(&mut state, beside.and(want.room()), pages)
-                .or_else(|_| self.have_locked(&mut state, beside.and(want.least().room()), pages))?;
+            let room = match claim {
+                // The end of the file is taken whatever blocks lie there.
+                Claim::Behind => want.room_in_blocks(),
+                _ => want.room(),
+            };
+            if self.have_locked(&mut state, beside.and(room), pages).is_err() {
+                self.have_locked(&mut state, beside.and(want.least().room()), pages)?;
+                if claim == Claim::Behind {
+                    where_from = Claim::Beyond;
+                }
+            }
         }
-        let (page, count) = self.find_or_grow(&mut state, claim, want, pages)?;
+        let (page, count) = self.find_or_grow(&mut state, where_from, want, pages)?;
         state.bitmap.set(page, count, true);
         match claim {
             Claim::Promised => state.count_taken(want, count, u64::wrapping_add),
@@ -911,7 +933,11 @@ impl Space {
         let mut state = self.lock();
         self.cut_file(&mut state, slack)?;
         if slack == Slack::Least {
-            state.give_back_memory()?;
+            // What could not be given back for want of room to move to is given back another time.
+            match state.give_back_memory() {
+                Err(error) if error.kind() == Kind::MakeSpace => {}
+                given_back => given_back?,
+            }
         }
         Ok(())
     }

@@ -270,3 +270,26 @@ fn a_store_whose_log_has_its_blocks_is_opened_and_emptied_where_no_file_gets_ano
     assert_eq!(map.count().unwrap(), 0);
     assert_eq!(check_sound(&store), Ok(()));
 }
+
+#[test]
+fn a_closed_store_whose_free_blocks_others_took_is_opened_and_emptied_with_little_room() {
+    let options = || Options::new().maintenance(Maintenance::Manual);
+    let disk = SimDisk::new(1);
+    let store = options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    for number in 0..3000u64 {
+        map.put(&number.to_be_bytes(), &[7; 400]).unwrap();
+    }
+    drop(map);
+    store.close().unwrap();
+    let disk = disk.kill();
+    // Of the half a mebibyte that a log begins with otherwise.
+    disk.set_capacity(Some(disk.allocated_bytes() + (64 << 10)));
+    let store = options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    for number in 0..3000u64 {
+        map.delete(&number.to_be_bytes()).unwrap();
+    }
+    assert_eq!(map.count().unwrap(), 0);
+    assert_eq!(check_sound(&store), Ok(()));
+}

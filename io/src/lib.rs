@@ -21,7 +21,7 @@ pub use machine::{
     is_network_filesystem, match_bytes, memory_limit_bytes, prefetch, process_id, process_is_alive, process_name,
 };
 pub use real::{
-    create_directory, exists, is_directory, is_occupied, memory_file, real_platform, real_platform_read_only,
+    create_directory, exists, is_directory, is_occupied, is_within, memory_file, real_platform, real_platform_read_only,
 };
 pub use sim::{FailKind, FailSpan, SimDisk};
 pub use wait::{WordLock, WordLockGuard, wait, wake};

@@ -68,6 +68,16 @@ pub fn is_directory(path: &Path) -> bool {
     path.is_dir()
 }
 
+/// Whether a path, at which nothing need be, is a directory or lies in it.
+pub fn is_within(path: &Path, directory: &Path) -> bool {
+    let Ok(directory) = directory.canonicalize() else {
+        return false;
+    };
+    let existing = |path: std::path::PathBuf| path.ancestors().find_map(|path| path.canonicalize().ok());
+    let existing = std::path::absolute(path).ok().and_then(existing);
+    existing.is_some_and(|path| path.starts_with(directory))
+}
+
 /// Whether there is a directory at a path, with something in it.
 pub fn is_occupied(path: &Path) -> bool {
     std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())

@@ -272,18 +272,16 @@ impl Disk {
 
     /// Free bytes.
     fn room(&self) -> u64 {
-        let Some(capacity) = self.capacity else {
-            return u64::MAX;
-        };
+        self.capacity
+            .map_or(u64::MAX, |capacity| capacity.saturating_sub(self.allocated_bytes()))
+    }
+
+    /// Bytes of all blocks that files have.
+    pub(super) fn allocated_bytes(&self) -> u64 {
         // Blocks of a removed file are free once it is closed, even if a power cut could still bring it back.
         let counts = |(id, inode): &(&InodeId, &Inode)| inode.handles > 0 || self.directory.has_name(**id);
-        let used: u64 = self
-            .inodes
-            .iter()
-            .filter(counts)
-            .map(|(_, inode)| inode.allocated_bytes())
-            .sum();
-        capacity.saturating_sub(used)
+        let counted = self.inodes.iter().filter(counts);
+        counted.map(|(_, inode)| inode.allocated_bytes()).sum()
     }
 
     pub(super) fn write(&mut self, id: InodeId, name: &str, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -116,6 +116,11 @@ impl SimDisk {
         locked(&self.disk).capacity = capacity;
     }
 
+    /// Bytes of all files together, as [`SimDisk::set_capacity`] counts them.
+    pub fn allocated_bytes(&self) -> u64 {
+        locked(&self.disk).allocated_bytes()
+    }
+
     /// Starts or ends the trace of calls.
     pub fn trace(&self, on: bool) {
         locked(&self.disk).trace = on.then(Vec::new);

@@ -38,6 +38,7 @@ impl Store {
     /// when this store is damaged. A copy that failed is to be deleted.
     pub fn copy(&self, directory: impl AsRef<Path>, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let directory = directory.as_ref();
+        let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;
         if duramen_io::is_within(directory, self.core().platform.storage.path()) {
             let what = "a copy cannot lie in the store that it is made of: name another directory";
             return Err(Reason::InvalidArgument(what.to_string()).into());
@@ -50,7 +51,6 @@ impl Store {
             }
             .into());
         }
-        let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;
         let target = Options::new().maintenance(Maintenance::Manual).open(directory)?;
         target.core().take_copy_of(&pinned, progress)?;
         target.close()

@@ -11,6 +11,11 @@ use crate::store::TICK;
 
 /// Ticks without a commit after which what is in the log is folded, so that a quiet store has a short log.
 const QUIET_TICKS: u32 = 10;
+/// The same where that is so much that many of its pairs share a page: reading what is not folded costs a second search,
+/// and whoever loads a store often reads it at once. Less waits longer, because folding it would write a page for each.
+const SOON_TICKS: u32 = 2;
+const SOON_BYTES_MIN: u64 = 1 << 20;
+const SOON_SHARE_OF_BASE: u64 = 16;
 /// Ticks without a commit after which a mostly empty data file is rewritten: not while readers wait for a load to end.
 const LONG_QUIET_TICKS: u32 = 40;
 /// Pause after a full disk.
@@ -44,6 +49,10 @@ pub(crate) fn fold_loop(core: &Core) {
                     core.give_space_back(&mut state, Slack::Least)?;
                 }
                 unless_full(core.leave_large_generations(&mut state))?;
+            } else if quiet >= SOON_TICKS && has_much_to_fold(core) {
+                drop(state);
+                core.maintain()?;
+                state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
             } else {
                 core.reclaim(&mut state)?;
             }
@@ -62,6 +71,11 @@ pub(crate) fn fold_loop(core: &Core) {
 /// held what can be given back now.
 fn is_time_to_tidy(quiet_ticks: u32) -> bool {
     quiet_ticks.is_multiple_of(QUIET_TICKS) && (quiet_ticks / QUIET_TICKS).is_power_of_two()
+}
+
+fn has_much_to_fold(core: &Core) -> bool {
+    let share = core.space.used_bytes() / SOON_SHARE_OF_BASE;
+    core.space.figures().pending_bytes >= share.max(SOON_BYTES_MIN)
 }
 
 /// What only makes later work faster may fail for want of room.

@@ -17,6 +17,9 @@ use crate::meta::{META_PAGES, SavedBitmap};
 
 /// A run of this many pages is worth a system call of its own.
 pub(crate) const LONG_RUN_PAGES: u32 = 16;
+/// After so many pages without a run that is long enough, the longest one so far will do: looking through all of a large
+/// and scattered file for each run costs more than writing in shorter ones.
+const SEARCHED_PAGES_MAX: u32 = 64 * 256;
 /// Pages of a large block.
 pub(crate) const LARGE_BLOCK_PAGES: u32 = 16;
 
@@ -306,8 +309,8 @@ impl<W: Words> Bitmap<W> {
         last as u32 * 64 + 64 - bits.leading_zeros()
     }
 
-    /// A run of free pages of at most `wanted`: the first that has `enough`, or the longest one that has at least
-    /// `least`. Low pages first, so that the end of the file comes free.
+    /// A run of free pages of at most `wanted`: the first that has `enough`, or else a long one that has at least `least`.
+    /// Low pages first, so that the end of the file comes free.
     pub(crate) fn find(&mut self, least: u32, enough: u32, wanted: u32, spared: Spared) -> Option<(u32, u32)> {
         let mut best: Option<(u32, u32)> = None;
         let mut page = self.next_free(self.counts.first as u32 * 64, Spared::Nothing);
@@ -315,7 +318,8 @@ impl<W: Words> Bitmap<W> {
         if spared != Spared::Nothing {
             page = self.next_free(page, spared);
         }
-        while page < self.counts.pages {
+        let far = page.saturating_add(SEARCHED_PAGES_MAX);
+        while page < self.counts.pages && (page < far || best.is_none()) {
             let end = self.end_of_free(page, wanted, spared);
             let length = end - page;
             if length >= wanted.min(least.max(enough)) {

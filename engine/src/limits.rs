@@ -84,8 +84,9 @@ pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
 /// Rounds of up to a tenth of a second that a commit waits for room in the log, with nothing left to fold, before it
 /// reports that there is none.
 pub const WAIT_ROUNDS_MAX: u32 = 100;
-/// Replayed generations that may wait for the ordinary fold; more are folded before the store opens.
-pub const REPLAYED_MAX: usize = 2;
+/// Replayed generations that may wait for the ordinary fold; more are folded before the store opens. Two more can be
+/// replayed by a program that crashes whenever it has started.
+pub const REPLAYED_MAX: usize = LIVE_GENERATIONS_MAX - 3;
 /// Address space taken for the data file at once; the mapping is replaced by a larger one when the file outgrows it.
 pub const DATA_SPAN_BYTES: u64 = 1 << 40;
 /// Address space for the shared region: what the allocator keeps of the largest data file while it moves, and the memory

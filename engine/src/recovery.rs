@@ -17,7 +17,7 @@
 //! | a log file whose generation the base contains | not used |
 //! | a log file that continues the chain | its records are replayed |
 //! | the same, without a record | not used |
-//! | more than two log files to replay | they are folded before the store opens |
+//! | more than five log files to replay | they are folded before the store opens |
 //! | a record that does not continue the chain, or is torn; nothing claims that it was synced | the log ends there |
 //! | the same, but a later record, or a later file's header, claims that it was synced | `Damaged` |
 //! | a log file that does not continue the chain; nothing claims that what is missing was synced | not used |
@@ -132,8 +132,6 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     if replayed > REPLAYED_MAX && !core.settings.read_only {
         // A program that crashes soon after every start must not pile up log files.
         match core.maintain_all() {
-            // A full disk must not keep the store closed, as long as a few more log files can be replayed.
-            Err(error) if error.kind() == Kind::MakeSpace && replayed <= LIVE_GENERATIONS_MAX - 3 => {}
             // What is not damaged can be read; writers are told.
             Err(error) if error.kind() == Kind::Damaged => {}
             maintained => maintained?,

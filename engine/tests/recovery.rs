@@ -348,15 +348,39 @@ fn openings_that_write_nothing_leave_nothing_to_replay() {
 }
 
 #[test]
-fn more_than_two_log_files_are_folded_before_the_store_opens() {
+fn more_than_five_log_files_are_folded_before_the_store_opens() {
     let (disk, store, map) = store();
-    let number = fill_generations(&store, &map, 3);
+    let number = fill_generations(&store, &map, 5);
     let disk = disk.kill();
     let reopened = open(&disk).unwrap();
     let stat = reopened.stat().unwrap();
     assert_eq!((stat.base_commit, stat.generations.frozen), (number + 1, 0));
     drop(reopened);
     assert_eq!(found(&disk), (0..number).collect::<Vec<_>>());
+}
+
+#[test]
+fn up_to_five_log_files_do_not_keep_the_store_closed() {
+    let (disk, store, map) = store();
+    let number = fill_generations(&store, &map, 4);
+    let disk = disk.kill();
+    let reopened = open(&disk).unwrap();
+    assert_eq!(reopened.stat().unwrap().generations.frozen, 5);
+    drop(reopened);
+    assert_eq!(found(&disk), (0..number).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_program_that_crashes_whenever_it_has_started_does_not_pile_up_log_files() {
+    let (disk, _store, _map) = store();
+    let mut disk = disk.kill();
+    for number in 0..30 {
+        let store = open(&disk).unwrap();
+        put(&store.map("map").unwrap(), number);
+        disk = disk.kill();
+        assert!(logs(&disk).len() <= 10, "{:?}", logs(&disk));
+    }
+    assert_eq!(found(&disk), (0..30).collect::<Vec<_>>());
 }
 
 #[test]

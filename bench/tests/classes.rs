@@ -5,6 +5,14 @@ mod common;
 
 use common::{JAVA, Place, has_java, text};
 
+/// Peers that claim the class `written`. RocksDB is one where it is built in:
+/// `cargo test --release --manifest-path bench/Cargo.toml --features rocksdb --test classes`.
+fn of_class_written() -> Vec<&'static str> {
+    let rocksdb = cfg!(feature = "rocksdb").then_some("rocksdb");
+    let others = ["duramen", "lmdb", "fjall", "canopydb", "sqlite"];
+    others.into_iter().chain(rocksdb).collect()
+}
+
 /// Loads, closes, reopens, kills a writer and looks for what was acknowledged; an error there is exit code 1.
 fn survives_kill(class: &str) -> String {
     let place = Place::new();
@@ -17,7 +25,7 @@ fn survives_kill(class: &str) -> String {
 #[test]
 fn peers_of_class_written_lose_nothing_when_killed() {
     let report = survives_kill("written");
-    for peer in ["duramen", "lmdb", "fjall", "canopydb", "sqlite"] {
+    for peer in of_class_written() {
         let note = report
             .lines()
             .find(|line| line.contains(&format!("{peer} 1: killed after")));
@@ -151,7 +159,7 @@ fn read_trace(trace: &str) -> Vec<Between> {
 
 #[test]
 fn trace_of_class_synced_shows_the_sync_before_each_acknowledgement() {
-    for peer in ["duramen", "lmdb", "redb", "fjall", "canopydb", "sqlite"] {
+    for peer in of_class_written().into_iter().chain(["redb"]) {
         let Some(all) = traced(peer, "synced") else { return };
         assert_eq!(all.len(), 20, "{peer}");
         for (number, between) in all.iter().enumerate() {
@@ -186,7 +194,7 @@ fn trace_of_drivers_in_java_shows_the_sync_before_each_acknowledgement_of_class_
 
 #[test]
 fn trace_tells_peers_that_do_not_sync_and_one_that_does_not_even_write() {
-    for peer in ["duramen", "lmdb", "fjall", "canopydb", "sqlite"] {
+    for peer in of_class_written() {
         let Some(all) = traced(peer, "written") else { return };
         assert!(all.iter().skip(1).all(|between| between.has_written), "{peer}: {all:?}");
         let synced = all

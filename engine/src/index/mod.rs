@@ -167,9 +167,11 @@ impl Index {
             return None;
         }
         let words = header.filter_words.load(Relaxed);
+        // Before the end of the nodes, which the writer moves before it publishes a new root there. Acquire: pairs with
+        // Release in `set_root`, so that the end is at least the one of then.
+        let (root, height) = unpack_root(header.root.load(Acquire));
         let nodes_end = header.counters.nodes_end.load(Relaxed);
         let versions_start = header.counters.versions_start.load(Relaxed);
-        let (root, height) = unpack_root(header.root.load(Relaxed));
         let is_sound = words > 0
             && Filter::new(words).end() < u64::from(nodes_end)
             && root < nodes_end

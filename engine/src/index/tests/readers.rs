@@ -194,6 +194,26 @@ fn readers_see_exactly_their_commit_while_the_writer_goes_on() {
 }
 
 #[test]
+fn whoever_attaches_while_the_writer_goes_on_finds_the_index_sound() {
+    let mut random = random();
+    let mut memory = Memory::new(1 << 21);
+    for _ in 0..3000 {
+        let script = Script::new(&mut random, Shape::Longest, Arrival::Random, 150);
+        let (index, visible) = (memory.create(), AtomicU64::new(0));
+        let (first, bytes) = (memory.0.as_ptr().expose_provenance(), memory.bytes());
+        let last = script.operations.last().unwrap().1.commit;
+        std::thread::scope(|scope| {
+            scope.spawn(|| script.write_all(index, &visible, Duration::ZERO));
+            while visible.load(Acquire) < last {
+                // SAFETY: the memory of the index above, which outlives this loop.
+                let attached = unsafe { Index::attach(std::ptr::with_exposed_provenance_mut(first), bytes) };
+                assert!(attached.is_some());
+            }
+        });
+    }
+}
+
+#[test]
 fn a_reader_at_the_heels_of_the_writer_sees_whole_entries() {
     let mut log = Log::default();
     let positions: Vec<_> = (0..200_000u32)

@@ -157,17 +157,21 @@ fn read_trace(trace: &str) -> Vec<Between> {
     all
 }
 
+fn assert_syncs_before_it_acknowledges(peer: &str) {
+    let Some(all) = traced(peer, "synced") else { return };
+    assert_eq!(all.len(), 20, "{peer}");
+    for (number, between) in all.iter().enumerate() {
+        assert!(
+            between.has_written && between.has_synced_after_write,
+            "{peer}: put {number} was acknowledged after {between:?}"
+        );
+    }
+}
+
 #[test]
 fn trace_of_class_synced_shows_the_sync_before_each_acknowledgement() {
     for peer in of_class_written().into_iter().chain(["redb"]) {
-        let Some(all) = traced(peer, "synced") else { return };
-        assert_eq!(all.len(), 20, "{peer}");
-        for (number, between) in all.iter().enumerate() {
-            assert!(
-                between.has_written && between.has_synced_after_write,
-                "{peer}: put {number} was acknowledged after {between:?}"
-            );
-        }
+        assert_syncs_before_it_acknowledges(peer);
     }
 }
 
@@ -177,14 +181,7 @@ fn trace_of_drivers_in_java_shows_the_sync_before_each_acknowledgement_of_class_
         return;
     }
     for peer in JAVA {
-        let Some(all) = traced(peer, "synced") else { return };
-        assert_eq!(all.len(), 20, "{peer}");
-        for (number, between) in all.iter().enumerate() {
-            assert!(
-                between.has_written && between.has_synced_after_write,
-                "{peer}: put {number} was acknowledged after {between:?}"
-            );
-        }
+        assert_syncs_before_it_acknowledges(peer);
         let Some(all) = traced(peer, "written") else { return };
         let synced = all.iter().skip(1).filter(|between| between.has_synced_after_write);
         assert!(synced.count() < 5, "{peer}: {all:?}");

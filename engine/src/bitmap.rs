@@ -443,6 +443,21 @@ mod tests {
     }
 
     #[test]
+    fn search_does_not_look_through_a_whole_scattered_file() {
+        let pages = 4 * SEARCHED_PAGES_MAX;
+        let mut bitmap = Bitmap::new(pages);
+        (META_PAGES..pages - 100)
+            .step_by(3)
+            .for_each(|page| bitmap.set(page, 1, true));
+        // The only long run is at the end; the first pages do as well.
+        let (page, count) = bitmap.find(1, LONG_RUN_PAGES, 64, Spared::Nothing).unwrap();
+        assert!(page < SEARCHED_PAGES_MAX && count == 2);
+        // Who can do with nothing else gets it.
+        let (page, count) = bitmap.find(50, LONG_RUN_PAGES, 64, Spared::Nothing).unwrap();
+        assert!(page >= pages - 102 && count == 64);
+    }
+
+    #[test]
     fn a_block_is_found_as_long_as_there_is_one() {
         let mut rng = fastrand::Rng::with_seed(13);
         for _ in 0..100 {

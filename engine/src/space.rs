@@ -8,10 +8,10 @@
 //! same commits a new root.
 //!
 //! Before a commit is accepted, the room that folding it may take is promised (see `promises`): `needed(pending) +
-//! reserve <= available`, in pages and in blocks of them, where available are the free pages, those that the running fold has taken of them, and the retired ones
-//! that wait for nothing but the next durable base: they are free before the next fold begins, and a snapshot that is
-//! taken from now on does not see them. So a fold never meets a full disk, and because deletions may use the reserve,
-//! a full store can always be emptied.
+//! reserve <= available`, in pages and in blocks of them, where available are the free pages, those that the running
+//! fold has taken of them, and the retired ones that wait for nothing but the next durable base: they are free before
+//! the next fold begins, and a snapshot that is taken from now on does not see them. So a fold never meets a full disk,
+//! and because deletions may use the reserve, a full store can always be emptied.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

@@ -201,3 +201,23 @@ fn what_a_transaction_holds_in_memory_goes_to_disk_when_no_record_could_hold_it(
     assert_eq!(map.count().unwrap(), 4500);
     assert!(*map.get(&4499u32.to_be_bytes()).unwrap().unwrap() == *value);
 }
+
+#[test]
+fn what_exceeds_the_memory_of_a_transaction_goes_to_the_data_file_before_the_commit() {
+    let (store, map) = store();
+    let pages_in_use = || {
+        let figures = store.stat().unwrap();
+        figures.pages - figures.free_pages - figures.retired_pages
+    };
+    let before = pages_in_use();
+    for (memory_bytes, pages) in [(1 << 20, 0), (10_000, 20)] {
+        let mut tx = store
+            .begin(TransactionOptions::new().memory_bytes(memory_bytes))
+            .unwrap();
+        (0..100u64).for_each(|number| tx.put(&map, &number.to_be_bytes(), &[7; 1000]).unwrap());
+        let taken = pages_in_use() - before;
+        assert!(taken >= pages && (taken == 0) == (pages == 0), "{taken} pages");
+        tx.rollback();
+        assert_eq!(pages_in_use(), before);
+    }
+}

@@ -44,6 +44,8 @@ pub(crate) struct Core {
     /// Wakers of commit futures, by commit.
     pub(crate) waiting: Mutex<Vec<(u64, std::task::Waker)>>,
     pub(crate) closed: AtomicBool,
+    /// The process that opened the store: asking the kernel costs more than all the rest of a snapshot.
+    pub(crate) process: u32,
     /// Whether the names of all log files are known to survive power loss.
     pub(crate) names_synced: AtomicBool,
     /// Whether the thread that syncs for commit futures runs. Where it could not be started they sync for themselves.
@@ -143,6 +145,7 @@ impl Core {
             work: (Mutex::new(Work::default()), Condvar::new()),
             waiting: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
+            process: duramen_io::process_id(),
             names_synced: AtomicBool::new(false),
             syncer_runs: AtomicBool::new(false),
             folder_runs: AtomicBool::new(false),
@@ -169,6 +172,7 @@ impl Core {
     }
 
     /// The index of a live generation.
+    #[inline]
     pub(crate) fn index(&self, slot: u16) -> Index {
         let entry = self.entry(slot);
         let (offset, bytes) = entry.memory.place();
@@ -177,6 +181,7 @@ impl Core {
         unsafe { Index::attach(memory, bytes as usize) }.expect("the index of a live generation was overwritten")
     }
 
+    #[inline]
     pub(crate) fn generation_view(&self, slot: u16) -> GenerationView {
         GenerationView {
             log: self.segments.view(slot),
@@ -186,16 +191,18 @@ impl Core {
 
     /// What the given version shows up to `commit`. The caller holds a pin, or the commit lock.
     pub(crate) fn view(&self, version: &Version, commit: u64) -> View {
+        self.view_of(version, commit, |_| true)
+    }
+
+    #[inline(always)]
+    fn view_of(&self, version: &Version, commit: u64, is_seen: impl Fn(&GenerationView) -> bool) -> View {
+        let generations = version.generations.iter().map(|&slot| self.generation_view(slot));
         View {
             commit,
             newest_slot: version.generations.last().copied().unwrap_or(0),
             root: version.root,
             hash_seed: self.hash_seed,
-            generations: version
-                .generations
-                .iter()
-                .map(|&slot| self.generation_view(slot))
-                .collect(),
+            generations: generations.filter(is_seen).collect(),
         }
     }
 
@@ -211,6 +218,7 @@ impl Core {
     }
 
     /// Pins what is visible up to a limit that is never below the base: `visible` or `synced`.
+    #[inline(always)]
     pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View)> {
         let (pin, version, commit) = self.region.pin(slot_hint(), limit)?;
         // Looked at after the pin was set: either it is seen to be closed here, or whoever closes it sees the pin.
@@ -219,7 +227,8 @@ impl Core {
             return Err(Reason::Closed.into());
         }
         remember_slot(pin.index);
-        let view = self.view(&version, commit);
+        // What is empty now has nothing for this commit later either, and every read would look there.
+        let view = self.view_of(&version, commit, |generation| generation.has_anything());
         Ok((pin, view))
     }
 

@@ -208,7 +208,7 @@ pub(crate) struct GenerationEntry {
     pub(crate) tail: AtomicU64,
     /// End of the part that is known to survive power loss.
     pub(crate) synced_tail: AtomicU64,
-    /// Length of the file that holds written (zero-filled) blocks.
+    /// Length of the file that has blocks: filled with zeros, or allocated right before a long record took them.
     pub(crate) filled: AtomicU64,
     /// Length at which the generation is complete.
     pub(crate) capacity: AtomicU64,
@@ -561,10 +561,12 @@ impl Region {
 
     /// The published version and a commit number that belongs to it: `limit` (visible or synced) read between two
     /// looks at the version, so that every commit up to it is in the version's base or generations.
+    #[inline(always)]
     pub(crate) fn read_version(&self, limit: &AtomicU64) -> (Version, u64) {
         let control = self.control();
         loop {
-            let before = control.sequence.0.load(Ordering::Acquire);
+            // SeqCst for the sake of `pin`; it costs no more than the Acquire that all others need.
+            let before = control.sequence.0.load(Ordering::SeqCst);
             if before % 2 == 1 {
                 std::hint::spin_loop();
                 continue;
@@ -604,18 +606,19 @@ impl Region {
     }
 
     /// Takes a slot and pins the published version in it; `hint` is where to look first.
+    #[inline(always)]
     pub(crate) fn pin(&self, hint: usize, limit: &AtomicU64) -> Result<(Pin, Version, u64)> {
         let index = self.claim(hint)?;
         let slot = self.slot(index);
-        // The claim stored PIN_ALL with SeqCst; this fence orders it before the reads of the version. It pairs with
-        // the fence in `pins`: either the reclaimer sees our pin, or we see the version it published before it looked.
-        fence(Ordering::SeqCst);
+        // The claim stored PIN_ALL with SeqCst, and the version is read after that. This pairs with the fence in `pins`:
+        // either the reclaimer sees our pin, or we see the version it published before it looked.
         let (version, commit) = self.read_version(limit);
         slot.commit.store(commit, Ordering::Relaxed);
         slot.pin.store(version.number, Ordering::Release);
         Ok((Pin { index: index as u32 }, version, commit))
     }
 
+    #[inline]
     fn claim(&self, hint: usize) -> Result<usize> {
         let used = &self.control().slots_used.0;
         loop {

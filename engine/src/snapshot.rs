@@ -5,7 +5,6 @@ use std::io;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::UNIX_EPOCH;
 
 use crate::base::{Extent, count_below};
 use crate::checksum::{checksum, key_hash};
@@ -42,6 +41,7 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
+    #[inline(always)]
     pub(crate) fn new(store: &Store, limit: &AtomicU64, purpose: Purpose) -> Result<Pinned> {
         store.core().healthy()?;
         let handle = store.handle.clone();
@@ -49,13 +49,12 @@ impl Pinned {
         Ok(Pinned::of(handle, pin, view, purpose))
     }
 
-    pub(crate) fn of(handle: Arc<Handle>, pin: Pin, mut view: View, purpose: Purpose) -> Pinned {
+    #[inline(always)]
+    pub(crate) fn of(handle: Arc<Handle>, pin: Pin, view: View, purpose: Purpose) -> Pinned {
         let core = &handle.core;
         describe(core, &pin, purpose);
         let id = core.region.pinned(&pin).id(pin.index);
         let newest_generation = core.entry(view.newest_slot).number.load(Ordering::Relaxed);
-        // What is empty now has nothing for this commit later either, and every read would look there.
-        view.generations.retain(|generation| generation.has_anything());
         Pinned {
             view,
             pin,
@@ -102,14 +101,9 @@ impl Drop for Pinned {
 pub(crate) fn describe(core: &Core, pin: &Pin, purpose: Purpose) {
     let slot = core.region.pinned(pin);
     slot.purpose.store(purpose as u32, Ordering::Relaxed);
-    slot.process.store(duramen_io::process_id(), Ordering::Relaxed);
-    let since = core
-        .platform
-        .clock
-        .wall()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    slot.since.store(since.as_millis() as u64, Ordering::Relaxed);
+    slot.process.store(core.process, Ordering::Relaxed);
+    let since = core.platform.clock.wall().as_millis() as u64;
+    slot.since.store(since, Ordering::Relaxed);
 }
 
 fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Result<u64> {

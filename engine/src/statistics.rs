@@ -1,7 +1,7 @@
 //! What a store is made of at the moment.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::core::Core;
 use crate::error::Result;
@@ -195,12 +195,7 @@ impl Core {
 
     fn snapshot_figures(&self) -> Vec<SnapshotStatistics> {
         let (_, _, retired) = self.space.contents();
-        let now = self
-            .platform
-            .clock
-            .wall()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let now = self.platform.clock.wall();
         let figures = |(index, version, slot): (u32, u64, &crate::region::Slot)| {
             let pinned = retired
                 .iter()

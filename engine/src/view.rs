@@ -4,14 +4,11 @@
 //! Of all places that hold a key the newest commit up to the view's own counts: generations from the newest to the
 //! oldest, then the base. Within one commit range deletes come first, then its run, then its single operations.
 
-use arrayvec::ArrayVec;
-
 use crate::base::{self, Location, Root, Stored};
 use crate::checksum::key_hash;
 use crate::error::Result;
 use crate::full_key::FullRange;
 use crate::index::{Index, Keys};
-use crate::limits::LIVE_GENERATIONS_MAX;
 use crate::log::{LogView, Operation, OperationKind};
 use crate::value::{Entry, Source, Value};
 
@@ -112,7 +109,7 @@ pub(crate) struct View {
     pub(crate) root: Root,
     pub(crate) hash_seed: u64,
     /// Oldest first.
-    pub(crate) generations: ArrayVec<GenerationView, LIVE_GENERATIONS_MAX>,
+    pub(crate) generations: Vec<GenerationView>,
 }
 
 impl View {

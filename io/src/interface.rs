@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// How [`Storage::open`] opens a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,8 +140,8 @@ impl Mapping {
 pub trait Clock: Debug + Send + Sync {
     /// Time since a fixed but unknown moment; never goes back. Cheap (a few nanoseconds) and coarse (milliseconds).
     fn monotonic(&self) -> Duration;
-    /// Time of day.
-    fn wall(&self) -> SystemTime;
+    /// Time of day, since 1970 in UTC; as cheap and as coarse.
+    fn wall(&self) -> Duration;
 }
 
 /// Random numbers that others cannot guess (real) or that follow from a seed (simulated).

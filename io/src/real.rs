@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -424,14 +424,18 @@ struct RealClock;
 
 impl Clock for RealClock {
     fn monotonic(&self) -> Duration {
-        // The coarse clock is a load from a page that the kernel updates at each tick.
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+        coarse(rustix::time::ClockId::MonotonicCoarse)
     }
 
-    fn wall(&self) -> SystemTime {
-        SystemTime::now()
+    fn wall(&self) -> Duration {
+        coarse(rustix::time::ClockId::RealtimeCoarse)
     }
+}
+
+/// A coarse clock is a load from a page that the kernel updates at each tick.
+fn coarse(clock: rustix::time::ClockId) -> Duration {
+    let now = rustix::time::clock_gettime(clock);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 #[derive(Debug)]

@@ -423,7 +423,7 @@ fn clock_does_not_go_back(platform: &Platform) {
         assert!(now >= last);
         last = now;
     }
-    assert!(platform.clock.wall() > std::time::UNIX_EPOCH + Duration::from_secs(1_600_000_000));
+    assert!(platform.clock.wall() > Duration::from_secs(1_600_000_000));
 }
 
 fn random_numbers_differ(platform: &Platform) {

@@ -67,7 +67,7 @@ impl SimDisk {
         let disk = locked(&self.disk)
             .after_power_cut(seed)
             .expect("addresses for a copy of the disk");
-        SimDisk::from_parts(disk, SimClock::new(FIRST_MONOTONIC, self.clock.wall_since_1970()))
+        SimDisk::from_parts(disk, SimClock::new(FIRST_MONOTONIC, self.clock.wall()))
     }
 
     /// A new disk as the next process finds it after all processes were killed at this moment: current contents,
@@ -76,10 +76,7 @@ impl SimDisk {
         let disk = locked(&self.disk)
             .after_kill()
             .expect("addresses for a copy of the disk");
-        SimDisk::from_parts(
-            disk,
-            SimClock::new(self.clock.monotonic(), self.clock.wall_since_1970()),
-        )
+        SimDisk::from_parts(disk, SimClock::new(self.clock.monotonic(), self.clock.wall()))
     }
 
     /// Lets time pass.

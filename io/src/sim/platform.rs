@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fastrand::Rng;
 
@@ -211,11 +211,6 @@ impl SimClock {
         self.monotonic_nanos
             .fetch_add(duration.as_nanos() as u64, Ordering::SeqCst);
     }
-
-    /// Time of day since 1970.
-    pub(super) fn wall_since_1970(&self) -> Duration {
-        self.wall_at_zero + self.monotonic()
-    }
 }
 
 impl Clock for SimClock {
@@ -223,8 +218,8 @@ impl Clock for SimClock {
         Duration::from_nanos(self.monotonic_nanos.load(Ordering::SeqCst))
     }
 
-    fn wall(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + self.wall_since_1970()
+    fn wall(&self) -> Duration {
+        self.wall_at_zero + self.monotonic()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Batches: several writes that become one commit, without reading anything.
 
 use std::collections::HashMap;
-use std::ops::RangeBounds;
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
 use crate::base::Extent;
@@ -12,7 +12,7 @@ use crate::draft::{AddTo, Draft};
 use crate::error::{Reason, Result};
 use crate::full_key::{FullKey, FullRange, check_key};
 use crate::future::CommitFuture;
-use crate::limits::{KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX};
+use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::map::{Map, check_value};
 use crate::store::{Handle, Store, with_draft};
@@ -35,24 +35,37 @@ use crate::store::{Handle, Store, with_draft};
 #[derive(Debug, Default)]
 pub struct Batch {
     writes: Vec<Write>,
+    /// Keys and values of all writes, one after the other: a batch allocates as it grows, not for each write.
+    bytes: Vec<u8>,
+    maps: Vec<Arc<MapInfo>>,
     handle: Option<Arc<Handle>>,
     durability: Option<Durability>,
 }
 
+/// A write; its key and its value lie in the batch's bytes from `start` on.
 #[derive(Debug)]
 struct Write {
-    map: Arc<MapInfo>,
+    start: usize,
+    value_length: u32,
+    key_length: u16,
     what: What,
+    /// Place in the batch's maps.
+    map: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    Put(Vec<u8>, Vec<u8>),
-    Delete(Vec<u8>),
-    DeleteRange(FullRange),
-    Append(Vec<u8>, Vec<u8>),
-    Add(Vec<u8>, i64),
+    Put,
+    Delete,
+    /// From the key up to the value, both of them full keys.
+    DeleteRange,
+    /// The key is a prefix.
+    Append,
+    /// The value is what to add, in eight bytes.
+    Add,
 }
+
+const _: () = assert!(FULL_KEY_BYTES_MAX < u16::MAX as usize && VALUE_BYTES_MAX <= u32::MAX as u64);
 
 impl Batch {
     /// An empty batch.
@@ -82,7 +95,7 @@ impl Batch {
     pub fn put(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
         check_key(key)?;
         check_value(value)?;
-        self.push(map, What::Put(key.to_vec(), value.to_vec()))
+        self.push(map, What::Put, key, value)
     }
 
     /// Removes a key.
@@ -91,7 +104,7 @@ impl Batch {
     /// As [`Batch::put`].
     pub fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
         check_key(key)?;
-        self.push(map, What::Delete(key.to_vec()))
+        self.push(map, What::Delete, key, &[])
     }
 
     /// Removes all keys of a range, but not those that later calls put there. Pairs that the same batch appends stay, also
@@ -101,7 +114,7 @@ impl Batch {
     /// As [`Batch::put`].
     pub fn delete_range<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
         let range = FullRange::of(map.info.id, range)?;
-        self.push(map, What::DeleteRange(range))
+        self.push(map, What::DeleteRange, &range.low, &range.high)
     }
 
     /// Stores a value under a prefix and a number that is assigned at commit; see [`Map::append`].
@@ -117,7 +130,7 @@ impl Batch {
             .into());
         }
         check_value(value)?;
-        self.push(map, What::Append(prefix.to_vec(), value.to_vec()))
+        self.push(map, What::Append, prefix, value)
     }
 
     /// Adds to a counter; see [`Map::add`].
@@ -126,10 +139,10 @@ impl Batch {
     /// As [`Batch::put`].
     pub fn add(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
         check_key(key)?;
-        self.push(map, What::Add(key.to_vec(), delta))
+        self.push(map, What::Add, key, &delta.to_le_bytes())
     }
 
-    fn push(&mut self, map: &Map, what: What) -> Result<()> {
+    fn push(&mut self, map: &Map, what: What, key: &[u8], value: &[u8]) -> Result<()> {
         map.info.alive()?;
         let handle = self.handle.get_or_insert_with(|| map.handle.clone());
         if !Arc::ptr_eq(handle, &map.handle) {
@@ -138,11 +151,34 @@ impl Batch {
             }
             .into());
         }
-        self.writes.push(Write {
-            map: map.info.clone(),
-            what,
+        // The map of the write before, nearly always.
+        let known = self.maps.iter().rposition(|known| Arc::ptr_eq(known, &map.info));
+        let place = known.unwrap_or_else(|| {
+            self.maps.push(map.info.clone());
+            self.maps.len() - 1
         });
+        self.writes.push(Write {
+            start: self.bytes.len(),
+            value_length: value.len() as u32,
+            key_length: key.len() as u16,
+            what,
+            map: place as u32,
+        });
+        self.bytes.extend_from_slice(key);
+        self.bytes.extend_from_slice(value);
         Ok(())
+    }
+
+    fn map(&self, write: &Write) -> &Arc<MapInfo> {
+        &self.maps[write.map as usize]
+    }
+
+    fn key(&self, write: &Write) -> &[u8] {
+        &self.bytes[write.start..][..write.key_length as usize]
+    }
+
+    fn value(&self, write: &Write) -> &[u8] {
+        &self.bytes[write.start + write.key_length as usize..][..write.value_length as usize]
     }
 
     pub(crate) fn commit(self, store: &Store) -> Result<Commit> {
@@ -177,7 +213,7 @@ impl Batch {
         if let Some(handle) = &self.handle
             && !Arc::ptr_eq(handle, &store.handle)
         {
-            let name = self.writes[0].map.name();
+            let name = self.maps[0].name();
             return Err(Reason::ForeignMap { name }.into());
         }
         let core = store.core();
@@ -209,48 +245,45 @@ impl Batch {
 
     /// Range deletes come first in a record; so writes that a later range delete covers are left out.
     fn draft(&self, core: &Core, draft: &mut Draft, extents: &mut Vec<Extent>) -> Result<()> {
-        for write in &self.writes {
-            draft.needs(&write.map);
-            if let What::DeleteRange(range) = &write.what
-                && !range.is_empty()
-            {
-                draft.push_note(OperationKind::DeleteRange, &range.low, &range.high);
-            }
+        self.maps.iter().for_each(|map| draft.needs(map));
+        let deleted: Vec<(usize, FullRange)> = self.deleted_ranges().collect();
+        for (_, range) in deleted.iter().filter(|(_, range)| !range.is_empty()) {
+            draft.push_note(OperationKind::DeleteRange, &range.low, &range.high);
         }
-        let deleted: Vec<(usize, &FullRange)> = self.deleted_ranges().collect();
-        let covered = |key: &[u8], places: std::ops::Range<usize>| {
-            let covers = |&(place, range): &(usize, &FullRange)| places.contains(&place) && range.contains(key);
+        let covered = |key: &[u8], places: Range<usize>| {
+            let covers = |(place, range): &(usize, FullRange)| places.contains(place) && range.contains(key);
             deleted.iter().any(covers)
         };
         // Where the draft has the newest write of each key, for additions to keys that the batch also writes.
-        let has_additions = self.writes.iter().any(|write| matches!(write.what, What::Add(..)));
+        let has_additions = self.writes.iter().any(|write| write.what == What::Add);
         let mut newest: HashMap<Vec<u8>, usize> = HashMap::new();
         for (index, write) in self.writes.iter().enumerate() {
-            let map = write.map.id;
-            let full_key = match &write.what {
-                What::DeleteRange(_) => continue,
-                What::Append(prefix, value) => {
-                    let (kind, value) = stored(core, value, extents)?;
-                    draft.push_append(map, prefix, kind, &value)?;
-                    continue;
-                }
-                What::Put(key, _) | What::Delete(key) | What::Add(key, _) => FullKey::new(map, key)?,
-            };
+            if write.what == What::DeleteRange {
+                continue;
+            }
+            let (map, key, value) = (self.map(write).id, self.key(write), self.value(write));
+            if write.what == What::Append {
+                let (kind, value) = stored(core, value, extents)?;
+                draft.push_append(map, key, kind, &value)?;
+                continue;
+            }
+            let full_key = FullKey::new(map, key)?;
             if covered(&full_key, index + 1..self.writes.len()) {
                 continue;
             }
-            let operation = match &write.what {
-                What::Put(_, value) => {
+            let operation = match write.what {
+                What::Put => {
                     let (kind, value) = stored(core, value, extents)?;
                     draft.push(kind, &full_key, &value, core.hash_seed)
                 }
-                What::Add(_, delta) => {
+                What::Add => {
                     let base = match newest.get(&full_key[..]) {
                         Some(&earlier) => AddTo::Operation(earlier),
                         None if covered(&full_key, 0..index) => AddTo::Nothing,
                         None => AddTo::Newest,
                     };
-                    draft.push_add(&full_key, *delta, base, core.hash_seed)
+                    let delta = i64::from_le_bytes(value.try_into().expect("eight bytes"));
+                    draft.push_add(&full_key, delta, base, core.hash_seed)
                 }
                 _ => draft.push(OperationKind::Delete, &full_key, &[], core.hash_seed),
             };
@@ -261,13 +294,13 @@ impl Batch {
         Ok(())
     }
 
-    fn deleted_ranges(&self) -> impl Iterator<Item = (usize, &FullRange)> {
-        self.writes
-            .iter()
-            .enumerate()
-            .filter_map(|(place, write)| match &write.what {
-                What::DeleteRange(range) => Some((place, range)),
-                _ => None,
+    fn deleted_ranges(&self) -> impl Iterator<Item = (usize, FullRange)> {
+        let ranges = self.writes.iter().enumerate();
+        ranges
+            .filter(|(_, write)| write.what == What::DeleteRange)
+            .map(|(place, write)| {
+                let (low, high) = (self.key(write).to_vec(), self.value(write).to_vec());
+                (place, FullRange { low, high })
             })
     }
 }

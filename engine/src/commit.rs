@@ -257,7 +257,7 @@ impl Core {
             || entry.tail.load(Ordering::Relaxed) == LOG_START;
         let fits = end + reserve <= entry.capacity.load(Ordering::Relaxed);
         if fits && notes_fit && index.has_room(draft.planned.len()) {
-            match self.fill_ahead(active, end + reserve) {
+            match self.fill_ahead(active, end, end + reserve) {
                 // The next log file may have blocks already.
                 Err(error) if error.kind() == Kind::MakeSpace && entry.tail.load(Ordering::Relaxed) > LOG_START => {}
                 filled => return filled.map(|()| Room::Ready),
@@ -278,7 +278,8 @@ impl Core {
             rotated => rotated?,
         };
         if rotated {
-            self.fill_ahead(tail.slot.load(Ordering::Relaxed) as u16, LOG_START + bytes + reserve)?;
+            let end = LOG_START + bytes;
+            self.fill_ahead(tail.slot.load(Ordering::Relaxed) as u16, end, end + reserve)?;
             Ok(Room::Ready)
         } else {
             Ok(Room::Wait)
@@ -316,19 +317,25 @@ impl Core {
         self.region.generations().filter(|(_, entry)| waits(entry)).count()
     }
 
-    /// Fills the log file of a generation with zeros up to `end`, and a step further while that is cheap.
-    fn fill_ahead(&self, slot: u16, end: u64) -> Result<()> {
+    /// Fills the log file of a generation with zeros up to `end`, and a step further while that is cheap. Of a record
+    /// that takes more than a step the blocks are only allocated: writing each byte of it twice would cost more than
+    /// the sync saves that finds all blocks written.
+    fn fill_ahead(&self, slot: u16, record_end: u64, end: u64) -> Result<()> {
         let entry = self.entry(slot);
         let filled = entry.filled.load(Ordering::Relaxed);
         if end <= filled {
             return Ok(());
         }
         let file = self.segments.file(slot)?;
-        let target = (filled + LOG_GROWTH_BYTES)
-            .min(entry.capacity.load(Ordering::Relaxed))
-            .max(end);
-        let grown = file.write_zeros(filled, target - filled).map(|()| target);
-        let grown = grown.or_else(|_| file.write_zeros(filled, end - filled).map(|()| end));
+        let step = filled + LOG_GROWTH_BYTES;
+        let grown = if record_end > step {
+            let allocated = file.allocate(filled, record_end - filled);
+            allocated.and_then(|()| file.write_zeros(record_end, end - record_end).map(|()| end))
+        } else {
+            let target = step.min(entry.capacity.load(Ordering::Relaxed)).max(end);
+            let grown = file.write_zeros(filled, target - filled).map(|()| target);
+            grown.or_else(|_| file.write_zeros(filled, end - filled).map(|()| end))
+        };
         let reached = grown.map_err(|error| crate::region::full_or_io("the log", end - filled, error))?;
         entry.filled.store(reached, Ordering::Relaxed);
         Ok(())

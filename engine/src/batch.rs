@@ -15,7 +15,7 @@ use crate::future::CommitFuture;
 use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::map::{Map, check_value};
-use crate::store::{Handle, Store, with_draft};
+use crate::store::{Store, with_draft};
 
 /// Writes to any maps of one store that are committed together by [`Store::write`]. They take effect in the order of
 /// the calls.
@@ -38,7 +38,7 @@ pub struct Batch {
     /// Keys and values of all writes, one after the other: a batch allocates as it grows, not for each write.
     bytes: Vec<u8>,
     maps: Vec<Arc<MapInfo>>,
-    handle: Option<Arc<Handle>>,
+    store: Option<Store>,
     durability: Option<Durability>,
 }
 
@@ -144,8 +144,8 @@ impl Batch {
 
     fn push(&mut self, map: &Map, what: What, key: &[u8], value: &[u8]) -> Result<()> {
         map.info.alive()?;
-        let handle = self.handle.get_or_insert_with(|| map.handle.clone());
-        if !Arc::ptr_eq(handle, &map.handle) {
+        let store = self.store.get_or_insert_with(|| map.store.clone());
+        if !store.is(&map.store) {
             return Err(Reason::ForeignMap {
                 name: map.name().into(),
             }
@@ -201,7 +201,7 @@ impl Batch {
                 assigned: draft.assigned().to_vec(),
             })
         })?;
-        Ok(CommitFuture::new(&store.handle, commit, durability))
+        Ok(CommitFuture::new(store.handle(), commit, durability))
     }
 
     fn durability_in(&self, store: &Store) -> Durability {
@@ -210,8 +210,8 @@ impl Batch {
 
     /// Puts the draft together and lets `commit` have it.
     fn enter(self, store: &Store, commit: impl FnOnce(&Core, &mut Draft) -> Result<Commit>) -> Result<Commit> {
-        if let Some(handle) = &self.handle
-            && !Arc::ptr_eq(handle, &store.handle)
+        if let Some(mine) = &self.store
+            && !mine.is(store)
         {
             let name = self.maps[0].name();
             return Err(Reason::ForeignMap { name }.into());

@@ -182,7 +182,7 @@ impl Changes {
     pub fn only(&mut self, maps: &[&Map]) -> Result<()> {
         let mut ids = maps
             .iter()
-            .map(|map| map.id_in(&self.handle))
+            .map(|map| map.id_in(&self.handle.core))
             .collect::<Result<Vec<u32>>>()?;
         ids.sort_unstable();
         ids.dedup();

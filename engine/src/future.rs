@@ -29,7 +29,7 @@ impl CommitFuture {
     pub(crate) fn new(handle: &Arc<Handle>, commit: Commit, durability: Durability) -> CommitFuture {
         let runs = &handle.core.syncer_runs;
         if durability == Durability::Synced && !runs.load(Ordering::Acquire) {
-            handle.spawn("duramen-sync", runs, sync_loop);
+            handle.opened.spawn("duramen-sync", runs, sync_loop);
             // A future that met the thread while it was being started, in vain, waits for nobody.
             if !runs.load(Ordering::Acquire) {
                 handle.core.wake_futures();

@@ -17,7 +17,7 @@ use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
 use crate::limits::{ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::snapshot::{Pinned, Purpose};
-use crate::store::{Handle, Store, with_draft};
+use crate::store::{Store, with_draft};
 use crate::transaction::TransactionOptions;
 
 /// A named, ordered map from keys to values, both arbitrary bytes. Clones are handles of the same map.
@@ -25,7 +25,7 @@ use crate::transaction::TransactionOptions;
 /// Every method that writes is a commit of its own, with the durability of the handle ([`Map::with_durability`]).
 #[derive(Clone)]
 pub struct Map {
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) store: Store,
     pub(crate) info: Arc<MapInfo>,
     name: Arc<str>,
     durability: Durability,
@@ -41,27 +41,27 @@ impl fmt::Debug for Map {
 }
 
 impl Map {
-    pub(crate) fn new(handle: &Arc<Handle>, id: u32, name: &str) -> Map {
-        Map::of(handle, handle.core.catalog.info(id, name), name)
+    pub(crate) fn new(store: &Store, id: u32, name: &str) -> Map {
+        Map::of(store, store.core().catalog.info(id, name), name)
     }
 
-    pub(crate) fn of(handle: &Arc<Handle>, info: Arc<MapInfo>, name: &str) -> Map {
+    pub(crate) fn of(store: &Store, info: Arc<MapInfo>, name: &str) -> Map {
         Map {
-            handle: handle.clone(),
+            store: store.clone(),
             info,
             name: name.into(),
-            durability: handle.core.settings.durability,
+            durability: store.core().settings.durability,
         }
     }
 
     fn core(&self) -> &Core {
-        &self.handle.core
+        self.store.core()
     }
 
-    /// The map's id, for use with the store behind `handle`.
+    /// The map's id, for use with the store of `core`.
     #[inline]
-    pub(crate) fn id_in(&self, handle: &Arc<Handle>) -> Result<u32> {
-        if !Arc::ptr_eq(&self.handle, handle) {
+    pub(crate) fn id_in(&self, core: &Core) -> Result<u32> {
+        if !std::ptr::eq(self.core(), core) {
             return Err(Reason::ForeignMap {
                 name: self.name.to_string(),
             }
@@ -71,20 +71,14 @@ impl Map {
     }
 
     /// The id of a map that must still exist, because something is to be written.
-    pub(crate) fn writable_id_in(&self, handle: &Arc<Handle>) -> Result<u32> {
+    pub(crate) fn writable_id_in(&self, core: &Core) -> Result<u32> {
         self.info.alive()?;
-        self.id_in(handle)
+        self.id_in(core)
     }
 
     fn full_key(&self, key: &[u8]) -> Result<FullKey> {
         self.info.alive()?;
         FullKey::new(self.info.id, key)
-    }
-
-    fn store(&self) -> Store {
-        Store {
-            handle: self.handle.clone(),
-        }
     }
 
     /// The name under which this handle was opened.
@@ -259,7 +253,7 @@ impl Map {
             }
         }
         let mut tx = self
-            .store()
+            .store
             .begin(TransactionOptions::default().exclusive().durability(self.durability))?;
         let now = tx.get(self, key)?.map(|value| value.to_vec());
         match decide(now.as_deref()) {
@@ -274,7 +268,7 @@ impl Map {
     fn try_conditionally(&self, full_key: &FullKey, decide: &mut Decide<'_>) -> Result<Option<Vec<u8>>> {
         let core = self.core();
         core.writable()?;
-        let pinned = Pinned::new(&self.store(), &core.control().visible.0, Purpose::Transaction)?;
+        let pinned = Pinned::new(&self.store, &core.control().visible.0, Purpose::Transaction)?;
         let now = with_source!(core, source => pinned.view.get(source, full_key)?.map(|value| value.to_vec()));
         let Some(new) = decide(now.as_deref()) else {
             return Ok(now);
@@ -339,7 +333,7 @@ impl Map {
 
     fn commit_batch(&self, mut batch: Batch) -> Result<crate::Commit> {
         batch.durability(self.durability);
-        self.store().write(batch)
+        self.store.write(batch)
     }
 
     /// How many pairs the map has now.
@@ -348,7 +342,7 @@ impl Map {
     /// As [`Map::get`].
     pub fn count(&self) -> Result<u64> {
         self.info.alive()?;
-        self.store().snapshot()?.count(self, ..)
+        self.store.snapshot()?.count(self, ..)
     }
 }
 
@@ -417,7 +411,7 @@ impl Maps<'_> {
                 view.get(source, &key)?.map(|id| map_id(&id)).transpose()
             })
         })?;
-        Ok(id.map(|id| Map::new(&self.store.handle, id, name)))
+        Ok(id.map(|id| Map::new(self.store, id, name)))
     }
 
     /// Makes a map.

@@ -18,6 +18,7 @@ use crate::map::{Map, map_id};
 use crate::pages::VerifiedPages;
 use crate::scan::Scan;
 use crate::snapshot::Snapshot;
+use crate::store::Store;
 use crate::value::{Source, Value};
 
 /// What could not be read, one line each.
@@ -151,7 +152,7 @@ impl Snapshot {
     /// [`Reason::SnapshotEnded`], [`Reason::ForeignMap`].
     pub fn salvage<'a>(&'a self, map: &Map, lost: &'a Lost) -> Result<Salvage<'a>> {
         self.pinned().alive()?;
-        let range = FullRange::map(map.id_in(&self.pinned().handle)?);
+        let range = FullRange::map(map.id_in(self.pinned().core())?);
         Ok(Salvage::over(self, range, lost))
     }
 
@@ -172,8 +173,8 @@ impl Snapshot {
             });
             rest.scan.seek(&FullRange::map(id).high);
         }
-        let handle = &self.pinned().handle;
-        Ok(names.iter().map(|(&id, name)| Map::new(handle, id, name)).collect())
+        let store = Store::behind(&self.pinned().handle);
+        Ok(names.iter().map(|(&id, name)| Map::new(&store, id, name)).collect())
     }
 
     fn readable_names(&self, lost: &Lost) -> Result<BTreeMap<u32, String>> {

@@ -44,8 +44,8 @@ impl Pinned {
     #[inline(always)]
     pub(crate) fn new(store: &Store, limit: &AtomicU64, purpose: Purpose) -> Result<Pinned> {
         store.core().healthy()?;
-        let handle = store.handle.clone();
-        let (pin, view) = handle.core.pin_limit(limit)?;
+        let (pin, view) = store.core().pin_limit(limit)?;
+        let handle = store.lane(pin.index as usize).clone();
         Ok(Pinned::of(handle, pin, view, purpose))
     }
 
@@ -177,7 +177,7 @@ impl Snapshot {
     #[inline]
     pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
         self.pinned.alive()?;
-        let full_key = FullKey::new(map.id_in(&self.pinned.handle)?, key)?;
+        let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
         with_source!(self.pinned.core(), source => self.pinned.view.get(source, &full_key))
     }
 
@@ -194,7 +194,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::get`].
     pub fn range<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<Cursor<'_>> {
-        let range = FullRange::of(map.id_in(&self.pinned.handle)?, range)?;
+        let range = FullRange::of(map.id_in(self.pinned.core())?, range)?;
         self.cursor(range)
     }
 
@@ -203,7 +203,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::get`].
     pub fn prefix(&self, map: &Map, prefix: &[u8]) -> Result<Cursor<'_>> {
-        let range = FullRange::prefix(map.id_in(&self.pinned.handle)?, prefix)?;
+        let range = FullRange::prefix(map.id_in(self.pinned.core())?, prefix)?;
         self.cursor(range)
     }
 
@@ -219,7 +219,7 @@ impl Snapshot {
     pub fn count<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<u64> {
         self.pinned.alive()?;
         self.pinned
-            .count(&FullRange::of(map.id_in(&self.pinned.handle)?, range)?)
+            .count(&FullRange::of(map.id_in(self.pinned.core())?, range)?)
     }
 
     /// The value of a key as a stream, for values that should not be in memory as a whole. Every part is verified
@@ -229,7 +229,7 @@ impl Snapshot {
     /// As [`Snapshot::get`].
     pub fn stream(&self, map: &Map, key: &[u8]) -> Result<Option<ValueReader<'_>>> {
         self.pinned.alive()?;
-        let full_key = FullKey::new(map.id_in(&self.pinned.handle)?, key)?;
+        let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
         let hash = key_hash(self.pinned.view.hash_seed, &full_key);
         let entry = with_source!(self.pinned.core(), source => {
             match self.pinned.view.recent(source, &full_key, hash)? {

@@ -26,14 +26,25 @@ use crate::{Batch, CommitFuture};
 /// snapshot, transaction, stream) is dropped.
 #[derive(Clone)]
 pub struct Store {
-    pub(crate) handle: Arc<Handle>,
+    lanes: Arc<[Arc<Handle>]>,
 }
 
-/// What all handles of a store hold on to: the core and its background threads.
+/// What keeps a store open. A store has several, all of the same, so that threads that take a snapshot for each read do
+/// not all count the same reference, which would send one cache line to and fro between their processors.
+#[repr(align(128))]
 pub(crate) struct Handle {
     pub(crate) core: Arc<Core>,
+    pub(crate) opened: Arc<Opened>,
+}
+
+/// An open store: its core and its background threads. It closes when it is dropped.
+pub(crate) struct Opened {
+    core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
+
+/// Handles of a store: more than threads that usually read at once.
+const LANES: usize = 32;
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -45,7 +56,7 @@ impl fmt::Debug for Handle {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.handle.fmt(f)
+        self.handle().fmt(f)
     }
 }
 
@@ -60,20 +71,49 @@ impl Store {
 
     pub(crate) fn open_with(platform: Platform, settings: Settings) -> Result<Store> {
         let core = Arc::new(recovery::open(platform, settings)?);
-        let handle = Handle {
+        let opened = Opened {
             core,
             threads: Mutex::new(Vec::new()),
         };
-        if handle.core.settings.background && !handle.core.settings.read_only {
-            handle.spawn("duramen-fold", &handle.core.folder_runs, background::fold_loop);
+        if opened.core.settings.background && !opened.core.settings.read_only {
+            opened.spawn("duramen-fold", &opened.core.folder_runs, background::fold_loop);
         }
-        Ok(Store {
-            handle: Arc::new(handle),
-        })
+        Ok(Store::of(&Arc::new(opened)))
+    }
+
+    fn of(opened: &Arc<Opened>) -> Store {
+        let lane = |_| {
+            Arc::new(Handle {
+                core: opened.core.clone(),
+                opened: opened.clone(),
+            })
+        };
+        Store {
+            lanes: (0..LANES).map(lane).collect(),
+        }
+    }
+
+    /// The store that a handle keeps open.
+    pub(crate) fn behind(handle: &Handle) -> Store {
+        Store::of(&handle.opened)
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.lanes[0]
+    }
+
+    /// A handle that few others use at the same time when their numbers are different.
+    pub(crate) fn lane(&self, number: usize) -> &Arc<Handle> {
+        &self.lanes[number % LANES]
+    }
+
+    /// Whether this is the same open store.
+    pub(crate) fn is(&self, other: &Store) -> bool {
+        std::ptr::eq(self.core(), other.core())
     }
 
     pub(crate) fn core(&self) -> &Core {
-        &self.handle.core
+        &self.handle().core
     }
 
     /// Opens a map, making it when it is missing. Making it is a commit of its own, `Synced` unless the store was
@@ -174,7 +214,7 @@ impl Store {
     /// # Errors
     /// [`Reason::NotRetained`], [`Reason::InvalidArgument`] (no such commit yet), and those of [`Store::snapshot`].
     pub fn changes(&self, from: ChangesFrom) -> Result<Changes> {
-        Changes::new(&self.handle, from)
+        Changes::new(self.handle(), from)
     }
 
     /// Ends a snapshot that somebody else forgot: its next call returns [`Reason::SnapshotEnded`]. What it holds is
@@ -211,11 +251,11 @@ impl Store {
     /// # Errors
     /// As [`Store::maintain`]. The store is closed all the same, and nothing acknowledged is lost.
     pub fn close(self) -> Result<()> {
-        self.handle.close()
+        self.handle().opened.close()
     }
 }
 
-impl Handle {
+impl Opened {
     /// Starts a thread of the store, unless it runs; `runs` says so from then on. When there is none to be had, `runs`
     /// says that, and commits fold and sync for themselves.
     pub(crate) fn spawn(&self, name: &str, runs: &AtomicBool, body: fn(&Core)) {
@@ -260,7 +300,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for Opened {
     fn drop(&mut self) {
         // Nobody is there to hear of an error; the log has everything.
         if !self.core.closed.load(Ordering::Acquire) {

@@ -89,6 +89,7 @@ impl TransactionOptions {
 /// ```
 #[derive(Debug)]
 pub struct Transaction {
+    store: Store,
     pinned: Pinned,
     layers: Vec<Layer>,
     /// What all layers but the newest hold; that one changes with every write.
@@ -240,6 +241,7 @@ impl Transaction {
         };
         core.follow_from(&pinned);
         Ok(Transaction {
+            store: store.clone(),
             pinned,
             layers: vec![Layer::new()],
             below: Held::default(),
@@ -308,7 +310,7 @@ impl Transaction {
     /// As [`crate::Snapshot::get`].
     pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
         self.pinned.alive()?;
-        let full_key = FullKey::new(map.id_in(&self.pinned.handle)?, key)?;
+        let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
         self.note_read(|reads| reads.key(&full_key))?;
         self.read(&full_key)
     }
@@ -362,7 +364,7 @@ impl Transaction {
     /// # Errors
     /// As [`crate::Snapshot::get`].
     pub fn range<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<Cursor<'_>> {
-        self.cursor(FullRange::of(map.id_in(&self.pinned.handle)?, range)?)
+        self.cursor(FullRange::of(map.id_in(self.pinned.core())?, range)?)
     }
 
     /// A cursor over the pairs whose keys begin with a prefix; see [`Transaction::range`].
@@ -370,7 +372,7 @@ impl Transaction {
     /// # Errors
     /// As [`crate::Snapshot::get`].
     pub fn prefix(&self, map: &Map, prefix: &[u8]) -> Result<Cursor<'_>> {
-        self.cursor(FullRange::prefix(map.id_in(&self.pinned.handle)?, prefix)?)
+        self.cursor(FullRange::prefix(map.id_in(self.pinned.core())?, prefix)?)
     }
 
     fn cursor(&self, range: FullRange) -> Result<Cursor<'_>> {
@@ -384,7 +386,7 @@ impl Transaction {
     /// # Errors
     /// As [`crate::Snapshot::get`].
     pub fn count<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<u64> {
-        let range = FullRange::of(map.id_in(&self.pinned.handle)?, range)?;
+        let range = FullRange::of(map.id_in(self.pinned.core())?, range)?;
         if self.layers.iter().all(Layer::is_empty) {
             self.pinned.alive()?;
             self.note_read(|reads| reads.range(&range))?;
@@ -582,7 +584,7 @@ impl Transaction {
         self.write(&key, Written::Put(id.to_le_bytes().as_slice().into()))?;
         self.new_maps.push(id);
         let info = self.core().catalog.pending(id, name);
-        Ok(Map::of(&self.pinned.handle, info, name))
+        Ok(Map::of(&self.store, info, name))
     }
 
     /// The map of a name, if there is one, as this transaction sees it.
@@ -592,7 +594,7 @@ impl Transaction {
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         self.note_read(|reads| reads.key(&key))?;
         let id = self.read(&key)?.map(|id| map_id(&id)).transpose()?;
-        Ok(id.map(|id| Map::new(&self.pinned.handle, id, name)))
+        Ok(id.map(|id| Map::new(&self.store, id, name)))
     }
 
     /// Gives a map another name.
@@ -694,9 +696,9 @@ impl Transaction {
         self.pinned.alive()?;
         let is_own = self.is_new(map);
         let id = if is_own {
-            map.id_in(&self.pinned.handle)?
+            map.id_in(self.pinned.core())?
         } else {
-            let id = map.writable_id_in(&self.pinned.handle);
+            let id = map.writable_id_in(self.pinned.core());
             id.map_err(|error| self.conflict_if_opened(map, error))?
         };
         if self.dropped.contains(&id) {

@@ -10,7 +10,7 @@ use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::core::Core;
 use crate::draft::{AddTo, Draft};
 use crate::error::{Reason, Result};
-use crate::full_key::{FullKey, FullRange, check_key};
+use crate::full_key::{FullKey, FullRange, check_key, split};
 use crate::future::CommitFuture;
 use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
@@ -34,22 +34,31 @@ use crate::store::{Store, with_draft};
 /// ```
 #[derive(Debug, Default)]
 pub struct Batch {
-    writes: Vec<Write>,
-    /// Keys and values of all writes, one after the other: a batch allocates as it grows, not for each write.
-    bytes: Vec<u8>,
-    maps: Vec<Arc<MapInfo>>,
+    /// Puts and deletions as the log will have them, while there is nothing else in the batch.
+    plain: Draft,
+    /// All writes, once what becomes of some of them depends on others.
+    mixed: Option<Mixed>,
     store: Option<Store>,
     durability: Option<Durability>,
 }
 
-/// A write; its key and its value lie in the batch's bytes from `start` on.
+/// Writes in the order of the calls.
+#[derive(Debug, Default)]
+struct Mixed {
+    writes: Vec<Write>,
+    /// Keys and values of all writes, one after the other.
+    bytes: Vec<u8>,
+    maps: Vec<Arc<MapInfo>>,
+}
+
+/// A write; its key and its value lie in the bytes from `start` on.
 #[derive(Debug)]
 struct Write {
     start: usize,
     value_length: u32,
     key_length: u16,
     what: What,
-    /// Place in the batch's maps.
+    /// Place among the maps.
     map: u32,
 }
 
@@ -75,12 +84,15 @@ impl Batch {
 
     /// Writes in the batch.
     pub fn len(&self) -> usize {
-        self.writes.len()
+        match &self.mixed {
+            None => self.plain.planned.len(),
+            Some(mixed) => mixed.writes.len(),
+        }
     }
 
     /// Whether nothing is in the batch.
     pub fn is_empty(&self) -> bool {
-        self.writes.is_empty()
+        self.len() == 0
     }
 
     /// Asks for a durability other than the store's.
@@ -95,7 +107,7 @@ impl Batch {
     pub fn put(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
         check_key(key)?;
         check_value(value)?;
-        self.push(map, What::Put, key, value)
+        self.write(map, OperationKind::Put, What::Put, key, value)
     }
 
     /// Removes a key.
@@ -104,7 +116,7 @@ impl Batch {
     /// As [`Batch::put`].
     pub fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
         check_key(key)?;
-        self.push(map, What::Delete, key, &[])
+        self.write(map, OperationKind::Delete, What::Delete, key, &[])
     }
 
     /// Removes all keys of a range, but not those that later calls put there. Pairs that the same batch appends stay, also
@@ -114,7 +126,9 @@ impl Batch {
     /// As [`Batch::put`].
     pub fn delete_range<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
         let range = FullRange::of(map.info.id, range)?;
-        self.push(map, What::DeleteRange, &range.low, &range.high)
+        self.admit(map)?;
+        self.mixed().push(&map.info, What::DeleteRange, &range.low, &range.high);
+        Ok(())
     }
 
     /// Stores a value under a prefix and a number that is assigned at commit; see [`Map::append`].
@@ -130,7 +144,9 @@ impl Batch {
             .into());
         }
         check_value(value)?;
-        self.push(map, What::Append, prefix, value)
+        self.admit(map)?;
+        self.mixed().push(&map.info, What::Append, prefix, value);
+        Ok(())
     }
 
     /// Adds to a counter; see [`Map::add`].
@@ -139,10 +155,13 @@ impl Batch {
     /// As [`Batch::put`].
     pub fn add(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
         check_key(key)?;
-        self.push(map, What::Add, key, &delta.to_le_bytes())
+        self.admit(map)?;
+        self.mixed().push(&map.info, What::Add, key, &delta.to_le_bytes());
+        Ok(())
     }
 
-    fn push(&mut self, map: &Map, what: What, key: &[u8], value: &[u8]) -> Result<()> {
+    /// Refuses a map that is gone, or of another store than the batch's.
+    fn admit(&mut self, map: &Map) -> Result<()> {
         map.info.alive()?;
         let store = self.store.get_or_insert_with(|| map.store.clone());
         if !store.is(&map.store) {
@@ -151,39 +170,34 @@ impl Batch {
             }
             .into());
         }
-        // The map of the write before, nearly always.
-        let known = self.maps.iter().rposition(|known| Arc::ptr_eq(known, &map.info));
-        let place = known.unwrap_or_else(|| {
-            self.maps.push(map.info.clone());
-            self.maps.len() - 1
-        });
-        self.writes.push(Write {
-            start: self.bytes.len(),
-            value_length: value.len() as u32,
-            key_length: key.len() as u16,
-            what,
-            map: place as u32,
-        });
-        self.bytes.extend_from_slice(key);
-        self.bytes.extend_from_slice(value);
         Ok(())
     }
 
-    fn map(&self, write: &Write) -> &Arc<MapInfo> {
-        &self.maps[write.map as usize]
+    /// Takes a put or a deletion.
+    fn write(&mut self, map: &Map, kind: OperationKind, what: What, key: &[u8], value: &[u8]) -> Result<()> {
+        self.admit(map)?;
+        if self.mixed.is_none() && value.len() <= LOGGED_VALUE_BYTES_MAX {
+            self.plain.needs(&map.info);
+            let full_key = FullKey::new(map.info.id, key)?;
+            self.plain.push(kind, &full_key, value, map.store.core().hash_seed);
+        } else {
+            self.mixed().push(&map.info, what, key, value);
+        }
+        Ok(())
     }
 
-    fn key(&self, write: &Write) -> &[u8] {
-        &self.bytes[write.start..][..write.key_length as usize]
-    }
-
-    fn value(&self, write: &Write) -> &[u8] {
-        &self.bytes[write.start + write.key_length as usize..][..write.value_length as usize]
+    fn mixed(&mut self) -> &mut Mixed {
+        let plain = &mut self.plain;
+        self.mixed.get_or_insert_with(|| {
+            let mixed = Mixed::of(plain);
+            *plain = Draft::new();
+            mixed
+        })
     }
 
     pub(crate) fn commit(self, store: &Store) -> Result<Commit> {
         let durability = self.durability_in(store);
-        self.enter(store, |core, draft| {
+        self.enter(store, durability, |core, draft| {
             let number = core.commit(draft, None, durability)?;
             Ok(Commit {
                 number,
@@ -194,7 +208,7 @@ impl Batch {
 
     pub(crate) fn commit_async(self, store: &Store) -> Result<CommitFuture> {
         let durability = self.durability_in(store);
-        let commit = self.enter(store, |core, draft| {
+        let commit = self.enter(store, durability, |core, draft| {
             let number = core.append(draft, None, NOT_EXCLUSIVE)?;
             Ok(Commit {
                 number,
@@ -209,11 +223,17 @@ impl Batch {
     }
 
     /// Puts the draft together and lets `commit` have it.
-    fn enter(self, store: &Store, commit: impl FnOnce(&Core, &mut Draft) -> Result<Commit>) -> Result<Commit> {
+    fn enter(
+        self,
+        store: &Store,
+        durability: Durability,
+        commit: impl FnOnce(&Core, &mut Draft) -> Result<Commit>,
+    ) -> Result<Commit> {
         if let Some(mine) = &self.store
             && !mine.is(store)
         {
-            let name = self.maps[0].name();
+            let maps = self.mixed.as_ref().map_or(&self.plain.maps, |mixed| &mixed.maps);
+            let name = maps[0].name();
             return Err(Reason::ForeignMap { name }.into());
         }
         let core = store.core();
@@ -224,11 +244,16 @@ impl Batch {
                 assigned: Vec::new(),
             });
         }
+        let Some(mixed) = self.mixed else {
+            let mut draft = self.plain;
+            return commit(core, &mut draft);
+        };
         let mut extents = Vec::new();
         let committed = with_draft(|draft| {
-            self.draft(core, draft, &mut extents)?;
+            draft.values_may_tear(durability == Durability::Written);
+            mixed.draft(core, draft, &mut extents)?;
             if !extents.is_empty() {
-                core.sync_values()?;
+                core.ready_values(durability)?;
             }
             commit(core, draft)
         });
@@ -241,6 +266,53 @@ impl Batch {
                 .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
         }
         committed
+    }
+}
+
+impl Mixed {
+    /// The writes of a draft of puts and deletions.
+    fn of(plain: &Draft) -> Mixed {
+        let mut mixed = Mixed::default();
+        for operation in 0..plain.planned.len() {
+            let (id, key) = split(plain.full_key(operation));
+            let map = plain.maps.iter().find(|map| map.id == id);
+            let map = map.expect("a draft knows the maps of its operations");
+            match plain.operation(operation) {
+                (OperationKind::Put, value) => mixed.push(map, What::Put, key, value),
+                _ => mixed.push(map, What::Delete, key, &[]),
+            }
+        }
+        mixed
+    }
+
+    fn push(&mut self, map: &Arc<MapInfo>, what: What, key: &[u8], value: &[u8]) {
+        // The map of the write before, nearly always.
+        let known = self.maps.iter().rposition(|known| Arc::ptr_eq(known, map));
+        let place = known.unwrap_or_else(|| {
+            self.maps.push(map.clone());
+            self.maps.len() - 1
+        });
+        self.writes.push(Write {
+            start: self.bytes.len(),
+            value_length: value.len() as u32,
+            key_length: key.len() as u16,
+            what,
+            map: place as u32,
+        });
+        self.bytes.extend_from_slice(key);
+        self.bytes.extend_from_slice(value);
+    }
+
+    fn map(&self, write: &Write) -> &Arc<MapInfo> {
+        &self.maps[write.map as usize]
+    }
+
+    fn key(&self, write: &Write) -> &[u8] {
+        &self.bytes[write.start..][..write.key_length as usize]
+    }
+
+    fn value(&self, write: &Write) -> &[u8] {
+        &self.bytes[write.start + write.key_length as usize..][..write.value_length as usize]
     }
 
     /// Range deletes come first in a record; so writes that a later range delete covers are left out.

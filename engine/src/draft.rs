@@ -85,6 +85,12 @@ pub(crate) enum AddTo {
     Nothing,
 }
 
+impl Default for Draft {
+    fn default() -> Draft {
+        Draft::new()
+    }
+}
+
 impl Draft {
     pub(crate) fn new() -> Draft {
         Draft {
@@ -116,6 +122,11 @@ impl Draft {
         self.adds_anything = false;
         self.notes = 0;
         self.costs = FoldCosts::default();
+    }
+
+    /// Says whether values and runs that the operations that follow refer to are synced only after the record is written.
+    pub(crate) fn values_may_tear(&mut self, may_tear: bool) {
+        self.body.values_may_tear = may_tear;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -226,7 +237,8 @@ impl Draft {
 
     /// Remembers that the commit needs this map to exist.
     pub(crate) fn needs(&mut self, map: &Arc<MapInfo>) {
-        if !self.maps.iter().any(|known| Arc::ptr_eq(known, map)) {
+        // From the end: it is the map of the operation before, nearly always.
+        if !self.maps.iter().rev().any(|known| Arc::ptr_eq(known, map)) {
             self.maps.push(map.clone());
         }
     }
@@ -234,6 +246,13 @@ impl Draft {
     pub(crate) fn full_key(&self, operation: usize) -> &[u8] {
         let body = &self.body.body()[self.planned[operation].position as usize..];
         &body[8..12 + u16::from_le_bytes([body[2], body[3]]) as usize]
+    }
+
+    /// Kind and value of an operation.
+    pub(crate) fn operation(&self, operation: usize) -> (OperationKind, &[u8]) {
+        let body = &self.body.body()[self.planned[operation].position as usize..];
+        let (operation, _) = Operation::decode(body).expect("the draft encoded it itself");
+        (operation.kind, operation.value)
     }
 
     /// What an operation, which is a put or delete, leaves at its key.

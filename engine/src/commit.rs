@@ -533,6 +533,7 @@ impl Core {
         if control.synced.0.load(Ordering::Acquire) >= visible {
             return Ok(visible);
         }
+        self.sync_values().inspect_err(|cause| self.poison(cause))?;
         // Oldest first: a later generation must not be durable before an earlier one is.
         for &slot in &version.generations {
             let entry = self.entry(slot);

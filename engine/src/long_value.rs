@@ -3,9 +3,11 @@
 //! Reading them is in `value` and `pages`.
 
 use std::io::Read;
+use std::sync::atomic::Ordering;
 
 use crate::base::Extent;
 use crate::checksum::checksum;
+use crate::commit::Durability;
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
@@ -62,13 +64,41 @@ impl Core {
         Ok(extent)
     }
 
-    /// Makes values and runs durable before a record that refers to them can be.
-    pub(crate) fn sync_values(&self) -> Result<()> {
+    /// Readies values or runs that were written for the record that will refer to them. For a commit that is to be synced they
+    /// are synced first. For another one the next sync of the log does it; until then a power cut may keep the record
+    /// and take them, for which the record is marked ([`Draft::values_may_tear`]).
+    ///
+    /// [`Draft::values_may_tear`]: crate::draft::Draft::values_may_tear
+    pub(crate) fn ready_values(&self, durability: Durability) -> Result<()> {
+        if durability == Durability::Written {
+            self.values_written();
+            return Ok(());
+        }
         if is_planted(PlantedBug::ValuesNotSynced) {
             return Ok(());
         }
         let synced = self.data.sync_data();
         synced.map_err(|error| self.poisoned_by(Error::io("syncing long values", error)))
+    }
+
+    /// Lets the next sync of the log sync the data file first.
+    pub(crate) fn values_written(&self) {
+        // Release: whoever syncs a record that refers to them sees this number, or a later one.
+        self.control().values_written.fetch_add(1, Ordering::Release);
+    }
+
+    /// Makes values and runs durable before the log is. The caller holds the sync lock and has
+    /// read how far the log is visible.
+    pub(crate) fn sync_values(&self) -> Result<()> {
+        let control = self.control();
+        let written = control.values_written.load(Ordering::Acquire);
+        if control.values_synced.load(Ordering::Relaxed) == written || is_planted(PlantedBug::ValuesNotSynced) {
+            return Ok(());
+        }
+        let synced = self.data.sync_data();
+        synced.map_err(|error| Error::io("syncing long values", error))?;
+        control.values_synced.store(written, Ordering::Relaxed);
+        Ok(())
     }
 }
 

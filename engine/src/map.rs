@@ -158,7 +158,7 @@ impl Map {
         let extent = self.core().write_value(length, stream)?;
         let written = self
             .core()
-            .sync_values()
+            .ready_values(self.durability)
             .and_then(|()| self.single(OperationKind::PutExtent, &full_key, &extent.encode()));
         if written
             .as_ref()
@@ -179,6 +179,7 @@ impl Map {
 
     fn single(&self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> Result<()> {
         with_draft(|draft| {
+            draft.values_may_tear(self.durability == Durability::Written);
             draft.push(kind, full_key, value, self.core().hash_seed);
             draft.needs(&self.info);
             self.core().commit(draft, None, self.durability).map(|_| ())
@@ -277,7 +278,7 @@ impl Map {
             Some(value) if value.len() > LOGGED_VALUE_BYTES_MAX => {
                 check_value(value)?;
                 let extent = core.write_value(value.len() as u64, &mut value.as_slice())?;
-                core.sync_values()?;
+                core.ready_values(self.durability)?;
                 Some(extent)
             }
             _ => None,
@@ -288,6 +289,7 @@ impl Map {
             ..Checks::default()
         };
         let committed = with_draft(|draft| {
+            draft.values_may_tear(self.durability == Durability::Written);
             match (&new, extent) {
                 (_, Some(extent)) => draft.push(OperationKind::PutExtent, full_key, &extent.encode(), core.hash_seed),
                 (Some(value), None) => draft.push(OperationKind::Put, full_key, value, core.hash_seed),

@@ -28,7 +28,7 @@ pub enum PlantedBug {
     ReadsNotChecked,
     /// The base is folded from commits that a power cut can take from the log.
     FoldAheadOfSync,
-    /// A record that refers to a long value is written before the value is durable.
+    /// A record that refers to a long value is synced before the value is.
     ValuesNotSynced,
     /// The saved bitmap says that all pages are free.
     BitmapNotSaved,

@@ -23,6 +23,7 @@
 //! | a log file that does not continue the chain; nothing claims that what is missing was synced | not used |
 //! | a record claims a durable meta page that is newer than the newest intact one | `Damaged` |
 //! | a record refers to a value or run whose pages are not what was written | `Damaged` |
+//! | the same, but they were not synced before the record, and nothing claims that it was synced | the log ends before it |
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -40,6 +41,7 @@ use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::index::Index;
 use crate::limits::{
     GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_OPEN_MAX, LOG_SPAN_BYTES, PAGE_BYTES, REPLAYED_MAX,
+    VALUE_CHUNK_BYTES,
 };
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, headers_from,
@@ -47,7 +49,7 @@ use crate::log::{
 };
 use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
 use crate::options::Settings;
-use crate::pages::{Pages, ReadMode, verify_extent};
+use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
 use crate::promises::FoldCosts;
 use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version};
@@ -277,6 +279,20 @@ struct Found {
     length: u64,
 }
 
+impl Found {
+    fn read(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.length as usize];
+        let read = self.file.read_at(&mut bytes, 0);
+        read.map_err(|error| Error::io(format!("reading log file {}", file_name(self.slot)), error))?;
+        Ok(bytes)
+    }
+}
+
+/// The extent that an operation stores in place of a value.
+fn extent_of(value: &[u8]) -> Extent {
+    Extent::decode(value.try_into().expect("checked on decode"))
+}
+
 struct Recovery<'a> {
     core: &'a Core,
     meta: Meta,
@@ -374,8 +390,9 @@ impl<'a> Recovery<'a> {
 
     /// Returns how many generations were replayed.
     fn run(mut self) -> Result<usize> {
-        for found in std::mem::take(&mut self.found) {
-            self.replay(&found)?;
+        let found = std::mem::take(&mut self.found);
+        for (index, one) in found.iter().enumerate() {
+            self.replay(one, &found[index + 1..])?;
         }
         if self.synced_claim > self.last_commit {
             return Err(Error::damaged(format!(
@@ -394,29 +411,28 @@ impl<'a> Recovery<'a> {
         Ok(replayed)
     }
 
-    /// Replays one log file, or finds that it does not belong to the chain.
-    fn replay(&mut self, found: &Found) -> Result<()> {
-        let name = file_name(found.slot);
-        let mut bytes = vec![0; found.length as usize];
-        found
-            .file
-            .read_at(&mut bytes, 0)
-            .map_err(|error| Error::io(format!("reading log file {name}"), error))?;
+    /// Replays one log file, or finds that it does not belong to the chain. `later` are the files after it.
+    fn replay(&mut self, found: &Found, later: &[Found]) -> Result<()> {
+        let mut bytes = found.read()?;
         let continues = found.header.first_commit == self.last_commit + 1 && found.header.previous == self.previous;
-        let mut operations = 0;
-        let scanned = scan(&bytes, &found.header, |_, _, body| {
-            operations += Operations::of(body).count() as u64;
-            Ok(())
-        })?;
-        self.synced_claim = self.synced_claim.max(scanned.synced_claim);
-        self.meta_was_durable |= scanned.meta_claim == self.meta.sequence as u32;
-        if scanned.meta_claim.wrapping_sub(self.meta_claim) as i32 > 0 {
-            self.meta_claim = scanned.meta_claim;
-        }
+        let mut scanned = scan(&bytes, &found.header, |_, _, _| Ok(()))?;
+        self.heed(&scanned);
         // Generations without a commit are left by every opening that wrote nothing.
         if !continues || scanned.last_commit < found.header.first_commit {
             return Ok(());
         }
+        if let Some(torn) = self.torn_value(found, &bytes, later)? {
+            self.end_log_at(found, &mut bytes, torn)?;
+            scanned = scan(&bytes, &found.header, |_, _, _| Ok(()))?;
+            if scanned.last_commit < found.header.first_commit {
+                return Ok(());
+            }
+        }
+        let mut operations = 0;
+        scan(&bytes, &found.header, |_, _, body| {
+            operations += Operations::of(body).count() as u64;
+            Ok(())
+        })?;
         if self.accepted.len() == LIVE_GENERATIONS_MAX - 1 {
             return Err(Error::damaged(
                 "more log files continue the base than a version can hold",
@@ -427,6 +443,75 @@ impl<'a> Recovery<'a> {
         self.last_commit = scanned.last_commit;
         self.previous = scanned.previous;
         Ok(())
+    }
+
+    /// Believes what the records of a file say was durable.
+    fn heed(&mut self, scanned: &Scan) {
+        self.synced_claim = self.synced_claim.max(scanned.synced_claim);
+        self.meta_was_durable |= scanned.meta_claim == self.meta.sequence as u32;
+        if scanned.meta_claim.wrapping_sub(self.meta_claim) as i32 > 0 {
+            self.meta_claim = scanned.meta_claim;
+        }
+    }
+
+    /// The first record that nothing claims was synced and that refers to values, or to a run, which are not what was
+    /// written: a power cut kept the record and took them. It ends the log like a record that is torn itself.
+    fn torn_value(&mut self, found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
+        let first_torn = |claim: u64| {
+            let mut torn = None;
+            scan(bytes, &found.header, |start, header, body| {
+                if torn.is_none() && header.commit > claim && !self.holds_values(body)? {
+                    torn = Some(start - RECORD_HEADER_BYTES as u64);
+                }
+                Ok(())
+            })?;
+            Ok::<_, Error>(torn)
+        };
+        if first_torn(self.synced_claim)?.is_none() {
+            return Ok(None);
+        }
+        // Rare, and what is damaged must stay as it is: the later files are asked as well.
+        let mut claim = self.synced_claim;
+        for one in later {
+            claim = claim.max(scan(&one.read()?, &one.header, |_, _, _| Ok(()))?.synced_claim);
+        }
+        first_torn(claim)
+    }
+
+    /// Whether all values and runs that a record refers to, and that were not synced before it, are whole.
+    fn holds_values(&self, body: &[u8]) -> Result<bool> {
+        for operation in Operations::of(body) {
+            let (_, operation) = operation?;
+            let held = match operation.kind {
+                _ if !operation.may_be_torn => Ok(()),
+                OperationKind::PutExtent => self.verify_extent(extent_of(operation.value)),
+                OperationKind::Run => self.visit_run(decode_root(operation.value), &mut |visit| match visit {
+                    base::Visit::Page { .. } => Ok(()),
+                    base::Visit::Extent(extent) => self.verify_extent(extent),
+                }),
+                OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => Ok(()),
+            };
+            match held {
+                Err(error) if error.kind() == Kind::Damaged => return Ok(false),
+                held => held?,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes a record out of its file before anything is written that might make what it refers to look whole again: the
+    /// same value, put once more, may come to lie in the same pages.
+    fn end_log_at(&self, found: &Found, bytes: &mut [u8], position: u64) -> Result<()> {
+        let nothing = [0; RECORD_HEADER_BYTES];
+        bytes[position as usize..][..RECORD_HEADER_BYTES].copy_from_slice(&nothing);
+        if self.core.settings.read_only {
+            return Ok(());
+        }
+        let written = found
+            .file
+            .write_at(&nothing, position)
+            .and_then(|()| found.file.sync_data());
+        written.map_err(|error| Error::io(format!("ending {} before a torn value", file_name(found.slot)), error))
     }
 
     /// Builds the index of a replayed generation.
@@ -451,17 +536,18 @@ impl<'a> Recovery<'a> {
             }
             for operation in Operations::of(body) {
                 let (position, operation) = operation?;
+                let is_unsynced = operation.may_be_torn && header.commit > synced_claim;
                 let position = (start + position as u64) as u32;
                 costs += fold_costs(operation.kind, operation.value);
                 match operation.kind {
                     OperationKind::DeleteRange => index.note(header.commit, position),
                     OperationKind::Run => {
-                        self.adopt_run(decode_root(operation.value))?;
+                        self.adopt_run(decode_root(operation.value), is_unsynced)?;
                         index.note(header.commit, position);
                     }
                     OperationKind::Put | OperationKind::Delete | OperationKind::PutExtent => {
                         if operation.kind == OperationKind::PutExtent {
-                            self.adopt_extent(Extent::decode(operation.value.try_into().expect("checked on decode")))?;
+                            self.adopt_extent(extent_of(operation.value), is_unsynced)?;
                         }
                         self.note_map(operation.full_key, operation.value);
                         let hash = key_hash(core.hash_seed, operation.full_key);
@@ -511,30 +597,57 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// Takes the pages of a value that only the log refers to, and checks that they are what was written.
-    fn adopt_extent(&self, extent: Extent) -> Result<()> {
+    /// Takes the pages of a value that only the log refers to, and checks that they are what was written. Those that
+    /// nothing claims were synced are written again, for the same reason as the log.
+    fn adopt_extent(&self, extent: Extent, is_unsynced: bool) -> Result<()> {
         self.core.space.mark_used(extent.page, extent.pages())?;
         self.note_birth(extent.birth);
-        match self.core.read_mode() {
-            ReadMode::Mapped => self.core.pages.mapped().extent(extent).map(|_| ()),
-            ReadMode::Verified => {
-                let mut bytes = vec![0; extent.pages() as usize * PAGE_BYTES];
-                let offset = extent.page as u64 * PAGE_BYTES as u64;
-                let read = self.core.data.read_at(&mut bytes, offset);
-                read.map_err(|error| Error::io("reading a long value", error))?;
-                verify_extent(extent, &bytes)
-            }
+        self.verify_extent(extent)?;
+        if is_unsynced {
+            self.write_pages_again(extent.page, extent.pages())?;
         }
+        Ok(())
     }
 
-    fn adopt_run(&mut self, root: Root) -> Result<()> {
-        with_source!(self.core, source => base::walk(source, root, &mut |visit| match visit {
-            base::Visit::Page { number, pages, birth, .. } => {
+    fn write_pages_again(&self, page: u32, pages: u32) -> Result<()> {
+        if self.core.settings.read_only {
+            return Ok(());
+        }
+        self.core.values_written();
+        let doing = |error| Error::io("writing long values again", error);
+        let (start, length) = (page as u64 * PAGE_BYTES as u64, pages as usize * PAGE_BYTES);
+        let mut part = vec![0; length.min(VALUE_CHUNK_BYTES)];
+        for offset in (0..length).step_by(part.len()) {
+            let end = part.len().min(length - offset);
+            let (part, position) = (&mut part[..end], start + offset as u64);
+            self.core.data.read_at(part, position).map_err(doing)?;
+            self.core.data.write_at(part, position).map_err(doing)?;
+        }
+        Ok(())
+    }
+
+    fn verify_extent(&self, extent: Extent) -> Result<()> {
+        with_source!(self.core, source => source.extent(extent).map(drop))
+    }
+
+    fn visit_run(&self, root: Root, visit: &mut dyn FnMut(base::Visit) -> Result<()>) -> Result<()> {
+        with_source!(self.core, source => base::walk(source, root, &mut |found| visit(found)))
+    }
+
+    fn adopt_run(&mut self, root: Root, is_unsynced: bool) -> Result<()> {
+        self.visit_run(root, &mut |visit| match visit {
+            base::Visit::Page {
+                number, pages, birth, ..
+            } => {
                 self.note_birth(birth);
-                self.core.space.mark_used(number, pages)
+                self.core.space.mark_used(number, pages)?;
+                match is_unsynced {
+                    true => self.write_pages_again(number, pages),
+                    false => Ok(()),
+                }
             }
-            base::Visit::Extent(extent) => self.adopt_extent(extent),
-        }))?;
+            base::Visit::Extent(extent) => self.adopt_extent(extent, is_unsynced),
+        })?;
         let names = FullRange::map(CATALOG);
         with_source!(self.core, source => {
             let mut cursor = base::Cursor::new(source, root);
@@ -569,6 +682,7 @@ impl<'a> Recovery<'a> {
                 let synced = self.meta.write(&*core.data).and_then(|()| core.data.sync_data());
                 synced.map_err(|error| Error::io("syncing the base that was found", error))?;
             }
+            core.sync_values()?;
             for &slot in &self.accepted {
                 core.segments
                     .file(slot)?

@@ -81,6 +81,9 @@ pub(crate) struct Control {
     pub(crate) sync_lock: Line<WordLock>,
     /// Changes whenever `synced` does; waiters sleep on it.
     pub(crate) sync_word: Line<AtomicU32>,
+    /// Long values and runs written ahead of their records, and how many of them survive power loss.
+    pub(crate) values_written: AtomicU64,
+    pub(crate) values_synced: AtomicU64,
     /// Nonzero once an input/output error stopped the store.
     pub(crate) poisoned: Line<AtomicU32>,
     /// Even while `version` is stable, odd while it is being replaced.
@@ -565,8 +568,7 @@ impl Region {
     pub(crate) fn read_version(&self, limit: &AtomicU64) -> (Version, u64) {
         let control = self.control();
         loop {
-            // SeqCst for the sake of `pin`; it costs no more than the Acquire that all others need.
-            let before = control.sequence.0.load(Ordering::SeqCst);
+            let before = control.sequence.0.load(Ordering::Acquire);
             if before % 2 == 1 {
                 std::hint::spin_loop();
                 continue;
@@ -610,8 +612,9 @@ impl Region {
     pub(crate) fn pin(&self, hint: usize, limit: &AtomicU64) -> Result<(Pin, Version, u64)> {
         let index = self.claim(hint)?;
         let slot = self.slot(index);
-        // The claim stored PIN_ALL with SeqCst, and the version is read after that. This pairs with the fence in `pins`:
-        // either the reclaimer sees our pin, or we see the version it published before it looked.
+        // The claim stored PIN_ALL; this fence orders it before the reads of the version. It pairs with the fence in
+        // `pins`: either the reclaimer sees our pin, or we see the version it published before it looked.
+        fence(Ordering::SeqCst);
         let (version, commit) = self.read_version(limit);
         slot.commit.store(commit, Ordering::Relaxed);
         slot.pin.store(version.number, Ordering::Release);

@@ -803,12 +803,13 @@ impl Transaction {
         }
         let run = self.settle_layers(&mut checks)?;
         if run.is_some() || !self.extents.is_empty() {
-            self.core().sync_values()?;
+            self.core().ready_values(self.durability)?;
         }
         // Before the commit: a fold may take the run apart right after it.
         let unused = self.unused_extents()?;
         let core = self.pinned.handle.core.clone();
         let commit: Result<Commit> = with_draft(|draft| {
+            draft.values_may_tear(self.durability == Durability::Written);
             self.draft(draft, run)?;
             if draft.is_empty() {
                 // Nothing to write, but what was read must still be true.

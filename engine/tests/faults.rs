@@ -11,7 +11,7 @@ use common::crashes::panic_message;
 use common::history::History;
 use common::workload::{Ended, Workload, check_sound};
 use common::{Checked, Watchdog, seed, small_options};
-use duramen_engine::{Durability, Error, Kind, Maintenance, Map, Options, Reason, Store};
+use duramen_engine::{Durability, Error, Kind, Maintenance, Map, Options, Reason, Store, TransactionOptions};
 use duramen_io::{FailKind, FailSpan, SimDisk};
 
 const HANG: Duration = Duration::from_secs(60);
@@ -220,12 +220,20 @@ fn a_failed_sync_of_long_values_says_that_the_store_must_be_opened_anew() {
     a_failed_sync_says_so(
         |_, _| (),
         |store, map| {
-            let mut tx = store.begin(Default::default())?;
+            let mut tx = store.begin(TransactionOptions::new().durability(Durability::Synced))?;
             tx.put(map, b"long", &[1; 100_000])?;
             tx.commit().map(drop)
         },
     );
-    a_failed_sync_says_so(|_, _| (), |_, map| map.put(b"long", &[1; 100_000]));
+    a_failed_sync_says_so(
+        |_, _| (),
+        |_, map| map.with_durability(Durability::Synced).put(b"long", &[1; 100_000]),
+    );
+    // A commit that need not be durable leaves it to the next sync.
+    a_failed_sync_says_so(
+        |_, map| map.put(b"long", &[1; 100_000]).unwrap(),
+        |store, _| store.sync(),
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod common;
 
 use common::small_options;
-use duramen_engine::{Durability, Kind, Map, Reason, Result, Store};
+use duramen_engine::{Durability, Kind, Map, Reason, Result, Store, TransactionOptions};
 use duramen_io::{OpenMode, SimDisk};
 
 const PAGE: usize = 4096;
@@ -585,10 +585,83 @@ fn a_long_value_that_is_not_what_its_record_says_is_damage() {
     assert_eq!(error_of(&disk).kind(), Kind::Damaged);
 }
 
+/// Breaks the long value that the data file holds.
+fn break_long_value(disk: &SimDisk) {
+    let data = disk.read_raw("data");
+    let place = data.windows(64).position(|window| window == [0xA5; 64]).unwrap();
+    flip(disk, "data", place + 50_000);
+}
+
+#[test]
+fn a_written_long_value_that_a_power_cut_took_ends_the_log_for_ever() {
+    let (disk, _store, map) = store();
+    let map = map.with_durability(Durability::Written);
+    put(&map, 0);
+    map.put(b"long", &[0xA5; 100_000]).unwrap();
+    put(&map, 1);
+    let disk = disk.kill();
+    break_long_value(&disk);
+    {
+        let store = open(&disk).unwrap();
+        let map = store.map("map").unwrap().with_durability(Durability::Written);
+        assert_eq!(map.count().unwrap(), 1);
+        // It comes to lie where it lay before. The record of then must not be taken for whole now.
+        map.put(b"long", &[0xA5; 100_000]).unwrap();
+    }
+    let disk = disk.kill();
+    let store = open(&disk).unwrap();
+    let map = store.map("map").unwrap();
+    assert_eq!(map.count().unwrap(), 2);
+    assert_eq!(map.get(&0u64.to_be_bytes()).unwrap().as_deref(), Some(&b"value 0"[..]));
+    assert_eq!(map.get(b"long").unwrap().as_deref(), Some(&[0xA5; 100_000][..]));
+}
+
+#[test]
+fn a_written_long_value_that_is_gone_after_it_was_synced_is_damage() {
+    let (disk, store, map) = store();
+    let map = map.with_durability(Durability::Written);
+    map.put(b"long", &[0xA5; 100_000]).unwrap();
+    store.sync().unwrap();
+    // Its record says what was synced before.
+    put(&map, 1);
+    let disk = disk.kill();
+    break_long_value(&disk);
+    assert_eq!(error_of(&disk).kind(), Kind::Damaged);
+}
+
+#[test]
+fn a_sync_makes_long_values_durable_before_their_records() {
+    let (disk, store, map) = store();
+    let map = map.with_durability(Durability::Written);
+    map.put(b"long", &[0xA5; 100_000]).unwrap();
+    store.sync().unwrap();
+    for seed in 0..20 {
+        let store = open(&disk.power_cut(seed)).unwrap();
+        let map = store.map("map").unwrap();
+        assert_eq!(
+            map.get(b"long").unwrap().as_deref(),
+            Some(&[0xA5; 100_000][..]),
+            "seed {seed}"
+        );
+    }
+}
+
 #[test]
 fn a_run_that_is_not_what_its_record_says_is_damage() {
+    let disk = killed_with_a_broken_run(Durability::Synced);
+    assert_eq!(error_of(&disk).kind(), Kind::Damaged);
+}
+
+#[test]
+fn a_written_run_that_a_power_cut_took_ends_the_log() {
+    let disk = killed_with_a_broken_run(Durability::Written);
+    assert_eq!(open(&disk).unwrap().map("map").unwrap().count().unwrap(), 0);
+}
+
+/// A store with one transaction, so large that it is a run, of which the data file holds something else than was written.
+fn killed_with_a_broken_run(durability: Durability) -> SimDisk {
     let (disk, store, map) = store();
-    let mut tx = store.begin(Default::default()).unwrap();
+    let mut tx = store.begin(TransactionOptions::new().durability(durability)).unwrap();
     for number in 0..10_000u64 {
         tx.put(&map, &number.to_be_bytes(), &[0x5A; 2000]).unwrap();
     }
@@ -599,5 +672,5 @@ fn a_run_that_is_not_what_its_record_says_is_damage() {
     let data = disk.read_raw("data");
     let place = data.windows(64).position(|window| window == [0x5A; 64]).unwrap();
     flip(&disk, "data", place);
-    assert_eq!(error_of(&disk).kind(), Kind::Damaged);
+    disk
 }

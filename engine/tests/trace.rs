@@ -137,13 +137,28 @@ fn long_value_is_durable_before_the_record_that_refers_to_it() {
     let mut batch = Batch::new();
     batch.put(&map, b"short", b"value").unwrap();
     batch.put(&map, b"long", &vec![7; 100_000]).unwrap();
-    batch.durability(Durability::Written);
     let trace = trace_of(&disk, || store.write(batch).unwrap());
-    assert_order(&trace, &["write data", "sync data", "write wal-"]);
+    assert_order(&trace, &["write data", "sync data", "write wal-", "sync wal-"]);
     assert_trace(
         "batch-long-value",
-        "the value is written to the data file and synced there before the record that refers to it is written, \
-         although the batch itself asked for no sync",
+        "the value is written to the data file and synced there before the record that refers to it is written",
+        &trace,
+    );
+}
+
+#[test]
+fn long_value_of_a_written_commit_is_synced_with_the_log_and_before_it() {
+    let disk = SimDisk::new(1);
+    let (store, map) = quiet_store(&disk);
+    let written = map.with_durability(Durability::Written);
+    let trace = trace_of(&disk, || {
+        written.put(b"long", &vec![7; 100_000]).unwrap();
+        store.sync().unwrap();
+    });
+    assert_order(&trace, &["write data", "write wal-", "sync data", "sync wal-"]);
+    assert_trace(
+        "put-long-value-written",
+        "the put itself syncs nothing; the sync that follows makes the value durable before the record",
         &trace,
     );
 }

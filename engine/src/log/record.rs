@@ -6,9 +6,10 @@
 //!          24 body length u32 | 28 body checksum u32 | 32 checksum of the previous record's header u32
 //!          36 generation u32 | 40 epoch u32 | 44 meta sequence u32
 //! body     operations, one after the other
-//! operation 0 kind u8 | 1 zero u8 | 2 user key length u16 | 4 value length u32 | 8 map id u32 big-endian | key | value
+//! operation 0 kind u8 | 1 flags u8 | 2 user key length u16 | 4 value length u32 | 8 map id u32 big-endian | key | value
 //! ```
 //!
+//! Flags: bit 0, of an operation that refers to pages of the data file: they were not synced before the record was written.
 //! All numbers are little-endian but the map id, which is the first part of the full key: `operation[8..12 + key
 //! length]` *is* the full key, so that an index entry needs only the operation's position. Each header names the
 //! header before it (a chain from the beginning of the store), the generation and the epoch, so that neither a
@@ -24,6 +25,8 @@ use crate::limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub(crate) const RECORD_HEADER_BYTES: usize = 48;
 pub(super) const RECORD_MAGIC: u32 = 0x4452_4331;
 const OPERATION_HEADER_BYTES: usize = 12;
+/// The flag of an operation whose pages were not synced before its record was written.
+const MAY_BE_TORN: u8 = 1;
 /// Bytes of the root that a run operation holds as its value.
 const RUN_BYTES: usize = 16;
 
@@ -107,6 +110,8 @@ pub(crate) struct Operation<'a> {
     pub(crate) kind: OperationKind,
     pub(crate) full_key: &'a [u8],
     pub(crate) value: &'a [u8],
+    /// Whether a power cut may have kept the record and taken what it refers to.
+    pub(crate) may_be_torn: bool,
 }
 
 impl<'a> Operation<'a> {
@@ -141,7 +146,13 @@ impl<'a> Operation<'a> {
             }
             _ => {}
         }
-        Ok((Operation { kind, full_key, value }, key_end + value_length))
+        let operation = Operation {
+            kind,
+            full_key,
+            value,
+            may_be_torn: head[1] & MAY_BE_TORN != 0,
+        };
+        Ok((operation, key_end + value_length))
     }
 
     /// What the operation leaves at its key. Only for puts and deletes.
@@ -204,18 +215,22 @@ impl<'a> Iterator for Operations<'a> {
 #[derive(Debug)]
 pub(crate) struct Body {
     bytes: Vec<u8>,
+    /// Whether pages that operations refer to are not synced before the record is written.
+    pub(crate) values_may_tear: bool,
 }
 
 impl Body {
     pub(crate) fn new() -> Body {
         Body {
             bytes: vec![0; RECORD_HEADER_BYTES],
+            values_may_tear: false,
         }
     }
 
     /// Empties the body for another record, keeping its memory.
     pub(crate) fn clear(&mut self) {
         self.bytes.truncate(RECORD_HEADER_BYTES);
+        self.values_may_tear = false;
     }
 
     /// Bytes of the body.
@@ -226,12 +241,13 @@ impl Body {
     /// Appends an operation; `full_key` is map id and key. Returns its position in the body.
     pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> usize {
         let position = self.len();
-        let key_length = (full_key.len() - 4) as u16;
+        let key_length = full_key.len() as u64 - 4;
+        let refers = matches!(kind, OperationKind::PutExtent | OperationKind::Run);
+        let flags = if refers && self.values_may_tear { MAY_BE_TORN } else { 0 };
+        let header = kind as u64 | u64::from(flags) << 8 | key_length << 16 | (value.len() as u64) << 32;
         self.bytes
             .reserve(OPERATION_HEADER_BYTES + full_key.len() + value.len() + 8);
-        self.bytes.extend_from_slice(&[kind as u8, 0]);
-        self.bytes.extend_from_slice(&key_length.to_le_bytes());
-        self.bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        self.bytes.extend_from_slice(&header.to_le_bytes());
         self.bytes.extend_from_slice(full_key);
         self.bytes.extend_from_slice(value);
         position

@@ -205,6 +205,7 @@ impl<'a> Entry<'a> {
             p90: median(|one| one.p90)?,
             p99: median(|one| one.p99)?,
             p99_9: median(|one| one.p99_9)?,
+            p99_99: median(|one| one.p99_99)?,
             max: latencies.iter().map(|one| one.max).max()?,
         })
     }

@@ -16,6 +16,7 @@ use crate::measure::{nanos, now_nanos};
 use crate::page;
 use crate::peer::{Class, Driver};
 use crate::peers;
+use crate::reasons::Reasons;
 use crate::results::{Header, Journal, Label, Results, SCHEMA, utc, write_whole};
 use crate::runner;
 use crate::workloads::{self, Context, MemberArguments, Task};
@@ -42,6 +43,9 @@ enum Command {
         /// Where the page goes [default: beside the first results].
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
+        /// Why the first peer does not lead where it does not: a line `ROW | REASON` for each such row.
+        #[arg(long, value_name = "FILE")]
+        reasons: Option<PathBuf>,
     },
     /// Compare two results, of two commits or machines, saying what is noise. Exit code 1: something became slower.
     Compare {
@@ -171,7 +175,11 @@ pub fn run() -> Result<ExitCode> {
     match CommandLine::parse().command {
         Command::List => list(),
         Command::Run(arguments) => run_workloads(&arguments),
-        Command::Report { results, output } => report(&results, output),
+        Command::Report {
+            results,
+            output,
+            reasons,
+        } => report(&results, output, reasons.as_deref()),
         Command::Compare { old, new } => compare_results(&old, &new),
         Command::Doctor { directory } => examine(&directory),
         Command::Quick => quick(),
@@ -204,10 +212,14 @@ pub fn run() -> Result<ExitCode> {
     }
 }
 
-fn report(paths: &[PathBuf], output: Option<PathBuf>) -> Result<ExitCode> {
+fn report(paths: &[PathBuf], output: Option<PathBuf>, reasons: Option<&Path>) -> Result<ExitCode> {
     let all: Vec<Results> = paths.iter().map(|path| Results::read(path)).collect::<Result<_>>()?;
+    let reasons = reasons.map(Reasons::read).transpose()?.unwrap_or_default();
     let target = output.unwrap_or_else(|| paths[0].with_extension("html"));
-    write_whole(&target, page::page(&all).as_bytes())?;
+    write_whole(&target, page::page(&all, &reasons).as_bytes())?;
+    for row in reasons.unused() {
+        eprintln!("no row needs the reason of {row}: it leads there now, or there is no such row");
+    }
     println!("{}", target.display());
     Ok(ExitCode::SUCCESS)
 }
@@ -264,7 +276,10 @@ fn quick() -> Result<ExitCode> {
     let (results, path) = finish(Journal::begin(&target, header)?)?;
     print!("{}", results.text());
     let page_path = path.with_extension("html");
-    write_whole(&page_path, page::page(std::slice::from_ref(&results)).as_bytes())?;
+    write_whole(
+        &page_path,
+        page::page(std::slice::from_ref(&results), &Reasons::default()).as_bytes(),
+    )?;
     println!("\nsanity, not evidence: for evidence, see `cargo lab run --help`");
     println!("results: {}", path.display());
     println!("report:  {}", page_path.display());

@@ -16,6 +16,7 @@ mod peer;
 mod peers;
 mod probe;
 mod published;
+mod reasons;
 mod results;
 mod runner;
 mod scratch;

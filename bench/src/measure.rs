@@ -106,6 +106,9 @@ pub struct Latency {
     pub p99: u64,
     /// Slower than 999 of 1,000.
     pub p99_9: u64,
+    /// Slower than 9,999 of 10,000.
+    #[serde(default)]
+    pub p99_99: u64,
     /// The slowest.
     pub max: u64,
 }
@@ -303,6 +306,11 @@ impl Latencies {
         quantiles.into_iter().map(at).collect()
     }
 
+    /// The time that this part of the operations did not exceed.
+    pub fn at(&self, quantile: f64) -> u64 {
+        self.0.value_at_quantile(quantile)
+    }
+
     /// Takes the time of one operation. One longer than [`NANOS_MAX`] counts as that long.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
@@ -321,6 +329,7 @@ impl Latencies {
             p90: at(0.9),
             p99: at(0.99),
             p99_9: at(0.999),
+            p99_99: at(0.9999),
             max: self.0.max(),
         };
         (!self.0.is_empty()).then_some(summary)

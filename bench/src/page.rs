@@ -12,13 +12,14 @@ use crate::charts::{Axis, Chart, Line, Scale, escaped};
 use crate::measure::Phase;
 use crate::probe::{DISTURBED, Probe};
 use crate::published::figures;
+use crate::reasons::Reasons;
 use crate::results::{Label, Results};
 use crate::statistics::spread;
 use crate::terminal::remarks;
 use crate::verdict::{Side, Verdict};
 
-/// The page of one or more results.
-pub fn page(all: &[Results]) -> String {
+/// The page of one or more results, with the reasons for rows in which the first peer does not lead.
+pub fn page(all: &[Results], reasons: &Reasons) -> String {
     let title = match all {
         [one] => format!("Lab report of {}", one.header.started),
         _ => format!("Lab report of {} runs", all.len()),
@@ -32,7 +33,12 @@ pub fn page(all: &[Results]) -> String {
         include_str!("page.css")
     );
     for (number, results) in all.iter().enumerate() {
-        Part { results, number }.write(&mut html);
+        let part = Part {
+            results,
+            number,
+            reasons,
+        };
+        part.write(&mut html);
     }
     html.push_str(FOOTER);
     html
@@ -47,6 +53,7 @@ const FOOTER: &str = "</main>\n<footer><p class=\"soft\">Made by the lab of Dura
 struct Part<'a> {
     results: &'a Results,
     number: usize,
+    reasons: &'a Reasons,
 }
 
 impl Part<'_> {
@@ -102,9 +109,9 @@ impl Part<'_> {
         }
         if let Some(verdict) = Verdict::of(self.results) {
             let _ = write!(html, "<p>{}</p><div class=\"sides\">", escaped(&verdict.sentence()));
-            write_side(html, &verdict, Side::Leads, "leads", "leads");
-            write_side(html, &verdict, Side::Loses, "loses", "loses");
-            write_side(html, &verdict, Side::Even, "even", "is even with the best");
+            self.write_side(html, &verdict, Side::Leads, "leads", "leads");
+            self.write_side(html, &verdict, Side::Loses, "loses", "loses");
+            self.write_side(html, &verdict, Side::Even, "even", "is even with the best");
             html.push_str("</div>");
             if !verdict.space.is_empty() {
                 html.push_str("<h3>Space: the largest size of the files in each workload</h3><ul>");
@@ -115,6 +122,31 @@ impl Part<'_> {
             }
         }
         html.push_str("</section>\n");
+    }
+
+    fn write_side(&self, html: &mut String, verdict: &Verdict, side: Side, class: &str, words: &str) {
+        let _ = write!(
+            html,
+            "<div class=\"side {class}\"><h3>Where {} {words}: {}</h3><ul>",
+            escaped(&verdict.peer),
+            verdict.on(side).count()
+        );
+        for finding in verdict.on(side) {
+            let _ = write!(
+                html,
+                "<li><b>{}</b>: {}; {}",
+                escaped(&finding.title),
+                escaped(&finding.text()),
+                escaped(&finding.sureness.text())
+            );
+            if side != Side::Leads && !self.reasons.is_empty() {
+                let reason = self.reasons.of(&finding.title);
+                let reason = reason.unwrap_or("nobody has looked for the reason yet");
+                let _ = write!(html, "<br><span class=\"soft\">Why: {}</span>", escaped(reason));
+            }
+            html.push_str("</li>");
+        }
+        html.push_str("</ul></div>");
     }
 
     fn write_machine(&self, html: &mut String) {
@@ -370,6 +402,7 @@ impl Part<'_> {
             "p90",
             "p99",
             "p99.9",
+            "p99.99",
             "max",
         ];
         html.push_str("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>");
@@ -517,25 +550,6 @@ impl Part<'_> {
     }
 }
 
-fn write_side(html: &mut String, verdict: &Verdict, side: Side, class: &str, words: &str) {
-    let _ = write!(
-        html,
-        "<div class=\"side {class}\"><h3>Where {} {words}: {}</h3><ul>",
-        escaped(&verdict.peer),
-        verdict.on(side).count()
-    );
-    for finding in verdict.on(side) {
-        let _ = write!(
-            html,
-            "<li><b>{}</b>: {}; {}</li>",
-            escaped(&finding.title),
-            escaped(&finding.text()),
-            escaped(&finding.sureness.text())
-        );
-    }
-    html.push_str("</ul></div>");
-}
-
 /// The number of threads that a phase's name tells.
 fn threads_in(phase: &str) -> Option<f64> {
     let words: Vec<&str> = phase.split([' ', ',']).collect();
@@ -563,8 +577,8 @@ fn numbers(entry: &Entry) -> Vec<String> {
         bytes(|phase| phase.anonymous_bytes),
     ];
     let latency = entry.latency();
-    let times = latency.map(|found| [found.p50, found.p90, found.p99, found.p99_9, found.max]);
-    cells.extend((0..5).map(|at| times.map_or("-".to_string(), |times| time_text(times[at] as f64))));
+    let times = latency.map(|found| [found.p50, found.p90, found.p99, found.p99_9, found.p99_99, found.max]);
+    cells.extend((0..6).map(|at| times.map_or("-".to_string(), |times| time_text(times[at] as f64))));
     cells
 }
 
@@ -669,6 +683,7 @@ mod tests {
                     p90: 120,
                     p99: 400,
                     p99_9: 900,
+                    p99_99: 1_000,
                     max: 5_000,
                 });
                 phase.curve = vec![(0.5, 90), (0.9, 120), (0.99, 400), (1.0, 5_000)];
@@ -688,7 +703,7 @@ mod tests {
 
     #[test]
     fn page_loads_nothing_and_has_no_script() {
-        let html = page(&[full()]);
+        let html = page(&[full()], &Reasons::default());
         for loader in [
             "<script",
             "http:",
@@ -705,7 +720,7 @@ mod tests {
 
     #[test]
     fn verdict_comes_first_and_losses_stand_beside_leads() {
-        let html = page(&[full()]);
+        let html = page(&[full()], &Reasons::default());
         let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text} is missing"));
         assert!(place("id=\"verdict-0\"") < place("Machine and run"));
         assert!(place("Where lmdb leads: 2") < place("Where lmdb loses: 0"));
@@ -713,8 +728,18 @@ mod tests {
     }
 
     #[test]
+    fn reasons_stand_beside_losses_and_the_lack_of_one_is_told() {
+        let mut results = full();
+        results.header.peers.swap(0, 1);
+        let reasons = Reasons::parse("first: put | because <b> it was so").unwrap();
+        let html = page(&[results], &reasons);
+        assert!(html.contains("Why: because &lt;b&gt; it was so"), "{html}");
+        assert_eq!(html.matches("Why: nobody has looked for the reason yet").count(), 1);
+    }
+
+    #[test]
     fn every_element_that_is_opened_is_closed() {
-        let html = page(&[full(), full()]);
+        let html = page(&[full(), full()], &Reasons::default());
         for element in [
             "section", "table", "tr", "td", "th", "div", "details", "figure", "svg", "ul", "li", "pre", "dl", "h2",
             "h3",
@@ -727,14 +752,14 @@ mod tests {
     #[test]
     fn text_from_results_is_escaped_and_absences_are_explained() {
         let results = full();
-        let html = page(std::slice::from_ref(&results));
+        let html = page(std::slice::from_ref(&results), &Reasons::default());
         assert!(html.contains("a note with &lt;b&gt;marks&lt;/b&gt;"));
         assert!(html.contains("has no class"), "{html}");
     }
 
     #[test]
     fn curves_are_drawn_for_every_peer_and_told_in_words() {
-        let html = page(&[full()]);
+        let html = page(&[full()], &Reasons::default());
         assert!(html.contains("Latency by percentile") && html.contains("Throughput over time"));
         assert!(html.contains("99 percent at most 400 ns"));
         assert!(html.contains("role=\"img\""));
@@ -749,9 +774,9 @@ mod tests {
                 record.phases[0].name = "write".to_string();
             }
         }
-        assert!(!page(std::slice::from_ref(&results)).contains("Published:"));
+        assert!(!page(std::slice::from_ref(&results), &Reasons::default()).contains("Published:"));
         results.header.scale = 1.0;
-        assert!(page(&[results]).contains("Published: 25,200 /s (mmcmap"));
+        assert!(page(&[results], &Reasons::default()).contains("Published: 25,200 /s (mmcmap"));
     }
 
     #[test]

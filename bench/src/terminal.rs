@@ -112,7 +112,14 @@ fn line(entry: &Entry, baseline: Option<&Entry>, best: f64) -> Vec<String> {
         bytes_text(entry.median(|phase| phase.resident_bytes as f64)),
     ];
     line.extend(entry.latency().map(|latency| {
-        let parts = [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.max];
+        let parts = [
+            latency.p50,
+            latency.p90,
+            latency.p99,
+            latency.p99_9,
+            latency.p99_99,
+            latency.max,
+        ];
         parts.map(|nanos| time_text(nanos as f64)).join(" / ")
     }));
     line
@@ -140,7 +147,7 @@ const COLUMNS: [&str; 11] = [
     "written",
     "files",
     "resident",
-    "p50 / p90 / p99 / p99.9 / max",
+    "p50 / p90 / p99 / p99.9 / p99.99 / max",
 ];
 
 /// Lines up the columns. A row of two cells is a peer without numbers: its second cell is a remark.

@@ -261,6 +261,27 @@ pub fn verified_range(reader: &dyn Reader, expected: KeySlice, limit: u64, check
     Ok(())
 }
 
+/// So many pairs from each start on, a loaded key, in one snapshot.
+pub fn ranges_in_a_snapshot(
+    context: &Context,
+    peer: &dyn Peer,
+    sorted: KeySlice,
+    starts: &[u32],
+    pairs: u64,
+    checker: Checker,
+) -> Result<Done> {
+    let mut worked = Worked::default();
+    peer.read(&mut |reader| {
+        worked = context.pace.shift(1, None).work(starts.len() as u64, |at| {
+            let start = starts[at as usize] as usize;
+            let expected = sorted.part(start, start + pairs as usize);
+            verified_range(reader, expected, pairs, checker)
+        })?;
+        Ok(())
+    })?;
+    Ok(alone(worked))
+}
+
 /// The versions of one key that a read may find while others write it, in one word.
 ///
 /// A read may not find a version when a write that began after that version was acknowledged was itself acknowledged

@@ -10,6 +10,8 @@ mod map;
 mod map_mixed;
 mod mega;
 mod open;
+mod overwrites;
+mod reads;
 mod redb_table;
 mod state;
 mod state_stability;
@@ -96,6 +98,8 @@ pub const ALL: &[Workload] = &[
     map_mixed::WORKLOAD,
     state::WORKLOAD,
     state_stability::WORKLOAD,
+    reads::WORKLOAD,
+    overwrites::WORKLOAD,
     redb_table::WORKLOAD,
     ycsb::A,
     ycsb::C,

@@ -4,9 +4,9 @@
 
 use anyhow::{Result, ensure};
 
-use super::loads::{get_in_snapshots, put_batch, put_each, read_back, read_back_shares, verified_range};
+use super::loads::{get_in_snapshots, put_batch, put_each, ranges_in_a_snapshot, read_back, read_back_shares};
 use super::{Context, Recorder, Workload, only, tally_scan};
-use crate::crew::{Worked, alone};
+use crate::crew::alone;
 use crate::data::{Generator, KeySlice, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
@@ -119,28 +119,16 @@ impl Table<'_> {
         })?;
         let sorted = self.bulk.sorted();
         let starts = Generator::new(self.context.seed, "ranges").picks(self.context.scaled(RANGES), sorted.len());
-        recorder.phase("random range reads", Work::Reads, || self.ranges(sorted.all(), &starts))?;
+        let checker = self.context.checker(&self.values);
+        recorder.phase("random range reads", Work::Reads, || {
+            ranges_in_a_snapshot(self.context, &*self.peer, sorted.all(), &starts, RANGE_PAIRS, checker)
+        })?;
         for threads in THREADS {
             recorder.phase(&format!("random reads, {threads} threads"), Work::Reads, || {
                 get_in_snapshots(self.context, &*self.peer, reads.all(), threads, self.present())
             })?;
         }
         Ok(())
-    }
-
-    /// Ten pairs from each start on, a loaded key.
-    fn ranges(&self, sorted: KeySlice, starts: &[u32]) -> Result<Done> {
-        let checker = self.context.checker(&self.values);
-        let mut worked = Worked::default();
-        self.peer.read(&mut |reader| {
-            worked = self.context.pace.shift(1, None).work(starts.len() as u64, |at| {
-                let start = starts[at as usize] as usize;
-                let expected = sorted.part(start, start + RANGE_PAIRS as usize);
-                verified_range(reader, expected, RANGE_PAIRS, checker)
-            })?;
-            Ok(())
-        })?;
-        Ok(alone(worked))
     }
 
     /// Everything that was written is there, and nothing else.

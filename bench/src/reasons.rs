@@ -1,0 +1,109 @@
+//! Reasons for rows in which the first peer does not lead, as a profile shows them: what a report says beside a loss.
+//!
+//! A file of them has one reason a line, `ROW | REASON`, where ROW is a row's title as the report shows it, without
+//! the class: `state/10k: batch`. A `*` in it stands for anything: `map/*: close and reopen`. The first line that fits a row
+//! counts. Empty lines and lines that begin with `#` say nothing.
+
+use std::cell::Cell;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+
+/// The reasons of a report.
+#[derive(Debug, Default)]
+pub struct Reasons {
+    lines: Vec<Reason>,
+}
+
+#[derive(Debug)]
+struct Reason {
+    row: String,
+    text: String,
+    is_used: Cell<bool>,
+}
+
+impl Reasons {
+    /// Reads a file of reasons.
+    pub fn read(path: &Path) -> Result<Reasons> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading the reasons {}", path.display()))?;
+        Reasons::parse(&text).with_context(|| format!("the reasons {}", path.display()))
+    }
+
+    /// Reads the text of such a file.
+    pub fn parse(text: &str) -> Result<Reasons> {
+        let mut lines = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let (row, reason) = line.split_once('|').unwrap_or((line, ""));
+            ensure!(
+                !reason.trim().is_empty(),
+                "line {} is not `ROW | REASON`: {line}",
+                number + 1
+            );
+            lines.push(Reason {
+                row: row.trim().to_string(),
+                text: reason.trim().to_string(),
+                is_used: Cell::new(false),
+            });
+        }
+        Ok(Reasons { lines })
+    }
+
+    /// Whether there are any.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Why the first peer does not lead in a row.
+    pub fn of(&self, title: &str) -> Option<&str> {
+        let title = title.split(", class ").next().unwrap_or(title);
+        let reason = self.lines.iter().find(|reason| fits(&reason.row, title))?;
+        reason.is_used.set(true);
+        Some(&reason.text)
+    }
+
+    /// The rows of reasons that nobody asked for: either the row leads now, or its name is wrong.
+    pub fn unused(&self) -> impl Iterator<Item = &str> {
+        let unused = self.lines.iter().filter(|reason| !reason.is_used.get());
+        unused.map(|reason| reason.row.as_str())
+    }
+}
+
+/// Whether a text is one that a pattern describes.
+fn fits(pattern: &str, text: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once('*') else {
+        return pattern == text;
+    };
+    let Some(after) = text.strip_prefix(start) else {
+        return false;
+    };
+    (0..=after.len()).any(|at| after.get(at..).is_some_and(|after| fits(rest, after)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_line_that_fits_counts_and_the_others_are_told() {
+        let reasons =
+            Reasons::parse("# why\n\nmap/1M: read | one\nmap/*: read | two\nmap/*: wri*te | three\n").unwrap();
+        assert_eq!(reasons.of("map/1M: read"), Some("one"));
+        assert_eq!(reasons.of("map/16M: read"), Some("two"));
+        assert_eq!(reasons.of("map/16M: write, class written"), Some("three"));
+        assert_eq!(reasons.of("map/16M: reads"), None);
+        assert_eq!(reasons.unused().count(), 0);
+        assert_eq!(Reasons::parse("a | b").unwrap().unused().collect::<Vec<_>>(), ["a"]);
+    }
+
+    #[test]
+    fn line_without_a_reason_is_refused_with_its_number() {
+        for text in ["\nmap/1M: read", "\nmap/1M: read | "] {
+            let error = Reasons::parse(text).unwrap_err().to_string();
+            assert!(error.starts_with("line 2 is not `ROW | REASON`"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Overwriting random records one by one for a minute: whether a store stays as fast as it begins, what its slowest
+//! writes take, and what a write costs when all that it leaves behind is counted too.
+//!
+//! A control thread sleeps a millisecond at a time beside the writes; how late it wakes is what the machine did to
+//! everybody, whatever the store does.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::loads::load_measured;
+use super::{Context, Recorder, Workload, only};
+use crate::analysis::time_text;
+use crate::crew::alone;
+use crate::data::{Generator, Length, Values};
+use crate::measure::{Done, Latencies, Work, now_nanos};
+use crate::peer::Class;
+
+/// Seconds of overwriting at scale 1, and the least of any scale.
+const SECONDS: f64 = 60.0;
+const SECONDS_MIN: f64 = 0.2;
+/// Pairs in a commit of the load.
+const BATCH: usize = 1_000;
+/// Between two looks of the control thread at the clock.
+const CONTROL: Duration = Duration::from_millis(1);
+
+pub const WORKLOAD: Workload = Workload {
+    name: "overwrites",
+    about: "5M pairs of 16 and 100 bytes, loaded 1,000 a commit; random ones overwritten one by one for 60 seconds, with a control \
+        thread for the machine's own stalls; then everything made durable and closed",
+    variants: only(5_000_000),
+    classes: &[Class::Written, Class::None],
+    needs_persistence: false,
+    has_drivers: false,
+    has_open_loop: true,
+    run,
+};
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let count = context.records();
+    let keys = Generator::new(context.seed, "load").keys(count, 16);
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let checker = context.checker(&values);
+    let picks = Generator::new(context.seed, "overwrite").picks(count.max(1 << 16), count);
+    let peer = context.open()?;
+    recorder.phase("load, 1,000 a commit", Work::Writes, || {
+        load_measured(context, &*peer, keys.all(), &values, BATCH)
+    })?;
+    if recorder.is_stopped() {
+        return peer.close();
+    }
+    let mut versions = vec![0u32; count];
+    let mut late = Latencies::default();
+    recorder.phase("overwrites", Work::Writes, || {
+        let shift = context
+            .pace
+            .shift(1, Some(context.scaled_seconds(SECONDS, SECONDS_MIN)));
+        let (worked, lateness) = beside_control(|| {
+            shift.work(u64::MAX, |at| {
+                let record = picks[at as usize % picks.len()] as usize;
+                let key = keys.at(record);
+                peer.put(key, values.of(key, versions[record] + 1))?;
+                versions[record] += 1;
+                Ok(())
+            })
+        });
+        late = lateness;
+        let mut worked = worked?;
+        // It was to work for a time; only the limit of the cell cuts that short.
+        worked.stopped_at_of = shift.is_at_limit().then_some(u64::MAX);
+        Ok(alone(worked))
+    })?;
+    recorder.note(format!(
+        "a control thread beside the overwrites, which only slept and woke, was late by at most {} in 9,999 of 10,000 cases, and \
+         once by {}",
+        time_text(late.at(0.9999) as f64),
+        time_text(late.at(1.0) as f64)
+    ));
+    peer.read(&mut |reader| {
+        keys.iter()
+            .zip(&versions)
+            .try_for_each(|(key, version)| reader.get(key, &mut |found| checker.present(key, *version, found)))
+    })?;
+    recorder.phase("sync and close", Work::Writes, || {
+        peer.sync()?;
+        peer.close().map(|()| Done::untimed(1))
+    })
+}
+
+/// Does something while a control thread sleeps and wakes, and says how late that thread woke each time.
+fn beside_control<T>(work: impl FnOnce() -> T) -> (T, Latencies) {
+    let goes_on = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let control = scope.spawn(|| {
+            let mut late = Latencies::default();
+            while goes_on.load(Ordering::Relaxed) {
+                let due = now_nanos() + CONTROL.as_nanos() as u64;
+                std::thread::sleep(CONTROL);
+                late.record(now_nanos().saturating_sub(due));
+            }
+            late
+        });
+        let done = work();
+        goes_on.store(false, Ordering::Relaxed);
+        (done, control.join().unwrap_or_default())
+    })
+}

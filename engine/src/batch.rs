@@ -12,7 +12,7 @@ use crate::draft::{AddTo, Draft};
 use crate::error::{Reason, Result};
 use crate::full_key::{FullKey, FullRange, check_key, split};
 use crate::future::CommitFuture;
-use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
+use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, LOG_SPAN_BYTES, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::map::{Map, check_value};
 use crate::store::{Store, with_draft};
@@ -176,7 +176,9 @@ impl Batch {
     /// Takes a put or a deletion.
     fn write(&mut self, map: &Map, kind: OperationKind, what: What, key: &[u8], value: &[u8]) -> Result<()> {
         self.admit(map)?;
-        if self.mixed.is_none() && value.len() <= LOGGED_VALUE_BYTES_MAX {
+        // No record takes more than a log file; positions in a body have 32 bits.
+        let fits = value.len() <= LOGGED_VALUE_BYTES_MAX && (self.plain.body.len() as u64) < LOG_SPAN_BYTES;
+        if self.mixed.is_none() && fits {
             self.plain.needs(&map.info);
             let full_key = FullKey::new(map.info.id, key)?;
             self.plain.push(kind, &full_key, value, map.store.core().hash_seed);
@@ -250,10 +252,11 @@ impl Batch {
         };
         let mut extents = Vec::new();
         let committed = with_draft(|draft| {
-            draft.values_may_tear(durability == Durability::Written);
+            let values = core.value_durability(durability);
+            draft.values_may_tear(values == Durability::Written);
             mixed.draft(core, draft, &mut extents)?;
             if !extents.is_empty() {
-                core.ready_values(durability)?;
+                core.ready_values(pages_of(&extents), values)?;
             }
             commit(core, draft)
         });
@@ -375,6 +378,13 @@ impl Mixed {
                 (place, FullRange { low, high })
             })
     }
+}
+
+/// Pages that extents take together.
+pub(crate) fn pages_of(extents: &[Extent]) -> u32 {
+    extents
+        .iter()
+        .fold(0, |pages, extent| pages.saturating_add(extent.pages()))
 }
 
 /// How a value goes into a record: itself, or a reference to pages that it was written to.

@@ -533,7 +533,7 @@ impl Core {
         if control.synced.0.load(Ordering::Acquire) >= visible {
             return Ok(visible);
         }
-        self.sync_values().inspect_err(|cause| self.poison(cause))?;
+        self.sync_values()?;
         // Oldest first: a later generation must not be durable before an earlier one is.
         for &slot in &version.generations {
             let entry = self.entry(slot);
@@ -552,6 +552,8 @@ impl Core {
             }
             entry.synced_tail.store(tail, Ordering::Release);
         }
+        // Somebody else may have been told meanwhile of a page of the data file that could not be written.
+        self.unpoisoned()?;
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
         Ok(visible)
     }

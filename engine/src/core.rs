@@ -46,6 +46,8 @@ pub(crate) struct Core {
     pub(crate) closed: AtomicBool,
     /// The process that opened the store: asking the kernel costs more than all the rest of a snapshot.
     pub(crate) process: u32,
+    /// Held while the data file is synced.
+    pub(crate) data_syncs: Mutex<()>,
     /// Whether the names of all log files are known to survive power loss.
     pub(crate) names_synced: AtomicBool,
     /// Whether the thread that syncs for commit futures runs. Where it could not be started they sync for themselves.
@@ -146,6 +148,7 @@ impl Core {
             waiting: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
             process: duramen_io::process_id(),
+            data_syncs: Mutex::new(()),
             names_synced: AtomicBool::new(false),
             syncer_runs: AtomicBool::new(false),
             folder_runs: AtomicBool::new(false),

@@ -327,10 +327,10 @@ impl Core {
             ..old
         };
         if !is_planted(PlantedBug::MetaBeforePages) {
-            self.data.sync_data().map_err(doing)?;
+            self.sync_data_file("making the base durable")?;
         }
         meta.write(&*self.data).map_err(doing)?;
-        self.data.sync_data().map_err(doing)?;
+        self.sync_data_file("making the base durable")?;
         state.durable = meta;
         state.durable_version = version.number;
         tail.meta_sequence.store(meta.sequence as u32, Ordering::Relaxed);

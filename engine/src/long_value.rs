@@ -10,7 +10,7 @@ use crate::checksum::checksum;
 use crate::commit::Durability;
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
+use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES, VALUES_UNSYNCED_BYTES_MAX};
 use crate::planted::{PlantedBug, is_planted};
 use crate::space::{Claim, Want};
 
@@ -64,40 +64,64 @@ impl Core {
         Ok(extent)
     }
 
-    /// Readies values or runs that were written for the record that will refer to them. For a commit that is to be synced they
-    /// are synced first. For another one the next sync of the log does it; until then a power cut may keep the record
-    /// and take them, for which the record is marked ([`Draft::values_may_tear`]).
-    ///
-    /// [`Draft::values_may_tear`]: crate::draft::Draft::values_may_tear
-    pub(crate) fn ready_values(&self, durability: Durability) -> Result<()> {
+    /// When the values of a commit are to be durable: before its record, or, for a commit that need not be, with the next
+    /// sync of the log, which syncs the data file first. A power cut before that may keep the record and take the values;
+    /// the record says so. Not with runs: an extent is known by its checksum, but a page of a tree that lay there
+    /// before is as good as the right one.
+    pub(crate) fn value_durability(&self, commit: Durability) -> Durability {
+        let waiting = self.control().values_unsynced_bytes.load(Ordering::Relaxed);
+        if waiting >= VALUES_UNSYNCED_BYTES_MAX {
+            Durability::Synced
+        } else {
+            commit
+        }
+    }
+
+    /// Readies values and runs that were written for the record that will refer to them.
+    pub(crate) fn ready_values(&self, pages: u32, durability: Durability) -> Result<()> {
         if durability == Durability::Written {
-            self.values_written();
+            self.leave_to_sync(pages);
             return Ok(());
         }
         if is_planted(PlantedBug::ValuesNotSynced) {
             return Ok(());
         }
-        let synced = self.data.sync_data();
-        synced.map_err(|error| self.poisoned_by(Error::io("syncing long values", error)))
+        let synced = self.sync_data_file("syncing long values");
+        synced.map_err(|error| self.poisoned_by(error))
     }
 
     /// Lets the next sync of the log sync the data file first.
-    pub(crate) fn values_written(&self) {
+    pub(crate) fn leave_to_sync(&self, pages: u32) {
+        let control = self.control();
+        let bytes = u64::from(pages) * PAGE_BYTES as u64;
+        control.values_unsynced_bytes.fetch_add(bytes, Ordering::Relaxed);
         // Release: whoever syncs a record that refers to them sees this number, or a later one.
-        self.control().values_written.fetch_add(1, Ordering::Release);
+        control.values_written.fetch_add(1, Ordering::Release);
     }
 
-    /// Makes values and runs durable before the log is. The caller holds the sync lock and has
-    /// read how far the log is visible.
+    /// Makes values durable before the log is. The caller holds the sync lock and has read how far the log is visible.
     pub(crate) fn sync_values(&self) -> Result<()> {
         let control = self.control();
-        let written = control.values_written.load(Ordering::Acquire);
-        if control.values_synced.load(Ordering::Relaxed) == written || is_planted(PlantedBug::ValuesNotSynced) {
+        // Acquire: pairs with the Release in `leave_to_sync`.
+        let are_synced =
+            control.values_synced.load(Ordering::Relaxed) == control.values_written.load(Ordering::Acquire);
+        if are_synced || is_planted(PlantedBug::ValuesNotSynced) {
             return Ok(());
         }
-        let synced = self.data.sync_data();
-        synced.map_err(|error| Error::io("syncing long values", error))?;
-        control.values_synced.store(written, Ordering::Relaxed);
+        self.sync_data_file("syncing long values")
+    }
+
+    /// Makes everything in the data file durable, or stops the store. One at a time, and never after a failure: the kernel
+    /// tells once of a page that it could not write, and who asks again is told that all is well.
+    pub(crate) fn sync_data_file(&self, doing: &str) -> Result<()> {
+        let _one = self.data_syncs.lock().unwrap_or_else(|e| e.into_inner());
+        self.unpoisoned()?;
+        let control = self.control();
+        let written = control.values_written.load(Ordering::Acquire);
+        control.values_unsynced_bytes.store(0, Ordering::Relaxed);
+        let synced = self.data.sync_data().map_err(|error| Error::io(doing, error));
+        synced.inspect_err(|cause| self.poison(cause))?;
+        control.values_synced.fetch_max(written, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -156,10 +156,12 @@ impl Map {
             return self.single(OperationKind::Put, &full_key, &value);
         }
         let extent = self.core().write_value(length, stream)?;
+        let values = self.core().value_durability(self.durability);
+        let may_tear = values == Durability::Written;
         let written = self
             .core()
-            .ready_values(self.durability)
-            .and_then(|()| self.single(OperationKind::PutExtent, &full_key, &extent.encode()));
+            .ready_values(extent.pages(), values)
+            .and_then(|()| self.write_one(OperationKind::PutExtent, &full_key, &extent.encode(), may_tear));
         if written
             .as_ref()
             .is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. }))
@@ -178,8 +180,13 @@ impl Map {
     }
 
     fn single(&self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> Result<()> {
+        self.write_one(kind, full_key, value, false)
+    }
+
+    /// Commits one operation. `may_tear`: its value is long, and not synced yet.
+    fn write_one(&self, kind: OperationKind, full_key: &[u8], value: &[u8], may_tear: bool) -> Result<()> {
         with_draft(|draft| {
-            draft.values_may_tear(self.durability == Durability::Written);
+            draft.values_may_tear(may_tear);
             draft.push(kind, full_key, value, self.core().hash_seed);
             draft.needs(&self.info);
             self.core().commit(draft, None, self.durability).map(|_| ())
@@ -274,11 +281,12 @@ impl Map {
         let Some(new) = decide(now.as_deref()) else {
             return Ok(now);
         };
+        let values = core.value_durability(self.durability);
         let extent = match &new {
             Some(value) if value.len() > LOGGED_VALUE_BYTES_MAX => {
                 check_value(value)?;
                 let extent = core.write_value(value.len() as u64, &mut value.as_slice())?;
-                core.ready_values(self.durability)?;
+                core.ready_values(extent.pages(), values)?;
                 Some(extent)
             }
             _ => None,
@@ -289,7 +297,7 @@ impl Map {
             ..Checks::default()
         };
         let committed = with_draft(|draft| {
-            draft.values_may_tear(self.durability == Durability::Written);
+            draft.values_may_tear(values == Durability::Written);
             match (&new, extent) {
                 (_, Some(extent)) => draft.push(OperationKind::PutExtent, full_key, &extent.encode(), core.hash_seed),
                 (Some(value), None) => draft.push(OperationKind::Put, full_key, value, core.hash_seed),

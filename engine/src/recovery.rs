@@ -20,6 +20,7 @@
 //! | more than five log files to replay | they are folded before the store opens |
 //! | a record that does not continue the chain, or is torn; nothing claims that it was synced | the log ends there |
 //! | the same, but a later record, or a later file's header, claims that it was synced | `Damaged` |
+//! | a record whose commit number a later epoch began with | the log ends before it: an earlier recovery gave it up |
 //! | a log file that does not continue the chain; nothing claims that what is missing was synced | not used |
 //! | a record claims a durable meta page that is newer than the newest intact one | `Damaged` |
 //! | a record refers to a value or run whose pages are not what was written | `Damaged` |
@@ -288,6 +289,23 @@ impl Found {
     }
 }
 
+/// The first record of a file that an earlier recovery gave up: a later epoch began with its commit. It was torn then, or
+/// a value of it was; by now the same value, put once more, may lie in the same pages, and it would look whole.
+fn given_up(found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
+    let newer = later.iter().filter(|one| one.header.epoch > found.header.epoch);
+    let Some(first) = newer.map(|one| one.header.first_commit).min() else {
+        return Ok(None);
+    };
+    let mut end = None;
+    scan(bytes, &found.header, |start, header, _| {
+        if header.commit >= first && end.is_none() {
+            end = Some(start - RECORD_HEADER_BYTES as u64);
+        }
+        Ok(())
+    })?;
+    Ok(end)
+}
+
 /// The extent that an operation stores in place of a value.
 fn extent_of(value: &[u8]) -> Extent {
     Extent::decode(value.try_into().expect("checked on decode"))
@@ -421,8 +439,19 @@ impl<'a> Recovery<'a> {
         if !continues || scanned.last_commit < found.header.first_commit {
             return Ok(());
         }
-        if let Some(torn) = self.torn_value(found, &bytes, later)? {
-            self.end_log_at(found, &mut bytes, torn)?;
+        let mut is_cut = false;
+        // In memory only: the new epoch that begins with this opening is what ends the log for ever.
+        let mut end_before = |bytes: &mut [u8], record: u64| {
+            bytes[record as usize..][..RECORD_HEADER_BYTES].fill(0);
+            is_cut = true;
+        };
+        if let Some(record) = given_up(found, &bytes, later)? {
+            end_before(&mut bytes, record);
+        }
+        if let Some(record) = self.torn_value(found, &bytes, later)? {
+            end_before(&mut bytes, record);
+        }
+        if is_cut {
             scanned = scan(&bytes, &found.header, |_, _, _| Ok(()))?;
             if scanned.last_commit < found.header.first_commit {
                 return Ok(());
@@ -478,18 +507,14 @@ impl<'a> Recovery<'a> {
         first_torn(claim)
     }
 
-    /// Whether all values and runs that a record refers to, and that were not synced before it, are whole.
+    /// Whether all values that a record refers to, and that were not synced before it, are whole.
     fn holds_values(&self, body: &[u8]) -> Result<bool> {
         for operation in Operations::of(body) {
             let (_, operation) = operation?;
             let held = match operation.kind {
                 _ if !operation.may_be_torn => Ok(()),
                 OperationKind::PutExtent => self.verify_extent(extent_of(operation.value)),
-                OperationKind::Run => self.visit_run(decode_root(operation.value), &mut |visit| match visit {
-                    base::Visit::Page { .. } => Ok(()),
-                    base::Visit::Extent(extent) => self.verify_extent(extent),
-                }),
-                OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => Ok(()),
+                _ => Ok(()),
             };
             match held {
                 Err(error) if error.kind() == Kind::Damaged => return Ok(false),
@@ -497,21 +522,6 @@ impl<'a> Recovery<'a> {
             }
         }
         Ok(true)
-    }
-
-    /// Takes a record out of its file before anything is written that might make what it refers to look whole again: the
-    /// same value, put once more, may come to lie in the same pages.
-    fn end_log_at(&self, found: &Found, bytes: &mut [u8], position: u64) -> Result<()> {
-        let nothing = [0; RECORD_HEADER_BYTES];
-        bytes[position as usize..][..RECORD_HEADER_BYTES].copy_from_slice(&nothing);
-        if self.core.settings.read_only {
-            return Ok(());
-        }
-        let written = found
-            .file
-            .write_at(&nothing, position)
-            .and_then(|()| found.file.sync_data());
-        written.map_err(|error| Error::io(format!("ending {} before a torn value", file_name(found.slot)), error))
     }
 
     /// Builds the index of a replayed generation.
@@ -542,7 +552,7 @@ impl<'a> Recovery<'a> {
                 match operation.kind {
                     OperationKind::DeleteRange => index.note(header.commit, position),
                     OperationKind::Run => {
-                        self.adopt_run(decode_root(operation.value), is_unsynced)?;
+                        self.adopt_run(decode_root(operation.value))?;
                         index.note(header.commit, position);
                     }
                     OperationKind::Put | OperationKind::Delete | OperationKind::PutExtent => {
@@ -613,7 +623,7 @@ impl<'a> Recovery<'a> {
         if self.core.settings.read_only {
             return Ok(());
         }
-        self.core.values_written();
+        self.core.leave_to_sync(pages);
         let doing = |error| Error::io("writing long values again", error);
         let (start, length) = (page as u64 * PAGE_BYTES as u64, pages as usize * PAGE_BYTES);
         let mut part = vec![0; length.min(VALUE_CHUNK_BYTES)];
@@ -630,24 +640,15 @@ impl<'a> Recovery<'a> {
         with_source!(self.core, source => source.extent(extent).map(drop))
     }
 
-    fn visit_run(&self, root: Root, visit: &mut dyn FnMut(base::Visit) -> Result<()>) -> Result<()> {
-        with_source!(self.core, source => base::walk(source, root, &mut |found| visit(found)))
-    }
-
-    fn adopt_run(&mut self, root: Root, is_unsynced: bool) -> Result<()> {
-        self.visit_run(root, &mut |visit| match visit {
-            base::Visit::Page {
-                number, pages, birth, ..
-            } => {
+    /// Takes the pages of a run. They were synced before its record was written.
+    fn adopt_run(&mut self, root: Root) -> Result<()> {
+        with_source!(self.core, source => base::walk(source, root, &mut |visit| match visit {
+            base::Visit::Page { number, pages, birth, .. } => {
                 self.note_birth(birth);
-                self.core.space.mark_used(number, pages)?;
-                match is_unsynced {
-                    true => self.write_pages_again(number, pages),
-                    false => Ok(()),
-                }
+                self.core.space.mark_used(number, pages)
             }
-            base::Visit::Extent(extent) => self.adopt_extent(extent, is_unsynced),
-        })?;
+            base::Visit::Extent(extent) => self.adopt_extent(extent, false),
+        }))?;
         let names = FullRange::map(CATALOG);
         with_source!(self.core, source => {
             let mut cursor = base::Cursor::new(source, root);

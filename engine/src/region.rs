@@ -81,9 +81,11 @@ pub(crate) struct Control {
     pub(crate) sync_lock: Line<WordLock>,
     /// Changes whenever `synced` does; waiters sleep on it.
     pub(crate) sync_word: Line<AtomicU32>,
-    /// Long values and runs written ahead of their records, and how many of them survive power loss.
+    /// Counts commits whose long values are left to the next sync of the log, and those of them that survive power loss.
     pub(crate) values_written: AtomicU64,
     pub(crate) values_synced: AtomicU64,
+    /// Bytes of those values, about, since the last sync.
+    pub(crate) values_unsynced_bytes: AtomicU64,
     /// Nonzero once an input/output error stopped the store.
     pub(crate) poisoned: Line<AtomicU32>,
     /// Even while `version` is stable, odd while it is being replaced.

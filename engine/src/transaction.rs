@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::{EXTENT_BYTES, Extent, Root};
-use crate::batch::stored;
+use crate::batch::{pages_of, stored};
 use crate::catalog::check_name;
 use crate::checksum::key_hash;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
@@ -802,14 +802,19 @@ impl Transaction {
             });
         }
         let run = self.settle_layers(&mut checks)?;
+        let values = if run.is_some() {
+            Durability::Synced
+        } else {
+            self.core().value_durability(self.durability)
+        };
         if run.is_some() || !self.extents.is_empty() {
-            self.core().ready_values(self.durability)?;
+            self.core().ready_values(pages_of(&self.extents), values)?;
         }
         // Before the commit: a fold may take the run apart right after it.
         let unused = self.unused_extents()?;
         let core = self.pinned.handle.core.clone();
         let commit: Result<Commit> = with_draft(|draft| {
-            draft.values_may_tear(self.durability == Durability::Written);
+            draft.values_may_tear(values == Durability::Written);
             self.draft(draft, run)?;
             if draft.is_empty() {
                 // Nothing to write, but what was read must still be true.

@@ -82,7 +82,11 @@ impl Case {
         } else {
             ReadMode::Mapped
         };
-        super::small_options().generation_bytes(48 << 10, most).reads(reads)
+        super::small_options()
+            .generation_bytes(48 << 10, most)
+            .reads(reads)
+            // What was freed and not overwritten is as good as new, and must not be taken for it.
+            .overwrite_freed(rng.bool())
     }
 
     fn disk(&self) -> SimDisk {

@@ -483,8 +483,8 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// The first record that nothing claims was synced and that refers to values, or to a run, which are not what was
-    /// written: a power cut kept the record and took them. It ends the log like a record that is torn itself.
+    /// The first record that nothing claims was synced and that refers to values which are not what was written: a power cut
+    /// kept the record and took them. It ends the log like a record that is torn itself.
     fn torn_value(&mut self, found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
         let first_torn = |claim: u64| {
             let mut torn = None;

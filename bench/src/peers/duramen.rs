@@ -4,11 +4,14 @@ use std::ops::Bound;
 use std::path::Path;
 
 use anyhow::Result;
-use duramen::{Batch, Durability, Map, Options, Snapshot, Store};
+use duramen::{Batch, Durability, Map, Options, Snapshot, Store, TransactionOptions};
 
 use super::locked_version;
 use crate::data::KeySlice;
 use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+
+/// Pairs beyond which a commit is a transaction, which may be larger than memory; a batch is one record of the log.
+const BATCH_PAIRS_MAX: usize = 200_000;
 
 /// The driver of Duramen.
 pub struct Duramen;
@@ -74,6 +77,14 @@ impl Peer for Opened {
     }
 
     fn put_many(&self, pairs: &mut Pairs) -> Result<()> {
+        if pairs.size_hint().0 > BATCH_PAIRS_MAX {
+            let mut transaction = self.store.begin(TransactionOptions::new())?;
+            for (key, value) in pairs {
+                transaction.put(&self.pairs, key, value)?;
+            }
+            transaction.commit()?;
+            return Ok(());
+        }
         let mut batch = Batch::new();
         for (key, value) in pairs {
             batch.put(&self.pairs, key, value)?;
@@ -87,6 +98,12 @@ impl Peer for Opened {
     }
 
     fn delete_many(&self, keys: KeySlice) -> Result<()> {
+        if keys.len() > BATCH_PAIRS_MAX {
+            let mut transaction = self.store.begin(TransactionOptions::new())?;
+            keys.iter().try_for_each(|key| transaction.delete(&self.pairs, key))?;
+            transaction.commit()?;
+            return Ok(());
+        }
         let mut batch = Batch::new();
         for key in keys.iter() {
             batch.delete(&self.pairs, key)?;

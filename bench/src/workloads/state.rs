@@ -203,7 +203,14 @@ impl Rows<'_> {
             return Ok(());
         }
         let peer = self.open("mixed")?;
-        Flushes::new(&self.sequential, COMMIT_MAX, self.value(&self.sequential, |_| 0)).put(self.context, &*peer)?;
+        let loaded = Flushes::new(&self.sequential, COMMIT_MAX, self.value(&self.sequential, |_| 0));
+        if loaded.put(self.context, &*peer)?.stopped_at_of.is_some() {
+            recorder.not_done(
+                &[("mixed", Work::Writes)],
+                "its records were not loaded within the time limit of the cell",
+            );
+            return peer.close();
+        }
         let mut generator = Generator::new(self.context.seed, "mixed");
         let picks = generator.picks(self.count, self.count);
         let is_read: Vec<bool> = (0..self.count).map(|_| generator.below(10) < 7).collect();

@@ -84,6 +84,22 @@ honest! {
     honest_peers_pass_ycsb_e: "ycsb-e" at 0.001,
 }
 
+/// Wherever the limit of a cell falls, also between two measured phases, an honest peer does not fail for it.
+#[test]
+fn limit_at_any_time_fails_nobody() {
+    for name in ["state/10k", "map/100k", "redb-table", "reads/1M", "overwrites"] {
+        for millis in [1, 3, 6, 10, 15, 25, 40, 80] {
+            let pace = Pace {
+                limit: now_nanos() + millis * 1_000_000,
+                ..pace()
+            };
+            let driver = peers::one("btreemap").expect("a peer");
+            let scale = if name == "state/10k" { 1.0 } else { 0.01 };
+            run_paced(name, driver, scale, pace).unwrap_or_else(|error| panic!("{name}: {millis} ms: {error:#}"));
+        }
+    }
+}
+
 /// The error with which a workload ends on a faulty peer, if it ends so.
 fn caught(name: &str, fault: &str, scale: f64) -> Option<String> {
     let driver = peers::one(fault).expect("a faulty peer");

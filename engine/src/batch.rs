@@ -107,7 +107,7 @@ impl Batch {
     pub fn put(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
         check_key(key)?;
         check_value(value)?;
-        self.write(map, OperationKind::Put, What::Put, key, value)
+        self.write(map, What::Put, key, value)
     }
 
     /// Removes a key.
@@ -116,7 +116,7 @@ impl Batch {
     /// As [`Batch::put`].
     pub fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
         check_key(key)?;
-        self.write(map, OperationKind::Delete, What::Delete, key, &[])
+        self.write(map, What::Delete, key, &[])
     }
 
     /// Removes all keys of a range, but not those that later calls put there. Pairs that the same batch appends stay, also
@@ -174,13 +174,18 @@ impl Batch {
     }
 
     /// Takes a put or a deletion.
-    fn write(&mut self, map: &Map, kind: OperationKind, what: What, key: &[u8], value: &[u8]) -> Result<()> {
+    fn write(&mut self, map: &Map, what: What, key: &[u8], value: &[u8]) -> Result<()> {
         self.admit(map)?;
         // No record takes more than a log file; positions in a body have 32 bits.
         let fits = value.len() <= LOGGED_VALUE_BYTES_MAX && (self.plain.body.len() as u64) < LOG_SPAN_BYTES;
         if self.mixed.is_none() && fits {
             self.plain.needs(&map.info);
             let full_key = FullKey::new(map.info.id, key)?;
+            let kind = if what == What::Put {
+                OperationKind::Put
+            } else {
+                OperationKind::Delete
+            };
             self.plain.push(kind, &full_key, value, map.store.core().hash_seed);
         } else {
             self.mixed().push(&map.info, what, key, value);
@@ -357,7 +362,7 @@ impl Mixed {
                         None if covered(&full_key, 0..index) => AddTo::Nothing,
                         None => AddTo::Newest,
                     };
-                    let delta = i64::from_le_bytes(value.try_into().expect("eight bytes"));
+                    let delta = i64::from_le_bytes(value.try_into().expect("`add` kept eight bytes"));
                     draft.push_add(&full_key, delta, base, core.hash_seed)
                 }
                 _ => draft.push(OperationKind::Delete, &full_key, &[], core.hash_seed),

@@ -289,6 +289,29 @@ impl Found {
     }
 }
 
+/// What the good records of a file hold together.
+#[derive(Default)]
+struct Held {
+    operations: u64,
+    /// Whether any of them refers to a value that was not synced before it.
+    values_may_be_torn: bool,
+}
+
+impl Held {
+    fn scan(found: &Found, bytes: &[u8]) -> Result<(Scan, Held)> {
+        let mut held = Held::default();
+        let scanned = scan(bytes, &found.header, |_, _, body| {
+            for operation in Operations::of(body) {
+                let (_, operation) = operation?;
+                held.operations += 1;
+                held.values_may_be_torn |= operation.may_be_torn;
+            }
+            Ok(())
+        })?;
+        Ok((scanned, held))
+    }
+}
+
 /// The first record of a file that an earlier recovery gave up: a later epoch began with its commit. It was torn then, or
 /// a value of it was; by now the same value, put once more, may lie in the same pages, and it would look whole.
 fn given_up(found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
@@ -433,7 +456,7 @@ impl<'a> Recovery<'a> {
     fn replay(&mut self, found: &Found, later: &[Found]) -> Result<()> {
         let mut bytes = found.read()?;
         let continues = found.header.first_commit == self.last_commit + 1 && found.header.previous == self.previous;
-        let mut scanned = scan(&bytes, &found.header, |_, _, _| Ok(()))?;
+        let (mut scanned, mut held) = Held::scan(found, &bytes)?;
         self.heed(&scanned);
         // Generations without a commit are left by every opening that wrote nothing.
         if !continues || scanned.last_commit < found.header.first_commit {
@@ -448,26 +471,23 @@ impl<'a> Recovery<'a> {
         if let Some(record) = given_up(found, &bytes, later)? {
             end_before(&mut bytes, record);
         }
-        if let Some(record) = self.torn_value(found, &bytes, later)? {
+        if held.values_may_be_torn
+            && let Some(record) = self.torn_value(found, &bytes, later)?
+        {
             end_before(&mut bytes, record);
         }
         if is_cut {
-            scanned = scan(&bytes, &found.header, |_, _, _| Ok(()))?;
+            (scanned, held) = Held::scan(found, &bytes)?;
             if scanned.last_commit < found.header.first_commit {
                 return Ok(());
             }
         }
-        let mut operations = 0;
-        scan(&bytes, &found.header, |_, _, body| {
-            operations += Operations::of(body).count() as u64;
-            Ok(())
-        })?;
         if self.accepted.len() == LIVE_GENERATIONS_MAX - 1 {
             return Err(Error::damaged(
                 "more log files continue the base than a version can hold",
             ));
         }
-        self.enter(found, &bytes, &scanned, operations)?;
+        self.enter(found, &bytes, &scanned, held.operations)?;
         self.accepted.push(found.slot);
         self.last_commit = scanned.last_commit;
         self.previous = scanned.previous;
@@ -485,7 +505,7 @@ impl<'a> Recovery<'a> {
 
     /// The first record that nothing claims was synced and that refers to values which are not what was written: a power cut
     /// kept the record and took them. It ends the log like a record that is torn itself.
-    fn torn_value(&mut self, found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
+    fn torn_value(&self, found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
         let first_torn = |claim: u64| {
             let mut torn = None;
             scan(bytes, &found.header, |start, header, body| {
@@ -511,14 +531,12 @@ impl<'a> Recovery<'a> {
     fn holds_values(&self, body: &[u8]) -> Result<bool> {
         for operation in Operations::of(body) {
             let (_, operation) = operation?;
-            let held = match operation.kind {
-                _ if !operation.may_be_torn => Ok(()),
-                OperationKind::PutExtent => self.verify_extent(extent_of(operation.value)),
-                _ => Ok(()),
-            };
-            match held {
+            if !operation.may_be_torn || operation.kind != OperationKind::PutExtent {
+                continue;
+            }
+            match self.verify_extent(extent_of(operation.value)) {
                 Err(error) if error.kind() == Kind::Damaged => return Ok(false),
-                held => held?,
+                verified => verified?,
             }
         }
         Ok(true)

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::workload::check_sound;
 use common::{Watchdog, seed, small_options};
-use duramen_engine::{Error, Kind, Maintenance, Map, Options, Store};
+use duramen_engine::{Batch, Error, Kind, Maintenance, Map, Options, Store};
 use duramen_io::SimDisk;
 use fastrand::Rng;
 
@@ -292,4 +292,29 @@ fn a_closed_store_whose_free_blocks_others_took_is_opened_and_emptied_with_littl
     }
     assert_eq!(map.count().unwrap(), 0);
     assert_eq!(check_sound(&store), Ok(()));
+}
+
+#[test]
+fn a_long_record_that_finds_no_room_changes_nothing() {
+    let disk = SimDisk::new(3);
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    map.put(b"before", b"value").unwrap();
+    // More than a step of the log's growth: its blocks are allocated, not filled.
+    let long_batch = || {
+        let mut batch = Batch::new();
+        (0..1000u32).for_each(|number| batch.put(&map, &number.to_be_bytes(), &[7; 1000]).unwrap());
+        batch
+    };
+    for room in [0, 100 << 10, 600 << 10, 900 << 10] {
+        disk.set_capacity(Some(disk.allocated_bytes() + room));
+        let error = store.write(long_batch()).unwrap_err();
+        assert!(is_full(&error), "{room}: {error}");
+        assert_eq!(map.count().unwrap(), 1);
+    }
+    disk.set_capacity(None);
+    store.write(long_batch()).unwrap();
+    let store = small_options().open_on(disk.kill().platform()).unwrap();
+    assert_eq!(store.map("map").unwrap().count().unwrap(), 1001);
+    check_sound(&store).unwrap();
 }

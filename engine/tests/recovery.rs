@@ -5,7 +5,7 @@
 mod common;
 
 use common::small_options;
-use duramen_engine::{Durability, Kind, Map, Reason, Result, Store, TransactionOptions};
+use duramen_engine::{Batch, Durability, Kind, Map, Reason, Result, Store, TransactionOptions};
 use duramen_io::{OpenMode, SimDisk};
 
 const PAGE: usize = 4096;
@@ -585,11 +585,12 @@ fn a_long_value_that_is_not_what_its_record_says_is_damage() {
     assert_eq!(error_of(&disk).kind(), Kind::Damaged);
 }
 
-/// Breaks the long value that the data file holds.
-fn break_long_value(disk: &SimDisk) {
+/// Changes a byte of the long value that the data file holds, and says which.
+fn break_long_value(disk: &SimDisk) -> usize {
     let data = disk.read_raw("data");
-    let place = data.windows(64).position(|window| window == [0xA5; 64]).unwrap();
-    flip(disk, "data", place + 50_000);
+    let start = data.windows(64).position(|window| window == [0xA5; 64]).unwrap();
+    flip(disk, "data", start + 50_000);
+    start + 50_000
 }
 
 #[test]
@@ -600,20 +601,16 @@ fn a_written_long_value_that_a_power_cut_took_ends_the_log_for_ever() {
     map.put(b"long", &[0xA5; 100_000]).unwrap();
     put(&map, 1);
     let disk = disk.kill();
-    break_long_value(&disk);
-    {
-        let store = open(&disk).unwrap();
-        let map = store.map("map").unwrap().with_durability(Durability::Written);
-        assert_eq!(map.count().unwrap(), 1);
-        // It comes to lie where it lay before. The record of then must not be taken for whole now.
-        map.put(b"long", &[0xA5; 100_000]).unwrap();
-    }
-    let disk = disk.kill();
+    let place = break_long_value(&disk);
     let store = open(&disk).unwrap();
-    let map = store.map("map").unwrap();
-    assert_eq!(map.count().unwrap(), 2);
-    assert_eq!(map.get(&0u64.to_be_bytes()).unwrap().as_deref(), Some(&b"value 0"[..]));
-    assert_eq!(map.get(b"long").unwrap().as_deref(), Some(&[0xA5; 100_000][..]));
+    let map = store.map("map").unwrap().with_durability(Durability::Written);
+    assert_eq!(map.count().unwrap(), 1);
+    put(&map, 2);
+    // Before the store is dropped: closing would fold the log.
+    let disk = disk.kill();
+    // As if the same value had come to lie there once more: the record that was given up looks whole.
+    flip(&disk, "data", place);
+    assert_eq!(found(&disk), [0, 2]);
 }
 
 #[test]
@@ -627,6 +624,52 @@ fn a_written_long_value_that_is_gone_after_it_was_synced_is_damage() {
     let disk = disk.kill();
     break_long_value(&disk);
     assert_eq!(error_of(&disk).kind(), Kind::Damaged);
+}
+
+#[test]
+fn a_long_record_is_there_whole_or_not_at_all_wherever_it_stops() {
+    let mut found = [0; 2];
+    for calls in 0.. {
+        let (disk, store, map) = store();
+        let mut batch = Batch::new();
+        for number in 0..900u64 {
+            batch.put(&map, &number.to_be_bytes(), &[7; 1000]).unwrap();
+        }
+        disk.trace(true);
+        disk.stop_after(calls);
+        let written = store.write(batch).and_then(|_| store.sync());
+        let trace = disk.take_trace();
+        for disk in [disk.kill(), disk.power_cut(calls)] {
+            let count = open(&disk).unwrap().map("map").unwrap().count().unwrap();
+            assert!(count == 0 || count == 900, "{calls} calls: {count} pairs");
+            assert!(
+                written.is_err() || count == 900,
+                "{calls} calls: what was synced is gone"
+            );
+            found[usize::from(count == 900)] += 1;
+        }
+        if written.is_ok() {
+            // Its blocks were allocated, not filled with zeros first.
+            assert!(trace.iter().any(|call| call.starts_with("allocate wal-")), "{trace:#?}");
+            break;
+        }
+    }
+    assert!(found[0] > 0 && found[1] > 0, "{found:?}");
+}
+
+#[test]
+fn long_values_that_wait_for_a_sync_are_bounded() {
+    let (disk, _store, map) = store();
+    let map = map.with_durability(Durability::Written);
+    let syncs_after = |values: u64| {
+        disk.trace(true);
+        for number in 0..values {
+            map.put(&number.to_be_bytes(), &[0xA5; 1 << 20]).unwrap();
+        }
+        disk.take_trace().iter().filter(|call| *call == "sync data").count()
+    };
+    assert_eq!(syncs_after(8), 0);
+    assert!(syncs_after(64) > 0, "64 MiB wait at most");
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(crate) fn fold_loop(core: &Core) {
             let busy = core.region.version().generations.len() > 1;
             if busy {
                 // The fold needs no new log file, and frees one.
-                unless_full(core.keep_standby(&mut state, true))?;
+                unless_full(core.keep_growing_spare())?;
                 core.maintain_frozen(&mut state)?;
             } else if is_time_to_tidy(quiet) {
                 drop(state);
@@ -52,12 +52,11 @@ pub(crate) fn fold_loop(core: &Core) {
             } else if quiet >= SOON_TICKS && has_much_to_fold(core) {
                 drop(state);
                 core.maintain()?;
-                state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
             } else {
                 core.reclaim(&mut state)?;
             }
             // A commit that needs one says what is missing.
-            unless_full(core.keep_standby_at_hand(&mut state))
+            unless_full(core.keep_spare())
         };
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(round)) {
             Ok(Ok(())) => core.note_fold_error(None),
@@ -79,7 +78,7 @@ fn has_much_to_fold(core: &Core) -> bool {
 }
 
 /// What only makes later work faster may fail for want of room.
-fn unless_full(done: Result<()>) -> Result<()> {
+pub(crate) fn unless_full(done: Result<()>) -> Result<()> {
     match done {
         Err(error) if error.kind() == Kind::MakeSpace => Ok(()),
         done => done,

@@ -30,8 +30,8 @@ use crate::core::{Core, with_source};
 use crate::draft::{Add, AddTo, Draft};
 use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::limits::{
-    LIVE_GENERATIONS_MAX, LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX,
-    WAIT_ROUNDS_MAX,
+    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
+    WAITING_GENERATIONS_MAX,
 };
 use crate::log::{LOG_START, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
 use crate::planted::{PlantedBug, is_planted};
@@ -291,10 +291,9 @@ impl Core {
         error.kind() == Kind::MakeSpace && self.generations_to_replay() > 1
     }
 
-    /// Whether there may be one more generation: recovery adds one to those that it replays, and all of them must fit
-    /// into one version.
+    /// Whether there may be one more generation.
     pub(crate) fn can_rotate(&self) -> bool {
-        self.generations_to_replay() <= LIVE_GENERATIONS_MAX - 3
+        self.generations_to_replay() <= WAITING_GENERATIONS_MAX
     }
 
     /// Whether there are generations that nobody needs any more.
@@ -307,7 +306,7 @@ impl Core {
     }
 
     /// Generations that a crash now would make recovery replay: those that are not in the durable base.
-    fn generations_to_replay(&self) -> usize {
+    pub(crate) fn generations_to_replay(&self) -> usize {
         let durable = self.control().durable.0.load(Ordering::Acquire);
         let waits = |entry: &GenerationEntry| match entry.state() {
             GenerationState::Active | GenerationState::Frozen => true,

@@ -66,6 +66,8 @@ pub(crate) struct Core {
     fold_error: Mutex<Option<Error>>,
     pub(crate) counters: Counters,
     pub(crate) pace: Pace,
+    /// Bytes that the next generation shall take.
+    pub(crate) next_capacity: AtomicU64,
     /// Calls that write outside the commit lock, and would go on doing so while the store is closed.
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
@@ -82,8 +84,6 @@ pub(crate) struct MaintenanceState {
     pub(crate) durable: Meta,
     /// The published version that has the durable root; always counts as pinned.
     pub(crate) durable_version: u64,
-    /// Bytes that the next generation shall take.
-    pub(crate) next_capacity: u64,
     /// Versions that new trees were written for, with those under which they were published, ascending: commits may
     /// have begun generations, and with them versions, in between.
     pub(crate) published: Vec<(u64, u64)>,
@@ -137,10 +137,10 @@ impl Core {
             maintenance: Mutex::new(MaintenanceState {
                 durable,
                 durable_version: durable.version + 1,
-                next_capacity: settings.generation_bytes_min,
                 published: Vec::new(),
                 history: VecDeque::new(),
             }),
+            next_capacity: AtomicU64::new(settings.generation_bytes_min),
             settings,
             preparing: Mutex::new(()),
             progress: (Mutex::new(0), Condvar::new()),

@@ -15,9 +15,11 @@
 //! Invariant: the published root is exactly the state after commit L, for some L with `durable <= L <= synced`.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use crate::base::{self, KeyRange, MergeOptions, PageSink, PageSource, Root};
+use crate::background::unless_full;
+use crate::base::{self, ChangeStream, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Error, Result};
 use crate::limits::RETAINED_GENERATIONS_MAX;
@@ -26,7 +28,7 @@ use crate::newest::NewestChanges;
 use crate::page_sink::FileSink;
 use crate::planted::{PlantedBug, is_planted};
 use crate::promises::FoldCosts;
-use crate::region::{GenerationState, Pin, Pins, Version};
+use crate::region::{GenerationEntry, GenerationState, Pin, Pins, Version};
 use crate::snapshot::describe;
 use crate::space::{Claim, Retired, Slack};
 use crate::view::GenerationView;
@@ -34,6 +36,9 @@ use crate::write_set::Layer;
 
 /// How often to look again while a reader is just beginning.
 const BEGINNING_ROUNDS_MAX: u32 = 100;
+/// How often a merge says how far it is, at most: in operations, so that the clock is not asked for each, and in time.
+const REPORT_OPERATIONS: u64 = 256;
+const REPORT_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Core {
     /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
@@ -100,6 +105,7 @@ impl Core {
             .and_then(|_| self.reclaim_too_early(state))
             .and_then(|()| self.make_durable(state))
             .and_then(|()| self.reclaim(state));
+        self.pace.ends(self.platform.clock.monotonic());
         if let Err(error) = &done
             && let crate::error::Reason::Damaged(what) = error.reason()
         {
@@ -148,14 +154,35 @@ impl Core {
             .expect("one generation always takes commits");
         let Some(&newest) = frozen.last() else { return Ok(false) };
         let last_commit = self.entry(newest).last_commit.load(Ordering::Relaxed);
+        let sum = |number: fn(&GenerationEntry) -> &AtomicU64| -> u64 {
+            let numbers = frozen.iter().map(|&slot| number(self.entry(slot)));
+            numbers.map(|number| number.load(Ordering::Relaxed)).sum()
+        };
+        let (bytes, operations) = (sum(|entry| &entry.tail), sum(|entry| &entry.operations));
+        self.pace.begins(
+            self.entry(newest).number.load(Ordering::Relaxed),
+            bytes,
+            self.platform.clock.monotonic(),
+        );
+        self.set_price();
         if !is_planted(PlantedBug::FoldAheadOfSync) {
             self.wait_synced(last_commit)?;
         }
-        let began = self.platform.clock.monotonic();
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
-        let merged =
-            with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink));
+        let mut reported = self.platform.clock.monotonic();
+        let mut report = |done| {
+            let now = self.platform.clock.monotonic();
+            if now.saturating_sub(reported) < REPORT_INTERVAL {
+                return Ok(());
+            }
+            reported = now;
+            self.pace.merged(done, operations);
+            self.set_price();
+            // A commit that needs one says what is missing.
+            unless_full(self.keep_growing_spare())
+        };
+        let merged = with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink, &mut report));
         let finished = merged.and_then(|root| sink.finish().map(|()| root));
         let kept = finished.and_then(|root| self.keep_history(state, frozen).map(|()| root));
         let root = match kept {
@@ -165,13 +192,9 @@ impl Core {
                 return Err(error);
             }
         };
-        let took = self.platform.clock.monotonic().saturating_sub(began);
-        let bytes = frozen
-            .iter()
-            .map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed))
-            .sum();
-        self.pace.measured(took, bytes);
         self.install(state, root, last_commit, frozen, sink);
+        self.pace.finishes(self.platform.clock.monotonic());
+        self.set_price();
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         Ok(true)
     }
@@ -185,7 +208,6 @@ impl Core {
         next.base_commit = last_commit;
         next.generations.retain(|slot| !frozen.contains(slot));
         self.region.publish(&next);
-        self.pace.waiting(next.generations.len() - 1);
         drop(guard);
         let mut costs = FoldCosts::default();
         for &slot in frozen {
@@ -377,30 +399,6 @@ impl Core {
         self.recycle(state)
     }
 
-    /// Decides how large the next generation gets. While they fill up in the ordinary course of writing: twice the last
-    /// one, up to a quarter of the base, so that folding rewrites the base a bounded number of times per byte written and
-    /// not much of a small store waits in the log. Small again when the store is quiet.
-    pub(crate) fn keep_standby(&self, state: &mut MaintenanceState, busy: bool) -> Result<()> {
-        let settings = &self.settings;
-        state.next_capacity = if busy {
-            let quarter = self.space.used_bytes() / 4;
-            (state.next_capacity * 2)
-                .min(quarter.max(settings.generation_bytes_min))
-                .min(settings.generation_bytes_max)
-        } else {
-            settings.generation_bytes_min
-        };
-        self.keep_standby_at_hand(state)
-    }
-
-    /// Prepares a standby generation when there is none, so that no commit has to.
-    pub(crate) fn keep_standby_at_hand(&self, state: &mut MaintenanceState) -> Result<()> {
-        if self.standbys() < 2 {
-            self.prepare_standby(state.next_capacity, 0)?;
-        }
-        self.keep_spare()
-    }
-
     /// Writes all layers of a transaction as one sorted run.
     pub(crate) fn write_run(&self, layers: &[Layer]) -> Result<Root> {
         let birth = self.region.version().number;
@@ -432,6 +430,32 @@ impl Core {
     }
 }
 
+/// Changes, with a word now and then of how many were taken.
+struct Reported<'a, 's, S: PageSource> {
+    changes: &'a mut NewestChanges<'s, S>,
+    report: &'a mut dyn FnMut(u64) -> Result<()>,
+    next: u64,
+}
+
+impl<S: PageSource> ChangeStream for Reported<'_, '_, S> {
+    fn key(&self) -> Option<&[u8]> {
+        self.changes.key()
+    }
+
+    fn change(&self) -> Stored<'_> {
+        self.changes.change()
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.changes.advance()?;
+        if self.changes.taken >= self.next {
+            self.next = self.changes.taken + REPORT_OPERATIONS;
+            (self.report)(self.changes.taken)?;
+        }
+        Ok(())
+    }
+}
+
 /// Merges frozen generations into a base.
 fn fold_into<S: PageSource>(
     source: S,
@@ -439,6 +463,7 @@ fn fold_into<S: PageSource>(
     generations: &[GenerationView],
     hash_seed: u64,
     sink: &mut FileSink<'_>,
+    report: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<Root> {
     let mut changes = NewestChanges::of_generations(source, generations)?;
     let cuts: Vec<KeyRange> = changes.cuts();
@@ -446,7 +471,14 @@ fn fold_into<S: PageSource>(
         keep_deletes: false,
         hash_seed,
     };
-    let root = base::merge(source, root, &mut changes, &cuts, options, sink)?;
+    let root = {
+        let mut changes = Reported {
+            changes: &mut changes,
+            report,
+            next: 0,
+        };
+        base::merge(source, root, &mut changes, &cuts, options, sink)?
+    };
     for extent in changes.superseded {
         sink.retire_extent(extent);
     }

@@ -4,16 +4,19 @@
 //! Who does what: the committer that finds the active generation full rotates to the standby one, under the commit
 //! lock; the folding thread prepares standbys and recycles folded generations.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrayvec::ArrayVec;
 
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Kind, Result};
 use crate::index::Index;
 use crate::limits::{
-    CHECKABLE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX, LOG_GROWTH_BYTES,
-    LOG_RESERVE_BYTES, LOG_SPAN_BYTES,
+    CHECKABLE_GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX,
+    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, WAITING_GENERATIONS_MAX,
 };
 use crate::log::{LOG_START, SegmentHeader, file_name};
+use crate::pace::LogRoom;
 use crate::planted::{PlantedBug, is_planted};
 use crate::region::{GenerationEntry, GenerationState, full_or_io};
 
@@ -51,7 +54,7 @@ impl Core {
         self.entry(slot).set_state(GenerationState::Active);
         control.tail.0.slot.store(slot as u32, Ordering::Relaxed);
         self.region.publish(&next);
-        self.pace.waiting(next.generations.len() - 1);
+        self.set_price();
         self.ask(|work| work.fold = true);
         Ok(true)
     }
@@ -92,7 +95,7 @@ impl Core {
             .region
             .generations()
             .filter(|(_, entry)| entry.state() == GenerationState::Standby)
-            .max_by_key(|(_, entry)| entry.capacity.load(Ordering::Relaxed));
+            .max_by_key(|(slot, entry)| (entry.capacity.load(Ordering::Relaxed), std::cmp::Reverse(*slot)));
         if let Some((slot, entry)) = ready {
             let large = entry.capacity.load(Ordering::Relaxed) >= needed;
             if large && self.index(slot).has_room(entries) {
@@ -100,8 +103,7 @@ impl Core {
             }
             self.discard_standby(slot);
         }
-        let capacity = needed.max(self.settings.generation_bytes_min) + LOG_RESERVE_BYTES;
-        match self.prepare_standby(capacity, entries) {
+        match self.prepare_large(needed + LOG_RESERVE_BYTES, entries) {
             // On a full disk a file will do that is there already, and long enough.
             Err(error) if error.kind() == Kind::MakeSpace => match self.longest_unused_file() {
                 length if length >= needed => self.prepare_standby(length, entries),
@@ -132,13 +134,15 @@ impl Core {
     pub(crate) fn leave_large_generations(&self, state: &mut MaintenanceState) -> Result<()> {
         self.discard_standbys(|slot| self.is_large(slot));
         self.trim_log_files()?;
-        self.keep_standby(state, false)?;
+        let least = self.settings.generation_bytes_min;
+        self.next_capacity.store(least, Ordering::Relaxed);
+        self.keep_spare()?;
         // The one that follows may have been prepared behind the large one; the next one after that is not.
         for _ in 0..2 {
             if self.leave_large_active()? {
                 self.maintain_frozen(state)?;
                 self.discard_standbys(|_| true);
-                self.keep_standby_at_hand(state)?;
+                self.keep_spare()?;
                 self.trim_log_files()?;
             }
         }
@@ -186,9 +190,70 @@ impl Core {
         // One at a time: of those who find one missing together only the first makes it.
         let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());
         for _ in self.standbys()..2 {
-            self.prepare_standby(self.settings.generation_bytes_min, 0)?;
+            self.prepare_large(0, 0)?;
         }
         Ok(())
+    }
+
+    /// The same while generations fill up in the ordinary course of writing. Each is twice as large as the one before,
+    /// up to an eighth of the base, so that folding rewrites the base a bounded number of times per byte written and not
+    /// much of a small store waits in the log.
+    pub(crate) fn keep_growing_spare(&self) -> Result<()> {
+        if self.standbys() < 2 {
+            let settings = &self.settings;
+            let share = (self.space.used_bytes() / 8).max(settings.generation_bytes_min);
+            let most = share.min(settings.generation_bytes_max);
+            let next = self.next_capacity.load(Ordering::Relaxed);
+            self.next_capacity.store((next * 2).min(most), Ordering::Relaxed);
+        }
+        self.keep_spare()
+    }
+
+    /// Prepares a generation as large as the next one shall be; on a full disk a smaller one.
+    fn prepare_large(&self, needed: u64, entries: usize) -> Result<Option<u16>> {
+        let next = self.next_capacity.load(Ordering::Relaxed);
+        let least = self.settings.generation_bytes_min;
+        let prepare = |capacity: u64| self.prepare_standby(capacity.max(needed), entries);
+        match prepare(next) {
+            Err(error) if error.kind() == Kind::MakeSpace && next > least => prepare(least),
+            prepared => prepared,
+        }
+    }
+
+    /// Lets commits pay what the log has left while a fold goes on.
+    pub(crate) fn set_price(&self) {
+        let Some(newest) = self.pace.newest_folding() else {
+            return;
+        };
+        self.pace
+            .set_price(self.platform.clock.monotonic(), self.log_room(newest));
+    }
+
+    /// What the log still takes while generations up to number `newest` are being folded.
+    fn log_room(&self, newest: u32) -> LogRoom {
+        const ALL: u64 = WAITING_GENERATIONS_MAX as u64 + 1;
+        let version = self.region.version();
+        let entries: ArrayVec<&GenerationEntry, LIVE_GENERATIONS_MAX> =
+            version.generations.iter().map(|&slot| self.entry(slot)).collect();
+        let number = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let (active, frozen) = entries.split_last().expect("one generation always takes commits");
+        // Of an index that is full before the log is, the log shows how full.
+        let share = |bytes: u64| match frozen.last() {
+            Some(full) => (bytes * (number(&full.tail) * 16 / number(&full.capacity).max(1)).clamp(4, 16)) / 16,
+            None => bytes,
+        };
+        let next = share(self.next_capacity.load(Ordering::Relaxed));
+        let alive = self.generations_to_replay() as u64;
+        let others = entries
+            .iter()
+            .filter(|entry| entry.number.load(Ordering::Relaxed) > newest);
+        let (count, written) = others.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + number(&entry.tail)));
+        let planned = (ALL / 2).min(ALL - alive.saturating_sub(count).min(ALL)) * next;
+        let rest_of_active = share(number(&active.capacity)).saturating_sub(number(&active.tail));
+        LogRoom {
+            planned: planned.saturating_sub(written),
+            left: ALL.saturating_sub(alive) * next + rest_of_active,
+        }
     }
 
     /// Prepares a generation that can hold `capacity` bytes of log and `entries` index entries: file, zeros, index.
@@ -264,6 +329,7 @@ impl Core {
         }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
         let (memory, memory_bytes) = self.region.take(&entry.memory, bytes as u64)?;
+        self.region.populate(memory, memory_bytes);
         // SAFETY: the region handed this memory out for this index alone.
         unsafe { Index::create(self.region.memory(memory), memory_bytes as usize) };
         entry.capacity.store(capacity, Ordering::Relaxed);

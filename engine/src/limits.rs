@@ -27,6 +27,9 @@ pub const VALUE_CHUNK_BYTES: usize = 1 << 20;
 pub const MAP_NAME_BYTES_MAX: usize = 255;
 /// Generations of the log that may be alive in one version: one that takes commits, the others frozen.
 pub const LIVE_GENERATIONS_MAX: usize = 8;
+/// Generations that may wait for a fold beside the one that takes commits: recovery adds one to those that it replays,
+/// and all of them must fit into one version.
+pub const WAITING_GENERATIONS_MAX: usize = LIVE_GENERATIONS_MAX - 3;
 
 const _: () = assert!(BRANCH_BYTES == 16384);
 const _: () = assert!(FULL_KEY_BYTES_MAX + INLINE_VALUE_BYTES_MAX + 64 + 16 < PAGE_BYTES);
@@ -46,7 +49,7 @@ pub const LOG_FILES_OPEN_MAX: usize = 64;
 /// Bytes of address space for one log file; no record may make a log file longer.
 pub const LOG_SPAN_BYTES: u64 = 256 << 20;
 /// Bytes of log that a generation takes at most in the ordinary course (a single larger record gets a larger one).
-pub const GENERATION_BYTES_MAX: u64 = 64 << 20;
+pub const GENERATION_BYTES_MAX: u64 = 128 << 20;
 /// Bytes of a generation in a new or idle store. Two of them are kept: 1 MiB of log.
 pub const GENERATION_BYTES_MIN: u64 = 512 << 10;
 /// Bytes by which a log file is filled with zeros ahead of its records.
@@ -89,7 +92,7 @@ pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
 pub const WAIT_ROUNDS_MAX: u32 = 100;
 /// Replayed generations that may wait for the ordinary fold; more are folded before the store opens. Two more can be
 /// replayed by a program that crashes whenever it has started.
-pub const REPLAYED_MAX: usize = LIVE_GENERATIONS_MAX - 3;
+pub const REPLAYED_MAX: usize = WAITING_GENERATIONS_MAX;
 /// Address space taken for the data file at once; the mapping is replaced by a larger one when the file outgrows it.
 pub const DATA_SPAN_BYTES: u64 = 1 << 40;
 /// Address space for the shared region: what the allocator keeps of the largest data file while it moves, and the memory

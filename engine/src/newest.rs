@@ -20,6 +20,8 @@ pub(crate) struct NewestChanges<'a, S: PageSource> {
     key: Vec<u8>,
     change: Held<'a, S>,
     at_end: bool,
+    /// Operations that were taken from the inputs so far, those included that do not count.
+    pub(crate) taken: u64,
     /// Values that nothing refers to once this is folded.
     pub(crate) superseded: Vec<Extent>,
     /// Values that the base refers to from now on.
@@ -93,6 +95,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             key: Vec::new(),
             change: Held::Stored(Stored::Deleted),
             at_end: false,
+            taken: 0,
             superseded: Vec::new(),
             surviving: Vec::new(),
             runs: Vec::new(),
@@ -133,7 +136,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             let mut newest: Option<(u64, Held<'a, S>)> = None;
             for input in &mut self.inputs {
                 if input.key() == Some(&self.key) {
-                    input.take(&mut newest, deleted.unwrap_or(0), &mut self.superseded)?;
+                    self.taken += input.take(&mut newest, deleted.unwrap_or(0), &mut self.superseded)?;
                 }
             }
             if let Some((_, held)) = newest {
@@ -184,18 +187,20 @@ impl<'a, S: PageSource> Input<'a, S> {
         }
     }
 
-    /// Enters everything this input has at its key into the contest, and moves on.
+    /// Enters everything this input has at its key into the contest, and moves on. Returns how many operations that were.
     fn take(
         &mut self,
         newest: &mut Option<(u64, Held<'a, S>)>,
         deleted: u64,
         superseded: &mut Vec<Extent>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
+        let mut taken = 0;
         match self {
             Input::Index(cursor, generation) => {
                 // Newest first, and of several in one commit the last operation first: only that one counts.
                 let mut commit_before = u64::MAX;
                 for version in cursor.versions() {
+                    taken += 1;
                     let stored = generation.stored(version.position);
                     if version.commit < commit_before {
                         contend(newest, version.commit, Held::Stored(stored), deleted, superseded);
@@ -214,6 +219,7 @@ impl<'a, S: PageSource> Input<'a, S> {
                     Location::Deleted => Held::Stored(Stored::Deleted),
                 };
                 contend(newest, *rank, held, deleted, superseded);
+                taken += 1;
                 cursor.next()?;
             }
             Input::Layer(rank, cursor) => {
@@ -226,10 +232,11 @@ impl<'a, S: PageSource> Input<'a, S> {
                 if let Some(stored) = stored {
                     contend(newest, *rank, Held::Stored(stored), deleted, superseded);
                 }
+                taken += 1;
                 cursor.next();
             }
         }
-        Ok(())
+        Ok(taken)
     }
 }
 

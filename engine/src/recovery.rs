@@ -32,6 +32,7 @@ use std::sync::atomic::Ordering;
 
 use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
+use crate::background::unless_full;
 use crate::base::{self, Extent, Root};
 use crate::bitmap::Bitmap;
 use crate::checksum::key_hash;
@@ -740,7 +741,8 @@ impl<'a> Recovery<'a> {
                 let synced = core.segments.file(slot)?.sync_data();
                 synced.map_err(|error| Error::io("syncing the header of the log", error))?;
             }
-            core.prepare_standby(core.settings.generation_bytes_min, 0)?;
+            // On a full disk a fold makes room for it: the log files that were replayed come free.
+            unless_full(core.prepare_standby(core.settings.generation_bytes_min, 0).map(|_| ()))?;
         }
         Ok(())
     }

@@ -426,6 +426,12 @@ impl Region {
         unsafe { self.mapping.base().add(offset as usize) }
     }
 
+    /// Asks the kernel for the memory of a piece that is about to be written: a commit that faults it in page by page may
+    /// have to wait for the file system's journal.
+    pub(crate) fn populate(&self, offset: u64, bytes: u64) {
+        self.mapping.populate(offset, bytes);
+    }
+
     /// All pieces of memory that somebody has, ascending. Under `growth_lock`.
     fn pieces(&self) -> Vec<(u64, u64)> {
         let space = &self.control().space;

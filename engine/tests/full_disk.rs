@@ -254,21 +254,25 @@ impl Full {
 
 #[test]
 fn a_store_whose_log_has_its_blocks_is_opened_and_emptied_where_no_file_gets_another_one() {
-    let disk = SimDisk::new(1);
-    let store = small_options().open_on(disk.platform()).unwrap();
-    let map = store.map("map").unwrap();
-    for number in 0..300u64 {
-        map.put(&number.to_be_bytes(), &[7; 400]).unwrap();
+    // However many of its log files wait to be folded.
+    for puts in (200..500u64).step_by(30) {
+        let disk = SimDisk::new(1);
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        for number in 0..puts {
+            map.put(&number.to_be_bytes(), &[7; 400]).unwrap();
+        }
+        println!("{puts} puts, {:?}", store.stat().unwrap().generations);
+        let disk = disk.kill();
+        disk.set_capacity(Some(0));
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        for number in 0..puts {
+            map.delete(&number.to_be_bytes()).unwrap();
+        }
+        assert_eq!(map.count().unwrap(), 0);
+        assert_eq!(check_sound(&store), Ok(()));
     }
-    let disk = disk.kill();
-    disk.set_capacity(Some(0));
-    let store = small_options().open_on(disk.platform()).unwrap();
-    let map = store.map("map").unwrap();
-    for number in 0..300u64 {
-        map.delete(&number.to_be_bytes()).unwrap();
-    }
-    assert_eq!(map.count().unwrap(), 0);
-    assert_eq!(check_sound(&store), Ok(()));
 }
 
 #[test]

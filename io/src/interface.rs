@@ -9,6 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::memory;
+
 /// How [`Storage::open`] opens a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
@@ -134,13 +136,22 @@ impl Mapping {
     pub fn reserved(&self) -> usize {
         self.length
     }
+
+    /// Asks the kernel for the memory of a range that is about to be written, so that whoever writes there first need
+    /// not wait for it. A hint: where it fails the faults happen.
+    pub fn populate(&self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length).min(self.length as u64);
+        if offset < end {
+            memory::populate(self.base, offset as usize, end as usize);
+        }
+    }
 }
 
 /// Time.
 pub trait Clock: Debug + Send + Sync {
-    /// Time since a fixed but unknown moment; never goes back. Cheap (a few nanoseconds) and coarse (milliseconds).
+    /// Time since a fixed but unknown moment; never goes back.
     fn monotonic(&self) -> Duration;
-    /// Time of day, since 1970 in UTC; as cheap and as coarse.
+    /// Time of day, since 1970 in UTC. Cheap (a few nanoseconds) and coarse (milliseconds).
     fn wall(&self) -> Duration;
 }
 

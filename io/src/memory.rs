@@ -74,12 +74,7 @@ impl Reservation {
     /// Asks the kernel for the memory of a range that is about to be written, which costs less than a fault for each
     /// page. A hint: where it fails the faults happen.
     pub(crate) fn populate(&self, offset: usize, length: usize) {
-        let start = offset / PAGE * PAGE;
-        let end = (offset + length).next_multiple_of(PAGE).min(self.length);
-        if end - start >= POPULATED_BYTES_MIN {
-            // SAFETY: the range is inside our own; populating changes no bytes.
-            let _ = unsafe { madvise(self.base.add(start).cast(), end - start, Advice::LinuxPopulateWrite) };
-        }
+        populate(self.base, offset, (offset + length).min(self.length));
     }
 
     /// Length in bytes; a multiple of [`ALIGNMENT`].
@@ -93,6 +88,15 @@ impl Drop for Reservation {
         // SAFETY: the range is ours alone, and whoever used it kept this reservation alive until now.
         let outcome = unsafe { munmap(self.start, self.start_length) };
         debug_assert!(outcome.is_ok(), "munmap of our own range failed: {outcome:?}");
+    }
+}
+
+/// Asks the kernel for the memory of a range of a mapping at `base`, which costs less than a fault for each page.
+pub(crate) fn populate(base: *mut u8, start: usize, end: usize) {
+    let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
+    if end - start >= POPULATED_BYTES_MIN {
+        // SAFETY: the caller's range lies in a mapping, which consists of whole pages; populating changes no bytes.
+        let _ = unsafe { madvise(base.add(start).cast(), end - start, Advice::LinuxPopulateWrite) };
     }
 }
 

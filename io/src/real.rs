@@ -424,16 +424,16 @@ struct RealClock;
 
 impl Clock for RealClock {
     fn monotonic(&self) -> Duration {
-        coarse(rustix::time::ClockId::MonotonicCoarse)
+        read(rustix::time::ClockId::Monotonic)
     }
 
     fn wall(&self) -> Duration {
-        coarse(rustix::time::ClockId::RealtimeCoarse)
+        // A load from a page that the kernel updates at each tick.
+        read(rustix::time::ClockId::RealtimeCoarse)
     }
 }
 
-/// A coarse clock is a load from a page that the kernel updates at each tick.
-fn coarse(clock: rustix::time::ClockId) -> Duration {
+fn read(clock: rustix::time::ClockId) -> Duration {
     let now = rustix::time::clock_gettime(clock);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

@@ -93,17 +93,21 @@ type Path = ArrayVec<Step, HEIGHT_MAX>;
 
 /// "durindx" and the version of the layout.
 const MAGIC: u64 = u64::from_be_bytes(*b"durindx\x01");
-/// One part in this many of the memory is the filter: a 64th of the log, while the whole is two fifths of it.
+/// A log of a quiet store, whose index is to be small.
+const SMALL_LOG_BYTES: usize = 1 << 20;
+/// One part in this many of the memory is the filter: a 64th of the log or a little more.
 const FILTER_PART: usize = 25;
 /// Offsets have 32 bits, and the last one means "nothing".
 const BYTES_MAX: usize = u32::MAX as usize & !(LINE_BYTES - 1);
 
 impl Index {
-    /// Memory suited to a generation whose log holds `log_bytes` of records of about 170 bytes. Smaller records fill it
-    /// before the log is full; [`Index::has_room`] tells.
+    /// Memory suited to a generation whose log holds `log_bytes` of records of about 130 bytes (170 in small logs).
+    /// Smaller records fill it before the log is full; [`Index::has_room`] tells.
     pub(crate) fn bytes_for(log_bytes: u64) -> usize {
-        let bytes = usize::try_from(log_bytes).unwrap_or(usize::MAX) / 5 * 2;
-        bytes.saturating_add(room::RESERVE_BYTES).min(BYTES_MAX) & !(LINE_BYTES - 1)
+        let log_bytes = usize::try_from(log_bytes).unwrap_or(usize::MAX).min(BYTES_MAX);
+        let reserve = log_bytes.saturating_sub(SMALL_LOG_BYTES) / 4;
+        let reserve = reserve.clamp(room::RESERVE_BYTES, log_bytes / 10 + room::LARGE_RESERVE_BYTES);
+        (log_bytes / 5 * 2 + reserve).min(BYTES_MAX) & !(LINE_BYTES - 1)
     }
 
     /// Makes an empty index of memory with any content. Only the filter (a 25th of the memory) is cleared.

@@ -22,6 +22,7 @@ mod runner;
 mod scratch;
 mod shared;
 mod statistics;
+mod storage;
 mod terminal;
 mod verdict;
 mod workloads;

@@ -14,6 +14,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::scratch::allocated_bytes;
+use crate::storage::{Device, StorageCounter};
 
 /// What a phase does, because only writing depends on the durability class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,15 +50,17 @@ pub struct Phase {
     pub callers_cpu_nanos: u64,
     /// Bytes given to write calls (`wchar` of `/proc/self/io`): not what a store writes through a mapping.
     pub write_call_bytes: u64,
-    /// Bytes of pages made dirty for storage (`write_bytes` of `/proc/self/io`). With large folios the kernel counts
-    /// the whole folio for one page of it, so this can be many times what the device sees.
+    /// Bytes that the storage was given, by the storage counter.
     pub storage_bytes: u64,
     /// Bytes taken by read calls (`rchar`): not what is read through a mapping.
     #[serde(default)]
     pub read_call_bytes: u64,
-    /// Bytes that came from storage, through a mapping or a call (`read_bytes`).
+    /// Bytes that came from storage, through a mapping or a call, by the storage counter.
     #[serde(default)]
     pub storage_read_bytes: u64,
+    /// Who counted the bytes to and from storage, and so what they are: see [`StorageCounter::words`].
+    #[serde(default)]
+    pub storage_counter: StorageCounter,
     /// Resident memory after the phase, with the lab's own data and mapped pages.
     pub resident_bytes: u64,
     /// The part of it that belongs to no file: the process's own memory.
@@ -407,8 +410,10 @@ pub fn nanos(duration: Duration) -> u64 {
 }
 
 /// Measures one phase.
-pub struct Meter {
+pub struct Meter<'a> {
+    directory: &'a Path,
     process: Measured,
+    device: Option<Device>,
     io: InputOutput,
     process_cpu: u64,
     thread_cpu: u64,
@@ -416,15 +421,18 @@ pub struct Meter {
     memory: MemorySampler,
 }
 
-impl Meter {
-    /// Starts measuring this process, or another one that does the work.
-    pub fn start(process: Option<u32>) -> Result<Meter> {
+impl Meter<'_> {
+    /// Starts measuring this process, or another one that does the work; `directory` is where the store is.
+    pub fn start(process: Option<u32>, directory: &Path) -> Result<Meter<'_>> {
         let process = Measured(process);
+        let device = Device::below(directory)?;
         let memory = MemorySampler::start(process);
-        let io = InputOutput::now(process)?;
+        let io = InputOutput::now(process, device.as_ref())?;
         let (process_cpu, thread_cpu) = (process.cpu_nanos()?, process.caller_cpu_nanos());
         Ok(Meter {
+            directory,
             process,
+            device,
             io,
             process_cpu,
             thread_cpu,
@@ -433,17 +441,17 @@ impl Meter {
         })
     }
 
-    /// Stops measuring. Each piece of `work` has its own numbers; `directory` is where the store is. Pieces that were
-    /// done at the same time share time, processor time and bytes, which are those of all of them.
-    pub fn stop(mut self, work: Vec<(&str, Work, Done)>, directory: &Path) -> Result<Vec<Phase>> {
+    /// Stops measuring. Each piece of `work` has its own numbers. Pieces that were done at the same time share time,
+    /// processor time and bytes, which are those of all of them.
+    pub fn stop(mut self, work: Vec<(&str, Work, Done)>) -> Result<Vec<Phase>> {
         let wall = now_nanos();
         let process = self.process;
         // The other way round than at the start: what the caller used is a part of what the process used.
         let (thread_cpu, process_cpu) = (process.caller_cpu_nanos(), process.cpu_nanos()?);
-        let io = InputOutput::now(process)?;
+        let io = InputOutput::now(process, self.device.as_ref())?;
         let memory = self.memory.stop();
         let (resident_bytes, anonymous_bytes) = (process.memory("VmRSS")?, process.memory("RssAnon")?);
-        let file_bytes = allocated_bytes(directory)?;
+        let file_bytes = allocated_bytes(self.directory)?;
         let phase = |(name, work, done): (&str, Work, Done)| Phase {
             name: name.to_string(),
             work,
@@ -457,6 +465,10 @@ impl Meter {
             storage_bytes: io.storage_bytes - self.io.storage_bytes,
             read_call_bytes: io.read_call_bytes - self.io.read_call_bytes,
             storage_read_bytes: io.storage_read_bytes - self.io.storage_read_bytes,
+            storage_counter: match self.device {
+                Some(_) => StorageCounter::Device,
+                None => StorageCounter::Process,
+            },
             resident_bytes,
             anonymous_bytes,
             file_bytes,
@@ -502,7 +514,7 @@ impl Done {
     }
 }
 
-/// What the kernel counted for this process.
+/// What the kernel counted for this process, and the device for everybody.
 struct InputOutput {
     write_call_bytes: u64,
     storage_bytes: u64,
@@ -511,13 +523,17 @@ struct InputOutput {
 }
 
 impl InputOutput {
-    fn now(process: Measured) -> Result<InputOutput> {
+    fn now(process: Measured, device: Option<&Device>) -> Result<InputOutput> {
         let counted = |name| field(&process.file("io"), name);
+        let (storage_bytes, storage_read_bytes) = match device.map(Device::transferred).transpose()? {
+            Some(transferred) => (transferred.written_bytes, transferred.read_bytes),
+            None => (counted("write_bytes")?, counted("read_bytes")?),
+        };
         Ok(InputOutput {
             write_call_bytes: counted("wchar")?,
-            storage_bytes: counted("write_bytes")?,
+            storage_bytes,
             read_call_bytes: counted("rchar")?,
-            storage_read_bytes: counted("read_bytes")?,
+            storage_read_bytes,
         })
     }
 }
@@ -537,6 +553,9 @@ fn field(file: &str, name: &str) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Write as _;
+
     use super::*;
     use crate::scratch::Scratch;
 
@@ -576,14 +595,14 @@ mod tests {
     #[test]
     fn meter_sees_time_processor_and_written_and_read_bytes() -> Result<()> {
         let scratch = Scratch::new(&std::env::temp_dir())?;
-        let meter = Meter::start(None)?;
+        let meter = Meter::start(None, scratch.path())?;
         let file = scratch.path().join("file");
         std::fs::write(&file, vec![1u8; 1 << 20])?;
         assert_eq!(std::fs::read(&file)?.len(), 1 << 20);
         std::thread::sleep(Duration::from_millis(20));
         let busy_until = thread_cpu_nanos() + 5_000_000;
         while thread_cpu_nanos() < busy_until {}
-        let phases = meter.stop(vec![("test", Work::Reads, Done::untimed(2))], scratch.path())?;
+        let phases = meter.stop(vec![("test", Work::Reads, Done::untimed(2))])?;
         let [phase] = phases.as_slice() else {
             panic!("one piece of work: {phases:?}")
         };
@@ -598,6 +617,35 @@ mod tests {
             "{phase:?}"
         );
         assert!(phase.anonymous_bytes < phase.resident_bytes, "{phase:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn bytes_to_storage_are_those_of_the_device_where_there_is_one() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let meter = Meter::start(None, scratch.path())?;
+        let mut file = File::create(scratch.path().join("file"))?;
+        file.write_all(&vec![1; 8 << 20])?;
+        file.sync_all()?;
+        let phases = meter.stop(vec![("test", Work::Writes, Done::untimed(1))])?;
+        let phase = &phases[0];
+        if Device::below(scratch.path())?.is_none() {
+            assert_eq!(phase.storage_counter, StorageCounter::Process, "{phase:?}");
+            return Ok(());
+        }
+        assert_eq!(phase.storage_counter, StorageCounter::Device, "{phase:?}");
+        // The device counts what others write meanwhile too.
+        assert!((8 << 20..1 << 30).contains(&phase.storage_bytes), "{phase:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn without_a_device_the_process_is_asked() -> Result<()> {
+        // In every Linux, and on no device.
+        let meter = Meter::start(None, Path::new("/proc/self/ns"))?;
+        let phases = meter.stop(vec![("test", Work::Writes, Done::untimed(1))])?;
+        assert_eq!(phases[0].storage_counter, StorageCounter::Process);
+        assert!(phases[0].storage_bytes <= field("/proc/self/io", "write_bytes")?);
         Ok(())
     }
 }

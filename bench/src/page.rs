@@ -15,6 +15,7 @@ use crate::published::figures;
 use crate::reasons::Reasons;
 use crate::results::{Label, Results};
 use crate::statistics::spread;
+use crate::storage::StorageCounter;
 use crate::terminal::remarks;
 use crate::verdict::{Side, Verdict};
 
@@ -418,6 +419,13 @@ impl Part<'_> {
             html.push_str("</tr>");
         }
         html.push_str("</tbody></table></div>");
+        for counter in storage_counters(row) {
+            let _ = write!(
+                html,
+                "<p class=\"soft\">Bytes to and from storage: {}.</p>",
+                escaped(counter.words())
+            );
+        }
     }
 
     /// Lines of the peers that have something to draw.
@@ -555,6 +563,15 @@ fn threads_in(phase: &str) -> Option<f64> {
     let words: Vec<&str> = phase.split([' ', ',']).collect();
     let place = words.iter().position(|word| word.starts_with("thread"))?;
     words.get(place.checked_sub(1)?)?.parse().ok()
+}
+
+/// Who counted the bytes of storage in a row: one, unless a run was resumed after something changed.
+fn storage_counters(row: &Row) -> Vec<StorageCounter> {
+    let phases = row.entries.iter().flat_map(|entry| &entry.phases);
+    let mut counters: Vec<StorageCounter> = phases.map(|(_, phase)| phase.storage_counter).collect();
+    counters.sort_unstable();
+    counters.dedup();
+    counters
 }
 
 fn numbers(entry: &Entry) -> Vec<String> {
@@ -763,6 +780,20 @@ mod tests {
         assert!(html.contains("Latency by percentile") && html.contains("Throughput over time"));
         assert!(html.contains("99 percent at most 400 ns"));
         assert!(html.contains("role=\"img\""));
+    }
+
+    #[test]
+    fn what_is_counted_as_storage_stands_below_the_numbers() {
+        let (device, process) = (StorageCounter::Device.words(), StorageCounter::Process.words());
+        let mut results = full();
+        let html = page(std::slice::from_ref(&results), &Reasons::default());
+        assert_eq!((html.matches(device).count(), html.matches(process).count()), (2, 0));
+        let Outcome::Passed(record) = &mut results.runs[0].outcome else {
+            panic!("it passed")
+        };
+        record.phases[0].storage_counter = StorageCounter::Process;
+        let html = page(&[results], &Reasons::default());
+        assert_eq!((html.matches(device).count(), html.matches(process).count()), (2, 1));
     }
 
     #[test]

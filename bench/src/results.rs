@@ -15,8 +15,13 @@ use crate::peer::{Class, Description};
 use crate::probe::Probe;
 use crate::workloads::Record;
 
-/// Number of the schema that this lab writes and reads. It grows when a field changes its meaning.
-pub const SCHEMA: u32 = 2;
+/// Number of the schema that this lab writes. It grows when a field changes its meaning.
+///
+/// 3: bytes to and from storage are what `storage_counter` of the phase says; before, always what the kernel counted for
+/// the process, which is also what a phase without that field says.
+pub const SCHEMA: u32 = 3;
+/// The oldest schema that this lab reads.
+const SCHEMA_OLDEST: u32 = 2;
 
 /// Everything about one call of `lab run` but its cells.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -153,14 +158,14 @@ impl Results {
             bail!("{name} has no results of the lab in it: there is no schema number");
         };
         ensure!(
-            schema == u64::from(SCHEMA),
-            "{name} has results of schema {schema}, this lab reads schema {SCHEMA}: run the workloads again, or use the \
-             lab of the commit that wrote them ({})",
+            (u64::from(SCHEMA_OLDEST)..=u64::from(SCHEMA)).contains(&schema),
+            "{name} has results of schema {schema}, this lab reads schemas {SCHEMA_OLDEST} to {SCHEMA}: run the workloads \
+             again, or use the lab of the commit that wrote them ({})",
             json.get("commit")
                 .and_then(serde_json::Value::as_str)
                 .unwrap_or("not named")
         );
-        serde_json::from_value(json).with_context(|| format!("{name} is damaged: it says schema {SCHEMA} but"))
+        serde_json::from_value(json).with_context(|| format!("{name} is damaged: it says schema {schema} but"))
     }
 
     /// Writes the results; they appear complete or not at all.
@@ -348,6 +353,7 @@ pub mod tests {
     use crate::measure::Work;
     use crate::peers;
     use crate::scratch::Scratch;
+    use crate::storage::StorageCounter;
 
     /// A phase in which each operation took so long.
     pub fn phase(name: &str, work: Work, nanos: u64) -> Phase {
@@ -364,6 +370,7 @@ pub mod tests {
             storage_bytes: 0,
             read_call_bytes: 0,
             storage_read_bytes: 0,
+            storage_counter: StorageCounter::Device,
             resident_bytes: 0,
             anonymous_bytes: 0,
             file_bytes: 0,
@@ -478,7 +485,29 @@ pub mod tests {
         assert!(old.contains("schema 1") && old.contains("cafe"), "{old}");
         assert!(refused("{}").contains("no schema number"));
         assert!(refused("no json").contains("not JSON"));
-        assert!(refused(r#"{"schema": 2}"#).contains("damaged"));
+        let new = refused(r#"{"schema": 4}"#);
+        assert!(new.contains("schema 4") && new.contains("schemas 2 to 3"), "{new}");
+        assert!(refused(r#"{"schema": 2}"#).contains("damaged: it says schema 2"));
+        Ok(())
+    }
+
+    #[test]
+    fn results_from_before_devices_were_asked_say_that_the_process_was() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let path = scratch.path().join("old.json");
+        let new = serde_json::to_string(&results(vec![run("lmdb", Class::Written, 0, 100)]))?;
+        let old = new
+            .replace(r#""schema":3"#, r#""schema":2"#)
+            .replace(r#","storage_counter":"device""#, "");
+        assert!(!old.contains("storage_counter"), "{old}");
+        fs::write(&path, old)?;
+        let read = Results::read(&path)?;
+        let counters: Vec<_> = read.runs[0]
+            .phases()
+            .iter()
+            .map(|phase| phase.storage_counter)
+            .collect();
+        assert_eq!(counters, [StorageCounter::Process; 2]);
         Ok(())
     }
 

@@ -1,9 +1,10 @@
 //! Does a plan: every cell in a process of its own, repetitions interleaved, the order of peers alternating.
 //!
 //! A process per cell makes memory, processor time and written bytes those of one peer, and a peer that crashes takes
-//! only its own cell with it. The process prints its record as JSON to its standard output and everything else to
-//! standard error. It stops by itself at the limit of the cell; one that does not, because the store hangs in a call, is
-//! killed some time later, and the cell failed.
+//! only its own cell with it. The file system is synced before it starts, because its device counts for everybody: what
+//! the cell before left in the page cache would be charged to this one. The process prints its record as JSON to its
+//! standard output and everything else to standard error. It stops by itself at the limit of the cell; one that does not,
+//! because the store hangs in a call, is killed some time later, and the cell failed.
 
 use std::io::Read;
 use std::path::Path;
@@ -20,6 +21,7 @@ use crate::peers;
 use crate::probe::{self, Busy, Probe};
 use crate::results::{Header, Journal, Outcome, Run};
 use crate::scratch::Scratch;
+use crate::storage::sync_file_system;
 use crate::workloads::{self, Context, Record, Recorder, Task};
 
 /// Set by the signal that asks the lab to stop.
@@ -136,10 +138,11 @@ impl Cell<'_> {
     fn measure(&self, class: Class) -> Result<(Outcome, Probe)> {
         let mut probe = probe::beside(&self.header.directory)?;
         let scratch = Scratch::new(&self.header.directory)?;
-        let (before, own_before) = (Busy::now(), children_cpu_nanos());
         // Below it, so that what a workload puts beside the store is removed too.
         let store = scratch.path().join("store");
         std::fs::create_dir(&store).with_context(|| format!("making the directory {}", store.display()))?;
+        sync_file_system(&store)?;
+        let (before, own_before) = (Busy::now(), children_cpu_nanos());
         let outcome = match self.run_in_process(class, &store) {
             Ok(record) => Outcome::Passed(record),
             Err(error) if error.is::<Interrupted>() => return Err(error),

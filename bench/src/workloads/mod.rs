@@ -285,12 +285,12 @@ impl<'a> Recorder<'a> {
             self.not_done(names, "not reached within the time limit of the cell");
             return Ok(());
         }
-        let meter = Meter::start(self.driver.process())?;
+        let meter = Meter::start(self.driver.process(), self.directory)?;
         match run() {
             Ok(done) => {
                 assert_eq!(done.len(), names.len(), "a piece of work for each name");
                 let pieces = names.iter().zip(done).map(|((name, work), done)| (*name, *work, done));
-                let phases = meter.stop(pieces.collect(), self.directory)?;
+                let phases = meter.stop(pieces.collect())?;
                 self.is_stopped |= phases.iter().any(|phase| !phase.is_complete());
                 self.record.phases.extend(phases);
                 Ok(())

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::core::Core;
-use crate::error::{Error, Kind, Reason, Result};
+use crate::error::{Error, Kind, Reason, unless_full};
 use crate::space::Slack;
 use crate::store::TICK;
 
@@ -56,7 +56,7 @@ pub(crate) fn fold_loop(core: &Core) {
                 core.reclaim(&mut state)?;
             }
             // A commit that needs one says what is missing.
-            unless_full(core.keep_spare())
+            unless_full(core.keep_spare()).map(drop)
         };
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(round)) {
             Ok(Ok(())) => core.note_fold_error(None),
@@ -75,14 +75,6 @@ fn is_time_to_tidy(quiet_ticks: u32) -> bool {
 fn has_much_to_fold(core: &Core) -> bool {
     let share = core.space.used_bytes() / SOON_SHARE_OF_BASE;
     core.space.figures().pending_bytes >= share.max(SOON_BYTES_MIN)
-}
-
-/// What only makes later work faster may fail for want of room.
-pub(crate) fn unless_full(done: Result<()>) -> Result<()> {
-    match done {
-        Err(error) if error.kind() == Kind::MakeSpace => Ok(()),
-        done => done,
-    }
 }
 
 /// A full disk may get room again, and damage keeps only writers out; with any other error nothing is certain any more.

@@ -38,6 +38,8 @@ use crate::planted::{PlantedBug, is_planted};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState};
 
+/// A pause is made in steps of this: it is over when the fold is.
+const PAUSE_STEP: Duration = Duration::from_millis(5);
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;
 
@@ -114,12 +116,25 @@ impl Core {
         if appended.is_err() {
             self.space.settle(costs);
         }
-        if self.folds_in_background()
-            && let Some(pause) = self.pace.pause(bytes, || self.platform.clock.monotonic())
-        {
-            std::thread::sleep(pause);
+        if appended.is_ok() && self.folds_in_background() {
+            self.pause(record_bytes(draft.body.len()), token);
         }
         appended
+    }
+
+    /// Slows a commit down that was made, while commits come faster than the fold that goes on frees the log.
+    fn pause(&self, bytes: u64, token: u32) {
+        let Some(pause) = self.pace.pause(bytes, || self.platform.clock.monotonic()) else {
+            return;
+        };
+        // While one has the store to himself, all others wait for him.
+        let is_exclusive = token != NOT_EXCLUSIVE;
+        let mut left = if is_exclusive { pause.min(PAUSE_STEP) } else { pause };
+        while !left.is_zero() && self.pace.is_on() {
+            let step = left.min(PAUSE_STEP);
+            std::thread::sleep(step);
+            left -= step;
+        }
     }
 
     /// Makes sure that there is room to fold what a commit brings.
@@ -213,7 +228,7 @@ impl Core {
         wake(word, u32::MAX);
     }
 
-    fn folds_in_background(&self) -> bool {
+    pub(crate) fn folds_in_background(&self) -> bool {
         self.folder_runs.load(Ordering::Relaxed)
     }
 

@@ -374,3 +374,10 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     };
     format!("\"{}\"{tail}", shown.escape_ascii())
 }
+/// What only makes later work faster may fail for want of room: that is `None`.
+pub(crate) fn unless_full<T>(done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == Kind::MakeSpace => Ok(None),
+        done => done.map(Some),
+    }
+}

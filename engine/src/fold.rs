@@ -18,10 +18,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::background::unless_full;
 use crate::base::{self, ChangeStream, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, unless_full};
 use crate::limits::RETAINED_GENERATIONS_MAX;
 use crate::meta::Meta;
 use crate::newest::NewestChanges;
@@ -48,10 +47,7 @@ impl Core {
         self.maintain_all()?;
         // The generation that takes commits now may have been the spare, and what was folded can be the next one. On a
         // full disk the next commit that adds something says so.
-        match self.keep_spare() {
-            Err(error) if error.kind() == crate::error::Kind::MakeSpace => Ok(()),
-            kept => kept,
-        }
+        unless_full(self.keep_spare()).map(drop)
     }
 
     /// The same for a store that may be closing.
@@ -171,6 +167,7 @@ impl Core {
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
         let mut reported = self.platform.clock.monotonic();
+        let mut can_prepare = true;
         let mut report = |done| {
             let now = self.platform.clock.monotonic();
             if now.saturating_sub(reported) < REPORT_INTERVAL {
@@ -179,8 +176,11 @@ impl Core {
             reported = now;
             self.pace.merged(done, operations);
             self.set_price();
-            // A commit that needs one says what is missing.
-            unless_full(self.keep_growing_spare())
+            // For commits that go on. On a full disk the one that needs a generation says so.
+            if can_prepare && self.folds_in_background() && !self.closed.load(Ordering::Relaxed) {
+                can_prepare = unless_full(self.keep_growing_spare().map(|()| true))?.unwrap_or(false);
+            }
+            Ok(())
         };
         let merged = with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink, &mut report));
         let finished = merged.and_then(|root| sink.finish().map(|()| root));

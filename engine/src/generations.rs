@@ -4,16 +4,14 @@
 //! Who does what: the committer that finds the active generation full rotates to the standby one, under the commit
 //! lock; the folding thread prepares standbys and recycles folded generations.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use arrayvec::ArrayVec;
+use std::sync::atomic::Ordering;
 
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Kind, Result};
 use crate::index::Index;
 use crate::limits::{
-    CHECKABLE_GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX,
-    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, WAITING_GENERATIONS_MAX,
+    CHECKABLE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX, LOG_GROWTH_BYTES,
+    LOG_RESERVE_BYTES, LOG_SPAN_BYTES, WAITING_GENERATIONS_MAX,
 };
 use crate::log::{LOG_START, SegmentHeader, file_name};
 use crate::pace::LogRoom;
@@ -47,6 +45,12 @@ impl Core {
                 .last_header
                 .store(control.tail.0.previous.load(Ordering::Relaxed), Ordering::Relaxed);
             entry.set_state(GenerationState::Frozen);
+            if bytes > 0 {
+                self.pace.filled(
+                    entry.tail.load(Ordering::Relaxed),
+                    entry.capacity.load(Ordering::Relaxed),
+                );
+            }
         }
         next.number += 1;
         next.generations.push(slot);
@@ -103,7 +107,9 @@ impl Core {
             }
             self.discard_standby(slot);
         }
-        match self.prepare_large(needed + LOG_RESERVE_BYTES, entries) {
+        // Small, because commits wait for it; large ones are prepared ahead.
+        let capacity = needed.max(self.settings.generation_bytes_min) + LOG_RESERVE_BYTES;
+        match self.prepare_standby(capacity, entries) {
             // On a full disk a file will do that is there already, and long enough.
             Err(error) if error.kind() == Kind::MakeSpace => match self.longest_unused_file() {
                 length if length >= needed => self.prepare_standby(length, entries),
@@ -190,69 +196,70 @@ impl Core {
         // One at a time: of those who find one missing together only the first makes it.
         let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());
         for _ in self.standbys()..2 {
-            self.prepare_large(0, 0)?;
+            self.prepare_next()?;
         }
         Ok(())
     }
 
-    /// The same while generations fill up in the ordinary course of writing. Each is twice as large as the one before,
-    /// up to an eighth of the base, so that folding rewrites the base a bounded number of times per byte written and not
+    /// The same while generations fill up in the ordinary course of writing: each is twice as large as the one before, up
+    /// to an eighth of the base, so that folding rewrites the base a bounded number of times per byte written and not
     /// much of a small store waits in the log.
     pub(crate) fn keep_growing_spare(&self) -> Result<()> {
-        if self.standbys() < 2 {
-            let settings = &self.settings;
-            let share = (self.space.used_bytes() / 8).max(settings.generation_bytes_min);
-            let most = share.min(settings.generation_bytes_max);
-            let next = self.next_capacity.load(Ordering::Relaxed);
-            self.next_capacity.store((next * 2).min(most), Ordering::Relaxed);
+        let settings = &self.settings;
+        let share = (self.space.used_bytes() / 8).max(settings.generation_bytes_min);
+        let most = share.min(settings.generation_bytes_max);
+        let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());
+        for _ in self.standbys()..2 {
+            let capacity = (self.next_capacity.load(Ordering::Relaxed) * 2).min(most);
+            self.next_capacity.store(capacity, Ordering::Relaxed);
+            self.prepare_next()?;
         }
-        self.keep_spare()
+        Ok(())
     }
 
-    /// Prepares a generation as large as the next one shall be; on a full disk a smaller one.
-    fn prepare_large(&self, needed: u64, entries: usize) -> Result<Option<u16>> {
+    /// Prepares a generation as large as the next one shall be. On a full disk a small one, and small ones from then on.
+    fn prepare_next(&self) -> Result<Option<u16>> {
         let next = self.next_capacity.load(Ordering::Relaxed);
         let least = self.settings.generation_bytes_min;
-        let prepare = |capacity: u64| self.prepare_standby(capacity.max(needed), entries);
-        match prepare(next) {
-            Err(error) if error.kind() == Kind::MakeSpace && next > least => prepare(least),
+        match self.prepare_standby(next, 0) {
+            Err(error) if error.kind() == Kind::MakeSpace && next > least => {
+                self.next_capacity.store(least, Ordering::Relaxed);
+                self.prepare_standby(least, 0)
+            }
             prepared => prepared,
         }
     }
 
-    /// Lets commits pay what the log has left while a fold goes on.
+    /// Sets the price of a byte to what the log has left, while a fold goes on.
     pub(crate) fn set_price(&self) {
-        let Some(newest) = self.pace.newest_folding() else {
-            return;
-        };
-        self.pace
-            .set_price(self.platform.clock.monotonic(), self.log_room(newest));
+        if let Some(newest) = self.pace.newest_folding() {
+            let now = self.platform.clock.monotonic();
+            self.pace.set_price(now, self.log_room(newest));
+        }
     }
 
     /// What the log still takes while generations up to number `newest` are being folded.
     fn log_room(&self, newest: u32) -> LogRoom {
         const ALL: u64 = WAITING_GENERATIONS_MAX as u64 + 1;
         let version = self.region.version();
-        let entries: ArrayVec<&GenerationEntry, LIVE_GENERATIONS_MAX> =
-            version.generations.iter().map(|&slot| self.entry(slot)).collect();
-        let number = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        let (active, frozen) = entries.split_last().expect("one generation always takes commits");
-        // Of an index that is full before the log is, the log shows how full.
-        let share = |bytes: u64| match frozen.last() {
-            Some(full) => (bytes * (number(&full.tail) * 16 / number(&full.capacity).max(1)).clamp(4, 16)) / 16,
-            None => bytes,
-        };
-        let next = share(self.next_capacity.load(Ordering::Relaxed));
         let alive = self.generations_to_replay() as u64;
-        let others = entries
-            .iter()
-            .filter(|entry| entry.number.load(Ordering::Relaxed) > newest);
-        let (count, written) = others.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + number(&entry.tail)));
-        let planned = (ALL / 2).min(ALL - alive.saturating_sub(count).min(ALL)) * next;
-        let rest_of_active = share(number(&active.capacity)).saturating_sub(number(&active.tail));
+        let next = self.pace.usable(self.next_capacity.load(Ordering::Relaxed));
+        // Those that came after the ones that are being folded, and what they hold.
+        let (mut later, mut written) = (0, 0);
+        for entry in version.generations.iter().map(|&slot| self.entry(slot)) {
+            if entry.number.load(Ordering::Relaxed) > newest {
+                later += 1;
+                written += entry.tail.load(Ordering::Relaxed);
+            }
+        }
+        let active = version.generations.last().expect("one generation always takes commits");
+        let active = self.entry(*active);
+        let usable = self.pace.usable(active.capacity.load(Ordering::Relaxed));
+        let left_in_active = usable.saturating_sub(active.tail.load(Ordering::Relaxed));
+        let folding = alive.saturating_sub(later).min(ALL);
         LogRoom {
-            planned: planned.saturating_sub(written),
-            left: ALL.saturating_sub(alive) * next + rest_of_active,
+            planned: ((ALL / 2).min(ALL - folding) * next).saturating_sub(written),
+            left: ALL.saturating_sub(alive) * next + left_in_active,
         }
     }
 
@@ -329,7 +336,10 @@ impl Core {
         }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
         let (memory, memory_bytes) = self.region.take(&entry.memory, bytes as u64)?;
-        self.region.populate(memory, memory_bytes);
+        // That of a single long record comes as it is written.
+        if capacity <= self.settings.generation_bytes_max {
+            self.region.populate(memory, memory_bytes);
+        }
         // SAFETY: the region handed this memory out for this index alone.
         unsafe { Index::create(self.region.memory(memory), memory_bytes as usize) };
         entry.capacity.store(capacity, Ordering::Relaxed);

@@ -195,7 +195,8 @@ impl Options {
     fn settings(&self) -> Settings {
         let machine = || (duramen_io::memory_limit_bytes() / 8).min(1 << 30);
         let memory_bytes = self.memory_bytes.unwrap_or_else(machine).max(MEMORY_BYTES_MIN);
-        // Up to six generations wait to be folded; each has its log in memory and an index of about half of it.
+        // Up to six generations wait to be folded; each has its log in memory and an index of about half of
+        // it (and two MiB).
         let most = (memory_bytes / 10).clamp(GENERATION_BYTES_MIN, GENERATION_BYTES_MAX);
         let (least, most) = self.generation_bytes.unwrap_or((GENERATION_BYTES_MIN, most));
         Settings {

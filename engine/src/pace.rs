@@ -4,8 +4,8 @@
 //! The simple version would let commits run until no generation is free, and then wait for the fold. This one foresees
 //! that: from how far the fold has come, and from what earlier ones took, it estimates the time until the generations
 //! that are being folded are free again, syncs included; from what is left of the log, how many bytes may come in that
-//! time. The quotient is the price of a byte, in time. Commits that come more slowly than that pay nothing but a load;
-//! the others pause (a token bucket), all in proportion to their bytes.
+//! time. The quotient is the price of a byte, in time. Commits that come more slowly than that do not pause; the others
+//! do (a token bucket), all in proportion to their bytes. With no fold going on a commit pays one load.
 //!
 //! The price aims at half of the log (`LogRoom::planned`): then the next fold has as much to do as this one, and the rate
 //! does not change from fold to fold. A fifth of what is left is for a fold that takes longer than was foreseen. It is set again every few
@@ -17,14 +17,20 @@ use std::time::Duration;
 
 /// Shorter pauses are left to the commits that follow: a sleep wakes up late by a good part of this.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// What a commit pauses at most for bytes of others.
+/// What a commit pauses at most for bytes of others, and how many others of its own size it waits for beyond that: a put
+/// must not pause for a batch, but batches of several threads must wait for each other.
 const PAUSE_FOR_OTHERS_MAX: Duration = Duration::from_millis(4);
-/// What a commit pauses at most for its own bytes: an estimate may be wrong.
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const OTHERS_MAX: u64 = 16;
+/// The most for which a single commit pays, and which all together can be behind: an estimate may be wrong.
+const DEBT_MAX: Duration = Duration::from_secs(1);
 /// Time that was not used, and may be made up for: pauses end late.
 const CREDIT: Duration = Duration::from_millis(2);
 /// With less room than this, no byte gets dearer.
 const ROOM_BYTES_MIN: u64 = 64 << 10;
+/// Folds of less say nothing about what a byte costs.
+const MEASURED_BYTES_MIN: u64 = 256 << 10;
+/// In so many parts it is noted how full a generation gets.
+const FILL_PARTS: u64 = 16;
 
 /// Bytes that the log still takes while a fold goes on.
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +42,14 @@ pub(crate) struct LogRoom {
 }
 
 /// See the module. All orderings are relaxed: the numbers only steer speed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pace {
     /// Nanoseconds that a KiB of log is to take.
     price: AtomicU64,
     /// When the next byte may come, in nanoseconds of the store's clock.
     next: AtomicU64,
+    /// Parts of its log that the last generation held when it was full: with small records its index is full first.
+    fill: AtomicU64,
     fold: Mutex<Fold>,
 }
 
@@ -53,10 +61,12 @@ struct Fold {
     newest: u32,
     /// Bytes of log that it takes.
     bytes: u64,
-    /// Nanoseconds per KiB of log until the new tree is written.
-    merge_cost: u64,
+    /// What earlier folds took until the new tree was written, and the KiB of log that they had; the last one counts as
+    /// much as all before it. Zero: there were none.
+    merge_nanos: u64,
+    merge_kib: u64,
     /// What comes after that: making the tree durable and freeing the generations.
-    rest: Duration,
+    finish_time: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,16 +86,18 @@ impl Fold {
         match self.stage {
             Stage::Idle => Duration::ZERO,
             Stage::Merging(began, done) => {
-                let expected = Duration::from_nanos(self.bytes / 1024 * self.merge_cost);
-                let elapsed = now.saturating_sub(began);
-                // What is left at the speed of earlier folds; the more is done, the more at that of this one.
-                let left = expected.mul_f64((1.0 - done) * (1.0 - done)) + elapsed.mul_f64(1.0 - done);
-                left + self.rest
+                let (elapsed, to_do) = (now.saturating_sub(began), 1.0 - done);
+                let left = match (self.bytes / 1024 * self.merge_nanos).checked_div(self.merge_kib) {
+                    // At the speed of earlier folds; the more is done, the more at that of this one.
+                    Some(expected) => Duration::from_nanos(expected).mul_f64(to_do * to_do) + elapsed.mul_f64(to_do),
+                    None => elapsed.mul_f64(to_do / done.max(0.01)),
+                };
+                left + self.finish_time
             }
             Stage::Finishing(since) => {
                 let elapsed = now.saturating_sub(since);
                 // One that takes longer than expected is expected to take half as long again.
-                self.rest.saturating_sub(elapsed).max(elapsed / 2)
+                self.finish_time.saturating_sub(elapsed).max(elapsed / 2)
             }
         }
     }
@@ -120,9 +132,10 @@ impl Pace {
     pub(crate) fn finishes(&self, now: Duration) {
         let mut fold = self.fold();
         if let Stage::Merging(began, _) = fold.stage
-            && let Some(cost) = (now.saturating_sub(began).as_nanos() as u64).checked_div(fold.bytes / 1024)
+            && fold.bytes >= MEASURED_BYTES_MIN
         {
-            fold.merge_cost = mean(fold.merge_cost, cost);
+            fold.merge_nanos = fold.merge_nanos / 2 + nanos(now.saturating_sub(began));
+            fold.merge_kib = fold.merge_kib / 2 + fold.bytes / 1024;
         }
         fold.stage = Stage::Finishing(now);
     }
@@ -130,24 +143,40 @@ impl Pace {
     /// The fold is over, or has failed: commits pay nothing.
     pub(crate) fn ends(&self, now: Duration) {
         let mut fold = self.fold();
-        if let Stage::Finishing(since) = fold.stage {
-            let rest = mean(fold.rest.as_nanos() as u64, now.saturating_sub(since).as_nanos() as u64);
-            fold.rest = Duration::from_nanos(rest);
+        if let Stage::Finishing(since) = fold.stage
+            && fold.bytes >= MEASURED_BYTES_MIN
+        {
+            let took = now.saturating_sub(since);
+            let is_first = fold.finish_time.is_zero();
+            fold.finish_time = if is_first { took } else { (fold.finish_time + took) / 2 };
         }
         fold.stage = Stage::Idle;
         self.price.store(0, Ordering::Relaxed);
     }
 
+    /// A generation was full when its log of `capacity` bytes held `bytes`.
+    pub(crate) fn filled(&self, bytes: u64, capacity: u64) {
+        let parts = (bytes * FILL_PARTS).checked_div(capacity).unwrap_or(FILL_PARTS);
+        self.fill.store(parts.clamp(1, FILL_PARTS), Ordering::Relaxed);
+    }
+
+    /// Bytes that a generation of this capacity is going to hold, as far as the last one tells.
+    pub(crate) fn usable(&self, capacity: u64) -> u64 {
+        capacity / FILL_PARTS * self.fill.load(Ordering::Relaxed)
+    }
+
     /// Sets the price to what the log has left. To be called now and then while the fold goes on.
     pub(crate) fn set_price(&self, now: Duration, room: LogRoom) {
         let fold = self.fold();
-        let room = room
-            .planned
-            .min(room.left / 5 * 4)
-            .max(room.left / 2)
-            .max(ROOM_BYTES_MIN);
-        let price = fold.left(now).as_nanos() as u64 / (room / 1024);
+        // Beyond what was planned, half of what is left: commits get slower and slower, but do not meet a wall.
+        let room = room.planned.min(room.left / 5 * 4).max(room.left / 2);
+        let price = nanos(fold.left(now)) / (room.max(ROOM_BYTES_MIN) / 1024);
         self.price.store(price, Ordering::Relaxed);
+    }
+
+    /// Whether bytes cost anything.
+    pub(crate) fn is_on(&self) -> bool {
+        self.price.load(Ordering::Relaxed) > 0
     }
 
     /// The pause that a commit of `bytes` is to make.
@@ -156,23 +185,33 @@ impl Pace {
         if price == 0 {
             return None;
         }
-        let nanos = |time: Duration| time.as_nanos() as u64;
-        let now = nanos(now());
-        let share = (bytes.saturating_mul(price) / 1024).min(nanos(PAUSE_MAX));
-        let mut due = now;
+        let (now, most) = (nanos(now()), nanos(DEBT_MAX));
+        let share = (bytes.saturating_mul(price) / 1024).min(most);
+        let mut from = now;
         let _ = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-            let least = now.saturating_sub(nanos(CREDIT));
-            due = next.clamp(least, now + nanos(PAUSE_FOR_OTHERS_MAX)) + share;
-            Some(due)
+            from = next.clamp(now.saturating_sub(nanos(CREDIT)), now + most);
+            Some(from + share)
         });
+        let for_others = nanos(PAUSE_FOR_OTHERS_MAX) + share * OTHERS_MAX;
+        let due = from.min(now + for_others) + share;
         let pause = Duration::from_nanos(due.saturating_sub(now));
         (pause >= PAUSE_MIN).then_some(pause)
     }
 }
 
-/// The mean of a new measurement and those before it, which are zero at first.
-fn mean(before: u64, new: u64) -> u64 {
-    if before == 0 { new } else { before / 2 + new / 2 }
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace {
+            price: AtomicU64::new(0),
+            next: AtomicU64::new(0),
+            fill: AtomicU64::new(FILL_PARTS),
+            fold: Mutex::default(),
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -272,11 +311,11 @@ mod tests {
         // Three seconds for the 64 KiB that there always are, and what was not used before is made up for.
         let part = pace.pause(4096, || second(9.0)).expect("a pause") + CREDIT;
         assert!(is_about(part, 3.0 * 4096.0 / 65536.0));
-        assert_eq!(pace.pause(64 * MIB, || second(19.0)), Some(PAUSE_MAX - CREDIT));
+        assert_eq!(pace.pause(64 * MIB, || second(19.0)), Some(DEBT_MAX - CREDIT));
     }
 
     #[test]
-    fn nobody_pauses_long_for_others() {
+    fn a_put_does_not_pause_long_for_a_batch() {
         let pace = measured();
         pace.begins(1, 64 * MIB, second(4.0));
         pace.set_price(second(4.0), room(8));
@@ -284,6 +323,53 @@ mod tests {
         assert!(of_others > second(0.3));
         let own = pace.pause(100, || second(5.0)).expect("a pause");
         assert!(own < second(0.005));
+    }
+
+    #[test]
+    fn batches_of_several_threads_pause_for_each_other() {
+        let pace = measured();
+        pace.begins(1, 64 * MIB, second(4.0));
+        pace.set_price(second(4.0), room(128));
+        // Eight threads, each with a MiB at a time: 128 rounds of 8 MiB would be eight times too fast.
+        let mut ends = [second(4.0); 8];
+        for round in 0..128 {
+            let thread = round % 8;
+            let now = ends[thread];
+            ends[thread] = now + pace.pause(MIB, || now).unwrap_or_default();
+        }
+        assert!(is_about(*ends.iter().max().expect("eight") - second(4.0), 3.0));
+    }
+
+    #[test]
+    fn small_folds_say_nothing_about_the_cost_of_a_byte() {
+        let pace = measured();
+        for _ in 0..20 {
+            pace.begins(1, 4096, second(4.0));
+            pace.finishes(second(4.1));
+            pace.ends(second(4.1));
+        }
+        pace.begins(1, 64 * MIB, second(5.0));
+        pace.set_price(second(5.0), room(128));
+        assert!(is_about(time_for(&pace, 128, second(5.0)), 3.0));
+    }
+
+    #[test]
+    fn the_first_fold_is_judged_by_its_own_progress() {
+        let pace = Pace::default();
+        pace.begins(1, 64 * MIB, second(1.0));
+        pace.merged(100, 1000);
+        pace.set_price(second(2.0), room(128));
+        assert!(is_about(time_for(&pace, 128, second(2.0)), 9.0));
+    }
+
+    #[test]
+    fn generations_count_as_full_as_the_last_one_got() {
+        let pace = Pace::default();
+        assert_eq!(pace.usable(64 * MIB), 64 * MIB);
+        pace.filled(24 * MIB, 64 * MIB);
+        assert_eq!(pace.usable(64 * MIB), 24 * MIB);
+        pace.filled(0, 0);
+        assert_eq!(pace.usable(64 * MIB), 64 * MIB);
     }
 
     #[test]

@@ -32,13 +32,12 @@ use std::sync::atomic::Ordering;
 
 use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
-use crate::background::unless_full;
 use crate::base::{self, Extent, Root};
 use crate::bitmap::Bitmap;
 use crate::checksum::key_hash;
 use crate::core::{Core, with_source};
 use crate::draft::fold_costs;
-use crate::error::{Error, Kind, Reason, Result};
+use crate::error::{Error, Kind, Reason, Result, unless_full};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::index::Index;
 use crate::limits::{
@@ -741,8 +740,13 @@ impl<'a> Recovery<'a> {
                 let synced = core.segments.file(slot)?.sync_data();
                 synced.map_err(|error| Error::io("syncing the header of the log", error))?;
             }
+            let prepared = core.prepare_standby(core.settings.generation_bytes_min, 0);
             // On a full disk a fold makes room for it: the log files that were replayed come free.
-            unless_full(core.prepare_standby(core.settings.generation_bytes_min, 0).map(|_| ()))?;
+            if self.accepted.is_empty() {
+                prepared?;
+            } else {
+                unless_full(prepared)?;
+            }
         }
         Ok(())
     }

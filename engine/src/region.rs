@@ -484,6 +484,8 @@ impl Region {
         };
         self.file
             .allocate(offset, bytes)
+            // A part may have been had; it is for others.
+            .inspect_err(|_| self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES))
             .map_err(|error| full_or_io("index memory", bytes, error))?;
         owner.offset.store(offset, Ordering::Release);
         // Last: a piece without a length is nobody's.

@@ -335,7 +335,15 @@ impl Core {
             self.names_synced.store(true, Ordering::Release);
         }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
-        let (memory, memory_bytes) = self.region.take(&entry.memory, bytes as u64)?;
+        let taken = self.region.take(&entry.memory, bytes as u64);
+        let (memory, memory_bytes) = match taken {
+            Ok(taken) => taken,
+            Err(error) => {
+                // What the file was given is for others, and a smaller generation may do.
+                self.trim_log_file(slot, entry.filled.load(Ordering::Relaxed), filled)?;
+                return Err(error);
+            }
+        };
         // That of a single long record comes as it is written.
         if capacity <= self.settings.generation_bytes_max {
             self.region.populate(memory, memory_bytes);
@@ -462,5 +470,98 @@ impl Core {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{Maintenance, Options, Store};
+
+    const LEAST: u64 = 64 << 10;
+    const MOST: u64 = 1 << 20;
+
+    /// A store whose base takes a few MiB, and which folds when it is told to.
+    fn store(disk: &SimDisk) -> Store {
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .generation_bytes(LEAST, MOST);
+        let store = options.open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        for number in 0..5_000u64 {
+            map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
+        }
+        store.maintain().expect("a fold");
+        store
+    }
+
+    /// Capacities of the generations that wait to be used.
+    fn standbys(core: &Core) -> Vec<u64> {
+        let entries = core.region.generations().map(|(_, entry)| entry);
+        let waiting = entries.filter(|entry| entry.state() == GenerationState::Standby);
+        waiting.map(|entry| entry.capacity.load(Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn generations_for_commits_beside_a_fold_double_up_to_an_eighth_of_the_base() {
+        let store = store(&SimDisk::new(1));
+        let core = store.core();
+        let eighth = core.space.used_bytes() / 8;
+        assert!((LEAST * 4..MOST).contains(&eighth), "{eighth}");
+        let mut capacities = Vec::new();
+        for _ in 0..8 {
+            core.discard_standbys(|_| true);
+            core.keep_growing_spare().expect("room");
+            assert_eq!(standbys(core).len(), 2);
+            capacities.extend(standbys(core).into_iter().max());
+        }
+        assert!(capacities[0] <= LEAST * 4, "{capacities:?}");
+        assert!(capacities.is_sorted(), "{capacities:?}");
+        assert_eq!(capacities.last(), Some(&eighth));
+    }
+
+    #[test]
+    fn generations_are_small_again_where_the_disk_has_no_room_for_large_ones() {
+        let disk = SimDisk::new(2);
+        let store = store(&disk);
+        let core = store.core();
+        core.next_capacity.store(MOST, Ordering::Relaxed);
+        core.discard_standbys(|_| true);
+        core.region.cut_memory();
+        disk.set_capacity(Some(disk.allocated_bytes() + MOST / 4));
+        core.keep_spare().expect("room for two small ones");
+        assert_eq!(standbys(core), [LEAST; 2]);
+        assert_eq!(core.next_capacity.load(Ordering::Relaxed), LEAST);
+    }
+
+    #[test]
+    fn what_the_log_takes_is_planned_for_half_of_it_beside_what_is_being_folded() {
+        let store = store(&SimDisk::new(3));
+        let (core, map) = (store.core(), store.map("map").expect("a map"));
+        core.next_capacity.store(LEAST, Ordering::Relaxed);
+        let usable = core.pace.usable(LEAST);
+        let number = |slot: u16| core.entry(slot).number.load(Ordering::Relaxed);
+        let active = || *core.region.version().generations.last().expect("an active one");
+        let folding = number(active());
+        let empty = core.log_room(folding - 1);
+        assert!(empty.planned <= 3 * usable && empty.planned > 2 * usable, "{empty:?}");
+        let mut before = empty;
+        while number(active()) < folding + 3 {
+            map.put(b"key", &[8; 1_000]).expect("a put");
+            let room = core.log_room(folding - 1);
+            assert!(
+                room.planned <= before.planned && room.left <= before.left + usable,
+                "{before:?} {room:?}"
+            );
+            before = room;
+        }
+        // Four have come since: more than half, and there is room for two more.
+        assert_eq!(before.planned, 0);
+        assert!(before.left <= 3 * usable, "{before:?}");
+        // The same with three of them being folded: half is left.
+        let folded = core.log_room(folding + 2);
+        assert!(folded.planned > 0 && folded.planned <= 3 * usable, "{folded:?}");
     }
 }

@@ -25,6 +25,23 @@ fn a_value_that_was_put_is_got() {
 }
 
 #[test]
+fn a_process_that_may_have_few_addresses_has_a_store_too() {
+    let scratch = Scratch::new();
+    for gibibytes in [64, 16, 6] {
+        let limit = format!("ulimit -v {}", gibibytes << 20);
+        let ended = scratch.shell(&format!(
+            "{limit} && duramen put shop pears {gibibytes} --map stock && duramen get shop pears"
+        ));
+        assert_eq!(
+            (ended.code, ended.text()),
+            (0, format!("{gibibytes}\n").as_str()),
+            "{limit}: {}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
 fn a_deleted_key_stays_deleted() {
     let scratch = shop();
     assert_eq!(scratch.done(&["delete", "shop", "pears"]).text(), "");

@@ -155,15 +155,13 @@ impl Core {
             numbers.map(|number| number.load(Ordering::Relaxed)).sum()
         };
         let (bytes, operations) = (sum(|entry| &entry.tail), sum(|entry| &entry.operations));
-        self.pace.begins(
-            self.entry(newest).number.load(Ordering::Relaxed),
-            bytes,
-            self.platform.clock.monotonic(),
-        );
+        self.pace
+            .begins(self.entry(newest).number.load(Ordering::Relaxed), bytes);
         self.set_price();
         if !is_planted(PlantedBug::FoldAheadOfSync) {
             self.wait_synced(last_commit)?;
         }
+        self.pace.merges(self.platform.clock.monotonic());
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
         let mut reported = self.platform.clock.monotonic();

@@ -98,6 +98,8 @@ pub const DATA_SPAN_BYTES: u64 = 1 << 40;
 /// Address space for the shared region: what the allocator keeps of the largest data file while it moves, and the memory
 /// of indexes.
 pub const REGION_SPAN_BYTES: u64 = 512 << 30;
+/// The least that will do where a process may not have so many addresses.
+pub const REGION_SPAN_BYTES_MIN: u64 = 1 << 30;
 /// What of it is left to indexes, whatever the data file takes.
 pub const INDEX_SPAN_BYTES: u64 = 128 << 30;
 /// How far the log may run ahead of a write transaction before its conflicts can no longer be checked.

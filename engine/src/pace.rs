@@ -27,6 +27,8 @@ const DEBT_MAX: Duration = Duration::from_secs(1);
 const CREDIT: Duration = Duration::from_millis(2);
 /// With less room than this, no byte gets dearer.
 const ROOM_BYTES_MIN: u64 = 64 << 10;
+/// Of so many parts of a merge one is enough to tell what the others take.
+const TRUSTED_PARTS: f64 = 10.0;
 /// Folds of less say nothing about what a byte costs.
 const MEASURED_BYTES_MIN: u64 = 256 << 10;
 /// In so many parts it is noted how full a generation gets.
@@ -74,6 +76,8 @@ enum Stage {
     /// No fold goes on.
     #[default]
     Idle,
+    /// The log is synced first.
+    Begun,
     /// Since then, and the share that is done, from 0 to 1.
     Merging(Duration, f64),
     /// The tree is written since then.
@@ -81,18 +85,27 @@ enum Stage {
 }
 
 impl Fold {
+    /// What its merge takes at the speed of earlier folds, if there were any.
+    fn expected(&self) -> Option<Duration> {
+        let nanos = (self.bytes / 1024 * self.merge_nanos).checked_div(self.merge_kib)?;
+        Some(Duration::from_nanos(nanos))
+    }
+
     /// Time until the generations that it takes are free.
     fn left(&self, now: Duration) -> Duration {
         match self.stage {
             Stage::Idle => Duration::ZERO,
+            Stage::Begun => self.expected().unwrap_or_default() + self.finish_time,
             Stage::Merging(began, done) => {
-                let (elapsed, to_do) = (now.saturating_sub(began), 1.0 - done);
-                let left = match (self.bytes / 1024 * self.merge_nanos).checked_div(self.merge_kib) {
-                    // At the speed of earlier folds; the more is done, the more at that of this one.
-                    Some(expected) => Duration::from_nanos(expected).mul_f64(to_do * to_do) + elapsed.mul_f64(to_do),
-                    None => elapsed.mul_f64(to_do / done.max(0.01)),
+                // Of the whole merge: what earlier folds took, and, once some of it is done, what this one takes. Others
+                // may have kept the processors from one, and not from the other.
+                let own = now.saturating_sub(began).div_f64(done.max(0.01));
+                let trust = (done * TRUSTED_PARTS).min(1.0);
+                let all = match self.expected() {
+                    Some(expected) => own.mul_f64(trust) + expected.mul_f64(1.0 - trust),
+                    None => own,
                 };
-                left + self.finish_time
+                all.mul_f64(1.0 - done) + self.finish_time
             }
             Stage::Finishing(since) => {
                 let elapsed = now.saturating_sub(since);
@@ -109,10 +122,15 @@ impl Pace {
     }
 
     /// A fold of so many bytes of log begins, up to the generation of number `newest`.
-    pub(crate) fn begins(&self, newest: u32, bytes: u64, now: Duration) {
+    pub(crate) fn begins(&self, newest: u32, bytes: u64) {
         let mut fold = self.fold();
         (fold.newest, fold.bytes) = (newest, bytes);
-        fold.stage = Stage::Merging(now, 0.0);
+        fold.stage = Stage::Begun;
+    }
+
+    /// The log is synced, and the new tree is begun.
+    pub(crate) fn merges(&self, now: Duration) {
+        self.fold().stage = Stage::Merging(now, 0.0);
     }
 
     /// Number of the newest generation that the fold takes which goes on.
@@ -234,7 +252,8 @@ mod tests {
     /// A pace that has seen a fold of 64 MiB take two seconds, and one for the syncs.
     fn measured() -> Pace {
         let pace = Pace::default();
-        pace.begins(1, 64 * MIB, second(0.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(0.0));
         pace.set_price(second(0.0), room(128));
         pace.finishes(second(2.0));
         pace.set_price(second(2.0), room(128));
@@ -259,7 +278,8 @@ mod tests {
     fn commits_pay_only_while_a_fold_goes_on() {
         let pace = measured();
         assert_eq!(time_for(&pace, 16, second(4.0)), Duration::ZERO);
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         assert!(time_for(&pace, 16, second(4.0)) > Duration::ZERO);
         pace.ends(second(5.0));
@@ -269,7 +289,8 @@ mod tests {
     #[test]
     fn the_planned_room_is_full_when_the_fold_is_expected_to_end() {
         let pace = measured();
-        pace.begins(1, 128 * MIB, second(4.0));
+        pace.begins(1, 128 * MIB);
+        pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         // Twice the bytes: four seconds, and one for the syncs.
         assert!(is_about(time_for(&pace, 128, second(4.0)), 5.0));
@@ -277,22 +298,26 @@ mod tests {
 
     #[test]
     fn what_this_fold_takes_counts_more_the_further_it_has_come() {
-        let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
-        pace.set_price(second(4.0), room(128));
-        pace.merged(500, 1000);
-        pace.set_price(second(8.0), room(128));
-        // Half is done in four seconds where one was expected: between 0.5 s + 1 s and 4 s + 1 s, the nearer to what is seen.
-        assert!(is_about(time_for(&pace, 128, second(8.0)), 3.5));
-        pace.merged(1000, 1000);
-        pace.set_price(second(12.0), room(128));
-        assert!(is_about(time_for(&pace, 128, second(12.0)), 1.0));
+        let time_when = |done, now| {
+            let pace = measured();
+            pace.begins(1, 64 * MIB);
+            pace.merges(second(4.0));
+            pace.merged(done, 1000);
+            pace.set_price(second(now), room(128));
+            time_for(&pace, 128, second(now))
+        };
+        // Expected are two seconds, and one for the syncs. A twentieth is done after 0.3 s, as if it took six.
+        assert!(is_about(time_when(50, 4.3), 4.0 * 0.95 + 1.0));
+        assert!(is_about(time_when(100, 4.6), 6.0 * 0.9 + 1.0));
+        assert!(is_about(time_when(500, 8.0), 4.0 + 1.0));
+        assert!(is_about(time_when(1000, 12.0), 1.0));
     }
 
     #[test]
     fn syncs_that_take_too_long_make_bytes_dearer() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         pace.finishes(second(6.0));
         pace.set_price(second(6.0), room(128));
@@ -304,7 +329,8 @@ mod tests {
     #[test]
     fn the_less_room_the_dearer_but_never_without_limit() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(4.0));
         pace.set_price(second(4.0), room(8));
         assert!(is_about(time_for(&pace, 8, second(4.0)), 3.0));
         pace.set_price(second(4.0), room(0));
@@ -317,7 +343,8 @@ mod tests {
     #[test]
     fn a_put_does_not_pause_long_for_a_batch() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(4.0));
         pace.set_price(second(4.0), room(8));
         let of_others = pace.pause(MIB, || second(5.0)).expect("a pause");
         assert!(of_others > second(0.3));
@@ -328,7 +355,8 @@ mod tests {
     #[test]
     fn batches_of_several_threads_pause_for_each_other() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         // Eight threads, each with a MiB at a time: 128 rounds of 8 MiB would be eight times too fast.
         let mut ends = [second(4.0); 8];
@@ -344,11 +372,13 @@ mod tests {
     fn small_folds_say_nothing_about_the_cost_of_a_byte() {
         let pace = measured();
         for _ in 0..20 {
-            pace.begins(1, 4096, second(4.0));
+            pace.begins(1, 4096);
+            pace.merges(second(4.0));
             pace.finishes(second(4.1));
             pace.ends(second(4.1));
         }
-        pace.begins(1, 64 * MIB, second(5.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(5.0));
         pace.set_price(second(5.0), room(128));
         assert!(is_about(time_for(&pace, 128, second(5.0)), 3.0));
     }
@@ -356,7 +386,8 @@ mod tests {
     #[test]
     fn the_first_fold_is_judged_by_its_own_progress() {
         let pace = Pace::default();
-        pace.begins(1, 64 * MIB, second(1.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(1.0));
         pace.merged(100, 1000);
         pace.set_price(second(2.0), room(128));
         assert!(is_about(time_for(&pace, 128, second(2.0)), 9.0));
@@ -375,7 +406,8 @@ mod tests {
     #[test]
     fn pauses_that_end_late_are_made_up_for() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 64 * MIB);
+        pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         let mut now = second(4.0);
         for _ in 0..128 * 256 {

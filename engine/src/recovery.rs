@@ -86,6 +86,9 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     let lock = take_lock(&platform, &path, settings.read_only)?;
     if !exists {
         make_store(&platform)?;
+    } else if !settings.read_only && !files.iter().any(|name| slot_of(name).is_some()) {
+        // Whoever made it may have been killed before its name was durable, and no log may outlast that.
+        platform.storage.sync().map_err(doing)?;
     }
     let mode = if settings.read_only {
         OpenMode::Read

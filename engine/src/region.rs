@@ -26,7 +26,9 @@ use duramen_io::{Access, File, Mapping, OpenMode, Platform, WordLock};
 
 use crate::base::Root;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PAGE_BYTES, REGION_SPAN_BYTES, SNAPSHOTS_MAX};
+use crate::limits::{
+    GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PAGE_BYTES, REGION_SPAN_BYTES, REGION_SPAN_BYTES_MIN, SNAPSHOTS_MAX,
+};
 use crate::promises::Promises;
 
 /// Name of the region's file in the store directory.
@@ -320,6 +322,8 @@ impl Pins {
 #[derive(Debug)]
 pub(crate) struct Region {
     mapping: Mapping,
+    /// Bytes of it that can be used: [`REGION_SPAN_BYTES`], or less where the process may not have so many addresses.
+    span: u64,
     file: Arc<dyn File>,
 }
 
@@ -343,10 +347,16 @@ impl Region {
             file.allocate(offset, bytes)
                 .map_err(|error| full_or_io("the shared region", bytes, error))?;
         }
-        let mapping = file
-            .map(REGION_SPAN_BYTES, Access::ReadWrite)
-            .map_err(|error| Error::io("mapping the shared region", error))?;
-        let region = Region { mapping, file };
+        // A limit (`ulimit -v`, a container, valgrind) may leave fewer addresses: fewer and smaller indexes fit then.
+        let mut span = REGION_SPAN_BYTES;
+        let mapping = loop {
+            match file.map(span, Access::ReadWrite) {
+                Ok(mapping) => break mapping,
+                Err(_) if span > REGION_SPAN_BYTES_MIN => span /= 2,
+                Err(error) => return Err(Error::io("mapping the shared region", error)),
+            }
+        };
+        let region = Region { mapping, span, file };
         let control = region.control();
         control.slots_allocated.store(SLOTS_STEP as u32, Ordering::Relaxed);
         control
@@ -421,7 +431,7 @@ impl Region {
 
     /// First byte of a piece of memory.
     pub(crate) fn memory(&self, offset: u64) -> *mut u8 {
-        assert!((MEMORY_START..REGION_SPAN_BYTES).contains(&offset));
+        assert!((MEMORY_START..self.span).contains(&offset));
         // SAFETY: the offset lies inside the mapping.
         unsafe { self.mapping.base().add(offset as usize) }
     }
@@ -449,7 +459,7 @@ impl Region {
     pub(crate) fn take(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
         let _growing = self.control().growth_lock.0.lock();
         let bytes = bytes.next_multiple_of(MEMORY_STEP);
-        self.take_between(owner, bytes, INDEXES_START..REGION_SPAN_BYTES)
+        self.take_between(owner, bytes, INDEXES_START..self.span)
     }
 
     /// The same for an array: apart from the indexes as long as they are small, so that an index always fits where one
@@ -459,7 +469,7 @@ impl Region {
         let bytes = bytes.next_multiple_of(PAGE_BYTES as u64);
         match self.find(MEMORY_START..INDEXES_START, bytes) {
             Some(_) => self.take_between(owner, bytes, MEMORY_START..INDEXES_START),
-            None => self.take_between(owner, bytes, INDEXES_START..REGION_SPAN_BYTES),
+            None => self.take_between(owner, bytes, INDEXES_START..self.span),
         }
     }
 

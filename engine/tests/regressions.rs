@@ -423,3 +423,37 @@ fn a_version_holds_all_generations_that_crashes_and_full_disks_can_leave_to_reco
     println!("up to {most} frozen generations, {refused} openings refused for want of room");
     assert!(most >= 4, "hardly anything was left to recovery");
 }
+
+#[test]
+fn a_log_does_not_outlast_the_name_of_a_store_whose_maker_was_killed() {
+    let opened = |disk: &SimDisk, calls: u64| {
+        disk.stop_after(calls);
+        drop(options().open_on(disk.platform()));
+    };
+    let has_log = |disk: &SimDisk| disk.files().iter().any(|name| name.starts_with("wal-"));
+    let mut cuts = 0;
+    for seed in 0..16 {
+        // The maker is killed in one of its calls before there is a log; what that call did is random.
+        for made in 0.. {
+            let disk = SimDisk::new(seed);
+            opened(&disk, made);
+            if has_log(&disk) {
+                break;
+            }
+            if !disk.files().iter().any(|name| name == "data") {
+                continue;
+            }
+            // The next one to open it meets a power cut in one of its own.
+            for calls in 0..24 {
+                let disk = disk.kill();
+                opened(&disk, calls);
+                let disk = disk.power_cut(seed);
+                if let Err(error) = options().open_on(disk.platform()) {
+                    panic!("seed {seed}, killed after {made} calls, power cut after {calls} more: {error}");
+                }
+                cuts += has_log(&disk) as u32;
+            }
+        }
+    }
+    assert!(cuts > 100, "the power was cut {cuts} times when there was a log");
+}

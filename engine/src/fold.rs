@@ -162,8 +162,6 @@ impl Core {
             self.wait_synced(last_commit)?;
         }
         self.pace.merges(self.platform.clock.monotonic());
-        let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
-        let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
         let mut reported = self.platform.clock.monotonic();
         let mut can_prepare = true;
         let mut report = |done| {
@@ -180,21 +178,45 @@ impl Core {
             }
             Ok(())
         };
-        let merged = with_source!(self, source => fold_into(source, version.root, &generations, self.hash_seed, &mut sink, &mut report));
-        let finished = merged.and_then(|root| sink.finish().map(|()| root));
-        let kept = finished.and_then(|root| self.keep_history(state, frozen).map(|()| root));
-        let root = match kept {
-            Ok(root) => root,
-            Err(error) => {
-                sink.abandon();
-                return Err(error);
-            }
-        };
+        let worked = self.platform.clock.processor_time();
+        let folded = self.fold_in_parts(&version, frozen, operations, &mut report);
+        let folded = folded.and_then(|folded| match folded {
+            Some(folded) => Ok(folded),
+            None => self.fold_in_one(&version, frozen, &mut report),
+        });
+        let (root, mut sink) = folded?;
+        if let Err(error) = self.keep_history(state, frozen) {
+            sink.abandon();
+            return Err(error);
+        }
         self.install(state, root, last_commit, frozen, sink);
-        self.pace.finishes(self.platform.clock.monotonic());
+        let worked = self.platform.clock.processor_time().saturating_sub(worked);
+        self.pace.finishes(self.platform.clock.monotonic(), worked);
         self.set_price();
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         Ok(true)
+    }
+
+    /// Merges frozen generations into a version's base, in this thread.
+    fn fold_in_one(
+        &self,
+        version: &Version,
+        frozen: &[u16],
+        report: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<(Root, FileSink<'_>)> {
+        let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
+        let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
+        let merged = with_source!(self, source => {
+            let options = self.fold_options();
+            fold_into(source, version.root, &generations, options, &mut sink, report)
+        });
+        match merged.and_then(|root| sink.finish().map(|()| root)) {
+            Ok(root) => Ok((root, sink)),
+            Err(error) => {
+                sink.abandon();
+                Err(error)
+            }
+        }
     }
 
     /// Publishes the folded root; from here on the fold stands.
@@ -429,10 +451,23 @@ impl Core {
 }
 
 /// Changes, with a word now and then of how many were taken.
-struct Reported<'a, 's, S: PageSource> {
+pub(crate) struct Reported<'a, 's, S: PageSource> {
     changes: &'a mut NewestChanges<'s, S>,
     report: &'a mut dyn FnMut(u64) -> Result<()>,
     next: u64,
+}
+
+impl<'a, 's, S: PageSource> Reported<'a, 's, S> {
+    pub(crate) fn new(
+        changes: &'a mut NewestChanges<'s, S>,
+        report: &'a mut dyn FnMut(u64) -> Result<()>,
+    ) -> Reported<'a, 's, S> {
+        Reported {
+            changes,
+            report,
+            next: 0,
+        }
+    }
 }
 
 impl<S: PageSource> ChangeStream for Reported<'_, '_, S> {
@@ -459,31 +494,30 @@ fn fold_into<S: PageSource>(
     source: S,
     root: Root,
     generations: &[GenerationView],
-    hash_seed: u64,
+    options: MergeOptions,
     sink: &mut FileSink<'_>,
     report: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<Root> {
     let mut changes = NewestChanges::of_generations(source, generations)?;
     let cuts: Vec<KeyRange> = changes.cuts();
-    let options = MergeOptions {
-        keep_deletes: false,
-        hash_seed,
-    };
-    let root = {
-        let mut changes = Reported {
-            changes: &mut changes,
-            report,
-            next: 0,
-        };
-        base::merge(source, root, &mut changes, &cuts, options, sink)?
-    };
-    for extent in changes.superseded {
+    let mut reported = Reported::new(&mut changes, report);
+    let root = base::merge(source, root, &mut reported, &cuts, options, sink)?;
+    take_values(&mut changes, sink);
+    retire_runs(source, changes.runs, sink)?;
+    Ok(root)
+}
+
+/// Says what becomes of the long values among changes that are merged.
+pub(crate) fn take_values<S: PageSource>(changes: &mut NewestChanges<'_, S>, sink: &mut FileSink<'_>) {
+    for extent in changes.superseded.drain(..) {
         sink.retire_extent(extent);
     }
-    for extent in changes.surviving {
-        sink.adopted.push(extent);
-    }
-    for run in changes.runs {
+    sink.adopted.append(&mut changes.surviving);
+}
+
+/// Retires the pages of runs that are merged.
+pub(crate) fn retire_runs<S: PageSource>(source: S, runs: Vec<Root>, sink: &mut FileSink<'_>) -> Result<()> {
+    for run in runs {
         base::walk(source, run, &mut |visit| {
             if let base::Visit::Page {
                 number, pages, birth, ..
@@ -494,5 +528,5 @@ fn fold_into<S: PageSource>(
             Ok(())
         })?;
     }
-    Ok(root)
+    Ok(())
 }

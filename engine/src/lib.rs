@@ -48,6 +48,7 @@ mod pace;
 
 mod background;
 mod fold;
+mod fold_parts;
 mod long_value;
 mod newest;
 mod page_sink;

@@ -17,6 +17,8 @@ pub(crate) struct NewestChanges<'a, S: PageSource> {
     inputs: Vec<Input<'a, S>>,
     /// Range deletes with their ranks: what is older than one that covers it does not count.
     deletes: Vec<(u64, FullRange)>,
+    /// What is at or above this does not belong to them.
+    high: Option<Vec<u8>>,
     key: Vec<u8>,
     change: Held<'a, S>,
     at_end: bool,
@@ -45,6 +47,15 @@ enum Held<'a, S: PageSource> {
 impl<'a, S: PageSource> NewestChanges<'a, S> {
     /// Those of frozen generations, oldest first.
     pub(crate) fn of_generations(source: S, generations: &[GenerationView]) -> Result<NewestChanges<'a, S>> {
+        NewestChanges::of_generations_in(source, generations, (&[], None))
+    }
+
+    /// Those of frozen generations in a range of keys: from the first on, to before the second.
+    pub(crate) fn of_generations_in(
+        source: S,
+        generations: &[GenerationView],
+        (low, high): (&[u8], Option<&[u8]>),
+    ) -> Result<NewestChanges<'a, S>> {
         let mut changes = NewestChanges::empty();
         for generation in generations {
             // Runs first: of two entries of the same rank the later input counts, and single operations come last.
@@ -70,7 +81,8 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
                 ));
             }
         }
-        changes.start()
+        changes.high = high.map(<[u8]>::to_vec);
+        changes.start(low)
     }
 
     /// Those of the layers of a transaction, oldest first.
@@ -85,13 +97,14 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
                 None => changes.inputs.push(Input::Layer(rank, LayerCursor::new(layer))),
             }
         }
-        changes.start()
+        changes.start(&[])
     }
 
     fn empty() -> NewestChanges<'a, S> {
         NewestChanges {
             inputs: Vec::new(),
             deletes: Vec::new(),
+            high: None,
             key: Vec::new(),
             change: Held::Stored(Stored::Deleted),
             at_end: false,
@@ -102,9 +115,9 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
         }
     }
 
-    fn start(mut self) -> Result<Self> {
+    fn start(mut self, low: &[u8]) -> Result<Self> {
         for input in &mut self.inputs {
-            input.first()?;
+            input.seek(low)?;
         }
         self.next_change()?;
         Ok(self)
@@ -121,7 +134,9 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
     /// Finds the next key whose newest change still counts.
     fn next_change(&mut self) -> Result<()> {
         loop {
-            let Some(nearest) = self.inputs.iter().filter_map(|input| input.key()).min() else {
+            let nearest = self.inputs.iter().filter_map(|input| input.key()).min();
+            let inside = |key: &&[u8]| self.high.as_deref().is_none_or(|high| *key < high);
+            let Some(nearest) = nearest.filter(inside) else {
                 self.at_end = true;
                 return Ok(());
             };
@@ -170,11 +185,11 @@ fn contend<'a, S: PageSource>(
 }
 
 impl<'a, S: PageSource> Input<'a, S> {
-    fn first(&mut self) -> Result<()> {
+    fn seek(&mut self, low: &[u8]) -> Result<()> {
         match self {
-            Input::Index(cursor, _) => cursor.first(),
-            Input::Run(_, cursor) => cursor.first()?,
-            Input::Layer(_, cursor) => cursor.seek(&[]),
+            Input::Index(cursor, _) => cursor.seek(low),
+            Input::Run(_, cursor) => cursor.seek(low)?,
+            Input::Layer(_, cursor) => cursor.seek(low),
         }
         Ok(())
     }

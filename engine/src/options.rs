@@ -40,6 +40,7 @@ pub struct Options {
     network_filesystem: bool,
     overwrite_freed: bool,
     generation_bytes: Option<(u64, u64)>,
+    fold_parts: Option<(usize, u64)>,
     log_files_max: usize,
 }
 
@@ -56,6 +57,7 @@ impl Default for Options {
             network_filesystem: false,
             overwrite_freed: false,
             generation_bytes: None,
+            fold_parts: None,
             log_files_max: GENERATIONS_MAX,
         }
     }
@@ -135,6 +137,13 @@ impl Options {
         self
     }
 
+    /// Into how many parts folds of at least so many operations divide the tree, for tests of small ones.
+    #[doc(hidden)]
+    pub fn fold_parts(mut self, parts: usize, operations: u64) -> Options {
+        self.fold_parts = Some((parts, operations));
+        self
+    }
+
     /// Most log files at one time, for tests of what happens when readers hold them all.
     #[doc(hidden)]
     pub fn log_files(mut self, most: usize) -> Options {
@@ -207,6 +216,8 @@ impl Options {
             reads: self.reads,
             retain_log_bytes: self.retain_log_bytes,
             background: self.maintenance == Maintenance::Background,
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            fold_parts: self.fold_parts,
             overwrite_freed: self.overwrite_freed,
             generation_bytes_min: least,
             generation_bytes_max: most,
@@ -225,6 +236,9 @@ pub(crate) struct Settings {
     pub(crate) reads: ReadMode,
     pub(crate) retain_log_bytes: u64,
     pub(crate) background: bool,
+    pub(crate) processors: usize,
+    /// Parts that a fold divides the tree into whatever it has to do, and from how many operations on.
+    pub(crate) fold_parts: Option<(usize, u64)>,
     pub(crate) overwrite_freed: bool,
     pub(crate) generation_bytes_min: u64,
     pub(crate) generation_bytes_max: u64,

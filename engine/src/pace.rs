@@ -12,7 +12,7 @@
 //! milliseconds while the fold goes on, and when a generation is full.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Shorter pauses are left to the commits that follow: a sleep wakes up late by a good part of this.
@@ -52,6 +52,8 @@ pub(crate) struct Pace {
     next: AtomicU64,
     /// Parts of its log that the last generation held when it was full: with small records its index is full first.
     fill: AtomicU64,
+    /// Whether the last merge waited for a processor, or the disk, more than it worked.
+    is_starved: AtomicBool,
     fold: Mutex<Fold>,
 }
 
@@ -146,13 +148,15 @@ impl Pace {
         }
     }
 
-    /// The new tree is written.
-    pub(crate) fn finishes(&self, now: Duration) {
+    /// The new tree is written; this thread has worked for so long for that.
+    pub(crate) fn finishes(&self, now: Duration, worked: Duration) {
         let mut fold = self.fold();
         if let Stage::Merging(began, _) = fold.stage
             && fold.bytes >= MEASURED_BYTES_MIN
         {
-            fold.merge_nanos = fold.merge_nanos / 2 + nanos(now.saturating_sub(began));
+            let took = now.saturating_sub(began);
+            self.is_starved.store(took > worked * 2, Ordering::Relaxed);
+            fold.merge_nanos = fold.merge_nanos / 2 + nanos(took);
             fold.merge_kib = fold.merge_kib / 2 + fold.bytes / 1024;
         }
         fold.stage = Stage::Finishing(now);
@@ -170,6 +174,11 @@ impl Pace {
         }
         fold.stage = Stage::Idle;
         self.price.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether a fold gets less than half of a processor.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.is_starved.load(Ordering::Relaxed)
     }
 
     /// A generation was full when its log of `capacity` bytes held `bytes`.
@@ -223,6 +232,7 @@ impl Default for Pace {
             price: AtomicU64::new(0),
             next: AtomicU64::new(0),
             fill: AtomicU64::new(FILL_PARTS),
+            is_starved: AtomicBool::new(false),
             fold: Mutex::default(),
         }
     }
@@ -255,7 +265,7 @@ mod tests {
         pace.begins(1, 64 * MIB);
         pace.merges(second(0.0));
         pace.set_price(second(0.0), room(128));
-        pace.finishes(second(2.0));
+        pace.finishes(second(2.0), second(2.0));
         pace.set_price(second(2.0), room(128));
         pace.ends(second(3.0));
         pace
@@ -319,7 +329,7 @@ mod tests {
         pace.begins(1, 64 * MIB);
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
-        pace.finishes(second(6.0));
+        pace.finishes(second(6.0), second(2.0));
         pace.set_price(second(6.0), room(128));
         assert!(is_about(time_for(&pace, 128, second(6.0)), 1.0));
         pace.set_price(second(16.0), room(128));
@@ -369,12 +379,28 @@ mod tests {
     }
 
     #[test]
+    fn a_fold_is_starved_that_waits_more_than_it_works() {
+        let pace = measured();
+        assert!(!pace.is_starved());
+        let fold = |bytes, worked| {
+            pace.begins(1, bytes);
+            pace.merges(second(4.0));
+            pace.finishes(second(5.0), second(worked));
+            pace.ends(second(5.0));
+            pace.is_starved()
+        };
+        assert!(fold(64 * MIB, 0.4));
+        assert!(fold(4096, 1.0), "a small fold tells nothing");
+        assert!(!fold(64 * MIB, 0.6));
+    }
+
+    #[test]
     fn small_folds_say_nothing_about_the_cost_of_a_byte() {
         let pace = measured();
         for _ in 0..20 {
             pace.begins(1, 4096);
             pace.merges(second(4.0));
-            pace.finishes(second(4.1));
+            pace.finishes(second(4.1), second(2.0));
             pace.ends(second(4.1));
         }
         pace.begins(1, 64 * MIB);

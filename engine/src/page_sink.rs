@@ -137,6 +137,14 @@ impl<'a> FileSink<'a> {
         }
     }
 
+    /// Takes over what another one did for the same tree.
+    pub(crate) fn absorb(&mut self, other: FileSink<'a>) {
+        // Places in `taken` are those of open runs alone, and the other one is finished.
+        self.taken.extend(other.taken);
+        self.retired.extend(other.retired);
+        self.adopted.extend(other.adopted);
+    }
+
     /// Retires pages that records of the log refer to.
     pub(crate) fn retire_logged(&mut self, page: u32, pages: u32, birth: u64) {
         self.retired.push(Retired {

@@ -210,8 +210,14 @@ fn transaction(store: &Store, map: &Map, model: &mut Model, rng: &mut fastrand::
 #[test]
 fn random_operations_agree_with_a_model() {
     let seed = seed();
-    for round in 0..6 {
+    for round in 0..9 {
         let mut rng = fastrand::Rng::with_seed(seed.wrapping_add(round));
+        // Folds in one piece; in parts, one after the other; and in parts by several threads.
+        let options = || match round % 3 {
+            0 => options(),
+            1 => options().fold_parts(3, 1),
+            _ => options().fold_parts(6, 1).maintenance(Maintenance::Background),
+        };
         let disk = SimDisk::new(rng.u64(..));
         let mut model = Model::new();
         let mut store = options().open_on(disk.platform()).unwrap();

@@ -151,6 +151,8 @@ impl Mapping {
 pub trait Clock: Debug + Send + Sync {
     /// Time since a fixed but unknown moment; never goes back.
     fn monotonic(&self) -> Duration;
+    /// Processor time that the calling thread has used.
+    fn processor_time(&self) -> Duration;
     /// Time of day, since 1970 in UTC. Cheap (a few nanoseconds) and coarse (milliseconds).
     fn wall(&self) -> Duration;
 }

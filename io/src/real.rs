@@ -427,6 +427,10 @@ impl Clock for RealClock {
         read(rustix::time::ClockId::Monotonic)
     }
 
+    fn processor_time(&self) -> Duration {
+        read(rustix::time::ClockId::ThreadCPUTime)
+    }
+
     fn wall(&self) -> Duration {
         // A load from a page that the kernel updates at each tick.
         read(rustix::time::ClockId::RealtimeCoarse)

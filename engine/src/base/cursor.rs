@@ -92,6 +92,7 @@ impl<S: PageSource> Cursor<S> {
     }
 
     /// Goes to the first pair.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn first(&mut self) -> Result<()> {
         self.valid = false;
         if self.descend(Aim::First)? {

@@ -63,28 +63,164 @@ pub(crate) fn merge<S: PageSource, C: ChangeStream, P: PageSink>(
     if changes.key().is_none() && (cuts.is_empty() || root.height == 0) {
         return Ok(root);
     }
-    let windows = (0..root.height.max(1))
-        .map(|level| Window::new(level, root.height == 0))
-        .collect();
-    let output = Output {
-        sink,
-        windows,
-        page: vec![0; BRANCH_BYTES],
-    };
-    let mut merger = Merger {
-        source,
-        changes,
-        cuts,
-        options,
-        output,
-        key: Vec::new(),
-    };
+    let highest = root.height.saturating_sub(1);
+    let mut merger = Merger::new(source, changes, cuts, options, sink, highest, None);
     if root.height == 0 {
+        merger.output.windows[0].appending = true;
         merger.take_changes(None)?;
     } else {
         merger.merge_node(root.page, root.height - 1, &[], None)?;
     }
     merger.finish()
+}
+
+/// Neighbouring nodes of one level, which can be merged on their own.
+pub(crate) struct Part {
+    level: u8,
+    /// Never empty; each with its lower bound.
+    nodes: Vec<(Vec<u8>, Child)>,
+    /// Lower bound of what follows.
+    high: Option<Vec<u8>>,
+}
+
+impl Part {
+    /// The keys that lie in it: from the first on, to before the second.
+    pub(crate) fn range(&self) -> (&[u8], Option<&[u8]>) {
+        (&self.nodes[0].0, self.high.as_deref())
+    }
+}
+
+/// A tree in parts, and the branches above them, which no part holds.
+pub(crate) struct Division {
+    pub(crate) parts: Vec<Part>,
+    level: u8,
+    /// Page and birth of each.
+    above: Vec<(u32, u64)>,
+}
+
+/// What became of a part: nodes of its level.
+pub(crate) struct MergedPart(Vec<(Vec<u8>, Payload)>);
+
+/// Divides a tree into about as many parts of about equal size. `None`: it is too small for that.
+pub(crate) fn divide<S: PageSource>(source: S, root: Root, parts: usize) -> Result<Option<Division>> {
+    check_height(root)?;
+    if root.height < 2 {
+        return Ok(None);
+    }
+    let mut level = root.height - 1;
+    let whole = Child {
+        page: root.page,
+        pairs: root.pairs,
+        holds_extents: true,
+    };
+    let mut nodes = vec![(Vec::new(), whole)];
+    let mut above = Vec::new();
+    while level > 0 && nodes.len() < parts * NODES_PER_PART_MIN {
+        let mut children = Vec::new();
+        for (low, node) in nodes {
+            let page = source.page(node.page, BRANCH_BYTES)?;
+            let branch = Branch::open(&page, node.page, level)?;
+            above.push((node.page, page::birth(&page)));
+            let mut low = Some(low);
+            children.extend((0..branch.count()).map(|index| {
+                let low = low.take().unwrap_or_else(|| {
+                    let mut separator = Vec::new();
+                    branch.append_separator(index, &mut separator);
+                    separator
+                });
+                (low, branch.child(index))
+            }));
+        }
+        nodes = children;
+        level -= 1;
+    }
+    if nodes.len() < parts.max(2) {
+        return Ok(None);
+    }
+    let length = nodes.len().div_ceil(parts);
+    let mut nodes = nodes.into_iter().peekable();
+    let mut division = Division {
+        parts: Vec::new(),
+        level,
+        above,
+    };
+    while nodes.peek().is_some() {
+        let nodes_of_part = nodes.by_ref().take(length).collect();
+        division.parts.push(Part {
+            level,
+            nodes: nodes_of_part,
+            high: nodes.peek().map(|(low, _)| low.clone()),
+        });
+    }
+    Ok(Some(division))
+}
+
+/// The same as [`merge`] for a part; `changes` are those in its range.
+pub(crate) fn merge_part<S: PageSource, C: ChangeStream, P: PageSink>(
+    source: S,
+    part: &Part,
+    changes: &mut C,
+    cuts: &[KeyRange],
+    options: MergeOptions,
+    sink: &mut P,
+) -> Result<MergedPart> {
+    let top = part.level + 1;
+    let mut merger = Merger::new(source, changes, cuts, options, sink, top, Some(top));
+    let highs = part.nodes[1..].iter().map(|(low, _)| Some(low.as_slice()));
+    for ((low, node), high) in part.nodes.iter().zip(highs.chain([part.high.as_deref()])) {
+        match merger.fate(low, high) {
+            Fate::Reuse => merger.reuse(*node, part.level, low)?,
+            Fate::Drop => merger.drop_subtree(*node, part.level)?,
+            Fate::Merge => merger.merge_node(node.page, part.level, low, high)?,
+        }
+    }
+    for level in 0..=part.level {
+        merger.close(level)?;
+    }
+    Ok(MergedPart(merger.output.windows[top as usize].take_children()))
+}
+
+/// Puts a tree together from its merged parts, in order. `None`: too little is left for a tree of that height, and
+/// nothing was done.
+pub(crate) fn assemble<S: PageSource, P: PageSink>(
+    source: S,
+    division: &Division,
+    parts: Vec<MergedPart>,
+    options: MergeOptions,
+    sink: &mut P,
+) -> Result<Option<Root>> {
+    if parts.iter().map(|part| part.0.len()).sum::<usize>() < 2 {
+        return Ok(None);
+    }
+    let above = division.level + 1;
+    let mut changes = NoChanges;
+    let mut merger = Merger::new(source, &mut changes, &[], options, sink, above, None);
+    for (low, node) in parts.into_iter().flat_map(|part| part.0) {
+        merger.output.push(above, &low, &[], node)?;
+    }
+    for &(number, birth) in &division.above {
+        merger.output.sink.retire(number, BRANCH_PAGES, birth);
+    }
+    merger.finish().map(Some)
+}
+
+/// Nodes that a part has at least, if the tree has so many: so parts come out about equal.
+const NODES_PER_PART_MIN: usize = 8;
+
+struct NoChanges;
+
+impl ChangeStream for NoChanges {
+    fn key(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn change(&self) -> Stored<'_> {
+        Stored::Deleted
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 struct Merger<'a, S, C, P> {
@@ -105,7 +241,34 @@ enum Fate {
     Merge,
 }
 
-impl<S: PageSource, C: ChangeStream, P: PageSink> Merger<'_, S, C, P> {
+impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
+    /// With windows up to level `highest`. What comes into that of level `kept` stays there.
+    fn new(
+        source: S,
+        changes: &'a mut C,
+        cuts: &'a [KeyRange],
+        options: MergeOptions,
+        sink: &'a mut P,
+        highest: u8,
+        kept: Option<u8>,
+    ) -> Self {
+        let windows = (0..=highest).map(|level| Window::new(level, false)).collect();
+        let output = Output {
+            sink,
+            windows,
+            kept,
+            page: vec![0; BRANCH_BYTES],
+        };
+        Merger {
+            source,
+            changes,
+            cuts,
+            options,
+            output,
+            key: Vec::new(),
+        }
+    }
+
     /// Merges a page whose keys lie in `low..high` and all that is under it into the windows, up to that of its level.
     fn merge_node(&mut self, number: u32, level: u8, low: &[u8], high: Option<&[u8]>) -> Result<()> {
         if level == 0 {
@@ -430,6 +593,8 @@ impl<S: PageSource, C: ChangeStream, P: PageSink> Merger<'_, S, C, P> {
 struct Output<'a, P> {
     sink: &'a mut P,
     windows: Vec<Window>,
+    /// Level of the window that is not written, whatever comes into it.
+    kept: Option<u8>,
     page: Vec<u8>,
 }
 
@@ -438,7 +603,7 @@ impl<P: PageSink> Output<'_, P> {
     fn push(&mut self, level: u8, key: &[u8], value: &[u8], payload: Payload) -> Result<()> {
         let window = &mut self.windows[level as usize];
         window.push(key, value, payload)?;
-        if window.is_crowded() {
+        if self.kept != Some(level) && window.is_crowded() {
             let ends = window.plan_spill();
             self.write(level, &ends)?;
         }
@@ -475,7 +640,7 @@ impl<P: PageSink> Output<'_, P> {
             start = end;
         }
         window.remove_front(last);
-        if parent.is_crowded() {
+        if self.kept != Some(level + 1) && parent.is_crowded() {
             let ends = parent.plan_spill();
             self.write(level + 1, &ends)?;
         }

@@ -43,7 +43,7 @@ pub(crate) use cursor::{Cursor, count_below};
 #[allow(unused_imports)]
 pub(crate) use find::{Found, find};
 #[allow(unused_imports)]
-pub(crate) use merge::{KeyRange, MergeOptions, merge};
+pub(crate) use merge::{Division, KeyRange, MergeOptions, MergedPart, Part, assemble, divide, merge, merge_part};
 #[allow(unused_imports)]
 pub(crate) use page::{seal_page, verify_page};
 

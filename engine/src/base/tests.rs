@@ -30,7 +30,7 @@ fn for_each_seed(count: u64, mut run: impl FnMut(&mut Rng)) {
 }
 
 /// Pages and extents in memory.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Memory {
     pages: RefCell<HashMap<u32, Rc<[u8]>>>,
     extents: RefCell<HashMap<u32, (Extent, Vec<u8>)>>,
@@ -178,6 +178,8 @@ struct Subject {
     root: Root,
     model: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     keep_deletes: bool,
+    /// Into how many parts trees are divided, where they are large enough.
+    parts: Option<usize>,
 }
 
 impl Subject {
@@ -191,15 +193,12 @@ impl Subject {
             memory: &self.memory,
             freed: Vec::new(),
         };
-        self.root = merge(
-            &self.memory,
-            self.root,
-            &mut Changes::new(changes),
-            cuts,
-            options,
-            &mut sink,
-        )
-        .unwrap();
+        self.root = self
+            .merge_in_parts(changes, cuts, options, &mut sink)
+            .unwrap_or_else(|| {
+                let mut changes = Changes::new(changes);
+                merge(&self.memory, self.root, &mut changes, cuts, options, &mut sink).unwrap()
+            });
         for number in sink.freed {
             let page = self.memory.pages.borrow_mut().remove(&number).unwrap();
             if page.len() == PAGE_BYTES {
@@ -220,6 +219,33 @@ impl Subject {
                 Change::Delete => drop(self.model.remove(key)),
             }
         }
+    }
+
+    /// `None`, and nothing is changed, where that cannot be done.
+    fn merge_in_parts(
+        &self,
+        changes: &BTreeMap<Vec<u8>, Change>,
+        cuts: &[KeyRange],
+        options: MergeOptions,
+        sink: &mut Sink<'_>,
+    ) -> Option<Root> {
+        let division = divide(&self.memory, self.root, self.parts?).unwrap()?;
+        let before = self.memory.clone();
+        let part = |part: &Part| {
+            let (low, high) = part.range();
+            let mut changes = changes.clone();
+            changes.retain(|key, _| low <= key.as_slice() && high.is_none_or(|high| key.as_slice() < high));
+            merge_part(&self.memory, part, &mut Changes::new(&changes), cuts, options, sink).unwrap()
+        };
+        let parts = division.parts.iter().map(part).collect();
+        let root = assemble(&self.memory, &division, parts, options, sink).unwrap();
+        if root.is_none() {
+            self.memory.pages.swap(&before.pages);
+            self.memory.extents.swap(&before.extents);
+            self.memory.free.swap(&before.free);
+            sink.freed.clear();
+        }
+        root
     }
 
     fn put(&mut self, pairs: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) {
@@ -410,9 +436,10 @@ fn random_cuts(rng: &mut Rng, shape: u32, space: u32) -> Vec<KeyRange> {
         .collect()
 }
 
-fn run_model(rng: &mut Rng, shape: u32, keep_deletes: bool) {
+fn run_model(rng: &mut Rng, shape: u32, keep_deletes: bool, parts: Option<usize>) {
     let mut subject = Subject {
         keep_deletes,
+        parts,
         ..Subject::default()
     };
     let space = rng.choice([50, 1000, 20_000]).unwrap();
@@ -466,12 +493,54 @@ fn run_model(rng: &mut Rng, shape: u32, keep_deletes: bool) {
 
 #[test]
 fn random_merges_agree_with_the_model() {
-    for_each_seed(40, |rng| (0..SHAPES).for_each(|shape| run_model(rng, shape, false)));
+    for_each_seed(40, |rng| {
+        (0..SHAPES).for_each(|shape| run_model(rng, shape, false, None))
+    });
+}
+
+#[test]
+fn merges_in_parts_agree_with_the_model() {
+    for_each_seed(40, |rng| {
+        let parts = rng.usize(1..6);
+        (0..SHAPES).for_each(|shape| run_model(rng, shape, false, Some(parts)));
+    });
+}
+
+#[test]
+fn merge_in_parts_takes_untouched_pages_over() {
+    let pairs = || (0..200_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 30]));
+    let mut subject = Subject::default();
+    subject.put(pairs());
+    assert_eq!(subject.root.height, 3);
+    subject.parts = Some(8);
+    let written = subject.memory.pages_written.replace(0);
+    assert!(written > 1_000);
+    subject.put([(77_777u32.to_be_bytes().to_vec(), vec![2; 30])]);
+    subject.assert_sound();
+    // A leaf, and the branches above it, of which those above the parts are written in any case.
+    assert!((3..8).contains(&subject.memory.pages_written.get()));
+}
+
+#[test]
+fn merge_in_parts_of_nearly_everything_is_left_to_one() {
+    let mut subject = Subject {
+        parts: Some(4),
+        ..Subject::default()
+    };
+    subject.put((0..20_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
+    let delete = |number: u32| (number.to_be_bytes().to_vec(), Change::Delete);
+    subject.merge(&(0..19_999).map(delete).collect(), &[]);
+    subject.assert_sound();
+    assert_eq!((subject.root.height, subject.root.pairs), (1, 1));
+    subject.merge(&[delete(19_999)].into(), &[]);
+    assert_eq!(subject.root, Root::default());
 }
 
 #[test]
 fn runs_of_changes_keep_deletes() {
-    for_each_seed(10, |rng| (0..SHAPES).for_each(|shape| run_model(rng, shape, true)));
+    for_each_seed(10, |rng| {
+        (0..SHAPES).for_each(|shape| run_model(rng, shape, true, None))
+    });
 }
 
 #[test]

@@ -152,6 +152,14 @@ impl Window {
         Some((low, child))
     }
 
+    /// Takes all children, with their lower bounds.
+    pub(super) fn take_children(&mut self) -> Vec<(Vec<u8>, Payload)> {
+        let children = (0..self.len()).map(|index| (self.key(index).to_vec(), self.items[index].payload));
+        let children = children.collect();
+        self.remove_front(self.len());
+        children
+    }
+
     /// The only child, if there is just one, and whether it is a page of the old tree.
     pub(super) fn only_child(&self) -> Option<(Child, bool)> {
         match self.items[..] {

@@ -218,6 +218,10 @@ impl Clock for SimClock {
         Duration::from_nanos(self.monotonic_nanos.load(Ordering::SeqCst))
     }
 
+    fn processor_time(&self) -> Duration {
+        self.monotonic()
+    }
+
     fn wall(&self) -> Duration {
         self.wall_at_zero + self.monotonic()
     }

@@ -1,0 +1,196 @@
+//! Folding by several threads: the tree is divided into parts by key, each part is merged on its own with the changes in
+//! its range, and the parts are put together under new upper branches.
+//!
+//! The result holds the same pairs as that of one merge. Only where two parts meet a page may be less full, because the
+//! content of a page is never shared across that border.
+//!
+//! Why: one thread folds about a million changes a second. With more processors commits come faster than that; and where
+//! many threads want the processors, one that folds gets one share of them, while all who write wait for it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crate::base::{self, Division, MergeOptions, MergedPart, Part, Root};
+use crate::core::{Core, with_source};
+use crate::error::{Error, Kind, Result};
+use crate::fold::{Reported, retire_runs, take_values};
+use crate::limits::{FOLD_PART_OPERATIONS, FOLD_THREADS_MAX};
+use crate::newest::NewestChanges;
+use crate::page_sink::FileSink;
+use crate::region::Version;
+use crate::space::Claim;
+
+/// Parts are not equal, and threads not equally fast: the more parts, the less the last one is waited for.
+const PARTS_PER_THREAD: usize = 4;
+
+/// What the threads of a fold share.
+struct Work<'c, 'w> {
+    core: &'c Core,
+    division: &'w Division,
+    frozen: &'w [u16],
+    birth: u64,
+    /// The next part to fold.
+    next: AtomicUsize,
+    /// Operations that were taken so far, in all parts.
+    taken: AtomicU64,
+    has_failed: AtomicBool,
+}
+
+/// A part that was folded.
+struct Folded<'c> {
+    part: MergedPart,
+    /// Roots of the runs among the changes: the same for all parts.
+    runs: Vec<Root>,
+    sink: FileSink<'c>,
+}
+
+impl Core {
+    /// Folds frozen generations into a version's base with the threads that folds may take. `None`: that is for one
+    /// thread, and nothing was done.
+    pub(crate) fn fold_in_parts(
+        &self,
+        version: &Version,
+        frozen: &[u16],
+        operations: u64,
+        report: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<Option<(Root, FileSink<'_>)>> {
+        let threads = self.fold_threads();
+        let (parts, least) = self.settings.fold_parts.unwrap_or(match threads {
+            1 => (0, 0),
+            threads => (threads * PARTS_PER_THREAD, FOLD_PART_OPERATIONS),
+        });
+        if parts == 0 || operations < least {
+            return Ok(None);
+        }
+        let divided = with_source!(self, source => base::divide(source, version.root, parts));
+        let Some(division) = divided? else { return Ok(None) };
+        let birth = version.number + 1;
+        let work = Work {
+            core: self,
+            division: &division,
+            frozen,
+            birth,
+            next: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
+        };
+        let mut folded = work.share(threads, report);
+        folded.sort_unstable_by_key(|(index, _)| *index);
+        let mut sink = FileSink::new(self, birth, Claim::Promised);
+        let (mut parts, mut runs, mut failed) = (Vec::new(), Vec::new(), None);
+        for (_, folded) in folded {
+            match folded {
+                Ok(folded) => {
+                    parts.push(folded.part);
+                    runs = folded.runs;
+                    sink.absorb(folded.sink);
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        let assembled = failed.map_or(Ok(()), Err).and_then(|()| {
+            with_source!(self, source => {
+                let root = base::assemble(source, &division, parts, self.fold_options(), &mut sink)?;
+                retire_runs(source, runs, &mut sink)?;
+                sink.finish()?;
+                Ok(root)
+            })
+        });
+        match assembled {
+            Ok(Some(root)) => Ok(Some((root, sink))),
+            // One thread may find the room: it leaves no pages less full where parts meet.
+            done => {
+                sink.abandon();
+                let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
+                done.map(|_| None)
+                    .or_else(|error| if is_full(&error) { Ok(None) } else { Err(error) })
+            }
+        }
+    }
+
+    /// Half of the processors are left to the program; none when it has so many threads that the last fold got less than
+    /// half of one: then more threads get more of them.
+    fn fold_threads(&self) -> usize {
+        let settings = &self.settings;
+        let threads = match settings.fold_parts {
+            Some(_) => FOLD_THREADS_MAX,
+            None if self.pace.is_starved() => settings.processors,
+            None => settings.processors / 2,
+        };
+        if settings.background {
+            threads.clamp(1, FOLD_THREADS_MAX)
+        } else {
+            1
+        }
+    }
+
+    /// How folds merge.
+    pub(crate) fn fold_options(&self) -> MergeOptions {
+        MergeOptions {
+            keep_deletes: false,
+            hash_seed: self.hash_seed,
+        }
+    }
+}
+
+impl<'c> Work<'c, '_> {
+    /// Folds all parts with so many threads, this one among them, or fewer when there are none to be had.
+    fn share(&self, threads: usize, report: &mut dyn FnMut(u64) -> Result<()>) -> Vec<(usize, Result<Folded<'c>>)> {
+        std::thread::scope(|scope| {
+            let help = || self.fold_parts(&mut |_| Ok(()));
+            let start = |number: usize| {
+                let thread = std::thread::Builder::new().name(format!("duramen-fold-{number}"));
+                thread.spawn_scoped(scope, help).ok()
+            };
+            let helpers: Vec<_> = (1..threads).map_while(start).collect();
+            let mut folded = self.fold_parts(report);
+            for helper in helpers {
+                folded.extend(helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            folded
+        })
+    }
+
+    /// Folds one part after the other, until none is left or one has failed.
+    fn fold_parts(&self, report: &mut dyn FnMut(u64) -> Result<()>) -> Vec<(usize, Result<Folded<'c>>)> {
+        let mut folded = Vec::new();
+        while !self.has_failed.load(Ordering::Relaxed) {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(part) = self.division.parts.get(index) else {
+                break;
+            };
+            let done = self.fold_part(part, report);
+            self.has_failed.fetch_or(done.is_err(), Ordering::Relaxed);
+            folded.push((index, done));
+        }
+        folded
+    }
+
+    fn fold_part(&self, part: &Part, report: &mut dyn FnMut(u64) -> Result<()>) -> Result<Folded<'c>> {
+        let core = self.core;
+        let generations: Vec<_> = self.frozen.iter().map(|&slot| core.generation_view(slot)).collect();
+        let mut sink = FileSink::new(core, self.birth, Claim::Promised);
+        let mut counted = 0;
+        let mut report_all = |taken: u64| {
+            let all = self.taken.fetch_add(taken - counted, Ordering::Relaxed) + taken - counted;
+            counted = taken;
+            report(all)
+        };
+        let merged = with_source!(core, source => {
+            NewestChanges::of_generations_in(source, &generations, part.range()).and_then(|mut changes| {
+                let cuts = changes.cuts();
+                let mut reported = Reported::new(&mut changes, &mut report_all);
+                let merged = base::merge_part(source, part, &mut reported, &cuts, core.fold_options(), &mut sink)?;
+                sink.finish()?;
+                take_values(&mut changes, &mut sink);
+                Ok((merged, changes.runs))
+            })
+        });
+        match merged {
+            Ok((part, runs)) => Ok(Folded { part, runs, sink }),
+            Err(error) => {
+                sink.abandon();
+                Err(error)
+            }
+        }
+    }
+}

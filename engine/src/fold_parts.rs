@@ -107,13 +107,13 @@ impl Core {
         }
     }
 
-    /// Half of the processors are left to the program; none when it has so many threads that the last fold got less than
-    /// half of one: then more threads get more of them.
+    /// Half of the processors are left to the program; none when it is closing the store, or has so many threads that the
+    /// last fold got less than half of one: then more threads get more of them.
     fn fold_threads(&self) -> usize {
         let settings = &self.settings;
         let threads = match settings.fold_parts {
             Some(_) => FOLD_THREADS_MAX,
-            None if self.pace.is_starved() => settings.processors,
+            None if self.pace.is_starved() || self.closed.load(Ordering::Relaxed) => settings.processors,
             None => settings.processors / 2,
         };
         if settings.background {

@@ -27,10 +27,20 @@ fn a_value_that_was_put_is_got() {
 #[test]
 fn a_process_that_may_have_few_addresses_has_a_store_too() {
     let scratch = Scratch::new();
+    // Enough for several generations of the log.
+    let source = Store::open(scratch.path("source")).unwrap();
+    let map = source.map("stock").unwrap();
+    let mut batch = duramen::Batch::new();
+    (0..40_000u32).for_each(|number| batch.put(&map, &number.to_be_bytes(), &[7; 100]).unwrap());
+    source.write(batch).unwrap();
+    drop(map);
+    source.close().unwrap();
+    scratch.shell("duramen dump source > pairs");
     for gibibytes in [64, 16, 6] {
         let limit = format!("ulimit -v {}", gibibytes << 20);
+        let store = format!("store-{gibibytes}");
         let ended = scratch.shell(&format!(
-            "{limit} && duramen put shop pears {gibibytes} --map stock && duramen get shop pears"
+            "{limit} && duramen load {store} < pairs >&2 && duramen put {store} pears {gibibytes} && duramen get {store} pears"
         ));
         assert_eq!(
             (ended.code, ended.text()),

@@ -37,7 +37,7 @@ use crate::write_set::Layer;
 const BEGINNING_ROUNDS_MAX: u32 = 100;
 /// How often a merge says how far it is, at most: in operations, so that the clock is not asked for each, and in time.
 const REPORT_OPERATIONS: u64 = 256;
-const REPORT_INTERVAL: Duration = Duration::from_millis(2);
+pub(crate) const REPORT_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Core {
     /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
@@ -178,7 +178,6 @@ impl Core {
             }
             Ok(())
         };
-        let worked = self.platform.clock.processor_time();
         let folded = self.fold_in_parts(&version, frozen, operations, &mut report);
         let folded = folded.and_then(|folded| match folded {
             Some(folded) => Ok(folded),
@@ -190,11 +189,20 @@ impl Core {
             return Err(error);
         }
         self.install(state, root, last_commit, frozen, sink);
-        let worked = self.platform.clock.processor_time().saturating_sub(worked);
-        self.pace.finishes(self.platform.clock.monotonic(), worked);
+        self.pace.finishes(self.platform.clock.monotonic());
         self.set_price();
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         Ok(true)
+    }
+
+    /// Merges, and notes whether this thread was kept from it.
+    pub(crate) fn watch_starving<T>(&self, merge: impl FnOnce() -> T) -> T {
+        let clock = &self.platform.clock;
+        let (began, worked) = (clock.monotonic(), clock.processor_time());
+        let merged = merge();
+        let took = clock.monotonic().saturating_sub(began);
+        self.pace.worked(took, clock.processor_time().saturating_sub(worked));
+        merged
     }
 
     /// Merges frozen generations into a version's base, in this thread.
@@ -206,9 +214,11 @@ impl Core {
     ) -> Result<(Root, FileSink<'_>)> {
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
-        let merged = with_source!(self, source => {
-            let options = self.fold_options();
-            fold_into(source, version.root, &generations, options, &mut sink, report)
+        let merged = self.watch_starving(|| {
+            with_source!(self, source => {
+                let options = self.fold_options();
+                fold_into(source, version.root, &generations, options, &mut sink, report)
+            })
         });
         match merged.and_then(|root| sink.finish().map(|()| root)) {
             Ok(root) => Ok((root, sink)),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::base::{self, Division, MergeOptions, MergedPart, Part, Root};
 use crate::core::{Core, with_source};
 use crate::error::{Error, Kind, Result};
-use crate::fold::{Reported, retire_runs, take_values};
+use crate::fold::{REPORT_INTERVAL, Reported, retire_runs, take_values};
 use crate::limits::{FOLD_PART_OPERATIONS, FOLD_THREADS_MAX};
 use crate::newest::NewestChanges;
 use crate::page_sink::FileSink;
@@ -62,7 +62,13 @@ impl Core {
             return Ok(None);
         }
         let divided = with_source!(self, source => base::divide(source, version.root, parts));
-        let Some(division) = divided? else { return Ok(None) };
+        let division = match divided {
+            Ok(Some(division)) => division,
+            Ok(None) => return Ok(None),
+            // One thread meets the damage only if something changes under it.
+            Err(error) if error.kind() == Kind::Damaged => return Ok(None),
+            Err(error) => return Err(error),
+        };
         let birth = version.number + 1;
         let work = Work {
             core: self,
@@ -142,8 +148,16 @@ impl<'c> Work<'c, '_> {
                 thread.spawn_scoped(scope, help).ok()
             };
             let helpers: Vec<_> = (1..threads).map_while(start).collect();
-            let mut folded = self.fold_parts(report);
+            let mut folded = self.core.watch_starving(|| self.fold_parts(report));
             for helper in helpers {
+                // Commits go on meanwhile, and need what the reports are for.
+                while !helper.is_finished() {
+                    if let Err(error) = report(self.taken.load(Ordering::Relaxed)) {
+                        self.has_failed.store(true, Ordering::Relaxed);
+                        folded.push((usize::MAX, Err(error)));
+                    }
+                    std::thread::sleep(REPORT_INTERVAL);
+                }
                 folded.extend(helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
             }
             folded

@@ -103,7 +103,7 @@ pub const DATA_SPAN_BYTES: u64 = 1 << 40;
 /// of indexes.
 pub const REGION_SPAN_BYTES: u64 = 512 << 30;
 /// The least that will do where a process may not have so many addresses.
-pub const REGION_SPAN_BYTES_MIN: u64 = 1 << 30;
+pub const REGION_SPAN_BYTES_MIN: u64 = 512 << 20;
 /// What of it is left to indexes, whatever the data file takes.
 pub const INDEX_SPAN_BYTES: u64 = 128 << 30;
 /// How far the log may run ahead of a write transaction before its conflicts can no longer be checked.

@@ -31,6 +31,8 @@ const ROOM_BYTES_MIN: u64 = 64 << 10;
 const TRUSTED_PARTS: f64 = 10.0;
 /// Folds of less say nothing about what a byte costs.
 const MEASURED_BYTES_MIN: u64 = 256 << 10;
+/// What takes less says nothing about who has the processors.
+const STARVING_MIN: Duration = Duration::from_millis(20);
 /// In so many parts it is noted how full a generation gets.
 const FILL_PARTS: u64 = 16;
 
@@ -52,7 +54,7 @@ pub(crate) struct Pace {
     next: AtomicU64,
     /// Parts of its log that the last generation held when it was full: with small records its index is full first.
     fill: AtomicU64,
-    /// Whether the last merge waited for a processor, or the disk, more than it worked.
+    /// Whether the last thread that folded waited, for a processor or the disk, more than it worked.
     is_starved: AtomicBool,
     fold: Mutex<Fold>,
 }
@@ -148,14 +150,20 @@ impl Pace {
         }
     }
 
-    /// The new tree is written; this thread has worked for so long for that.
-    pub(crate) fn finishes(&self, now: Duration, worked: Duration) {
+    /// A thread that folds has worked for so much of the time that it took.
+    pub(crate) fn worked(&self, took: Duration, worked: Duration) {
+        if took >= STARVING_MIN {
+            self.is_starved.store(took > worked * 2, Ordering::Relaxed);
+        }
+    }
+
+    /// The new tree is written.
+    pub(crate) fn finishes(&self, now: Duration) {
         let mut fold = self.fold();
         if let Stage::Merging(began, _) = fold.stage
             && fold.bytes >= MEASURED_BYTES_MIN
         {
             let took = now.saturating_sub(began);
-            self.is_starved.store(took > worked * 2, Ordering::Relaxed);
             fold.merge_nanos = fold.merge_nanos / 2 + nanos(took);
             fold.merge_kib = fold.merge_kib / 2 + fold.bytes / 1024;
         }
@@ -265,7 +273,7 @@ mod tests {
         pace.begins(1, 64 * MIB);
         pace.merges(second(0.0));
         pace.set_price(second(0.0), room(128));
-        pace.finishes(second(2.0), second(2.0));
+        pace.finishes(second(2.0));
         pace.set_price(second(2.0), room(128));
         pace.ends(second(3.0));
         pace
@@ -329,7 +337,7 @@ mod tests {
         pace.begins(1, 64 * MIB);
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
-        pace.finishes(second(6.0), second(2.0));
+        pace.finishes(second(6.0));
         pace.set_price(second(6.0), room(128));
         assert!(is_about(time_for(&pace, 128, second(6.0)), 1.0));
         pace.set_price(second(16.0), room(128));
@@ -380,18 +388,14 @@ mod tests {
 
     #[test]
     fn a_fold_is_starved_that_waits_more_than_it_works() {
-        let pace = measured();
+        let pace = Pace::default();
         assert!(!pace.is_starved());
-        let fold = |bytes, worked| {
-            pace.begins(1, bytes);
-            pace.merges(second(4.0));
-            pace.finishes(second(5.0), second(worked));
-            pace.ends(second(5.0));
-            pace.is_starved()
-        };
-        assert!(fold(64 * MIB, 0.4));
-        assert!(fold(4096, 1.0), "a small fold tells nothing");
-        assert!(!fold(64 * MIB, 0.6));
+        pace.worked(second(1.0), second(0.4));
+        assert!(pace.is_starved());
+        pace.worked(second(0.01), second(0.01));
+        assert!(pace.is_starved(), "what is short tells nothing");
+        pace.worked(second(1.0), second(0.6));
+        assert!(!pace.is_starved());
     }
 
     #[test]
@@ -400,7 +404,7 @@ mod tests {
         for _ in 0..20 {
             pace.begins(1, 4096);
             pace.merges(second(4.0));
-            pace.finishes(second(4.1), second(2.0));
+            pace.finishes(second(4.1));
             pace.ends(second(4.1));
         }
         pace.begins(1, 64 * MIB);

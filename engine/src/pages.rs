@@ -66,11 +66,17 @@ impl Pages {
             span *= 2;
         }
         // Containers may limit address space: take less rather than fail, as long as the file fits.
+        let doing = |error| Error::io("mapping the data file", error);
         let mapping = loop {
             match self.file.map(span, Access::Read) {
-                Ok(mapping) => break mapping,
+                Ok(mapping) if span >= DATA_SPAN_BYTES => break mapping,
+                // And leave three quarters of what there is to others.
+                Ok(_) => {
+                    span = (span / 4).max(length.next_power_of_two());
+                    break self.file.map(span, Access::Read).map_err(doing)?;
+                }
                 Err(_) if span / 4 >= length => span /= 4,
-                Err(error) => return Err(Error::io("mapping the data file", error)),
+                Err(error) => return Err(doing(error)),
             }
         };
         self.base.store(mapping.base(), Ordering::Release);

@@ -75,15 +75,22 @@ pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
 fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -> Result<Core> {
     let path = platform.storage.path().display().to_string();
     let doing = |error| Error::io(format!("opening the store at {path}"), error);
-    let files = platform.storage.list().map_err(doing)?;
-    let exists = files.iter().any(|name| name == DATA_FILE);
-    if !exists {
-        check_directory_is_free(&path, &files)?;
-        if !settings.create {
-            return Err(Reason::NoStore { path }.into());
+    let look = || -> Result<(Vec<String>, bool)> {
+        let files = platform.storage.list().map_err(doing)?;
+        let exists = files.iter().any(|name| name == DATA_FILE);
+        if !exists {
+            check_directory_is_free(&path, &files)?;
+            if !settings.create {
+                return Err(Reason::NoStore { path: path.clone() }.into());
+            }
         }
-    }
+        Ok((files, exists))
+    };
+    // Before a lock is left in a directory that is not ours.
+    look()?;
     let lock = take_lock(&platform, &path, settings.read_only)?;
+    // Again: until now another process may have made the store here, or written to it.
+    let (files, exists) = look()?;
     if !exists {
         make_store(&platform)?;
     } else if !settings.read_only && !files.iter().any(|name| slot_of(name).is_some()) {

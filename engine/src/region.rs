@@ -347,13 +347,19 @@ impl Region {
             file.allocate(offset, bytes)
                 .map_err(|error| full_or_io("the shared region", bytes, error))?;
         }
+        let doing_map = |error| Error::io("mapping the shared region", error);
         // A limit (`ulimit -v`, a container, valgrind) may leave fewer addresses: fewer and smaller indexes fit then.
+        // Of what there is, an eighth: the data file and the log need some too.
         let mut span = REGION_SPAN_BYTES;
         let mapping = loop {
             match file.map(span, Access::ReadWrite) {
-                Ok(mapping) => break mapping,
+                Ok(mapping) if span == REGION_SPAN_BYTES => break mapping,
+                Ok(_) => {
+                    span = (span / 8).max(REGION_SPAN_BYTES_MIN);
+                    break file.map(span, Access::ReadWrite).map_err(doing_map)?;
+                }
                 Err(_) if span > REGION_SPAN_BYTES_MIN => span /= 2,
-                Err(error) => return Err(Error::io("mapping the shared region", error)),
+                Err(error) => return Err(doing_map(error)),
             }
         };
         let region = Region { mapping, span, file };

@@ -1,7 +1,10 @@
 //! Faults that a review of the engine found, each as the shortest program that showed it.
 
 use duramen_engine::{Batch, Durability, Kind, Maintenance, Map, Options, Reason, Store};
-use duramen_io::{FailKind, FailSpan, SimDisk};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use duramen_io::{FailKind, FailSpan, File, Lock, LockMode, OpenMode, Platform, SimDisk, Storage};
 
 fn options() -> Options {
     Options::new()
@@ -456,4 +459,69 @@ fn a_log_does_not_outlast_the_name_of_a_store_whose_maker_was_killed() {
         }
     }
     assert!(cuts > 100, "the power was cut {cuts} times when there was a log");
+}
+
+/// A directory in which somebody else does something right before a lock is taken.
+struct Crowded {
+    storage: Arc<dyn Storage>,
+    before_lock: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for Crowded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.storage.fmt(f)
+    }
+}
+
+impl Storage for Crowded {
+    fn open(&self, name: &str, mode: OpenMode) -> std::io::Result<Arc<dyn File>> {
+        self.storage.open(name, mode)
+    }
+    fn list(&self) -> std::io::Result<Vec<String>> {
+        self.storage.list()
+    }
+    fn remove(&self, name: &str) -> std::io::Result<()> {
+        self.storage.remove(name)
+    }
+    fn rename(&self, from: &str, to: &str) -> std::io::Result<()> {
+        self.storage.rename(from, to)
+    }
+    fn sync(&self) -> std::io::Result<()> {
+        self.storage.sync()
+    }
+    fn lock(&self, name: &str, mode: LockMode) -> std::io::Result<Option<Lock>> {
+        let somebody = self.before_lock.lock().unwrap().take();
+        if let Some(act) = somebody {
+            act();
+        }
+        self.storage.lock(name, mode)
+    }
+    fn path(&self) -> &Path {
+        self.storage.path()
+    }
+}
+
+#[test]
+fn a_store_that_somebody_makes_while_another_one_opens_it_is_not_made_again() {
+    let disk = SimDisk::new(1);
+    let somebody = disk.platform();
+    let makes_and_puts = move || {
+        let store = options().durability(Durability::Synced).open_on(somebody).unwrap();
+        store.map("map").unwrap().put(b"key", b"acknowledged").unwrap();
+        store.close().unwrap();
+    };
+    let platform = disk.platform();
+    let storage = Crowded {
+        storage: platform.storage.clone(),
+        before_lock: Mutex::new(Some(Box::new(makes_and_puts))),
+    };
+    let platform = Platform {
+        storage: Arc::new(storage),
+        ..platform
+    };
+    let store = options().open_on(platform).unwrap();
+    assert_eq!(
+        store.map("map").unwrap().get(b"key").unwrap().as_deref(),
+        Some(&b"acknowledged"[..])
+    );
 }

@@ -1,11 +1,12 @@
 //! Folding by several threads: the tree is divided into parts by key, each part is merged on its own with the changes in
 //! its range, and the parts are put together under new upper branches.
 //!
-//! The result holds the same pairs as that of one merge. Only where two parts meet a page may be less full, because the
-//! content of a page is never shared across that border.
+//! The result holds the same pairs as that of one merge, but not the same pages: content is never shared across the border
+//! of two parts, so a page there may be less full; the branches above the parts are written anew even if nothing under
+//! them changed; and after mass deletion each part may leave a chain of branches with one child.
 //!
-//! Why: one thread folds about a million changes a second. With more processors commits come faster than that; and where
-//! many threads want the processors, one that folds gets one share of them, while all who write wait for it.
+//! Why: one thread folded 350,000 to 650,000 changes a second where it was measured, and one thread that puts is faster
+//! than that. Closing a store, which waits for nothing but the fold, then takes less time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 

@@ -8,8 +8,8 @@
 //! do (a token bucket), all in proportion to their bytes. With no fold going on a commit pays one load.
 //!
 //! The price aims at half of the log (`LogRoom::planned`): then the next fold has as much to do as this one, and the rate
-//! does not change from fold to fold. A fifth of what is left is for a fold that takes longer than was foreseen. It is set again every few
-//! milliseconds while the fold goes on, and when a generation is full.
+//! does not change from fold to fold. A fifth of what is left is for a fold that takes longer than was foreseen. The price
+//! is set again every few milliseconds while the fold goes on, and when a generation is full.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -209,3 +209,57 @@ impl<'c> Work<'c, '_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use duramen_io::SimDisk;
+
+    use crate::base::{self, Visit};
+    use crate::core::with_source;
+    use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
+    use crate::pages::ReadMode;
+    use crate::{Maintenance, Options};
+
+    #[test]
+    fn damage_under_which_nothing_changes_does_not_keep_a_fold_from_being_done() {
+        let disk = SimDisk::new(1);
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .reads(ReadMode::Verified);
+        let store = options.fold_parts(3, 1).open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        for number in 0..6_000u32 {
+            map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
+        }
+        store.maintain().expect("a fold");
+        let core = store.core();
+        let root = core.region.version().root;
+        assert_eq!(root.height, 3);
+        let mut branches = Vec::new();
+        let visited = with_source!(core, source => base::walk(source, root, &mut |visit| {
+            if let Visit::Page { number, pages, .. } = visit
+                && pages == BRANCH_PAGES
+                && number != root.page
+            {
+                branches.push(number);
+            }
+            Ok(())
+        }));
+        visited.expect("a sound tree");
+        assert!(branches.len() > 1);
+        // The one with the largest keys.
+        let rotten = *branches.last().expect("several");
+        disk.write_raw("data", u64::from(rotten) * PAGE_BYTES as u64 + 100, &[0xEE; 8]);
+        map.put(&1u32.to_be_bytes(), b"new").expect("a put");
+        let divided = with_source!(core, source => base::divide(source, root, 3));
+        assert!(divided.is_err(), "the parts cannot be told without that branch");
+        store.maintain().expect("one thread does not need it");
+        assert_eq!(
+            map.get(&1u32.to_be_bytes()).expect("a read").as_deref(),
+            Some(&b"new"[..])
+        );
+        assert_eq!(core.region.version().generations.len(), 1);
+        let last = map.get(&5_999u32.to_be_bytes());
+        assert!(last.is_err(), "the damage is still there: {last:?}");
+    }
+}

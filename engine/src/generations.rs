@@ -210,9 +210,13 @@ impl Core {
         let most = share.min(settings.generation_bytes_max);
         let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());
         for _ in self.standbys()..2 {
-            let capacity = (self.next_capacity.load(Ordering::Relaxed) * 2).min(most);
-            self.next_capacity.store(capacity, Ordering::Relaxed);
-            self.prepare_next()?;
+            let last = self.next_capacity.load(Ordering::Relaxed);
+            self.next_capacity.store((last * 2).min(most), Ordering::Relaxed);
+            if self.prepare_next()?.is_none() {
+                // Snapshots hold all log files.
+                self.next_capacity.store(last, Ordering::Relaxed);
+                break;
+            }
         }
         Ok(())
     }

@@ -37,7 +37,8 @@ impl Failing {
         let disk = SimDisk::new(self.seed);
         disk.fail(self.nth, self.kind, self.span);
         let mut history = History::new();
-        let store = match small_options().open_on(disk.platform()) {
+        let options = small_options().fold_parts(self.seed as usize % 4, 1);
+        let store = match options.open_on(disk.platform()) {
             Ok(store) => {
                 self.work(&store, &mut history)?;
                 Some(store)

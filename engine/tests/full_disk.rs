@@ -49,7 +49,11 @@ impl Full {
         let disk = SimDisk::new(seed);
         let capacity = rng.u64(5 << 19..5 << 20);
         disk.set_capacity(Some(capacity));
-        let store = options.open_on(disk.platform()).unwrap();
+        // Parts that meet a full disk are left to one thread.
+        let store = options
+            .fold_parts(seed as usize % 4, 1)
+            .open_on(disk.platform())
+            .unwrap();
         let map = store.map("map").unwrap();
         let value_bytes_max = *rng.choice([150, 400, 1300, 6000, 60_000].iter()).unwrap();
         let key_bytes_max = *rng.choice([16, 100, 1000].iter()).unwrap();

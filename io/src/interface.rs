@@ -142,7 +142,8 @@ impl Mapping {
     pub fn populate(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.length as u64);
         if offset < end {
-            memory::populate(self.base, offset as usize, end as usize);
+            // SAFETY: `base` is mapped for as long as this lives, and the end was cut to the length.
+            unsafe { memory::populate(self.base, offset as usize, end as usize) };
         }
     }
 }

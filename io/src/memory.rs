@@ -74,7 +74,8 @@ impl Reservation {
     /// Asks the kernel for the memory of a range that is about to be written, which costs less than a fault for each
     /// page. A hint: where it fails the faults happen.
     pub(crate) fn populate(&self, offset: usize, length: usize) {
-        populate(self.base, offset, (offset + length).min(self.length));
+        // SAFETY: the range is inside our own.
+        unsafe { populate(self.base, offset, (offset + length).min(self.length)) };
     }
 
     /// Length in bytes; a multiple of [`ALIGNMENT`].
@@ -91,11 +92,14 @@ impl Drop for Reservation {
     }
 }
 
-/// Asks the kernel for the memory of a range of a mapping at `base`, which costs less than a fault for each page.
-pub(crate) fn populate(base: *mut u8, start: usize, end: usize) {
+/// Asks the kernel for the memory of a range, which costs less than a fault for each page.
+///
+/// # Safety
+/// `base` is the first byte of a mapping that stays mapped meanwhile, and `start..end` lies in it.
+pub(crate) unsafe fn populate(base: *mut u8, start: usize, end: usize) {
     let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
     if end - start >= POPULATED_BYTES_MIN {
-        // SAFETY: the caller's range lies in a mapping, which consists of whole pages; populating changes no bytes.
+        // SAFETY: a mapping consists of whole pages, so the rounded range lies in it too; populating changes no bytes.
         let _ = unsafe { madvise(base.add(start).cast(), end - start, Advice::LinuxPopulateWrite) };
     }
 }

@@ -37,6 +37,7 @@ use crate::log::{LOG_START, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, rec
 use crate::planted::{PlantedBug, is_planted};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState};
+use crate::turn;
 
 /// A pause is made in steps of this: it is over when the fold is.
 const PAUSE_STEP: Duration = Duration::from_millis(5);
@@ -178,8 +179,12 @@ impl Core {
                 Room::Ready => {
                     self.fill_in(draft)?;
                     let commit = self.write_record(draft)?;
-                    drop(guard);
+                    let is_awaited = guard.release();
                     self.streams.wake_if_waiting();
+                    // While one has the store to himself, all others wait for him.
+                    if token == NOT_EXCLUSIVE {
+                        turn::committed(record_bytes(draft.body.len()), is_awaited);
+                    }
                     return Ok(commit);
                 }
                 Room::Wait => {
@@ -192,7 +197,11 @@ impl Core {
                 }
                 Room::Prepare => {
                     drop(guard);
-                    match self.keep_spare() {
+                    let kept = match self.folds_in_background() {
+                        true => self.keep_growing_spare(),
+                        false => self.keep_spare(),
+                    };
+                    match kept {
                         Err(error) if self.waits_for_fold(&error) => self.wait_for_fold(seen, 0)?,
                         kept => {
                             kept?;

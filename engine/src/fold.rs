@@ -18,6 +18,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use duramen_io::ProcessorTime;
+
 use crate::base::{self, ChangeStream, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Error, Result, unless_full};
@@ -155,8 +157,8 @@ impl Core {
             numbers.map(|number| number.load(Ordering::Relaxed)).sum()
         };
         let (bytes, operations) = (sum(|entry| &entry.tail), sum(|entry| &entry.operations));
-        self.pace
-            .begins(self.entry(newest).number.load(Ordering::Relaxed), bytes);
+        let newest = self.entry(newest).number.load(Ordering::Relaxed);
+        self.pace.begins(newest, bytes, self.platform.clock.monotonic());
         self.set_price();
         if !is_planted(PlantedBug::FoldAheadOfSync) {
             self.wait_synced(last_commit)?;
@@ -195,13 +197,15 @@ impl Core {
         Ok(true)
     }
 
-    /// Merges, and notes whether this thread was kept from it.
-    pub(crate) fn watch_starving<T>(&self, merge: impl FnOnce() -> T) -> T {
-        let clock = &self.platform.clock;
-        let (began, worked) = (clock.monotonic(), clock.processor_time());
+    /// Merges, and notes how much of a processor this thread had for it.
+    pub(crate) fn note_share<T>(&self, merge: impl FnOnce() -> T) -> T {
+        let before = self.platform.clock.processor_time();
         let merged = merge();
-        let took = clock.monotonic().saturating_sub(began);
-        self.pace.worked(took, clock.processor_time().saturating_sub(worked));
+        let after = self.platform.clock.processor_time();
+        self.pace.had(ProcessorTime {
+            worked: after.worked.saturating_sub(before.worked),
+            waited: after.waited.saturating_sub(before.waited),
+        });
         merged
     }
 
@@ -214,7 +218,7 @@ impl Core {
     ) -> Result<(Root, FileSink<'_>)> {
         let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
-        let merged = self.watch_starving(|| {
+        let merged = self.note_share(|| {
             with_source!(self, source => {
                 let options = self.fold_options();
                 fold_into(source, version.root, &generations, options, &mut sink, report)

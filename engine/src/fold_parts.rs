@@ -19,9 +19,15 @@ use crate::newest::NewestChanges;
 use crate::page_sink::FileSink;
 use crate::region::Version;
 use crate::space::Claim;
+use crate::view::GenerationView;
 
 /// Parts are not equal, and threads not equally fast: the more parts, the less the last one is waited for.
 const PARTS_PER_THREAD: usize = 4;
+
+/// The changes are sampled at so many keys for each part.
+const SAMPLES_PER_PART: usize = 16;
+/// Threads that fold where a test says into how many parts.
+const TESTED_THREADS: usize = 4;
 
 /// What the threads of a fold share.
 struct Work<'c, 'w> {
@@ -55,14 +61,22 @@ impl Core {
         report: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Option<(Root, FileSink<'_>)>> {
         let threads = self.fold_threads();
-        let (parts, least) = self.settings.fold_parts.unwrap_or(match threads {
-            1 => (0, 0),
-            threads => (threads * PARTS_PER_THREAD, FOLD_PART_OPERATIONS),
-        });
-        if parts == 0 || operations < least {
+        let parts = match self.settings.fold_parts {
+            Some((parts, least)) if operations >= least => parts,
+            None if threads > 1 => (threads * PARTS_PER_THREAD).min((operations / FOLD_PART_OPERATIONS) as usize),
+            _ => 0,
+        };
+        if parts < 2 {
             return Ok(None);
         }
-        let divided = with_source!(self, source => base::divide(source, version.root, parts));
+        let generations: Vec<_> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
+        let leaves: usize = generations.iter().map(|generation| generation.index.leaves()).sum();
+        let every = (leaves / (parts * SAMPLES_PER_PART)).max(1);
+        let sampled = |generation: &GenerationView| generation.index.samples(generation.log, every);
+        let mut samples: Vec<&[u8]> = generations.iter().flat_map(sampled).collect();
+        samples.sort_unstable();
+        samples.dedup();
+        let divided = with_source!(self, source => base::divide(source, version.root, parts, &samples));
         let division = match divided {
             Ok(Some(division)) => division,
             Ok(None) => return Ok(None),
@@ -80,7 +94,7 @@ impl Core {
             taken: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
         };
-        let mut folded = work.share(threads, report);
+        let mut folded = work.share(threads.min(division.parts.len()), report);
         folded.sort_unstable_by_key(|(index, _)| *index);
         let mut sink = FileSink::new(self, birth, Claim::Promised);
         let (mut parts, mut runs, mut failed) = (Vec::new(), Vec::new(), None);
@@ -114,14 +128,18 @@ impl Core {
         }
     }
 
-    /// Half of the processors are left to the program; none when it is closing the store, or has so many threads that the
-    /// last fold got less than half of one: then more threads get more of them.
+    /// Half of the processors are left to the program, none when it is closing the store. Where it has so many threads
+    /// that one of ours gets a small share of a processor, more threads get the half together, or come nearer to it:
+    /// with too many of them one is mostly stopped while commits wait for what it holds.
     fn fold_threads(&self) -> usize {
         let settings = &self.settings;
         let threads = match settings.fold_parts {
-            Some(_) => FOLD_THREADS_MAX,
-            None if self.pace.is_starved() || self.closed.load(Ordering::Relaxed) => settings.processors,
-            None => settings.processors / 2,
+            Some(_) => TESTED_THREADS,
+            None if self.closed.load(Ordering::Relaxed) => settings.processors,
+            None => self
+                .pace
+                .threads_for_half(settings.processors)
+                .min(settings.processors * 2),
         };
         if settings.background {
             threads.clamp(1, FOLD_THREADS_MAX)
@@ -149,7 +167,7 @@ impl<'c> Work<'c, '_> {
                 thread.spawn_scoped(scope, help).ok()
             };
             let helpers: Vec<_> = (1..threads).map_while(start).collect();
-            let mut folded = self.core.watch_starving(|| self.fold_parts(report));
+            let mut folded = self.core.note_share(|| self.fold_parts(report));
             for helper in helpers {
                 // Commits go on meanwhile, and need what the reports are for.
                 while !helper.is_finished() {
@@ -183,7 +201,7 @@ impl<'c> Work<'c, '_> {
     fn fold_part(&self, part: &Part, report: &mut dyn FnMut(u64) -> Result<()>) -> Result<Folded<'c>> {
         let core = self.core;
         let generations: Vec<_> = self.frozen.iter().map(|&slot| core.generation_view(slot)).collect();
-        let mut sink = FileSink::new(core, self.birth, Claim::Promised);
+        let mut sink = FileSink::new(core, self.birth, Claim::Part);
         let mut counted = 0;
         let mut report_all = |taken: u64| {
             let all = self.taken.fetch_add(taken - counted, Ordering::Relaxed) + taken - counted;
@@ -251,7 +269,7 @@ mod tests {
         let rotten = *branches.last().expect("several");
         disk.write_raw("data", u64::from(rotten) * PAGE_BYTES as u64 + 100, &[0xEE; 8]);
         map.put(&1u32.to_be_bytes(), b"new").expect("a put");
-        let divided = with_source!(core, source => base::divide(source, root, 3));
+        let divided = with_source!(core, source => base::divide(source, root, 3, &[]));
         assert!(divided.is_err(), "the parts cannot be told without that branch");
         store.maintain().expect("one thread does not need it");
         assert_eq!(

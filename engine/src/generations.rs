@@ -26,6 +26,9 @@ const LEAST_FILLED_BYTES: u64 = LOG_START + LOG_RESERVE_BYTES;
 
 const _: () = assert!(LOG_GROWTH_BYTES >= LOG_RESERVE_BYTES * 2);
 
+/// Generations of a small store that is written to grow to so many times the smallest size.
+const GROWN_FACTOR: u64 = 4;
+
 impl Core {
     /// Makes the standby generation the active one, preparing it first when nobody has. `false`: no log file is free,
     /// because snapshots hold them all. Under the commit lock, or before anybody else uses the store.
@@ -203,11 +206,19 @@ impl Core {
 
     /// The same while generations fill up in the ordinary course of writing: each is twice as large as the one before, up
     /// to an eighth of the base, so that folding rewrites the base a bounded number of times per byte written and not
-    /// much of a small store waits in the log.
+    /// much of a store waits in the log. In a small store up to a few times the smallest size, because of batches: before
+    /// one is taken, a generation must have room for the worst that it can do to the index.
     pub(crate) fn keep_growing_spare(&self) -> Result<()> {
         let settings = &self.settings;
-        let share = (self.space.used_bytes() / 8).max(settings.generation_bytes_min);
-        let most = share.min(settings.generation_bytes_max);
+        let share = self.space.used_bytes() / 8;
+        // Streams of commits need short ones: what is kept for them is kept by folds.
+        let factor = if settings.retain_log_bytes == 0 {
+            GROWN_FACTOR
+        } else {
+            1
+        };
+        let least = settings.generation_bytes_min * factor;
+        let most = share.max(least).min(settings.generation_bytes_max);
         let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());
         for _ in self.standbys()..2 {
             let last = self.next_capacity.load(Ordering::Relaxed);
@@ -488,10 +499,10 @@ mod tests {
     const MOST: u64 = 1 << 20;
 
     /// A store whose base takes a few MiB, and which folds when it is told to.
-    fn store(disk: &SimDisk) -> Store {
+    fn store(disk: &SimDisk, most: u64) -> Store {
         let options = Options::new()
             .maintenance(Maintenance::Manual)
-            .generation_bytes(LEAST, MOST);
+            .generation_bytes(LEAST, most);
         let store = options.open_on(disk.platform()).expect("a store");
         let map = store.map("map").expect("a map");
         for number in 0..5_000u64 {
@@ -510,8 +521,9 @@ mod tests {
 
     #[test]
     fn generations_for_commits_beside_a_fold_double_up_to_an_eighth_of_the_base() {
-        let store = store(&SimDisk::new(1));
+        let store = store(&SimDisk::new(1), MOST);
         let core = store.core();
+        core.next_capacity.store(LEAST, Ordering::Relaxed);
         let eighth = core.space.used_bytes() / 8;
         assert!((LEAST * 4..MOST).contains(&eighth), "{eighth}");
         let mut capacities = Vec::new();
@@ -527,9 +539,27 @@ mod tests {
     }
 
     #[test]
+    fn a_small_store_that_is_written_to_gets_generations_of_four_times_the_smallest_size() {
+        let options = Options::new().generation_bytes(LEAST, MOST);
+        let store = options.open_on(SimDisk::new(4).platform()).expect("a store");
+        let (core, map) = (store.core(), store.map("map").expect("a map"));
+        let capacity = || {
+            let active = *core.region.version().generations.last().expect("an active one");
+            core.entry(active).capacity.load(Ordering::Relaxed)
+        };
+        assert!(capacity() < LEAST * 2);
+        let mut largest = 0;
+        for number in 0..600u64 {
+            map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
+            largest = largest.max(capacity());
+        }
+        assert_eq!(largest, LEAST * GROWN_FACTOR);
+    }
+
+    #[test]
     fn generations_are_small_again_where_the_disk_has_no_room_for_large_ones() {
         let disk = SimDisk::new(2);
-        let store = store(&disk);
+        let store = store(&disk, MOST);
         let core = store.core();
         core.next_capacity.store(MOST, Ordering::Relaxed);
         core.discard_standbys(|_| true);
@@ -542,9 +572,8 @@ mod tests {
 
     #[test]
     fn what_the_log_takes_is_planned_for_half_of_it_beside_what_is_being_folded() {
-        let store = store(&SimDisk::new(3));
+        let store = store(&SimDisk::new(3), LEAST);
         let (core, map) = (store.core(), store.map("map").expect("a map"));
-        core.next_capacity.store(LEAST, Ordering::Relaxed);
         let usable = core.pace.usable(LEAST);
         let number = |slot: u16| core.entry(slot).number.load(Ordering::Relaxed);
         let active = || *core.region.version().generations.last().expect("an active one");

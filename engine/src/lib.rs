@@ -45,6 +45,7 @@ mod conflict;
 mod draft;
 mod generations;
 mod pace;
+mod turn;
 
 mod background;
 mod fold;

@@ -87,10 +87,10 @@ pub const READ_SET_BYTES_MAX: usize = 64 << 20;
 pub const RESOLVED_BYTES_MAX: u64 = LOG_SPAN_BYTES - PAGE_BYTES as u64 - LOG_RESERVE_BYTES;
 /// The least that counts as a memory budget.
 pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
-/// Threads that fold, while a fold goes on, at most: the processors are for the program.
-pub const FOLD_THREADS_MAX: usize = 4;
-/// Folds of fewer operations take no time worth dividing.
-pub const FOLD_PART_OPERATIONS: u64 = 20_000;
+/// Threads that fold, while a fold goes on, at most: each has buffers of about half a megabyte.
+pub const FOLD_THREADS_MAX: usize = 16;
+/// Operations for each part of a fold, at least: fewer take no time worth dividing.
+pub const FOLD_PART_OPERATIONS: u64 = 2_500;
 /// Rounds of up to a tenth of a second that a commit waits for room in the log, with nothing left to fold, before it
 /// reports that there is none.
 pub const WAIT_ROUNDS_MAX: u32 = 100;

@@ -9,11 +9,14 @@
 //!
 //! The price aims at half of the log (`LogRoom::planned`): then the next fold has as much to do as this one, and the rate
 //! does not change from fold to fold. A fifth of what is left is for a fold that takes longer than was foreseen. The price
-//! is set again every few milliseconds while the fold goes on, and when a generation is full.
+//! is set again every few milliseconds while the fold goes on, and when a generation is full. Commits that came more slowly
+//! than they might have may make up for that, up to a quarter of the room.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+use duramen_io::ProcessorTime;
 
 /// Shorter pauses are left to the commits that follow: a sleep wakes up late by a good part of this.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
@@ -23,8 +26,11 @@ const PAUSE_FOR_OTHERS_MAX: Duration = Duration::from_millis(4);
 const OTHERS_MAX: u64 = 16;
 /// The most for which a single commit pays, and which all together can be behind: an estimate may be wrong.
 const DEBT_MAX: Duration = Duration::from_secs(1);
-/// Time that was not used, and may be made up for: pauses end late.
-const CREDIT: Duration = Duration::from_millis(2);
+/// Time that was not used, and may be made up for, at least: pauses end late.
+const CREDIT_MIN: Duration = Duration::from_millis(2);
+/// While a fold goes on and commits come more slowly than they may, so much of the log can be filled at once: one part in
+/// this many.
+const BURST_PARTS: u32 = 4;
 /// With less room than this, no byte gets dearer.
 const ROOM_BYTES_MIN: u64 = 64 << 10;
 /// Of so many parts of a merge one is enough to tell what the others take.
@@ -32,7 +38,9 @@ const TRUSTED_PARTS: f64 = 10.0;
 /// Folds of less say nothing about what a byte costs.
 const MEASURED_BYTES_MIN: u64 = 256 << 10;
 /// What takes less says nothing about who has the processors.
-const STARVING_MIN: Duration = Duration::from_millis(20);
+const SHARE_TIME_MIN: Duration = Duration::from_millis(20);
+/// A whole processor.
+const WHOLE_SHARE: u32 = 1000;
 /// In so many parts it is noted how full a generation gets.
 const FILL_PARTS: u64 = 16;
 
@@ -50,12 +58,14 @@ pub(crate) struct LogRoom {
 pub(crate) struct Pace {
     /// Nanoseconds that a KiB of log is to take.
     price: AtomicU64,
-    /// When the next byte may come, in nanoseconds of the store's clock.
+    /// When the next byte may come, in nanoseconds of the store's clock. In the past: somebody may make up for that.
     next: AtomicU64,
+    /// How much at most, in nanoseconds.
+    credit: AtomicU64,
     /// Parts of its log that the last generation held when it was full: with small records its index is full first.
     fill: AtomicU64,
-    /// Whether the last thread that folded waited, for a processor or the disk, more than it worked.
-    is_starved: AtomicBool,
+    /// How much of a processor the last thread that folded had while it was ready to work, in thousandths.
+    share: AtomicU32,
     fold: Mutex<Fold>,
 }
 
@@ -126,7 +136,9 @@ impl Pace {
     }
 
     /// A fold of so many bytes of log begins, up to the generation of number `newest`.
-    pub(crate) fn begins(&self, newest: u32, bytes: u64) {
+    pub(crate) fn begins(&self, newest: u32, bytes: u64, now: Duration) {
+        // What came before it was free, so nothing of that time is left to be used.
+        self.next.fetch_max(nanos(now), Ordering::Relaxed);
         let mut fold = self.fold();
         (fold.newest, fold.bytes) = (newest, bytes);
         fold.stage = Stage::Begun;
@@ -150,10 +162,13 @@ impl Pace {
         }
     }
 
-    /// A thread that folds has worked for so much of the time that it took.
-    pub(crate) fn worked(&self, took: Duration, worked: Duration) {
-        if took >= STARVING_MIN {
-            self.is_starved.store(took > worked * 2, Ordering::Relaxed);
+    /// What a thread that folded had of the processors.
+    pub(crate) fn had(&self, time: ProcessorTime) {
+        let wanted = time.worked + time.waited;
+        if wanted >= SHARE_TIME_MIN {
+            let share = time.worked.div_duration_f64(wanted) * f64::from(WHOLE_SHARE);
+            self.share
+                .store((share as u32).clamp(1, WHOLE_SHARE), Ordering::Relaxed);
         }
     }
 
@@ -184,9 +199,13 @@ impl Pace {
         self.price.store(0, Ordering::Relaxed);
     }
 
-    /// Whether a fold gets less than half of a processor.
-    pub(crate) fn is_starved(&self) -> bool {
-        self.is_starved.load(Ordering::Relaxed)
+    /// How many threads have half of so many processors together, as far as the last fold tells.
+    pub(crate) fn threads_for_half(&self, processors: usize) -> usize {
+        match self.share.load(Ordering::Relaxed) {
+            // Nearly nobody else wants them.
+            share if share > WHOLE_SHARE / 2 => processors / 2,
+            share => processors * WHOLE_SHARE as usize / (2 * share as usize),
+        }
     }
 
     /// A generation was full when its log of `capacity` bytes held `bytes`.
@@ -205,7 +224,14 @@ impl Pace {
         let fold = self.fold();
         // Beyond what was planned, half of what is left: commits get slower and slower, but do not meet a wall.
         let room = room.planned.min(room.left / 5 * 4).max(room.left / 2);
-        let price = nanos(fold.left(now)) / (room.max(ROOM_BYTES_MIN) / 1024);
+        let left = fold.left(now);
+        let price = nanos(left) / (room.max(ROOM_BYTES_MIN) / 1024);
+        let credit = match fold.stage {
+            // The price will hardly be set again before the fold ends.
+            Stage::Finishing(_) => CREDIT_MIN,
+            _ => CREDIT_MIN.max(left / BURST_PARTS),
+        };
+        self.credit.store(nanos(credit), Ordering::Relaxed);
         self.price.store(price, Ordering::Relaxed);
     }
 
@@ -222,9 +248,10 @@ impl Pace {
         }
         let (now, most) = (nanos(now()), nanos(DEBT_MAX));
         let share = (bytes.saturating_mul(price) / 1024).min(most);
+        let credit = self.credit.load(Ordering::Relaxed);
         let mut from = now;
         let _ = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-            from = next.clamp(now.saturating_sub(nanos(CREDIT)), now + most);
+            from = next.clamp(now.saturating_sub(credit), now + most);
             Some(from + share)
         });
         let for_others = nanos(PAUSE_FOR_OTHERS_MAX) + share * OTHERS_MAX;
@@ -239,8 +266,9 @@ impl Default for Pace {
         Pace {
             price: AtomicU64::new(0),
             next: AtomicU64::new(0),
+            credit: AtomicU64::new(0),
             fill: AtomicU64::new(FILL_PARTS),
-            is_starved: AtomicBool::new(false),
+            share: AtomicU32::new(WHOLE_SHARE),
             fold: Mutex::default(),
         }
     }
@@ -270,7 +298,7 @@ mod tests {
     /// A pace that has seen a fold of 64 MiB take two seconds, and one for the syncs.
     fn measured() -> Pace {
         let pace = Pace::default();
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(0.0));
         pace.merges(second(0.0));
         pace.set_price(second(0.0), room(128));
         pace.finishes(second(2.0));
@@ -279,8 +307,9 @@ mod tests {
         pace
     }
 
-    /// How long so many MiB of commits of 4 KiB take, when nothing else slows them down.
+    /// How long so many MiB of commits of 4 KiB take, when nothing else slows them down, and all time before was used.
     fn time_for(pace: &Pace, mebibytes: u64, begin: Duration) -> Duration {
+        pace.next.store(nanos(begin), Ordering::Relaxed);
         let mut now = begin;
         for _ in 0..mebibytes * 256 {
             now += pace.pause(4096, || now).unwrap_or_default();
@@ -296,7 +325,7 @@ mod tests {
     fn commits_pay_only_while_a_fold_goes_on() {
         let pace = measured();
         assert_eq!(time_for(&pace, 16, second(4.0)), Duration::ZERO);
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         assert!(time_for(&pace, 16, second(4.0)) > Duration::ZERO);
@@ -307,7 +336,7 @@ mod tests {
     #[test]
     fn the_planned_room_is_full_when_the_fold_is_expected_to_end() {
         let pace = measured();
-        pace.begins(1, 128 * MIB);
+        pace.begins(1, 128 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         // Twice the bytes: four seconds, and one for the syncs.
@@ -318,7 +347,7 @@ mod tests {
     fn what_this_fold_takes_counts_more_the_further_it_has_come() {
         let time_when = |done, now| {
             let pace = measured();
-            pace.begins(1, 64 * MIB);
+            pace.begins(1, 64 * MIB, second(4.0));
             pace.merges(second(4.0));
             pace.merged(done, 1000);
             pace.set_price(second(now), room(128));
@@ -334,7 +363,7 @@ mod tests {
     #[test]
     fn syncs_that_take_too_long_make_bytes_dearer() {
         let pace = measured();
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         pace.finishes(second(6.0));
@@ -347,33 +376,54 @@ mod tests {
     #[test]
     fn the_less_room_the_dearer_but_never_without_limit() {
         let pace = measured();
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(8));
         assert!(is_about(time_for(&pace, 8, second(4.0)), 3.0));
         pace.set_price(second(4.0), room(0));
-        // Three seconds for the 64 KiB that there always are, and what was not used before is made up for.
-        let part = pace.pause(4096, || second(9.0)).expect("a pause") + CREDIT;
+        // Three seconds for the 64 KiB that there always are.
+        pace.next.store(nanos(second(9.0)), Ordering::Relaxed);
+        let part = pace.pause(4096, || second(9.0)).expect("a pause");
         assert!(is_about(part, 3.0 * 4096.0 / 65536.0));
-        assert_eq!(pace.pause(64 * MIB, || second(19.0)), Some(DEBT_MAX - CREDIT));
+        pace.next.store(nanos(second(19.0)), Ordering::Relaxed);
+        assert_eq!(pace.pause(64 * MIB, || second(19.0)), Some(DEBT_MAX));
+    }
+
+    #[test]
+    fn a_burst_gets_the_time_since_the_fold_began_but_not_all_of_the_log() {
+        let burst_at = |now| {
+            let pace = measured();
+            pace.begins(1, 256 * MIB, second(4.0));
+            pace.merges(second(4.0));
+            // Nine seconds for all of it.
+            pace.set_price(second(4.0), room(90));
+            let mut burst = 0;
+            while pace.pause(4096, || second(now)).is_none() {
+                burst += 4096;
+            }
+            burst as f64 / MIB as f64
+        };
+        assert!(burst_at(4.0) < 0.1);
+        assert!((burst_at(5.0) - 10.0).abs() < 0.1);
+        assert!((burst_at(8.0) - 90.0 / 4.0).abs() < 0.1);
     }
 
     #[test]
     fn a_put_does_not_pause_long_for_a_batch() {
         let pace = measured();
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(8));
-        let of_others = pace.pause(MIB, || second(5.0)).expect("a pause");
+        let of_others = pace.pause(MIB, || second(4.0)).expect("a pause");
         assert!(of_others > second(0.3));
-        let own = pace.pause(100, || second(5.0)).expect("a pause");
+        let own = pace.pause(100, || second(4.0)).expect("a pause");
         assert!(own < second(0.005));
     }
 
     #[test]
     fn batches_of_several_threads_pause_for_each_other() {
         let pace = measured();
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         // Eight threads, each with a MiB at a time: 128 rounds of 8 MiB would be eight times too fast.
@@ -387,27 +437,39 @@ mod tests {
     }
 
     #[test]
-    fn a_fold_is_starved_that_waits_more_than_it_works() {
+    fn the_smaller_the_share_of_a_processor_the_more_threads_have_one() {
         let pace = Pace::default();
-        assert!(!pace.is_starved());
-        pace.worked(second(1.0), second(0.4));
-        assert!(pace.is_starved());
-        pace.worked(second(0.01), second(0.01));
-        assert!(pace.is_starved(), "what is short tells nothing");
-        pace.worked(second(1.0), second(0.6));
-        assert!(!pace.is_starved());
+        let threads = || [1, 2, 16].map(|processors| pace.threads_for_half(processors));
+        let had = |worked, waited| {
+            pace.had(ProcessorTime {
+                worked: second(worked),
+                waited: second(waited),
+            });
+        };
+        assert_eq!(threads(), [0, 1, 8]);
+        had(0.1, 0.9);
+        assert_eq!(threads(), [5, 10, 80]);
+        had(0.01, 0.0);
+        assert_eq!(threads(), [5, 10, 80], "what is short tells nothing");
+        had(0.0, 1.0);
+        assert_eq!(threads(), [500, 1000, 8000]);
+        // Two threads on one processor are no reason for a third one.
+        had(0.5, 0.5);
+        assert_eq!(threads(), [1, 2, 16]);
+        had(0.6, 0.4);
+        assert_eq!(threads(), [0, 1, 8]);
     }
 
     #[test]
     fn small_folds_say_nothing_about_the_cost_of_a_byte() {
         let pace = measured();
         for _ in 0..20 {
-            pace.begins(1, 4096);
+            pace.begins(1, 4096, second(4.0));
             pace.merges(second(4.0));
             pace.finishes(second(4.1));
             pace.ends(second(4.1));
         }
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(5.0));
         pace.merges(second(5.0));
         pace.set_price(second(5.0), room(128));
         assert!(is_about(time_for(&pace, 128, second(5.0)), 3.0));
@@ -416,7 +478,7 @@ mod tests {
     #[test]
     fn the_first_fold_is_judged_by_its_own_progress() {
         let pace = Pace::default();
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(1.0));
         pace.merges(second(1.0));
         pace.merged(100, 1000);
         pace.set_price(second(2.0), room(128));
@@ -436,7 +498,7 @@ mod tests {
     #[test]
     fn pauses_that_end_late_are_made_up_for() {
         let pace = measured();
-        pace.begins(1, 64 * MIB);
+        pace.begins(1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         let mut now = second(4.0);

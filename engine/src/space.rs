@@ -197,6 +197,16 @@ impl State<'_> {
         }
     }
 
+    /// Whether the fold would have more than what was promised.
+    fn would_take_more(&self, want: Want, promised: Room) -> bool {
+        let blocks = match want {
+            Want::Branches(_) => want.room().blocks.small,
+            Want::Leaves(_) | Want::Piece(_) => 0,
+        };
+        self.taken.pages + want.pages() as u64 > promised.pages
+            || blocks > 0 && self.taken.blocks.small + blocks > promised.blocks.small
+    }
+
     /// Free pages for what is wanted, leaving the blocks alone that are kept, when there are others. Leaves are content
     /// with a run that has `enough` pages.
     fn find(&mut self, want: Want, enough: u32, kept: Room) -> Option<(u32, u32)> {
@@ -283,6 +293,9 @@ impl State<'_> {
 pub(crate) enum Claim {
     /// From what was promised to the fold of the commits that a new tree holds.
     Promised,
+    /// From the same, for a part of the tree. Parts together may need more than was promised: for that the file grows, and
+    /// if it cannot, one thread folds, which needs no more.
+    Part,
     /// From what is left beyond all promises, for a new tree: nobody asked for a rewrite before.
     Beyond,
     /// From the same, but behind all other pages while the file can grow.
@@ -291,6 +304,18 @@ pub(crate) enum Claim {
     Front,
     /// From the same, for a value or a run of changes that a commit will refer to.
     Loose,
+}
+
+impl Claim {
+    fn is_promised(self) -> bool {
+        matches!(self, Claim::Promised | Claim::Part)
+    }
+}
+
+/// The file cannot grow, whatever the reason: a fold by one thread does not ask for that, or says what is wrong.
+fn left_to_one_thread(_: Error) -> Error {
+    let (needed, what) = (0, "a fold in parts");
+    Reason::Full { needed, what }.into()
 }
 
 /// What pages are taken for.
@@ -620,7 +645,7 @@ impl Space {
     pub(crate) fn take(&self, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
         let mut state = self.lock();
         let mut where_from = claim;
-        if claim != Claim::Promised {
+        if !claim.is_promised() {
             let beside = self.promised().and(Room::RESERVE);
             let room = match claim {
                 // The end of the file is taken whatever blocks lie there.
@@ -637,7 +662,7 @@ impl Space {
         let (page, count) = self.find_or_grow(&mut state, where_from, want, pages)?;
         state.bitmap.set(page, count, true);
         match claim {
-            Claim::Promised => state.count_taken(want, count, u64::wrapping_add),
+            Claim::Promised | Claim::Part => state.count_taken(want, count, u64::wrapping_add),
             Claim::Beyond | Claim::Behind | Claim::Front => state.taken_beyond += count as u64,
             Claim::Loose => state.loose.set(page, count, true),
         }
@@ -652,9 +677,9 @@ impl Space {
 
     fn find_or_grow(&self, state: &mut State<'_>, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
         // What others, and this fold later, count on.
-        let mut kept = self.promised().and(Room::RESERVE);
-        let is_promised = claim == Claim::Promised;
-        if is_promised && matches!(want, Want::Piece(_)) {
+        let promised = self.promised();
+        let mut kept = promised.and(Room::RESERVE);
+        if claim.is_promised() && matches!(want, Want::Piece(_)) {
             kept.blocks.large = 0;
         }
         if claim == Claim::Behind {
@@ -669,6 +694,11 @@ impl Space {
                 return Ok((page, want.pages()));
             }
         }
+        let beside = BRANCH_PAGES as u64;
+        if claim == Claim::Part && state.would_take_more(want, promised) {
+            self.grow(state, want.pages() as u64 + beside, pages)
+                .map_err(left_to_one_thread)?;
+        }
         let enough = match claim {
             Claim::Front => 1,
             _ => LONG_RUN_PAGES,
@@ -676,14 +706,14 @@ impl Space {
         if let Some(run) = state.find(want, enough, kept) {
             return Ok(run);
         }
-        let beside = BRANCH_PAGES as u64;
         let grown = self
             .grow(state, want.pages() as u64 + beside, pages)
             .or_else(|_| self.grow(state, want.least().pages() as u64 + beside, pages));
         match grown {
             Ok(()) => Ok(state.find_any(want).expect("the file has just grown")),
             // Better to take what is kept for later than to stop now.
-            Err(error) if is_promised => state.find_any(want.least()).ok_or(error),
+            Err(error) if claim == Claim::Promised => state.find_any(want.least()).ok_or(error),
+            Err(error) if claim == Claim::Part => Err(left_to_one_thread(error)),
             Err(error) => Err(error),
         }
     }
@@ -723,7 +753,7 @@ impl Space {
     pub(crate) fn give_back_run(&self, claim: Claim, want: Want, page: u32, count: u32) {
         let mut state = self.lock();
         match claim {
-            Claim::Promised => state.count_taken(want, count, u64::wrapping_sub),
+            Claim::Promised | Claim::Part => state.count_taken(want, count, u64::wrapping_sub),
             Claim::Beyond | Claim::Behind | Claim::Front => state.taken_beyond -= count as u64,
             Claim::Loose => state.loose.set(page, count, false),
         }

@@ -37,7 +37,7 @@ impl Failing {
         let disk = SimDisk::new(self.seed);
         disk.fail(self.nth, self.kind, self.span);
         let mut history = History::new();
-        let options = small_options().fold_parts(self.seed as usize % 4, 1);
+        let options = small_options().fold_parts([0, 2, 5, 40][self.seed as usize % 4], 1);
         let store = match options.open_on(disk.platform()) {
             Ok(store) => {
                 self.work(&store, &mut history)?;

@@ -13,7 +13,9 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::interface::{Access, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage};
+use crate::interface::{
+    Access, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random, Storage,
+};
 use crate::memory::{ALIGNMENT, Reservation};
 use crate::name::check_name;
 
@@ -427,8 +429,14 @@ impl Clock for RealClock {
         read(rustix::time::ClockId::Monotonic)
     }
 
-    fn processor_time(&self) -> Duration {
-        read(rustix::time::ClockId::ThreadCPUTime)
+    fn processor_time(&self) -> ProcessorTime {
+        // Three numbers: nanoseconds on a processor, nanoseconds of waiting for one, times that it got one.
+        let counted = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        let waited = counted.split_whitespace().nth(1).and_then(|number| number.parse().ok());
+        ProcessorTime {
+            worked: read(rustix::time::ClockId::ThreadCPUTime),
+            waited: Duration::from_nanos(waited.unwrap_or_default()),
+        }
     }
 
     fn wall(&self) -> Duration {

@@ -3,6 +3,7 @@
 //! The words may lie in memory that several processes map, so the kernel's shared futex calls are used, not the
 //! private ones: the kernel then finds sleepers by file and offset instead of by address.
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -73,14 +74,16 @@ impl WordLock {
     }
 
     /// Frees a lock whose guard was forgotten, or whose holder is known to be dead. Whoever calls this answers for
-    /// nobody being inside the section.
-    pub fn unlock(&self) {
+    /// nobody being inside the section. Returns whether somebody slept to get it.
+    pub fn unlock(&self) -> bool {
         // Release pairs with the Acquire of the next holder.
         let before = self.word.swap(FREE, Ordering::Release);
         debug_assert_ne!(before, FREE, "a free lock was unlocked");
-        if before == HELD_WITH_WAITERS {
+        let has_waiters = before == HELD_WITH_WAITERS;
+        if has_waiters {
             wake(&self.word, 1);
         }
+        has_waiters
     }
 
     #[inline]
@@ -112,6 +115,13 @@ impl WordLock {
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct WordLockGuard<'a> {
     lock: &'a WordLock,
+}
+
+impl WordLockGuard<'_> {
+    /// Frees the lock, as dropping the guard does. Returns whether somebody slept to get it; true may be said too often.
+    pub fn release(self) -> bool {
+        ManuallyDrop::new(self).lock.unlock()
+    }
 }
 
 impl Drop for WordLockGuard<'_> {

@@ -103,7 +103,6 @@ impl<S: PageSource> Cursor<S> {
     }
 
     /// Goes to the last pair.
-    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn last(&mut self) -> Result<()> {
         self.valid = false;
         if self.descend(Aim::Last)? {

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::limits::{BRANCH_BYTES, BRANCH_PAGES, INLINE_VALUE_BYTES_MAX, PAGE_BYTES};
 
 use super::branch::{Branch, Child};
-use super::cursor::check_height;
+use super::cursor::{Cursor, check_height};
 use super::leaf::{DELETED, EXTENT, Leaf};
 use super::page;
 use super::window::{Payload, Window};
@@ -74,11 +74,13 @@ pub(crate) fn merge<S: PageSource, C: ChangeStream, P: PageSink>(
     merger.finish()
 }
 
-/// Neighbouring nodes of one level, which can be merged on their own.
+/// Neighbouring nodes of one level, or keys behind all that the tree holds: what can be merged on its own.
 pub(crate) struct Part {
     level: u8,
-    /// Never empty; each with its lower bound.
-    nodes: Vec<(Vec<u8>, Child)>,
+    /// Lower bound of all its keys.
+    low: Vec<u8>,
+    /// None: the tree holds no such keys. The bound of the first is that of the part.
+    nodes: Vec<Node>,
     /// Lower bound of what follows.
     high: Option<Vec<u8>>,
 }
@@ -86,7 +88,7 @@ pub(crate) struct Part {
 impl Part {
     /// The keys that lie in it: from the first on, to before the second.
     pub(crate) fn range(&self) -> (&[u8], Option<&[u8]>) {
-        (&self.nodes[0].0, self.high.as_deref())
+        (&self.low, self.high.as_deref())
     }
 }
 
@@ -98,15 +100,75 @@ pub(crate) struct Division {
     above: Vec<(u32, u64)>,
 }
 
-/// What became of a part: nodes of its level.
-pub(crate) struct MergedPart(Vec<(Vec<u8>, Payload)>);
+#[cfg(test)]
+impl Division {
+    pub(super) fn is_above_leaves(&self) -> bool {
+        self.level > 0
+    }
+}
 
-/// Divides a tree into about as many parts of about equal size. `None`: it is too small for that.
-pub(crate) fn divide<S: PageSource>(source: S, root: Root, parts: usize) -> Result<Option<Division>> {
+/// A node with its lower bound.
+type Node = (Vec<u8>, Child);
+
+/// What became of a part: nodes of its level, or leaves, if it is one of keys that the tree did not hold.
+pub(crate) struct MergedPart {
+    level: u8,
+    nodes: Vec<(Vec<u8>, Payload)>,
+}
+
+/// Divides a tree into parts, up to twice as many, with about the same work each: no more than its share of the samples in `all`,
+/// keys that stand for equal numbers of changes, in order. Keys behind all that the tree holds are divided as well, so
+/// that what is only appended to has parts, too. `None`: there is nothing to divide.
+pub(crate) fn divide<S: PageSource>(source: S, root: Root, parts: usize, all: &[&[u8]]) -> Result<Option<Division>> {
     check_height(root)?;
     if root.height < 2 {
         return Ok(None);
     }
+    let (nodes, mut division) = nodes_to_divide(source, root, parts)?;
+    let mut cursor = Cursor::new(source, root);
+    cursor.last()?;
+    let whole = nodes.len() + all.len() * NODES_PER_SAMPLE;
+    let share = whole.div_ceil(parts);
+    let (mut samples, mut appended) = all.split_at(all.partition_point(|sample| *sample <= cursor.key()));
+    // Too little for a part: that would leave a branch of its own in the tree.
+    if appended.len() * NODES_PER_SAMPLE < share {
+        (samples, appended) = (all, &[]);
+    }
+    let (mut rest, mut weight) = (samples, 0);
+    let mut add = |low: Vec<u8>, node: Option<Child>, more: usize| {
+        if weight + more > share || division.parts.is_empty() {
+            if let Some(before) = division.parts.last_mut() {
+                before.high = Some(low.clone());
+            }
+            division.parts.push(Part {
+                level: division.level,
+                low: low.clone(),
+                nodes: Vec::new(),
+                high: None,
+            });
+            weight = 0;
+        }
+        weight += more;
+        let part = division.parts.last_mut().expect("there is one now");
+        part.nodes.extend(node.map(|node| (low, node)));
+    };
+    let mut nodes = nodes.into_iter().peekable();
+    while let Some((low, node)) = nodes.next() {
+        let inside = match nodes.peek() {
+            Some((high, _)) => rest.partition_point(|sample| *sample < high.as_slice()),
+            None => rest.len(),
+        };
+        rest = &rest[inside..];
+        add(low, Some(node), 1 + inside * NODES_PER_SAMPLE);
+    }
+    for sample in appended {
+        add(sample.to_vec(), None, NODES_PER_SAMPLE);
+    }
+    Ok((division.parts.len() > 1).then_some(division))
+}
+
+/// The nodes of the highest level that has several for each part, with their lower bounds, and the branches above them.
+fn nodes_to_divide<S: PageSource>(source: S, root: Root, parts: usize) -> Result<(Vec<Node>, Division)> {
     let mut level = root.height - 1;
     let whole = Child {
         page: root.page,
@@ -134,25 +196,12 @@ pub(crate) fn divide<S: PageSource>(source: S, root: Root, parts: usize) -> Resu
         nodes = children;
         level -= 1;
     }
-    if nodes.len() < parts.max(2) {
-        return Ok(None);
-    }
-    let length = nodes.len().div_ceil(parts);
-    let mut nodes = nodes.into_iter().peekable();
-    let mut division = Division {
+    let division = Division {
         parts: Vec::new(),
         level,
         above,
     };
-    while nodes.peek().is_some() {
-        let nodes_of_part = nodes.by_ref().take(length).collect();
-        division.parts.push(Part {
-            level,
-            nodes: nodes_of_part,
-            high: nodes.peek().map(|(low, _)| low.clone()),
-        });
-    }
-    Ok(Some(division))
+    Ok((nodes, division))
 }
 
 /// The same as [`merge`] for a part; `changes` are those in its range.
@@ -164,9 +213,16 @@ pub(crate) fn merge_part<S: PageSource, C: ChangeStream, P: PageSink>(
     options: MergeOptions,
     sink: &mut P,
 ) -> Result<MergedPart> {
-    let top = part.level + 1;
+    // Leaves behind the tree are left to `assemble`, which fills branches with those of several parts.
+    let level = if part.nodes.is_empty() { 0 } else { part.level };
+    let top = level + 1;
     let mut merger = Merger::new(source, changes, cuts, options, sink, top, Some(top));
-    let highs = part.nodes[1..].iter().map(|(low, _)| Some(low.as_slice()));
+    if part.nodes.is_empty() {
+        merger.begin(0, &part.low)?;
+        merger.output.windows[0].appending = true;
+        merger.take_changes(part.high.as_deref())?;
+    }
+    let highs = part.nodes.iter().skip(1).map(|(low, _)| Some(low.as_slice()));
     for ((low, node), high) in part.nodes.iter().zip(highs.chain([part.high.as_deref()])) {
         match merger.fate(low, high) {
             Fate::Reuse => merger.reuse(*node, part.level, low)?,
@@ -174,10 +230,11 @@ pub(crate) fn merge_part<S: PageSource, C: ChangeStream, P: PageSink>(
             Fate::Merge => merger.merge_node(node.page, part.level, low, high)?,
         }
     }
-    for level in 0..=part.level {
-        merger.close(level)?;
+    for below in 0..=level {
+        merger.close(below)?;
     }
-    Ok(MergedPart(merger.output.windows[top as usize].take_children()))
+    let nodes = merger.output.windows[top as usize].take_children();
+    Ok(MergedPart { level, nodes })
 }
 
 /// Puts a tree together from its merged parts, in order. `None`: too little is left for a tree of that height, and
@@ -189,14 +246,20 @@ pub(crate) fn assemble<S: PageSource, P: PageSink>(
     options: MergeOptions,
     sink: &mut P,
 ) -> Result<Option<Root>> {
-    if parts.iter().map(|part| part.0.len()).sum::<usize>() < 2 {
+    if parts.iter().map(|part| part.nodes.len()).sum::<usize>() < 2 {
         return Ok(None);
     }
     let above = division.level + 1;
     let mut changes = NoChanges;
     let mut merger = Merger::new(source, &mut changes, &[], options, sink, above, None);
-    for (low, node) in parts.into_iter().flat_map(|part| part.0) {
-        merger.output.push(above, &low, &[], node)?;
+    for part in parts {
+        if part.level < division.level {
+            let windows = &mut merger.output.windows[part.level as usize + 1..];
+            windows.iter_mut().for_each(|window| window.appending = true);
+        }
+        for (low, node) in part.nodes {
+            merger.output.push(part.level + 1, &low, &[], node)?;
+        }
     }
     for &(number, birth) in &division.above {
         merger.output.sink.retire(number, BRANCH_PAGES, birth);
@@ -204,8 +267,10 @@ pub(crate) fn assemble<S: PageSource, P: PageSink>(
     merger.finish().map(Some)
 }
 
-/// Nodes that a part has at least, if the tree has so many: so parts come out about equal.
-const NODES_PER_PART_MIN: usize = 8;
+/// Nodes that there are at least for each part, if the tree has so many: so parts come out about equal.
+const NODES_PER_PART_MIN: usize = 2;
+/// Changes that a sample stands for are as much work as so many nodes of which most are only taken over.
+const NODES_PER_SAMPLE: usize = 16;
 
 struct NoChanges;
 

@@ -229,7 +229,13 @@ impl Subject {
         options: MergeOptions,
         sink: &mut Sink<'_>,
     ) -> Option<Root> {
-        let division = divide(&self.memory, self.root, self.parts?).unwrap()?;
+        // Samples may be of changes that count no more, or come without any.
+        let every = 1 + changes.len() / 40;
+        let strangers = self.model.keys().step_by(50).chain(cuts.iter().map(|cut| &cut.high));
+        let sampled = changes.keys().step_by(every).chain(strangers);
+        let mut samples: Vec<&[u8]> = sampled.map(Vec::as_slice).chain([&[][..]]).collect();
+        samples.sort_unstable();
+        let division = divide(&self.memory, self.root, self.parts?, &samples).unwrap()?;
         let before = self.memory.clone();
         let part = |part: &Part| {
             let (low, high) = part.range();
@@ -501,7 +507,7 @@ fn random_merges_agree_with_the_model() {
 #[test]
 fn merges_in_parts_agree_with_the_model() {
     for_each_seed(40, |rng| {
-        let parts = rng.usize(1..6);
+        let parts = *rng.choice(&[1, 2, 5, 40]).unwrap();
         (0..SHAPES).for_each(|shape| run_model(rng, shape, false, Some(parts)));
     });
 }
@@ -519,6 +525,60 @@ fn merge_in_parts_takes_untouched_pages_over() {
     subject.assert_sound();
     // A leaf, and the branches above it, of which those above the parts are written in any case.
     assert!((3..8).contains(&subject.memory.pages_written.get()));
+}
+
+#[test]
+fn appending_in_parts_fills_leaves_and_branches() {
+    let mut subject = Subject {
+        parts: Some(40),
+        ..Subject::default()
+    };
+    let mut next = 0u32;
+    for _ in 0..40 {
+        let numbers = next..next + 5_000;
+        next = numbers.end;
+        subject.put(numbers.map(|number| (number.to_be_bytes().to_vec(), vec![1; 30])));
+        subject.assert_sound();
+    }
+    subject.assert_scans();
+    let (leaves, fill) = (subject.leaves().len() as u64, subject.fill());
+    let branches = count_branches(&subject.memory, subject.root).unwrap();
+    println!("{leaves} leaves, filled to {fill:.3}, under {branches} branches");
+    assert!(fill >= 0.7);
+    assert_eq!(subject.root.height, 3);
+    assert!(branches <= 3 + leaves / 250);
+}
+
+#[test]
+fn appending_in_parts_above_the_leaves_is_sound() {
+    // Long separators, so that branches hold few children.
+    let key = |number: u32| {
+        let mut key = (number / 100).to_be_bytes().to_vec();
+        key.resize(800, 7);
+        key.extend_from_slice(&number.to_be_bytes());
+        key
+    };
+    for left in [None, Some(0), Some(1)] {
+        let mut subject = Subject::default();
+        subject.put((0..3_000).map(|number| (key(number), vec![1; 300])));
+        subject.parts = Some(2);
+        let samples = [key(3_000), key(3_300)];
+        let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
+        let division = divide(&subject.memory, subject.root, 2, &samples).unwrap();
+        assert!(division.expect("several parts").is_above_leaves());
+        for round in 0..3 {
+            let numbers = 3_000 + round * 600..3_600 + round * 600;
+            let changes = numbers.map(|number| (key(number), Change::Put(vec![2; 300])));
+            // Everything old goes, or all but one pair.
+            let cut = left.filter(|_| round == 0).map(|left| KeyRange {
+                low: key(left),
+                high: key(3_000),
+            });
+            subject.merge(&changes.collect(), &Vec::from_iter(cut));
+            subject.assert_sound();
+            subject.assert_scans();
+        }
+    }
 }
 
 #[test]

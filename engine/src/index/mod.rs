@@ -221,6 +221,36 @@ impl Index {
         Versions::new(self.arena, reference).find(|version| version.commit <= newest_commit)
     }
 
+    /// Leaves of the index.
+    pub(crate) fn leaves(&self) -> usize {
+        self.arena.header().counters.leaves.load(Relaxed) as usize
+    }
+
+    /// Keys in order that divide the index into pieces of so many leaves; the first of them is empty. Of an index that
+    /// nobody adds to.
+    pub(crate) fn samples<'a, K: Keys<'a>>(&self, keys: K, every: usize) -> Vec<&'a [u8]> {
+        let mut samples: Vec<&[u8]> = vec![&[]];
+        let (mut path, mut start) = (Path::new(), samples[0]);
+        let mut passed = 0;
+        loop {
+            path.clear();
+            self.descend(keys, start, Bound::AtMost, |step| path.push(step));
+            let Some(step) = path.pop() else { break };
+            let branch: &Branch = self.arena.at(step.branch);
+            for placed in branch.children_with(keys, step.slots, &[]) {
+                if passed > 0 && passed % every == 0 {
+                    samples.push(keys.key(placed.child.separator));
+                }
+                passed += 1;
+            }
+            match self.fence_after(keys, &path, start) {
+                NONE => break,
+                fence => start = keys.key(fence),
+            }
+        }
+        samples
+    }
+
     /// Special records, newest first.
     pub(crate) fn notes(&self) -> Versions {
         // Acquire: pairs with Release in `note`.

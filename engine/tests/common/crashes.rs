@@ -87,7 +87,7 @@ impl Case {
             .reads(reads)
             // What was freed and not overwritten is as good as new, and must not be taken for it.
             .overwrite_freed(rng.bool())
-            .fold_parts(rng.usize(..4), 1)
+            .fold_parts([0, 2, 5, 40][rng.usize(..4)], 1)
     }
 
     fn disk(&self) -> SimDisk {

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::interface::{Access, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage};
+use crate::interface::{
+    Access, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random, Storage,
+};
 use crate::memory::ALIGNMENT;
 
 use super::directory::InodeId;
@@ -218,8 +220,11 @@ impl Clock for SimClock {
         Duration::from_nanos(self.monotonic_nanos.load(Ordering::SeqCst))
     }
 
-    fn processor_time(&self) -> Duration {
-        self.monotonic()
+    fn processor_time(&self) -> ProcessorTime {
+        ProcessorTime {
+            worked: self.monotonic(),
+            waited: Duration::ZERO,
+        }
     }
 
     fn wall(&self) -> Duration {

@@ -9,6 +9,7 @@ mod room;
 use std::collections::BTreeMap;
 
 use super::arena::LINE_BYTES;
+use super::leaf::LEAF_ENTRIES;
 use super::{Index, IndexCursor, Keys, Version};
 use crate::checksum::key_hash;
 use crate::limits::FULL_KEY_BYTES_MAX;

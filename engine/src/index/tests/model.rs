@@ -39,6 +39,39 @@ fn a_large_index_agrees_with_the_model() {
 }
 
 #[test]
+fn samples_divide_an_index_into_pieces_of_about_the_same_length() {
+    let mut random = random();
+    for arrival in ARRIVALS {
+        for count in [0, 1, 30, 40, 1_000, 30_000] {
+            let mut tester = Tester::new(1 << 23);
+            for key in arriving_keys(&mut random, Shape::Random, arrival, count) {
+                tester.insert(&key);
+            }
+            let keys: Vec<&[u8]> = tester.model.keys().map(Vec::as_slice).collect();
+            for wanted in [1, 10, 100, 10_000] {
+                let every = (tester.index.leaves() / wanted).max(1);
+                let samples = tester.index.samples(&tester.log, every);
+                assert_eq!(samples[0], b"");
+                let places: Vec<usize> = samples[1..]
+                    .iter()
+                    .map(|sample| keys.binary_search(sample).expect("a key of the index"))
+                    .collect();
+                let ends = std::iter::once(0).chain(places.iter().copied());
+                let lengths = ends.zip(places.iter().copied().chain([keys.len()]));
+                // A leaf that was just divided holds half of what a full one does, and one that keys pass by holds one.
+                let longest = lengths.map(|(from, to)| to.checked_sub(from).expect("in order")).max();
+                let most = (keys.len() / wanted * 4).max(2 * LEAF_ENTRIES);
+                assert!(
+                    longest.expect("one piece") <= most,
+                    "{arrival:?} {count} {wanted}: {longest:?} of {most}"
+                );
+                assert!(samples.len() <= 2 * wanted + 2);
+            }
+        }
+    }
+}
+
+#[test]
 fn hashes_that_collide_do_no_harm() {
     let mut random = random();
     let mut memory = Memory::new(1 << 20);

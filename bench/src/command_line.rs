@@ -1,5 +1,7 @@
 //! The command line: what can be asked, and what each command does with the parts of the lab.
 
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -227,7 +229,7 @@ fn report(paths: &[PathBuf], output: Option<PathBuf>, reasons: Option<&Path>) ->
 fn compare_results(old: &Path, new: &Path) -> Result<ExitCode> {
     let (old, new) = (Results::read(old)?, Results::read(new)?);
     let rows = compare::compare(&old, &new)?;
-    print!("{}", compare::text(&old, &new, &rows));
+    show(&compare::text(&old, &new, &rows))?;
     let is_slower = rows.iter().any(|row| row.change == Change::Slower);
     Ok(if is_slower {
         ExitCode::FAILURE
@@ -238,7 +240,7 @@ fn compare_results(old: &Path, new: &Path) -> Result<ExitCode> {
 
 fn examine(directory: &Path) -> Result<ExitCode> {
     let (text, health) = doctor::text(&doctor::examine(&existing(directory)?)?);
-    print!("{text}");
+    show(&text)?;
     Ok(if health == Health::Unfit {
         ExitCode::FAILURE
     } else {
@@ -274,15 +276,18 @@ fn quick() -> Result<ExitCode> {
     header.label = Label::Quick;
     let target = default_path(&header).with_file_name(format!("{}-quick.json", file_date(&header)));
     let (results, path) = finish(Journal::begin(&target, header)?)?;
-    print!("{}", results.text());
+    show(&results.text())?;
     let page_path = path.with_extension("html");
     write_whole(
         &page_path,
         page::page(std::slice::from_ref(&results), &Reasons::default()).as_bytes(),
     )?;
-    println!("\nsanity, not evidence: for evidence, see `cargo lab run --help`");
-    println!("results: {}", path.display());
-    println!("report:  {}", page_path.display());
+    let last = format!(
+        "\nsanity, not evidence: for evidence, see `cargo lab run --help`\nresults: {}\nreport:  {}\n",
+        path.display(),
+        page_path.display()
+    );
+    show(&last)?;
     Ok(exit_code(&results))
 }
 
@@ -293,9 +298,10 @@ fn one_task(name: &str) -> Result<Task> {
 }
 
 fn list() -> Result<ExitCode> {
-    println!("workloads");
+    let mut text = String::new();
+    writeln!(text, "workloads")?;
     for workload in workloads::ALL {
-        println!("  {:<16} {}", workload.name, workload.about);
+        writeln!(text, "  {:<16} {}", workload.name, workload.about)?;
         let forms: Vec<String> = workload
             .variants
             .iter()
@@ -303,27 +309,37 @@ fn list() -> Result<ExitCode> {
             .map(|variant| format!("{}/{}", workload.name, variant.label))
             .collect();
         if !forms.is_empty() {
-            println!("  {:<16}   {}", "", forms.join(", "));
+            writeln!(text, "  {:<16}   {}", "", forms.join(", "))?;
         }
     }
-    println!("peers");
+    writeln!(text, "peers")?;
     for driver in peers::named(&[], true)? {
         let peer = driver.describe();
-        println!("  {:<16} {}", peer.name, peer.version);
+        writeln!(text, "  {:<16} {}", peer.name, peer.version)?;
         for (class, how) in &peer.classes {
-            println!("  {:<16}   {class}: {how}", "");
+            writeln!(text, "  {:<16}   {class}: {how}", "")?;
         }
         for option in &peer.options {
-            println!("  {:<16}   {option}", "");
+            writeln!(text, "  {:<16}   {option}", "")?;
         }
     }
     if cfg!(not(feature = "rocksdb")) {
-        println!(
+        writeln!(
+            text,
             "  {:<16} not built in; it builds for 20 to 30 minutes: --features rocksdb",
             "rocksdb"
-        );
+        )?;
     }
+    show(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints an answer. Whoever reads only the beginning of it, as `head` does, has what he wanted.
+fn show(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
 }
 
 fn run_workloads(arguments: &RunArguments) -> Result<ExitCode> {
@@ -339,7 +355,7 @@ fn run_workloads(arguments: &RunArguments) -> Result<ExitCode> {
         }
     };
     let (results, path) = finish(journal)?;
-    print!("{}", results.text());
+    show(&results.text())?;
     eprintln!("results: {0}; their report: cargo lab report {0}", path.display());
     Ok(exit_code(&results))
 }

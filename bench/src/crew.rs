@@ -124,7 +124,7 @@ impl Shift {
             ..Worked::default()
         };
         let stop = self.end.min(self.limit);
-        let mut last = now_nanos();
+        let (mut last, mut steps, mut largest) = (now_nanos(), 0, 1);
         for number in 0..planned {
             let begun = match self.interval {
                 None => last,
@@ -135,13 +135,15 @@ impl Shift {
                 break;
             }
             let operations = step(number)?;
+            steps += 1;
+            largest = operations.max(largest);
             last = now_nanos();
             worked.latencies.record(last.saturating_sub(begun));
             worked.timeline.count(last, operations);
             worked.operations += operations;
         }
-        if last >= self.limit && worked.operations < planned {
-            worked.stopped_at_of = Some(planned);
+        if last >= self.limit && steps < planned {
+            worked.stopped_at_of = Some(planned.saturating_mul(largest));
         }
         worked.nanos = now_nanos() - self.start;
         worked.cpu_nanos = thread_cpu_nanos() - cpu_before;
@@ -261,6 +263,22 @@ mod tests {
         };
         let worked = timed.shift(1, None).work(1_000_000, slow)?;
         assert!(worked.operations > 0 && worked.stopped_at_of.is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn limit_of_the_cell_counts_steps_and_not_the_operations_in_them() -> Result<()> {
+        let limited = Pace {
+            limit: now_nanos() + 30_000_000,
+            ..pace()
+        };
+        let step = |_| {
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(1_000)
+        };
+        let worked = limited.shift(1, None).work_while(500, &true.into(), step)?;
+        assert!(worked.operations > 500 && worked.operations < 500_000);
+        assert_eq!(worked.stopped_at_of, Some(500_000));
         Ok(())
     }
 

@@ -104,6 +104,16 @@ fn list_shows_peers_with_versions_and_classes_and_workloads_with_forms() {
 }
 
 #[test]
+fn whoever_reads_only_the_beginning_of_a_list_gets_no_error() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = Place::new().command(&["list"]).stdout(writer).output();
+    let output = output.expect("the lab starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
 fn interrupted_run_is_resumed_where_it_stopped() {
     let place = Place::new();
     let arguments = [

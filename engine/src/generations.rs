@@ -211,12 +211,9 @@ impl Core {
     pub(crate) fn keep_growing_spare(&self) -> Result<()> {
         let settings = &self.settings;
         let share = self.space.used_bytes() / 8;
-        // Streams of commits need short ones: what is kept for them is kept by folds.
-        let factor = if settings.retain_log_bytes == 0 {
-            GROWN_FACTOR
-        } else {
-            1
-        };
+        // Not where something is kept: streams of commits keep whole folds, and a snapshot keeps what a fold replaces.
+        let is_kept = settings.retain_log_bytes > 0 || self.region.is_pinned();
+        let factor = if is_kept { 1 } else { GROWN_FACTOR };
         let least = settings.generation_bytes_min * factor;
         let most = share.max(least).min(settings.generation_bytes_max);
         let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());

@@ -201,21 +201,22 @@ impl Early {
     fn keep(&self, key: &[u8], value: Option<&[u8]>) -> Result<()> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push((key.to_vec(), value.map(<[u8]>::to_vec)));
-        if kept.len() > EARLY_WRITES {
-            self.settle(&mut kept)?;
-        }
-        Ok(())
+        // The newest ones stay, so that whoever kills it finds some missing, whenever that is.
+        let settled = kept.len().saturating_sub(EARLY_WRITES);
+        self.settle(&mut kept, settled)
     }
 
-    fn settle(&self, kept: &mut Kept) -> Result<()> {
-        kept.drain(..).try_for_each(|(key, value)| match value {
+    fn settle(&self, kept: &mut Kept, count: usize) -> Result<()> {
+        kept.drain(..count).try_for_each(|(key, value)| match value {
             Some(value) => self.inner.put(&key, &value),
             None => self.inner.delete(&key),
         })
     }
 
     fn settle_all(&self) -> Result<()> {
-        self.settle(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.len();
+        self.settle(&mut kept, all)
     }
 }
 

@@ -372,6 +372,15 @@ fn random_bytes(rng: &mut Rng, length: usize) -> Vec<u8> {
     bytes
 }
 
+/// Neighbours share most of their bytes, but not with all: separators are long, so branches hold few children, and trees
+/// are high.
+fn long_key(number: u32) -> Vec<u8> {
+    let mut key = (number / 100).to_be_bytes().to_vec();
+    key.resize(800, 7);
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
 /// A key of one of the shapes that trees find hard, from a space of about `space` keys.
 fn random_key(rng: &mut Rng, shape: u32, space: u32) -> Vec<u8> {
     let number = rng.u32(0..space);
@@ -551,13 +560,7 @@ fn appending_in_parts_fills_leaves_and_branches() {
 
 #[test]
 fn appending_in_parts_above_the_leaves_is_sound() {
-    // Long separators, so that branches hold few children.
-    let key = |number: u32| {
-        let mut key = (number / 100).to_be_bytes().to_vec();
-        key.resize(800, 7);
-        key.extend_from_slice(&number.to_be_bytes());
-        key
-    };
+    let key = long_key;
     for left in [None, Some(0), Some(1)] {
         let mut subject = Subject::default();
         subject.put((0..3_000).map(|number| (key(number), vec![1; 300])));
@@ -1103,13 +1106,7 @@ fn pages_of_random_bytes_never_cause_a_panic() {
 /// Cuts that leave one pair, or the pairs of one leaf, at any place of a tree of any height.
 #[test]
 fn root_is_no_branch_with_one_child_after_any_cut() {
-    // Neighbours share most of their bytes, but not with all: separators are long, and the tree is high.
-    let key = |number: u32| {
-        let mut key = (number / 100).to_be_bytes().to_vec();
-        key.resize(800, 7);
-        key.extend_from_slice(&number.to_be_bytes());
-        key
-    };
+    let key = long_key;
     for (pairs, height) in [(3, 1), (80, 2), (2500, 3)] {
         for first in [0, 1, pairs / 3, pairs - 2, pairs - 1] {
             for left in [1, 3, 20] {

@@ -72,6 +72,8 @@ pub(crate) struct Counts {
     pub(crate) blocks: Blocks,
     /// No page below this word is free.
     pub(crate) first: usize,
+    /// No run of [`LONG_RUN_PAGES`] begins below this word.
+    pub(crate) first_long: usize,
 }
 
 /// The first bits of the small blocks of a word of which every bit is set.
@@ -227,8 +229,15 @@ impl<W: Words> Bitmap<W> {
         } else {
             self.words[index] &= !mask;
             self.counts.first = self.counts.first.min(index);
+            self.may_have_long_run(index);
         }
         self.count(index);
+    }
+
+    /// Some pages of this word are free that were not. What they made long may begin in the word before: if it began
+    /// below that one, it was long already.
+    fn may_have_long_run(&mut self, index: usize) {
+        self.counts.first_long = self.counts.first_long.min(index.saturating_sub(1));
     }
 
     fn count(&mut self, index: usize) {
@@ -275,6 +284,7 @@ impl<W: Words> Bitmap<W> {
         last.into_iter().for_each(|last| self.uncount(last));
         self.counts.pages += more;
         self.words.set_len((self.counts.pages as usize).div_ceil(64));
+        self.may_have_long_run(last.unwrap_or(0));
         (last.unwrap_or(0)..self.words.len()).for_each(|index| self.count(index));
     }
 
@@ -287,6 +297,7 @@ impl<W: Words> Bitmap<W> {
         self.words.set_len(kept);
         (changed.start..kept).for_each(|index| self.count(index));
         self.counts.first = self.counts.first.min(kept);
+        self.counts.first_long = self.counts.first_long.min(kept);
     }
 
     /// Page after the last used one.
@@ -307,6 +318,24 @@ impl<W: Words> Bitmap<W> {
         };
         let (last, bits) = last.expect("the meta pages are always used");
         last as u32 * 64 + 64 - bits.leading_zeros()
+    }
+
+    /// A run of free pages of at most `wanted`, but at least [`LONG_RUN_PAGES`]: the first one. `None`: there is none, or
+    /// it lies far behind what was looked through by now, and the next call goes on there.
+    pub(crate) fn find_long(&mut self, wanted: u32) -> Option<(u32, u32)> {
+        let mut page = self.next_free(self.counts.first_long as u32 * 64, Spared::Nothing);
+        let far = page.saturating_add(SEARCHED_PAGES_MAX);
+        let mut found = None;
+        while page < self.counts.pages.min(far) {
+            let end = self.end_of_free(page, wanted.max(LONG_RUN_PAGES), Spared::Nothing);
+            if end - page >= LONG_RUN_PAGES {
+                found = Some((page, (end - page).min(wanted)));
+                break;
+            }
+            page = self.next_free(end, Spared::Nothing);
+        }
+        self.counts.first_long = page as usize / 64;
+        found
     }
 
     /// A run of free pages of at most `wanted`: the first that has `enough`, or else a long one that has at least `least`.
@@ -438,6 +467,41 @@ mod tests {
                 after.set(page, count, true);
                 assert!(spared == Spared::Nothing || after.counts.blocks.large == before.large);
                 assert!(spared != Spared::AllBlocks || after.counts.blocks.small == before.small);
+            }
+        }
+    }
+
+    #[test]
+    fn first_long_run_is_found_sooner_or_later() {
+        let mut rng = fastrand::Rng::with_seed(17);
+        for _ in 0..200 {
+            let pages = rng.u32(100..4 * SEARCHED_PAGES_MAX);
+            let mut bitmap = Bitmap::new(pages);
+            let step = rng.usize(3..20);
+            (META_PAGES..pages)
+                .step_by(step)
+                .for_each(|page| bitmap.set(page, 1, true));
+            for _ in 0..30 {
+                let page = rng.u32(META_PAGES..bitmap.pages());
+                let count = rng.u32(1..=(bitmap.pages() - page).min(40));
+                match rng.u32(0..10) {
+                    0 => bitmap.extend(count),
+                    1 => bitmap.cut(bitmap.end_of_used().max(page)),
+                    2..6 => bitmap.set(page, count, false),
+                    _ => bitmap.set(page, count, true),
+                }
+                let is_long = |page: u32| {
+                    let run = page..page + LONG_RUN_PAGES;
+                    run.end <= bitmap.pages() && run.clone().all(|page| !bitmap.is_used(page))
+                };
+                let first = (META_PAGES..bitmap.pages()).find(|&page| is_long(page));
+                let wanted = rng.u32(LONG_RUN_PAGES..64);
+                let calls = pages / SEARCHED_PAGES_MAX + 2;
+                let found = (0..calls).find_map(|_| bitmap.find_long(wanted));
+                assert_eq!(found.map(|(page, _)| page), first);
+                assert!(found.is_none_or(|(page, count)| {
+                    (LONG_RUN_PAGES..=wanted).contains(&count) && (page..page + count).all(|page| !bitmap.is_used(page))
+                }));
             }
         }
     }

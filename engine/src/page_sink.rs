@@ -37,8 +37,8 @@ struct Run {
     buffer: Vec<u8>,
     /// Place of the run among all that was taken.
     place: usize,
-    /// Pages that it had at first.
-    length: u32,
+    /// Pages that were asked for: there may have been none so long.
+    wanted: u32,
 }
 
 impl<'a> FileSink<'a> {
@@ -68,7 +68,7 @@ impl<'a> FileSink<'a> {
             return Ok(());
         }
         let full = std::mem::take(run);
-        let longer = |(least, most): (u32, u32)| (full.length * 2).clamp(least, most);
+        let longer = |(least, most): (u32, u32)| (full.wanted * 2).clamp(least, most);
         let want = if count == BRANCH_PAGES {
             Want::Branches(longer(BRANCH_RUN_PAGES))
         } else {
@@ -85,7 +85,7 @@ impl<'a> FileSink<'a> {
             end: next + length,
             buffer: Vec::new(),
             place: self.taken.len() - 1,
-            length,
+            wanted: want.pages(),
         };
         *self.run(count) = run;
         Ok(())

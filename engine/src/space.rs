@@ -88,6 +88,7 @@ impl State<'_> {
                 blocks.small,
                 blocks.large,
                 counts.first as u64,
+                counts.first_long as u64,
             ]
         };
         let room = |room: Room| [room.pages, room.blocks.small, room.blocks.large];
@@ -123,6 +124,7 @@ impl State<'_> {
                 large: next(),
             },
             first: next() as usize,
+            first_long: next() as usize,
         });
         self.bitmap.set_counts(used);
         self.loose.set_counts(loose);
@@ -228,8 +230,11 @@ impl State<'_> {
                 } else {
                     wanted
                 };
-                let found = self.bitmap.find(1, enough, wanted, spared);
-                found.or_else(|| self.bitmap.find(1, enough, wanted, Spared::AllBlocks))
+                // Scraps are for those who want little, and for the time when there is nothing else: each is a write.
+                let is_for_long = wanted >= enough && enough >= LONG_RUN_PAGES && spared == Spared::Nothing;
+                let long = is_for_long.then(|| self.bitmap.find_long(wanted)).flatten();
+                long.or_else(|| self.bitmap.find(1, enough, wanted, spared))
+                    .or_else(|| self.bitmap.find(1, enough, wanted, Spared::AllBlocks))
             }
             Want::Leaves(wanted) => self.bitmap.find(1, enough, wanted, Spared::AllBlocks),
             Want::Branches(wanted) if large > 0 => self
@@ -330,7 +335,7 @@ pub(crate) enum Want {
 }
 
 impl Want {
-    fn pages(self) -> u32 {
+    pub(crate) fn pages(self) -> u32 {
         match self {
             Want::Leaves(pages) | Want::Branches(pages) | Want::Piece(pages) => pages,
         }

@@ -9,6 +9,7 @@
 //! than that. Closing a store, which waits for nothing but the fold, then takes less time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::base::{self, Division, MergeOptions, MergedPart, Part, Root};
 use crate::core::{Core, with_source};
@@ -26,8 +27,46 @@ const PARTS_PER_THREAD: usize = 4;
 
 /// The changes are sampled at so many keys for each part.
 const SAMPLES_PER_PART: usize = 16;
+/// What is shorter does not tell whether commits pause.
+const WATCHED_TIME_MIN: Duration = Duration::from_millis(5);
 /// Threads that fold where a test says into how many parts.
 const TESTED_THREADS: usize = 4;
+
+/// Threads of a fold.
+#[derive(Clone, Copy)]
+struct FoldThreads {
+    /// That begin with it.
+    at_first: usize,
+    /// With those that come to help when commits pause for it.
+    most: usize,
+}
+
+/// Whether commits pause for a fold: then the processors that they leave are not needed by them.
+struct PauseWatch {
+    since: Duration,
+    /// What commits had paused by then.
+    paused: Duration,
+}
+
+impl PauseWatch {
+    fn new(core: &Core) -> PauseWatch {
+        PauseWatch {
+            since: core.platform.clock.monotonic(),
+            paused: core.pace.paused(),
+        }
+    }
+
+    /// Whether they paused for half of the time since this was true for the last time, if that is long enough to tell.
+    fn commits_pause(&mut self, core: &Core) -> bool {
+        let now = PauseWatch::new(core);
+        let elapsed = now.since.saturating_sub(self.since);
+        let do_pause = elapsed >= WATCHED_TIME_MIN && (now.paused - self.paused) * 2 >= elapsed;
+        if do_pause {
+            *self = now;
+        }
+        do_pause
+    }
+}
 
 /// What the threads of a fold share.
 struct Work<'c, 'w> {
@@ -63,7 +102,9 @@ impl Core {
         let threads = self.fold_threads();
         let parts = match self.settings.fold_parts {
             Some((parts, least)) if operations >= least => parts,
-            None if threads > 1 => (threads * PARTS_PER_THREAD).min((operations / FOLD_PART_OPERATIONS) as usize),
+            None if threads.most > 1 => {
+                (threads.most * PARTS_PER_THREAD).min((operations / FOLD_PART_OPERATIONS) as usize)
+            }
             _ => 0,
         };
         if parts < 2 {
@@ -94,7 +135,7 @@ impl Core {
             taken: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
         };
-        let mut folded = work.share(threads.min(division.parts.len()), report);
+        let mut folded = work.share(threads, report);
         folded.sort_unstable_by_key(|(index, _)| *index);
         let mut sink = FileSink::new(self, birth, Claim::Promised);
         let (mut parts, mut runs, mut failed) = (Vec::new(), Vec::new(), None);
@@ -128,23 +169,22 @@ impl Core {
         }
     }
 
-    /// Half of the processors are left to the program, none when it is closing the store. Where it has so many threads
-    /// that one of ours gets a small share of a processor, more threads get the half together, or come nearer to it:
-    /// with too many of them one is mostly stopped while commits wait for what it holds.
-    fn fold_threads(&self) -> usize {
+    /// Half of the processors are left to the program as long as its commits need not pause for the fold, none when it is
+    /// closing the store. Where it has so many threads that one of ours gets a small share of a processor, more threads
+    /// get the half together, or come nearer to it: with too many of them one is mostly stopped while commits wait for
+    /// what it holds.
+    fn fold_threads(&self) -> FoldThreads {
         let settings = &self.settings;
-        let threads = match settings.fold_parts {
+        let all = settings.processors;
+        let at_first = match settings.fold_parts {
             Some(_) => TESTED_THREADS,
-            None if self.closed.load(Ordering::Relaxed) => settings.processors,
-            None => self
-                .pace
-                .threads_for_half(settings.processors)
-                .min(settings.processors * 2),
+            None if self.closed.load(Ordering::Relaxed) => all,
+            None => self.pace.threads_for_half(all).min(all * 2),
         };
-        if settings.background {
-            threads.clamp(1, FOLD_THREADS_MAX)
-        } else {
-            1
+        let most = if settings.background { FOLD_THREADS_MAX } else { 1 };
+        FoldThreads {
+            at_first: at_first.clamp(1, most),
+            most: at_first.max(all).clamp(1, most),
         }
     }
 
@@ -159,15 +199,26 @@ impl Core {
 
 impl<'c> Work<'c, '_> {
     /// Folds all parts with so many threads, this one among them, or fewer when there are none to be had.
-    fn share(&self, threads: usize, report: &mut dyn FnMut(u64) -> Result<()>) -> Vec<(usize, Result<Folded<'c>>)> {
+    fn share(
+        &self,
+        threads: FoldThreads,
+        report: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Vec<(usize, Result<Folded<'c>>)> {
         std::thread::scope(|scope| {
             let help = || self.fold_parts(&mut |_| Ok(()));
             let start = |number: usize| {
                 let thread = std::thread::Builder::new().name(format!("duramen-fold-{number}"));
                 thread.spawn_scoped(scope, help).ok()
             };
-            let helpers: Vec<_> = (1..threads).map_while(start).collect();
-            let mut folded = self.core.note_share(|| self.fold_parts(report));
+            let mut helpers: Vec<_> = (1..threads.at_first).map_while(start).collect();
+            let mut watch = PauseWatch::new(self.core);
+            let mut report_and_start = |taken| {
+                if helpers.len() + 1 < threads.most && self.is_left() && watch.commits_pause(self.core) {
+                    helpers.extend(start(helpers.len() + 1));
+                }
+                report(taken)
+            };
+            let mut folded = self.core.note_share(|| self.fold_parts(&mut report_and_start));
             for helper in helpers {
                 // Commits go on meanwhile, and need what the reports are for.
                 while !helper.is_finished() {
@@ -181,6 +232,11 @@ impl<'c> Work<'c, '_> {
             }
             folded
         })
+    }
+
+    /// Whether there is a part that nobody has begun.
+    fn is_left(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.division.parts.len()
     }
 
     /// Folds one part after the other, until none is left or one has failed.
@@ -230,13 +286,54 @@ impl<'c> Work<'c, '_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use duramen_io::SimDisk;
+
+    use super::PauseWatch;
 
     use crate::base::{self, Visit};
     use crate::core::with_source;
     use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
+    use crate::pace::LogRoom;
     use crate::pages::ReadMode;
     use crate::{Maintenance, Options};
+
+    #[test]
+    fn others_help_while_commits_pause_for_half_of_the_time() {
+        let disk = SimDisk::new(2);
+        let store = Options::new()
+            .maintenance(Maintenance::Manual)
+            .open_on(disk.platform())
+            .expect("a store");
+        let core = store.core();
+        let now = || core.platform.clock.monotonic();
+        let begin = || {
+            core.pace.begins(1, 1 << 20, now());
+            core.pace.merges(now());
+            core.pace.merged(1, 100);
+            disk.advance(Duration::from_millis(10));
+            let room = LogRoom {
+                planned: 4 << 20,
+                left: 8 << 20,
+            };
+            core.pace.set_price(now(), room);
+        };
+        let mut watch = PauseWatch::new(core);
+        begin();
+        assert!(!watch.commits_pause(core), "nobody has committed");
+        let pause = core.pace.pause(1 << 20, now).expect("a pause");
+        assert!(pause > Duration::from_millis(100));
+        assert!(watch.commits_pause(core));
+        assert!(!watch.commits_pause(core), "no time has passed since");
+        disk.advance(Duration::from_millis(10));
+        assert!(!watch.commits_pause(core), "they do not pause any more");
+        // Less than half of the time.
+        disk.advance(Duration::from_secs(100));
+        begin();
+        assert!(core.pace.pause(1 << 20, now).is_some());
+        assert!(!watch.commits_pause(core));
+    }
 
     #[test]
     fn damage_under_which_nothing_changes_does_not_keep_a_fold_from_being_done() {

@@ -66,6 +66,8 @@ pub(crate) struct Pace {
     fill: AtomicU64,
     /// How much of a processor the last thread that folded had while it was ready to work, in thousandths.
     share: AtomicU32,
+    /// Nanoseconds that commits were told to pause, all together.
+    paused: AtomicU64,
     fold: Mutex<Fold>,
 }
 
@@ -257,7 +259,16 @@ impl Pace {
         let for_others = nanos(PAUSE_FOR_OTHERS_MAX) + share * OTHERS_MAX;
         let due = from.min(now + for_others) + share;
         let pause = Duration::from_nanos(due.saturating_sub(now));
-        (pause >= PAUSE_MIN).then_some(pause)
+        let is_worth_it = pause >= PAUSE_MIN;
+        if is_worth_it {
+            self.paused.fetch_add(nanos(pause), Ordering::Relaxed);
+        }
+        is_worth_it.then_some(pause)
+    }
+
+    /// Time that commits were told to pause since the store was opened, all together.
+    pub(crate) fn paused(&self) -> Duration {
+        Duration::from_nanos(self.paused.load(Ordering::Relaxed))
     }
 }
 
@@ -269,6 +280,7 @@ impl Default for Pace {
             credit: AtomicU64::new(0),
             fill: AtomicU64::new(FILL_PARTS),
             share: AtomicU32::new(WHOLE_SHARE),
+            paused: AtomicU64::new(0),
             fold: Mutex::default(),
         }
     }

@@ -255,7 +255,6 @@ impl Core {
         const ALL: u64 = WAITING_GENERATIONS_MAX as u64 + 1;
         let version = self.region.version();
         let alive = self.generations_to_replay() as u64;
-        let next = self.pace.usable(self.next_capacity.load(Ordering::Relaxed));
         // Those that came after the ones that are being folded, and what they hold.
         let (mut later, mut written) = (0, 0);
         for entry in version.generations.iter().map(|&slot| self.entry(slot)) {
@@ -268,6 +267,8 @@ impl Core {
         let active = self.entry(*active);
         let usable = self.pace.usable(active.capacity.load(Ordering::Relaxed));
         let left_in_active = usable.saturating_sub(active.tail.load(Ordering::Relaxed));
+        // A record that is larger than others has a larger one to itself, and is not the last of its kind.
+        let next = self.pace.usable(self.next_capacity.load(Ordering::Relaxed)).max(usable);
         let folding = alive.saturating_sub(later).min(ALL);
         LogRoom {
             planned: ((ALL / 2).min(ALL - folding) * next).saturating_sub(written),
@@ -593,5 +594,27 @@ mod tests {
         // The same with three of them being folded: half is left.
         let folded = core.log_room(folding + 2);
         assert!(folded.planned > 0 && folded.planned <= 3 * usable, "{folded:?}");
+    }
+
+    #[test]
+    fn the_log_takes_as_many_large_records_as_small_ones() {
+        let store = store(&SimDisk::new(5), LEAST);
+        let (core, map) = (store.core(), store.map("map").expect("a map"));
+        let newest = || {
+            let active = *core.region.version().generations.last().expect("an active one");
+            core.entry(active).number.load(Ordering::Relaxed)
+        };
+        let small = core.log_room(newest() - 1);
+        for _ in 0..2 {
+            let mut batch = crate::Batch::new();
+            for number in 0..8 * LEAST / 1_000 {
+                batch
+                    .put(&map, &number.to_be_bytes(), &[9; 1_000])
+                    .expect("a short pair");
+            }
+            store.write(batch).expect("room");
+        }
+        let large = core.log_room(newest() - 1);
+        assert!(large.left > 4 * small.left, "{small:?} {large:?}");
     }
 }

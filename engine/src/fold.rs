@@ -23,6 +23,7 @@ use duramen_io::ProcessorTime;
 use crate::base::{self, ChangeStream, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Error, Result, unless_full};
+use crate::generations::Populated;
 use crate::limits::RETAINED_GENERATIONS_MAX;
 use crate::meta::Meta;
 use crate::newest::NewestChanges;
@@ -165,7 +166,7 @@ impl Core {
         }
         self.pace.merges(self.platform.clock.monotonic());
         let mut reported = self.platform.clock.monotonic();
-        let mut can_prepare = true;
+        let (mut can_prepare, mut populated) = (true, Populated::default());
         let mut report = |done| {
             let now = self.platform.clock.monotonic();
             if now.saturating_sub(reported) < REPORT_INTERVAL {
@@ -177,6 +178,7 @@ impl Core {
             // For commits that go on. On a full disk the one that needs a generation says so.
             if can_prepare && self.folds_in_background() && !self.closed.load(Ordering::Relaxed) {
                 can_prepare = unless_full(self.keep_growing_spare().map(|()| true))?.unwrap_or(false);
+                self.populate_ahead(&mut populated);
             }
             Ok(())
         };

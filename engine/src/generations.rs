@@ -4,6 +4,7 @@
 //! Who does what: the committer that finds the active generation full rotates to the standby one, under the commit
 //! lock; the folding thread prepares standbys and recycles folded generations.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use crate::core::{Core, MaintenanceState};
@@ -24,7 +25,15 @@ const FIRST_FILLED_BYTES: u64 = LOG_START + LOG_GROWTH_BYTES;
 /// The same where the disk has no room for that.
 const LEAST_FILLED_BYTES: u64 = LOG_START + LOG_RESERVE_BYTES;
 
+/// Bytes of index memory that the kernel is asked for at once: where threads are many, who asks for more may be stopped in
+/// between, and others wait.
+const POPULATED_BYTES: u64 = 1 << 20;
+
 const _: () = assert!(LOG_GROWTH_BYTES >= LOG_RESERVE_BYTES * 2);
+
+/// How much of an index's memory there is, by its place, for those that were prepared while a fold went on.
+#[derive(Default)]
+pub(crate) struct Populated(HashMap<u64, u64>);
 
 /// Generations of a small store that is written to grow to so many times the smallest size.
 const GROWN_FACTOR: u64 = 4;
@@ -357,14 +366,29 @@ impl Core {
                 return Err(error);
             }
         };
-        // That of a single long record comes as it is written.
-        if capacity <= self.settings.generation_bytes_max {
-            self.region.populate(memory, memory_bytes);
-        }
+        // Commits may wait for this: what else there is comes ahead of them (`populate_ahead`), or as it is written.
+        self.region.populate(memory, memory_bytes.min(POPULATED_BYTES));
         // SAFETY: the region handed this memory out for this index alone.
         unsafe { Index::create(self.region.memory(memory), memory_bytes as usize) };
         entry.capacity.store(capacity, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Gets the next piece of the index memory of a generation that waits to be used. For the thread that folds: nobody
+    /// else gives memory back, but for a standby that is too small, and to ask for memory that is somebody else's by now
+    /// does no harm.
+    pub(crate) fn populate_ahead(&self, populated: &mut Populated) {
+        let standbys = self.region.generations();
+        let standbys = standbys.filter(|(_, entry)| entry.state() == GenerationState::Standby);
+        for (place, bytes) in standbys.map(|(_, entry)| entry.memory.place()) {
+            let done = populated.0.entry(place).or_insert(POPULATED_BYTES);
+            if *done < bytes {
+                self.region
+                    .populate(place + *done, (bytes - *done).min(POPULATED_BYTES));
+                *done += POPULATED_BYTES;
+                return;
+            }
+        }
     }
 
     /// Frees generations that are in the durable base and that nobody reads any more.
@@ -552,6 +576,35 @@ mod tests {
             largest = largest.max(capacity());
         }
         assert_eq!(largest, LEAST * GROWN_FACTOR);
+    }
+
+    #[test]
+    fn index_memory_of_all_that_wait_to_be_used_comes_piece_by_piece() {
+        let store = store(&SimDisk::new(6), MOST);
+        let core = store.core();
+        core.discard_standbys(|_| true);
+        for _ in 0..2 {
+            core.prepare_standby(8 * MOST, 0).expect("room").expect("a log file");
+        }
+        let entries = core.region.generations();
+        let standbys = entries.filter(|(_, entry)| entry.state() == GenerationState::Standby);
+        let places: Vec<(u64, u64)> = standbys.map(|(_, entry)| entry.memory.place()).collect();
+        let pieces: u64 = places
+            .iter()
+            .map(|(_, bytes)| bytes.div_ceil(POPULATED_BYTES) - 1)
+            .sum();
+        assert!(pieces > 2, "{places:?}");
+        let mut populated = Populated::default();
+        let is_there = |populated: &Populated| {
+            let has = |(place, bytes): &(u64, u64)| populated.0.get(place).is_some_and(|done| done >= bytes);
+            places.iter().all(has)
+        };
+        for _ in 0..pieces {
+            assert!(!is_there(&populated));
+            core.populate_ahead(&mut populated);
+        }
+        core.populate_ahead(&mut populated);
+        assert!(is_there(&populated));
     }
 
     #[test]

@@ -229,14 +229,14 @@ impl<W: Words> Bitmap<W> {
         } else {
             self.words[index] &= !mask;
             self.counts.first = self.counts.first.min(index);
-            self.may_have_long_run(index);
+            self.lower_first_long(index);
         }
         self.count(index);
     }
 
     /// Some pages of this word are free that were not. What they made long may begin in the word before: if it began
     /// below that one, it was long already.
-    fn may_have_long_run(&mut self, index: usize) {
+    fn lower_first_long(&mut self, index: usize) {
         self.counts.first_long = self.counts.first_long.min(index.saturating_sub(1));
     }
 
@@ -284,7 +284,7 @@ impl<W: Words> Bitmap<W> {
         last.into_iter().for_each(|last| self.uncount(last));
         self.counts.pages += more;
         self.words.set_len((self.counts.pages as usize).div_ceil(64));
-        self.may_have_long_run(last.unwrap_or(0));
+        self.lower_first_long(last.unwrap_or(0));
         (last.unwrap_or(0)..self.words.len()).for_each(|index| self.count(index));
     }
 
@@ -320,11 +320,11 @@ impl<W: Words> Bitmap<W> {
         last as u32 * 64 + 64 - bits.leading_zeros()
     }
 
-    /// A run of free pages of at most `wanted`, but at least [`LONG_RUN_PAGES`]: the first one. `None`: there is none, or
-    /// it lies far behind what was looked through by now, and the next call goes on there.
-    pub(crate) fn find_long(&mut self, wanted: u32) -> Option<(u32, u32)> {
+    /// A run of free pages of at most `wanted`, but at least [`LONG_RUN_PAGES`]: the first one that begins before `limit`.
+    /// `None`: there is none, or it lies far behind what was looked through by now, and the next call goes on there.
+    pub(crate) fn find_long(&mut self, wanted: u32, limit: u32) -> Option<(u32, u32)> {
         let mut page = self.next_free(self.counts.first_long as u32 * 64, Spared::Nothing);
-        let far = page.saturating_add(SEARCHED_PAGES_MAX);
+        let far = page.saturating_add(SEARCHED_PAGES_MAX).min(limit);
         let mut found = None;
         while page < self.counts.pages.min(far) {
             let end = self.end_of_free(page, wanted.max(LONG_RUN_PAGES), Spared::Nothing);
@@ -494,10 +494,11 @@ mod tests {
                     let run = page..page + LONG_RUN_PAGES;
                     run.end <= bitmap.pages() && run.clone().all(|page| !bitmap.is_used(page))
                 };
-                let first = (META_PAGES..bitmap.pages()).find(|&page| is_long(page));
+                let limit = if rng.bool() { u32::MAX } else { rng.u32(0..pages) };
+                let first = (META_PAGES..bitmap.pages().min(limit)).find(|&page| is_long(page));
                 let wanted = rng.u32(LONG_RUN_PAGES..64);
                 let calls = pages / SEARCHED_PAGES_MAX + 2;
-                let found = (0..calls).find_map(|_| bitmap.find_long(wanted));
+                let found = (0..calls).find_map(|_| bitmap.find_long(wanted, limit));
                 assert_eq!(found.map(|(page, _)| page), first);
                 assert!(found.is_none_or(|(page, count)| {
                     (LONG_RUN_PAGES..=wanted).contains(&count) && (page..page + count).all(|page| !bitmap.is_used(page))

@@ -134,6 +134,7 @@ impl Core {
         while !left.is_zero() && self.pace.is_on() {
             let step = left.min(PAUSE_STEP);
             std::thread::sleep(step);
+            self.pace.has_paused(step);
             left -= step;
         }
     }
@@ -250,7 +251,10 @@ impl Core {
             return self.maintain();
         }
         self.ask(|work| work.fold = true);
+        let begun = self.platform.clock.monotonic();
         self.wait_for_progress(seen);
+        let waited = self.platform.clock.monotonic().saturating_sub(begun);
+        self.pace.has_paused(waited);
         self.writable()?;
         self.take_fold_error().map_or(Ok(()), Err)
     }

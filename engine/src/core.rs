@@ -14,7 +14,7 @@ use crate::index::Index;
 use crate::log::Segments;
 use crate::meta::Meta;
 use crate::options::Settings;
-use crate::pace::Pace;
+use crate::pace::{Pace, PauseWatch};
 use crate::pages::{Pages, ReadMode};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
 use crate::space::Space;
@@ -89,6 +89,8 @@ pub(crate) struct MaintenanceState {
     pub(crate) published: Vec<(u64, u64)>,
     /// Versions that are kept for commit streams, oldest first, with the bytes of log that each one's fold moved.
     pub(crate) history: VecDeque<(Pin, Version, u64)>,
+    /// Whether commits pause for folds.
+    pub(crate) pauses: PauseWatch,
 }
 
 /// What the background threads are asked to do.
@@ -139,6 +141,7 @@ impl Core {
                 durable_version: durable.version + 1,
                 published: Vec::new(),
                 history: VecDeque::new(),
+                pauses: PauseWatch::default(),
             }),
             next_capacity: AtomicU64::new(settings.generation_bytes_min),
             settings,

@@ -182,7 +182,7 @@ impl Core {
             }
             Ok(())
         };
-        let folded = self.fold_in_parts(&version, frozen, operations, &mut report);
+        let folded = self.fold_in_parts(&version, frozen, operations, &mut state.pauses, &mut report);
         let folded = folded.and_then(|folded| match folded {
             Some(folded) => Ok(folded),
             None => self.fold_in_one(&version, frozen, &mut report),

@@ -9,7 +9,6 @@
 //! than that. Closing a store, which waits for nothing but the fold, then takes less time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crate::base::{self, Division, MergeOptions, MergedPart, Part, Root};
 use crate::core::{Core, with_source};
@@ -17,6 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fold::{REPORT_INTERVAL, Reported, retire_runs, take_values};
 use crate::limits::{FOLD_PART_OPERATIONS, FOLD_THREADS_MAX};
 use crate::newest::NewestChanges;
+use crate::pace::PauseWatch;
 use crate::page_sink::FileSink;
 use crate::region::Version;
 use crate::space::Claim;
@@ -27,8 +27,6 @@ const PARTS_PER_THREAD: usize = 4;
 
 /// The changes are sampled at so many keys for each part.
 const SAMPLES_PER_PART: usize = 16;
-/// What is shorter does not tell whether commits pause.
-const WATCHED_TIME_MIN: Duration = Duration::from_millis(5);
 /// Threads that fold where a test says into how many parts.
 const TESTED_THREADS: usize = 4;
 
@@ -39,33 +37,6 @@ struct FoldThreads {
     at_first: usize,
     /// With those that come to help when commits pause for it.
     most: usize,
-}
-
-/// Whether commits pause for a fold: then the processors that they leave are not needed by them.
-struct PauseWatch {
-    since: Duration,
-    /// What commits had paused by then.
-    paused: Duration,
-}
-
-impl PauseWatch {
-    fn new(core: &Core) -> PauseWatch {
-        PauseWatch {
-            since: core.platform.clock.monotonic(),
-            paused: core.pace.paused(),
-        }
-    }
-
-    /// Whether they paused for half of the time since this was true for the last time, if that is long enough to tell.
-    fn commits_pause(&mut self, core: &Core) -> bool {
-        let now = PauseWatch::new(core);
-        let elapsed = now.since.saturating_sub(self.since);
-        let do_pause = elapsed >= WATCHED_TIME_MIN && (now.paused - self.paused) * 2 >= elapsed;
-        if do_pause {
-            *self = now;
-        }
-        do_pause
-    }
 }
 
 /// What the threads of a fold share.
@@ -97,6 +68,7 @@ impl Core {
         version: &Version,
         frozen: &[u16],
         operations: u64,
+        pauses: &mut PauseWatch,
         report: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Option<(Root, FileSink<'_>)>> {
         let threads = self.fold_threads();
@@ -135,7 +107,7 @@ impl Core {
             taken: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
         };
-        let mut folded = work.share(threads, report);
+        let mut folded = work.share(threads, pauses, report);
         folded.sort_unstable_by_key(|(index, _)| *index);
         let mut sink = FileSink::new(self, birth, Claim::Promised);
         let (mut parts, mut runs, mut failed) = (Vec::new(), Vec::new(), None);
@@ -202,6 +174,7 @@ impl<'c> Work<'c, '_> {
     fn share(
         &self,
         threads: FoldThreads,
+        pauses: &mut PauseWatch,
         report: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Vec<(usize, Result<Folded<'c>>)> {
         std::thread::scope(|scope| {
@@ -210,11 +183,16 @@ impl<'c> Work<'c, '_> {
                 let thread = std::thread::Builder::new().name(format!("duramen-fold-{number}"));
                 thread.spawn_scoped(scope, help).ok()
             };
-            let mut helpers: Vec<_> = (1..threads.at_first).map_while(start).collect();
-            let mut watch = PauseWatch::new(self.core);
+            let at_first = threads.at_first.min(self.division.parts.len());
+            let mut helpers: Vec<_> = (1..at_first).map_while(start).collect();
             let mut report_and_start = |taken| {
-                if helpers.len() + 1 < threads.most && self.is_left() && watch.commits_pause(self.core) {
-                    helpers.extend(start(helpers.len() + 1));
+                let number = helpers.len() + 1;
+                if number < threads.most && self.is_left() {
+                    let extra = number.saturating_sub(at_first) as u32;
+                    let now = self.core.platform.clock.monotonic();
+                    if pauses.leave_a_processor(&self.core.pace, now, extra) == Some(true) {
+                        helpers.extend(start(number));
+                    }
                 }
                 report(taken)
             };
@@ -286,54 +264,13 @@ impl<'c> Work<'c, '_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use duramen_io::SimDisk;
-
-    use super::PauseWatch;
 
     use crate::base::{self, Visit};
     use crate::core::with_source;
     use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
-    use crate::pace::LogRoom;
     use crate::pages::ReadMode;
     use crate::{Maintenance, Options};
-
-    #[test]
-    fn others_help_while_commits_pause_for_half_of_the_time() {
-        let disk = SimDisk::new(2);
-        let store = Options::new()
-            .maintenance(Maintenance::Manual)
-            .open_on(disk.platform())
-            .expect("a store");
-        let core = store.core();
-        let now = || core.platform.clock.monotonic();
-        let begin = || {
-            core.pace.begins(1, 1 << 20, now());
-            core.pace.merges(now());
-            core.pace.merged(1, 100);
-            disk.advance(Duration::from_millis(10));
-            let room = LogRoom {
-                planned: 4 << 20,
-                left: 8 << 20,
-            };
-            core.pace.set_price(now(), room);
-        };
-        let mut watch = PauseWatch::new(core);
-        begin();
-        assert!(!watch.commits_pause(core), "nobody has committed");
-        let pause = core.pace.pause(1 << 20, now).expect("a pause");
-        assert!(pause > Duration::from_millis(100));
-        assert!(watch.commits_pause(core));
-        assert!(!watch.commits_pause(core), "no time has passed since");
-        disk.advance(Duration::from_millis(10));
-        assert!(!watch.commits_pause(core), "they do not pause any more");
-        // Less than half of the time.
-        disk.advance(Duration::from_secs(100));
-        begin();
-        assert!(core.pace.pause(1 << 20, now).is_some());
-        assert!(!watch.commits_pause(core));
-    }
 
     #[test]
     fn damage_under_which_nothing_changes_does_not_keep_a_fold_from_being_done() {

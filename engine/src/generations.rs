@@ -31,9 +31,9 @@ const POPULATED_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(LOG_GROWTH_BYTES >= LOG_RESERVE_BYTES * 2);
 
-/// How much of an index's memory there is, by its place, for those that were prepared while a fold went on.
+/// How many pieces of the index memory of generations that wait to be used were asked for, by slot and place.
 #[derive(Default)]
-pub(crate) struct Populated(HashMap<u64, u64>);
+pub(crate) struct Populated(HashMap<(u16, u64), u64>);
 
 /// Generations of a small store that is written to grow to so many times the smallest size.
 const GROWN_FACTOR: u64 = 4;
@@ -276,8 +276,11 @@ impl Core {
         let active = self.entry(*active);
         let usable = self.pace.usable(active.capacity.load(Ordering::Relaxed));
         let left_in_active = usable.saturating_sub(active.tail.load(Ordering::Relaxed));
-        // A record that is larger than others has a larger one to itself, and is not the last of its kind.
-        let next = self.pace.usable(self.next_capacity.load(Ordering::Relaxed)).max(usable);
+        // A record that is larger than a generation gets a larger one to itself, and is not the last of its kind.
+        let visible = self.control().visible.0.load(Ordering::Relaxed);
+        let records = (visible + 1).saturating_sub(active.first_commit.load(Ordering::Relaxed));
+        let record = active.tail.load(Ordering::Relaxed).checked_div(records).unwrap_or(0);
+        let next = self.pace.usable(self.next_capacity.load(Ordering::Relaxed)).max(record);
         let folding = alive.saturating_sub(later).min(ALL);
         LogRoom {
             planned: ((ALL / 2).min(ALL - folding) * next).saturating_sub(written),
@@ -367,25 +370,37 @@ impl Core {
             }
         };
         // Commits may wait for this: what else there is comes ahead of them (`populate_ahead`), or as it is written.
-        self.region.populate(memory, memory_bytes.min(POPULATED_BYTES));
+        self.region.populate(
+            memory,
+            Index::cleared_bytes(memory_bytes)
+                .max(POPULATED_BYTES)
+                .min(memory_bytes),
+        );
         // SAFETY: the region handed this memory out for this index alone.
         unsafe { Index::create(self.region.memory(memory), memory_bytes as usize) };
         entry.capacity.store(capacity, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Gets the next piece of the index memory of a generation that waits to be used. For the thread that folds: nobody
-    /// else gives memory back, but for a standby that is too small, and to ask for memory that is somebody else's by now
-    /// does no harm.
+    /// Gets the next piece of the index memory of a generation that waits to be used, from both ends, because an index
+    /// grows from both. For the thread that folds: no memory of indexes is given back meanwhile but that of a standby which
+    /// is too small, and to ask for what is somebody else's by now does no harm.
     pub(crate) fn populate_ahead(&self, populated: &mut Populated) {
         let standbys = self.region.generations();
         let standbys = standbys.filter(|(_, entry)| entry.state() == GenerationState::Standby);
-        for (place, bytes) in standbys.map(|(_, entry)| entry.memory.place()) {
-            let done = populated.0.entry(place).or_insert(POPULATED_BYTES);
-            if *done < bytes {
-                self.region
-                    .populate(place + *done, (bytes - *done).min(POPULATED_BYTES));
-                *done += POPULATED_BYTES;
+        for (slot, place, bytes) in standbys.map(|(slot, entry)| {
+            let (place, bytes) = entry.memory.place();
+            (slot, place, bytes)
+        }) {
+            let asked = populated.0.entry((slot, place)).or_default();
+            if *asked < bytes.div_ceil(POPULATED_BYTES) {
+                let from_end = (*asked / 2 + 1) * POPULATED_BYTES;
+                let from = match *asked % 2 {
+                    0 => bytes.saturating_sub(from_end),
+                    _ => from_end - POPULATED_BYTES,
+                };
+                self.region.populate(place + from, POPULATED_BYTES.min(bytes - from));
+                *asked += 1;
                 return;
             }
         }
@@ -588,23 +603,25 @@ mod tests {
         }
         let entries = core.region.generations();
         let standbys = entries.filter(|(_, entry)| entry.state() == GenerationState::Standby);
-        let places: Vec<(u64, u64)> = standbys.map(|(_, entry)| entry.memory.place()).collect();
-        let pieces: u64 = places
-            .iter()
-            .map(|(_, bytes)| bytes.div_ceil(POPULATED_BYTES) - 1)
-            .sum();
-        assert!(pieces > 2, "{places:?}");
+        let memories: Vec<_> = standbys.map(|(slot, entry)| (slot, entry.memory.place())).collect();
+        assert_eq!(memories.len(), 2);
         let mut populated = Populated::default();
-        let is_there = |populated: &Populated| {
-            let has = |(place, bytes): &(u64, u64)| populated.0.get(place).is_some_and(|done| done >= bytes);
-            places.iter().all(has)
-        };
-        for _ in 0..pieces {
-            assert!(!is_there(&populated));
-            core.populate_ahead(&mut populated);
+        for &(_, (_, bytes)) in &memories {
+            let pieces = bytes.div_ceil(POPULATED_BYTES);
+            assert!(pieces > 2);
+            (0..pieces).for_each(|_| core.populate_ahead(&mut populated));
         }
+        let asked = |populated: &Populated| -> Vec<u64> {
+            let asked = memories.iter().map(|&(slot, (place, _))| populated.0[&(slot, place)]);
+            asked.collect()
+        };
+        let all: Vec<u64> = memories
+            .iter()
+            .map(|(_, (_, bytes))| bytes.div_ceil(POPULATED_BYTES))
+            .collect();
+        assert_eq!(asked(&populated), all);
         core.populate_ahead(&mut populated);
-        assert!(is_there(&populated));
+        assert_eq!(asked(&populated), all, "there is nothing left to ask for");
     }
 
     #[test]

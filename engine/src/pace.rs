@@ -41,6 +41,8 @@ const MEASURED_BYTES_MIN: u64 = 256 << 10;
 const SHARE_TIME_MIN: Duration = Duration::from_millis(20);
 /// A whole processor.
 const WHOLE_SHARE: u32 = 1000;
+/// What is shorter does not tell whether commits pause.
+const WATCHED_TIME_MIN: Duration = Duration::from_millis(20);
 /// In so many parts it is noted how full a generation gets.
 const FILL_PARTS: u64 = 16;
 
@@ -66,7 +68,7 @@ pub(crate) struct Pace {
     fill: AtomicU64,
     /// How much of a processor the last thread that folded had while it was ready to work, in thousandths.
     share: AtomicU32,
-    /// Nanoseconds that commits were told to pause, all together.
+    /// Nanoseconds that commits have paused, all together.
     paused: AtomicU64,
     fold: Mutex<Fold>,
 }
@@ -259,16 +261,39 @@ impl Pace {
         let for_others = nanos(PAUSE_FOR_OTHERS_MAX) + share * OTHERS_MAX;
         let due = from.min(now + for_others) + share;
         let pause = Duration::from_nanos(due.saturating_sub(now));
-        let is_worth_it = pause >= PAUSE_MIN;
-        if is_worth_it {
-            self.paused.fetch_add(nanos(pause), Ordering::Relaxed);
-        }
-        is_worth_it.then_some(pause)
+        (pause >= PAUSE_MIN).then_some(pause)
     }
 
-    /// Time that commits were told to pause since the store was opened, all together.
+    /// A commit has paused for so long.
+    pub(crate) fn has_paused(&self, time: Duration) {
+        self.paused.fetch_add(nanos(time), Ordering::Relaxed);
+    }
+
+    /// Time that commits have paused since the store was opened, all together.
     pub(crate) fn paused(&self) -> Duration {
         Duration::from_nanos(self.paused.load(Ordering::Relaxed))
+    }
+}
+
+/// Watches how much commits pause for folds: who pauses leaves a processor to others for that time.
+#[derive(Debug, Default)]
+pub(crate) struct PauseWatch {
+    since: Duration,
+    /// What commits had paused by then.
+    paused: Duration,
+}
+
+impl PauseWatch {
+    /// Whether, since the last answer, pauses left enough for one more thread beside `extra` that have come for such a
+    /// reason already. `None`: too little time has passed to tell.
+    pub(crate) fn leave_a_processor(&mut self, pace: &Pace, now: Duration, extra: u32) -> Option<bool> {
+        let elapsed = now.saturating_sub(self.since);
+        let all = pace.paused();
+        let paused = all.saturating_sub(self.paused);
+        (elapsed >= WATCHED_TIME_MIN).then(|| {
+            (self.since, self.paused) = (now, all);
+            paused * 2 >= elapsed * (2 * extra + 1)
+        })
     }
 }
 
@@ -446,6 +471,27 @@ mod tests {
             ends[thread] = now + pace.pause(MIB, || now).unwrap_or_default();
         }
         assert!(is_about(*ends.iter().max().expect("eight") - second(4.0), 3.0));
+    }
+
+    #[test]
+    fn pauses_leave_as_many_processors_as_commits_pause_at_a_time() {
+        let pace = Pace::default();
+        let mut watch = PauseWatch::default();
+        let mut now = 0;
+        let mut after = |elapsed, paused, extra| {
+            now += elapsed;
+            pace.has_paused(Duration::from_millis(paused));
+            watch.leave_a_processor(&pace, Duration::from_millis(now), extra)
+        };
+        assert_eq!(after(10, 10, 0), None);
+        assert_eq!(after(10, 0, 0), Some(true), "half of the time");
+        assert_eq!(after(20, 0, 0), Some(false), "what was before does not count again");
+        assert_eq!(after(1_000, 0, 0), Some(false));
+        assert_eq!(after(20, 10, 0), Some(true), "nor does time in which nobody paused");
+        // One that came already has the processor of the first.
+        assert_eq!(after(20, 29, 1), Some(false));
+        assert_eq!(after(20, 30, 1), Some(true));
+        assert_eq!(after(20, 49, 2), Some(false));
     }
 
     #[test]

@@ -230,9 +230,12 @@ impl State<'_> {
                 } else {
                     wanted
                 };
-                // Scraps are for those who want little, and for the time when there is nothing else: each is a write.
+                // Scraps are for those who want little, and for the time when there is nothing else: each is a write. But
+                // the end of a file that is far too long for what is in it must come free.
                 let is_for_long = wanted >= enough && enough >= LONG_RUN_PAGES && spared == Spared::Nothing;
-                let long = is_for_long.then(|| self.bitmap.find_long(wanted)).flatten();
+                let used = u64::from(self.bitmap.pages()) - self.bitmap.free();
+                let limit = u32::try_from(used / 2 * 3).unwrap_or(u32::MAX);
+                let long = is_for_long.then(|| self.bitmap.find_long(wanted, limit)).flatten();
                 long.or_else(|| self.bitmap.find(1, enough, wanted, spared))
                     .or_else(|| self.bitmap.find(1, enough, wanted, Spared::AllBlocks))
             }

@@ -23,6 +23,9 @@ const BRANCH_WINDOW_PAGES: usize = 4;
 struct Item {
     start: usize,
     key_length: u16,
+    /// Bytes that the key shares with that of the item before: so the prefix of a stretch is the least of its items but
+    /// the first, because the keys ascend.
+    shared: u16,
     /// Bytes in the page beside the key.
     fixed: u16,
     payload: Payload,
@@ -116,13 +119,16 @@ impl Window {
             key.len() <= FULL_KEY_BYTES_MAX,
             "keys are measured before they are accepted"
         );
-        if let Some(last) = self.items.len().checked_sub(1)
-            && self.key(last) >= key
-        {
-            let (last, key) = (printable(self.key(last)), printable(key));
-            return Err(Error::damaged(format!(
-                "in the data file, or in what goes into it, {key} follows {last}"
-            )));
+        let mut shared = 0;
+        if let Some(last) = self.items.len().checked_sub(1) {
+            let last = self.key(last);
+            shared = common_prefix(last, key);
+            if last.get(shared) >= key.get(shared) {
+                let (last, key) = (printable(last), printable(key));
+                return Err(Error::damaged(format!(
+                    "in the data file, or in what goes into it, {key} follows {last}"
+                )));
+            }
         }
         let fixed = match payload {
             Payload::Pair { .. } => PAIR_BYTES + value.len(),
@@ -133,6 +139,7 @@ impl Window {
         self.items.push(Item {
             start,
             key_length: key.len() as u16,
+            shared: shared as u16,
             fixed: fixed as u16,
             payload,
         });
@@ -175,12 +182,15 @@ impl Window {
 
     /// Puts everything that `other` holds behind what this one holds.
     pub(super) fn append(&mut self, other: &Window) {
-        let shift = self.bytes.len();
+        let (shift, held) = (self.bytes.len(), self.items.len());
         self.bytes.extend_from_slice(&other.bytes);
         self.items.extend(other.items.iter().map(|item| Item {
             start: item.start + shift,
             ..*item
         }));
+        if held > 0 && held < self.items.len() {
+            self.items[held].shared = common_prefix(self.key(held - 1), self.key(held)) as u16;
+        }
         self.unmeasured += other.bytes.len();
     }
 
@@ -204,7 +214,7 @@ impl Window {
         let key = self.key(index);
         match (self.level, index) {
             (0, 0) => &self.low,
-            (0, _) => &key[..common_prefix(self.key(index - 1), key) + 1],
+            (0, _) => &key[..self.items[index].shared as usize + 1],
             _ => key,
         }
     }
@@ -235,25 +245,29 @@ impl Window {
 
     /// Takes one more key into a measure, next to those it has.
     fn grow(&self, measure: &mut Measure, index: usize) {
-        let suffix_bytes = |item: &Item, prefix| self.suffix_bytes(item.key_length as usize - prefix);
+        let length = self.items[index].key_length as usize;
         if measure.keys.is_empty() {
-            measure.prefix = self.items[index].key_length as usize;
-            measure.keys = index..index;
+            (measure.keys, measure.prefix) = (index..index + 1, length);
+            measure.suffixes = self.suffix_bytes(0);
+            return;
         }
-        let shared = &self.key(measure.keys.start)[..measure.prefix];
-        let prefix = if measure.keys.is_empty() {
-            measure.prefix
+        let behind = if index < measure.keys.start {
+            measure.keys.start
         } else {
-            common_prefix(shared, self.key(index))
+            index
         };
+        let prefix = measure.prefix.min(self.items[behind].shared as usize);
         if prefix < measure.prefix {
+            measure.suffixes = match self.level {
+                0 => measure.suffixes + (measure.prefix - prefix) * measure.keys.len(),
+                _ => self.items[measure.keys.clone()]
+                    .iter()
+                    .map(|item| self.suffix_bytes(item.key_length as usize - prefix))
+                    .sum(),
+            };
             measure.prefix = prefix;
-            measure.suffixes = self.items[measure.keys.clone()]
-                .iter()
-                .map(|item| suffix_bytes(item, prefix))
-                .sum();
         }
-        measure.suffixes += suffix_bytes(&self.items[index], prefix);
+        measure.suffixes += self.suffix_bytes(length - prefix);
         measure.keys = measure.keys.start.min(index)..measure.keys.end.max(index + 1);
     }
 
@@ -499,5 +513,73 @@ impl Window {
             sum.holds_extents |= child.holds_extents;
         }
         sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAIR: Payload = Payload::Pair { tag: 0, field: 0 };
+    const CHILD: Payload = Payload::Child {
+        child: Child {
+            page: 0,
+            pairs: 0,
+            holds_extents: false,
+        },
+        reused: true,
+    };
+
+    /// A window with keys that share much with their neighbours, put in by pushing, appending and taking back.
+    fn window(rng: &mut fastrand::Rng, level: u8) -> Window {
+        let mut keys: Vec<Vec<u8>> = (0..rng.usize(2..60))
+            .map(|_| (0..rng.usize(1..30)).map(|_| rng.u8(b'a'..b'd')).collect())
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let payload = if level == 0 { PAIR } else { CHILD };
+        let (front, back) = keys.split_at(rng.usize(0..=keys.len()));
+        let [mut window, mut other] = [(); 2].map(|()| Window::new(level, false));
+        front.iter().for_each(|key| window.push(key, &[], payload).unwrap());
+        if level > 0 && rng.bool() {
+            window.pop_reused();
+        }
+        back.iter().for_each(|key| other.push(key, &[], payload).unwrap());
+        window.append(&other);
+        if window.len() > 1 && rng.bool() {
+            window.remove_front(rng.usize(1..window.len()));
+        }
+        window
+    }
+
+    #[test]
+    fn a_measure_is_what_the_keys_of_its_stretch_take_in_whatever_order_they_came() {
+        let mut rng = fastrand::Rng::with_seed(19);
+        for round in 0..2_000u32 {
+            let window = window(&mut rng, (round % 3) as u8);
+            if window.is_empty() {
+                continue;
+            }
+            let mut measure = Measure::default();
+            let first = rng.usize(0..window.len());
+            window.grow(&mut measure, first);
+            loop {
+                let keys = measure.keys.clone();
+                let prefix = common_prefix(window.key(keys.start), window.key(keys.end - 1));
+                let lengths = keys.clone().map(|index| window.key(index).len() - prefix);
+                assert_eq!(measure.prefix, prefix);
+                assert_eq!(
+                    measure.suffixes,
+                    lengths.map(|length| window.suffix_bytes(length)).sum::<usize>()
+                );
+                let next = match (keys.start > 0, keys.end < window.len()) {
+                    (true, true) if rng.bool() => keys.start - 1,
+                    (true, false) => keys.start - 1,
+                    (_, true) => keys.end,
+                    (false, false) => break,
+                };
+                window.grow(&mut measure, next);
+            }
+        }
     }
 }

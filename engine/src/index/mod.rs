@@ -110,6 +110,11 @@ impl Index {
         (log_bytes / 5 * 2 + reserve).min(BYTES_MAX) & !(LINE_BYTES - 1)
     }
 
+    /// Bytes at the front of so much memory that making an index of it writes.
+    pub(crate) fn cleared_bytes(bytes: u64) -> u64 {
+        bytes / FILTER_PART as u64 + size_of::<Header>() as u64
+    }
+
     /// Makes an empty index of memory with any content. Only the filter (a 25th of the memory) is cleared.
     ///
     /// # Safety

@@ -49,7 +49,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         reasons: Option<PathBuf>,
     },
-    /// Compare two results, of two commits or machines, saying what is noise. Exit code 1: something became slower.
+    /// Compare two results, of two commits or machines, saying what is noise. It needs four repetitions at least: run both
+    /// with `--repeat 5`. Exit code 1: something became slower.
     Compare {
         /// Results before.
         old: PathBuf,

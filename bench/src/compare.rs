@@ -295,13 +295,20 @@ pub fn text(old: &Results, new: &Results, rows: &[Compared]) -> String {
     let count = |change| rows.iter().filter(|row| row.change == change).count();
     let _ = writeln!(
         text,
-        "{} rows: {} slower, {} faster, {} noise, {} with too few repetitions (4 on each side are the least)",
+        "{} rows: {} slower, {} faster, {} noise, {} with too few repetitions",
         rows.len(),
         count(Change::Slower),
         count(Change::Faster),
         count(Change::Noise),
         count(Change::TooFew)
     );
+    if count(Change::TooFew) > 0 {
+        let _ = writeln!(
+            text,
+            "nothing can be told with fewer than {REPETITIONS_LEAST} undisturbed repetitions on each side, and `lab run` does 3 unless it \
+             is told otherwise: run both with --repeat 5"
+        );
+    }
     let _ = writeln!(
         text,
         "by chance alone, up to {:.0} of these rows would be called slower or faster; the interval is of the ratio of medians, 95 %",
@@ -440,6 +447,18 @@ mod tests {
         assert_eq!(change(&[5.0, 5.1, 5.2, 5.3], &[1.0, 1.1, 1.2, 1.1]), Change::Faster);
         assert_eq!(change(&[1.0, 2.0, 3.0, 4.0], &[4.0, 2.0, 1.0, 3.0]), Change::Noise);
         assert_eq!(change(&[], &[1.0]), Change::TooFew);
+    }
+
+    #[test]
+    fn comparison_of_too_few_repetitions_says_how_many_to_ask_for() -> Result<()> {
+        let of = |count: u32| results((0..count).map(|at| run("lmdb", Class::Written, at, 100)).collect());
+        let told = |count| -> Result<String> {
+            let rows = compare(&of(count), &of(count))?;
+            Ok(text(&of(count), &of(count), &rows))
+        };
+        assert!(told(3)?.contains("run both with --repeat 5"), "{}", told(3)?);
+        assert!(!told(4)?.contains("--repeat"), "{}", told(4)?);
+        Ok(())
     }
 
     #[test]

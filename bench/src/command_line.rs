@@ -39,7 +39,7 @@ enum Command {
     Run(RunArguments),
     /// Write the report of results: one HTML page that opens offline.
     Report {
-        /// Results of `lab run`.
+        /// Results of `lab run`, as they are or compressed by gzip.
         #[arg(required = true, value_name = "RESULTS")]
         results: Vec<PathBuf>,
         /// Where the page goes [default: beside the first results].
@@ -52,7 +52,7 @@ enum Command {
     /// Compare two results, of two commits or machines, saying what is noise. It needs four repetitions at least: run both
     /// with `--repeat 5`. Exit code 1: something became slower.
     Compare {
-        /// Results before.
+        /// Results before, as they are or compressed by gzip.
         old: PathBuf,
         /// Results after.
         new: PathBuf,
@@ -218,13 +218,24 @@ pub fn run() -> Result<ExitCode> {
 fn report(paths: &[PathBuf], output: Option<PathBuf>, reasons: Option<&Path>) -> Result<ExitCode> {
     let all: Vec<Results> = paths.iter().map(|path| Results::read(path)).collect::<Result<_>>()?;
     let reasons = reasons.map(Reasons::read).transpose()?.unwrap_or_default();
-    let target = output.unwrap_or_else(|| paths[0].with_extension("html"));
+    let target = output.unwrap_or_else(|| page_beside(&paths[0]));
     write_whole(&target, page::page(&all, &reasons).as_bytes())?;
     for row in reasons.unused() {
         eprintln!("no row needs the reason of {row}: it leads there now, or there is no such row");
     }
     println!("{}", target.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// The page of `X.json` and of `X.json.gz` is `X.html`.
+fn page_beside(results: &Path) -> PathBuf {
+    let is_compressed = results.extension().is_some_and(|extension| extension == "gz");
+    let plain = if is_compressed {
+        results.with_extension("")
+    } else {
+        results.to_path_buf()
+    };
+    plain.with_extension("html")
 }
 
 fn compare_results(old: &Path, new: &Path) -> Result<ExitCode> {

@@ -3,10 +3,11 @@
 //! only when it is complete.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use flate2::read::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
@@ -142,11 +143,12 @@ impl Results {
         self.runs.iter().filter_map(failure).collect()
     }
 
-    /// Reads results, and says what is wrong with a file that has none.
+    /// Reads results, which may be compressed by gzip, and says what is wrong with a file that has none.
     pub fn read(path: &Path) -> Result<Results> {
-        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         let name = path.display();
-        let json: serde_json::Value = match serde_json::from_str(&text) {
+        let bytes = plain(fs::read(path).with_context(|| format!("reading {name}"))?)
+            .with_context(|| format!("{name} begins as a gzip file does, but it is damaged or cut short"))?;
+        let json: serde_json::Value = match serde_json::from_slice(&bytes) {
             Ok(json) => json,
             Err(_) if path.extension().is_some_and(|extension| extension == PARTIAL) => {
                 bail!("{name} is the journal of a run that did not end; finish it with `cargo lab run --resume {name}`")
@@ -172,6 +174,16 @@ impl Results {
     pub fn write(&self, path: &Path) -> Result<()> {
         write_whole(path, &serde_json::to_vec_pretty(self)?)
     }
+}
+
+/// The bytes of a file as they were before it was compressed, if it was: what it begins with says so, not its name.
+fn plain(bytes: Vec<u8>) -> std::io::Result<Vec<u8>> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(bytes);
+    }
+    let mut plain = Vec::new();
+    MultiGzDecoder::new(bytes.as_slice()).read_to_end(&mut plain)?;
+    Ok(plain)
 }
 
 /// Writes a file that appears complete or not at all.
@@ -470,6 +482,32 @@ pub mod tests {
         assert_eq!((results.runs.len(), written), (2, target.clone()));
         assert!(!path.exists());
         assert_eq!(Results::read(&target)?.runs.len(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn compressed_results_are_read_whatever_their_name() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let path = scratch.path().join("results.json");
+        let json = serde_json::to_vec(&results(vec![run("lmdb", Class::Written, 0, 100)]))?;
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(&json)?;
+        let compressed = encoder.finish()?;
+        fs::write(&path, &compressed)?;
+        assert_eq!(Results::read(&path)?.runs.len(), 1);
+        // As two members, which is how `cat one.gz two.gz` looks.
+        let (one, two) = json.split_at(json.len() / 2);
+        let mut members = Vec::new();
+        for part in [one, two] {
+            let mut encoder = flate2::write::GzEncoder::new(&mut members, flate2::Compression::default());
+            encoder.write_all(part)?;
+            encoder.finish()?;
+        }
+        fs::write(&path, &members)?;
+        assert_eq!(Results::read(&path)?.runs.len(), 1);
+        fs::write(&path, &compressed[..compressed.len() / 2])?;
+        let error = Results::read(&path).expect_err("half of a file");
+        assert!(error.to_string().contains("cut short"), "{error:#}");
         Ok(())
     }
 

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::Write as _;
+
 use common::{Place, text};
 
 const TINY: [&str; 4] = ["--scale", "0.001", "--repeat", "1"];
@@ -246,6 +248,25 @@ fn report_is_one_file_beside_its_results() {
     let page = std::fs::read_to_string(place.file("results.html")).expect("a page");
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     assert!(page.contains("Verdict") && page.contains("first: single puts"));
+}
+
+#[test]
+fn compressed_results_have_a_report_and_are_compared() {
+    let place = Place::new();
+    let output = place.run(&["first", "--peers", "btreemap", "--scale", "0.001", "--repeat", "3"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json = std::fs::read(place.file("results.json")).expect("results");
+    let file = std::fs::File::create(place.file("old.json.gz")).expect("a file");
+    let mut encoder = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+    encoder.write_all(&json).expect("written");
+    encoder.finish().expect("written");
+    let output = place.lab(&["report", "old.json.gz"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout).trim(), "old.html");
+    let output = place.lab(&["compare", "old.json.gz", "results.json"]);
+    let comparison = text(&output.stdout);
+    assert!(output.status.success(), "{comparison}{}", text(&output.stderr));
+    assert!(comparison.contains("run both with --repeat 5"), "{comparison}");
 }
 
 #[test]

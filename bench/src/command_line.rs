@@ -123,8 +123,12 @@ struct RunArguments {
     /// Where the results go [default: lab-results/DATE-WORKLOADS.json].
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Go on with a run that was interrupted; its journal says what it was.
-    #[arg(long, value_name = "JOURNAL", conflicts_with_all = ["workloads", "peers", "seed", "rate", "json"])]
+    /// Replace the results that --json names, if they are there already.
+    #[arg(long)]
+    force: bool,
+    /// Go on with a run that was interrupted. Its journal says what it was, so nothing else can be given.
+    #[arg(long, value_name = "JOURNAL", conflicts_with_all = ["workloads", "peers", "scale", "repeat", "seconds", "durability",
+        "rate", "limit", "json", "force", "directory", "seed"])]
     resume: Option<PathBuf>,
     /// Where the stores are made, and removed afterwards; it must be on a real disk.
     #[arg(long, default_value = "/var/tmp")]
@@ -363,6 +367,7 @@ fn run_workloads(arguments: &RunArguments) -> Result<ExitCode> {
         None => {
             let header = header_of(arguments)?;
             let target = arguments.json.clone().unwrap_or_else(|| default_path(&header));
+            ensure_free(&target, arguments.force)?;
             Journal::begin(&target, header)?
         }
     };
@@ -370,6 +375,17 @@ fn run_workloads(arguments: &RunArguments) -> Result<ExitCode> {
     show(&results.text())?;
     eprintln!("results: {0}; their report: cargo lab report {0}", path.display());
     Ok(exit_code(&results))
+}
+
+/// Refuses to replace results that nobody said were to be replaced.
+fn ensure_free(target: &Path, is_forced: bool) -> Result<()> {
+    let name = target.display();
+    ensure!(!target.is_dir(), "{name} is a directory: name a file with --json");
+    ensure!(
+        is_forced || !target.exists(),
+        "{name} is there already: name another file with --json, or replace it with --force"
+    );
+    Ok(())
 }
 
 /// Runs what is missing, and writes the results.

@@ -204,6 +204,14 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     })
 }
 
+/// Whether the header of the journal at `path` is whole: its line has an end. A file that is not there lacks nothing.
+fn has_header(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return true };
+    let mut line = Vec::new();
+    let read = BufReader::new(file).read_until(b'\n', &mut line);
+    read.is_err() || line.ends_with(b"\n")
+}
+
 /// The ending of a journal's name.
 const PARTIAL: &str = "partial";
 
@@ -227,6 +235,11 @@ impl Journal {
         name.push(".");
         name.push(PARTIAL);
         let path = PathBuf::from(name);
+        if !has_header(&path) {
+            // The disk was full when it was begun, or the lab was killed then: nothing was measured.
+            fs::remove_file(&path)
+                .with_context(|| format!("removing {}, which has no whole header", path.display()))?;
+        }
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -245,7 +258,10 @@ impl Journal {
             runs: Vec::new(),
         };
         let line = serde_json::to_string(&journal.header)?;
-        journal.append(&line)?;
+        journal.append(&line).inspect_err(|_| {
+            // What could not be begun is not to be finished. If it stays behind, the next run removes it.
+            let _ = fs::remove_file(&journal.path);
+        })?;
         Ok(journal)
     }
 
@@ -257,6 +273,11 @@ impl Journal {
             path.display()
         );
         let doing = || format!("reading {}", path.display());
+        ensure!(
+            has_header(path),
+            "{} has no whole header, so nothing was measured: begin the run again, this file is not in its way",
+            path.display()
+        );
         let mut lines = BufReader::new(File::open(path).with_context(doing)?).lines();
         let first = lines.next().with_context(|| format!("{} is empty", path.display()))??;
         let header: Header = serde_json::from_str(&first).with_context(doing)?;
@@ -482,6 +503,22 @@ pub mod tests {
         assert_eq!((results.runs.len(), written), (2, target.clone()));
         assert!(!path.exists());
         assert_eq!(Results::read(&target)?.runs.len(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn journal_without_a_whole_header_is_treated_as_nothing() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let target = scratch.path().join("results.json");
+        let path = scratch.path().join("results.json.partial");
+        for torn in ["", r#"{"schema":3,"#] {
+            fs::write(&path, torn)?;
+            let error = Journal::resume(&path).err().expect("there is nothing to resume");
+            assert!(error.to_string().contains("begin the run again"), "{error}");
+            let journal = Journal::begin(&target, header(&["lmdb"]))?;
+            assert_eq!(Journal::resume(journal.path())?.runs.len(), 0);
+            fs::remove_file(&path)?;
+        }
         Ok(())
     }
 

@@ -159,6 +159,62 @@ fn interrupted_run_is_resumed_where_it_stopped() {
 }
 
 #[test]
+fn resuming_takes_no_option_that_it_would_ignore() {
+    let place = Place::new();
+    let options = [
+        ["--scale", "0.1"],
+        ["--repeat", "9"],
+        ["--durability", "synced"],
+        ["--limit", "9"],
+        ["--seconds", "1"],
+        ["--directory", "."],
+        ["--seed", "1"],
+        ["--json", "results.json"],
+    ];
+    for option in options {
+        let output = place.lab(&[&["run", "--resume", "results.json.partial"][..], &option].concat());
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains("--resume") && errors.contains(option[0]), "{errors}");
+    }
+}
+
+#[test]
+fn results_that_are_there_are_replaced_only_by_force() {
+    let place = Place::new();
+    let run = |more: &[&str]| place.run(&[&["first", "--peers", "btreemap"][..], &TINY, more].concat());
+    std::fs::write(place.file("results.json"), "mine").expect("a file");
+    let output = run(&[]);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(
+        errors.contains("results.json is there already") && errors.contains("--force"),
+        "{errors}"
+    );
+    assert_eq!(std::fs::read(place.file("results.json")).expect("as it was"), b"mine");
+    assert!(!place.file("results.json.partial").exists());
+    let output = run(&["--force"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(place.results()["runs"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn journal_that_never_began_is_in_nobodys_way() {
+    let place = Place::new();
+    std::fs::write(place.file("results.json.partial"), r#"{"schema":3,"la"#).expect("a file");
+    let output = place.lab(&["run", "--resume", "results.json.partial"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).contains("begin the run again"),
+        "{}",
+        text(&output.stderr)
+    );
+    let output = place.run(&[&["first", "--peers", "btreemap"][..], &TINY].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(place.file("results.json").exists() && !place.file("results.json.partial").exists());
+}
+
+#[test]
 fn signal_ends_a_run_in_order_and_says_how_to_go_on() {
     let place = Place::new();
     let arguments = [
@@ -345,6 +401,26 @@ fn full_disk_fails_the_cell_and_is_named_with_what_to_do() {
         "{}",
         text(&output.stdout)
     );
+}
+
+#[test]
+fn run_that_cannot_be_begun_on_a_full_disk_leaves_no_journal() {
+    let place = Place::new();
+    let lab = env!("CARGO_BIN_EXE_lab");
+    let script = format!(
+        "head -c 3m /dev/zero > small/filler; {lab} run first --peers btreemap --scale 0.001 --repeat 1 --json \
+         small/results.json --directory .; code=$?; ls small; exit $code"
+    );
+    let Some(output) = with_small_disk(&place, &script) else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("No space left"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert_eq!(text(&output.stdout).trim(), "filler", "no half of a journal");
 }
 
 #[test]

@@ -168,6 +168,7 @@ impl PlaceArguments {
         Ok(Context {
             driver: peers::one(&self.peer)?,
             class: self.durability,
+            cache_bytes: task.workload.cache_bytes(),
             directory: &self.directory,
             variant: task.variant,
             scale: self.scale,
@@ -415,23 +416,22 @@ fn header_of(arguments: &RunArguments) -> Result<Header> {
         arguments.rate.is_none_or(is_positive),
         "--rate must be a number above 0"
     );
-    let mut names = Vec::new();
-    let mut has_drivers = false;
+    let mut tasks = Vec::new();
     for name in &arguments.workloads {
         for task in workloads::named(name)? {
-            has_drivers |= task.workload.has_drivers;
             ensure!(
                 arguments.rate.is_none() || task.workload.has_open_loop,
                 "{name} has no open loop: its operations are not given one by one"
             );
-            names.push(task.name());
+            tasks.push(task);
         }
     }
+    let has_drivers = tasks.iter().any(|task| task.workload.has_drivers);
     let drivers = peers::named(&arguments.peers, has_drivers)?;
-    header(arguments, names, &drivers)
+    header(arguments, &tasks, &drivers)
 }
 
-fn header(arguments: &RunArguments, workloads: Vec<String>, drivers: &[&dyn Driver]) -> Result<Header> {
+fn header(arguments: &RunArguments, tasks: &[Task], drivers: &[&dyn Driver]) -> Result<Header> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     Ok(Header {
         schema: SCHEMA,
@@ -441,7 +441,7 @@ fn header(arguments: &RunArguments, workloads: Vec<String>, drivers: &[&dyn Driv
         started: utc(now.as_secs()),
         started_unix: now.as_secs(),
         arguments: std::env::args().skip(1).collect(),
-        workloads,
+        workloads: tasks.iter().map(Task::name).collect(),
         durability: arguments.durability,
         seed: arguments.seed.unwrap_or(u64::from(now.subsec_nanos())),
         scale: arguments.scale,
@@ -449,6 +449,10 @@ fn header(arguments: &RunArguments, workloads: Vec<String>, drivers: &[&dyn Driv
         seconds: arguments.seconds,
         rate: arguments.rate,
         limit_seconds: arguments.limit,
+        cache_bytes: tasks
+            .iter()
+            .map(|task| (task.name(), task.workload.cache_bytes()))
+            .collect(),
         directory: arguments.directory.clone(),
         machine: Machine::here(&existing(&arguments.directory)?),
         peers: drivers.iter().map(|driver| driver.describe()).collect(),

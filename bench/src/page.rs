@@ -170,6 +170,7 @@ impl Part<'_> {
         row("Scale", header.scale.to_string());
         row("Repetitions", header.repeat.to_string());
         row("Time limit of a cell", format!("{} s", header.limit_seconds));
+        row("Caches of stores that have one", header.cache_text());
         for (name, value) in self.probes() {
             row(name, value);
         }
@@ -808,6 +809,15 @@ mod tests {
         assert!(!page(std::slice::from_ref(&results), &Reasons::default()).contains("Published:"));
         results.header.scale = 1.0;
         assert!(page(&[results], &Reasons::default()).contains("Published: 25,200 /s (mmcmap"));
+    }
+
+    #[test]
+    fn size_of_caches_is_stated_and_older_results_say_that_it_is_not() {
+        let mut results = full();
+        results.header.cache_bytes.insert("first".to_string(), 1 << 30);
+        assert!(page(std::slice::from_ref(&results), &Reasons::default()).contains("<dd>1 GiB</dd>"));
+        results.header.cache_bytes.clear();
+        assert!(page(&[results], &Reasons::default()).contains("not stated"));
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Description {
     }
 }
 
-/// Cache of the stores that have one of their own, unless the workload says otherwise. Stores that read through a
+/// Cache of the stores that have one of their own, unless the workload has another size. Stores that read through a
 /// mapping use the kernel's page cache, which this does not bound.
 pub const CACHE_BYTES: u64 = 1 << 30;
 

@@ -2,6 +2,7 @@
 //! kept in a journal beside it, one line each, from which an interrupted run is resumed; the document itself appears
 //! only when it is complete.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -57,12 +58,39 @@ pub struct Header {
     pub rate: Option<f64>,
     /// Time limit of a cell in seconds.
     pub limit_seconds: u64,
+    /// Size of the cache that stores with one of their own were given, by task. Results from before it was noted have
+    /// none.
+    #[serde(default)]
+    pub cache_bytes: BTreeMap<String, u64>,
     /// Where the stores were.
     pub directory: PathBuf,
     /// Where it ran.
     pub machine: Machine,
     /// Who ran, in which version and with which options.
     pub peers: Vec<Description>,
+}
+
+impl Header {
+    /// The size of the caches in words: `1 GiB`, or with the tasks when those differ.
+    pub fn cache_text(&self) -> String {
+        let mut sizes: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
+        for (task, bytes) in &self.cache_bytes {
+            sizes.entry(*bytes).or_default().push(task);
+        }
+        let size = |bytes: u64| match bytes >> 30 {
+            0 => format!("{} MiB", bytes >> 20),
+            gibibytes => format!("{gibibytes} GiB"),
+        };
+        let texts: Vec<String> = match sizes.len() {
+            0 => return "not stated: these results are from before it was noted".to_string(),
+            1 => sizes.keys().map(|bytes| size(*bytes)).collect(),
+            _ => sizes
+                .iter()
+                .map(|(bytes, tasks)| format!("{} in {}", size(*bytes), tasks.join(", ")))
+                .collect(),
+        };
+        texts.join("; ")
+    }
 }
 
 /// What results are good for.
@@ -451,6 +479,7 @@ pub mod tests {
             seconds: None,
             rate: None,
             limit_seconds: 600,
+            cache_bytes: BTreeMap::from([("first".to_string(), 1 << 30)]),
             directory: PathBuf::from("/"),
             machine: Machine::here(Path::new("/")),
             peers: names.iter().map(described).collect(),
@@ -545,6 +574,26 @@ pub mod tests {
         fs::write(&path, &compressed[..compressed.len() / 2])?;
         let error = Results::read(&path).expect_err("half of a file");
         assert!(error.to_string().contains("cut short"), "{error:#}");
+        Ok(())
+    }
+
+    #[test]
+    fn caches_are_told_with_their_tasks_where_those_differ() {
+        let mut header = header(&["lmdb"]);
+        assert_eq!(header.cache_text(), "1 GiB");
+        header.cache_bytes.insert("redb-table".to_string(), 4 << 30);
+        assert_eq!(header.cache_text(), "1 GiB in first; 4 GiB in redb-table");
+    }
+
+    #[test]
+    fn results_from_before_caches_were_noted_are_read() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let path = scratch.path().join("old.json");
+        let mut old = serde_json::to_value(results(vec![run("lmdb", Class::Written, 0, 100)]))?;
+        let removed = old.as_object_mut().and_then(|old| old.remove("cache_bytes"));
+        assert!(removed.is_some());
+        fs::write(&path, old.to_string())?;
+        assert!(Results::read(&path)?.header.cache_text().contains("not stated"));
         Ok(())
     }
 

@@ -24,7 +24,8 @@ impl Results {
         let machine = &header.machine;
         let gigabytes = machine.memory_bytes as f64 / f64::from(1 << 30);
         let mut text = format!(
-            "lab {} at {}; seed {}, scale {}, repeat {}\n{} x {}, {gigabytes:.0} GiB, Linux {}, {}\n",
+            "lab {} at {}; seed {}, scale {}, repeat {}\n{} x {}, {gigabytes:.0} GiB, Linux {}, {}\ncaches of stores that \
+             have one: {}\n",
             header.lab,
             header.commit,
             header.seed,
@@ -34,6 +35,7 @@ impl Results {
             machine.processor,
             machine.kernel,
             machine.file_system,
+            header.cache_text(),
         );
         for peer in &header.peers {
             let classes: Vec<String> = peer
@@ -243,6 +245,12 @@ mod tests {
         // 200 / 50 and 200 / 100, pair by pair.
         assert!(reads.contains("3.00 (2.00 .. 4.00)"), "{text}");
         assert!(reads.contains("75 ns (50 ns .. 100 ns)"), "{text}");
+    }
+
+    #[test]
+    fn heading_states_the_caches() {
+        let text = results(vec![run("lmdb", Class::Written, 0, 1)]).text();
+        assert!(text.contains("caches of stores that have one: 1 GiB"), "{text}");
     }
 
     #[test]

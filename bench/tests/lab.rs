@@ -26,6 +26,7 @@ fn json_has_everything_and_the_same_seed_is_kept() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let json = place.results();
     assert_eq!((&json["seed"], &json["schema"]), (&77.into(), &3.into()));
+    assert_eq!(json["cache_bytes"], serde_json::json!({ "first": 1u64 << 30 }));
     assert!(json["commit"].is_string() && json["machine"]["kernel"].is_string());
     assert!(json["started"].as_str().is_some_and(|date| date.starts_with("20")));
     let runs = json["runs"].as_array().expect("runs");

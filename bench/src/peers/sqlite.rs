@@ -20,6 +20,9 @@ const DELETE: &str = "DELETE FROM pairs WHERE key = ?1";
 const GET: &str = "SELECT value FROM pairs WHERE key = ?1";
 const SCAN: &str = "SELECT key, value FROM pairs WHERE key >= ?1 ORDER BY key LIMIT ?2";
 
+/// How long a writer waits for those of other processes.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The driver of SQLite.
 pub struct Sqlite;
 
@@ -43,8 +46,14 @@ impl Driver for Sqlite {
             ],
             options: vec![
                 "WITHOUT ROWID: the key is the table's only tree".to_string(),
-                "cache_size and mmap_size as for every store that has a cache".to_string(),
+                "cache_size and mmap_size as large as the cache of every store that has one; each connection of the pool \
+                 has a cache of that size, and there are as many connections as threads call at once"
+                    .to_string(),
                 "a pool of connections; writers wait for each other outside of SQLite".to_string(),
+                format!(
+                    "busy_timeout of {} s: where several processes share the store, its default is an error at once",
+                    BUSY_TIMEOUT.as_secs()
+                ),
             ],
             is_persistent: true,
             is_shared_by_processes: true,
@@ -72,7 +81,7 @@ impl Driver for Sqlite {
 impl Store {
     fn connect(&self) -> Result<Connection> {
         let connection = Connection::open(&self.file)?;
-        connection.busy_timeout(Duration::from_secs(60))?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
         let synchronous = if self.setting.class == Class::Synced {
             "FULL"
         } else {

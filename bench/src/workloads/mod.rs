@@ -152,6 +152,15 @@ pub fn named(name: &str) -> Result<Vec<Task>> {
 }
 
 impl Workload {
+    /// Cache of the stores that have one of their own.
+    pub fn cache_bytes(&self) -> u64 {
+        if self.name == redb_table::WORKLOAD.name {
+            redb_table::CACHE_BYTES
+        } else {
+            CACHE_BYTES
+        }
+    }
+
     /// The class that a peer runs in, or why it does not run.
     pub fn class_for(&self, driver: &dyn Driver, wanted: Option<Class>) -> Result<Class, String> {
         let description = driver.describe();
@@ -184,6 +193,8 @@ pub struct Context<'a> {
     pub driver: &'a dyn Driver,
     /// Its durability class.
     pub class: Class,
+    /// Size of its cache, if it has one of its own.
+    pub cache_bytes: u64,
     /// An empty directory of its own.
     pub directory: &'a Path,
     /// The form of the workload.
@@ -204,15 +215,10 @@ impl Context<'_> {
 
     /// Opens the peer in a directory, which is made when it is missing.
     pub fn open_in(&self, directory: &Path) -> Result<Box<dyn Peer>> {
-        self.open_with_cache(directory, CACHE_BYTES)
-    }
-
-    /// Opens the peer with a cache of another size than the usual.
-    pub fn open_with_cache(&self, directory: &Path, cache_bytes: u64) -> Result<Box<dyn Peer>> {
         std::fs::create_dir_all(directory)?;
         let setting = Setting {
             class: self.class,
-            cache_bytes,
+            cache_bytes: self.cache_bytes,
         };
         self.driver.open(directory, setting)
     }

@@ -11,7 +11,8 @@ use crate::data::{Generator, KeySlice, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
 
-const CACHE_BYTES: u64 = 4 << 30;
+/// As large as in the published table.
+pub const CACHE_BYTES: u64 = 4 << 30;
 const READS: usize = 1_000_000;
 const RANGES: usize = 500_000;
 const RANGE_PAIRS: u64 = 10;
@@ -41,7 +42,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         context,
         values: Values::new(context.seed, Length::Fixed(150)),
         bulk: Generator::new(context.seed, "bulk").keys(context.records(), 24),
-        peer: context.open_with_cache(context.directory, CACHE_BYTES)?,
+        peer: context.open()?,
     };
     table.bulk_load(recorder)?;
     if recorder.is_stopped() {

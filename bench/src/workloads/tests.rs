@@ -26,6 +26,7 @@ fn run_paced(name: &str, driver: &dyn Driver, scale: f64, pace: Pace) -> Result<
     let context = Context {
         driver,
         class,
+        cache_bytes: task.workload.cache_bytes(),
         directory: &directory,
         variant: task.variant,
         scale,

@@ -111,6 +111,20 @@ impl<'a> Row<'a> {
         if best > 0.0 { best } else { rates(false).max(1e-9) }
     }
 
+    /// What a latency of this row is of, where it is not of an operation.
+    pub fn timed_text(&self) -> Option<String> {
+        let together = |phase: &Phase| {
+            let timed = phase.timed.filter(|timed| *timed > 0)?;
+            Some(phase.operations as f64 / timed as f64).filter(|together| *together >= 1.5)
+        };
+        let phases = self.entries.iter().flat_map(|entry| &entry.phases);
+        let all = spread(phases.filter_map(|(_, phase)| together(phase)))?;
+        Some(format!(
+            "A latency here is that of a commit, pass or step of about {} operations.",
+            count_text(all.median)
+        ))
+    }
+
     /// What stands over its table.
     pub fn title(&self) -> String {
         let class = self.class.map_or(String::new(), |class| format!(", class {class}"));
@@ -300,6 +314,21 @@ mod tests {
         let rows = rows_of(&results, "first");
         let entry = &rows[0].entries[0];
         assert!(entry.phases.is_empty() && entry.absence == "FAILED");
+    }
+
+    #[test]
+    fn latency_of_a_commit_is_told_from_that_of_an_operation() {
+        let mut run = run("lmdb", Class::Written, 0, 100);
+        let Outcome::Passed(record) = &mut run.outcome else {
+            panic!("it passed")
+        };
+        record.phases[0].timed = Some(2);
+        record.phases[1].timed = Some(10);
+        let results = results(vec![run]);
+        let rows = rows_of(&results, "first");
+        let text = rows[0].timed_text().expect("2 times of 10 operations");
+        assert!(text.contains("about 5 operations"), "{text}");
+        assert_eq!(rows[1].timed_text(), None, "each was timed");
     }
 
     #[test]

@@ -68,8 +68,12 @@ pub struct Phase {
     pub anonymous_bytes: u64,
     /// Disk space taken by the store's files after the phase.
     pub file_bytes: u64,
-    /// Latency of every operation, where each was timed.
+    /// Latency of every operation, where each was timed; or of every commit, pass or step, where those were.
     pub latency: Option<Latency>,
+    /// How many times the latency is made of: fewer than operations where commits, passes or steps were timed. Results
+    /// from before it was noted have none.
+    #[serde(default)]
+    pub timed: Option<u64>,
     /// Percentiles for a curve: quantile and nanoseconds.
     #[serde(default)]
     pub curve: Vec<(f64, u64)>,
@@ -285,7 +289,6 @@ impl Latencies {
     }
 
     /// How many times there are.
-    #[cfg(test)]
     pub fn count(&self) -> u64 {
         self.0.len()
     }
@@ -473,6 +476,7 @@ impl Meter<'_> {
             anonymous_bytes,
             file_bytes,
             latency: done.latencies.as_ref().and_then(Latencies::summary),
+            timed: done.latencies.as_ref().map(Latencies::count),
             curve: done.latencies.as_ref().map(Latencies::curve).unwrap_or_default(),
             timeline: done
                 .timeline
@@ -617,6 +621,25 @@ mod tests {
             "{phase:?}"
         );
         assert!(phase.anonymous_bytes < phase.resident_bytes, "{phase:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn phase_says_how_many_times_its_latency_is_made_of() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        let mut commits = Latencies::default();
+        (0..3).for_each(|_| commits.record(1_000));
+        let done = Done {
+            operations: 300,
+            latencies: Some(commits),
+            ..Done::default()
+        };
+        let work = vec![
+            ("timed", Work::Writes, done),
+            ("untimed", Work::Writes, Done::untimed(1)),
+        ];
+        let phases = Meter::start(None, scratch.path())?.stop(work)?;
+        assert_eq!((phases[0].timed, phases[1].timed), (Some(3), None));
         Ok(())
     }
 

@@ -298,6 +298,9 @@ impl Part<'_> {
         let class = row.class.map_or(String::new(), |class| format!(", class {class}"));
         let _ = write!(html, "<h3>{}{class}</h3>", escaped(&row.phase));
         self.write_bars(html, row);
+        if let Some(text) = row.timed_text() {
+            let _ = write!(html, "<p class=\"soft\">{}</p>", escaped(&text));
+        }
         if self.results.header.scale == 1.0 {
             for figure in figures(row.workload, &row.phase) {
                 let _ = write!(
@@ -809,6 +812,18 @@ mod tests {
         assert!(!page(std::slice::from_ref(&results), &Reasons::default()).contains("Published:"));
         results.header.scale = 1.0;
         assert!(page(&[results], &Reasons::default()).contains("Published: 25,200 /s (mmcmap"));
+    }
+
+    #[test]
+    fn row_says_when_its_latencies_are_of_commits() {
+        let mut results = full();
+        let words = "A latency here is that of a commit, pass or step of about 5 operations.";
+        assert!(!page(std::slice::from_ref(&results), &Reasons::default()).contains(words));
+        let Outcome::Passed(record) = &mut results.runs[0].outcome else {
+            panic!("it passed")
+        };
+        record.phases[0].timed = Some(2);
+        assert_eq!(page(&[results], &Reasons::default()).matches(words).count(), 1);
     }
 
     #[test]

@@ -436,6 +436,7 @@ pub mod tests {
             anonymous_bytes: 0,
             file_bytes: 0,
             latency: None,
+            timed: None,
             curve: Vec::new(),
             timeline: None,
         }

@@ -79,7 +79,8 @@ impl Results {
         let baseline = row.baseline(self);
         let lines: Vec<_> = row.entries.iter().map(|entry| line(entry, baseline, best)).collect();
         let compared = baseline.map_or(String::new(), |baseline| format!("time / {}", baseline.peer));
-        render(&lines, &compared)
+        let timed = row.timed_text().map_or(String::new(), |text| format!("  {text}\n"));
+        render(&lines, &compared) + &timed
     }
 }
 

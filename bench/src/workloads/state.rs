@@ -89,8 +89,7 @@ impl<'a> Flushes<'a> {
         Flushes { keys, values, each }
     }
 
-    /// Puts keys in one commit after another. The time of a put is the time until the next one is asked for; that of the
-    /// last one of a commit has the commit in it.
+    /// Puts keys in one commit after another. A latency is that of a commit: its pairs are handed over in one call.
     fn put(&self, context: &Context, peer: &dyn Peer) -> Result<Done> {
         let Flushes { keys, values, each } = self;
         let shift = context.pace.whole_shift(1);

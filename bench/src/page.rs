@@ -176,7 +176,8 @@ impl Part<'_> {
         }
         let _ = writeln!(
             html,
-            "</dl><p>Repeat it: </p><pre tabindex=\"0\">{}</pre></section>",
+            "</dl><p>Repeat it; <code>--directory</code> chooses the disk that the stores are made on:</p>\
+             <pre tabindex=\"0\">{}</pre></section>",
             escaped(&self.command(&header.workloads.join(" ")))
         );
     }
@@ -217,8 +218,14 @@ impl Part<'_> {
     fn command(&self, workloads: &str) -> String {
         let header = &self.results.header;
         let names: Vec<&str> = header.peers.iter().map(|peer| peer.name.as_str()).collect();
+        // The alias is a build without RocksDB, which builds for half an hour.
+        let lab = if names.contains(&"rocksdb") {
+            "cargo run --release --manifest-path bench/Cargo.toml --features rocksdb --"
+        } else {
+            "cargo lab"
+        };
         let mut command = format!(
-            "cargo lab run {workloads} --peers {} --scale {} --repeat {} --seed {} --limit {}",
+            "{lab} run {workloads} --peers {} --scale {} --repeat {} --seed {} --limit {}",
             names.join(","),
             header.scale,
             header.repeat,
@@ -824,6 +831,32 @@ mod tests {
         };
         record.phases[0].timed = Some(2);
         assert_eq!(page(&[results], &Reasons::default()).matches(words).count(), 1);
+    }
+
+    #[test]
+    fn command_that_repeats_a_run_builds_the_peers_that_it_names() {
+        let mut results = full();
+        let html = page(std::slice::from_ref(&results), &Reasons::default());
+        assert!(
+            html.contains(">cargo lab run first --peers lmdb,redb,null --scale 0.5"),
+            "{html}"
+        );
+        assert!(!html.contains("--features"));
+        assert_eq!(
+            html.matches("--directory").count(),
+            1,
+            "a hint, and no place of this machine"
+        );
+        results.header.peers[1].name = "rocksdb".to_string();
+        let html = page(&[results], &Reasons::default());
+        let command =
+            "cargo run --release --manifest-path bench/Cargo.toml --features rocksdb -- run first --peers lmdb,rocksdb";
+        assert_eq!(
+            html.matches(command).count(),
+            2,
+            "of the run and of its workload: {html}"
+        );
+        assert!(!html.contains("cargo lab run"));
     }
 
     #[test]

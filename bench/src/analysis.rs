@@ -8,6 +8,7 @@ use crate::measure::{Latency, Phase, Work};
 use crate::peer::Class;
 use crate::results::{Outcome, Results, Run};
 use crate::statistics::{Spread, ratios, spread};
+use crate::workloads::BY_LIMIT;
 
 /// Peers that are no stores: they show a price, and nobody leads or loses against them.
 pub const NO_STORES: [&str; 2] = ["btreemap", "null"];
@@ -32,8 +33,23 @@ pub struct Entry<'a> {
     pub class: Option<Class>,
     /// What was measured, with the repetition.
     pub phases: Vec<(u32, &'a Phase)>,
-    /// Why there are no phases.
+    /// How far it came.
+    pub standing: Standing,
+    /// Why it has no time, if it has none.
     pub absence: String,
+}
+
+/// How far a peer came in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It did the work, and has a time.
+    Timed,
+    /// The limit of the cell ended the phase, or one before it.
+    Stopped,
+    /// It broke off, or read a wrong value.
+    Failed,
+    /// It cannot do this, or had nothing to do.
+    Absent,
 }
 
 /// Names of the tasks that ran, in order.
@@ -137,29 +153,31 @@ impl<'a> Entry<'a> {
         let own: Vec<&Run> = runs.iter().filter(|run| run.peer == peer).copied().collect();
         let found = |run: &&'a Run| Some((run.repetition, run.phases().iter().find(|one| one.name == phase)?));
         let first = own.first()?;
-        let absence = match &first.outcome {
-            Outcome::NotApplicable(reason) => format!("n/a: {reason}"),
-            Outcome::Failed(_) => "FAILED".to_string(),
-            Outcome::Passed(record) => {
-                let reason = record.unsupported.iter().find(|(name, _)| name == phase);
-                format!("n/a: {}", reason.map_or("not part of its run", |(_, reason)| reason))
-            }
-        };
         let phases: Vec<(u32, &Phase)> = own.iter().filter_map(found).collect();
+        // A class of workers that had nothing to do has no rate.
+        let has_worked = !phases.is_empty() && phases.iter().all(|(_, phase)| phase.operations > 0);
         let stopped = phases.iter().find_map(|(_, phase)| phase.stopped_text());
-        let failed = own.iter().any(|run| matches!(run.outcome, Outcome::Failed(_)));
-        let is_shown = stopped.is_none() && !failed;
+        let not_reached = || own.iter().find_map(|run| stopped_before(run, phase));
+        let is_failed = own.iter().any(|run| matches!(run.outcome, Outcome::Failed(_)));
+        let (standing, absence) = match stopped {
+            _ if is_failed => (Standing::Failed, "FAILED".to_string()),
+            Some(stopped) => (Standing::Stopped, stopped),
+            None if has_worked => (Standing::Timed, String::new()),
+            None if !phases.is_empty() => (Standing::Absent, "nothing to do".to_string()),
+            None => match not_reached() {
+                Some(stopped) => (Standing::Stopped, stopped),
+                None => (Standing::Absent, inability(first, phase)),
+            },
+        };
+        // A phase that was stopped did other work than one that was not, and a peer that read a wrong value has no
+        // speed: neither has a rate to compare.
+        let is_shown = matches!(standing, Standing::Timed | Standing::Absent);
         Some(Entry {
             peer,
             class: first.class,
-            // A phase that was stopped did other work than one that was not, and a peer that read a wrong value has no
-            // speed: neither has a rate to compare.
             phases: if is_shown { phases } else { Vec::new() },
-            absence: match stopped {
-                _ if failed => "FAILED".to_string(),
-                Some(stopped) => stopped,
-                None => absence,
-            },
+            standing,
+            absence,
         })
     }
 
@@ -180,9 +198,7 @@ impl<'a> Entry<'a> {
     /// Elapsed time per operation in nanoseconds.
     pub fn time(&self) -> Option<Spread> {
         let times = self.values(Phase::wall_nanos_each);
-        // A class of workers that had nothing to do has no rate.
-        let has_worked = self.phases.iter().all(|(_, phase)| phase.operations > 0);
-        spread(times.into_iter().map(|(_, nanos)| nanos)).filter(|_| has_worked)
+        spread(times.into_iter().map(|(_, nanos)| nanos)).filter(|_| self.standing == Standing::Timed)
     }
 
     /// Operations a second.
@@ -229,6 +245,31 @@ impl<'a> Entry<'a> {
         let mut phases: Vec<&Phase> = self.phases.iter().map(|(_, phase)| *phase).collect();
         phases.sort_by(|one, other| one.wall_nanos_each().total_cmp(&other.wall_nanos_each()));
         phases.get(phases.len().saturating_sub(1) / 2).copied()
+    }
+}
+
+/// Where the limit of the cell stopped a run, if that is why it did not reach a phase.
+fn stopped_before(run: &Run, phase: &str) -> Option<String> {
+    let Outcome::Passed(record) = &run.outcome else {
+        return None;
+    };
+    let reason = record.unsupported.iter().find(|(name, _)| name == phase);
+    let is_by_limit = reason.is_none_or(|(_, reason)| reason.ends_with(BY_LIMIT));
+    let stopped = |before: &Phase| Some(format!("not reached: {} in {}", before.stopped_text()?, before.name));
+    let found = record.phases.iter().find_map(stopped).filter(|_| is_by_limit);
+    // What was stopped may have been before the clock, and has no phase then.
+    found.or_else(|| Some(reason.filter(|_| is_by_limit)?.1.clone()))
+}
+
+/// Why a run has no such phase, when nothing stopped it.
+fn inability(run: &Run, phase: &str) -> String {
+    match &run.outcome {
+        Outcome::NotApplicable(reason) => format!("n/a: {reason}"),
+        Outcome::Failed(_) => "FAILED".to_string(),
+        Outcome::Passed(record) => {
+            let reason = record.unsupported.iter().find(|(name, _)| name == phase);
+            format!("n/a: {}", reason.map_or("not part of its run", |(_, reason)| reason))
+        }
     }
 }
 
@@ -329,6 +370,28 @@ mod tests {
         let text = rows[0].timed_text().expect("2 times of 10 operations");
         assert!(text.contains("about 5 operations"), "{text}");
         assert_eq!(rows[1].timed_text(), None, "each was timed");
+    }
+
+    #[test]
+    fn phase_after_one_that_was_stopped_says_where_its_run_was_stopped() {
+        let mut run = run("lmdb", Class::Written, 0, 100);
+        let Outcome::Passed(record) = &mut run.outcome else {
+            panic!("it passed")
+        };
+        record.phases[0].stopped_at_of = Some(1000);
+        record.phases.pop();
+        record
+            .unsupported
+            .push(("get".to_string(), format!("not reached {BY_LIMIT}")));
+        record
+            .unsupported
+            .push(("compact".to_string(), "cannot be compacted".to_string()));
+        let entry = |phase| Entry::collect("lmdb", &[&run], phase).expect("it took part");
+        assert_eq!(entry("put").standing, Standing::Stopped);
+        assert_eq!(entry("get").standing, Standing::Stopped);
+        assert_eq!(entry("get").absence, "not reached: stopped at 10 of 1000 in put");
+        assert_eq!(entry("compact").standing, Standing::Absent);
+        assert_eq!(entry("compact").absence, "n/a: cannot be compacted");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod crew;
 mod data;
 mod doctor;
 mod drivers;
+mod front;
 mod load;
 mod machine;
 mod measure;

@@ -1,5 +1,6 @@
-//! The report: one HTML page that opens offline and loads nothing. The verdict in words first, then the machine, then every
-//! workload with bars, curves and full tables, what others published, and the command that repeats it.
+//! The report: one HTML page that opens offline and loads nothing. The front with the verdict in words first, then, for each
+//! part, the machine and every workload with bars, curves and full tables, what others published, and the command that
+//! repeats it.
 //!
 //! There is no script in it, and its policy forbids the browser to load anything. Bars are cells of a table, so that who cannot see them reads the numbers in the same order.
 
@@ -9,15 +10,15 @@ use crate::analysis::{
     Entry, Row, bytes_text, count_text, ratio_text, rows_of, runs_of, spread_text, time_text, workloads,
 };
 use crate::charts::{Axis, Chart, Line, Scale, escaped};
+use crate::front::{anchor, write_front, write_part_heading};
 use crate::measure::Phase;
 use crate::probe::{DISTURBED, Probe};
 use crate::published::figures;
 use crate::reasons::Reasons;
-use crate::results::{Label, Results};
+use crate::results::Results;
 use crate::statistics::spread;
 use crate::storage::StorageCounter;
 use crate::terminal::remarks;
-use crate::verdict::{Side, Verdict};
 
 /// The page of one or more results, with the reasons for rows in which the first peer does not lead.
 pub fn page(all: &[Results], reasons: &Reasons) -> String {
@@ -29,17 +30,16 @@ pub fn page(all: &[Results], reasons: &Reasons) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta http-equiv=\"Content-Security-Policy\" \
          content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"><meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\"><title>{0}</title><link rel=\"icon\" href=\"data:,\"><style>{1}</style></head><body>\n<a class=\"skip\" \
-         href=\"#verdict-0\">Skip to the verdict</a>\n<header><h1>{0}</h1></header>\n<main>\n",
+         href=\"#verdict\">Skip to the verdict</a>\n<header><h1>{0}</h1></header>\n<main>\n",
         escaped(&title),
         include_str!("page.css")
     );
+    write_front(&mut html, all, reasons);
     for (number, results) in all.iter().enumerate() {
-        let part = Part {
-            results,
-            number,
-            reasons,
-        };
-        part.write(&mut html);
+        if all.len() > 1 {
+            write_part_heading(&mut html, number, results, reasons);
+        }
+        Part { results, number }.write(&mut html);
     }
     html.push_str(FOOTER);
     html
@@ -54,12 +54,10 @@ const FOOTER: &str = "</main>\n<footer><p class=\"soft\">Made by the lab of Dura
 struct Part<'a> {
     results: &'a Results,
     number: usize,
-    reasons: &'a Reasons,
 }
 
 impl Part<'_> {
     fn write(&self, html: &mut String) {
-        self.write_verdict(html);
         self.write_machine(html);
         self.write_peers(html);
         let names = workloads(self.results);
@@ -68,7 +66,7 @@ impl Part<'_> {
             let _ = write!(
                 html,
                 "<li><a href=\"#{}\">{}</a></li>",
-                self.anchor(name),
+                anchor(self.number, name),
                 escaped(name)
             );
         }
@@ -78,76 +76,10 @@ impl Part<'_> {
         }
     }
 
-    fn anchor(&self, workload: &str) -> String {
-        format!("w{}-{}", self.number, workload.replace('/', "-"))
-    }
-
     /// The colour and dash of a peer.
     fn style(&self, peer: &str) -> usize {
         let mut names = self.results.header.peers.iter();
         names.position(|one| one.name == peer).unwrap_or(0)
-    }
-
-    fn write_verdict(&self, html: &mut String) {
-        let header = &self.results.header;
-        let _ = write!(html, "<section><h2 id=\"verdict-{}\">Verdict</h2>", self.number);
-        let mut banners = Vec::new();
-        if header.label == Label::Quick {
-            banners.push("Sanity, not evidence: small counts and few repetitions.".to_string());
-        }
-        if header.machine.is_in_memory() {
-            banners.push("The stores were in memory: nothing here says anything about a disk.".to_string());
-        }
-        if let Some(rate) = header.rate {
-            banners.push(format!(
-                "Open loop: {rate} operations a second were due, whatever the store did. Look at latencies, not at rates."
-            ));
-        }
-        let failures = self.results.failures();
-        banners.extend(failures.iter().map(|failure| format!("FAILED: {failure}")));
-        for banner in banners {
-            let _ = write!(html, "<p class=\"banner\" role=\"note\">{}</p>", escaped(&banner));
-        }
-        if let Some(verdict) = Verdict::of(self.results) {
-            let _ = write!(html, "<p>{}</p><div class=\"sides\">", escaped(&verdict.sentence()));
-            self.write_side(html, &verdict, Side::Leads, "leads", "leads");
-            self.write_side(html, &verdict, Side::Loses, "loses", "loses");
-            self.write_side(html, &verdict, Side::Even, "even", "is even with the best");
-            html.push_str("</div>");
-            if !verdict.space.is_empty() {
-                html.push_str("<h3>Space: the largest size of the files in each workload</h3><ul>");
-                for line in &verdict.space {
-                    let _ = write!(html, "<li>{}</li>", escaped(line));
-                }
-                html.push_str("</ul>");
-            }
-        }
-        html.push_str("</section>\n");
-    }
-
-    fn write_side(&self, html: &mut String, verdict: &Verdict, side: Side, class: &str, words: &str) {
-        let _ = write!(
-            html,
-            "<div class=\"side {class}\"><h3>Where {} {words}: {}</h3><ul>",
-            escaped(&verdict.peer),
-            verdict.on(side).count()
-        );
-        for finding in verdict.on(side) {
-            let _ = write!(
-                html,
-                "<li><b>{}</b>: {}; {}",
-                escaped(&finding.title),
-                escaped(&finding.text()),
-                escaped(&finding.sureness.text())
-            );
-            if side != Side::Leads && !self.reasons.is_empty() {
-                let reason = self.reasons.of(&finding.title);
-                let reason = reason.unwrap_or("nobody has looked for the reason yet");
-                let _ = write!(html, "<br><span class=\"soft\">Why: {}</span>", escaped(reason));
-            }
-            html.push_str("</li>");
-        }
-        html.push_str("</ul></div>");
     }
 
     fn write_machine(&self, html: &mut String) {
@@ -270,7 +202,7 @@ impl Part<'_> {
         let _ = write!(
             html,
             "<section><h2 id=\"{}\">{}</h2>",
-            self.anchor(workload),
+            anchor(self.number, workload),
             escaped(workload)
         );
         let base = workload.split('/').next().unwrap_or(workload);
@@ -383,12 +315,8 @@ impl Part<'_> {
                     );
                 }
                 _ => {
-                    let absence = if entry.phases.is_empty() {
-                        &entry.absence
-                    } else {
-                        "nothing to do"
-                    };
-                    let _ = write!(html, "<td class=\"text\" colspan=\"4\">{}</td></tr>", escaped(absence));
+                    let absence = escaped(&entry.absence);
+                    let _ = write!(html, "<td class=\"text\" colspan=\"4\">{absence}</td></tr>");
                 }
             }
         }
@@ -750,7 +678,7 @@ mod tests {
     fn verdict_comes_first_and_losses_stand_beside_leads() {
         let html = page(&[full()], &Reasons::default());
         let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text} is missing"));
-        assert!(place("id=\"verdict-0\"") < place("Machine and run"));
+        assert!(place("id=\"verdict\"") < place("Machine and run"));
         assert!(place("Where lmdb leads: 2") < place("Where lmdb loses: 0"));
         assert!(html.contains("1.51 times as fast (1.50 to 1.52) as redb"), "{html}");
     }
@@ -866,6 +794,18 @@ mod tests {
         assert!(page(std::slice::from_ref(&results), &Reasons::default()).contains("<dd>1 GiB</dd>"));
         results.header.cache_bytes.clear();
         assert!(page(&[results], &Reasons::default()).contains("not stated"));
+    }
+
+    #[test]
+    fn parts_come_after_the_front_and_every_link_has_a_place() {
+        let html = page(&[full(), full()], &Reasons::default());
+        let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text} is missing"));
+        assert!(place("id=\"verdict\"") < place("id=\"parts\"") && place("id=\"parts\"") < place("id=\"part-0\""));
+        for link in html.split("href=\"#").skip(1) {
+            let target = link.split('"').next().unwrap_or_default();
+            assert_eq!(html.matches(&format!("id=\"{target}\"")).count(), 1, "{target}");
+        }
+        assert_eq!(html.matches("The verdict of this part alone").count(), 2);
     }
 
     #[test]

@@ -86,12 +86,7 @@ impl Results {
 
 fn line(entry: &Entry, baseline: Option<&Entry>, best: f64) -> Vec<String> {
     let (Some(time), Some(rate)) = (entry.time(), entry.rate()) else {
-        let absence = if entry.phases.is_empty() {
-            entry.absence.clone()
-        } else {
-            "nothing to do".to_string()
-        };
-        return vec![entry.name(), absence];
+        return vec![entry.name(), entry.absence.clone()];
     };
     let operations = entry.median(|phase| phase.operations as f64);
     let is_baseline = baseline.is_some_and(|baseline| baseline.peer == entry.peer);

@@ -1,7 +1,20 @@
 //! The verdict in words: in which rows the first peer, which is Duramen where it takes part, leads or loses, by how much,
-//! and how sure that is. It is drawn from the rows by rule, so that nobody chooses what to mention.
+//! and how sure that is; and which rows cannot be compared, and why. It is drawn from the rows by rule, so that nobody
+//! chooses what to mention.
+//!
+//! Every row in which the first peer meets another store is in it once. A row without a time is decided like this:
+//!
+//! | the first peer | the others | the row |
+//! |---|---|---|
+//! | was stopped, or failed | one has a time | is lost |
+//! | has a time | none has one | cannot be compared |
+//! | was stopped, or failed | none has a time | cannot be compared |
+//! | cannot do it | one took part | cannot be compared |
+//! | cannot do it | nor can they | is nobody's |
 
-use crate::analysis::{NO_STORES, Row, bytes_text, rows_of, workloads};
+use crate::analysis::{Entry, NO_STORES, Row, Standing, bytes_text, rows_of, runs_of, time_text, workloads};
+use crate::machine::Machine;
+use crate::peer::Class;
 use crate::results::Results;
 use crate::statistics::{Spread, spread};
 
@@ -15,11 +28,16 @@ const REPETITIONS: usize = 3;
 pub enum Side {
     /// It is faster than the best of the others.
     Leads,
-    /// The best of the others is faster.
+    /// The best of the others is faster, or finished what the first peer did not.
     Loses,
     /// The difference is small, or the repetitions disagree on who is faster.
     Even,
+    /// There are not two times to compare.
+    NotComparable,
 }
+
+/// All sides, in the order in which they are told.
+pub const SIDES: [Side; 4] = [Side::Leads, Side::Loses, Side::Even, Side::NotComparable];
 
 /// How sure that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,82 +62,227 @@ impl Sureness {
     }
 }
 
+/// What a finding rests on.
+#[derive(Debug)]
+pub enum Ground {
+    /// Two times.
+    Times {
+        /// The best of the others.
+        rival: String,
+        /// Time of the rival divided by the first peer's: above 1 the first peer is faster.
+        ratio: Spread,
+        /// How sure it is who is faster.
+        sureness: Sureness,
+    },
+    /// What the peers did, where there are not two times.
+    Words(String),
+}
+
 /// One row of the verdict.
 #[derive(Debug)]
 pub struct Finding {
+    /// The number of the results that it is from.
+    pub part: usize,
+    /// Name of the task.
+    pub workload: String,
     /// What was compared.
     pub title: String,
-    /// The best of the others.
-    pub rival: String,
-    /// Time of the rival divided by the first peer's: above 1 the first peer is faster.
-    pub ratio: Spread,
     /// Who is faster.
     pub side: Side,
-    /// How sure that is.
-    pub sureness: Sureness,
+    /// Why.
+    pub ground: Ground,
 }
 
 impl Finding {
-    fn of(row: &Row, results: &Results) -> Option<Finding> {
+    fn of(row: &Row, results: &Results, part: usize) -> Option<Finding> {
         let own = row.baseline(results)?;
-        own.time()?;
-        let others = row
-            .entries
+        let is_rival = |entry: &&Entry| entry.peer != own.peer && !NO_STORES.contains(&entry.peer);
+        let rivals: Vec<&Entry> = row.entries.iter().filter(is_rival).collect();
+        let has_anybody = rivals.iter().chain([&own]).any(|one| one.standing != Standing::Absent);
+        if rivals.is_empty() || !has_anybody {
+            return None;
+        }
+        let best = rivals
             .iter()
-            .filter(|entry| entry.peer != own.peer && !NO_STORES.contains(&entry.peer));
-        let rival = others
-            .filter(|entry| entry.time().is_some())
-            .max_by(|one, other| one.rate().unwrap_or(0.0).total_cmp(&other.rate().unwrap_or(0.0)))?;
-        let ratio = rival.times_of(own)?;
-        let count = own.phases.len().min(rival.phases.len());
-        let disagree = ratio.min < 1.0 && ratio.max > 1.0;
-        let sureness = match count {
-            _ if disagree => Sureness::Disagree(count),
-            ..REPETITIONS => Sureness::Few(count),
-            _ => Sureness::AllAgree(count),
-        };
-        let side = match ratio.median {
-            _ if disagree => Side::Even,
-            median if median > 1.0 + SAME => Side::Leads,
-            median if median < 1.0 / (1.0 + SAME) => Side::Loses,
-            _ => Side::Even,
+            .filter(|entry| entry.standing == Standing::Timed)
+            .max_by(|one, other| one.rate().unwrap_or(0.0).total_cmp(&other.rate().unwrap_or(0.0)));
+        let (side, ground) = match (own.standing, best) {
+            (Standing::Timed, Some(rival)) => match rival.times_of(own) {
+                Some(ratio) => by_times(own, rival, ratio),
+                None => (Side::NotComparable, all_words(own, &rivals)),
+            },
+            (Standing::Stopped | Standing::Failed, Some(rival)) => (Side::Loses, ended_words(own, rival)),
+            _ => (Side::NotComparable, all_words(own, &rivals)),
         };
         Some(Finding {
+            part,
+            workload: row.workload.to_string(),
             title: row.title(),
-            rival: rival.name(),
-            ratio,
             side,
-            sureness,
+            ground,
         })
     }
 
-    /// By how much, in words.
+    /// By how much, and how sure that is; or why there is nothing to compare.
     pub fn text(&self) -> String {
-        let Spread { median, min, max } = self.ratio;
-        // Told from the side of whoever is faster, so that a factor of a loss is as large as that of a lead.
-        let told = |factor: f64, least: f64, most: f64| {
-            let text = |factor: f64| {
-                if factor < 10.0 {
-                    format!("{factor:.2}")
-                } else {
-                    format!("{factor:.0}")
-                }
-            };
-            let range = if min == max {
-                String::new()
-            } else {
-                format!(" ({} to {})", text(least), text(most))
-            };
-            format!("{} times as fast{range}", text(factor))
+        let (rival, ratio, sureness) = match &self.ground {
+            Ground::Words(words) => return words.clone(),
+            Ground::Times { rival, ratio, sureness } => (rival, *ratio, sureness.text()),
         };
+        let Spread { median, min, max } = ratio;
+        // Told from the side of whoever is faster, so that a factor of a loss is as large as that of a lead.
         match self.side {
-            Side::Leads => format!("{} as {}, the best of the others", told(median, min, max), self.rival),
-            Side::Loses => format!("{} is {}", self.rival, told(1.0 / median, 1.0 / max, 1.0 / min)),
-            Side::Even => format!(
-                "as fast as {}, within the noise ({min:.2} to {max:.2} times)",
-                self.rival
+            Side::Leads => format!(
+                "{} as {rival}, the best of the others; {sureness}",
+                told(median, min, max)
             ),
+            Side::Loses => format!("{rival} is {}; {sureness}", told(1.0 / median, 1.0 / max, 1.0 / min)),
+            Side::Even | Side::NotComparable => {
+                format!("as fast as {rival}, within the noise ({min:.2} to {max:.2} times); {sureness}")
+            }
         }
+    }
+
+    /// How far the two are apart. What was not finished is further behind than any factor.
+    fn weight(&self) -> f64 {
+        match &self.ground {
+            Ground::Times { ratio, .. } => ratio.median.max(1e-9).ln().abs(),
+            Ground::Words(_) => f64::INFINITY,
+        }
+    }
+
+    fn is_sure(&self) -> bool {
+        matches!(
+            self.ground,
+            Ground::Times {
+                sureness: Sureness::AllAgree(_),
+                ..
+            }
+        )
+    }
+}
+
+fn by_times(own: &Entry, rival: &Entry, ratio: Spread) -> (Side, Ground) {
+    let count = own.phases.len().min(rival.phases.len());
+    let disagree = ratio.min < 1.0 && ratio.max > 1.0;
+    let sureness = match count {
+        _ if disagree => Sureness::Disagree(count),
+        ..REPETITIONS => Sureness::Few(count),
+        _ => Sureness::AllAgree(count),
+    };
+    let side = match ratio.median {
+        _ if disagree => Side::Even,
+        median if median > 1.0 + SAME => Side::Leads,
+        median if median < 1.0 / (1.0 + SAME) => Side::Loses,
+        _ => Side::Even,
+    };
+    let rival = rival.name();
+    (side, Ground::Times { rival, ratio, sureness })
+}
+
+/// A factor and its range, in words.
+fn told(factor: f64, least: f64, most: f64) -> String {
+    let text = |factor: f64| {
+        if factor < 10.0 {
+            format!("{factor:.2}")
+        } else {
+            format!("{factor:.0}")
+        }
+    };
+    let range = if least == most {
+        String::new()
+    } else {
+        format!(" ({} to {})", text(least), text(most))
+    };
+    format!("{} times as fast{range}", text(factor))
+}
+
+/// What became of a peer in a row: `lmdb (written): stopped at 10 of 1000`.
+fn outcome(entry: &Entry) -> String {
+    let time = entry
+        .time()
+        .map(|time| format!("{} an operation", time_text(time.median)));
+    format!("{}: {}", entry.name(), time.unwrap_or_else(|| entry.absence.clone()))
+}
+
+fn ended_words(own: &Entry, rival: &Entry) -> Ground {
+    Ground::Words(format!("{}, while {} finished", outcome(own), rival.name()))
+}
+
+fn all_words(own: &Entry, rivals: &[&Entry]) -> Ground {
+    let all: Vec<String> = std::iter::once(outcome(own))
+        .chain(rivals.iter().map(|rival| outcome(rival)))
+        .collect();
+    Ground::Words(all.join("; "))
+}
+
+/// What makes a row of one part the same as a row of another: what ran, how it was to survive, how much of it, and where.
+#[derive(Debug, PartialEq)]
+struct Subject {
+    title: String,
+    class: Option<Class>,
+    scale: f64,
+    seconds: Option<f64>,
+    rate: Option<f64>,
+    machine: Machine,
+}
+
+impl Subject {
+    fn of(title: String, workload: &str, results: &Results) -> Subject {
+        let header = &results.header;
+        let is_own = |name: &str| header.peers.first().is_some_and(|first| first.name == name);
+        let runs = runs_of(results, workload);
+        Subject {
+            title,
+            // Rows of reads are told apart by the class that the pairs were written in.
+            class: runs.iter().find(|run| is_own(&run.peer)).and_then(|run| run.class),
+            scale: header.scale,
+            seconds: header.seconds,
+            rate: header.rate,
+            machine: header.machine.clone(),
+        }
+    }
+}
+
+/// The size of the files in a workload.
+#[derive(Debug)]
+pub struct Space {
+    /// The number of the results that it is from.
+    pub part: usize,
+    /// Name of the task.
+    pub workload: String,
+    /// Against whom, in words.
+    pub text: String,
+}
+
+/// Rows of a workload that count no more, because a later part has them too.
+#[derive(Debug)]
+pub struct Superseded {
+    /// Name of the task.
+    pub workload: String,
+    /// The part whose rows count no more.
+    pub earlier: usize,
+    /// The part whose rows count.
+    pub later: usize,
+    /// How the rows went in the earlier part.
+    pub findings: Vec<Finding>,
+}
+
+impl Superseded {
+    /// In words, with the parts numbered from 1.
+    pub fn text(&self) -> String {
+        let count = |side| self.findings.iter().filter(|finding| finding.side == side).count();
+        format!(
+            "{}, rows: {}. Part {} counts in place of part {}, which has leads: {}, losses: {}, even: {}, not comparable: {}",
+            self.workload,
+            self.findings.len(),
+            self.later + 1,
+            self.earlier + 1,
+            count(Side::Leads),
+            count(Side::Loses),
+            count(Side::Even),
+            count(Side::NotComparable)
+        )
     }
 }
 
@@ -131,25 +294,68 @@ pub struct Verdict {
     /// Rows, those with the largest difference first.
     pub findings: Vec<Finding>,
     /// Space of its files against the smallest of the others, by workload.
-    pub space: Vec<String>,
+    pub space: Vec<Space>,
+    /// What was left out of it.
+    pub superseded: Vec<Superseded>,
 }
 
 impl Verdict {
-    /// Draws it.
+    /// Draws it from one run.
     pub fn of(results: &Results) -> Option<Verdict> {
-        let peer = results.header.peers.first()?.name.clone();
-        let mut findings: Vec<Finding> = workloads(results)
-            .into_iter()
-            .flat_map(|workload| rows_of(results, workload))
-            .filter_map(|row| Finding::of(&row, results))
-            .collect();
-        let weight = |finding: &Finding| finding.ratio.median.max(1e-9).ln().abs();
-        findings.sort_by(|one, other| weight(other).total_cmp(&weight(one)));
-        Some(Verdict {
-            space: space(results, &peer),
-            peer,
-            findings,
-        })
+        Verdict::over(&[(0, results)])
+    }
+
+    /// Draws it from several parts, each with its number. All have the same first peer. Of a row that is in several
+    /// parts the one of the part that began last counts.
+    pub fn over(parts: &[(usize, &Results)]) -> Option<Verdict> {
+        let (_, first) = parts.first()?;
+        let mut verdict = Verdict {
+            peer: first.header.peers.first()?.name.clone(),
+            findings: Vec::new(),
+            space: Vec::new(),
+            superseded: Vec::new(),
+        };
+        let mut parts = parts.to_vec();
+        parts.sort_by_key(|(part, results)| (results.header.started_unix, *part));
+        let (mut rows, mut sizes): (Latest<Finding>, Latest<Space>) = (Latest::default(), Latest::default());
+        for (part, results) in parts {
+            for workload in workloads(results) {
+                let all = rows_of(results, workload);
+                for row in &all {
+                    let Some(finding) = Finding::of(row, results, part) else {
+                        continue;
+                    };
+                    let earlier = rows.put(Subject::of(row.title(), workload, results), finding);
+                    earlier.into_iter().for_each(|earlier| verdict.supersede(earlier, part));
+                }
+                if let Some(text) = space_text(&all, results, &verdict.peer) {
+                    let workload = workload.to_string();
+                    let subject = Subject::of(workload.clone(), &workload, results);
+                    sizes.put(subject, Space { part, workload, text });
+                }
+            }
+        }
+        verdict.findings = rows.values();
+        verdict
+            .findings
+            .sort_by(|one, other| other.weight().total_cmp(&one.weight()));
+        verdict.space = sizes.values();
+        Some(verdict)
+    }
+
+    fn supersede(&mut self, earlier: Finding, later: usize) {
+        let is_same = |one: &&mut Superseded| {
+            (one.earlier, one.later) == (earlier.part, later) && one.workload == earlier.workload
+        };
+        match self.superseded.iter_mut().find(is_same) {
+            Some(superseded) => superseded.findings.push(earlier),
+            None => self.superseded.push(Superseded {
+                workload: earlier.workload.clone(),
+                earlier: earlier.part,
+                later,
+                findings: vec![earlier],
+            }),
+        }
     }
 
     /// The findings on one side.
@@ -157,73 +363,95 @@ impl Verdict {
         self.findings.iter().filter(move |finding| finding.side == side)
     }
 
-    /// The verdict in a sentence.
+    /// The verdict in a sentence or two.
     pub fn sentence(&self) -> String {
         let count = |side| self.on(side).count();
-        let sure = self
-            .findings
-            .iter()
-            .filter(|finding| matches!(finding.sureness, Sureness::AllAgree(_)))
-            .count();
         let rows = self.findings.len();
         if rows == 0 {
             return format!("{} was compared with no other store.", self.peer);
         }
+        let sure = self.findings.iter().filter(|finding| finding.is_sure()).count();
+        let is_ended = |finding: &&Finding| matches!(finding.ground, Ground::Words(_));
+        let ended = match self.on(Side::Loses).filter(is_ended).count() {
+            0 => String::new(),
+            ended => format!(
+                " {ended} of the losses are rows that another store finished and {} did not.",
+                self.peer
+            ),
+        };
         format!(
-            "Against the best of the other stores, {} leads in {} of {rows} rows, loses in {}, and is even in {}. In {sure} of \
-             them all of three or more repetitions agree on who is faster.",
+            "Against the best of the other stores, {} leads in {} of {rows} rows, loses in {}, is even in {}, and {} are not \
+             comparable.{ended} In {sure} of them all of three or more repetitions agree on who is faster.",
             self.peer,
             count(Side::Leads),
             count(Side::Loses),
-            count(Side::Even)
+            count(Side::Even),
+            count(Side::NotComparable)
         )
     }
 }
 
-/// The largest size of the files in each workload: the first peer's, and the smallest of the others.
-fn space(results: &Results, peer: &str) -> Vec<String> {
-    let mut lines = Vec::new();
-    for workload in workloads(results) {
-        let rows = rows_of(results, workload);
-        let largest = |name: &str| {
-            let entries = rows
-                .iter()
-                .flat_map(|row| &row.entries)
-                .filter(|entry| entry.peer == name);
-            let sizes = entries.filter_map(|entry| {
-                spread(
-                    entry
-                        .values(|phase| phase.file_bytes as f64)
-                        .into_iter()
-                        .map(|(_, size)| size),
-                )
-            });
-            sizes.map(|size| size.median).fold(0.0, f64::max)
-        };
-        let own = largest(peer);
-        let others = results.header.peers.iter().map(|other| other.name.as_str());
-        let smallest = others
-            .filter(|name| *name != peer && !NO_STORES.contains(name))
-            .map(|name| (name, largest(name)))
-            .filter(|(_, size)| *size > 0.0)
-            .min_by(|one, other| one.1.total_cmp(&other.1));
-        if let (true, Some((name, size))) = (own > 0.0, smallest) {
-            lines.push(format!(
-                "{workload}: {peer} {}, the smallest of the others {} ({name}): {:.2} times",
-                bytes_text(own),
-                bytes_text(size),
-                own / size
-            ));
+/// Values by subject, the latest of each, in the order in which the subjects first came.
+struct Latest<T>(Vec<(Subject, T)>);
+
+impl<T> Default for Latest<T> {
+    fn default() -> Latest<T> {
+        Latest(Vec::new())
+    }
+}
+
+impl<T> Latest<T> {
+    /// Takes a value, and gives back the one that it supersedes.
+    fn put(&mut self, subject: Subject, value: T) -> Option<T> {
+        match self.0.iter_mut().find(|(other, _)| *other == subject) {
+            Some((_, place)) => Some(std::mem::replace(place, value)),
+            None => {
+                self.0.push((subject, value));
+                None
+            }
         }
     }
-    lines
+
+    fn values(self) -> Vec<T> {
+        self.0.into_iter().map(|(_, value)| value).collect()
+    }
+}
+
+/// The largest size of the files in a workload: the first peer's, and the smallest of the others.
+fn space_text(rows: &[Row], results: &Results, peer: &str) -> Option<String> {
+    let largest = |name: &str| {
+        let entries = rows
+            .iter()
+            .flat_map(|row| &row.entries)
+            .filter(|entry| entry.peer == name);
+        let sizes = entries.filter_map(|entry| {
+            let sizes = entry.values(|phase| phase.file_bytes as f64);
+            spread(sizes.into_iter().map(|(_, size)| size))
+        });
+        sizes.map(|size| size.median).fold(0.0, f64::max)
+    };
+    let own = largest(peer);
+    let others = results.header.peers.iter().map(|other| other.name.as_str());
+    let (name, size) = others
+        .filter(|name| *name != peer && !NO_STORES.contains(name))
+        .map(|name| (name, largest(name)))
+        .filter(|(_, size)| *size > 0.0)
+        .min_by(|one, other| one.1.total_cmp(&other.1))?;
+    (own > 0.0).then(|| {
+        format!(
+            "{peer} {}, the smallest of the others {} ({name}): {:.2} times",
+            bytes_text(own),
+            bytes_text(size),
+            own / size
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::Class;
-    use crate::results::tests::{results, run};
+    use crate::results::tests::{header, results, run};
+    use crate::results::{Outcome, Run};
 
     /// `lmdb` is the first peer of these results.
     fn verdict(own: [u64; 3], rival: [u64; 3]) -> Verdict {
@@ -234,6 +462,43 @@ mod tests {
             ]
         });
         Verdict::of(&results(both.collect())).expect("peers")
+    }
+
+    /// A run whose puts the limit of the cell stopped, so that it never came to its gets.
+    fn stopped(peer: &str) -> Run {
+        let mut run = run(peer, Class::Written, 0, 100);
+        let Outcome::Passed(record) = &mut run.outcome else {
+            panic!("it passed")
+        };
+        record.phases[0].stopped_at_of = Some(1000);
+        record.phases.pop();
+        run
+    }
+
+    fn failed(peer: &str) -> Run {
+        let mut run = run(peer, Class::Written, 0, 100);
+        run.outcome = Outcome::Failed("a wrong value".to_string());
+        run
+    }
+
+    fn passed(peer: &str) -> Run {
+        run(peer, Class::Written, 0, 100)
+    }
+
+    /// The sides of puts and gets when these runs are all there is.
+    fn sides(runs: Vec<Run>) -> Vec<Side> {
+        let verdict = Verdict::of(&results(runs)).expect("peers");
+        verdict.findings.iter().map(|finding| finding.side).collect()
+    }
+
+    /// Results of one repetition that began so many seconds after 1970.
+    fn part(started_unix: u64, own: u64, rival: u64) -> Results {
+        let mut part = results(vec![
+            run("lmdb", Class::Written, 0, own),
+            run("redb", Class::Written, 0, rival),
+        ]);
+        part.header.started_unix = started_unix;
+        part
     }
 
     #[test]
@@ -249,15 +514,96 @@ mod tests {
             "{loses:?}"
         );
         assert!(loses.sentence().contains("loses in 2"), "{}", loses.sentence());
-        assert_eq!(leads.findings[0].sureness, Sureness::AllAgree(3));
+        assert!(leads.findings[0].text().contains("all 3 repetitions agree"));
+        assert!(
+            leads.sentence().contains("In 2 of them all of three"),
+            "{}",
+            leads.sentence()
+        );
     }
 
     #[test]
     fn repetitions_that_disagree_make_a_row_even() {
         let verdict = verdict([100, 100, 100], [300, 300, 90]);
         assert!(verdict.findings.iter().all(|finding| finding.side == Side::Even));
-        assert_eq!(verdict.findings[0].sureness, Sureness::Disagree(3));
         assert!(verdict.findings[0].text().contains("noise"));
+        assert!(verdict.findings[0].text().contains("the 3 repetitions disagree"));
+    }
+
+    #[test]
+    fn row_that_the_first_peer_did_not_finish_is_a_loss() {
+        let mut slower = vec![stopped("lmdb"), passed("redb")];
+        assert_eq!(sides(slower.clone()), [Side::Loses; 2]);
+        assert_eq!(sides(vec![failed("lmdb"), passed("redb")]), [Side::Loses; 2]);
+        slower.push(run("null", Class::None, 0, 1));
+        let verdict = Verdict::of(&results(slower)).expect("peers");
+        let texts: Vec<String> = verdict.findings.iter().map(Finding::text).collect();
+        assert_eq!(
+            texts,
+            [
+                "lmdb (written): stopped at 10 of 1000, while redb (written) finished",
+                "lmdb (written): not reached: stopped at 10 of 1000 in put, while redb (written) finished"
+            ]
+        );
+        let sentence = verdict.sentence();
+        assert!(
+            sentence.contains("loses in 2")
+                && sentence.contains("2 of the losses are rows that another store finished"),
+            "{sentence}"
+        );
+    }
+
+    #[test]
+    fn row_without_two_times_is_counted_as_not_comparable() {
+        use Side::NotComparable;
+        assert_eq!(sides(vec![passed("lmdb"), stopped("redb")]), [NotComparable; 2]);
+        assert_eq!(sides(vec![passed("lmdb"), failed("redb")]), [NotComparable; 2]);
+        assert_eq!(sides(vec![stopped("lmdb"), stopped("redb")]), [NotComparable]);
+        let verdict = Verdict::of(&results(vec![passed("lmdb"), stopped("redb")])).expect("peers");
+        assert_eq!(
+            verdict.findings[0].text(),
+            "lmdb (written): 100 ns an operation; redb (written): stopped at 10 of 1000"
+        );
+        assert!(
+            verdict.sentence().contains("of 2 rows") && verdict.sentence().contains("2 are not comparable"),
+            "{}",
+            verdict.sentence()
+        );
+    }
+
+    #[test]
+    fn row_that_the_first_peer_cannot_do_is_told_and_one_that_nobody_can_is_not() {
+        let cannot = |peer: &str| {
+            let mut run = passed(peer);
+            let Outcome::Passed(record) = &mut run.outcome else {
+                panic!("it passed")
+            };
+            record.phases.pop();
+            record
+                .unsupported
+                .push(("get".to_string(), "is write-only".to_string()));
+            run
+        };
+        let verdict = Verdict::of(&results(vec![cannot("lmdb"), passed("redb")])).expect("peers");
+        let told: Vec<&Finding> = verdict.on(Side::NotComparable).collect();
+        assert_eq!(told.len(), 1);
+        assert!(
+            told[0].text().contains("lmdb (written): n/a: is write-only"),
+            "{told:?}"
+        );
+        let nobody = sides(vec![cannot("lmdb"), cannot("redb"), run("null", Class::Written, 0, 1)]);
+        assert_eq!(nobody, [Side::Even], "only the puts");
+    }
+
+    #[test]
+    fn what_was_not_finished_is_told_before_any_factor() {
+        let mut slow = passed("redb");
+        slow.workload = "map/1M".to_string();
+        let mut slower = run("lmdb", Class::Written, 0, 900);
+        slower.workload = "map/1M".to_string();
+        let verdict = Verdict::of(&results(vec![slower, slow, stopped("lmdb"), passed("redb")])).expect("peers");
+        let order: Vec<&str> = verdict.on(Side::Loses).map(|one| one.workload.as_str()).collect();
+        assert_eq!(order, ["first", "first", "map/1M", "map/1M"]);
     }
 
     #[test]
@@ -269,5 +615,79 @@ mod tests {
         let verdict = Verdict::of(&results).expect("peers");
         assert!(verdict.findings.is_empty());
         assert!(verdict.sentence().contains("no other store"));
+    }
+
+    #[test]
+    fn part_that_began_later_supersedes_whatever_its_place() {
+        let (earlier, later) = (part(100, 300, 100), part(200, 100, 300));
+        for parts in [[(0, &earlier), (1, &later)], [(1, &earlier), (0, &later)]] {
+            let verdict = Verdict::over(&parts).expect("peers");
+            assert_eq!((verdict.findings.len(), verdict.on(Side::Leads).count()), (2, 2));
+            let [superseded] = verdict.superseded.as_slice() else {
+                panic!("one workload: {verdict:?}")
+            };
+            assert_eq!(superseded.findings.len(), 2);
+            assert!(
+                superseded.text().contains("leads: 0, losses: 2"),
+                "{}",
+                superseded.text()
+            );
+            assert!(verdict.findings.iter().all(|finding| finding.part == superseded.later));
+        }
+        let text = Verdict::over(&[(0, &earlier), (1, &later)]).expect("peers").superseded[0].text();
+        assert!(
+            text.starts_with("first, rows: 2. Part 2 counts in place of part 1"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn rows_of_another_class_scale_or_machine_supersede_nothing() {
+        let first = part(100, 100, 300);
+        let mut scaled = part(200, 300, 100);
+        scaled.header.scale = 1.0;
+        let mut elsewhere = part(200, 300, 100);
+        elsewhere.header.machine.processor = "another".to_string();
+        let mut synced = part(200, 300, 100);
+        for run in &mut synced.runs {
+            run.class = Some(Class::Synced);
+        }
+        for other in [scaled, elsewhere, synced] {
+            let verdict = Verdict::over(&[(0, &first), (1, &other)]).expect("peers");
+            assert!(verdict.superseded.is_empty(), "{verdict:?}");
+            assert_eq!(
+                (verdict.on(Side::Leads).count(), verdict.on(Side::Loses).count()),
+                (2, 2)
+            );
+        }
+    }
+
+    #[test]
+    fn later_part_without_rivals_hides_no_loss() {
+        let first = part(100, 300, 100);
+        let mut alone = results(vec![run("lmdb", Class::Written, 0, 1)]);
+        alone.header = header(&["lmdb"]);
+        alone.header.started_unix = 200;
+        let verdict = Verdict::over(&[(0, &first), (1, &alone)]).expect("peers");
+        assert_eq!(verdict.on(Side::Loses).count(), 2);
+    }
+
+    #[test]
+    fn space_is_told_once_for_a_workload_that_is_in_two_parts() {
+        let with_files = |started, bytes| {
+            let mut part = part(started, 100, 100);
+            for run in &mut part.runs {
+                let own = run.peer == "lmdb";
+                let Outcome::Passed(record) = &mut run.outcome else {
+                    panic!("it passed")
+                };
+                record.phases[0].file_bytes = if own { bytes } else { 1_000 };
+            }
+            part
+        };
+        let (earlier, later) = (with_files(100, 3_000), with_files(200, 2_000));
+        let verdict = Verdict::over(&[(0, &earlier), (1, &later)]).expect("peers");
+        let texts: Vec<&str> = verdict.space.iter().map(|space| space.text.as_str()).collect();
+        assert_eq!(texts, ["lmdb 2 kB, the smallest of the others 1 kB (redb): 2.00 times"]);
     }
 }

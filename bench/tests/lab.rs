@@ -327,6 +327,34 @@ fn compressed_results_have_a_report_and_are_compared() {
 }
 
 #[test]
+fn report_of_several_results_has_one_verdict_and_a_command_that_works() {
+    let place = Place::new();
+    let run = || {
+        let peers = ["first", "--peers", "lmdb,sqlite", "--durability", "written"];
+        let output = place.run(&[&peers[..], &TINY].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    };
+    run();
+    std::fs::rename(place.file("results.json"), place.file("earlier.json")).expect("a new name");
+    run();
+    let output = place.lab(&["report", "earlier.json", "results.json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let page = std::fs::read_to_string(place.file("earlier.html")).expect("a page");
+    assert_eq!(page.matches("<h2 id=\"verdict\">").count(), 1);
+    assert!(
+        page.contains("first, rows: 7. Part 2 counts in place of part 1"),
+        "{page}"
+    );
+
+    let command = page.split("<pre tabindex=\"0\">cargo lab ").nth(1).expect("a command");
+    let command = command.split('<').next().expect("its end");
+    let words: Vec<&str> = command.split(' ').collect();
+    let output = place.lab(&[&words[..], &["--json", "again.json", "--directory", "."]].concat());
+    assert!(output.status.success(), "{command}: {}", text(&output.stderr));
+    assert!(place.file("again.json").exists());
+}
+
+#[test]
 fn bad_results_get_a_message_and_no_report() {
     let place = Place::new();
     std::fs::write(place.file("old.json"), r#"{"format": 1, "commit": "cafe", "runs": []}"#).expect("a file");

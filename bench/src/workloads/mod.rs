@@ -260,6 +260,9 @@ pub struct Record {
     pub notes: Vec<String>,
 }
 
+/// How reasons end when it is the limit of the cell that kept a phase from being done.
+pub const BY_LIMIT: &str = "within the time limit of the cell";
+
 /// Measures the phases of one run.
 pub struct Recorder<'a> {
     directory: &'a Path,
@@ -288,7 +291,7 @@ impl<'a> Recorder<'a> {
     /// Measures phases that are done at the same time; `run` gives one piece of work for each name.
     pub fn phases(&mut self, names: &[(&str, Work)], run: impl FnOnce() -> Result<Vec<Done>>) -> Result<()> {
         if self.is_stopped {
-            self.not_done(names, "not reached within the time limit of the cell");
+            self.not_done(names, &format!("not reached {BY_LIMIT}"));
             return Ok(());
         }
         let meter = Meter::start(self.driver.process(), self.directory)?;

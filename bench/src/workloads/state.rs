@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::loads::{get_each, read_back, run_outside};
-use super::{Context, Recorder, Variant, Workload};
+use super::{BY_LIMIT, Context, Recorder, Variant, Workload};
 use crate::crew::{Worked, alone};
 use crate::data::{Generator, Keys, Length, Values};
 use crate::load::{Load, LoadWriter, Operation};
@@ -195,10 +195,7 @@ impl Rows<'_> {
     /// Reads and writes of records that are there, 7 to 3; each write a commit of its own.
     fn mixed(&self, recorder: &mut Recorder) -> Result<()> {
         if recorder.is_stopped() {
-            recorder.not_done(
-                &[("mixed", Work::Writes)],
-                "not reached within the time limit of the cell",
-            );
+            recorder.not_done(&[("mixed", Work::Writes)], &format!("not reached {BY_LIMIT}"));
             return Ok(());
         }
         let peer = self.open("mixed")?;
@@ -206,7 +203,7 @@ impl Rows<'_> {
         if loaded.put(self.context, &*peer)?.stopped_at_of.is_some() {
             recorder.not_done(
                 &[("mixed", Work::Writes)],
-                "its records were not loaded within the time limit of the cell",
+                &format!("its records were not loaded {BY_LIMIT}"),
             );
             return peer.close();
         }

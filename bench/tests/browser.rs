@@ -1,10 +1,11 @@
 //! The report in a real browser, without a window: it is shown whole, nothing is said on the console, and nothing is
 //! loaded. The page forbids loading by a policy of its own, so a request would be an error on the console; that such an
-//! error is seen is tested too. Without a browser on the machine there is nothing to test.
+//! error is seen is tested too. On a phone nothing is wider than the screen, and where people ask for dark pages it is dark.
+//! Without a browser on the machine there is nothing to test.
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{Place, text};
@@ -12,7 +13,7 @@ use common::{Place, text};
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
 /// Opens a page and returns the document as the browser has it then, and what it logged.
-fn open(place: &Place, page: &Path) -> Option<Output> {
+fn open(place: &Place, page: &Path, options: &[&str]) -> Option<Output> {
     let url = format!("file://{}", page.display());
     let profile = format!("--user-data-dir={}", place.file("profile").display());
     let arguments = [
@@ -25,6 +26,7 @@ fn open(place: &Place, page: &Path) -> Option<Output> {
     let found = BROWSERS.iter().find_map(|browser| {
         Command::new(browser)
             .args(arguments)
+            .args(options)
             .arg(&profile)
             .arg(&url)
             .env("HOME", place.path())
@@ -32,7 +34,8 @@ fn open(place: &Place, page: &Path) -> Option<Output> {
             .ok()
     });
     if found.is_none() {
-        eprintln!("n/a: there is no browser on this machine");
+        assert!(std::env::var_os("LAB_TOOLS_REQUIRED").is_none(), "a browser is missing");
+        eprintln!("n/a: there is no browser on this machine, so the report is not looked at here");
     }
     found
 }
@@ -46,23 +49,82 @@ fn console(output: &Output) -> Vec<String> {
         .collect()
 }
 
+/// A report with tables, curves and two parts.
+fn report(place: &Place) -> PathBuf {
+    let workloads = ["first", "synced-puts", "--peers", "lmdb,sqlite"];
+    let output = place.run(&[&workloads[..], &["--scale", "0.001", "--repeat", "2"]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = place.lab(&["report", "results.json", "results.json", "--output", "report.html"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    place.file("report.html")
+}
+
+/// What a script finds out about a page, with everything unfolded. The report itself forbids scripts, so it is a copy
+/// that is looked at.
+const LOOK: &str = "<script>document.querySelectorAll('details').forEach(one => { one.open = true; });\
+    document.body.dataset.seen = [innerWidth, document.documentElement.scrollWidth, \
+    getComputedStyle(document.body).backgroundColor.replaceAll(' ', '')].join(' ');</script>";
+
+/// The width of the window, the width of the page, and the colour of its ground.
+fn seen(place: &Place, page: &Path, options: &[&str]) -> Option<(u32, u32, String)> {
+    let html = std::fs::read_to_string(page).expect("a page");
+    let allowed = html.replace("default-src 'none'", "script-src 'unsafe-inline'");
+    assert_ne!(html, allowed, "the policy of the page is another one");
+    let copy = place.file("copy.html");
+    std::fs::write(&copy, allowed.replace("</body>", &format!("{LOOK}</body>"))).expect("a page");
+    let document = text(&open(place, &copy, options)?.stdout);
+    let found = document
+        .split("data-seen=\"")
+        .nth(1)
+        .and_then(|rest| rest.split('"').next());
+    let words: Vec<&str> = found
+        .unwrap_or_else(|| panic!("the script ran: {document}"))
+        .split(' ')
+        .collect();
+    let [window, page, ground] = words.as_slice() else {
+        panic!("three words: {words:?}")
+    };
+    let number = |word: &str| word.parse().expect("a number");
+    Some((number(window), number(page), ground.to_string()))
+}
+
+#[test]
+fn on_a_phone_nothing_is_wider_than_the_screen() {
+    let place = Place::new();
+    let page = report(&place);
+    let Some((window, width, _)) = seen(&place, &page, &["--window-size=400,800"]) else {
+        return;
+    };
+    assert!(window <= 640, "as narrow as the style sheet thinks of: {window}");
+    assert!(width <= window, "{width} in a window of {window}");
+
+    let wide = place.file("wide.html");
+    let html = std::fs::read_to_string(&page).expect("a page");
+    std::fs::write(
+        &wide,
+        html.replace("<main>", "<main><p style=\"width:2000px\">wide</p>"),
+    )
+    .expect("a page");
+    let (window, width, _) = seen(&place, &wide, &["--window-size=400,800"]).expect("a browser, as before");
+    assert!(width > window, "what is too wide is seen");
+}
+
+#[test]
+fn report_is_dark_for_who_wants_it_so() {
+    let place = Place::new();
+    let page = report(&place);
+    let Some((_, _, light)) = seen(&place, &page, &[]) else {
+        return;
+    };
+    let (_, _, dark) = seen(&place, &page, &["--force-dark-mode"]).expect("a browser, as before");
+    assert_eq!((light.as_str(), dark.as_str()), ("rgb(255,255,255)", "rgb(13,17,23)"));
+}
+
 #[test]
 fn report_is_shown_whole_without_a_word_on_the_console_and_loads_nothing() {
     let place = Place::new();
-    let output = place.run(&[
-        "first",
-        "synced-puts",
-        "--peers",
-        "lmdb,sqlite",
-        "--scale",
-        "0.001",
-        "--repeat",
-        "2",
-    ]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(place.lab(&["report", "results.json"]).status.success());
-    let page = place.file("results.html");
-    let Some(shown) = open(&place, &page) else { return };
+    let page = report(&place);
+    let Some(shown) = open(&place, &page, &[]) else { return };
     let document = text(&shown.stdout);
     assert!(shown.status.success(), "{}", text(&shown.stderr));
     assert!(
@@ -82,7 +144,7 @@ fn report_is_shown_whole_without_a_word_on_the_console_and_loads_nothing() {
         html.replace("<main>", "<main><img src=\"http://127.0.0.1:9/x.png\">"),
     )
     .expect("a page");
-    let shown = open(&place, &spoiled).expect("a browser, as before");
+    let shown = open(&place, &spoiled, &[]).expect("a browser, as before");
     assert!(
         !console(&shown).is_empty(),
         "a page that loads something is seen: {}",

@@ -91,6 +91,9 @@ pub struct Setting {
     pub class: Class,
     /// Size of the store's own cache, if it has one.
     pub cache_bytes: u64,
+    /// Whether a store that reads through a mapping, and lets that be chosen, has the kernel read ahead, as it does unless
+    /// it is told not to.
+    pub has_read_ahead: bool,
 }
 
 /// A peer that can be opened.

@@ -104,6 +104,7 @@ impl Foreign {
         let setting = Setting {
             class: if is_written { Class::Written } else { setting.class },
             cache_bytes: CACHE_BYTES >> 4,
+            ..setting
         };
         let remote = self.open_in(session, beside.path(), setting)?;
         remote.examine()?;

@@ -77,7 +77,12 @@ impl<'a> Server<'a> {
                 cache_bytes,
             } => {
                 ensure!(self.open.is_none(), "a store is open already");
-                self.open = Some(self.driver.open(&directory, Setting { class, cache_bytes })?);
+                let setting = Setting {
+                    class,
+                    cache_bytes,
+                    has_read_ahead: true,
+                };
+                self.open = Some(self.driver.open(&directory, setting)?);
             }
             Request::Run(request) => return Ok(serde_json::to_value(self.run(&request)?)?),
             Request::Fetch { keys, key_bytes, out } => self.fetch(&keys, key_bytes, &out)?,

@@ -59,6 +59,7 @@ impl Driver for Lmdb {
                 ),
                 format!("{READERS} reader slots: the default of 126 is less than some workloads need"),
                 "no cache of its own: the kernel's page cache".to_string(),
+                "MDB_NORDAHEAD in mega, as published".to_string(),
             ],
             is_persistent: true,
             is_shared_by_processes: true,
@@ -67,19 +68,29 @@ impl Driver for Lmdb {
     }
 
     fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
-        let mut options = EnvOpenOptions::new();
-        options.map_size(MAP_BYTES).max_readers(READERS);
-        if setting.class != Class::Synced {
-            // SAFETY: NO_SYNC weakens only what survives a power cut, which is what this class says.
-            unsafe { options.flags(EnvFlags::NO_SYNC) };
-        }
-        // SAFETY: the directory is the lab's own: nobody else changes or truncates the file under the mapping.
-        let environment = unsafe { options.open(directory) }?;
+        let environment = environment(directory, setting)?;
         let mut transaction = environment.write_txn()?;
         let pairs = environment.create_database(&mut transaction, None)?;
         transaction.commit()?;
         Ok(Box::new(Store { environment, pairs }))
     }
+}
+
+fn environment(directory: &Path, setting: Setting) -> Result<Env> {
+    let mut options = EnvOpenOptions::new();
+    options.map_size(MAP_BYTES).max_readers(READERS);
+    let mut flags = EnvFlags::empty();
+    if setting.class != Class::Synced {
+        flags |= EnvFlags::NO_SYNC;
+    }
+    if !setting.has_read_ahead {
+        flags |= EnvFlags::NO_READ_AHEAD;
+    }
+    // SAFETY: NO_SYNC weakens only what survives a power cut, which is what this class says; NO_READ_AHEAD is advice to the
+    // kernel.
+    unsafe { options.flags(flags) };
+    // SAFETY: the directory is the lab's own: nobody else changes or truncates the file under the mapping.
+    Ok(unsafe { options.open(directory) }?)
 }
 
 impl Reader for Moment<'_> {
@@ -158,6 +169,31 @@ impl Peer for Store {
 
     fn close(self: Box<Self>) -> Result<()> {
         self.environment.prepare_for_closing().wait();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::CACHE_BYTES;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn kernel_is_told_not_to_read_ahead_only_where_that_is_asked_for() -> Result<()> {
+        for has_read_ahead in [true, false] {
+            let scratch = Scratch::new(&std::env::temp_dir())?;
+            let setting = Setting {
+                class: Class::Written,
+                cache_bytes: CACHE_BYTES,
+                has_read_ahead,
+            };
+            let environment = environment(scratch.path(), setting)?;
+            let flags = environment.get_flags()?;
+            let has = |flag: EnvFlags| flags & flag.bits() != 0;
+            assert_eq!(has(EnvFlags::NO_READ_AHEAD), !has_read_ahead, "{flags:#x}");
+            assert!(has(EnvFlags::NO_SYNC), "{flags:#x}");
+        }
         Ok(())
     }
 }

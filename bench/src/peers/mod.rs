@@ -134,6 +134,7 @@ mod tests {
         let setting = Setting {
             class,
             cache_bytes: CACHE_BYTES >> 4,
+            has_read_ahead: true,
         };
         let mut peer = driver.open(scratch.path(), setting)?;
         let is_exempt = driver.describe().is_exempt;
@@ -226,6 +227,7 @@ mod tests {
             let setting = Setting {
                 class: description.classes[0].0,
                 cache_bytes: CACHE_BYTES >> 4,
+                has_read_ahead: true,
             };
             let scratch = Scratch::new(&std::env::temp_dir())?;
             let (live, kept) = (scratch.path().join("live"), scratch.path().join("kept"));

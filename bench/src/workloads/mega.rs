@@ -20,7 +20,7 @@ use super::{Context, Recorder, Variant, Workload};
 use crate::crew::{Shift, Worked, crew};
 use crate::data::{Checker, Generator, Keys, Length, Values, key_text};
 use crate::measure::{Done, Latencies, Timeline, TimelineCounts, Work};
-use crate::peer::{Class, Peer};
+use crate::peer::{Class, Peer, Setting};
 use crate::shared::SharedCounters;
 
 const WRITERS: usize = 16;
@@ -76,7 +76,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     }
     let values = Values::new(context.seed, Length::Mega);
     let base = base_keys(context.records());
-    let peer = context.open()?;
+    let peer = open(context)?;
     load_in_batches(&*peer, base.all(), &values)?;
     let file = context.directory.with_extension("counters");
     let counters = SharedCounters::create(&file, WRITERS)?;
@@ -84,7 +84,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     if is_spread {
         peer.close()?;
         recorder.phases(&NAMES, || run_processes(context, &file))?;
-        let peer = context.open()?;
+        let peer = open(context)?;
         load.verify_all(&*peer, &base)?;
         std::fs::remove_file(&file)?;
         return peer.close();
@@ -99,6 +99,17 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
 }
 
 fn base_keys(count: usize) -> Keys {
+/// Opens the store with the published settings: beside no sync and the reader slots, no read-ahead.
+fn open(context: &Context) -> Result<Box<dyn Peer>> {
+    context.open_with(
+        context.directory,
+        Setting {
+            has_read_ahead: false,
+            ..context.setting()
+        },
+    )
+}
+
     Keys::collect(13, (0..count).map(|number| format!("key{number:010}")))
 }
 
@@ -426,7 +437,7 @@ pub fn run_member(context: &Context, arguments: &MemberArguments) -> Result<()> 
     let values = Values::new(context.seed, Length::Mega);
     let counters = SharedCounters::open(&arguments.counters, WRITERS)?;
     let load = Load::new(context, &values, &counters);
-    let peer = context.open()?;
+    let peer = open(context)?;
     println!("ready");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;

@@ -215,11 +215,21 @@ impl Context<'_> {
 
     /// Opens the peer in a directory, which is made when it is missing.
     pub fn open_in(&self, directory: &Path) -> Result<Box<dyn Peer>> {
-        std::fs::create_dir_all(directory)?;
-        let setting = Setting {
+        self.open_with(directory, self.setting())
+    }
+
+    /// How the peer is opened unless the workload says otherwise.
+    pub fn setting(&self) -> Setting {
+        Setting {
             class: self.class,
             cache_bytes: self.cache_bytes,
-        };
+            has_read_ahead: true,
+        }
+    }
+
+    /// Opens the peer in a directory, in another way than the usual.
+    pub fn open_with(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
+        std::fs::create_dir_all(directory)?;
         self.driver.open(directory, setting)
     }
 

@@ -2,8 +2,12 @@
 //! commit in the class of the run.
 //!
 //! Every row has a store of its own, as each of the published tests has; the reading rows read what the row of
-//! sequential writes stored. Above 100,000 records a flush comes after every 100,000 puts, because several stores cannot
-//! hold more in one commit.
+//! sequential writes stored. At 1M and 10M a flush comes after every 100,000 puts, because several stores cannot hold more
+//! in one commit. The `large` rows keep the published flush after 10,000 puts and one read for ten puts; their records
+//! are the published 100,000, 1M and 10M.
+//!
+//! A commit that has begun is ended and counted, also when the limit of the cell comes meanwhile. So after a row that was
+//! stopped, exactly the puts that were counted are there, and they are read back like those of any other row.
 
 use std::path::{Path, PathBuf};
 
@@ -17,13 +21,18 @@ use crate::load::{Load, LoadWriter, Operation};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Outside, Pairs, Peer};
 
-/// Puts in one commit at most.
+/// Puts in one commit at most, at scale 1 and above.
 const COMMIT_MAX: usize = 100_000;
+/// Puts in one commit of the `large` rows.
+const LARGE_COMMIT: usize = 10_000;
+/// Records of the `large` rows at least.
+const LARGE_MIN: usize = 100_000;
 
 pub const WORKLOAD: Workload = Workload {
     name: "state",
-    about: "GeaFlow's load: 4-byte keys, 100-byte values, at 10k, 1M and 10M: sequential and random writes with one flush, \
-        reads, mixed, batches, 100,000 puts, checkpoint and recovery",
+    about: "GeaFlow's load: 4-byte keys, 100-byte values, at 10k, 1M and 10M: sequential and random writes with one flush \
+        (at 1M and 10M one after every 100,000), reads, mixed with a commit for each put, batches, checkpoint and recovery, \
+        100k to 10M puts with a flush after every 10,000",
     variants: &[
         Variant {
             label: "10k",
@@ -50,6 +59,7 @@ struct Rows<'a> {
     context: &'a Context<'a>,
     values: Values,
     count: usize,
+    commit_max: usize,
     sequential: Keys,
 }
 
@@ -59,16 +69,16 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         context,
         values: Values::new(context.seed, Length::Fixed(100)),
         count,
+        commit_max: context.scaled(COMMIT_MAX).min(COMMIT_MAX),
         sequential: numbers(0..count as u32),
     };
     rows.sequential(recorder)?;
     rows.random(recorder)?;
     rows.mixed(recorder)?;
     rows.batches(recorder)?;
-    if context.variant.records == 10_000 {
-        rows.large(recorder)?;
-    }
-    rows.checkpoint(recorder)
+    // Before the large rows, which may use up the time of the cell.
+    rows.checkpoint(recorder)?;
+    rows.large(recorder)
 }
 
 /// Numbers as 4-byte keys.
@@ -89,7 +99,8 @@ impl<'a> Flushes<'a> {
         Flushes { keys, values, each }
     }
 
-    /// Puts keys in one commit after another. A latency is that of a commit: its pairs are handed over in one call.
+    /// Puts keys in one commit after another. What was acknowledged are the first keys, as many as there were operations.
+    /// The latencies are those of the commits.
     fn put(&self, context: &Context, peer: &dyn Peer) -> Result<Done> {
         let Flushes { keys, values, each } = self;
         let shift = context.pace.whole_shift(1);
@@ -107,6 +118,17 @@ impl<'a> Flushes<'a> {
             Ok(part.len() as u64)
         })?;
         Ok(of_puts(worked, keys.len()))
+    }
+
+    /// Puts them as a row of its own, and returns how many were acknowledged before the limit of the cell.
+    fn measured(&self, context: &Context, recorder: &mut Recorder, row: &str, peer: &dyn Peer) -> Result<usize> {
+        let mut acknowledged = 0;
+        recorder.phase(row, Work::Writes, || {
+            let done = self.put(context, peer)?;
+            acknowledged = done.operations as usize;
+            Ok(done)
+        })?;
+        Ok(acknowledged)
     }
 }
 
@@ -138,11 +160,8 @@ impl Rows<'_> {
     fn sequential(&self, recorder: &mut Recorder) -> Result<()> {
         let peer = self.open("sequential")?;
         let keys = &self.sequential;
-        let flushes = Flushes::new(keys, COMMIT_MAX, self.value(keys, |_| 0));
-        recorder.phase("seq-write", Work::Writes, || flushes.put(self.context, &*peer))?;
-        if recorder.is_stopped() {
-            return peer.close();
-        }
+        let flushes = Flushes::new(keys, self.commit_max, self.value(keys, |_| 0));
+        let acknowledged = flushes.measured(self.context, recorder, "seq-write", &*peer)?;
         recorder.phase("seq-read", Work::Reads, || {
             get_each(self.context, &*peer, keys.all(), &self.values, 1)
         })?;
@@ -154,7 +173,7 @@ impl Rows<'_> {
         recorder.phase("rand-read", Work::Reads, || {
             get_each(self.context, &*peer, reads.all(), &self.values, 1)
         })?;
-        read_back(&*peer, keys.all(), self.present(0))?;
+        read_back(&*peer, keys.all().part(0, acknowledged), self.present(0))?;
         peer.close()
     }
 
@@ -172,9 +191,14 @@ impl Rows<'_> {
                 version
             })
             .collect();
-        let flushes = Flushes::new(&keys, COMMIT_MAX, self.value(&keys, |at| versions[at]));
-        recorder.phase("rand-write", Work::Writes, || flushes.put(self.context, &*peer))?;
-        if !recorder.is_stopped() {
+        let flushes = Flushes::new(&keys, self.commit_max, self.value(&keys, |at| versions[at]));
+        let acknowledged = flushes.measured(self.context, recorder, "rand-write", &*peer)?;
+        if acknowledged < self.count {
+            last.fill(None);
+            let written = picks.iter().zip(&versions).take(acknowledged);
+            written.for_each(|(pick, version)| last[*pick as usize] = Some(*version));
+        }
+        if acknowledged > 0 {
             self.verify_versions(&*peer, &last)?;
         }
         peer.close()
@@ -199,8 +223,10 @@ impl Rows<'_> {
             return Ok(());
         }
         let peer = self.open("mixed")?;
-        let loaded = Flushes::new(&self.sequential, COMMIT_MAX, self.value(&self.sequential, |_| 0));
-        if loaded.put(self.context, &*peer)?.stopped_at_of.is_some() {
+        let flushes = Flushes::new(&self.sequential, self.commit_max, self.value(&self.sequential, |_| 0));
+        let loaded = flushes.put(self.context, &*peer)?.operations as usize;
+        if loaded < self.count {
+            read_back(&*peer, self.sequential.all().part(0, loaded), self.present(0))?;
             recorder.not_done(
                 &[("mixed", Work::Writes)],
                 &format!("its records were not loaded {BY_LIMIT}"),
@@ -264,30 +290,27 @@ impl Rows<'_> {
     fn batches(&self, recorder: &mut Recorder) -> Result<()> {
         let peer = self.open("batch")?;
         let keys = &self.sequential;
-        let flush = (self.count / 10).clamp(1, COMMIT_MAX);
+        let flush = (self.count / 10).clamp(1, self.commit_max);
         let flushes = Flushes::new(keys, flush, self.value(keys, |_| 0));
-        recorder.phase("batch", Work::Writes, || flushes.put(self.context, &*peer))?;
-        if !recorder.is_stopped() {
-            read_back(&*peer, keys.all(), self.present(0))?;
-        }
+        let acknowledged = flushes.measured(self.context, recorder, "batch", &*peer)?;
+        read_back(&*peer, keys.all().part(0, acknowledged), self.present(0))?;
         peer.close()
     }
 
-    /// Ten times as many puts as the other rows, and as many reads as they.
+    /// As many records as the form has, but the published 100,000 at least; a flush after every 10,000 puts, and one read
+    /// for ten of them.
     fn large(&self, recorder: &mut Recorder) -> Result<()> {
         let peer = self.open("large")?;
-        let keys = numbers(0..self.count as u32 * 10);
-        let flushes = Flushes::new(&keys, self.count, self.value(&keys, |_| 0));
-        recorder.phase("large write", Work::Writes, || flushes.put(self.context, &*peer))?;
-        if recorder.is_stopped() {
-            return peer.close();
-        }
-        let picks = Generator::new(self.context.seed, "large").picks(self.count, keys.len());
+        let count = self.count.max(self.context.scaled(LARGE_MIN));
+        let keys = numbers(0..count as u32);
+        let flushes = Flushes::new(&keys, self.context.scaled(LARGE_COMMIT), self.value(&keys, |_| 0));
+        let acknowledged = flushes.measured(self.context, recorder, "large write", &*peer)?;
+        let picks = Generator::new(self.context.seed, "large").picks(count.div_ceil(10), count);
         let reads = keys.picked(&picks);
         recorder.phase("large read", Work::Reads, || {
             get_each(self.context, &*peer, reads.all(), &self.values, 1)
         })?;
-        read_back(&*peer, keys.all(), self.present(0))?;
+        read_back(&*peer, keys.all().part(0, acknowledged), self.present(0))?;
         peer.close()
     }
 
@@ -309,6 +332,7 @@ impl Rows<'_> {
             is_made = true;
             Ok(Done::untimed(1))
         })?;
+        read_back(&*peer, keys.all(), self.present(0))?;
         peer.close()?;
         if !is_made {
             recorder.not_done(&names[1..], "there is no checkpoint to recover from");

@@ -79,6 +79,7 @@ honest! {
     honest_peers_pass_state_stability: "state-stability" at 0.05,
     honest_peers_pass_reads: "reads/1M" at 0.002,
     honest_peers_pass_overwrites: "overwrites" at 0.0005,
+    honest_peers_pass_state_in_several_commits: "state/1M" at 0.0005,
     honest_peers_pass_redb_table: "redb-table" at 0.0004,
     honest_peers_pass_ycsb_a: "ycsb-a" at 0.001,
     honest_peers_pass_ycsb_c: "ycsb-c" at 0.001,

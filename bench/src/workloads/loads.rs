@@ -160,6 +160,21 @@ pub fn read_back_shares(
     })
 }
 
+/// Reads back what each worker had not come to in its share. A worker that was stopped had ended what it had begun, so none
+/// of it is in doubt.
+pub fn read_back_rests(
+    peer: &dyn Peer,
+    keys: KeySlice,
+    acknowledged: &[u64],
+    check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Copy,
+) -> Result<()> {
+    let workers = acknowledged.len();
+    acknowledged.iter().enumerate().try_for_each(|(worker, count)| {
+        let share = keys.share(worker, workers);
+        read_back(peer, share.part(*count as usize, share.len()), check)
+    })
+}
+
 /// Loads keys in batches.
 pub fn load_in_batches(peer: &dyn Peer, keys: KeySlice, values: &Values) -> Result<()> {
     keys.chunks(BATCH_PAIRS)
@@ -173,7 +188,8 @@ pub fn put_batch(peer: &dyn Peer, keys: KeySlice, values: &Values) -> Result<()>
 }
 
 /// Loads keys in commits of `batch` pairs as one measured piece of work, which the limit of the cell can stop between
-/// two commits. The latencies are those of the commits.
+/// two commits: what was acknowledged are the first keys, as many as there were operations. The latencies are those of the
+/// commits.
 pub fn load_measured(
     context: &Context,
     peer: &dyn Peer,

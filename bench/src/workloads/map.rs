@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::loads::{delete_each, get_each, put_each, read_back, read_back_shares};
+use super::loads::{delete_each, get_each, put_each, read_back, read_back_rests, read_back_shares};
 use super::{Context, Recorder, Variant, Workload, tally_scan};
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work};
@@ -90,6 +90,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         Ok(done)
     })?;
     read_back_shares(&*peer, keys.all(), &deleted, absent)?;
+    read_back_rests(&*peer, keys.all(), &deleted, present).context("what was not deleted yet")?;
     if deleted.iter().sum::<u64>() == keys.len() as u64 && !context.is_exempt() {
         let left = tally_scan(&*peer)?.pairs();
         ensure!(left == 0, "{left} pairs are left after every key was deleted");

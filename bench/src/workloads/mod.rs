@@ -2,7 +2,8 @@
 //!
 //! A workload runs for one peer in a process of its own. It makes its data from the seed, does its phases through a
 //! [`Recorder`], verifies everything it reads, reads back everything it wrote after the clock, and fails on the first
-//! wrong value. The workloads of brokers and clusters will stand beside these, with a driver of their own kind.
+//! wrong value; when the limit of the cell stopped a row, it reads back what was acknowledged until then. Where the
+//! workloads of brokers and clusters go is in `docs/lab/adding-a-workload.md`.
 
 mod first;
 mod loads;
@@ -15,6 +16,8 @@ mod reads;
 mod redb_table;
 mod state;
 mod state_stability;
+#[cfg(test)]
+mod stopped;
 mod synced_puts;
 #[cfg(test)]
 mod tests;

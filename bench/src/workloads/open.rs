@@ -25,8 +25,6 @@ const PAIRS_PER_PUT: usize = 10;
 const WRITING_MAX: Duration = Duration::from_secs(10);
 /// What a pipe holds: the acknowledgements that the writer may be ahead of who counts them.
 const PIPE_BYTES: usize = 1 << 16;
-/// Loaded pairs that are looked at after the crash.
-const SAMPLE: usize = 100_000;
 
 pub const WORKLOAD: Workload = Workload {
     name: "open",
@@ -44,15 +42,18 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let keys = Generator::new(context.seed, "load").keys(count, 16);
     let values = Values::new(context.seed, Length::Fixed(100));
     let checker = context.checker(&values);
-    let mut sampler = Generator::new(context.seed, "sample");
-    let sample = keys.picked(&sampler.picks(SAMPLE.min(count), count));
+    let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
     let fresh = Generator::new(context.seed, "fresh").keys(2, 16);
     let peer = context.open()?;
     recorder.phase("load in batches of 1,000", Work::Writes, || {
-        load_measured(context, &*peer, keys.all(), &values, 1000)
+    let mut loaded = 0;
+        let done = load_measured(context, &*peer, keys.all(), &values, 1000)?;
+        loaded = done.operations as usize;
+        Ok(done)
     })?;
     if recorder.is_stopped() {
         recorder.note("the load was stopped, so nothing was opened and nobody was killed".to_string());
+        read_back(&*peer, keys.all().part(0, loaded), present)?;
         return peer.close();
     }
     recorder.phase("close", Work::Writes, || peer.close().map(|()| Done::untimed(1)))?;
@@ -67,8 +68,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
 
     let acknowledged = kill_a_writer(context, count.div_ceil(PAIRS_PER_PUT))?;
     let peer = run.open_and_use(recorder, "after kill -9", keys.at(count / 2), fresh.at(1))?;
-    let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
-    read_back(&*peer, sample.all(), present).context("after kill -9, a pair that was closed in an orderly way")?;
+    read_back(&*peer, keys.all(), present).context("after kill -9, a pair that was closed in an orderly way")?;
     read_back(&*peer, fresh.all(), present).context("after kill -9")?;
     let lost = run.count_lost(&*peer, &acknowledged)?;
     recorder.note(format!(

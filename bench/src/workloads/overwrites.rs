@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::loads::load_measured;
+use super::loads::{load_measured, read_back};
 use super::{Context, Recorder, Workload, only};
 use crate::analysis::time_text;
 use crate::crew::alone;
@@ -44,10 +44,16 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let checker = context.checker(&values);
     let picks = Generator::new(context.seed, "overwrite").picks(count.max(1 << 16), count);
     let peer = context.open()?;
+    let mut loaded = 0;
     recorder.phase("load, 1,000 a commit", Work::Writes, || {
-        load_measured(context, &*peer, keys.all(), &values, BATCH)
+        let done = load_measured(context, &*peer, keys.all(), &values, BATCH)?;
+        loaded = done.operations as usize;
+        Ok(done)
     })?;
     if recorder.is_stopped() {
+        read_back(&*peer, keys.all().part(0, loaded), |key, found| {
+            checker.present(key, 0, found)
+        })?;
         return peer.close();
     }
     let mut versions = vec![0u32; count];

@@ -1,11 +1,11 @@
 //! Single puts that survive power loss, from 1, 8 and 32 threads: what one sync costs, and whether committers share it.
 //!
 //! Every step runs for a time or until its keys are used up, whichever comes first, on a store that holds some pairs
-//! already. After each step every acknowledged key is read back.
+//! already. After each step every acknowledged key is read back, and at the end those that were there before.
 
 use anyhow::{Context as _, Result};
 
-use super::loads::{load_in_batches, read_back_shares};
+use super::loads::{load_in_batches, read_back, read_back_shares};
 use super::{Context, Recorder, Workload, only};
 use crate::crew::{crew, together};
 use crate::data::{Generator, Length, Values};
@@ -34,6 +34,7 @@ pub const WORKLOAD: Workload = Workload {
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let values = Values::new(context.seed, Length::Fixed(100));
     let checker = context.checker(&values);
+    let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
     let peer = context.open()?;
     let loaded = Generator::new(context.seed, "load").keys(context.records(), 16);
     load_in_batches(&*peer, loaded.all(), &values)?;
@@ -55,10 +56,8 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
             acknowledged = worked.iter().map(|worked| worked.operations).collect();
             Ok(together(worked))
         })?;
-        read_back_shares(&*peer, keys.all(), &acknowledged, |key, found| {
-            checker.present(key, 0, found)
-        })
-        .with_context(|| format!("after {name}"))?;
+        read_back_shares(&*peer, keys.all(), &acknowledged, present).with_context(|| format!("after {name}"))?;
     }
+    read_back(&*peer, loaded.all(), present).context("what was there before")?;
     peer.close()
 }

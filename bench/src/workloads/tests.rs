@@ -9,7 +9,7 @@ use crate::peer::{Class, Driver};
 use crate::peers;
 use crate::scratch::Scratch;
 
-fn pace() -> Pace {
+pub fn pace() -> Pace {
     Pace {
         limit: u64::MAX,
         seconds: None,
@@ -17,7 +17,7 @@ fn pace() -> Pace {
     }
 }
 
-fn run_paced(name: &str, driver: &dyn Driver, scale: f64, pace: Pace) -> Result<Record> {
+pub fn run_paced(name: &str, driver: &dyn Driver, scale: f64, pace: Pace) -> Result<Record> {
     let scratch = Scratch::new(&std::env::temp_dir())?;
     let task = named(name)?[0];
     let class = task.workload.class_for(driver, None).map_err(anyhow::Error::msg)?;

@@ -2,6 +2,7 @@
 
 mod analysis;
 mod charts;
+mod children;
 mod command_line;
 mod compare;
 mod crew;

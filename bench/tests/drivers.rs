@@ -15,20 +15,8 @@ use serde_json::Value;
 /// One cell in a process of its own.
 fn once(workload: &str, peer: &str, class: &str, more: &[&str]) -> Output {
     let place = Place::new();
-    std::fs::create_dir(place.file("store")).expect("a directory");
-    let own = [
-        "once",
-        workload,
-        "--peer",
-        peer,
-        "--durability",
-        class,
-        "--seed",
-        "5",
-        "--directory",
-        "store",
-    ];
-    place.lab(&[&own[..], more].concat())
+    let output = place.once(workload, peer, class, more).output();
+    output.expect("the lab starts")
 }
 
 fn record(workload: &str, peer: &str, class: &str, more: &[&str]) -> Value {

@@ -294,6 +294,56 @@ fn several_processes_share_a_store_where_the_peer_allows_it() {
     }
 }
 
+/// The processes whose parent is this one and which have not ended: one that nobody waits for is still in the list.
+fn children(parent: u32) -> Vec<u32> {
+    let process = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let all = std::fs::read_dir("/proc").expect("the processes").flatten();
+    let is_child = |process: &u32| running_child_of(*process) == Some(parent);
+    all.filter_map(process).filter(is_child).collect()
+}
+
+/// The parent of a process that runs.
+fn running_child_of(process: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // After the name, which may have anything in it: the state, and the parent.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    (!["Z", "X"].contains(&state)).then_some(fields.next()?.parse().ok()?)
+}
+
+/// Waits for what comes by itself, and fails when it does not.
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let last = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !is_so() {
+        assert!(std::time::Instant::now() < last, "{what} did not come");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn processes_that_share_a_store_end_when_their_cell_is_killed() {
+    let place = Place::new();
+    // They would work for a minute.
+    let more = ["--scale", "0.001", "--seconds", "60"];
+    let mut cell = place
+        .once("mega/processes", "lmdb", "written", &more)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("the lab starts");
+    wait_until("four processes", || children(cell.id()).len() == 4);
+    let members = children(cell.id());
+    // Killed before they work, they would end with the pipe that they read from; the counters are above 0 when they do.
+    let counters = place.file("store.counters");
+    wait_until("a write", || {
+        std::fs::read(&counters).is_ok_and(|counters| counters.iter().any(|byte| *byte != 0))
+    });
+    cell.kill().expect("a cell that runs");
+    cell.wait().expect("its end");
+    wait_until("the end of all processes", || {
+        members.iter().all(|member| running_child_of(*member).is_none())
+    });
+}
+
 #[test]
 fn report_is_one_file_beside_its_results() {
     let place = Place::new();

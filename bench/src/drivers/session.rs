@@ -4,7 +4,6 @@
 //! when the session is dropped, so that nothing goes on writing into a directory that is about to be removed.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::protocol::{Hello, Request, VERSION};
+use crate::children::end_with_this_thread;
 use crate::peer::Unsupported;
 
 /// How long a driver may take for what has no time of its own, and for what it does beyond such a time.
@@ -31,13 +31,7 @@ pub struct Session {
 impl Session {
     /// Starts a driver and hears what it is.
     pub fn start(name: &str, mut command: Command, patience: Duration) -> Result<(Session, Hello)> {
-        // SAFETY: between fork and exec only one system call is made, which allocates nothing and takes no lock.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            });
-        }
+        end_with_this_thread(&mut command);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

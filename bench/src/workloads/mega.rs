@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loads::{load_in_batches, read_back};
 use super::{Context, Recorder, Variant, Workload};
+use crate::children::end_with_this_thread;
 use crate::crew::{Shift, Worked, crew};
 use crate::data::{Checker, Generator, Keys, Length, Values, key_text};
 use crate::measure::{Done, Latencies, Timeline, TimelineCounts, Work};
@@ -98,7 +99,6 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     peer.close()
 }
 
-fn base_keys(count: usize) -> Keys {
 /// Opens the store with the published settings: beside no sync and the reader slots, no read-ahead.
 fn open(context: &Context) -> Result<Box<dyn Peer>> {
     context.open_with(
@@ -110,6 +110,7 @@ fn open(context: &Context) -> Result<Box<dyn Peer>> {
     )
 }
 
+fn base_keys(count: usize) -> Keys {
     Keys::collect(13, (0..count).map(|number| format!("key{number:010}")))
 }
 
@@ -460,7 +461,8 @@ pub fn run_member(context: &Context, arguments: &MemberArguments) -> Result<()> 
     Ok(())
 }
 
-/// Processes that are ended when this is dropped, so that none goes on writing into a directory that is removed.
+/// Processes that are ended when this is dropped, so that none goes on writing into a directory that is removed. When this
+/// process is killed, the kernel ends them.
 struct Members(Vec<Child>);
 
 impl Drop for Members {
@@ -552,6 +554,7 @@ fn start_member(context: &Context, counters: &Path, process: usize) -> Result<Ch
     if let Some(rate) = context.pace.rate {
         command.args(["--rate", &rate.to_string()]);
     }
+    end_with_this_thread(&mut command);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::loads::{load_measured, read_back};
 use super::{Context, Recorder, Workload, only};
+use crate::children::end_with_this_thread;
 use crate::data::{Checker, Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
@@ -45,15 +46,15 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
     let fresh = Generator::new(context.seed, "fresh").keys(2, 16);
     let peer = context.open()?;
-    recorder.phase("load in batches of 1,000", Work::Writes, || {
     let mut loaded = 0;
+    recorder.phase("load in batches of 1,000", Work::Writes, || {
         let done = load_measured(context, &*peer, keys.all(), &values, 1000)?;
         loaded = done.operations as usize;
         Ok(done)
     })?;
     if recorder.is_stopped() {
-        recorder.note("the load was stopped, so nothing was opened and nobody was killed".to_string());
         read_back(&*peer, keys.all().part(0, loaded), present)?;
+        recorder.note("the load was stopped, so nothing was opened and nobody was killed".to_string());
         return peer.close();
     }
     recorder.phase("close", Work::Writes, || peer.close().map(|()| Done::untimed(1)))?;
@@ -147,7 +148,9 @@ fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
 fn start_writer(context: &Context, puts: usize) -> Result<Child> {
     // SAFETY: asks for the orphans of our children to become ours, and touches nothing else.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
-    Command::new("/proc/self/exe")
+    let mut command = Command::new("/proc/self/exe");
+    end_with_this_thread(&mut command);
+    command
         // A driver of another language is a process of the writer's; both are killed at the same moment.
         .process_group(0)
         .args([

@@ -44,6 +44,14 @@ impl Place {
         self.lab(&[&["run"], arguments, &own].concat())
     }
 
+    /// One cell in a process of its own, with its store in `store`.
+    pub fn once(&self, workload: &str, peer: &str, class: &str, more: &[&str]) -> Command {
+        std::fs::create_dir(self.file("store")).expect("a directory");
+        let own = ["once", workload, "--peer", peer, "--durability", class];
+        let place = ["--seed", "5", "--directory", "store"];
+        self.command(&[&own[..], &place, more].concat())
+    }
+
     pub fn results(&self) -> serde_json::Value {
         let bytes = std::fs::read(self.file("results.json")).expect("results");
         serde_json::from_slice(&bytes).expect("JSON")

@@ -1,10 +1,10 @@
 //! Peers with a planted fault, to test the workloads: each fault must be caught by those that the matrix in
 //! `workloads/tests.rs` names. They are reached by name only and never listed, so nobody can run one by accident.
 //!
-//! All but one wrap the locked `BTreeMap` and claim every class. The one that acknowledges before it writes can be
-//! caught only by a crash, so it wraps a store that keeps its data.
+//! They claim every class. Most wrap the locked `BTreeMap`; those whose names end in `-kept` wrap LMDB, for the workloads
+//! that close and open the store or share it among processes. The one that acknowledges before it writes can be caught
+//! only by a crash, so it wraps LMDB too.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -25,20 +25,38 @@ pub enum Fault {
     Loses,
     /// A deletion is acknowledged and not done.
     KeepsDeleted,
+    /// A deletion takes the pair that follows with it.
+    DeletesNext,
     /// Writes are acknowledged while they are in the memory of the process.
     Early,
 }
 
 /// The driver of a faulty peer.
-pub struct Faulty(pub Fault);
+pub struct Faulty {
+    fault: Fault,
+    /// Whether it keeps its data in files, which several processes may share.
+    is_kept: bool,
+}
 
 /// All faulty peers.
 pub const ALL: &[&dyn Driver] = &[
-    &Faulty(Fault::Stale),
-    &Faulty(Fault::Loses),
-    &Faulty(Fault::KeepsDeleted),
-    &Faulty(Fault::Early),
+    &in_memory(Fault::Stale),
+    &in_memory(Fault::Loses),
+    &in_memory(Fault::KeepsDeleted),
+    &in_memory(Fault::DeletesNext),
+    &kept(Fault::Stale),
+    &kept(Fault::Loses),
+    &kept(Fault::KeepsDeleted),
+    &kept(Fault::Early),
 ];
+
+const fn in_memory(fault: Fault) -> Faulty {
+    Faulty { fault, is_kept: false }
+}
+
+const fn kept(fault: Fault) -> Faulty {
+    Faulty { fault, is_kept: true }
+}
 
 const STALE_EVERY: u64 = 97;
 const LOSES_EVERY: u64 = 10_000;
@@ -47,11 +65,15 @@ const EARLY_WRITES: usize = 16;
 
 impl Driver for Faulty {
     fn describe(&self) -> Description {
-        let name = match self.0 {
-            Fault::Stale => "faulty-stale",
-            Fault::Loses => "faulty-loses",
-            Fault::KeepsDeleted => "faulty-keeps-deleted",
-            Fault::Early => "faulty-early",
+        let name = match (self.fault, self.is_kept) {
+            (Fault::Stale, false) => "faulty-stale",
+            (Fault::Loses, false) => "faulty-loses",
+            (Fault::KeepsDeleted, false) => "faulty-keeps-deleted",
+            (Fault::DeletesNext, _) => "faulty-deletes-next",
+            (Fault::Stale, true) => "faulty-stale-kept",
+            (Fault::Loses, true) => "faulty-loses-kept",
+            (Fault::KeepsDeleted, true) => "faulty-keeps-deleted-kept",
+            (Fault::Early, _) => "faulty-early",
         };
         Description {
             name: name.to_string(),
@@ -59,42 +81,46 @@ impl Driver for Faulty {
             classes: [Class::Synced, Class::Written, Class::None]
                 .map(|class| (class, "claimed, wrongly".to_string()))
                 .to_vec(),
-            is_persistent: self.0 == Fault::Early,
+            is_persistent: self.is_kept,
+            // What the early one keeps to itself, another process does not see.
+            is_shared_by_processes: self.is_kept && self.fault != Fault::Early,
             ..Description::default()
         }
     }
 
     fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
-        if self.0 == Fault::Early {
-            let inner = Lmdb.open(
-                directory,
-                Setting {
-                    class: Class::Written,
-                    ..setting
-                },
-            )?;
+        let base: &dyn Driver = if self.is_kept { &Lmdb } else { &Locked };
+        let setting = Setting {
+            class: Class::Written,
+            ..setting
+        };
+        let inner = base.open(directory, setting)?;
+        if self.fault == Fault::Early {
             return Ok(Box::new(Early {
                 inner,
                 kept: Mutex::default(),
             }));
         }
+        let before = directory.join("before");
+        std::fs::create_dir_all(&before)?;
         Ok(Box::new(Wrong {
-            inner: Locked.open(directory, setting)?,
-            fault: self.0,
-            before: Mutex::default(),
+            inner,
+            fault: self.fault,
+            before: base.open(&before, setting)?,
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
         }))
     }
 }
 
-/// What was there before the last write to each key.
-type Before = Mutex<BTreeMap<Vec<u8>, Option<Vec<u8>>>>;
+/// Stands before a value that was there; where nothing was there, nothing stands.
+const THERE: u8 = 1;
 
 struct Wrong {
     inner: Box<dyn Peer>,
     fault: Fault,
-    before: Before,
+    /// What was there before the last write to each key, kept as the pairs are.
+    before: Box<dyn Peer>,
     reads: AtomicU64,
     writes: AtomicU64,
 }
@@ -115,14 +141,26 @@ impl Wrong {
         if self.fault != Fault::Stale {
             return Ok(());
         }
-        let mut before = None;
+        let mut before = Vec::new();
         self.inner.get(key, &mut |found| {
-            before = found.map(<[u8]>::to_vec);
+            if let Some(value) = found {
+                before.push(THERE);
+                before.extend_from_slice(value);
+            }
             Ok(())
         })?;
-        let mut all = self.before.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(key.to_vec(), before);
-        Ok(())
+        self.before.put(key, &before)
+    }
+
+    fn delete_next(&self, key: &[u8]) -> Result<()> {
+        let mut next = None;
+        self.inner.read(&mut |reader| {
+            reader.scan(key, 2, &mut |found, _| {
+                next = (found != key).then(|| found.to_vec());
+                Ok(())
+            })
+        })?;
+        next.map_or(Ok(()), |next| self.inner.delete(&next))
     }
 }
 
@@ -130,9 +168,13 @@ impl Reader for WrongMoment<'_> {
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
         let number = self.peer.reads.fetch_add(1, Ordering::Relaxed);
         if self.peer.fault == Fault::Stale && number % STALE_EVERY == STALE_EVERY - 1 {
-            let all = self.peer.before.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(before) = all.get(key) {
-                return found(before.as_deref());
+            let mut before = None;
+            self.peer.before.get(key, &mut |found| {
+                before = found.map(<[u8]>::to_vec);
+                Ok(())
+            })?;
+            if let Some(before) = before {
+                return found(before.strip_prefix(&[THERE]));
             }
         }
         self.inner.get(key, found)
@@ -164,6 +206,9 @@ impl Peer for Wrong {
         if self.fault == Fault::KeepsDeleted || self.is_lost() {
             return Ok(());
         }
+        if self.fault == Fault::DeletesNext {
+            self.delete_next(key)?;
+        }
         self.inner.delete(key)
     }
 
@@ -185,6 +230,7 @@ impl Peer for Wrong {
     }
 
     fn close(self: Box<Self>) -> Result<()> {
+        self.before.close()?;
         self.inner.close()
     }
 }

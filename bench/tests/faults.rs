@@ -1,0 +1,51 @@
+//! The matrix of faults for the workloads that start the lab again: `open`, whose writer is killed, and `mega/processes`. The
+//! other cells of it are in `src/workloads/tests.rs`. The faulty peers are those that keep their data in files.
+
+mod common;
+
+use common::{Place, text};
+
+/// The error with which a workload ends on a faulty peer, if it ends so.
+fn caught(workload: &str, peer: &str, scale: &str) -> Option<String> {
+    let place = Place::new();
+    let output = place.once(workload, peer, "written", &["--scale", scale]).output();
+    let output = output.expect("the lab starts");
+    (!output.status.success()).then(|| text(&output.stderr))
+}
+
+fn must_catch(workload: &str, peer: &str, scale: &str) {
+    let error = caught(workload, peer, scale).unwrap_or_else(|| panic!("{workload} did not notice {peer}"));
+    let names_it = ["key ", "records"].iter().any(|word| error.contains(word));
+    assert!(names_it, "{workload}: {peer}: {error}");
+}
+
+#[test]
+fn open_catches_a_stale_value() {
+    must_catch("open", "faulty-stale-kept", "0.0005");
+}
+
+#[test]
+fn open_catches_a_lost_write() {
+    must_catch("open", "faulty-loses-kept", "0.0012");
+}
+
+#[test]
+fn mega_in_several_processes_catches_a_stale_value() {
+    must_catch("mega/processes", "faulty-stale-kept", "0.001");
+}
+
+#[test]
+fn mega_in_several_processes_catches_a_lost_write() {
+    must_catch("mega/processes", "faulty-loses-kept", "0.015");
+}
+
+#[test]
+fn workloads_without_deletes_cannot_see_that_none_are_done() {
+    for workload in ["open", "mega/processes"] {
+        assert_eq!(
+            caught(workload, "faulty-keeps-deleted-kept", "0.0005"),
+            None,
+            "{workload}"
+        );
+    }
+}

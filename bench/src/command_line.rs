@@ -64,7 +64,14 @@ enum Command {
         directory: PathBuf,
     },
     /// Four peers, six workloads, under two minutes, and a report: sanity, not evidence.
-    Quick,
+    Quick {
+        /// Factor on all counts and times.
+        #[arg(long, default_value_t = QUICK_SCALE, value_name = "FACTOR")]
+        scale: f64,
+        /// Where the stores are made, and removed afterwards; it must be on a real disk.
+        #[arg(long, default_value = "/var/tmp")]
+        directory: PathBuf,
+    },
     /// One run of one peer in this process; prints its record as JSON.
     #[command(hide = true)]
     Once {
@@ -190,7 +197,7 @@ pub fn run() -> Result<ExitCode> {
         } => report(&results, output, reasons.as_deref()),
         Command::Compare { old, new } => compare_results(&old, &new),
         Command::Doctor { directory } => examine(&directory),
-        Command::Quick => quick(),
+        Command::Quick { scale, directory } => quick(scale, directory),
         Command::Once { workload, place } => {
             let task = one_task(&workload)?;
             let record = runner::run_here(task, &place.context(&task)?)?;
@@ -277,16 +284,19 @@ const QUICK_WORKLOADS: [&str; 6] = [
     "ycsb-a",
 ];
 
-fn quick() -> Result<ExitCode> {
+/// At this scale it takes less than two minutes.
+const QUICK_SCALE: f64 = 0.05;
+
+fn quick(scale: f64, directory: PathBuf) -> Result<ExitCode> {
     let arguments = RunArguments {
         workloads: QUICK_WORKLOADS.map(str::to_string).to_vec(),
         peers: QUICK_PEERS.map(str::to_string).to_vec(),
-        scale: 0.05,
+        scale,
         repeat: 2,
         // 48 cells: the slowest peers reach these ends, and two minutes are kept.
         seconds: Some(0.4),
         limit: 15,
-        directory: PathBuf::from("/var/tmp"),
+        directory,
         ..RunArguments::default()
     };
     let mut header = header_of(&arguments)?;

@@ -345,6 +345,35 @@ fn processes_that_share_a_store_end_when_their_cell_is_killed() {
 }
 
 #[test]
+fn quick_ends_with_where_its_report_is_and_that_it_is_no_evidence() {
+    let place = Place::new();
+    let output = place.lab(&["quick", "--scale", "0.0002", "--directory", "."]);
+    let shown = text(&output.stdout);
+    assert!(output.status.success(), "{shown}\n{}", text(&output.stderr));
+    let last: Vec<&str> = shown.lines().rev().take(3).collect();
+    let [report, results, label] = last[..] else {
+        panic!("three last lines: {shown}");
+    };
+    assert!(label.starts_with("sanity, not evidence"), "{label}");
+    let named = |line: &str, before: &str| {
+        let path = line.strip_prefix(before).unwrap_or_else(|| panic!("{before}: {line}"));
+        std::fs::read_to_string(place.file(path.trim())).unwrap_or_else(|error| panic!("{path}: {error}"))
+    };
+    let page = named(report, "report:");
+    assert!(
+        page.contains("Sanity, not evidence") && page.ends_with("</html>\n"),
+        "{report}"
+    );
+    let results: serde_json::Value = serde_json::from_str(&named(results, "results:")).expect("JSON");
+    assert_eq!(
+        (&results["label"], &results["scale"]),
+        (&"quick".into(), &0.0002.into())
+    );
+    let runs = results["runs"].as_array().expect("runs");
+    assert_eq!(runs.len(), 48, "four peers, six workloads, twice");
+}
+
+#[test]
 fn report_is_one_file_beside_its_results() {
     let place = Place::new();
     let output = place.run(&["first", "--peers", "lmdb,btreemap", "--scale", "0.001", "--repeat", "2"]);

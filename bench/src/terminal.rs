@@ -59,6 +59,14 @@ impl Results {
                 "time / {name}: above 1 is slower than {name}; the median of run-by-run ratios"
             );
         }
+        if let Some(null) = header.peers.iter().find(|peer| peer.is_exempt) {
+            let _ = writeln!(
+                text,
+                "{} stores nothing: its time/op is what the lab itself costs, checking included, and clock and histogram where \
+                 there are percentiles",
+                null.name
+            );
+        }
         if header.label == Label::Quick {
             text.push_str("SANITY, NOT EVIDENCE: small counts, few repetitions\n");
         }
@@ -247,6 +255,22 @@ mod tests {
     fn heading_states_the_caches() {
         let text = results(vec![run("lmdb", Class::Written, 0, 1)]).text();
         assert!(text.contains("caches of stores that have one: 1 GiB"), "{text}");
+    }
+
+    #[test]
+    fn cost_of_the_lab_itself_is_shown_for_each_operation() {
+        let mut alone = results(vec![run("null", Class::Written, 0, 410)]);
+        alone.header.peers.retain(|peer| peer.is_exempt);
+        let text = alone.text();
+        assert!(
+            text.contains("null stores nothing: its time/op is what the lab itself costs"),
+            "{text}"
+        );
+        let line = text.lines().find(|line| line.contains("410 ns")).expect("a line");
+        assert!(line.trim_start().starts_with("null"), "{line}");
+        let mut without = results(vec![run("lmdb", Class::Written, 0, 100)]);
+        without.header.peers.retain(|peer| !peer.is_exempt);
+        assert!(!without.text().contains("stores nothing"), "{}", without.text());
     }
 
     #[test]

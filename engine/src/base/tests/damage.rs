@@ -1,0 +1,168 @@
+//! Pages that are not what they should be.
+
+use super::*;
+
+#[test]
+fn any_changed_byte_is_noticed() {
+    let mut subject = Subject::default();
+    subject.put((0..3000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 30])));
+    let pages = subject.memory.pages.borrow();
+    for (number, page) in pages.iter().take(20) {
+        for at in (0..page.len()).step_by(7) {
+            let mut changed = page.to_vec();
+            changed[at] ^= 0x10;
+            let error = verify_page(*number, &changed).unwrap_err();
+            assert_eq!(error.kind(), Kind::Damaged);
+            assert!(
+                error
+                    .to_string()
+                    .contains(&format!("page {number} of the data file: checksum"))
+            );
+        }
+        assert!(
+            verify_page(number + 1, page)
+                .unwrap_err()
+                .to_string()
+                .contains("it says it is page")
+        );
+    }
+}
+
+/// Does with these pages all that can be done with pages; any result will do.
+fn exercise(rng: &mut Rng, source: Anything<'_>, root: Root) {
+    let mut cursor = Cursor::new(source, root);
+    let steps = 2000;
+    let _ = cursor.first();
+    for _ in 0..steps {
+        if !cursor.is_valid() {
+            break;
+        }
+        let (page, location) = cursor.value();
+        let _ = location.stored(page);
+        let key = cursor.key().to_vec();
+        let _ = find(source, root, &key, key_hash(HASH_SEED, &key)).map(|found| found.map(|found| found.value));
+        let _ = cursor.next();
+    }
+    let _ = cursor.last();
+    for _ in 0..steps {
+        if !cursor.is_valid() || cursor.prev().is_err() {
+            break;
+        }
+    }
+    let mut changes = BTreeMap::new();
+    for _ in 0..20 {
+        let shape = rng.u32(0..SHAPES);
+        let key = random_key(rng, shape, 1000);
+        let _ = cursor.seek(&key);
+        let _ = cursor.seek_before(&key);
+        let _ = count_below(source, root, &key);
+        let _ = find(source, root, &key, rng.u64(..));
+        changes.insert(key, Change::Put(vec![1; rng.usize(0..2000)]));
+    }
+    if root.height < 3 {
+        let _ = check_tree(source, root, HASH_SEED, &mut Vec::new(), &mut |_| Ok(()));
+        let cuts = random_cuts(rng, 1, 1000);
+        let options = MergeOptions {
+            keep_deletes: false,
+            hash_seed: HASH_SEED,
+        };
+        let _ = merge(source, root, &mut Changes::new(&changes), &cuts, options, &mut Nowhere);
+    }
+}
+
+/// One of the pages with some of its bytes changed, mostly where offsets and lengths are, and a checksum that says all is well.
+fn random_damage(rng: &mut Rng, pages: &[&Rc<[u8]>]) -> Vec<u8> {
+    let mut page = rng.choice(pages).unwrap().to_vec();
+    for _ in 0..rng.usize(0..8) {
+        let at = match rng.u32(0..4) {
+            0 => rng.usize(8..HEADER_BYTES),
+            1 => rng.usize(page::heap_top(&page).clamp(HEADER_BYTES, page.len() - 1)..page.len()),
+            _ => rng.usize(HEADER_BYTES..page.len()),
+        };
+        match rng.u32(0..3) {
+            0 => page[at] ^= 1 << rng.u32(0..8),
+            1 => page[at] = rng.u8(..),
+            _ => page[at] = rng.choice([0, 1, 0xFF]).unwrap(),
+        }
+    }
+    seal_page(&mut page, 1, 1);
+    page
+}
+
+#[test]
+fn pages_of_any_bytes_never_cause_a_panic() {
+    for_each_seed(10, |rng| {
+        let mut subject = Subject::default();
+        let shape = rng.u32(0..SHAPES);
+        let mut changes = BTreeMap::new();
+        for _ in 0..3000 {
+            let key = random_key(rng, shape, 100_000);
+            if let Some(Change::Extent(replaced)) = changes.insert(key, random_change(rng, &subject.memory)) {
+                subject.memory.retire_extent(replaced);
+            }
+        }
+        subject.merge(&changes, &[]);
+        let pages: Vec<_> = subject.memory.pages.borrow().values().cloned().collect();
+        let (leaves, branches): (Vec<_>, Vec<_>) = pages.iter().partition(|page| page.len() == PAGE_BYTES);
+        let mut sound = 0;
+        for _ in 0..300 {
+            let leaf = random_damage(rng, &leaves);
+            if verify_page(1, &leaf).is_err() {
+                continue;
+            }
+            sound += 1;
+            exercise(
+                rng,
+                Anything {
+                    leaf: &leaf,
+                    branch: &[],
+                },
+                Root {
+                    page: 1,
+                    height: 1,
+                    pairs: 1,
+                },
+            );
+            if branches.is_empty() {
+                continue;
+            }
+            let branch = random_damage(rng, &branches);
+            if verify_page(1, &branch).is_ok() {
+                let height = page::level(&branch) + 1;
+                exercise(
+                    rng,
+                    Anything {
+                        leaf: &leaf,
+                        branch: &branch,
+                    },
+                    Root {
+                        page: 1,
+                        height,
+                        pairs: 1,
+                    },
+                );
+            }
+        }
+        assert!(sound > 10, "the test must meet pages that pass");
+    });
+}
+
+#[test]
+fn pages_of_random_bytes_never_cause_a_panic() {
+    for_each_seed(20, |rng| {
+        for _ in 0..200 {
+            let is_leaf = rng.bool();
+            let mut page = random_bytes(rng, if is_leaf { PAGE_BYTES } else { BRANCH_BYTES });
+            page[16] = if is_leaf { page::LEAF } else { page::BRANCH };
+            page[17] = !is_leaf as u8;
+            page[18..20].copy_from_slice(&rng.u16(0..20).to_le_bytes());
+            page[20..22].copy_from_slice(&rng.u16(0..40).to_le_bytes());
+            page[22..24].copy_from_slice(&rng.u16(64..600).to_le_bytes());
+            seal_page(&mut page, 1, 1);
+            let _ = verify_page(1, &page);
+        }
+    });
+    assert!(verify_page(1, &[0; 100]).is_err());
+    assert_eq!(BRANCH_PAGES as usize * PAGE_BYTES, BRANCH_BYTES);
+    assert!(Leaf::open(&[0; PAGE_BYTES], 5).is_err());
+}

@@ -13,22 +13,28 @@
 //! the next fold begins, and a snapshot that is taken from now on does not see them. So a fold never meets a full disk,
 //! and because deletions may use the reserve, a full store can always be emptied.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use duramen_io::{File, WordLockGuard};
+use duramen_io::File;
 
-use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared, Words};
+use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Words};
 use crate::checksum::checksum;
 use crate::error::{Error, Kind, Reason, Result};
-use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, INDEX_SPAN_BYTES, PAGE_BYTES, REGION_SPAN_BYTES};
+use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
 use crate::promises::{FoldCosts, Room};
-use crate::region::{Pins, Region, SPACE_COUNTS, SpaceHead, full_or_io};
+use crate::region::{Pins, Region, SpaceHead, full_or_io};
 use crate::shared_array::SharedArray;
+
+mod retired;
+mod state;
+
+pub(crate) use retired::Retired;
+use retired::StoredRetired;
+use state::{Locked, State};
 
 /// The file grows by a thirty-second part of itself, within these bounds.
 const GROWTH_PAGES_MIN: u64 = 64;
@@ -38,262 +44,11 @@ const LARGE_PIECE_PAGES: u64 = 512;
 /// From this size on the file grows by whole large pieces.
 const LARGE_FILE_PAGES: u64 = 16 * LARGE_PIECE_PAGES;
 
-impl Words for SharedArray<'_, u64> {
-    fn set_len(&mut self, count: usize) {
-        self.resize(count, 0);
-    }
-}
-
 /// The allocator of the data file. All that it knows lies in the shared region.
 #[derive(Debug)]
 pub(crate) struct Space {
     file: Arc<dyn File>,
     region: Arc<Region>,
-}
-
-/// What the allocator knows, in the hands of whoever holds its lock.
-#[derive(Debug)]
-struct State<'a> {
-    bitmap: Bitmap<SharedArray<'a, u64>>,
-    /// Used pages that no base refers to yet: values and runs of commits that are not folded or not even made.
-    loose: Bitmap<SharedArray<'a, u64>>,
-    retired: SharedArray<'a, StoredRetired>,
-    retired_pages: u64,
-    /// Those of the retired pages that no snapshot holds.
-    awaited: Room,
-    /// What the running fold took of what was promised to it: pages, blocks for branches, and whole blocks' worth of
-    /// pages for values.
-    taken: Room,
-    taken_value_pages: u64,
-    /// Pages of a tree that is being written beyond all promises.
-    taken_beyond: u64,
-    /// Where the next bitmap goes: pages that count as used, so that nobody else takes them. Empty: not yet chosen.
-    for_bitmap: (u32, u32),
-    /// The pages of the bitmap that the newest meta page refers to.
-    saved: (u32, u32),
-    /// Pages that may be cut off once the other meta page has forgotten them too.
-    durable_ends: [u32; 2],
-}
-
-/// The numbers of a [`State`] as the region keeps them.
-type StoredCounts = [u64; SPACE_COUNTS];
-
-impl State<'_> {
-    fn counts(&self) -> StoredCounts {
-        let bitmap = |counts: bitmap::Counts| {
-            let blocks = counts.blocks;
-            [
-                counts.pages as u64,
-                counts.free,
-                blocks.small,
-                blocks.large,
-                counts.first as u64,
-                counts.first_long as u64,
-            ]
-        };
-        let room = |room: Room| [room.pages, room.blocks.small, room.blocks.large];
-        let numbers = bitmap(self.bitmap.counts())
-            .into_iter()
-            .chain(bitmap(self.loose.counts()))
-            .chain(room(self.awaited))
-            .chain(room(self.taken))
-            .chain([self.retired_pages, self.taken_value_pages, self.taken_beyond])
-            .chain(
-                [self.for_bitmap, self.saved]
-                    .into_iter()
-                    .flat_map(|(page, count)| [page, count].map(u64::from)),
-            )
-            .chain(self.durable_ends.map(u64::from));
-        let mut counts = StoredCounts::default();
-        counts
-            .iter_mut()
-            .zip(numbers)
-            .for_each(|(count, number)| *count = number);
-        counts
-    }
-
-    /// Takes over what [`State::counts`] gave.
-    fn set_counts(&mut self, counts: StoredCounts) {
-        let mut numbers = counts.into_iter();
-        let mut next = || numbers.next().expect("there are as many numbers as are stored");
-        let [used, loose] = [(); 2].map(|()| bitmap::Counts {
-            pages: next() as u32,
-            free: next(),
-            blocks: Blocks {
-                small: next(),
-                large: next(),
-            },
-            first: next() as usize,
-            first_long: next() as usize,
-        });
-        self.bitmap.set_counts(used);
-        self.loose.set_counts(loose);
-        [self.awaited, self.taken] = [(); 2].map(|()| Room {
-            pages: next(),
-            blocks: Blocks {
-                small: next(),
-                large: next(),
-            },
-        });
-        [self.retired_pages, self.taken_value_pages, self.taken_beyond] = [(); 3].map(|()| next());
-        [self.for_bitmap, self.saved] = [(); 2].map(|()| (next() as u32, next() as u32));
-        self.durable_ends = [(); 2].map(|()| next() as u32);
-    }
-}
-
-/// The state while its lock is held; what became of it is stored when this is dropped.
-struct Locked<'a> {
-    state: State<'a>,
-    head: &'a SpaceHead,
-    _guard: WordLockGuard<'a>,
-}
-
-impl<'a> Deref for Locked<'a> {
-    type Target = State<'a>;
-
-    fn deref(&self) -> &State<'a> {
-        &self.state
-    }
-}
-
-impl<'a> DerefMut for Locked<'a> {
-    fn deref_mut(&mut self) -> &mut State<'a> {
-        &mut self.state
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        let places = self.head.counts.iter().zip(self.state.counts());
-        places.for_each(|(place, count)| place.store(count, Ordering::Relaxed));
-    }
-}
-
-impl State<'_> {
-    /// What promises can count on.
-    fn available(&self) -> Room {
-        let free = Room {
-            pages: self.bitmap.free(),
-            blocks: self.bitmap.blocks(),
-        };
-        let value_blocks = Room {
-            pages: 0,
-            blocks: Blocks {
-                small: self.taken_value_pages / BRANCH_PAGES as u64,
-                large: self.taken_value_pages / LARGE_BLOCK_PAGES as u64,
-            },
-        };
-        free.and(self.taken).and(value_blocks).and(self.awaited)
-    }
-
-    /// Notes pages that the running fold takes or gives back.
-    fn count_taken(&mut self, want: Want, count: u32, apply: fn(u64, u64) -> u64) {
-        let count = count as u64;
-        self.taken.pages = apply(self.taken.pages, count);
-        match want {
-            Want::Leaves(_) => {}
-            Want::Branches(_) => {
-                self.taken.blocks.small = apply(self.taken.blocks.small, count / BRANCH_PAGES as u64);
-            }
-            Want::Piece(_) => self.taken_value_pages = apply(self.taken_value_pages, count),
-        }
-    }
-
-    /// Whether the fold would have more than what was promised.
-    fn would_take_more(&self, want: Want, promised: Room) -> bool {
-        let blocks = match want {
-            Want::Branches(_) => want.room().blocks.small,
-            Want::Leaves(_) | Want::Piece(_) => 0,
-        };
-        self.taken.pages + want.pages() as u64 > promised.pages
-            || blocks > 0 && self.taken.blocks.small + blocks > promised.blocks.small
-    }
-
-    /// Free pages for what is wanted, leaving the blocks alone that are kept, when there are others. Leaves are content
-    /// with a run that has `enough` pages.
-    fn find(&mut self, want: Want, enough: u32, kept: Room) -> Option<(u32, u32)> {
-        let small = self.bitmap.blocks().small + self.taken.blocks.small;
-        // A run may begin in the middle of a block, and end in that of another.
-        let small = small.saturating_sub(kept.small_blocks() + 1) as u32;
-        let large = self.bitmap.blocks().large.saturating_sub(kept.blocks.large + 1) as u32;
-        let within = |pages: u32, blocks: u32, of: u32| pages.min(blocks.saturating_mul(of));
-        match want {
-            Want::Leaves(wanted) if small > 0 => {
-                let spared = if large > 0 {
-                    Spared::Nothing
-                } else {
-                    Spared::LargeBlocks
-                };
-                let wanted = within(wanted, small, BRANCH_PAGES);
-                let wanted = if large > 0 {
-                    within(wanted, large, LARGE_BLOCK_PAGES)
-                } else {
-                    wanted
-                };
-                // Scraps are for those who want little, and for the time when there is nothing else: each is a write. But
-                // the end of a file that is far too long for what is in it must come free.
-                let is_for_long = wanted >= enough && enough >= LONG_RUN_PAGES && spared == Spared::Nothing;
-                let used = u64::from(self.bitmap.pages()) - self.bitmap.free();
-                let limit = u32::try_from(used / 2 * 3).unwrap_or(u32::MAX);
-                let long = is_for_long.then(|| self.bitmap.find_long(wanted, limit)).flatten();
-                long.or_else(|| self.bitmap.find(1, enough, wanted, spared))
-                    .or_else(|| self.bitmap.find(1, enough, wanted, Spared::AllBlocks))
-            }
-            Want::Leaves(wanted) => self.bitmap.find(1, enough, wanted, Spared::AllBlocks),
-            Want::Branches(wanted) if large > 0 => self
-                .bitmap
-                .find_blocks(within(wanted, large, LARGE_BLOCK_PAGES), Spared::Nothing),
-            Want::Branches(wanted) => self.bitmap.find_blocks(wanted, Spared::LargeBlocks),
-            Want::Piece(pages) if large > pages / LARGE_BLOCK_PAGES => {
-                self.bitmap.find(pages, pages, pages, Spared::Nothing)
-            }
-            Want::Piece(pages) => self
-                .bitmap
-                .find(pages, pages, pages, Spared::AllBlocks)
-                .or_else(|| self.bitmap.find(pages, pages, pages, Spared::LargeBlocks)),
-        }
-    }
-
-    /// Free pages for what is wanted, whatever they are kept for.
-    fn find_any(&mut self, want: Want) -> Option<(u32, u32)> {
-        match want {
-            Want::Leaves(wanted) => self.bitmap.find(1, LONG_RUN_PAGES, wanted, Spared::Nothing),
-            Want::Branches(wanted) => {
-                let found = self.bitmap.find_blocks(wanted, Spared::Nothing);
-                found.or_else(|| {
-                    self.bitmap
-                        .find(BRANCH_PAGES, BRANCH_PAGES, BRANCH_PAGES, Spared::Nothing)
-                })
-            }
-            Want::Piece(pages) => self.bitmap.find(pages, pages, pages, Spared::Nothing),
-        }
-    }
-
-    /// Makes room for what may have to be said of a file of so many pages: bits, and that each one is retired. So that
-    /// can never fail, and a full disk cannot be in the way of freeing pages.
-    fn reserve(&mut self, pages: u64) -> Result<()> {
-        self.reserve_bits(pages)?;
-        self.retired.reserve(pages as usize)
-    }
-
-    fn reserve_bits(&mut self, pages: u64) -> Result<()> {
-        let words = pages.div_ceil(64) as usize;
-        self.bitmap.words().reserve(words)?;
-        self.loose.words().reserve(words)
-    }
-
-    /// Gives back what was reserved for a longer file.
-    fn give_back_memory(&mut self) -> Result<()> {
-        let pages = self.bitmap.pages() as usize;
-        self.bitmap.words().shrink(pages.div_ceil(64))?;
-        self.loose.words().shrink(pages.div_ceil(64))?;
-        self.retired.shrink(pages)
-    }
-
-    /// Pages of the published base, its values, and what commits brought.
-    fn base(&self) -> u64 {
-        self.bitmap.pages() as u64 - self.bitmap.free() - self.retired_pages - self.taken.pages - self.taken_beyond
-    }
 }
 
 /// What pages are taken from.
@@ -405,36 +160,6 @@ impl Slack {
     }
 }
 
-/// Pages that wait for readers of the versions `birth..death`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Retired {
-    pub(crate) page: u32,
-    pub(crate) pages: u32,
-    pub(crate) birth: u64,
-    pub(crate) death: u64,
-    /// Whether records of the log may refer to them: pages of long values and of runs.
-    pub(crate) is_logged: bool,
-}
-
-impl Retired {
-    /// Whether a snapshot, or somebody who follows the log, may still read these pages.
-    fn is_held(&self, pins: &Pins) -> bool {
-        pins.hold(self.birth, self.death) || self.is_logged && pins.hold_logged(self.death)
-    }
-
-    /// The room that it leaves: it may make neighbouring pages a block, but that is not known before.
-    fn room(&self) -> Room {
-        let blocks = |pages: u32| ((self.page + self.pages) / pages).saturating_sub(self.page.div_ceil(pages)) as u64;
-        Room {
-            pages: self.pages as u64,
-            blocks: Blocks {
-                small: blocks(BRANCH_PAGES),
-                large: blocks(LARGE_BLOCK_PAGES),
-            },
-        }
-    }
-}
-
 /// Figures for statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpaceFigures {
@@ -443,42 +168,6 @@ pub(crate) struct SpaceFigures {
     pub(crate) retired_pages: u64,
     pub(crate) pending_operations: u64,
     pub(crate) pending_bytes: u64,
-}
-
-/// A [`Retired`] as the region keeps it: page and number of pages, birth, death. The highest bit of the first number says
-/// whether it is logged.
-type StoredRetired = [u64; 3];
-
-const LOGGED: u64 = 1 << 63;
-
-/// Bytes that the list of retired pages reserves at most.
-const RETIRED_BYTES_MAX: u64 = DATA_PAGES_MAX * size_of::<StoredRetired>() as u64 / 4 * 5;
-const _: () = assert!(
-    3 * RETIRED_BYTES_MAX + INDEX_SPAN_BYTES <= REGION_SPAN_BYTES,
-    "the largest data file leaves room for indexes: behind a gap that was too short, a list that moves, and its new place"
-);
-
-impl Retired {
-    fn encode(self) -> StoredRetired {
-        // A value has at most 2^18 pages and a few.
-        assert!(self.pages < 1 << 31);
-        let logged = if self.is_logged { LOGGED } else { 0 };
-        [
-            self.page as u64 | (self.pages as u64) << 32 | logged,
-            self.birth,
-            self.death,
-        ]
-    }
-
-    fn decode([pages, birth, death]: StoredRetired) -> Retired {
-        Retired {
-            page: pages as u32,
-            pages: ((pages & !LOGGED) >> 32) as u32,
-            birth,
-            death,
-            is_logged: pages & LOGGED != 0,
-        }
-    }
 }
 
 impl Space {

@@ -190,7 +190,7 @@ impl<'c> Work<'c, '_> {
                 if number < threads.most && self.is_left() {
                     let extra = number.saturating_sub(at_first) as u32;
                     let now = self.core.platform.clock.monotonic();
-                    if pauses.leave_a_processor(&self.core.pace, now, extra) == Some(true) {
+                    if pauses.leave_a_processor(&self.core.pace, now, extra) {
                         helpers.extend(start(number));
                     }
                 }

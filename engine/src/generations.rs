@@ -5,6 +5,7 @@
 //! lock; the folding thread prepares standbys and recycles folded generations.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::core::{Core, MaintenanceState};
@@ -34,6 +35,22 @@ const _: () = assert!(LOG_GROWTH_BYTES >= LOG_RESERVE_BYTES * 2);
 /// How many pieces of the index memory of generations that wait to be used were asked for, by slot and place.
 #[derive(Default)]
 pub(crate) struct Populated(HashMap<(u16, u64), u64>);
+
+/// The piece of an index of so many bytes that is asked for after `asked` others: from its end and from its beginning by
+/// turns, until they have met.
+fn piece_of_index(asked: u64, bytes: u64) -> Option<Range<u64>> {
+    let nearer = asked / 2 * POPULATED_BYTES;
+    let farther = (nearer + POPULATED_BYTES).min(bytes);
+    let pieces = bytes.div_ceil(POPULATED_BYTES);
+    let from_end = asked.is_multiple_of(2);
+    (asked < pieces).then(|| {
+        if from_end {
+            bytes - farther..bytes - nearer
+        } else {
+            nearer..farther
+        }
+    })
+}
 
 /// Generations of a small store that is written to grow to so many times the smallest size.
 const GROWN_FACTOR: u64 = 4;
@@ -386,20 +403,14 @@ impl Core {
     /// grows from both. For the thread that folds: no memory of indexes is given back meanwhile but that of a standby which
     /// is too small, and to ask for what is somebody else's by now does no harm.
     pub(crate) fn populate_ahead(&self, populated: &mut Populated) {
-        let standbys = self.region.generations();
-        let standbys = standbys.filter(|(_, entry)| entry.state() == GenerationState::Standby);
-        for (slot, place, bytes) in standbys.map(|(slot, entry)| {
+        for (slot, entry) in self.region.generations() {
+            if entry.state() != GenerationState::Standby {
+                continue;
+            }
             let (place, bytes) = entry.memory.place();
-            (slot, place, bytes)
-        }) {
             let asked = populated.0.entry((slot, place)).or_default();
-            if *asked < bytes.div_ceil(POPULATED_BYTES) {
-                let from_end = (*asked / 2 + 1) * POPULATED_BYTES;
-                let from = match *asked % 2 {
-                    0 => bytes.saturating_sub(from_end),
-                    _ => from_end - POPULATED_BYTES,
-                };
-                self.region.populate(place + from, POPULATED_BYTES.min(bytes - from));
+            if let Some(piece) = piece_of_index(*asked, bytes) {
+                self.region.populate(place + piece.start, piece.end - piece.start);
                 *asked += 1;
                 return;
             }
@@ -591,6 +602,32 @@ mod tests {
             largest = largest.max(capacity());
         }
         assert_eq!(largest, LEAST * GROWN_FACTOR);
+    }
+
+    #[test]
+    fn pieces_of_an_index_come_from_both_ends_and_cover_it() {
+        for bytes in [
+            0,
+            1,
+            POPULATED_BYTES,
+            3 * POPULATED_BYTES / 2,
+            4 * POPULATED_BYTES,
+            7 * POPULATED_BYTES + 4096,
+        ] {
+            let pieces: Vec<_> = (0..).map_while(|asked| piece_of_index(asked, bytes)).collect();
+            assert_eq!(pieces.len() as u64, bytes.div_ceil(POPULATED_BYTES));
+            assert!(pieces.iter().all(|piece| piece.end - piece.start <= POPULATED_BYTES));
+            if let [first, second, ..] = &pieces[..] {
+                assert_eq!((first.end, second.start), (bytes, 0));
+            }
+            let mut covered = pieces;
+            covered.sort_by_key(|piece| piece.start);
+            let end = covered.iter().fold(0, |end, piece| {
+                assert!(piece.start <= end, "a gap before {} of {bytes}", piece.start);
+                piece.end
+            });
+            assert_eq!(end, bytes);
+        }
     }
 
     #[test]

@@ -284,16 +284,17 @@ pub(crate) struct PauseWatch {
 }
 
 impl PauseWatch {
-    /// Whether, since the last answer, pauses left enough for one more thread beside `extra` that have come for such a
-    /// reason already. `None`: too little time has passed to tell.
-    pub(crate) fn leave_a_processor(&mut self, pace: &Pace, now: Duration, extra: u32) -> Option<bool> {
+    /// Whether pauses leave enough for one more thread beside `extra` that have come for such a reason already: in the
+    /// time since this was last judged, which is done again only when enough of it has passed.
+    pub(crate) fn leave_a_processor(&mut self, pace: &Pace, now: Duration, extra: u32) -> bool {
         let elapsed = now.saturating_sub(self.since);
+        if elapsed < WATCHED_TIME_MIN {
+            return false;
+        }
         let all = pace.paused();
         let paused = all.saturating_sub(self.paused);
-        (elapsed >= WATCHED_TIME_MIN).then(|| {
-            (self.since, self.paused) = (now, all);
-            paused * 2 >= elapsed * (2 * extra + 1)
-        })
+        (self.since, self.paused) = (now, all);
+        paused * 2 >= elapsed * (2 * extra + 1)
     }
 }
 
@@ -483,15 +484,15 @@ mod tests {
             pace.has_paused(Duration::from_millis(paused));
             watch.leave_a_processor(&pace, Duration::from_millis(now), extra)
         };
-        assert_eq!(after(10, 10, 0), None);
-        assert_eq!(after(10, 0, 0), Some(true), "half of the time");
-        assert_eq!(after(20, 0, 0), Some(false), "what was before does not count again");
-        assert_eq!(after(1_000, 0, 0), Some(false));
-        assert_eq!(after(20, 10, 0), Some(true), "nor does time in which nobody paused");
+        assert!(!after(10, 10, 0), "too soon to tell");
+        assert!(after(10, 0, 0), "half of the time");
+        assert!(!after(20, 0, 0), "what was before does not count again");
+        assert!(!after(1_000, 0, 0));
+        assert!(after(20, 10, 0), "nor does time in which nobody paused");
         // One that came already has the processor of the first.
-        assert_eq!(after(20, 29, 1), Some(false));
-        assert_eq!(after(20, 30, 1), Some(true));
-        assert_eq!(after(20, 49, 2), Some(false));
+        assert!(!after(20, 29, 1));
+        assert!(after(20, 30, 1));
+        assert!(!after(20, 49, 2));
     }
 
     #[test]

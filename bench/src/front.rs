@@ -264,18 +264,8 @@ fn write_index_row(html: &mut String, part: usize, results: &Results) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::Class;
     use crate::results::Outcome;
-    use crate::results::tests::{results, run};
-
-    fn part(started_unix: u64, own: u64, rival: u64) -> Results {
-        let mut part = results(vec![
-            run("lmdb", Class::Written, 0, own),
-            run("redb", Class::Written, 0, rival),
-        ]);
-        part.header.started_unix = started_unix;
-        part
-    }
+    use crate::results::tests::part;
 
     fn front(all: &[Results]) -> String {
         let mut html = String::new();

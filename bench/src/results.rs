@@ -462,6 +462,16 @@ pub mod tests {
     }
 
     /// The header of results with these peers.
+    /// Results of one repetition that began so many seconds after 1970.
+    pub fn part(started_unix: u64, own: u64, rival: u64) -> Results {
+        let mut part = results(vec![
+            run("lmdb", Class::Written, 0, own),
+            run("redb", Class::Written, 0, rival),
+        ]);
+        part.header.started_unix = started_unix;
+        part
+    }
+
     pub fn header(names: &[&str]) -> Header {
         let described = |name: &&str| peers::one(name).expect("known").describe();
         Header {

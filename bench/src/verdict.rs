@@ -450,7 +450,7 @@ fn space_text(rows: &[Row], results: &Results, peer: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::tests::{header, results, run};
+    use crate::results::tests::{header, part, results, run};
     use crate::results::{Outcome, Run};
 
     /// `lmdb` is the first peer of these results.
@@ -489,16 +489,6 @@ mod tests {
     fn sides(runs: Vec<Run>) -> Vec<Side> {
         let verdict = Verdict::of(&results(runs)).expect("peers");
         verdict.findings.iter().map(|finding| finding.side).collect()
-    }
-
-    /// Results of one repetition that began so many seconds after 1970.
-    fn part(started_unix: u64, own: u64, rival: u64) -> Results {
-        let mut part = results(vec![
-            run("lmdb", Class::Written, 0, own),
-            run("redb", Class::Written, 0, rival),
-        ]);
-        part.header.started_unix = started_unix;
-        part
     }
 
     #[test]

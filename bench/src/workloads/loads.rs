@@ -153,11 +153,8 @@ pub fn read_back_shares(
     acknowledged: &[u64],
     check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Copy,
 ) -> Result<()> {
-    let workers = acknowledged.len();
-    acknowledged.iter().enumerate().try_for_each(|(worker, count)| {
-        let share = keys.share(worker, workers);
-        read_back(peer, share.part(0, *count as usize), check)
-    })
+    let parts = shares(keys, acknowledged);
+    parts.into_iter().try_for_each(|(done, _)| read_back(peer, done, check))
 }
 
 /// Reads back what each worker had not come to in its share. A worker that was stopped had ended what it had begun, so none
@@ -168,11 +165,18 @@ pub fn read_back_rests(
     acknowledged: &[u64],
     check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Copy,
 ) -> Result<()> {
-    let workers = acknowledged.len();
-    acknowledged.iter().enumerate().try_for_each(|(worker, count)| {
-        let share = keys.share(worker, workers);
-        read_back(peer, share.part(*count as usize, share.len()), check)
-    })
+    let parts = shares(keys, acknowledged);
+    parts.into_iter().try_for_each(|(_, rest)| read_back(peer, rest, check))
+}
+
+/// The share of each worker: what it was acknowledged, and the rest.
+fn shares<'a>(keys: KeySlice<'a>, acknowledged: &[u64]) -> Vec<(KeySlice<'a>, KeySlice<'a>)> {
+    let shares = acknowledged.iter().enumerate().map(|(worker, &count)| {
+        let share = keys.share(worker, acknowledged.len());
+        let count = count as usize;
+        (share.part(0, count), share.part(count, share.len()))
+    });
+    shares.collect()
 }
 
 /// Loads keys in batches.

@@ -59,6 +59,9 @@ pub struct Description {
     /// Whether it runs in a program of another language, which does whole phases by itself.
     #[serde(default)]
     pub is_outside: bool,
+    /// Why several operations cannot be one commit, where they cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub single: Option<String>,
     /// Why it cannot run here, if it cannot: then nothing else but the name is known.
     #[serde(default)]
     pub unavailable: Option<String>,

@@ -1,5 +1,6 @@
 //! Drivers: programs of other languages behind the line protocol. The lab's own driver serves peers of the lab, honest and
-//! faulty, and shows that the lab's end notices what it must; the drivers in Java are tested where Java is.
+//! faulty, and shows that the lab's end notices what it must; the drivers in Java are tested where Java is, that in Go where its library is
+//! in a directory that `LAB_MMCMAP_SOURCE` names.
 
 mod common;
 
@@ -9,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{JAVA, Place, has_java, text};
+use common::{JAVA, Place, has_java, has_mmcmap, text};
 use serde_json::Value;
 
 /// One cell in a process of its own.
@@ -228,7 +229,7 @@ fn driver_without_its_toolchain_is_shown_with_the_reason_and_fails_nothing() {
             .to_string()
     };
     assert!(reason("state/10k", "lmdbjava").contains("java is not installed"));
-    assert!(reason("state/10k", "mmcmap").contains("its Go module could not be fetched"));
+    assert!(reason("state/10k", "mmcmap").contains("go is not installed"));
     assert!(reason("first", "lmdbjava").contains("do not take part"));
     let report = text(&output.stdout);
     assert!(report.contains("lmdbjava: n/a in state/10k"), "{report}");
@@ -247,7 +248,7 @@ fn driver_without_its_toolchain_is_shown_with_the_reason_and_fails_nothing() {
 
 /// A program of this name that says something and fails.
 fn failing_program(path: &Path, says: &str) {
-    std::fs::write(path, format!("#!/bin/sh\necho '{says}'\nexit 1\n")).expect("a script");
+    std::fs::write(path, format!("#!/bin/sh\necho '{says}'; echo '{says}' >&2\nexit 1\n")).expect("a script");
     std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("a program");
 }
 
@@ -258,6 +259,7 @@ fn driver_that_cannot_be_built_is_shown_with_what_the_build_said() {
     std::fs::create_dir(&tools).expect("a directory");
     failing_program(&tools.join("java"), "not reached");
     failing_program(&tools.join("mvn"), "[ERROR] no such artifact");
+    failing_program(&tools.join("go"), "go: no such module");
     // The drivers are built beside the binary, and beside the real one they may be built already.
     let lab = place.file("lab");
     std::fs::hard_link(env!("CARGO_BIN_EXE_lab"), &lab)
@@ -272,6 +274,10 @@ fn driver_that_cannot_be_built_is_shown_with_what_the_build_said() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(
         list.contains("n/a: mvn package failed (exit status: 1): [ERROR] no such artifact"),
+        "{list}"
+    );
+    assert!(
+        list.contains("n/a: go build failed (exit status: 1): go: no such module"),
         "{list}"
     );
 }
@@ -340,4 +346,71 @@ fn drivers_in_java_state_their_versions_and_options() {
     ] {
         assert!(list.contains(expected), "{expected} is missing in {list}");
     }
+}
+
+#[test]
+fn mmcmap_has_the_rows_of_map_but_those_that_it_cannot_do() {
+    if !has_mmcmap() {
+        return;
+    }
+    let more = ["--scale", "0.02"];
+    let (all, own) = (
+        record("map/100k", "lmdb", "written", &more),
+        record("map/100k", "mmcmap", "written", &more),
+    );
+    let (all, own) = (phases(&all), phases(&own));
+    assert!(own.keys().eq(all.keys()), "{own:?}");
+    for row in ["write", "read", "read after reopening"] {
+        assert_eq!(own[row], all[row], "{own:?}");
+    }
+    assert!(own["compact"].contains("cannot be compacted"), "{own:?}");
+    // A version that deletes has the row; one that says so and does not is refused.
+    let is_refused = own["delete"].contains("do not delete");
+    assert!(is_refused || own["delete"] == all["delete"], "{own:?}");
+}
+
+#[test]
+fn mmcmap_is_not_asked_for_commits_of_many_or_for_syncs() {
+    if !has_mmcmap() {
+        return;
+    }
+    let place = Place::new();
+    let own = ["--peers", "btreemap,mmcmap", "--scale", "0.01", "--repeat", "1"];
+    let output = place.run(&[&["state/10k"], &own[..]].concat());
+    let report = text(&output.stdout);
+    assert!(output.status.success(), "{report}\n{}", text(&output.stderr));
+    assert!(
+        report.contains("mmcmap: n/a in state/10k: has no transactions"),
+        "{report}"
+    );
+    let output = place.run(&[&["map/100k", "--force", "--durability", "synced"], &own[..]].concat());
+    let report = text(&output.stdout);
+    assert!(output.status.success(), "{report}\n{}", text(&output.stderr));
+    assert!(
+        report.contains("mmcmap: n/a in map/100k: has no class synced"),
+        "{report}"
+    );
+}
+
+#[test]
+fn mmcmap_loses_no_acknowledged_put_when_killed() {
+    if !has_mmcmap() {
+        return;
+    }
+    // Killed between two stores of one put, which is rare, it takes no more puts, and says so.
+    for _ in 0..3 {
+        let output = once("open", "mmcmap", "written", &["--scale", "0.0005"]);
+        let errors = text(&output.stderr);
+        if errors.contains("was left in the middle of a put") {
+            continue;
+        }
+        assert!(output.status.success(), "{errors}");
+        let notes = text(&output.stdout);
+        assert!(
+            notes.contains("killed after") && notes.contains(" 0 of them lost"),
+            "{notes}"
+        );
+        return;
+    }
+    panic!("killed in the middle of a put three times");
 }

@@ -22,6 +22,7 @@ use crate::load::{Load, MemoryFile, Operation};
 use crate::measure::{Latencies, Timeline};
 use crate::peer::{
     CACHE_BYTES, Class, Description, Driver, Fetched, Found, Outside, Pair, Pairs, Peer, Ran, Reader, Reading, Setting,
+    Unsupported,
 };
 use crate::scratch::Scratch;
 
@@ -87,6 +88,7 @@ impl Foreign {
             options: hello.options,
             is_persistent: hello.persistent,
             is_outside: true,
+            single: hello.single,
             ..Description::default()
         })
     }
@@ -207,16 +209,17 @@ impl Remote {
     /// Asks for values that are not there: a driver that does not notice them would notice none later.
     fn examine(&self) -> Result<()> {
         let (key, other, value): (&[u8], &[u8], &[u8]) = (b"key 1", b"key 2", b"a value");
-        let right = [
-            (Operation::Put, key),
-            (Operation::Get, key),
-            (Operation::GetAbsent, other),
-            (Operation::Delete, key),
-            (Operation::GetAbsent, key),
-            (Operation::Put, key),
-        ];
-        for (operation, key) in right {
-            self.alone(operation, key, value)?;
+        self.alone(Operation::Put, key, value)?;
+        self.alone(Operation::Get, key, value)?;
+        self.alone(Operation::GetAbsent, other, value)?;
+        match self.alone(Operation::Delete, key, value) {
+            // Its rows of deletes are not done; the others are.
+            Err(error) if error.is::<Unsupported>() => {}
+            deleted => {
+                deleted?;
+                self.alone(Operation::GetAbsent, key, value)?;
+                self.alone(Operation::Put, key, value)?;
+            }
         }
         let wrong = [
             (Operation::Get, key, &b"another"[..], "a wrong value"),

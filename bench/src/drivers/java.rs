@@ -4,11 +4,11 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::foreign::Foreign;
+use super::tools::{beside_the_lab, is_installed, newest};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/drivers/java");
 /// What Maven makes; its name is in the project file.
@@ -42,23 +42,12 @@ fn command(name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Whether the program can be started from the search path.
-fn is_installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
-}
-
 /// The directory of the drivers, which are built if they are not or if their sources are newer.
 fn built() -> Result<PathBuf> {
     for program in ["java", "mvn"] {
         ensure!(is_installed(program), "{program} is not installed");
     }
-    let binary = std::env::current_exe().context("finding the lab's own place")?;
-    let target = binary
-        .parent()
-        .context("the lab is in a directory")?
-        .join("drivers-java");
-    fs::create_dir_all(&target).with_context(|| format!("making the directory {}", target.display()))?;
+    let target = beside_the_lab("drivers-java")?;
     let lock = File::create(target.join("lock"))?;
     // Two labs that are started at once build once.
     lock.lock()?;
@@ -69,21 +58,6 @@ fn built() -> Result<PathBuf> {
         File::create(&stamp)?;
     }
     Ok(target)
-}
-
-/// When the newest file below a directory was changed.
-fn newest(directory: &Path) -> Result<SystemTime> {
-    let mut newest = SystemTime::UNIX_EPOCH;
-    let entries =
-        fs::read_dir(directory).with_context(|| format!("looking for the drivers in {}", directory.display()))?;
-    for entry in entries {
-        let entry = entry?;
-        newest = newest.max(match entry.file_type()?.is_dir() {
-            true => self::newest(&entry.path())?,
-            false => entry.metadata()?.modified()?,
-        });
-    }
-    Ok(newest)
 }
 
 fn build(target: &Path) -> Result<()> {

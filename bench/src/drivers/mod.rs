@@ -3,13 +3,15 @@
 //! goes through the pipe.
 //!
 //! `protocol.rs` is what is said, `session.rs` the process that says it, `foreign.rs` the peer that the workloads see,
-//! `java.rs` how the drivers of `bench/drivers/java` are built and started, `serve.rs` a driver of our own.
+//! `java.rs` and `go.rs` how the drivers of `bench/drivers` are built and started, `serve.rs` a driver of our own.
 
 mod foreign;
+mod go;
 mod java;
 mod protocol;
 mod serve;
 mod session;
+mod tools;
 
 use std::process::Command;
 use std::sync::LazyLock;
@@ -24,12 +26,7 @@ use crate::peer::Driver;
 
 static LMDBJAVA: LazyLock<Foreign> = LazyLock::new(|| java::driver("lmdbjava"));
 static ROCKSDBJNI: LazyLock<Foreign> = LazyLock::new(|| java::driver("rocksdbjni"));
-static MMCMAP: LazyLock<Foreign> = LazyLock::new(|| {
-    // Its module is refused by the registries that this was written with, so nothing could be built or tested against it.
-    let start =
-        || anyhow::bail!("the lab has no driver for it: its Go module could not be fetched to write one against");
-    Foreign::new("mmcmap", Box::new(start))
-});
+static MMCMAP: LazyLock<Foreign> = LazyLock::new(go::mmcmap);
 
 /// The drivers of other languages, in the order of the reports.
 pub fn all() -> [&'static dyn Driver; 3] {

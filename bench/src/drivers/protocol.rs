@@ -194,6 +194,9 @@ pub struct Hello {
     /// compiled while they run are measured when they are.
     #[serde(default)]
     pub warm_up: u64,
+    /// Why several operations cannot be one commit, where they cannot.
+    #[serde(default)]
+    pub single: Option<String>,
 }
 
 /// What a driver says after a load.

@@ -105,6 +105,7 @@ impl<'a> Server<'a> {
             options: description.options,
             persistent: description.is_persistent,
             warm_up: 0,
+            single: description.single,
         }
     }
 

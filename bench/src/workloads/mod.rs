@@ -164,6 +164,11 @@ impl Workload {
         }
     }
 
+    /// Whether its rows build on commits of several operations.
+    fn needs_commits_of_many(&self) -> bool {
+        self.name == state::WORKLOAD.name
+    }
+
     /// The class that a peer runs in, or why it does not run.
     pub fn class_for(&self, driver: &dyn Driver, wanted: Option<Class>) -> Result<Class, String> {
         let description = driver.describe();
@@ -175,6 +180,9 @@ impl Workload {
         }
         if self.needs_persistence && !description.is_persistent {
             return Err("keeps nothing on disk".to_string());
+        }
+        if let (true, Some(reason)) = (self.needs_commits_of_many(), &description.single) {
+            return Err(reason.clone());
         }
         match wanted {
             Some(class) if description.has(class) => Ok(class),

@@ -85,3 +85,13 @@ pub fn has_java() -> bool {
 
 /// The drivers in Java.
 pub const JAVA: [&str; 2] = ["lmdbjava", "rocksdbjni"];
+
+/// Whether the driver in Go can be built here against a library that is in a directory: what a registry serves is not
+/// tested, so that no test depends on one.
+pub fn has_mmcmap() -> bool {
+    let has_source = std::env::var_os("LAB_MMCMAP_SOURCE").is_some();
+    if !has_source {
+        eprintln!("n/a: LAB_MMCMAP_SOURCE names no directory, so the driver in Go is not tested here");
+    }
+    has_source
+}

@@ -1,0 +1,124 @@
+//! The drivers in Go: one module in `bench/drivers/mmcmap`, built when it is first used, into a directory beside the lab's
+//! binary. What cannot be built here has no speed here: it is shown as `n/a` with the reason.
+//!
+//! The module file that is built from is a copy in that directory: the go command writes the full version of the library
+//! into it, and the sums beside it, and nothing is written among the sources. With `LAB_MMCMAP_SOURCE` the copy says that
+//! the library is in that directory.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::foreign::Foreign;
+use super::tools::{beside_the_lab, is_installed, newest};
+
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/drivers/mmcmap");
+const LIBRARY: &str = "github.com/sirgallo/mmcmap";
+/// A directory with the sources of the library, to build against in place of the published version.
+const LIBRARY_SOURCE: &str = "LAB_MMCMAP_SOURCE";
+/// What is built; it says its name itself.
+const PROGRAM: &str = "mmcmap";
+
+/// The driver for mmcmap.
+pub fn mmcmap() -> Foreign {
+    Foreign::new(PROGRAM, Box::new(|| built().map(Command::new)))
+}
+
+/// The program, which is built if it is not, or if its sources or those of the library are other ones.
+fn built() -> Result<PathBuf> {
+    ensure!(is_installed("go"), "go is not installed");
+    let local = std::env::var_os(LIBRARY_SOURCE).map(PathBuf::from);
+    let target = beside_the_lab("drivers-go")?;
+    let lock = File::create(target.join("lock"))?;
+    // Two labs that are started at once build once.
+    lock.lock()?;
+    let module = module(local.as_deref())?;
+    let mut changed = newest(Path::new(SOURCES))?;
+    if let Some(library) = &local {
+        changed = changed.max(newest(library)?);
+    }
+    let wanted = format!("{module}\n{changed:?}\n");
+    let stamp = target.join("built");
+    if !fs::read_to_string(&stamp).is_ok_and(|built| built == wanted) {
+        // A build that fails leaves a program that is not the one that is wanted.
+        fs::write(&stamp, "")?;
+        build(&target, &module)?;
+        fs::write(&stamp, wanted)?;
+    }
+    Ok(target.join(PROGRAM))
+}
+
+/// The module file to build from: that of the sources, with the library in a directory if it is in one.
+fn module(local: Option<&Path>) -> Result<String> {
+    let published =
+        fs::read_to_string(Path::new(SOURCES).join("go.mod")).context("reading the module of the driver")?;
+    let Some(local) = local else { return Ok(published) };
+    let local = fs::canonicalize(local).with_context(|| format!("{LIBRARY_SOURCE} is {}", local.display()))?;
+    let local = local
+        .to_str()
+        .context("the module file names only directories that are text")?;
+    let requires = format!("require {LIBRARY} ");
+    // Without its line nobody asks a registry which version was meant.
+    let rest: Vec<&str> = published.lines().filter(|line| !line.starts_with(&requires)).collect();
+    Ok(format!(
+        "{}\n{requires}v0.0.0\n\nreplace {LIBRARY} => {local:?}\n",
+        rest.join("\n")
+    ))
+}
+
+fn build(target: &Path, module: &str) -> Result<()> {
+    eprintln!("building the driver in Go");
+    let file = target.join("go.mod");
+    fs::write(&file, module)?;
+    let output = Command::new("go")
+        .args(["build", "-mod=mod", "-buildvcs=false", "-modfile"])
+        .arg(&file)
+        .arg("-o")
+        .arg(target.join(PROGRAM))
+        .arg(".")
+        .current_dir(SOURCES)
+        .stdin(Stdio::null())
+        .output()
+        .context("starting go build")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let talk = String::from_utf8_lossy(&output.stderr);
+    let said = said(&talk);
+    bail!("go build failed ({}): {said}", output.status)
+}
+
+/// What a failed build said first about why, in one line.
+fn said(talk: &str) -> &str {
+    let mut lines = talk.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_reason = |line: &&str| !line.starts_with('#') && !line.starts_with("go: downloading");
+    lines.find(is_reason).unwrap_or("it said nothing")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn library_in_a_directory_takes_the_place_of_the_published_one() -> Result<()> {
+        let published = module(None)?;
+        assert!(published.contains(&format!("require {LIBRARY} ")), "{published}");
+        assert!(!published.contains("replace"), "{published}");
+        let local = module(Some(Path::new("/tmp")))?;
+        assert!(local.contains(&format!("replace {LIBRARY} => \"/tmp\"")), "{local}");
+        assert_eq!(local.matches("require").count(), 1, "{local}");
+        assert!(module(Some(Path::new("/there is none"))).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn reason_of_a_failed_build_is_the_first_line_that_is_one() {
+        assert_eq!(
+            said("go: downloading a v1\n# lab\n./main.go:1:1: no\n"),
+            "./main.go:1:1: no"
+        );
+        assert_eq!(said("\n"), "it said nothing");
+    }
+}

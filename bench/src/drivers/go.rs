@@ -93,7 +93,9 @@ fn build(target: &Path, module: &str) -> Result<()> {
 /// What a failed build said first about why, in one line.
 fn said(talk: &str) -> &str {
     let mut lines = talk.lines().map(str::trim).filter(|line| !line.is_empty());
-    let is_reason = |line: &&str| !line.starts_with('#') && !line.starts_with("go: downloading");
+    // A line that ends in a colon says where, and the next one why.
+    let is_reason =
+        |line: &&str| !line.starts_with('#') && !line.starts_with("go: downloading") && !line.ends_with(':');
     lines.find(is_reason).unwrap_or("it said nothing")
 }
 
@@ -118,6 +120,10 @@ mod tests {
         assert_eq!(
             said("go: downloading a v1\n# lab\n./main.go:1:1: no\n"),
             "./main.go:1:1: no"
+        );
+        assert_eq!(
+            said("go: errors in go.mod:\n\tgo.mod:3: forbidden\n"),
+            "go.mod:3: forbidden"
         );
         assert_eq!(said("\n"), "it said nothing");
     }

@@ -1,6 +1,6 @@
 //! Drivers: programs of other languages behind the line protocol. The lab's own driver serves peers of the lab, honest and
-//! faulty, and shows that the lab's end notices what it must; the drivers in Java are tested where Java is, that in Go where its library is
-//! in a directory that `LAB_MMCMAP_SOURCE` names.
+//! faulty, and shows that the lab's end notices what it must; the drivers in Java are tested where Java is, that in Go
+//! where its library is in a directory that `LAB_MMCMAP_SOURCE` names.
 
 mod common;
 

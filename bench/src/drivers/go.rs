@@ -5,14 +5,14 @@
 //! into it, and the sums beside it, and nothing is written among the sources. With `LAB_MMCMAP_SOURCE` the copy says that
 //! the library is in that directory.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::foreign::Foreign;
-use super::tools::{beside_the_lab, is_installed, newest};
+use super::tools::{self, is_installed, newest};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/drivers/mmcmap");
 const LIBRARY: &str = "github.com/sirgallo/mmcmap";
@@ -30,23 +30,13 @@ pub fn mmcmap() -> Foreign {
 fn built() -> Result<PathBuf> {
     ensure!(is_installed("go"), "go is not installed");
     let local = std::env::var_os(LIBRARY_SOURCE).map(PathBuf::from);
-    let target = beside_the_lab("drivers-go")?;
-    let lock = File::create(target.join("lock"))?;
-    // Two labs that are started at once build once.
-    lock.lock()?;
     let module = module(local.as_deref())?;
     let mut changed = newest(Path::new(SOURCES))?;
     if let Some(library) = &local {
         changed = changed.max(newest(library)?);
     }
     let wanted = format!("{module}\n{changed:?}\n");
-    let stamp = target.join("built");
-    if !fs::read_to_string(&stamp).is_ok_and(|built| built == wanted) {
-        // A build that fails leaves a program that is not the one that is wanted.
-        fs::write(&stamp, "")?;
-        build(&target, &module)?;
-        fs::write(&stamp, wanted)?;
-    }
+    let target = tools::built("drivers-go", &wanted, |target| build(target, &module))?;
     Ok(target.join(PROGRAM))
 }
 

@@ -1,14 +1,13 @@
 //! The drivers in Java: one Maven project in `bench/drivers/java`, built when one of them is first used, into a directory
 //! beside the lab's binary. What cannot be built here has no speed here: it is shown as `n/a` with the reason.
 
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::foreign::Foreign;
-use super::tools::{beside_the_lab, is_installed, newest};
+use super::tools::{self, is_installed, newest};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/drivers/java");
 /// What Maven makes; its name is in the project file.
@@ -42,22 +41,13 @@ fn command(name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// The directory of the drivers, which are built if they are not or if their sources are newer.
+/// The directory of the drivers, which are built if they are not or if their sources are other ones.
 fn built() -> Result<PathBuf> {
     for program in ["java", "mvn"] {
         ensure!(is_installed(program), "{program} is not installed");
     }
-    let target = beside_the_lab("drivers-java")?;
-    let lock = File::create(target.join("lock"))?;
-    // Two labs that are started at once build once.
-    lock.lock()?;
-    let made = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    let stamp = target.join("built");
-    if made(&stamp) <= Some(newest(Path::new(SOURCES))?) {
-        build(&target)?;
-        File::create(&stamp)?;
-    }
-    Ok(target)
+    let wanted = format!("{:?}", newest(Path::new(SOURCES))?);
+    tools::built("drivers-java", &wanted, build)
 }
 
 fn build(target: &Path) -> Result<()> {

@@ -1,11 +1,15 @@
 //! What the building of drivers needs, whatever their language: whether a tool is there, where to build, and whether that
-//! was done since the sources changed.
+//! was done, or tried, since the sources changed.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+
+/// A build that failed is not tried again for so long: each command asks every driver, and a build that waits for a network
+/// that does not answer takes its time.
+const FAILURE_COUNTS: Duration = Duration::from_secs(600);
 
 /// Whether the program can be started from the search path.
 pub fn is_installed(program: &str) -> bool {
@@ -14,11 +18,46 @@ pub fn is_installed(program: &str) -> bool {
 }
 
 /// A directory of this name beside the lab's binary.
-pub fn beside_the_lab(name: &str) -> Result<PathBuf> {
+fn beside_the_lab(name: &str) -> Result<PathBuf> {
     let binary = std::env::current_exe().context("finding the lab's own place")?;
     let target = binary.parent().context("the lab is in a directory")?.join(name);
     fs::create_dir_all(&target).with_context(|| format!("making the directory {}", target.display()))?;
     Ok(target)
+}
+
+/// A directory of this name beside the lab's binary, in which what is `wanted` was built, now or before. What is wanted says
+/// of which sources it is to be.
+pub fn built(name: &str, wanted: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let target = beside_the_lab(name)?;
+    let lock = File::create(target.join("lock"))?;
+    // Two labs that are started at once build once.
+    lock.lock()?;
+    let (stamp, failure) = (target.join("built"), target.join("failed"));
+    if fs::read_to_string(&stamp).is_ok_and(|built| built == wanted) {
+        return Ok(target);
+    }
+    if let Some(reason) = failed_lately(&failure, wanted) {
+        bail!(
+            "{reason} (not tried again for ten minutes, or until {} is gone)",
+            failure.display()
+        );
+    }
+    // A build that fails leaves something that is not what is wanted.
+    fs::write(&stamp, "")?;
+    if let Err(error) = build(&target) {
+        fs::write(&failure, format!("{wanted}\n{error:#}"))?;
+        return Err(error);
+    }
+    fs::write(&stamp, wanted)?;
+    Ok(target)
+}
+
+/// Why building what is wanted failed a short time ago.
+fn failed_lately(failure: &Path, wanted: &str) -> Option<String> {
+    let age = fs::metadata(failure).ok()?.modified().ok()?.elapsed().ok()?;
+    let text = fs::read_to_string(failure).ok()?;
+    let reason = text.strip_prefix(wanted)?.trim();
+    (age < FAILURE_COUNTS).then(|| reason.to_string())
 }
 
 /// When the newest file below a directory was changed.
@@ -34,4 +73,39 @@ pub fn newest(directory: &Path) -> Result<SystemTime> {
         });
     }
     Ok(newest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn what_is_wanted_is_built_once_and_what_fails_is_not_tried_again_at_once() -> Result<()> {
+        let scratch = Scratch::new(&std::env::temp_dir())?;
+        // A whole path is beside nothing.
+        let name = scratch.path().to_str().context("a path that is text")?;
+        let built = |wanted: &str, is_refused: bool| {
+            let mut is_tried = false;
+            let outcome = built(name, wanted, |_| {
+                is_tried = true;
+                if is_refused { bail!("forbidden") } else { Ok(()) }
+            });
+            let reason = outcome.err().map(|error| error.to_string());
+            (is_tried, reason.unwrap_or_default())
+        };
+        assert_eq!(built("one", false), (true, String::new()));
+        assert_eq!(built("one", true), (false, String::new()));
+        assert_eq!(built("two", true), (true, "forbidden".to_string()));
+        let (is_tried, reason) = built("two", false);
+        assert!(
+            !is_tried && reason.starts_with("forbidden (not tried again"),
+            "{reason}"
+        );
+        assert_eq!(built("three", false), (true, String::new()), "other sources may do");
+        let failure = File::options().append(true).open(scratch.path().join("failed"))?;
+        failure.set_modified(SystemTime::now() - FAILURE_COUNTS)?;
+        assert_eq!(built("two", false), (true, String::new()), "that was long ago");
+        Ok(())
+    }
 }

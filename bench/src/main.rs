@@ -13,6 +13,7 @@ mod front;
 mod load;
 mod machine;
 mod measure;
+mod memory_group;
 mod page;
 mod peer;
 mod peers;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::machine;
+use crate::memory_group::MemoryGroup;
 use crate::peer::{Class, Driver};
 use crate::peers;
 use crate::probe::{self, Busy, Probe};
@@ -142,9 +143,17 @@ impl Cell<'_> {
         let store = scratch.path().join("store");
         std::fs::create_dir(&store).with_context(|| format!("making the directory {}", store.display()))?;
         sync_file_system(&store)?;
+        let memory = self.task.memory_bytes(self.header.scale);
+        let group = match memory.map(MemoryGroup::new).transpose() {
+            Ok(group) => group,
+            Err(error) => return Ok((Outcome::NotApplicable(format!("{error:#}")), probe)),
+        };
         let (before, own_before) = (Busy::now(), children_cpu_nanos());
-        let outcome = match self.run_in_process(class, &store) {
-            Ok(record) => Outcome::Passed(record),
+        let outcome = match self.run_in_process(class, &store, group.as_ref()) {
+            Ok(mut record) => {
+                record.notes.extend(memory.map(memory_note));
+                Outcome::Passed(record)
+            }
             Err(error) if error.is::<Interrupted>() => return Err(error),
             Err(error) => Outcome::Failed(format!("{error:#}{}", self.hint(&error))),
         };
@@ -169,7 +178,7 @@ impl Cell<'_> {
         }
     }
 
-    fn run_in_process(&self, class: Class, directory: &Path) -> Result<Record> {
+    fn run_in_process(&self, class: Class, directory: &Path, group: Option<&MemoryGroup>) -> Result<Record> {
         let header = self.header;
         let mut command = Command::new("/proc/self/exe");
         command
@@ -189,6 +198,9 @@ impl Cell<'_> {
         if let Some(rate) = header.rate {
             command.args(["--rate", &rate.to_string()]);
         }
+        if let Some(group) = group {
+            group.take(&mut command)?;
+        }
         let output = run_until(command, Duration::from_secs(header.limit_seconds))?;
         let talk = output.errors.trim();
         ensure!(
@@ -202,6 +214,14 @@ impl Cell<'_> {
         }
         serde_json::from_str(&output.text).context("reading what the process of a cell printed")
     }
+}
+
+/// What a report says of a limit of memory.
+fn memory_note(bytes: u64) -> String {
+    format!(
+        "the process of this cell had {} MiB of memory, with its page cache in it (a control group)",
+        bytes >> 20
+    )
 }
 
 /// What a process said and how it ended.

@@ -6,7 +6,7 @@
 use anyhow::Result;
 
 use super::loads::{get_in_snapshots, get_untimed, put_each, read_back_shares, scan_and_verify};
-use super::{Context, Recorder, Workload, only};
+use super::{Context, Recorder, Resources, Workload, only};
 use crate::data::{Generator, Length, Tally, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Unsupported};
@@ -20,6 +20,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: true,
+    resources: Resources::USUAL,
     run,
 };
 

@@ -7,7 +7,7 @@
 use anyhow::{Context as _, Result, ensure};
 
 use super::loads::{delete_each, get_each, put_each, read_back, read_back_rests, read_back_shares};
-use super::{Context, Recorder, Variant, Workload, tally_scan};
+use super::{Context, Recorder, Resources, Variant, Workload, tally_scan};
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer, Unsupported};
@@ -26,6 +26,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: true,
     has_open_loop: true,
+    resources: Resources::USUAL,
     run,
 };
 

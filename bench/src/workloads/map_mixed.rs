@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::loads::{load_in_batches, read_back, read_back_shares};
 use super::map::{LETTERS, THREADS, VARIANTS};
-use super::{Context, Recorder, Workload};
+use super::{Context, Recorder, Resources, Workload};
 use crate::crew::{crew, together};
 use crate::data::{Generator, Length, Values};
 use crate::measure::Work;
@@ -22,6 +22,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: true,
+    resources: Resources::USUAL,
     run,
 };
 

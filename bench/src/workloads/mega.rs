@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::loads::{load_in_batches, read_back};
-use super::{Context, Recorder, Variant, Workload};
+use super::{Context, Recorder, Resources, Variant, Workload};
 use crate::children::end_with_this_thread;
 use crate::crew::{Shift, Worked, crew};
 use crate::data::{Checker, Generator, Keys, Length, Values, key_text};
@@ -60,6 +60,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: true,
+    resources: Resources::USUAL,
     run,
 };
 

@@ -6,6 +6,7 @@
 //! workloads of brokers and clusters go is in `docs/lab/adding-a-workload.md`.
 
 mod first;
+mod held_snapshot;
 mod loads;
 mod map;
 mod map_mixed;
@@ -14,6 +15,7 @@ mod open;
 mod overwrites;
 mod reads;
 mod redb_table;
+mod scarce_memory;
 mod state;
 mod state_stability;
 #[cfg(test)]
@@ -52,8 +54,27 @@ pub struct Workload {
     pub has_drivers: bool,
     /// Whether operations can be given at a fixed rate.
     pub has_open_loop: bool,
+    /// What its cells have of the machine.
+    pub resources: Resources,
     /// Does it.
     pub run: fn(&Context, &mut Recorder) -> Result<()>,
+}
+
+/// What a cell has of the machine.
+#[derive(Clone, Copy)]
+pub struct Resources {
+    /// Cache of the stores that have one of their own.
+    pub cache_bytes: u64,
+    /// The memory of a cell with so many records, where that is limited.
+    pub memory_bytes: Option<fn(usize) -> u64>,
+}
+
+impl Resources {
+    /// A cache that everything fits into, and the whole memory.
+    pub const USUAL: Resources = Resources {
+        cache_bytes: CACHE_BYTES,
+        memory_bytes: None,
+    };
 }
 
 /// One form of a workload.
@@ -103,6 +124,8 @@ pub const ALL: &[Workload] = &[
     state_stability::WORKLOAD,
     reads::WORKLOAD,
     overwrites::WORKLOAD,
+    held_snapshot::WORKLOAD,
+    scarce_memory::WORKLOAD,
     redb_table::WORKLOAD,
     ycsb::A,
     ycsb::C,
@@ -119,6 +142,12 @@ pub struct Task {
 }
 
 impl Task {
+    /// The memory that its process may have at a scale, where that is limited.
+    pub fn memory_bytes(&self, scale: f64) -> Option<u64> {
+        let of_records = self.workload.resources.memory_bytes?;
+        Some(of_records(scaled(self.variant.records, scale)))
+    }
+
     /// Its name, as on the command line.
     pub fn name(&self) -> String {
         match self.variant.label {
@@ -155,15 +184,6 @@ pub fn named(name: &str) -> Result<Vec<Task>> {
 }
 
 impl Workload {
-    /// Cache of the stores that have one of their own.
-    pub fn cache_bytes(&self) -> u64 {
-        if self.name == redb_table::WORKLOAD.name {
-            redb_table::CACHE_BYTES
-        } else {
-            CACHE_BYTES
-        }
-    }
-
     /// Whether its rows build on commits of several operations.
     fn needs_commits_of_many(&self) -> bool {
         self.name == state::WORKLOAD.name
@@ -251,7 +271,7 @@ impl Context<'_> {
 
     /// A count at the scale of the run.
     pub fn scaled(&self, count: usize) -> usize {
-        ((count as f64 * self.scale).round() as usize).max(1)
+        scaled(count, self.scale)
     }
 
     /// A time in seconds at the scale of the run, but no less than `least`.
@@ -268,6 +288,11 @@ impl Context<'_> {
     pub fn is_exempt(&self) -> bool {
         self.driver.describe().is_exempt
     }
+}
+
+/// A count at a scale.
+fn scaled(count: usize, scale: f64) -> usize {
+    ((count as f64 * scale).round() as usize).max(1)
 }
 
 /// What came out of one run.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::loads::{load_measured, read_back};
-use super::{Context, Recorder, Workload, only};
+use super::{Context, Recorder, Resources, Workload, only};
 use crate::children::end_with_this_thread;
 use crate::data::{Checker, Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
@@ -35,6 +35,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: true,
     has_drivers: false,
     has_open_loop: false,
+    resources: Resources::USUAL,
     run,
 };
 

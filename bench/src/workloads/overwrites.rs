@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::loads::{load_measured, read_back};
-use super::{Context, Recorder, Workload, only};
+use super::{Context, Recorder, Resources, Workload, only};
 use crate::analysis::time_text;
 use crate::crew::alone;
 use crate::data::{Generator, Length, Values};
@@ -34,6 +34,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: true,
+    resources: Resources::USUAL,
     run,
 };
 

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use super::loads::{
     Versions, get_each, get_untimed, put_each, ranges_in_a_snapshot, read_back_shares, scan_and_verify,
 };
-use super::{Context, Recorder, Variant, Workload};
+use super::{Context, Recorder, Resources, Variant, Workload};
 use crate::crew::{Pace, crew, together};
 use crate::data::{Generator, Keys, Length, Tally, Values};
 use crate::measure::Work;
@@ -42,6 +42,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: false,
+    resources: Resources::USUAL,
     run,
 };
 

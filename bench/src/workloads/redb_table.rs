@@ -5,14 +5,14 @@
 use anyhow::{Result, ensure};
 
 use super::loads::{get_in_snapshots, put_batch, put_each, ranges_in_a_snapshot, read_back, read_back_shares};
-use super::{Context, Recorder, Workload, only, tally_scan};
+use super::{Context, Recorder, Resources, Workload, only, tally_scan};
 use crate::crew::alone;
 use crate::data::{Generator, KeySlice, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
 
 /// As large as in the published table.
-pub const CACHE_BYTES: u64 = 4 << 30;
+const CACHE_BYTES: u64 = 4 << 30;
 const READS: usize = 1_000_000;
 const RANGES: usize = 500_000;
 const RANGE_PAIRS: u64 = 10;
@@ -27,6 +27,10 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: false,
+    resources: Resources {
+        cache_bytes: CACHE_BYTES,
+        ..Resources::USUAL
+    },
     run,
 };
 

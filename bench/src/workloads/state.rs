@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::loads::{get_each, read_back, run_outside};
-use super::{BY_LIMIT, Context, Recorder, Variant, Workload};
+use super::{BY_LIMIT, Context, Recorder, Resources, Variant, Workload};
 use crate::crew::{Worked, alone};
 use crate::data::{Generator, Keys, Length, Values};
 use crate::load::{Load, LoadWriter, Operation};
@@ -51,6 +51,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: true,
     has_open_loop: false,
+    resources: Resources::USUAL,
     run,
 };
 

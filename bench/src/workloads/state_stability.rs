@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 
 use super::loads::read_back;
 use super::state::copy_directory;
-use super::{Context, Recorder, Workload, only};
+use super::{Context, Recorder, Resources, Workload, only};
 use crate::crew::alone;
 use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
@@ -20,6 +20,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: false,
+    resources: Resources::USUAL,
     run,
 };
 

@@ -6,7 +6,7 @@
 use anyhow::{Context as _, Result};
 
 use super::loads::{load_in_batches, read_back, read_back_shares};
-use super::{Context, Recorder, Workload, only};
+use super::{Context, Recorder, Resources, Workload, only};
 use crate::crew::{crew, together};
 use crate::data::{Generator, Length, Values};
 use crate::measure::Work;
@@ -28,6 +28,7 @@ pub const WORKLOAD: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: true,
+    resources: Resources::USUAL,
     run,
 };
 

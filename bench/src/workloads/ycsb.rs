@@ -7,7 +7,7 @@
 use anyhow::Result;
 
 use super::loads::{Versions, load_in_batches, read_back, verified_range};
-use super::{Context, Recorder, Workload, only};
+use super::{Context, Recorder, Resources, Workload, only};
 use crate::crew::{crew, together};
 use crate::data::{Generator, Keys, Length, Values, Zipfian, scrambled};
 use crate::measure::Work;
@@ -30,6 +30,7 @@ pub const A: Workload = Workload {
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: true,
+    resources: Resources::USUAL,
     run: run_a,
 };
 

@@ -1,0 +1,112 @@
+//! Five times as much data as memory: the process of the cell, with the page cache of its files, gets a control group with a
+//! limit. Reads and overwrites are of random records, so most of them miss.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+
+use super::loads::{BATCH_PAIRS, get_each, load_measured, read_back, verify_scan};
+use super::{Context, Recorder, Resources, Workload, only, tally_scan};
+use crate::crew::alone;
+use crate::data::{Generator, Length, Tally, Values};
+use crate::measure::{Done, Work};
+use crate::peer::Class;
+
+const KEY_BYTES: usize = 20;
+const VALUE_BYTES: usize = 1_000;
+const DATA_PER_MEMORY: usize = 5;
+/// What the lab itself has in memory: its program, and for each record the key and a place in each list.
+const OWN_BYTES: usize = 40 << 20;
+const OWN_BYTES_EACH: usize = 40;
+/// Reads at scale 1, and the threads that share them.
+const READS: usize = 200_000;
+const READERS: usize = 4;
+/// Seconds of overwriting at scale 1, and the least of any scale.
+const SECONDS: f64 = 30.0;
+const SECONDS_MIN: f64 = 0.2;
+
+/// What a cell with so many records may have.
+fn memory_bytes(records: usize) -> u64 {
+    let data = records * (KEY_BYTES + VALUE_BYTES);
+    (data / DATA_PER_MEMORY + OWN_BYTES + records * OWN_BYTES_EACH) as u64
+}
+
+pub const WORKLOAD: Workload = Workload {
+    name: "scarce-memory",
+    about: "1M pairs of 20 and 1,000 bytes with a fifth of that as memory (a control group); loaded 1,000 a commit in random order; 200k random \
+        reads from 4 threads, random overwrites one by one for 30 seconds, and a full scan",
+    variants: only(1_000_000),
+    classes: &[Class::Written, Class::None],
+    needs_persistence: true,
+    has_drivers: false,
+    has_open_loop: true,
+    resources: Resources {
+        cache_bytes: 64 << 20,
+        memory_bytes: Some(memory_bytes),
+    },
+    run,
+};
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let count = context.records();
+    let keys = Generator::new(context.seed, "load").keys(count, KEY_BYTES);
+    let values = Values::new(context.seed, Length::Fixed(VALUE_BYTES));
+    let checker = context.checker(&values);
+    let peer = context.open()?;
+    let mut loaded = 0;
+    recorder.phase("load, 1,000 a commit", Work::Writes, || {
+        let done = load_measured(context, &*peer, keys.all(), &values, BATCH_PAIRS)?;
+        loaded = done.operations as usize;
+        Ok(done)
+    })?;
+    if loaded < count {
+        read_back(&*peer, keys.all().part(0, loaded), |key, found| {
+            checker.present(key, 0, found)
+        })?;
+        return peer.close();
+    }
+    let reads = keys.picked(&Generator::new(context.seed, "read").picks(context.scaled(READS), count));
+    recorder.phase("reads from 4 threads", Work::Reads, || {
+        get_each(context, &*peer, reads.all(), &values, READERS)
+    })?;
+    drop(reads);
+    let mut versions = vec![0u32; count];
+    recorder.phase("overwrites", Work::Writes, || {
+        let picks = Generator::new(context.seed, "overwrite").picks(count.max(1 << 16), count);
+        let shift = context
+            .pace
+            .shift(1, Some(context.scaled_seconds(SECONDS, SECONDS_MIN)));
+        let mut worked = shift.work(u64::MAX, |at| {
+            let record = picks[at as usize % picks.len()] as usize;
+            let key = keys.at(record);
+            peer.put(key, values.of(key, versions[record] + 1))?;
+            versions[record] += 1;
+            Ok(())
+        })?;
+        // It was to work for a time; only the limit of the cell cuts that short.
+        worked.stopped_at_of = shift.is_at_limit().then_some(u64::MAX);
+        Ok(alone(worked))
+    })?;
+    let expected = Tally::expected(&keys, &values, |record| versions[record]);
+    let mut scanned = None;
+    recorder.phase("full scan", Work::Reads, || {
+        let seen = scanned.insert(tally_scan(&*peer)?);
+        Ok(Done::untimed(seen.pairs() as usize))
+    })?;
+    let seen = match scanned {
+        Some(seen) => seen,
+        // The limit of the cell came before it.
+        None => tally_scan(&*peer)?,
+    };
+    if seen != expected {
+        let numbers: HashMap<&[u8], usize> = keys.iter().zip(0..).collect();
+        verify_scan(&*peer, &seen, &expected, |key, found| {
+            let version = numbers.get(key).map_or(0, |&record| versions[record]);
+            checker.present(key, version, found)
+        })?;
+    }
+    recorder.phase("sync and close", Work::Writes, || {
+        peer.sync()?;
+        peer.close().map(|()| Done::untimed(1))
+    })
+}

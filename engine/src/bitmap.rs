@@ -6,7 +6,7 @@
 //!
 //! Invariant: `free` and `blocks` count what `words` says of the pages before `pages`; bits behind them are clear.
 
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 
 use duramen_io::File;
 
@@ -20,6 +20,8 @@ pub(crate) const LONG_RUN_PAGES: u32 = 16;
 /// After so many pages without a run that is long enough, the longest one so far will do: looking through all of a large
 /// and scattered file for each run costs more than writing in shorter ones.
 const SEARCHED_PAGES_MAX: u32 = 64 * 256;
+/// What is looked through of that for one run.
+const SEARCHED_PIECE_PAGES: u32 = SEARCHED_PAGES_MAX / 8;
 /// Pages of a large block.
 pub(crate) const LARGE_BLOCK_PAGES: u32 = 16;
 
@@ -43,6 +45,17 @@ pub(crate) enum Spared {
     LargeBlocks,
     /// Free blocks of four pages, and so the larger ones too.
     AllBlocks,
+}
+
+/// A run of free pages that a search is for.
+struct Sought {
+    /// Fewer pages are of no use.
+    least: u32,
+    /// With so many the search is over.
+    enough: u32,
+    /// More are not taken.
+    wanted: u32,
+    spared: Spared,
 }
 
 /// Where the words of a bitmap are.
@@ -74,6 +87,9 @@ pub(crate) struct Counts {
     pub(crate) first: usize,
     /// No run of [`LONG_RUN_PAGES`] begins below this word.
     pub(crate) first_long: usize,
+    /// Where the next search for a run that may be short goes on: what is below was looked through since a page there came
+    /// free.
+    pub(crate) searched: usize,
 }
 
 /// The first bits of the small blocks of a word of which every bit is set.
@@ -229,6 +245,7 @@ impl<W: Words> Bitmap<W> {
         } else {
             self.words[index] &= !mask;
             self.counts.first = self.counts.first.min(index);
+            self.counts.searched = self.counts.searched.min(index);
             self.lower_first_long(index);
         }
         self.count(index);
@@ -339,27 +356,56 @@ impl<W: Words> Bitmap<W> {
     }
 
     /// A run of free pages of at most `wanted`: the first that has `enough`, or else a long one that has at least `least`.
-    /// Low pages first, so that the end of the file comes free.
+    /// Low pages first, so that the end of the file comes free. But who is content with less than `enough` gets what the
+    /// next piece of the lowest part has, because to look through all of it for each run costs more than a shorter run; it
+    /// begins again where a page comes free.
     pub(crate) fn find(&mut self, least: u32, enough: u32, wanted: u32, spared: Spared) -> Option<(u32, u32)> {
-        let mut best: Option<(u32, u32)> = None;
-        let mut page = self.next_free(self.counts.first as u32 * 64, Spared::Nothing);
-        self.counts.first = page as usize / 64;
-        if spared != Spared::Nothing {
-            page = self.next_free(page, spared);
+        let sought = Sought {
+            least,
+            enough: enough.max(least).min(wanted),
+            wanted,
+            spared,
+        };
+        let first = self.next_free(self.counts.first as u32 * 64, Spared::Nothing);
+        self.counts.first = first as usize / 64;
+        let lowest = first..first.saturating_add(SEARCHED_PAGES_MAX).min(self.counts.pages);
+        let rest = lowest.end..self.counts.pages;
+        if least >= sought.enough {
+            let (found, _) = self.search(&sought, lowest.clone(), lowest.end);
+            return found.or_else(|| {
+                self.search(&sought, rest.clone(), rest.start.saturating_add(SEARCHED_PIECE_PAGES))
+                    .0
+            });
         }
-        let far = page.saturating_add(SEARCHED_PAGES_MAX);
-        while page < self.counts.pages && (page < far || best.is_none()) {
-            let end = self.end_of_free(page, wanted, spared);
+        let resumed = self.counts.searched as u32 * 64;
+        let start = if lowest.contains(&resumed) { resumed } else { first };
+        let piece_end = start.saturating_add(SEARCHED_PIECE_PAGES);
+        let (found, searched) = self.search(&sought, start..lowest.end, piece_end);
+        self.counts.searched = searched as usize / 64;
+        found
+            .or_else(|| self.search(&sought, first..start, start).0)
+            .or_else(|| {
+                self.search(&sought, rest.clone(), rest.start.saturating_add(SEARCHED_PIECE_PAGES))
+                    .0
+            })
+    }
+
+    /// The first run in a range that has enough; or the longest one up to `far`; or else the first. And where the search ended.
+    fn search(&self, sought: &Sought, range: Range<u32>, far: u32) -> (Option<(u32, u32)>, u32) {
+        let mut best: Option<(u32, u32)> = None;
+        let mut page = self.next_free(range.start, sought.spared);
+        while page < range.end && (page < far || best.is_none()) {
+            let end = self.end_of_free(page, sought.wanted, sought.spared);
             let length = end - page;
-            if length >= wanted.min(least.max(enough)) {
-                return Some((page, length));
+            if length >= sought.enough {
+                return (Some((page, length)), page);
             }
-            if length >= least && best.is_none_or(|(_, longest)| length > longest) {
+            if length >= sought.least && best.is_none_or(|(_, longest)| length > longest) {
                 best = Some((page, length));
             }
-            page = self.next_free(end, spared);
+            page = self.next_free(end, sought.spared);
         }
-        best
+        (best, page)
     }
 
     /// A free block for a branch, and those that follow it, of at most `wanted` pages in all.
@@ -520,6 +566,56 @@ mod tests {
         // Who can do with nothing else gets it.
         let (page, count) = bitmap.find(50, LONG_RUN_PAGES, 64, Spared::Nothing).unwrap();
         assert!(page >= pages - 102 && count == 64);
+    }
+
+    #[test]
+    fn free_page_is_found_wherever_the_last_search_ended() {
+        let mut rng = fastrand::Rng::with_seed(19);
+        for _ in 0..300 {
+            let pages = rng.u32(100..3 * SEARCHED_PAGES_MAX);
+            let mut bitmap = Bitmap::empty(pages);
+            bitmap.set(0, pages, true);
+            for _ in 0..rng.u32(0..3) {
+                let page = rng.u32(META_PAGES..pages);
+                bitmap.set(page, rng.u32(1..=(pages - page).min(20)), false);
+            }
+            bitmap.counts.searched = rng.usize(0..pages as usize / 32);
+            for spared in [Spared::Nothing, Spared::LargeBlocks, Spared::AllBlocks] {
+                let may_be_taken =
+                    (0..pages.div_ceil(64) as usize).any(|index| bitmap.searched_bits(index, spared) != 0);
+                let found = bitmap.clone().find(1, LONG_RUN_PAGES, 64, spared);
+                assert_eq!(found.is_some(), may_be_taken);
+                assert!(found.is_none_or(|(page, count)| (page..page + count).all(|page| !bitmap.is_used(page))));
+            }
+        }
+    }
+
+    #[test]
+    fn what_comes_free_below_is_taken_before_what_is_above() {
+        let pages = SEARCHED_PAGES_MAX;
+        let mut bitmap = Bitmap::new(pages);
+        (META_PAGES..pages)
+            .step_by(5)
+            .for_each(|page| bitmap.set(page, 1, true));
+        let take = |bitmap: &mut Bitmap| {
+            let (page, count) = bitmap
+                .find(1, LONG_RUN_PAGES, 64, Spared::Nothing)
+                .expect("much is free");
+            bitmap.set(page, count, true);
+            page
+        };
+        let taken: Vec<u32> = (0..20).map(|_| take(&mut bitmap)).collect();
+        assert!(
+            taken.iter().any(|&page| page > pages / 2),
+            "all of it has been looked through: {taken:?}"
+        );
+        for round in 0..100 {
+            bitmap.set(3 + round % 7, 1, true);
+            bitmap.set(3 + round % 7, 1, false);
+            let page = take(&mut bitmap);
+            assert!(page < 2 * SEARCHED_PIECE_PAGES, "round {round}: {page}");
+            bitmap.set(page, 1, false);
+        }
     }
 
     #[test]

@@ -197,7 +197,7 @@ pub(crate) struct SpaceHead {
 }
 
 /// Numbers that the allocator keeps beside its arrays.
-pub(crate) const SPACE_COUNTS: usize = 27;
+pub(crate) const SPACE_COUNTS: usize = 29;
 
 /// One log generation. Written under the commit lock or by the folding thread alone.
 #[repr(C, align(64))]

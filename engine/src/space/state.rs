@@ -59,6 +59,7 @@ impl State<'_> {
                 blocks.large,
                 counts.first as u64,
                 counts.first_long as u64,
+                counts.searched as u64,
             ]
         };
         let room = |room: Room| [room.pages, room.blocks.small, room.blocks.large];
@@ -95,6 +96,7 @@ impl State<'_> {
             },
             first: next() as usize,
             first_long: next() as usize,
+            searched: next() as usize,
         });
         self.bitmap.set_counts(used);
         self.loose.set_counts(loose);

@@ -31,6 +31,7 @@ use crate::page_sink::FileSink;
 use crate::planted::{PlantedBug, is_planted};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, Pin, Pins, Version};
+use crate::scout::Scout;
 use crate::snapshot::describe;
 use crate::space::{Claim, Retired, Slack};
 use crate::view::GenerationView;
@@ -73,14 +74,14 @@ impl Core {
     /// lies there.
     pub(crate) fn give_space_back(&self, state: &mut MaintenanceState, slack: Slack) -> Result<()> {
         for _ in 0..3 {
-            self.space.cut(slack)?;
+            self.space.cut(slack, &self.pages)?;
             if !self.space.has_surplus(slack) {
                 return Ok(());
             }
             self.renew_durable(state)?;
             self.reclaim(state)?;
         }
-        self.space.cut(slack)
+        self.space.cut(slack, &self.pages)
     }
 
     /// Lets the log have what the data file does not need, on a disk that has no room for both. `false`: that is nothing.
@@ -394,7 +395,7 @@ impl Core {
         tail.meta_sequence.store(meta.sequence as u32, Ordering::Relaxed);
         self.control().durable.0.store(meta.base_commit, Ordering::Release);
         self.space.saved(bitmap, data_pages);
-        self.space.cut(Slack::Usual)
+        self.space.cut(Slack::Usual, &self.pages)
     }
 
     /// Header checksum of the record of a commit that ends a generation.
@@ -466,9 +467,10 @@ impl Core {
     }
 }
 
-/// Changes, with a word now and then of how many were taken.
+/// Changes, with a word now and then of how many were taken, and a scout ahead of them where there is one.
 pub(crate) struct Reported<'a, 's, S: PageSource> {
     changes: &'a mut NewestChanges<'s, S>,
+    scout: Option<Scout<'s, S>>,
     report: &'a mut dyn FnMut(u64) -> Result<()>,
     next: u64,
 }
@@ -476,10 +478,12 @@ pub(crate) struct Reported<'a, 's, S: PageSource> {
 impl<'a, 's, S: PageSource> Reported<'a, 's, S> {
     pub(crate) fn new(
         changes: &'a mut NewestChanges<'s, S>,
+        scout: Option<Scout<'s, S>>,
         report: &'a mut dyn FnMut(u64) -> Result<()>,
     ) -> Reported<'a, 's, S> {
         Reported {
             changes,
+            scout,
             report,
             next: 0,
         }
@@ -497,6 +501,9 @@ impl<S: PageSource> ChangeStream for Reported<'_, '_, S> {
 
     fn advance(&mut self) -> Result<()> {
         self.changes.advance()?;
+        if let Some(scout) = &mut self.scout {
+            scout.keep_ahead(self.changes.taken)?;
+        }
         if self.changes.taken >= self.next {
             self.next = self.changes.taken + REPORT_OPERATIONS;
             (self.report)(self.changes.taken)?;
@@ -516,7 +523,8 @@ fn fold_into<S: PageSource>(
 ) -> Result<Root> {
     let mut changes = NewestChanges::of_generations(source, generations)?;
     let cuts: Vec<KeyRange> = changes.cuts();
-    let mut reported = Reported::new(&mut changes, report);
+    let scout = Scout::new(source, root, generations, (&[], None))?;
+    let mut reported = Reported::new(&mut changes, scout, report);
     let root = base::merge(source, root, &mut reported, &cuts, options, sink)?;
     take_values(&mut changes, sink);
     retire_runs(source, changes.runs, sink)?;

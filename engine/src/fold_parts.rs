@@ -19,6 +19,7 @@ use crate::newest::NewestChanges;
 use crate::pace::PauseWatch;
 use crate::page_sink::FileSink;
 use crate::region::Version;
+use crate::scout::Scout;
 use crate::space::Claim;
 use crate::view::GenerationView;
 
@@ -44,6 +45,8 @@ struct Work<'c, 'w> {
     core: &'c Core,
     division: &'w Division,
     frozen: &'w [u16],
+    /// The tree that is divided.
+    root: Root,
     birth: u64,
     /// The next part to fold.
     next: AtomicUsize,
@@ -102,6 +105,7 @@ impl Core {
             core: self,
             division: &division,
             frozen,
+            root: version.root,
             birth,
             next: AtomicUsize::new(0),
             taken: AtomicU64::new(0),
@@ -245,7 +249,8 @@ impl<'c> Work<'c, '_> {
         let merged = with_source!(core, source => {
             NewestChanges::of_generations_in(source, &generations, part.range()).and_then(|mut changes| {
                 let cuts = changes.cuts();
-                let mut reported = Reported::new(&mut changes, &mut report_all);
+                let scout = Scout::new(source, self.root, &generations, part.range())?;
+                let mut reported = Reported::new(&mut changes, scout, &mut report_all);
                 let merged = base::merge_part(source, part, &mut reported, &cuts, core.fold_options(), &mut sink)?;
                 sink.finish()?;
                 take_values(&mut changes, &mut sink);

@@ -54,6 +54,7 @@ mod long_value;
 mod newest;
 mod page_sink;
 mod recovery;
+mod scout;
 
 mod batch;
 mod changes;

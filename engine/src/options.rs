@@ -34,6 +34,7 @@ pub struct Options {
     read_only: bool,
     durability: Durability,
     memory_bytes: Option<u64>,
+    machine_bytes: Option<u64>,
     reads: ReadMode,
     retain_log_bytes: u64,
     maintenance: Maintenance,
@@ -51,6 +52,7 @@ impl Default for Options {
             read_only: false,
             durability: Durability::Synced,
             memory_bytes: None,
+            machine_bytes: None,
             reads: ReadMode::Mapped,
             retain_log_bytes: 0,
             maintenance: Maintenance::Background,
@@ -130,6 +132,13 @@ impl Options {
         self
     }
 
+    /// Memory of the machine, for tests of what happens when it has little.
+    #[doc(hidden)]
+    pub fn machine_bytes(mut self, bytes: u64) -> Options {
+        self.machine_bytes = Some(bytes);
+        self
+    }
+
     /// Bytes of the smallest and largest generation, for tests of what happens when many of them fill up.
     #[doc(hidden)]
     pub fn generation_bytes(mut self, least: u64, most: u64) -> Options {
@@ -202,8 +211,9 @@ impl Options {
     }
 
     fn settings(&self) -> Settings {
-        let machine = || (duramen_io::memory_limit_bytes() / 8).min(1 << 30);
-        let memory_bytes = self.memory_bytes.unwrap_or_else(machine).max(MEMORY_BYTES_MIN);
+        let machine_bytes = self.machine_bytes.unwrap_or_else(duramen_io::memory_limit_bytes);
+        let share = (machine_bytes / 8).min(1 << 30);
+        let memory_bytes = self.memory_bytes.unwrap_or(share).max(MEMORY_BYTES_MIN);
         // Up to six generations wait to be folded; each has its log in memory and an index of about half of
         // it (and two MiB).
         let most = (memory_bytes / 10).clamp(GENERATION_BYTES_MIN, GENERATION_BYTES_MAX);
@@ -213,6 +223,7 @@ impl Options {
             read_only: self.read_only,
             durability: self.durability,
             memory_bytes,
+            machine_bytes,
             reads: self.reads,
             retain_log_bytes: self.retain_log_bytes,
             background: self.maintenance == Maintenance::Background,
@@ -233,6 +244,8 @@ pub(crate) struct Settings {
     pub(crate) read_only: bool,
     pub(crate) durability: Durability,
     pub(crate) memory_bytes: u64,
+    /// What the machine has, or the control group may have.
+    pub(crate) machine_bytes: u64,
     pub(crate) reads: ReadMode,
     pub(crate) retain_log_bytes: u64,
     pub(crate) background: bool,

@@ -1,9 +1,10 @@
 //! Pages of the data file as readers see them: mapped, or read one by one in `Verified` mode. Each page is verified
 //! (checksum and structure) when this process touches it for the first time.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use duramen_io::{Access, File, Mapping, prefetch};
 
@@ -35,12 +36,18 @@ pub(crate) struct Pages {
     /// Length of the data file when it was last asked for.
     length: AtomicU64,
     /// All mappings ever made: snapshots may still read through the earlier ones.
-    mappings: Mutex<Vec<Mapping>>,
+    mappings: Mutex<Vec<Arc<Mapping>>>,
+    /// A file of more bytes does not stay in memory as a whole.
+    kept_bytes: u64,
+    /// Whether the file is larger than that. What is read is then likely to be missing in memory, and what is read around it
+    /// for nothing would drive out what is needed: so pages are read alone, and ahead only where it is known which come.
+    exceeds_memory: AtomicBool,
     verified: VerifiedBits,
 }
 
 impl Pages {
-    pub(crate) fn open(file: Arc<dyn File>, mode: ReadMode) -> Result<Pages> {
+    /// Opens the data file on a machine with so much memory.
+    pub(crate) fn open(file: Arc<dyn File>, mode: ReadMode, machine_bytes: u64) -> Result<Pages> {
         let length = file.len().map_err(|error| Error::io("opening the data file", error))?;
         let pages = Pages {
             file,
@@ -49,17 +56,30 @@ impl Pages {
             span: AtomicU64::new(0),
             length: AtomicU64::new(length),
             mappings: Mutex::new(Vec::new()),
+            kept_bytes: machine_bytes / 2,
+            exceeds_memory: AtomicBool::new(false),
             verified: VerifiedBits::default(),
         };
         pages.cover(length.max(1))?;
         Ok(pages)
     }
 
-    /// Makes sure that the mapping covers a file of `length` bytes.
+    /// Makes sure that the mapping covers a file of `length` bytes, and is read as one of that length should be.
     pub(crate) fn cover(&self, length: u64) -> Result<()> {
-        if length <= self.span.load(Ordering::Acquire) {
-            return Ok(());
+        if length > self.span.load(Ordering::Acquire) {
+            self.map(length)?;
         }
+        let exceeds_memory = length > self.kept_bytes;
+        if self.exceeds_memory.swap(exceeds_memory, Ordering::Relaxed) != exceeds_memory {
+            let mappings = self.mappings.lock().unwrap_or_else(|e| e.into_inner());
+            mappings
+                .iter()
+                .for_each(|mapping| mapping.expect_random_reads(exceeds_memory));
+        }
+        Ok(())
+    }
+
+    fn map(&self, length: u64) -> Result<()> {
         let mut mappings = self.mappings.lock().unwrap_or_else(|e| e.into_inner());
         let mut span = DATA_SPAN_BYTES;
         while span < length {
@@ -79,8 +99,9 @@ impl Pages {
                 Err(error) => return Err(doing(error)),
             }
         };
+        mapping.expect_random_reads(self.exceeds_memory());
         self.base.store(mapping.base(), Ordering::Release);
-        mappings.push(mapping);
+        mappings.push(Arc::new(mapping));
         self.span.store(span, Ordering::Release);
         Ok(())
     }
@@ -95,6 +116,28 @@ impl Pages {
 
     pub(crate) fn verified<'a>(&'a self) -> VerifiedPages<'a> {
         VerifiedPages { file: &*self.file }
+    }
+
+    /// Whether the file is too large to stay in memory.
+    #[inline]
+    pub(crate) fn exceeds_memory(&self) -> bool {
+        self.exceeds_memory.load(Ordering::Relaxed)
+    }
+
+    /// Asks for pages that will be read soon, those that lie side by side together.
+    #[cold]
+    fn read_ahead(&self, numbers: &mut dyn Iterator<Item = u32>) {
+        let mappings = self.mappings.lock().unwrap_or_else(|e| e.into_inner());
+        let newest = mappings
+            .last()
+            .expect("the file is mapped as long as it is open")
+            .clone();
+        // The kernel may have to find memory first, and others ask at the same time.
+        drop(mappings);
+        for_each_run(numbers, |run| {
+            let bytes = |page: u64| page * PAGE_BYTES as u64;
+            newest.read_ahead(bytes(run.start), bytes(run.end) - bytes(run.start));
+        });
     }
 
     pub(crate) fn mode(&self) -> ReadMode {
@@ -132,6 +175,25 @@ impl Pages {
     }
 }
 
+/// Takes pages that lie side by side together, in ascending or descending order.
+fn for_each_run(numbers: impl Iterator<Item = u32>, mut take: impl FnMut(Range<u64>)) {
+    let mut run = 0..0;
+    for number in numbers.map(u64::from) {
+        if run.is_empty() {
+            run = number..number + 1;
+        } else if number == run.end {
+            run.end += 1;
+        } else if number + 1 == run.start {
+            run.start -= 1;
+        } else {
+            take(std::mem::replace(&mut run, number..number + 1));
+        }
+    }
+    if !run.is_empty() {
+        take(run);
+    }
+}
+
 /// Pages through the mapping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MappedPages<'a> {
@@ -152,9 +214,19 @@ impl<'a> MappedPages<'a> {
         unsafe { std::slice::from_raw_parts(self.base.add(page as usize * PAGE_BYTES), length) }
     }
 
+    /// Where pages are read alone: those of several that belong together are asked for together.
+    #[inline]
+    fn ask_for_all(self, page: u32, length: usize) {
+        if length > PAGE_BYTES && self.pages.exceeds_memory() {
+            self.pages
+                .read_ahead(&mut (page..page + length.div_ceil(PAGE_BYTES) as u32));
+        }
+    }
+
     #[cold]
     fn verify(self, number: u32, length: usize) -> Result<()> {
         self.pages.check_inside(number, length)?;
+        self.ask_for_all(number, length);
         verify_page(number, self.bytes(number, length))?;
         self.pages.verified.set(number);
         Ok(())
@@ -163,8 +235,12 @@ impl<'a> MappedPages<'a> {
     /// A value in pages of its own, verified at the first touch.
     pub(crate) fn extent(self, extent: Extent) -> Result<&'a [u8]> {
         let length = extent.pages() as usize * PAGE_BYTES;
-        if !self.pages.verified.get(extent.page) {
+        let is_verified = self.pages.verified.get(extent.page);
+        if !is_verified {
             self.pages.check_inside(extent.page, length)?;
+        }
+        self.ask_for_all(extent.page, length);
+        if !is_verified {
             verify_extent(extent, self.bytes(extent.page, length))?;
             self.pages.verified.set(extent.page);
         }
@@ -182,6 +258,15 @@ impl<'a> PageSource for MappedPages<'a> {
             self.verify(number, bytes)?;
         }
         Ok(self.bytes(number, bytes))
+    }
+
+    #[inline]
+    fn wants_read_ahead(self) -> bool {
+        self.pages.exceeds_memory()
+    }
+
+    fn read_ahead(self, numbers: &mut dyn Iterator<Item = u32>) {
+        self.pages.read_ahead(numbers);
     }
 
     /// The header, and the tags and slots of an ordinary leaf.
@@ -358,5 +443,22 @@ impl VerifiedBits {
         if let Some(piece) = self.piece(page) {
             piece[bit / 64].fetch_and(!(1 << (bit % 64)), Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_side_by_side_are_taken_together_in_either_order() {
+        let runs = |numbers: &[u32]| {
+            let mut runs = Vec::new();
+            for_each_run(numbers.iter().copied(), |run| runs.push(run));
+            runs
+        };
+        assert_eq!(runs(&[]), []);
+        assert_eq!(runs(&[7, 8, 9, 20, 3, 4]), [7..10, 20..21, 3..5]);
+        assert_eq!(runs(&[9, 8, 7, 5, 4]), [7..10, 4..6]);
     }
 }

@@ -122,7 +122,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     } else {
         Region::create(&platform, files.iter().any(|name| name == REGION_FILE))?
     });
-    let pages = Pages::open(data.clone(), settings.reads)?;
+    let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
     let space = Space::new(data.clone(), region.clone(), bitmap, meta.bitmap)?;
     if !settings.read_only {
         // It takes memory in proportion to the file, which readers have no use for.

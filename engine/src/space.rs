@@ -368,7 +368,9 @@ impl Space {
         let file_pages = state.bitmap.pages() as u64;
         drop(state);
         pages.forget(page, count);
-        self.preload(end, file_pages);
+        if !pages.exceeds_memory() {
+            self.preload(end, file_pages);
+        }
         Ok((page, count))
     }
 
@@ -656,9 +658,10 @@ impl Space {
     }
 
     /// Cuts free pages off the end of the file that neither meta page knows.
-    pub(crate) fn cut(&self, slack: Slack) -> Result<()> {
+    pub(crate) fn cut(&self, slack: Slack, pages: &Pages) -> Result<()> {
         let mut state = self.lock();
         self.cut_file(&mut state, slack)?;
+        pages.cover(state.bitmap.pages() as u64 * PAGE_BYTES as u64)?;
         if slack == Slack::Least {
             // What could not be given back for want of room to move to is given back another time.
             match state.give_back_memory() {

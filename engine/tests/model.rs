@@ -218,6 +218,9 @@ fn random_operations_agree_with_a_model() {
             1 => options().fold_parts(3, 1),
             _ => options().fold_parts(6, 1).maintenance(Maintenance::Background),
         };
+        // Where everything stays in memory, and where hardly anything does.
+        let machine_bytes = if round % 2 == 0 { 1 << 40 } else { 1 << 16 };
+        let options = || options().machine_bytes(machine_bytes);
         let disk = SimDisk::new(rng.u64(..));
         let mut model = Model::new();
         let mut store = options().open_on(disk.platform()).unwrap();

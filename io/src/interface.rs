@@ -137,6 +137,22 @@ impl Mapping {
         self.length
     }
 
+    /// Says whether reads come in no order: a page that is not in memory is then read alone, and not with what lies around
+    /// it, which may be 8 MiB. A hint.
+    pub fn expect_random_reads(&self, random: bool) {
+        // SAFETY: `base` is mapped for `length` bytes for as long as this lives.
+        unsafe { memory::expect_random_reads(self.base, self.length, random) };
+    }
+
+    /// Asks the kernel to bring a range into memory in the background. A hint.
+    pub fn read_ahead(&self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length).min(self.length as u64);
+        if offset < end {
+            // SAFETY: `base` is mapped for as long as this lives, and the end was cut to the length.
+            unsafe { memory::read_ahead(self.base, offset as usize, end as usize) };
+        }
+    }
+
     /// Asks the kernel for the memory of a range that is about to be written, so that whoever writes there first need
     /// not wait for it. A hint: where it fails the faults happen.
     pub fn populate(&self, offset: u64, length: u64) {

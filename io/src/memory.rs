@@ -104,6 +104,26 @@ pub(crate) unsafe fn populate(base: *mut u8, start: usize, end: usize) {
     }
 }
 
+/// Says whether a mapping is read in no order, so that nothing is read around a page that is missing.
+///
+/// # Safety
+/// `base` is the first byte of a mapping of so many bytes that stays mapped meanwhile.
+pub(crate) unsafe fn expect_random_reads(base: *mut u8, length: usize, random: bool) {
+    let advice = if random { Advice::Random } else { Advice::Normal };
+    // SAFETY: the range is a mapping, says the caller; the advice changes no bytes.
+    let _ = unsafe { madvise(base.cast(), length, advice) };
+}
+
+/// Asks the kernel to read a range of a mapped file in the background.
+///
+/// # Safety
+/// `base` is the first byte of a mapping that stays mapped meanwhile, and `start..end` lies in it.
+pub(crate) unsafe fn read_ahead(base: *mut u8, start: usize, end: usize) {
+    let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
+    // SAFETY: a mapping consists of whole pages, so the rounded range lies in it too; the advice changes no bytes.
+    let _ = unsafe { madvise(base.add(start).cast(), end - start, Advice::WillNeed) };
+}
+
 /// Reads a range of a file, aligned to [`ALIGNMENT`], into the page cache in pieces of that size. It asks through a
 /// mapping of its own, because large pieces are a property of the mapping, and a store's mapping must not have it:
 /// later, when memory is short, every miss would read 2 MiB.

@@ -6,7 +6,7 @@ use crate::error::{Result, printable};
 use crate::limits::{BRANCH_BYTES, PAGE_BYTES};
 
 use super::branch::Branch;
-use super::cursor::check_height;
+use super::cursor::{READ_AHEAD_LEAVES_MAX, check_height};
 use super::leaf::Leaf;
 use super::page::{self, common_prefix, head_u32};
 use super::{Extent, Location, PageSource, Root};
@@ -50,6 +50,7 @@ fn walk_node<S: PageSource>(
         let branch = Branch::open(&page, number, level)?;
         visit(visit_page(&page, number, level))?;
         for index in 0..branch.count() {
+            ask_for_leaves(source, branch, level, index);
             walk_node(source, branch.page(index), level - 1, visit)?;
         }
     } else {
@@ -62,6 +63,14 @@ fn walk_node<S: PageSource>(
         }
     }
     Ok(())
+}
+
+/// Asks for the leaves of a branch that is walked through, some at a time, where they are likely to be missing in memory.
+fn ask_for_leaves<S: PageSource>(source: S, branch: Branch<'_>, level: u8, index: usize) {
+    if level == 1 && index.is_multiple_of(READ_AHEAD_LEAVES_MAX) && source.wants_read_ahead() {
+        let end = (index + READ_AHEAD_LEAVES_MAX).min(branch.count());
+        source.read_ahead(&mut (index..end).map(|index| branch.page(index)));
+    }
 }
 
 /// Branches of a tree. Those of the lowest level are counted without being read.

@@ -3,6 +3,8 @@
 //! A cursor keeps the branches on the way to its leaf, with the child it took in each. The key at hand is put together
 //! in a buffer: the prefix when the leaf is entered, the rest on every move.
 
+use std::ops::Range;
+
 use arrayvec::ArrayVec;
 
 use crate::error::{Error, Result};
@@ -11,6 +13,9 @@ use crate::limits::{BRANCH_BYTES, PAGE_BYTES};
 use super::branch::Branch;
 use super::leaf::Leaf;
 use super::{HEIGHT_MAX, Location, PageSource, Root};
+
+/// Leaves that a cursor asks for before it comes to them, at most.
+pub(super) const READ_AHEAD_LEAVES_MAX: usize = 64;
 
 /// A position in a tree: on a pair, or nowhere.
 pub(crate) struct Cursor<S: PageSource> {
@@ -25,6 +30,7 @@ pub(crate) struct Cursor<S: PageSource> {
     prefix_length: usize,
     /// The leaf that comes next when moving on in the same direction, as far as its parent says.
     ahead: Option<u32>,
+    read_ahead: ReadAhead,
     valid: bool,
     key: Vec<u8>,
 }
@@ -40,6 +46,31 @@ struct Step<P> {
 impl<P: std::ops::Deref<Target = [u8]>> Step<P> {
     fn branch(&self) -> Result<Branch<'_>> {
         Branch::open(&self.page, self.number, self.level)
+    }
+}
+
+/// Leaves that were asked for before the cursor comes to them, where they are likely to be missing in memory.
+#[derive(Default)]
+struct ReadAhead {
+    /// Leaves that the cursor moved on to without a search.
+    moves: usize,
+    /// How many of the leaves that follow in this branch were asked for.
+    asked: usize,
+}
+
+impl ReadAhead {
+    /// The cursor moved on to a leaf, after which `left` more follow in its branch. Which of them to ask for now: the further
+    /// it has moved, the more, because it will move on.
+    fn moved_on(&mut self, left: usize) -> Option<Range<usize>> {
+        self.moves += 1;
+        self.asked = self.asked.saturating_sub(1);
+        let wanted = self.moves.min(READ_AHEAD_LEAVES_MAX).min(left);
+        (wanted > 0 && self.asked <= wanted / 2).then(|| std::mem::replace(&mut self.asked, wanted)..wanted)
+    }
+
+    /// The cursor came to another branch.
+    fn left_branch(&mut self) {
+        self.asked = 0;
     }
 }
 
@@ -64,6 +95,7 @@ impl<S: PageSource> Cursor<S> {
             index: 0,
             prefix_length: 0,
             ahead: None,
+            read_ahead: ReadAhead::default(),
             valid: false,
             key: Vec::new(),
         }
@@ -168,6 +200,7 @@ impl<S: PageSource> Cursor<S> {
     /// Goes down from the root. False in an empty tree.
     fn descend(&mut self, aim: Aim<'_>) -> Result<bool> {
         self.path.clear();
+        self.read_ahead = ReadAhead::default();
         check_height(self.root)?;
         if self.root.height == 0 {
             return Ok(false);
@@ -239,10 +272,18 @@ impl<S: PageSource> Cursor<S> {
             let branch = step.branch()?;
             let next = step.index + 1;
             if next == branch.count() {
+                self.read_ahead.left_branch();
                 continue;
             }
             let (number, level) = (branch.page(next), step.level);
             let ahead = (level == 1 && next + 1 < branch.count()).then(|| branch.page(next + 1));
+            if level == 1 && self.source.wants_read_ahead() {
+                let left = branch.count() - 1 - next;
+                if let Some(asked) = self.read_ahead.moved_on(left) {
+                    let mut leaves = asked.map(|after| branch.page(next + 1 + after));
+                    self.source.read_ahead(&mut leaves);
+                }
+            }
             step.index = next;
             self.path.push(step);
             match self.descend_from(number, level - 1, Aim::First) {
@@ -262,11 +303,19 @@ impl<S: PageSource> Cursor<S> {
         self.valid = false;
         while let Some(mut step) = self.path.pop() {
             let Some(previous) = step.index.checked_sub(1) else {
+                self.read_ahead.left_branch();
                 continue;
             };
             let branch = step.branch()?;
             let (number, level) = (branch.page(previous), step.level);
             let ahead = (level == 1 && previous > 0).then(|| branch.page(previous - 1));
+            if level == 1
+                && self.source.wants_read_ahead()
+                && let Some(asked) = self.read_ahead.moved_on(previous)
+            {
+                let mut leaves = asked.map(|after| branch.page(previous - 1 - after));
+                self.source.read_ahead(&mut leaves);
+            }
             step.index = previous;
             self.path.push(step);
             self.descend_from(number, level - 1, Aim::Last)?;
@@ -305,4 +354,40 @@ pub(crate) fn count_below<S: PageSource>(source: S, root: Root, key: &[u8]) -> R
     }
     let page = source.page(number, PAGE_BYTES)?;
     Ok(below.wrapping_add(Leaf::open(&page, number)?.lower_bound(key) as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_leaf_is_asked_for_once_before_the_cursor_comes_to_it() {
+        for leaves in [1, 2, 3, 10, 200] {
+            let mut ahead = ReadAhead::default();
+            // Two branches: what was asked for in the first is nothing in the second.
+            for branch in 0..2 {
+                let (mut asked, mut reached) = (Vec::new(), 0);
+                for at in 1..leaves {
+                    // The one that is moved to now, but for the first two moves of all.
+                    reached += usize::from(asked.contains(&at));
+                    let left = leaves - 1 - at;
+                    asked.extend(ahead.moved_on(left).into_iter().flatten().map(|after| at + 1 + after));
+                    let most = asked.last().map_or(0, |last| last - at);
+                    assert!(most <= READ_AHEAD_LEAVES_MAX.min(left));
+                }
+                let expected: Vec<usize> = (2..leaves).collect();
+                assert_eq!(asked, expected, "{leaves} leaves, branch {branch}");
+                assert_eq!(reached, expected.len());
+                ahead.left_branch();
+            }
+        }
+    }
+
+    #[test]
+    fn cursor_that_searches_asks_for_nothing() {
+        let mut ahead = ReadAhead::default();
+        assert_eq!(ahead.moved_on(5), Some(0..1));
+        ahead = ReadAhead::default();
+        assert_eq!(ahead.moved_on(0), None);
+    }
 }

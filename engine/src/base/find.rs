@@ -23,15 +23,9 @@ pub(crate) struct Found<P> {
 /// Finds the pair of `full_key`, whose `key_hash` is `hash`.
 #[inline]
 pub(crate) fn find<S: PageSource>(source: S, root: Root, full_key: &[u8], hash: u64) -> Result<Option<Found<S::Page>>> {
-    if root.height == 0 {
+    let Some(number) = leaf_of(source, root, full_key)? else {
         return Ok(None);
-    }
-    let mut number = root.page;
-    for level in (1..root.height).rev() {
-        let page = source.page(number, BRANCH_BYTES)?;
-        let branch = Branch::open(&page, number, level)?;
-        number = branch.page(branch.route(full_key));
-    }
+    };
     source.prefetch(number);
     let page = source.page(number, PAGE_BYTES)?;
     let leaf = Leaf::open(&page, number)?;
@@ -42,4 +36,19 @@ pub(crate) fn find<S: PageSource>(source: S, root: Root, full_key: &[u8], hash: 
         }
         None => Ok(None),
     }
+}
+
+/// The leaf that would hold `full_key`, which is not looked at. `None`: the tree is empty.
+#[inline]
+pub(crate) fn leaf_of<S: PageSource>(source: S, root: Root, full_key: &[u8]) -> Result<Option<u32>> {
+    if root.height == 0 {
+        return Ok(None);
+    }
+    let mut number = root.page;
+    for level in (1..root.height).rev() {
+        let page = source.page(number, BRANCH_BYTES)?;
+        let branch = Branch::open(&page, number, level)?;
+        number = branch.page(branch.route(full_key));
+    }
+    Ok(Some(number))
 }

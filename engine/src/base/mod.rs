@@ -41,7 +41,7 @@ pub(crate) use check::{Visit, check_tree, count_branches, walk};
 #[allow(unused_imports)]
 pub(crate) use cursor::{Cursor, count_below};
 #[allow(unused_imports)]
-pub(crate) use find::{Found, find};
+pub(crate) use find::{Found, find, leaf_of};
 #[allow(unused_imports)]
 pub(crate) use merge::{Division, KeyRange, MergeOptions, MergedPart, Part, assemble, divide, merge, merge_part};
 #[allow(unused_imports)]
@@ -164,6 +164,17 @@ pub(crate) trait PageSource: Copy {
     fn passes_over(self, error: &Error) -> bool {
         let _ = error;
         false
+    }
+
+    /// Whether pages that are needed soon should be asked for with [`PageSource::read_ahead`]: not where most are in memory.
+    #[inline]
+    fn wants_read_ahead(self) -> bool {
+        false
+    }
+
+    /// Asks for leaves that are needed soon, in the order in which they will be.
+    fn read_ahead(self, numbers: &mut dyn Iterator<Item = u32>) {
+        let _ = numbers;
     }
 
     /// Says that the leaf `number` is needed next. Its first 256 bytes are what a search reads first.

@@ -2,7 +2,7 @@
 //! page and extent, overwrites what is retired the moment it is retired, and reuses its numbers.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 
 use fastrand::Rng;
@@ -42,6 +42,10 @@ struct Memory {
     version: Cell<u64>,
     leaves_read: Cell<usize>,
     pages_written: Cell<usize>,
+    wants_read_ahead: Cell<bool>,
+    /// Leaves that were asked for and not read yet, and how many were read that had been asked for.
+    asked: RefCell<HashSet<u32>>,
+    asked_and_read: Cell<usize>,
 }
 
 impl Memory {
@@ -86,7 +90,22 @@ impl PageSource for &Memory {
         verify_page(number, &page)?;
         self.leaves_read
             .set(self.leaves_read.get() + (bytes == PAGE_BYTES) as usize);
+        let was_asked = self.asked.borrow_mut().remove(&number);
+        self.asked_and_read.set(self.asked_and_read.get() + was_asked as usize);
         Ok(page)
+    }
+
+    fn wants_read_ahead(self) -> bool {
+        self.wants_read_ahead.get()
+    }
+
+    fn read_ahead(self, numbers: &mut dyn Iterator<Item = u32>) {
+        for number in numbers {
+            assert!(
+                self.asked.borrow_mut().insert(number),
+                "leaf {number} was asked for before"
+            );
+        }
     }
 }
 
@@ -876,4 +895,24 @@ fn root_is_no_branch_with_one_child_after_any_cut() {
             }
         }
     }
+}
+
+#[test]
+fn scans_ask_for_leaves_before_they_come_to_them_where_that_is_wanted() {
+    let mut subject = Subject::default();
+    subject.put((0..60_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![7; 90])));
+    let memory = &subject.memory;
+    let read_and_asked = || (memory.leaves_read.replace(0), memory.asked_and_read.replace(0));
+    read_and_asked();
+    subject.assert_scans();
+    let (leaves, asked) = read_and_asked();
+    assert!(leaves > 2 * 1_000 && asked == 0, "{asked} of {leaves}");
+    memory.wants_read_ahead.set(true);
+    subject.assert_scans();
+    let (leaves, asked) = read_and_asked();
+    // In each branch the cursor comes to the first leaf or two without having known them.
+    assert!(asked * 100 > leaves * 95, "{asked} of {leaves}");
+    assert!(memory.asked.borrow().is_empty(), "nothing was asked for in vain");
+    subject.assert_key(&30_000u32.to_be_bytes());
+    assert!(memory.asked.borrow().len() < 4, "who looks for a key asks for nothing");
 }

@@ -12,7 +12,7 @@ use super::loads::{
 };
 use super::{Context, Recorder, Resources, Variant, Workload};
 use crate::crew::{Pace, crew, together};
-use crate::data::{Generator, Keys, Length, Tally, Values};
+use crate::data::{Checker, Generator, Keys, Length, Tally, Values};
 use crate::measure::Work;
 use crate::peer::{Class, Peer, Unsupported};
 
@@ -83,8 +83,9 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     for rate in RATES {
         reads.beside_writes(recorder, rate, &versions)?;
     }
+    let checker = context.checker(&reads.values);
     for (record, versions) in versions.iter().enumerate() {
-        reads.read(record, versions)?;
+        reads.read(checker, record, versions)?;
     }
     reads.peer.close()
 }
@@ -132,13 +133,14 @@ impl Reads<'_> {
         );
         let writes = Generator::new(self.context.seed, &written).picks(self.picks.len(), self.keys.len());
         let goes_on = AtomicBool::new(true);
+        let checker = self.context.checker(&self.values);
         recorder.phases(&[(&read, Work::Reads), (&written, Work::Writes)], || {
             let mut worked = crew(2, |worker| {
                 if worker == 0 {
                     let shift = self.context.pace.shift(1, None);
                     let worked = shift.work(self.picks.len() as u64, |at| {
                         let record = self.picks[at as usize] as usize;
-                        self.read(record, &versions[record])
+                        self.read(checker, record, &versions[record])
                     });
                     goes_on.store(false, Ordering::Relaxed);
                     return worked;
@@ -161,11 +163,10 @@ impl Reads<'_> {
         })
     }
 
-    fn read(&self, record: usize, versions: &Versions) -> Result<()> {
-        let (key, checker) = (self.keys.at(record), self.context.checker(&self.values));
+    fn read(&self, checker: Checker, record: usize, versions: &Versions) -> Result<()> {
         let oldest = versions.oldest();
-        self.peer.get(key, &mut |found| {
-            checker.present_between(key, oldest, versions.newest(), found)
+        self.peer.get(self.keys.at(record), &mut |found| {
+            checker.present_between(self.keys.at(record), oldest, versions.newest(), found)
         })
     }
 }

@@ -175,7 +175,7 @@ impl PlaceArguments {
         Ok(Context {
             driver: peers::one(&self.peer)?,
             class: self.durability,
-            cache_bytes: task.workload.resources.cache_bytes,
+            cache_bytes: task.cache_bytes(self.scale),
             directory: &self.directory,
             variant: task.variant,
             scale: self.scale,
@@ -461,7 +461,7 @@ fn header(arguments: &RunArguments, tasks: &[Task], drivers: &[&dyn Driver]) -> 
         limit_seconds: arguments.limit,
         cache_bytes: tasks
             .iter()
-            .map(|task| (task.name(), task.workload.resources.cache_bytes))
+            .map(|task| (task.name(), task.cache_bytes(arguments.scale)))
             .collect(),
         directory: arguments.directory.clone(),
         machine: Machine::here(&existing(&arguments.directory)?),

@@ -48,7 +48,7 @@ impl MemoryGroup {
                 continue;
             }
             let group = MemoryGroup { directory };
-            match group.limit(bytes) {
+            match group.limit(bytes).and_then(|()| group.try_out()) {
                 Ok(()) => return Ok(group),
                 Err(error) => reason = format!("{error:#}"),
             }
@@ -72,20 +72,29 @@ impl MemoryGroup {
         Ok(())
     }
 
+    /// Whether processes can enter it, which is another permission than to make it.
+    fn try_out(&self) -> Result<()> {
+        let mut command = Command::new("true");
+        self.take(&mut command)?;
+        let status = command.status().context("entering a control group");
+        status.map(drop)
+    }
+
     /// Lets the process that this command will start be in the group from its beginning.
     pub fn take(&self, command: &mut Command) -> Result<()> {
         let processes = CString::new(self.directory.join("cgroup.procs").as_os_str().as_bytes())?;
         let enter = move || {
             // SAFETY: the path is a string with its end; the call takes nothing else.
             let file = unsafe { libc::open(processes.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
+            if file < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
             // SAFETY: one byte of a constant is written. "0" is whoever writes it.
             let written = unsafe { libc::write(file, b"0".as_ptr().cast(), 1) };
-            // SAFETY: the descriptor is ours; one that was not opened is refused.
+            let error = std::io::Error::last_os_error();
+            // SAFETY: the descriptor is ours.
             unsafe { libc::close(file) };
-            match written {
-                1 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            }
+            if written == 1 { Ok(()) } else { Err(error) }
         };
         // SAFETY: between fork and exec it only makes system calls, on memory that was made before.
         unsafe { command.pre_exec(enter) };
@@ -129,6 +138,8 @@ fn parents(groups: &str, root: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+
     use super::*;
     use crate::scratch::Scratch;
 
@@ -167,12 +178,9 @@ mod tests {
             command.args(["--bytes", &bytes.to_string(), "/dev/zero"]);
             let mut tail = Command::new("tail");
             // It keeps the last line, which is all there is.
-            tail.arg("--lines=1").stdout(std::process::Stdio::null());
+            tail.arg("--lines=1").stdout(Stdio::null());
             group.take(&mut tail)?;
-            let mut head = command
-                .stdout(std::process::Stdio::piped())
-                .stderr(std::process::Stdio::null())
-                .spawn()?;
+            let mut head = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
             tail.stdin(head.stdout.take().context("a pipe")?);
             let status = tail.status()?;
             // It has the pipe, which the other one would wait for.

@@ -461,7 +461,6 @@ pub mod tests {
         }
     }
 
-    /// The header of results with these peers.
     /// Results of one repetition that began so many seconds after 1970.
     pub fn part(started_unix: u64, own: u64, rival: u64) -> Results {
         let mut part = results(vec![
@@ -472,6 +471,7 @@ pub mod tests {
         part
     }
 
+    /// The header of results with these peers.
     pub fn header(names: &[&str]) -> Header {
         let described = |name: &&str| peers::one(name).expect("known").describe();
         Header {

@@ -155,15 +155,21 @@ impl Cell<'_> {
                 Outcome::Passed(record)
             }
             Err(error) if error.is::<Interrupted>() => return Err(error),
-            Err(error) => Outcome::Failed(format!("{error:#}{}", self.hint(&error))),
+            Err(error) => Outcome::Failed(format!("{error:#}{}", self.hint(&error, memory))),
         };
         probe.others_busy = before.others_until(Busy::now(), children_cpu_nanos() - own_before);
         Ok((outcome, probe))
     }
 
     /// What a person can do about an error that is not the peer's.
-    fn hint(&self, error: &anyhow::Error) -> String {
+    fn hint(&self, error: &anyhow::Error, memory: Option<u64>) -> String {
         let text = format!("{error:#}");
+        if let (Some(bytes), true) = (memory, text.contains("SIGKILL")) {
+            let allowed = bytes >> 20;
+            return format!(
+                "; the kernel killed it, most likely because it needed more than the {allowed} MiB of memory of this cell"
+            );
+        }
         let free = probe::free_bytes(&self.header.directory).unwrap_or(u64::MAX);
         // Stores report a full disk in many ways, a plain input/output error among them.
         let is_full = text.contains("No space left") || free < FULL_BYTES;

@@ -12,14 +12,13 @@ use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
 
-/// Seconds of overwriting at scale 1, each time, and the least of any scale.
-const SECONDS: f64 = 60.0;
-const SECONDS_MIN: f64 = 0.2;
+/// Overwrites at scale 1, each time. As many for everybody, however fast: what a snapshot holds grows with them.
+const OVERWRITES: usize = 500_000;
 
 pub const WORKLOAD: Workload = Workload {
     name: "held-snapshot",
-    about: "1M pairs of 16 and 100 bytes; random ones overwritten one by one for 60 seconds while a snapshot of the first state is held, \
-        which is read then, and for 60 seconds more without it: how large the files become",
+    about: "1M pairs of 16 and 100 bytes; 500k random overwrites one by one while a snapshot of the first state is held, which is \
+        read then, and as many without it: how large the files become",
     variants: only(1_000_000),
     classes: &[Class::Written, Class::None],
     needs_persistence: true,
@@ -33,19 +32,20 @@ struct Overwrites<'a> {
     context: &'a Context<'a>,
     keys: Keys,
     values: Values,
-    /// The records that are overwritten, in their order, again and again.
-    picks: Vec<u32>,
+    /// The records that are overwritten while the snapshot is held, and then, in their order.
+    picks: [Vec<u32>; 2],
     /// How often each record was overwritten.
     versions: Mutex<Vec<u32>>,
 }
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let count = context.records();
+    let mut overwrites = Generator::new(context.seed, "overwrite");
     let all = Overwrites {
         context,
         keys: Generator::new(context.seed, "load").keys(count, 16),
         values: Values::new(context.seed, Length::Fixed(100)),
-        picks: Generator::new(context.seed, "overwrite").picks(count.max(1 << 16), count),
+        picks: [(); 2].map(|()| overwrites.picks(context.scaled(OVERWRITES), count)),
         versions: Mutex::new(vec![0; count]),
     };
     let checker = context.checker(&all.values);
@@ -67,21 +67,23 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         let first = all.keys.at(0);
         held.get(first, &mut |found| checker.present(first, 0, found))?;
         recorder.phase("overwrites beside a held snapshot", Work::Writes, || {
-            all.overwrite(&*peer)
+            all.overwrite(&*peer, &all.picks[0])
         })?;
         recorder.phase("reads in the held snapshot", Work::Reads, || {
-            for &record in &all.picks[..count] {
+            for &record in &all.picks[1] {
                 let key = all.keys.at(record as usize);
                 held.get(key, &mut |found| checker.present(key, 0, found))?;
             }
-            Ok(Done::untimed(count))
+            Ok(Done::untimed(all.picks[1].len()))
         })?;
         // Each of them, also when the limit of the cell stopped a row.
         all.keys
             .iter()
             .try_for_each(|key| held.get(key, &mut |found| checker.present(key, 0, found)))
     })?;
-    recorder.phase("overwrites after it is dropped", Work::Writes, || all.overwrite(&*peer))?;
+    recorder.phase("overwrites after it is dropped", Work::Writes, || {
+        all.overwrite(&*peer, &all.picks[1])
+    })?;
     let versions = all.versions.into_inner().unwrap_or_default();
     peer.read(&mut |reader| {
         all.keys
@@ -98,21 +100,17 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
 impl Overwrites<'_> {
     /// In a thread of its own, because the one that called may have a snapshot open, and not every store lets a thread do
     /// both.
-    fn overwrite(&self, peer: &dyn Peer) -> Result<Done> {
-        let seconds = self.context.scaled_seconds(SECONDS, SECONDS_MIN);
-        let shift = self.context.pace.shift(1, Some(seconds));
-        let mut worked = crew(1, |_| {
+    fn overwrite(&self, peer: &dyn Peer, picks: &[u32]) -> Result<Done> {
+        let worked = crew(1, |_| {
             let mut versions = self.versions.lock().expect("nobody else has it");
-            shift.work(u64::MAX, |at| {
-                let record = self.picks[at as usize % self.picks.len()] as usize;
+            self.context.pace.whole_shift(1).work(picks.len() as u64, |at| {
+                let record = picks[at as usize] as usize;
                 let key = self.keys.at(record);
                 peer.put(key, self.values.of(key, versions[record] + 1))?;
                 versions[record] += 1;
                 Ok(())
             })
         })?;
-        // It was to work for a time; only the limit of the cell cuts that short.
-        worked[0].stopped_at_of = shift.is_at_limit().then_some(u64::MAX);
         Ok(together(worked))
     }
 }

@@ -63,8 +63,8 @@ pub struct Workload {
 /// What a cell has of the machine.
 #[derive(Clone, Copy)]
 pub struct Resources {
-    /// Cache of the stores that have one of their own.
-    pub cache_bytes: u64,
+    /// Cache of the stores that have one of their own, in a cell with so many records.
+    pub cache_bytes: fn(usize) -> u64,
     /// The memory of a cell with so many records, where that is limited.
     pub memory_bytes: Option<fn(usize) -> u64>,
 }
@@ -72,7 +72,7 @@ pub struct Resources {
 impl Resources {
     /// A cache that everything fits into, and the whole memory.
     pub const USUAL: Resources = Resources {
-        cache_bytes: CACHE_BYTES,
+        cache_bytes: |_| CACHE_BYTES,
         memory_bytes: None,
     };
 }
@@ -146,6 +146,11 @@ impl Task {
     pub fn memory_bytes(&self, scale: f64) -> Option<u64> {
         let of_records = self.workload.resources.memory_bytes?;
         Some(of_records(scaled(self.variant.records, scale)))
+    }
+
+    /// Cache of the stores that have one of their own, at a scale.
+    pub fn cache_bytes(&self, scale: f64) -> u64 {
+        (self.workload.resources.cache_bytes)(scaled(self.variant.records, scale))
     }
 
     /// Its name, as on the command line.
@@ -279,7 +284,7 @@ impl Context<'_> {
         (seconds * self.scale).max(least)
     }
 
-    /// What checks reads of these values.
+    /// What checks reads of these values. To be made once, not for each read: the peer is asked to describe itself.
     pub fn checker<'v>(&self, values: &'v Values) -> Checker<'v> {
         Checker::new(values, self.is_exempt())
     }

@@ -28,7 +28,7 @@ pub const WORKLOAD: Workload = Workload {
     has_drivers: false,
     has_open_loop: false,
     resources: Resources {
-        cache_bytes: CACHE_BYTES,
+        cache_bytes: |_| CACHE_BYTES,
         ..Resources::USUAL
     },
     run,

@@ -26,7 +26,7 @@ pub fn run_paced(name: &str, driver: &dyn Driver, scale: f64, pace: Pace) -> Res
     let context = Context {
         driver,
         class,
-        cache_bytes: task.workload.resources.cache_bytes,
+        cache_bytes: task.cache_bytes(scale),
         directory: &directory,
         variant: task.variant,
         scale,

@@ -369,25 +369,21 @@ impl<W: Words> Bitmap<W> {
         let first = self.next_free(self.counts.first as u32 * 64, Spared::Nothing);
         self.counts.first = first as usize / 64;
         let lowest = first..first.saturating_add(SEARCHED_PAGES_MAX).min(self.counts.pages);
-        let rest = lowest.end..self.counts.pages;
-        if least >= sought.enough {
-            let (found, _) = self.search(&sought, lowest.clone(), lowest.end);
-            return found.or_else(|| {
-                self.search(&sought, rest.clone(), rest.start.saturating_add(SEARCHED_PIECE_PAGES))
-                    .0
-            });
+        let (mut start, mut far) = (first, lowest.end);
+        if least < sought.enough {
+            let resumed = self.counts.searched as u32 * 64;
+            start = if lowest.contains(&resumed) { resumed } else { first };
+            far = start.saturating_add(SEARCHED_PIECE_PAGES);
         }
-        let resumed = self.counts.searched as u32 * 64;
-        let start = if lowest.contains(&resumed) { resumed } else { first };
-        let piece_end = start.saturating_add(SEARCHED_PIECE_PAGES);
-        let (found, searched) = self.search(&sought, start..lowest.end, piece_end);
-        self.counts.searched = searched as usize / 64;
+        let (found, searched) = self.search(&sought, start..lowest.end, far);
+        if least < sought.enough {
+            self.counts.searched = searched as usize / 64;
+        }
+        let rest = lowest.end..self.counts.pages;
+        let far = rest.start.saturating_add(SEARCHED_PIECE_PAGES);
         found
             .or_else(|| self.search(&sought, first..start, start).0)
-            .or_else(|| {
-                self.search(&sought, rest.clone(), rest.start.saturating_add(SEARCHED_PIECE_PAGES))
-                    .0
-            })
+            .or_else(|| self.search(&sought, rest, far).0)
     }
 
     /// The first run in a range that has enough; or the longest one up to `far`; or else the first. And where the search ended.

@@ -448,7 +448,27 @@ impl VerifiedBits {
 
 #[cfg(test)]
 mod tests {
+    use duramen_io::SimDisk;
+
     use super::*;
+    use crate::{Maintenance, Options};
+
+    #[test]
+    fn file_that_outgrows_the_memory_is_read_in_another_way_until_it_is_small_again() {
+        const MEMORY: u64 = 8 << 20;
+        let options = Options::new().maintenance(Maintenance::Manual).machine_bytes(MEMORY);
+        let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        assert!(!store.core().pages.exceeds_memory());
+        for number in 0..6_000u32 {
+            map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
+        }
+        store.maintain().expect("a fold");
+        assert!(store.core().pages.exceeds_memory());
+        map.clear().expect("a commit");
+        store.compact(&mut |_| ()).expect("room");
+        assert!(!store.core().pages.exceeds_memory());
+    }
 
     #[test]
     fn pages_side_by_side_are_taken_together_in_either_order() {

@@ -183,6 +183,29 @@ mod tests {
     }
 
     #[test]
+    fn kernel_is_told_that_reads_of_a_mapping_come_in_no_order() {
+        let reservation = Reservation::zeroed(ALIGNMENT as u64).unwrap();
+        let base = reservation.base();
+        let is_told = || {
+            let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            // The mapping that the address lies in, and its flags; `rr` stands for reads at random.
+            let begins = |line: &str| {
+                let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+                let bound = |number| usize::from_str_radix(number, 16).ok();
+                Some((bound(start)?..bound(end)?).contains(&(base as usize)))
+            };
+            let own = mappings.lines().skip_while(|line| begins(line) != Some(true));
+            let mut flags = own.filter_map(|line| line.strip_prefix("VmFlags:"));
+            flags.next().unwrap().split_whitespace().any(|flag| flag == "rr")
+        };
+        for random in [false, true, false] {
+            // SAFETY: it is our own, and as long as it says.
+            unsafe { expect_random_reads(base, reservation.length(), random) };
+            assert_eq!(is_told(), random);
+        }
+    }
+
+    #[test]
     fn impossible_lengths_are_errors() {
         assert_eq!(Reservation::zeroed(0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(

@@ -266,6 +266,15 @@ impl<S: PageSource> Cursor<S> {
         Ok(())
     }
 
+    /// Asks for leaves that come after the one that is moved to, of which `left` more are in its branch.
+    fn ask_ahead(&mut self, left: usize, leaf_after: impl Fn(usize) -> u32) {
+        if self.source.wants_read_ahead()
+            && let Some(asked) = self.read_ahead.moved_on(left)
+        {
+            self.source.read_ahead(&mut asked.map(leaf_after));
+        }
+    }
+
     fn next_leaf(&mut self) -> Result<()> {
         self.valid = false;
         while let Some(mut step) = self.path.pop() {
@@ -277,12 +286,9 @@ impl<S: PageSource> Cursor<S> {
             }
             let (number, level) = (branch.page(next), step.level);
             let ahead = (level == 1 && next + 1 < branch.count()).then(|| branch.page(next + 1));
-            if level == 1 && self.source.wants_read_ahead() {
+            if level == 1 {
                 let left = branch.count() - 1 - next;
-                if let Some(asked) = self.read_ahead.moved_on(left) {
-                    let mut leaves = asked.map(|after| branch.page(next + 1 + after));
-                    self.source.read_ahead(&mut leaves);
-                }
+                self.ask_ahead(left, |after| branch.page(next + 1 + after));
             }
             step.index = next;
             self.path.push(step);
@@ -309,12 +315,8 @@ impl<S: PageSource> Cursor<S> {
             let branch = step.branch()?;
             let (number, level) = (branch.page(previous), step.level);
             let ahead = (level == 1 && previous > 0).then(|| branch.page(previous - 1));
-            if level == 1
-                && self.source.wants_read_ahead()
-                && let Some(asked) = self.read_ahead.moved_on(previous)
-            {
-                let mut leaves = asked.map(|after| branch.page(previous - 1 - after));
-                self.source.read_ahead(&mut leaves);
+            if level == 1 {
+                self.ask_ahead(previous, |after| branch.page(previous - 1 - after));
             }
             step.index = previous;
             self.path.push(step);
@@ -381,13 +383,5 @@ mod tests {
                 ahead.left_branch();
             }
         }
-    }
-
-    #[test]
-    fn cursor_that_searches_asks_for_nothing() {
-        let mut ahead = ReadAhead::default();
-        assert_eq!(ahead.moved_on(5), Some(0..1));
-        ahead = ReadAhead::default();
-        assert_eq!(ahead.moved_on(0), None);
     }
 }

@@ -17,6 +17,7 @@ use crate::limits::{BRANCH_BYTES, BRANCH_PAGES, FULL_KEY_BYTES_MAX, INLINE_VALUE
 
 mod damage;
 mod parts;
+mod read_ahead;
 
 const HASH_SEED: u64 = 7;
 
@@ -895,24 +896,4 @@ fn root_is_no_branch_with_one_child_after_any_cut() {
             }
         }
     }
-}
-
-#[test]
-fn scans_ask_for_leaves_before_they_come_to_them_where_that_is_wanted() {
-    let mut subject = Subject::default();
-    subject.put((0..60_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![7; 90])));
-    let memory = &subject.memory;
-    let read_and_asked = || (memory.leaves_read.replace(0), memory.asked_and_read.replace(0));
-    read_and_asked();
-    subject.assert_scans();
-    let (leaves, asked) = read_and_asked();
-    assert!(leaves > 2 * 1_000 && asked == 0, "{asked} of {leaves}");
-    memory.wants_read_ahead.set(true);
-    subject.assert_scans();
-    let (leaves, asked) = read_and_asked();
-    // In each branch the cursor comes to the first leaf or two without having known them.
-    assert!(asked * 100 > leaves * 95, "{asked} of {leaves}");
-    assert!(memory.asked.borrow().is_empty(), "nothing was asked for in vain");
-    subject.assert_key(&30_000u32.to_be_bytes());
-    assert!(memory.asked.borrow().len() < 4, "who looks for a key asks for nothing");
 }

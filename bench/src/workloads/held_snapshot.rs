@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use anyhow::Result;
 
-use super::loads::{BATCH_PAIRS, load_measured, read_back};
+use super::loads::{load_row, read_back_versions};
 use super::{Context, Recorder, Resources, Workload, only};
 use crate::crew::{crew, together};
 use crate::data::{Generator, Keys, Length, Values};
@@ -50,16 +50,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     };
     let checker = context.checker(&all.values);
     let peer = context.open()?;
-    let mut loaded = 0;
-    recorder.phase("load, 1,000 a commit", Work::Writes, || {
-        let done = load_measured(context, &*peer, all.keys.all(), &all.values, BATCH_PAIRS)?;
-        loaded = done.operations as usize;
-        Ok(done)
-    })?;
-    if loaded < count {
-        read_back(&*peer, all.keys.all().part(0, loaded), |key, found| {
-            checker.present(key, 0, found)
-        })?;
+    if !load_row(context, recorder, &*peer, &all.keys, &all.values)? {
         return peer.close();
     }
     peer.read(&mut |held| {
@@ -85,12 +76,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         all.overwrite(&*peer, &all.picks[1])
     })?;
     let versions = all.versions.into_inner().unwrap_or_default();
-    peer.read(&mut |reader| {
-        all.keys
-            .iter()
-            .zip(&versions)
-            .try_for_each(|(key, version)| reader.get(key, &mut |found| checker.present(key, *version, found)))
-    })?;
+    read_back_versions(&*peer, &all.keys, &versions, checker)?;
     recorder.phase("sync and close", Work::Writes, || {
         peer.sync()?;
         peer.close().map(|()| Done::untimed(1))

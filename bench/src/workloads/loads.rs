@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Context, tally_scan};
+use super::{Context, Recorder, tally_scan};
 use crate::crew::{Shift, Worked, alone, crew, together};
-use crate::data::{Checker, KeySlice, Tally, Values, key_text};
+use crate::data::{Checker, KeySlice, Keys, Tally, Values, key_text};
 use crate::load::{Load, Operation};
-use crate::measure::Done;
+use crate::measure::{Done, Work};
 use crate::peer::{Outside, Pairs, Peer, Reader};
 
 /// Pairs in one commit where a workload loads and the load is not what it is about.
@@ -153,24 +153,23 @@ pub fn read_back_shares(
     acknowledged: &[u64],
     check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Copy,
 ) -> Result<()> {
-    let parts = shares(keys, acknowledged);
-    parts.into_iter().try_for_each(|(done, _)| read_back(peer, done, check))
+    let shares = shares(keys, acknowledged);
+    shares
+        .into_iter()
+        .try_for_each(|(done, _)| read_back(peer, done, check))
 }
 
-/// Reads back what each worker had not come to in its share. A worker that was stopped had ended what it had begun, so none
-/// of it is in doubt.
-pub fn read_back_rests(
-    peer: &dyn Peer,
-    keys: KeySlice,
-    acknowledged: &[u64],
-    check: impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Copy,
-) -> Result<()> {
-    let parts = shares(keys, acknowledged);
-    parts.into_iter().try_for_each(|(_, rest)| read_back(peer, rest, check))
+/// Reads every key, which must be there in its version.
+pub fn read_back_versions(peer: &dyn Peer, keys: &Keys, versions: &[u32], checker: Checker) -> Result<()> {
+    peer.read(&mut |reader| {
+        let mut pairs = keys.iter().zip(versions);
+        pairs.try_for_each(|(key, version)| reader.get(key, &mut |found| checker.present(key, *version, found)))
+    })
 }
 
-/// The share of each worker: what it was acknowledged, and the rest.
-fn shares<'a>(keys: KeySlice<'a>, acknowledged: &[u64]) -> Vec<(KeySlice<'a>, KeySlice<'a>)> {
+/// The share of each worker: what it was acknowledged, and the rest. A worker that was stopped had ended what it had begun,
+/// so none of it is in doubt.
+pub fn shares<'a>(keys: KeySlice<'a>, acknowledged: &[u64]) -> Vec<(KeySlice<'a>, KeySlice<'a>)> {
     let shares = acknowledged.iter().enumerate().map(|(worker, &count)| {
         let share = keys.share(worker, acknowledged.len());
         let count = count as usize;
@@ -214,6 +213,30 @@ pub fn load_measured(
     let mut all = alone(worked);
     all.stopped_at_of = (context.pace.is_over() && done < keys.len() as u64).then_some(keys.len() as u64);
     Ok(all)
+}
+
+/// Loads all keys, 1,000 a commit, as the first row. `false`: the limit of the cell stopped it; what was acknowledged has been
+/// read back, and nothing else can be done.
+pub fn load_row(
+    context: &Context,
+    recorder: &mut Recorder,
+    peer: &dyn Peer,
+    keys: &Keys,
+    values: &Values,
+) -> Result<bool> {
+    let mut loaded = 0;
+    recorder.phase("load, 1,000 a commit", Work::Writes, || {
+        let done = load_measured(context, peer, keys.all(), values, BATCH_PAIRS)?;
+        loaded = done.operations as usize;
+        Ok(done)
+    })?;
+    if loaded == keys.len() {
+        return Ok(true);
+    }
+    let checker = context.checker(values);
+    let acknowledged = keys.all().part(0, loaded);
+    read_back(peer, acknowledged, |key, found| checker.present(key, 0, found))?;
+    Ok(false)
 }
 
 /// Fails, naming a key where it can, unless a scan saw exactly `expected`. The second scan, for the culprit, is not

@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::loads::{delete_each, get_each, put_each, read_back, read_back_rests, read_back_shares};
+use super::loads::{delete_each, get_each, put_each, read_back, read_back_shares, shares};
 use super::{Context, Recorder, Resources, Variant, Workload, tally_scan};
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work};
@@ -91,7 +91,9 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         Ok(done)
     })?;
     read_back_shares(&*peer, keys.all(), &deleted, absent)?;
-    read_back_rests(&*peer, keys.all(), &deleted, present).context("what was not deleted yet")?;
+    let mut left = shares(keys.all(), &deleted).into_iter().map(|(_, left)| left);
+    left.try_for_each(|left| read_back(&*peer, left, present))
+        .context("what was not deleted yet")?;
     if deleted.iter().sum::<u64>() == keys.len() as u64 && !context.is_exempt() {
         match tally_scan(&*peer) {
             Err(error) if error.is::<Unsupported>() => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::loads::{load_measured, read_back};
+use super::loads::{load_row, read_back_versions};
 use super::{Context, Recorder, Resources, Workload, only};
 use crate::analysis::time_text;
 use crate::crew::alone;
@@ -20,8 +20,6 @@ use crate::peer::Class;
 /// Seconds of overwriting at scale 1, and the least of any scale.
 const SECONDS: f64 = 60.0;
 const SECONDS_MIN: f64 = 0.2;
-/// Pairs in a commit of the load.
-const BATCH: usize = 1_000;
 /// Between two looks of the control thread at the clock.
 const CONTROL: Duration = Duration::from_millis(1);
 
@@ -45,16 +43,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let checker = context.checker(&values);
     let picks = Generator::new(context.seed, "overwrite").picks(count.max(1 << 16), count);
     let peer = context.open()?;
-    let mut loaded = 0;
-    recorder.phase("load, 1,000 a commit", Work::Writes, || {
-        let done = load_measured(context, &*peer, keys.all(), &values, BATCH)?;
-        loaded = done.operations as usize;
-        Ok(done)
-    })?;
-    if recorder.is_stopped() {
-        read_back(&*peer, keys.all().part(0, loaded), |key, found| {
-            checker.present(key, 0, found)
-        })?;
+    if !load_row(context, recorder, &*peer, &keys, &values)? {
         return peer.close();
     }
     let mut versions = vec![0u32; count];
@@ -84,11 +73,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         time_text(late.at(0.9999) as f64),
         time_text(late.at(1.0) as f64)
     ));
-    peer.read(&mut |reader| {
-        keys.iter()
-            .zip(&versions)
-            .try_for_each(|(key, version)| reader.get(key, &mut |found| checker.present(key, *version, found)))
-    })?;
+    read_back_versions(&*peer, &keys, &versions, checker)?;
     recorder.phase("sync and close", Work::Writes, || {
         peer.sync()?;
         peer.close().map(|()| Done::untimed(1))

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::loads::{BATCH_PAIRS, get_each, load_measured, read_back, verify_scan};
+use super::loads::{get_each, load_row, verify_scan};
 use super::{Context, Recorder, Resources, Workload, only, tally_scan};
 use crate::crew::alone;
 use crate::data::{Generator, Length, Tally, Values};
@@ -52,16 +52,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let values = Values::new(context.seed, Length::Fixed(VALUE_BYTES));
     let checker = context.checker(&values);
     let peer = context.open()?;
-    let mut loaded = 0;
-    recorder.phase("load, 1,000 a commit", Work::Writes, || {
-        let done = load_measured(context, &*peer, keys.all(), &values, BATCH_PAIRS)?;
-        loaded = done.operations as usize;
-        Ok(done)
-    })?;
-    if loaded < count {
-        read_back(&*peer, keys.all().part(0, loaded), |key, found| {
-            checker.present(key, 0, found)
-        })?;
+    if !load_row(context, recorder, &*peer, &keys, &values)? {
         return peer.close();
     }
     let reads = keys.picked(&Generator::new(context.seed, "read").picks(context.scaled(READS), count));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use duramen_io::{Access, File, Mapping, prefetch};
 
-use crate::base::{Extent, PageSource, verify_page};
+use crate::base::{Extent, LINE_BYTES, PageSource, verify_page};
 use crate::checksum::checksum;
 use crate::error::{Error, Result};
 use crate::limits::{DATA_SPAN_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
@@ -273,16 +273,19 @@ impl<'a> PageSource for MappedPages<'a> {
     #[inline]
     fn prefetch(self, number: u32) {
         let page = self.base.wrapping_add(number as usize * PAGE_BYTES);
-        (0..4 * 64)
-            .step_by(64)
+        (0..4 * LINE_BYTES)
+            .step_by(LINE_BYTES)
             .for_each(|line| prefetch(page.wrapping_add(line)));
     }
 
     #[inline]
-    fn prefetch_part(self, number: u32, part: usize, parts: usize) {
-        const LINES: usize = PAGE_BYTES / 64;
+    fn prefetch_lines(self, number: u32, lines: Range<usize>) {
         let page = self.base.wrapping_add(number as usize * PAGE_BYTES);
-        (LINES * part / parts..LINES * (part + 1) / parts).for_each(|line| prefetch(page.wrapping_add(line * 64)));
+        let (mut at, end) = (lines.start * LINE_BYTES, (lines.end * LINE_BYTES).min(PAGE_BYTES));
+        while at < end {
+            prefetch(page.wrapping_add(at));
+            at += LINE_BYTES;
+        }
     }
 }
 

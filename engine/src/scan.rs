@@ -46,6 +46,9 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     gap: Gap,
     /// The sources that stand on the current key: `BASE`, and indexes of `others` behind it.
     standing: Vec<usize>,
+    /// The leaf of the base that the scan stands in, when there is nothing above the base, it moves forward, and all of the
+    /// leaf lies below the end of the range.
+    inside: Option<u32>,
     /// Whether keys are returned whose newest entry says that they were deleted.
     shows_deleted: bool,
 }
@@ -117,6 +120,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             deletes,
             gap,
             standing: Vec::new(),
+            inside: None,
             shows_deleted: false,
         }
     }
@@ -132,16 +136,31 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             self.range.low.as_slice(),
             self.range.high.as_slice().max(&self.range.low),
         );
+        self.inside = None;
         self.gap = Gap::Before(key.to_vec());
     }
 
     /// Moves the gap behind the last key.
     pub(crate) fn seek_end(&mut self) {
+        self.inside = None;
         self.gap = Gap::Before(self.range.high.clone());
     }
 
     /// Steps over the next key and returns what is there; the key is `self.key()`.
+    #[inline]
     pub(crate) fn next(&mut self) -> Result<Option<Entry<'a>>> {
+        // Most steps are from one pair of a leaf to the next, with nothing to compare.
+        if self.inside == Some(self.base.leaf()) && self.base.next_in_leaf()? {
+            let (page, location) = self.base.value();
+            return Ok(Some(entry_at::<S>(page, location)));
+        }
+        self.inside = None;
+        self.next_outside()
+    }
+
+    /// A step over the next key from anywhere.
+    #[inline(never)]
+    fn next_outside(&mut self) -> Result<Option<Entry<'a>>> {
         self.face(Direction::Forward)?;
         if self.others.is_empty() && self.deletes.is_empty() {
             return self.next_of_base();
@@ -151,6 +170,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
 
     /// Steps back over the key before the gap.
     pub(crate) fn prev(&mut self) -> Result<Option<Entry<'a>>> {
+        self.inside = None;
         self.face(Direction::Backward)?;
         self.step(Direction::Backward)
     }
@@ -165,17 +185,18 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     }
 
     /// Without anything above the base a step is one step of its cursor.
-    #[inline]
     fn next_of_base(&mut self) -> Result<Option<Entry<'a>>> {
         self.standing.clear();
         if self.gap == Gap::Positioned(Direction::Forward, true) {
             self.base.next()?;
         }
-        if !self.base.is_valid() || self.base.key() >= self.range.high.as_slice() {
-            self.gap = Gap::Positioned(Direction::Forward, false);
+        let is_in_leaf = self.base.is_valid() && self.base.leaf_is_below(&self.range.high);
+        let is_in_range = is_in_leaf || self.base.is_valid() && self.base.key() < self.range.high.as_slice();
+        self.gap = Gap::Positioned(Direction::Forward, is_in_range);
+        self.inside = is_in_leaf.then(|| self.base.leaf());
+        if !is_in_range {
             return Ok(None);
         }
-        self.gap = Gap::Positioned(Direction::Forward, true);
         let (page, location) = self.base.value();
         Ok(Some(entry_at::<S>(page, location)))
     }

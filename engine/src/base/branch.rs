@@ -194,6 +194,19 @@ impl<'a> Branch<'a> {
         }
     }
 
+    /// Whether all keys of `child`, which is not the last, are below `key`.
+    #[inline]
+    pub(super) fn ends_at_most(&self, child: usize, key: &[u8]) -> bool {
+        let suffix = match page::after_prefix(self.bytes, key) {
+            Ok(suffix) => suffix,
+            Err(side) => return side == Ordering::Greater,
+        };
+        match self.head(child).cmp(&head_u64(suffix)) {
+            Ordering::Equal => self.compare_equal_heads(child, suffix) != Ordering::Greater,
+            order => order == Ordering::Less,
+        }
+    }
+
     /// The child whose range holds `key`.
     #[inline(always)]
     pub(super) fn route(&self, key: &[u8]) -> usize {

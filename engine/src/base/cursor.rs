@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::limits::{BRANCH_BYTES, PAGE_BYTES};
 
 use super::branch::Branch;
-use super::leaf::Leaf;
-use super::{HEIGHT_MAX, Location, PageSource, Root};
+use super::leaf::{Leaf, Record};
+use super::{HEIGHT_MAX, LINE_BYTES, Location, PageSource, Root};
 
 /// Leaves that a cursor asks for before it comes to them, at most.
 pub(super) const READ_AHEAD_LEAVES_MAX: usize = 64;
@@ -27,12 +27,61 @@ pub(crate) struct Cursor<S: PageSource> {
     number: u32,
     count: usize,
     index: usize,
+    record: Record,
     prefix_length: usize,
-    /// The leaf that comes next when moving on in the same direction, as far as its parent says.
-    ahead: Option<u32>,
+    ahead: Option<Ahead>,
     read_ahead: ReadAhead,
     valid: bool,
-    key: Vec<u8>,
+    key: KeyBuffer,
+}
+
+/// The leaf that comes next when moving on in the same direction, as far as its parent says; it is asked for part by part.
+struct Ahead {
+    leaf: u32,
+    /// Parts that were asked for, and that are asked for at each step.
+    asked: usize,
+    step: usize,
+}
+
+/// The key of the pair at hand.
+#[derive(Default)]
+struct KeyBuffer {
+    /// Longer than the key by [`KeyBuffer::COPIED_BYTES`] or more, once there is one.
+    bytes: Vec<u8>,
+    length: usize,
+}
+
+impl KeyBuffer {
+    /// Copied at once, because a call to copy a few bytes costs more than the rest of a step.
+    const COPIED_BYTES: usize = 32;
+
+    #[inline]
+    fn get(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    fn set(&mut self, prefix: &[u8]) {
+        self.bytes.clear();
+        self.bytes.extend_from_slice(prefix);
+        self.bytes.resize(prefix.len() + 2 * KeyBuffer::COPIED_BYTES, 0);
+        self.length = prefix.len();
+    }
+
+    /// Replaces what comes after the first `at` bytes by a part of `page`.
+    #[inline(always)]
+    fn set_rest(&mut self, at: usize, page: &[u8], part: Range<usize>) {
+        self.length = at + part.len();
+        if self.bytes.len() < self.length + KeyBuffer::COPIED_BYTES {
+            self.bytes.resize(self.length + KeyBuffer::COPIED_BYTES, 0);
+        }
+        let all = page.get(part.start..part.start + KeyBuffer::COPIED_BYTES);
+        match all {
+            Some(all) if part.len() <= KeyBuffer::COPIED_BYTES => {
+                self.bytes[at..at + KeyBuffer::COPIED_BYTES].copy_from_slice(all);
+            }
+            _ => self.bytes[at..self.length].copy_from_slice(&page[part]),
+        }
+    }
 }
 
 /// A branch on the way down, and the child that was taken.
@@ -93,11 +142,12 @@ impl<S: PageSource> Cursor<S> {
             number: 0,
             count: 0,
             index: 0,
+            record: Record::default(),
             prefix_length: 0,
             ahead: None,
             read_ahead: ReadAhead::default(),
             valid: false,
-            key: Vec::new(),
+            key: KeyBuffer::default(),
         }
     }
 
@@ -111,7 +161,7 @@ impl<S: PageSource> Cursor<S> {
     #[inline]
     pub(crate) fn key(&self) -> &[u8] {
         assert!(self.valid, "a cursor that is on no pair has no key");
-        &self.key
+        self.key.get()
     }
 
     /// The leaf it is in, and where in it the value is.
@@ -119,8 +169,21 @@ impl<S: PageSource> Cursor<S> {
     pub(crate) fn value(&self) -> (&S::Page, Location) {
         assert!(self.valid, "a cursor that is on no pair has no value");
         let page = self.leaf.as_ref().expect("a valid cursor has a leaf");
-        let leaf = Leaf::open(page, self.number).expect("it was opened when it was entered");
-        (page, leaf.location(self.index))
+        (page, self.record.location(page))
+    }
+
+    /// Number of the leaf it is in: as long as this stays, so does what [`Cursor::leaf_is_below`] said.
+    #[inline]
+    pub(crate) fn leaf(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether the branch above the leaf shows that all keys of the leaf are below `key`.
+    #[inline]
+    pub(crate) fn leaf_is_below(&self, key: &[u8]) -> bool {
+        let Some(step) = self.path.last() else { return false };
+        let branch = step.branch().expect("it was opened on the way down");
+        step.index + 1 < branch.count() && branch.ends_at_most(step.index, key)
     }
 
     /// Goes to the first pair.
@@ -174,6 +237,15 @@ impl<S: PageSource> Cursor<S> {
         } else {
             self.next_leaf()
         }
+    }
+
+    /// Goes to the next pair if that is in the same leaf; otherwise it stays.
+    #[inline]
+    pub(crate) fn next_in_leaf(&mut self) -> Result<bool> {
+        if self.index + 1 >= self.count {
+            return Ok(false);
+        }
+        self.settle(self.index + 1).map(|()| true)
     }
 
     /// Goes to the previous pair; from the first one to nowhere.
@@ -237,9 +309,8 @@ impl<S: PageSource> Cursor<S> {
         let leaf = Leaf::open(&page, number)?;
         self.number = number;
         self.count = leaf.count();
-        self.key.clear();
-        self.key.extend_from_slice(leaf.prefix());
-        self.prefix_length = self.key.len();
+        self.key.set(leaf.prefix());
+        self.prefix_length = leaf.prefix().len();
         self.leaf = Some(page);
         Ok(())
     }
@@ -247,20 +318,16 @@ impl<S: PageSource> Cursor<S> {
     /// Comes to rest on a pair of the leaf.
     #[inline]
     fn settle(&mut self, index: usize) -> Result<()> {
-        if let Some(ahead) = self.ahead {
+        if let Some(ahead) = &mut self.ahead {
             // A leaf's worth of lines while a leaf is walked through: all at once would be more than the processor
             // keeps track of.
-            let part = if index >= self.index {
-                index
-            } else {
-                self.count - 1 - index
-            };
-            self.source.prefetch_part(ahead, part, self.count);
+            self.source
+                .prefetch_lines(ahead.leaf, ahead.asked..ahead.asked + ahead.step);
+            ahead.asked += ahead.step;
         }
         let page = self.leaf.as_ref().expect("a cursor settles in a leaf");
-        let suffix = Leaf::open(page, self.number)?.suffix(index);
-        self.key.truncate(self.prefix_length);
-        self.key.extend_from_slice(suffix);
+        self.record = Leaf::open(page, self.number)?.record(index);
+        self.key.set_rest(self.prefix_length, page, self.record.suffix());
         self.index = index;
         self.valid = true;
         Ok(())
@@ -273,6 +340,11 @@ impl<S: PageSource> Cursor<S> {
         {
             self.source.read_ahead(&mut asked.map(leaf_after));
         }
+    }
+
+    fn will_come_to(&mut self, leaf: Option<u32>) {
+        let step = (PAGE_BYTES / LINE_BYTES).div_ceil(self.count.max(1));
+        self.ahead = leaf.map(|leaf| Ahead { leaf, asked: 0, step });
     }
 
     fn next_leaf(&mut self) -> Result<()> {
@@ -294,7 +366,7 @@ impl<S: PageSource> Cursor<S> {
             self.path.push(step);
             match self.descend_from(number, level - 1, Aim::First) {
                 Ok(()) => {
-                    self.ahead = ahead;
+                    self.will_come_to(ahead);
                     self.index = 0;
                     return self.settle(0);
                 }
@@ -321,7 +393,7 @@ impl<S: PageSource> Cursor<S> {
             step.index = previous;
             self.path.push(step);
             self.descend_from(number, level - 1, Aim::Last)?;
-            self.ahead = ahead;
+            self.will_come_to(ahead);
             self.index = self.count;
             return self.settle(self.count - 1);
         }

@@ -11,6 +11,7 @@
 //! ```
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use crate::error::Result;
 use crate::limits::{FULL_KEY_BYTES_MAX, INLINE_VALUE_BYTES_MAX, PAGE_BYTES, VALUE_BYTES_MAX};
@@ -35,6 +36,38 @@ pub(super) fn value_bytes(field: u16) -> usize {
         EXTENT => EXTENT_BYTES,
         DELETED => 0,
         length => length as usize,
+    }
+}
+
+/// Where the parts of a record are in its leaf.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Record {
+    /// What the key has after the prefix; it ends where the value begins.
+    suffix: u16,
+    value: u16,
+    /// Length of the value, or what it is instead.
+    field: u16,
+}
+
+impl Record {
+    /// Bytes of the leaf that are the suffix of the key.
+    #[inline(always)]
+    pub(super) fn suffix(self) -> Range<usize> {
+        self.suffix as usize..self.value as usize
+    }
+
+    /// Where the value is, in a leaf that begins with `bytes`.
+    #[inline(always)]
+    pub(super) fn location(self, bytes: &[u8]) -> Location {
+        let start = self.value as usize;
+        match self.field {
+            EXTENT => {
+                let stored = bytes[start..start + EXTENT_BYTES].first_chunk();
+                Location::Extent(Extent::decode(stored.expect("its length was just cut")))
+            }
+            DELETED => Location::Deleted,
+            length => Location::Inline(self.value, self.value + length),
+        }
     }
 }
 
@@ -100,23 +133,22 @@ impl<'a> Leaf<'a> {
         (field, &self.bytes[start..start + value_bytes(field)])
     }
 
-    /// Where the value of a pair is.
+    /// Where the parts of a pair's record are.
     #[inline(always)]
-    pub(super) fn location(&self, index: usize) -> Location {
+    pub(super) fn record(&self, index: usize) -> Record {
         let record = self.slot(index);
-        let start = record + RECORD_HEADER_BYTES + u16_at(self.bytes, record) as usize;
-        match u16_at(self.bytes, record + 2) {
-            EXTENT => {
-                let stored = self.bytes[start..start + EXTENT_BYTES]
-                    .first_chunk()
-                    .expect("its length was just cut");
-                Location::Extent(Extent::decode(stored))
-            }
-            DELETED => Location::Deleted,
-            length => Location::Inline(start as u16, start as u16 + length),
+        Record {
+            suffix: (record + RECORD_HEADER_BYTES) as u16,
+            value: (record + RECORD_HEADER_BYTES) as u16 + u16_at(self.bytes, record),
+            field: u16_at(self.bytes, record + 2),
         }
     }
 
+    /// Where the value of a pair is.
+    #[inline(always)]
+    pub(super) fn location(&self, index: usize) -> Location {
+        self.record(index).location(self.bytes)
+    }
     /// The pair of this key, if it is here.
     #[inline(always)]
     pub(super) fn find(&self, key: &[u8], tag: u8) -> Option<usize> {

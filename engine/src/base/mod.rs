@@ -31,7 +31,7 @@ mod page;
 mod tests;
 mod window;
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use crate::error::{Error, Result};
 use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
@@ -49,6 +49,9 @@ pub(crate) use page::{seal_page, verify_page};
 
 /// No tree is higher: with at least 14 children to a full branch, pages run out long before.
 pub(crate) const HEIGHT_MAX: usize = 16;
+
+/// Bytes that the processor fetches at once.
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// Root of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -182,9 +185,9 @@ pub(crate) trait PageSource: Copy {
         let _ = number;
     }
 
-    /// The same for part `part` of `parts` of the whole leaf.
-    fn prefetch_part(self, number: u32, part: usize, parts: usize) {
-        let _ = (number, part, parts);
+    /// The same for some lines of the leaf; those behind its end are left out.
+    fn prefetch_lines(self, number: u32, lines: Range<usize>) {
+        let _ = (number, lines);
     }
 }
 

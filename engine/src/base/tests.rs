@@ -16,6 +16,7 @@ use crate::error::{Error, Kind};
 use crate::limits::{BRANCH_BYTES, BRANCH_PAGES, FULL_KEY_BYTES_MAX, INLINE_VALUE_BYTES_MAX};
 
 mod damage;
+mod leaf_ends;
 mod parts;
 mod read_ahead;
 

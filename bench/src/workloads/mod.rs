@@ -16,6 +16,7 @@ mod overwrites;
 mod reads;
 mod redb_table;
 mod scarce_memory;
+mod sizes;
 mod state;
 mod state_stability;
 #[cfg(test)]
@@ -126,6 +127,7 @@ pub const ALL: &[Workload] = &[
     overwrites::WORKLOAD,
     held_snapshot::WORKLOAD,
     scarce_memory::WORKLOAD,
+    sizes::WORKLOAD,
     redb_table::WORKLOAD,
     ycsb::A,
     ycsb::C,

@@ -97,6 +97,8 @@ const CASES: &[Case] = &[
     ),
     case(("scarce-memory", 0.002), "load, 1,000 a commit", 1, (5, 500)),
     case(("scarce-memory", 0.002), "overwrites", 1, (2_005, 2_050)),
+    case(("sizes/100B", 0.0002), "random single puts", 1, (5, 50)),
+    case(("sizes/100B", 0.0002), "single deletes of everything", 1, (199, 210)),
     case(("redb-table", 0.004), "single writes", 1, (5, 20_002)),
     case(("redb-table", 0.004), "single writes", 1, (20_001, 20_002)),
     case(("ycsb-e", 0.002), "95 % scans, 5 % inserts", 1, (2_005, 2_010)),
@@ -129,7 +131,7 @@ impl Driver for Waiting {
                 .map(|class| (class, "claimed, wrongly".to_string()))
                 .to_vec(),
             // As some want it, which are stopped before they close the store.
-            is_persistent: ["open", "held-snapshot", "scarce-memory"].contains(&self.case.workload),
+            is_persistent: ["open", "held-snapshot", "scarce-memory", "sizes/100B"].contains(&self.case.workload),
             ..Description::default()
         }
     }

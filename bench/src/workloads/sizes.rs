@@ -1,0 +1,164 @@
+//! How much room the files take: at most while random pairs are put one by one, once nothing changes any more, and the same
+//! for deleting everything. Nothing is compacted and nothing closed in between.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::loads::{delete_each, put_each, read_back, read_back_shares, shares};
+use super::{Context, Recorder, Resources, Variant, Workload, tally_scan};
+use crate::analysis::bytes_text;
+use crate::data::{Generator, Length, Values};
+use crate::measure::{Done, Work, now_nanos};
+use crate::peer::Class;
+use crate::scratch::allocated_bytes;
+
+/// Between two looks at the files.
+const LOOK: Duration = Duration::from_millis(50);
+/// A store has settled when its files have not changed for so long, and is waited for so long, at scale 1.
+const QUIET_SECONDS: f64 = 5.0;
+const SETTLING_SECONDS_MAX: f64 = 60.0;
+/// The least of any scale.
+const QUIET_SECONDS_MIN: f64 = 0.2;
+/// The form with long values.
+const LONG: &str = "1kB";
+
+pub const WORKLOAD: Workload = Workload {
+    name: "sizes",
+    about: "pairs of 16 and 100, or 20 and 1,000, bytes put one by one in random order, and deleted one by one; how large the \
+        files are at most meanwhile, and once nothing changes any more",
+    variants: &[
+        Variant {
+            label: "100B",
+            records: 1_000_000,
+        },
+        Variant {
+            label: LONG,
+            records: 1_000_000,
+        },
+    ],
+    classes: &[Class::Written, Class::None],
+    needs_persistence: true,
+    has_drivers: false,
+    has_open_loop: true,
+    resources: Resources::USUAL,
+    run,
+};
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let (key_bytes, value_bytes) = if context.variant.label == LONG {
+        (20, 1_000)
+    } else {
+        (16, 100)
+    };
+    let keys = Generator::new(context.seed, "load").keys(context.records(), key_bytes);
+    let values = Values::new(context.seed, Length::Fixed(value_bytes));
+    let checker = context.checker(&values);
+    let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
+    let absent = |key: &[u8], found: Option<&[u8]>| checker.absent(key, found);
+    let peer = context.open()?;
+
+    let files = Files {
+        directory: context.directory,
+        data: (keys.len() * (key_bytes + value_bytes)) as u64,
+        most: AtomicU64::new(0),
+    };
+
+    let mut counts = Vec::new();
+    recorder.phase("random single puts", Work::Writes, || {
+        let (done, put) = files.watched(|| put_each(context, &*peer, keys.all(), &values, 1))?;
+        counts = put;
+        Ok(done)
+    })?;
+    if counts != [keys.len() as u64] {
+        read_back_shares(&*peer, keys.all(), &counts, present)?;
+        return peer.close();
+    }
+    recorder.phase("settling, loaded", Work::Writes, || files.settle(context))?;
+    recorder.note(files.note("puts and settling"));
+    read_back(&*peer, keys.all(), present)?;
+
+    recorder.phase("single deletes of everything", Work::Writes, || {
+        let (done, deleted) = files.watched(|| delete_each(context, &*peer, keys.all(), 1))?;
+        counts = deleted;
+        Ok(done)
+    })?;
+    recorder.phase("settling, emptied", Work::Writes, || files.settle(context))?;
+    recorder.note(files.note("deletes and settling"));
+    read_back_shares(&*peer, keys.all(), &counts, absent)?;
+    let mut left = shares(keys.all(), &counts).into_iter().map(|(_, left)| left);
+    left.try_for_each(|left| read_back(&*peer, left, present))
+        .context("what was not deleted yet")?;
+    if counts == [keys.len() as u64] && !context.is_exempt() {
+        let left = tally_scan(&*peer)?.pairs();
+        ensure!(left == 0, "{left} pairs are left after every key was deleted");
+    }
+    peer.close()
+}
+
+/// The files of the store.
+struct Files<'a> {
+    directory: &'a Path,
+    /// Bytes of all keys and values.
+    data: u64,
+    /// What they took at most since that was last noted.
+    most: AtomicU64,
+}
+
+impl Files<'_> {
+    fn look(&self) -> Result<u64> {
+        let bytes = allocated_bytes(self.directory)?;
+        self.most.fetch_max(bytes, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    /// Does something, with a look at the files now and then.
+    fn watched<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let goes_on = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                while goes_on.load(Ordering::Relaxed) {
+                    self.look()?;
+                    std::thread::sleep(LOOK);
+                }
+                self.look()
+            });
+            let done = work();
+            goes_on.store(false, Ordering::Relaxed);
+            watch.join().expect("the watching thread does not panic")?;
+            done
+        })
+    }
+
+    /// Waits until nothing changes any more. The time it took ends with the last change.
+    fn settle(&self, context: &Context) -> Result<Done> {
+        let quiet = context.scaled_seconds(QUIET_SECONDS, QUIET_SECONDS_MIN);
+        let longest = context.scaled_seconds(SETTLING_SECONDS_MAX, 2.0 * QUIET_SECONDS_MIN);
+        let shift = context.pace.shift(1, Some(longest));
+        let began = now_nanos();
+        let (mut last, mut changed) = (self.look()?, began);
+        while shift.nanos_left() > 0 && ((now_nanos() - changed) as f64) < quiet * 1e9 {
+            std::thread::sleep(LOOK);
+            let bytes = self.look()?;
+            if bytes != last {
+                (last, changed) = (bytes, now_nanos());
+            }
+        }
+        Ok(Done {
+            wall_nanos: Some((changed - began).max(1)),
+            ..Done::untimed(1)
+        })
+    }
+
+    /// The most that they took since the last note.
+    fn note(&self, during: &str) -> String {
+        let most = self.most.swap(0, Ordering::Relaxed);
+        let times = most as f64 / self.data as f64;
+        format!(
+            "the files took at most {} during {during}, {times:.2} times the keys and values",
+            bytes_text(most as f64)
+        )
+    }
+}

@@ -74,16 +74,19 @@ impl<'a> FileSink<'a> {
         } else {
             Want::Leaves(longer(LEAF_RUN_PAGES))
         };
-        self.leave(full)?;
+        let mut buffer = self.leave(full)?;
         if self.claim == Claim::Front {
             // What the other run does not need in the end lies in front of the pages that are taken now.
             self.finish()?;
         }
         let (next, length) = self.take(want)?;
+        // One buffer for all runs: memory that comes and goes is cleared by the kernel each time.
+        buffer.clear();
+        buffer.reserve(want.pages().min(length) as usize * PAGE_BYTES);
         let run = Run {
             next,
             end: next + length,
-            buffer: Vec::new(),
+            buffer,
             place: self.taken.len() - 1,
             wanted: want.pages(),
         };
@@ -99,8 +102,8 @@ impl<'a> FileSink<'a> {
         }
     }
 
-    /// Writes the pages of a run, and gives back those that are left.
-    fn leave(&mut self, run: Run) -> Result<()> {
+    /// Writes the pages of a run, and gives back those that are left. Returns the buffer.
+    fn leave(&mut self, run: Run) -> Result<Vec<u8>> {
         if run.next < run.end {
             let (want, first, count) = &mut self.taken[run.place];
             *count = run.next - *first;
@@ -109,7 +112,7 @@ impl<'a> FileSink<'a> {
                 .give_back_run(self.claim, *want, run.next, run.end - run.next);
         }
         if run.buffer.is_empty() {
-            return Ok(());
+            return Ok(run.buffer);
         }
         let count = (run.buffer.len() / PAGE_BYTES) as u32;
         let first = (run.next - count) as u64 * PAGE_BYTES as u64;
@@ -119,14 +122,14 @@ impl<'a> FileSink<'a> {
             .map_err(|error| Error::io("writing pages", error))?;
         self.core.data.start_writeback(first, run.buffer.len() as u64);
         self.core.pages.written(run.next - count, count);
-        Ok(())
+        Ok(run.buffer)
     }
 
     /// Writes what is buffered.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let (leaves, branches) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.branches));
         self.leave(leaves)?;
-        self.leave(branches)
+        self.leave(branches).map(drop)
     }
 
     /// Gives everything back: nobody will refer to it.

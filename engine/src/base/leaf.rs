@@ -56,6 +56,16 @@ impl Record {
         self.suffix as usize..self.value as usize
     }
 
+    /// Whether the value has this length, or is this in place of one.
+    pub(super) fn holds(self, field: u16) -> bool {
+        self.field == field
+    }
+
+    /// Bytes of the leaf that are the value, or stand for it.
+    pub(super) fn value(self) -> Range<usize> {
+        self.value as usize..self.value as usize + value_bytes(self.field)
+    }
+
     /// Where the value is, in a leaf that begins with `bytes`.
     #[inline(always)]
     pub(super) fn location(self, bytes: &[u8]) -> Location {
@@ -196,6 +206,18 @@ impl<'a> Leaf<'a> {
             }
         }
         low
+    }
+
+    /// Index of the pair of this key, without its hash.
+    pub(super) fn position(&self, key: &[u8]) -> Option<usize> {
+        let suffix = page::after_prefix(self.bytes, key).ok()?;
+        let index = self.lower_bound(key);
+        (index < self.count && page::equal(self.suffix(index), suffix)).then_some(index)
+    }
+
+    /// Whether any value is in pages of its own.
+    pub(super) fn holds_extents(&self) -> bool {
+        (0..self.count).any(|index| self.record(index).holds(EXTENT))
     }
 
     /// Checks that every offset and length stays inside the page.

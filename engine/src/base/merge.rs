@@ -18,6 +18,8 @@
 //! - What would make a page less than a quarter full takes in the next page under the same parent, or, when it is the
 //!   last one, the one before.
 //!
+//! Leaves in which only values are replaced, by others of the same length, need none of this: see [`overwrite`].
+//!
 //! Every page of the old tree that is read here is retired here, after its last use, except those taken over.
 
 use crate::checksum::{key_hash, key_tag};
@@ -31,8 +33,10 @@ use super::page;
 use super::window::{Payload, Window};
 use super::{ChangeStream, Extent, HEIGHT_MAX, Location, PageSink, PageSource, Root, Stored};
 
+mod overwrite;
 mod parts;
 
+use overwrite::{Overwritten, Waiting};
 pub(crate) use parts::{Division, MergedPart, Part, assemble, divide, merge_part};
 
 /// The keys `k` with `low <= k < high`.
@@ -87,6 +91,8 @@ struct Merger<'a, S, C, P> {
     output: Output<'a, P>,
     /// Holds the old key at hand.
     key: Vec<u8>,
+    /// Holds a leaf in which values were replaced.
+    copy: Vec<u8>,
 }
 
 /// What becomes of a child.
@@ -112,6 +118,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
             sink,
             windows,
             kept,
+            waiting: Waiting::default(),
             page: vec![0; BRANCH_BYTES],
         };
         Merger {
@@ -121,6 +128,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
             options,
             output,
             key: Vec::new(),
+            copy: Vec::new(),
         }
     }
 
@@ -134,8 +142,25 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
     }
 
     fn merge_leaf(&mut self, number: u32, low: &[u8], high: Option<&[u8]>) -> Result<()> {
-        let page = self.source.page(number, PAGE_BYTES)?;
-        let leaf = Leaf::open(&page, number)?;
+        let old = self.source.page(number, PAGE_BYTES)?;
+        let mut copy = std::mem::take(&mut self.copy);
+        let overwritten = if self.may_overwrite(low, high) {
+            self.overwrite(&old, number, high, &mut copy)?
+        } else {
+            Overwritten::Nothing
+        };
+        match overwritten {
+            Overwritten::Nothing => self.merge_pairs(Leaf::open(&old, number)?, low, high)?,
+            Overwritten::Some => self.merge_pairs(Leaf::open(&copy, number)?, low, high)?,
+            Overwritten::All => self.output.wait(&mut copy, low)?,
+        }
+        self.copy = copy;
+        self.output.sink.retire(number, 1, page::birth(&old));
+        Ok(())
+    }
+
+    /// Merges the pairs of a leaf with the changes below `high`.
+    fn merge_pairs(&mut self, leaf: Leaf<'_>, low: &[u8], high: Option<&[u8]>) -> Result<()> {
         self.begin(0, low)?;
         let alone = self.output.windows[0].is_empty();
         let mut only_appended = alone;
@@ -171,7 +196,6 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
         // At the right edge one pair behind all others is the pattern of a growing sequence. Elsewhere it may be
         // chance, but two of them hardly.
         self.output.windows[0].appending &= high.is_none() || appended >= 2;
-        self.output.sink.retire(number, 1, page::birth(&page));
         Ok(())
     }
 
@@ -316,22 +340,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
         self.begin(level, low)?;
         if level == 0 {
             let page = self.source.page(number, PAGE_BYTES)?;
-            let leaf = Leaf::open(&page, number)?;
-            for index in 0..leaf.count() {
-                self.key.clear();
-                self.key.extend_from_slice(leaf.prefix());
-                self.key.extend_from_slice(leaf.suffix(index));
-                let (field, value) = leaf.value(index);
-                self.output.push(
-                    0,
-                    &self.key,
-                    value,
-                    Payload::Pair {
-                        tag: leaf.tag(index),
-                        field,
-                    },
-                )?;
-            }
+            self.copy_pairs(Leaf::open(&page, number)?)?;
             self.output.sink.retire(number, 1, page::birth(&page));
         } else {
             let page = self.source.page(number, BRANCH_BYTES)?;
@@ -350,6 +359,19 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
                 self.output.push(level, &self.key, &[], payload)?;
             }
             self.output.sink.retire(number, BRANCH_PAGES, page::birth(&page));
+        }
+        Ok(())
+    }
+
+    /// Puts the pairs of a leaf into the window.
+    fn copy_pairs(&mut self, leaf: Leaf<'_>) -> Result<()> {
+        for index in 0..leaf.count() {
+            self.key.clear();
+            self.key.extend_from_slice(leaf.prefix());
+            self.key.extend_from_slice(leaf.suffix(index));
+            let (field, value) = leaf.value(index);
+            let tag = leaf.tag(index);
+            self.output.push(0, &self.key, value, Payload::Pair { tag, field })?;
         }
         Ok(())
     }
@@ -373,13 +395,18 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
         let [window, parent, ..] = &mut self.output.windows[level as usize..] else {
             return self.output.settle(level);
         };
-        if window.is_underfull()
-            && !window.appending
-            && let Some((low, child)) = parent.pop_reused()
-        {
-            let last = std::mem::replace(window, Window::new(level, false));
-            self.copy_node(child.page, level, &low)?;
-            self.output.windows[level as usize].append(&last);
+        if window.is_underfull() && !window.appending {
+            if level == 0 && !self.output.waiting.page.is_empty() {
+                let last = std::mem::replace(window, Window::new(level, false));
+                let waiting = std::mem::take(&mut self.output.waiting);
+                self.begin(level, &waiting.low)?;
+                self.copy_pairs(Leaf::open(&waiting.page, 0)?)?;
+                self.output.windows[level as usize].append(&last);
+            } else if let Some((low, child)) = parent.pop_reused() {
+                let last = std::mem::replace(window, Window::new(level, false));
+                self.copy_node(child.page, level, &low)?;
+                self.output.windows[level as usize].append(&last);
+            }
         }
         self.output.settle(level)
     }
@@ -450,6 +477,7 @@ struct Output<'a, P> {
     windows: Vec<Window>,
     /// Level of the window that is not written, whatever comes into it.
     kept: Option<u8>,
+    waiting: Waiting,
     page: Vec<u8>,
 }
 
@@ -471,8 +499,11 @@ impl<P: PageSink> Output<'_, P> {
         self.write(level, &ends)
     }
 
-    /// Writes the pages of a level that end at these items.
+    /// Writes the pages of a level that end at these items, after the leaf that waits.
     fn write(&mut self, level: u8, ends: &[usize]) -> Result<()> {
+        if level == 0 {
+            self.write_waiting()?;
+        }
         let Some(&last) = ends.last() else { return Ok(()) };
         let above = level as usize + 1;
         if above == self.windows.len() {

@@ -105,6 +105,20 @@ impl Catalog {
     }
 }
 
+/// Names of maps that layers above the engine keep for themselves begin with this. No user can give such a name: it has a
+/// control character.
+const RESERVED: char = '\u{1}';
+
+/// The name of a map that a layer above the engine keeps for itself.
+pub(crate) fn reserved(name: &str) -> String {
+    format!("{RESERVED}{name}")
+}
+
+/// Whether a map belongs to a layer above the engine.
+pub(crate) fn is_reserved(name: &str) -> bool {
+    name.starts_with(RESERVED)
+}
+
 /// Refuses what cannot name a map.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > MAP_NAME_BYTES_MAX || name.chars().any(char::is_control) {

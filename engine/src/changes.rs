@@ -35,6 +35,7 @@ use std::time::Duration;
 use duramen_io::{wait, wake};
 
 use crate::base::{Cursor, Root};
+use crate::catalog::is_reserved;
 use crate::checksum::key_hash;
 use crate::core::{Core, with_source};
 use crate::error::{Error, Reason, Result};
@@ -296,7 +297,7 @@ impl Changes {
             let (map, key) = split(&full_key);
             let name = self.names.get(&map).cloned();
             let map_name = name.unwrap_or_else(|| core.catalog.name_of(map));
-            (map >= FIRST_USER_MAP).then(|| Change {
+            (map >= FIRST_USER_MAP && !is_reserved(&map_name)).then(|| Change {
                 map: map_name,
                 key: key.to_vec(),
                 old,

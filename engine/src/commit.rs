@@ -27,7 +27,7 @@ use crate::base::Stored;
 use crate::checksum::checksum;
 use crate::conflict::Checks;
 use crate::core::{Core, with_source};
-use crate::draft::{Add, AddTo, Draft};
+use crate::draft::{Add, AddTo, Append, Draft, Numbered};
 use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::limits::{
     LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
@@ -37,6 +37,7 @@ use crate::log::{LOG_START, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, rec
 use crate::planted::{PlantedBug, is_planted};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState};
+use crate::sequence::SequenceState;
 use crate::turn;
 
 /// A pause is made in steps of this: it is over when the fold is.
@@ -182,6 +183,7 @@ impl Core {
                     let commit = self.write_record(draft)?;
                     let is_awaited = guard.release();
                     self.streams.wake_if_waiting();
+                    draft.ring();
                     // While one has the store to himself, all others wait for him.
                     if token == NOT_EXCLUSIVE {
                         turn::committed(record_bytes(draft.body.len()), is_awaited);
@@ -377,6 +379,11 @@ impl Core {
         let seed = self.hash_seed;
         for append in std::mem::take(&mut draft.appends) {
             let next = with_source!(self, source => view.get(source, &append.counter))?;
+            if let Some(numbered) = &append.numbered {
+                self.fill_in_sequence(draft, &append, numbered, next.as_deref())?;
+                draft.appends.push(append);
+                continue;
+            }
             let next = match next {
                 Some(next) => u64::from_be_bytes(
                     (*next)
@@ -413,6 +420,34 @@ impl Core {
             }?;
             draft.set_value(operation, sum.to_be_bytes());
         }
+        Ok(())
+    }
+
+    /// Numbers, times and positions of what is appended to a sequence. Its time never goes back, whatever the clock does.
+    fn fill_in_sequence(
+        &self,
+        draft: &mut Draft,
+        append: &Append,
+        numbered: &Numbered,
+        held: Option<&[u8]>,
+    ) -> Result<()> {
+        let name = || numbered.bell.name().into();
+        let held = held.ok_or_else(|| Reason::TopicDeleted { name: name() })?;
+        let mut state = SequenceState::decode(held)?;
+        let seed = self.hash_seed;
+        state.time = state.time.max(self.platform.clock.wall().as_millis() as u64);
+        let first = state.next;
+        for (&(operation, place), bytes) in append.operations.iter().zip(&numbered.bytes) {
+            draft.set_key_end(operation, state.next, seed);
+            draft.set_value(operation, state.stamp_bytes());
+            draft.stamps[place] = state.stamp();
+            state.advance(*bytes);
+        }
+        for &(operation, head) in &numbered.bodies {
+            draft.set_key_end(operation, first + head as u64, seed);
+        }
+        draft.set_value(append.counter_operation, state.encode());
+        draft.rehash(append.counter_operation, seed);
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use duramen_io::{File, Lock, Platform};
 
+use crate::bell::Bells;
 use crate::catalog::Catalog;
 use crate::changes::Streams;
 use crate::error::{Error, Kind, Reason, Result};
@@ -57,6 +58,7 @@ pub(crate) struct Core {
     /// Held shared by commit streams while they read generations, exclusively while one is freed.
     pub(crate) retention: RwLock<()>,
     pub(crate) streams: Streams,
+    pub(crate) bells: Bells,
     cause: Mutex<Option<String>>,
     /// The damage that keeps the log from being folded: nothing more is written then, but everything that is not
     /// damaged can be read.
@@ -157,6 +159,7 @@ impl Core {
             folder_runs: AtomicBool::new(false),
             retention: RwLock::new(()),
             streams: Streams::default(),
+            bells: Bells::default(),
             cause: Mutex::new(None),
             damage: Mutex::new(None),
             is_damaged: AtomicBool::new(false),

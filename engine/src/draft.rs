@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::base::Stored;
+use crate::bell::Bell;
 use crate::catalog::MapInfo;
 use crate::checksum::key_hash;
 use crate::error::{Reason, Result};
@@ -11,6 +12,7 @@ use crate::full_key::{COUNTERS, FullKey, check_key};
 use crate::limits::{INLINE_VALUE_BYTES_MAX, KEY_BYTES_MAX, PAGE_BYTES};
 use crate::log::{Body, Operation, OperationKind};
 use crate::promises::FoldCosts;
+use crate::sequence::{SequenceState, Stamp};
 use crate::view::decode_root;
 
 /// A commit being put together.
@@ -26,6 +28,8 @@ pub(crate) struct Draft {
     pub(crate) dropped: Vec<u32>,
     pub(crate) renamed: Vec<(u32, String)>,
     pub(crate) assigned: Vec<u64>,
+    /// What appends to sequences got, in the order of the calls.
+    pub(crate) stamps: Vec<Stamp>,
     pub(crate) adds_anything: bool,
     pub(crate) notes: u64,
     /// What folding the draft takes beyond what its operations and bytes say; see [`fold_costs`].
@@ -64,6 +68,18 @@ pub(crate) struct Append {
     /// Index of the counter's operation in `planned`, then of the others, with their places in `assigned`.
     pub(crate) counter_operation: usize,
     pub(crate) operations: Vec<(usize, usize)>,
+    /// Of a sequence: what else the commit fills in, and whom it tells.
+    pub(crate) numbered: Option<Numbered>,
+}
+
+/// Appends to a sequence. Their `operations` are the heads; the places are those of their stamps.
+#[derive(Debug)]
+pub(crate) struct Numbered {
+    pub(crate) bell: Arc<Bell>,
+    /// Bytes of each head with its body.
+    pub(crate) bytes: Vec<u64>,
+    /// Operations whose keys end in the same number as that of a head, by its place in `operations`.
+    pub(crate) bodies: Vec<(usize, usize)>,
 }
 
 /// An addition: the value of the planned operation is filled in under the lock.
@@ -103,6 +119,7 @@ impl Draft {
             dropped: Vec::new(),
             renamed: Vec::new(),
             assigned: Vec::new(),
+            stamps: Vec::new(),
             adds_anything: false,
             notes: 0,
             costs: FoldCosts::default(),
@@ -119,6 +136,7 @@ impl Draft {
         self.dropped.clear();
         self.renamed.clear();
         self.assigned.clear();
+        self.stamps.clear();
         self.adds_anything = false;
         self.notes = 0;
         self.costs = FoldCosts::default();
@@ -167,16 +185,7 @@ impl Draft {
         key.extend_from_slice(&[0; 8]);
         check_key(&key)?;
         let full = FullKey::new(map, &key)?;
-        let mut counter = map.to_be_bytes().to_vec();
-        counter.extend_from_slice(prefix);
-        if counter.len() > KEY_BYTES_MAX {
-            return Err(Reason::KeyTooLong {
-                length: prefix.len(),
-                max: KEY_BYTES_MAX - 8,
-            }
-            .into());
-        }
-        let counter = FullKey::new(COUNTERS, &counter)?;
+        let counter = counter_of(map, prefix)?;
         let position = self.body.push(kind, &full, value) as u32;
         self.planned.push(Planned {
             position,
@@ -201,10 +210,90 @@ impl Draft {
                     counter: counter.to_vec(),
                     counter_operation: self.planned.len() - 1,
                     operations: vec![(operation, place)],
+                    numbered: None,
                 });
             }
         }
         Ok(())
+    }
+
+    /// Adds an append to a sequence: a head, whose first bytes the commit fills in, and what is too long for it.
+    pub(crate) fn push_numbered(
+        &mut self,
+        prefix: &[u8],
+        (map, head): (u32, &[u8]),
+        body: Option<(u32, OperationKind, &[u8])>,
+        bytes: u64,
+        bell: &Arc<Bell>,
+    ) -> Result<()> {
+        let operation = self.push_unnumbered(map, prefix, OperationKind::Put, head)?;
+        let body = body.map(|(map, kind, value)| self.push_unnumbered(map, prefix, kind, value));
+        let body = body.transpose()?;
+        let place = self.stamps.len();
+        self.stamps.push(Stamp::default());
+        let append = self.sequence(map, prefix, bell)?;
+        let numbered = append.numbered.as_mut().expect("a sequence has only numbered appends");
+        numbered.bytes.push(bytes);
+        numbered.bodies.extend(body.map(|body| (body, append.operations.len())));
+        append.operations.push((operation, place));
+        Ok(())
+    }
+
+    /// Adds a put whose key ends in a number that is filled in later. Returns its index.
+    fn push_unnumbered(&mut self, map: u32, prefix: &[u8], kind: OperationKind, value: &[u8]) -> Result<usize> {
+        let key = FullKey::new(map, &[prefix, &[0; 8]].concat())?;
+        let position = self.body.push(kind, &key, value) as u32;
+        self.planned.push(Planned {
+            position,
+            hash: 0,
+            is_note: false,
+        });
+        self.costs += fold_costs(kind, value);
+        self.adds_anything = true;
+        Ok(self.planned.len() - 1)
+    }
+
+    /// The appends to a sequence, with the operation of its counter.
+    fn sequence(&mut self, map: u32, prefix: &[u8], bell: &Arc<Bell>) -> Result<&mut Append> {
+        let is_it = |append: &Append| {
+            let numbered = append.numbered.as_ref();
+            numbered.is_some_and(|numbered| Arc::ptr_eq(&numbered.bell, bell))
+        };
+        // The one of the append before, nearly always.
+        if let Some(place) = self.appends.iter().rposition(is_it) {
+            return Ok(&mut self.appends[place]);
+        }
+        let counter = counter_of(map, prefix)?;
+        let state = SequenceState::default().encode();
+        let position = self.body.push(OperationKind::Put, &counter, &state) as u32;
+        self.planned.push(Planned {
+            position,
+            hash: 0,
+            is_note: false,
+        });
+        self.appends.push(Append {
+            counter: counter.to_vec(),
+            counter_operation: self.planned.len() - 1,
+            operations: Vec::new(),
+            numbered: Some(Numbered {
+                bell: bell.clone(),
+                bytes: Vec::new(),
+                bodies: Vec::new(),
+            }),
+        });
+        Ok(self.appends.last_mut().expect("it was pushed just now"))
+    }
+
+    /// What appends to sequences got, in the order of the calls.
+    pub(crate) fn stamps(&self) -> impl Iterator<Item = Stamp> {
+        self.stamps.iter().copied()
+    }
+
+    /// Tells those who wait for appends to the sequences of the draft, which is committed.
+    #[inline]
+    pub(crate) fn ring(&self) {
+        let numbered = self.appends.iter().filter_map(|append| append.numbered.as_ref());
+        numbered.for_each(|numbered| numbered.bell.ring());
     }
 
     /// Adds an addition to a counter. Returns its index.
@@ -269,13 +358,27 @@ impl Draft {
         self.planned[operation].hash = key_hash(seed, self.full_key(operation));
     }
 
-    /// The eight bytes of an operation's value.
-    pub(crate) fn set_value(&mut self, operation: usize, value: [u8; 8]) {
+    /// The first bytes of an operation's value.
+    pub(crate) fn set_value<const N: usize>(&mut self, operation: usize, value: [u8; N]) {
         let start = self.planned[operation].position as usize + 8 + self.full_key(operation).len();
-        self.body.body_mut()[start..start + 8].copy_from_slice(&value);
+        self.body.body_mut()[start..start + N].copy_from_slice(&value);
     }
 
     pub(crate) fn rehash(&mut self, operation: usize, seed: u64) {
         self.planned[operation].hash = key_hash(seed, self.full_key(operation));
     }
+}
+
+/// The key of the counter of a prefix.
+pub(crate) fn counter_of(map: u32, prefix: &[u8]) -> Result<FullKey> {
+    let mut counter = map.to_be_bytes().to_vec();
+    counter.extend_from_slice(prefix);
+    if counter.len() > KEY_BYTES_MAX {
+        return Err(Reason::KeyTooLong {
+            length: prefix.len(),
+            max: KEY_BYTES_MAX - 8,
+        }
+        .into());
+    }
+    FullKey::new(COUNTERS, &counter)
 }

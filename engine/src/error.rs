@@ -82,6 +82,20 @@ pub enum Reason {
         /// Longest name in bytes.
         max: usize,
     },
+    /// The topic behind a handle was deleted.
+    #[error("the topic {name:?} was deleted after this handle to it was made; open it again by name")]
+    TopicDeleted {
+        /// The name the handle was opened with.
+        name: String,
+    },
+    /// An error of a layer above the engine, so that one type goes through closures that use several layers.
+    #[error("{cause}")]
+    Above {
+        /// What to do about it.
+        kind: Kind,
+        /// The facts.
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A map handle of one store was used with another.
     #[error("the handle of map {name:?} belongs to another store; open the map in this store")]
     ForeignMap {
@@ -272,6 +286,7 @@ impl Error {
             Reason::Damaged(_) => Kind::Damaged,
             Reason::Poisoned { .. } | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,
             Reason::SnapshotEnded | Reason::Closed => Kind::Closed,
+            Reason::Above { kind, .. } => *kind,
             Reason::Io { from_caller: true, .. } => Kind::FixTheCall,
             Reason::Io { error, .. } => kind_of_io(error.kind()),
             _ => Kind::FixTheCall,
@@ -283,7 +298,9 @@ impl Error {
         &self.0
     }
 
-    pub(crate) fn damaged(what: impl Into<String>) -> Error {
+    /// Stored bytes that a layer above cannot make sense of.
+    #[doc(hidden)]
+    pub fn damaged(what: impl Into<String>) -> Error {
         Reason::Damaged(what.into()).into()
     }
 
@@ -357,6 +374,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self.reason() {
             Reason::Io { error, .. } => Some(error),
+            Reason::Above { cause, .. } => cause.source(),
             _ => None,
         }
     }

@@ -36,6 +36,7 @@ mod scan;
 mod value;
 mod view;
 
+mod bell;
 mod catalog;
 mod core;
 mod progress;
@@ -61,6 +62,7 @@ mod changes;
 mod future;
 mod map;
 mod options;
+mod sequence;
 mod snapshot;
 mod store;
 mod transaction;
@@ -76,6 +78,8 @@ mod statistics;
 pub mod fuzzing;
 
 pub use batch::Batch;
+#[doc(hidden)]
+pub use bell::{Bell, Listener};
 pub use changes::{Change, Changes, ChangesFrom, CommitChanges};
 pub use check::CheckReport;
 pub use commit::{Commit, Durability};
@@ -88,6 +92,8 @@ pub use options::{Maintenance, Options};
 pub use pages::ReadMode;
 pub use progress::Progress;
 pub use salvage::{Lost, Salvage};
+#[doc(hidden)]
+pub use sequence::{Item, STAMP_BYTES, Sequence, SequenceState, Stamp, Ticket};
 pub use snapshot::{Cursor, Snapshot, ValueReader};
 pub use statistics::{Counts, GenerationStatistics, MapStatistics, MemoryStatistics, SnapshotStatistics, Statistics};
 pub use store::Store;

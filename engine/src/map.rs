@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::batch::Batch;
-use crate::catalog::{MapInfo, check_name};
+use crate::catalog::{MapInfo, check_name, is_reserved};
 use crate::commit::Durability;
 use crate::conflict::Checks;
 use crate::core::{Core, with_source};
@@ -404,6 +404,7 @@ impl Maps<'_> {
         while let Some((key, _)) = scan.next(pinned.core())? {
             names.push(String::from_utf8_lossy(&key[4..]).into_owned());
         }
+        names.retain(|name| !is_reserved(name));
         Ok(names)
     }
 
@@ -413,6 +414,11 @@ impl Maps<'_> {
     /// As [`Map::get`], [`Reason::InvalidMapName`].
     pub fn get(&self, name: &str) -> Result<Option<Map>> {
         check_name(name)?;
+        self.named(name)
+    }
+
+    /// The map of a name, which may be a reserved one.
+    pub(crate) fn named(&self, name: &str) -> Result<Option<Map>> {
         let core = self.store.core();
         core.healthy()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;

@@ -181,6 +181,13 @@ impl Snapshot {
         with_source!(self.pinned.core(), source => self.pinned.view.get(source, &full_key))
     }
 
+    /// The value of a full key, which may lie outside the maps of users; `map` tells the store.
+    pub(crate) fn get_full(&self, map: &Map, full_key: &[u8]) -> Result<Option<Value<'_>>> {
+        self.pinned.alive()?;
+        map.id_in(self.pinned.core())?;
+        with_source!(self.pinned.core(), source => self.pinned.view.get(source, full_key))
+    }
+
     /// The values of several keys, in their order.
     ///
     /// # Errors

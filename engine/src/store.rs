@@ -9,8 +9,9 @@ use std::{fmt, path::Path};
 use duramen_io::Platform;
 
 use crate::background;
+use crate::catalog::reserved;
 use crate::changes::{Changes, ChangesFrom};
-use crate::commit::Commit;
+use crate::commit::{Commit, Durability};
 use crate::core::Core;
 use crate::draft::Draft;
 use crate::error::{Reason, Result};
@@ -108,7 +109,8 @@ impl Store {
     }
 
     /// Whether this is the same open store.
-    pub(crate) fn is(&self, other: &Store) -> bool {
+    #[doc(hidden)]
+    pub fn is(&self, other: &Store) -> bool {
         std::ptr::eq(self.core(), other.core())
     }
 
@@ -131,6 +133,52 @@ impl Store {
                 created => return created,
             }
         }
+    }
+
+    /// Opens a map that a layer above the engine keeps for itself, making it when it is missing. No user can name it.
+    #[doc(hidden)]
+    pub fn reserved_map(&self, name: &str) -> Result<Map> {
+        let name = reserved(name);
+        match self.maps().named(&name)? {
+            Some(map) => Ok(map),
+            None => self.transact(|tx| tx.named(&name)),
+        }
+    }
+
+    /// The same for those who only look; `None`: nobody made it yet.
+    #[doc(hidden)]
+    pub fn existing_reserved_map(&self, name: &str) -> Result<Option<Map>> {
+        self.maps().named(&reserved(name))
+    }
+
+    /// Time of day as the store takes it, since 1970 in UTC.
+    #[doc(hidden)]
+    pub fn wall_clock(&self) -> Duration {
+        self.core().platform.clock.wall()
+    }
+
+    /// Time since some moment, as the store takes it; it never goes back.
+    #[doc(hidden)]
+    pub fn monotonic_clock(&self) -> Duration {
+        self.core().platform.clock.monotonic()
+    }
+
+    /// A number that nobody can guess.
+    #[doc(hidden)]
+    pub fn random_number(&self) -> u64 {
+        self.core().platform.random.next_u64()
+    }
+
+    /// Whether nothing can be written.
+    #[doc(hidden)]
+    pub fn is_read_only(&self) -> bool {
+        self.core().settings.read_only
+    }
+
+    /// Durability of commits that ask for nothing else.
+    #[doc(hidden)]
+    pub fn default_durability(&self) -> Durability {
+        self.core().settings.durability
     }
 
     /// The maps of the store: list, look up, create, rename, drop.

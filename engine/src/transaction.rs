@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::{EXTENT_BYTES, Extent, Root};
 use crate::batch::{pages_of, stored};
+use crate::bell::Bell;
 use crate::catalog::check_name;
 use crate::checksum::key_hash;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
@@ -23,6 +24,7 @@ use crate::limits::{
 use crate::log::OperationKind;
 use crate::map::{Map, check_value, counters_of, map_id, next_map_id};
 use crate::planted::{PlantedBug, is_planted};
+use crate::sequence::{Body, Item, Sequence, SequenceState, Ticket, check_item};
 use crate::snapshot::{Cursor, Pinned, Purpose};
 use crate::store::{Store, with_draft};
 use crate::value::{Entry, Value};
@@ -122,12 +124,27 @@ struct Append {
     prefix: Vec<u8>,
     kind: OperationKind,
     value: Vec<u8>,
+    /// What a sequence knows beside that.
+    numbered: Option<Numbered>,
+}
+
+/// An append to a sequence.
+#[derive(Debug)]
+struct Numbered {
+    bell: Arc<Bell>,
+    body: Option<Body>,
+    bytes: u64,
+    ticket: Ticket,
 }
 
 impl Append {
     /// Bytes that appends take in the record at most: each may be the only one of its prefix.
     fn bytes(appends: &[Append]) -> u64 {
-        let bytes = |append: &Append| appended_bytes(append.prefix.len(), append.value.len());
+        let bytes = |append: &Append| {
+            let body = append.numbered.as_ref().and_then(|numbered| numbered.body.as_ref());
+            let body = body.map_or(0, |body| appended_bytes(append.prefix.len(), body.value.len()));
+            appended_bytes(append.prefix.len(), append.value.len()) + body
+        };
         appends.iter().map(|append| bytes(append) as u64).sum()
     }
 }
@@ -519,9 +536,80 @@ impl Transaction {
             prefix: prefix.to_vec(),
             kind,
             value: value.into_owned(),
+            numbered: None,
         });
         self.append_bytes += Append::bytes(&self.appends[self.appends.len() - 1..]);
         Ok(())
+    }
+
+    /// Appends to a sequence; the ticket knows the number once the transaction has committed. It never conflicts, and the
+    /// transaction itself cannot read it.
+    #[doc(hidden)]
+    pub fn append_to(&mut self, sequence: &Sequence, item: Item<'_>) -> Result<Ticket> {
+        check_item(&item)?;
+        let map = self.needs(sequence.heads())?;
+        let bodies = self.needs(sequence.bodies())?;
+        let body_bytes = item
+            .body
+            .map_or(0, |body| body.len().min(LOGGED_VALUE_BYTES_MAX) + APPEND_BYTES);
+        self.check_resolved(appended_bytes(sequence.prefix().len(), item.head.len()) + body_bytes)?;
+        let mut extents = Vec::new();
+        let body = match item.body {
+            Some(body) => {
+                let (kind, value) = stored(self.core(), body, &mut extents)?;
+                let value = value.into_owned();
+                Some(Body {
+                    map: bodies,
+                    kind,
+                    value,
+                })
+            }
+            None => None,
+        };
+        self.extents.extend(extents);
+        let ticket = Ticket::default();
+        self.appends.push(Append {
+            map,
+            prefix: sequence.prefix().to_vec(),
+            kind: OperationKind::Put,
+            value: item.head.to_vec(),
+            numbered: Some(Numbered {
+                bell: sequence.bell().clone(),
+                body,
+                bytes: item.bytes(),
+                ticket: ticket.clone(),
+            }),
+        });
+        self.append_bytes += Append::bytes(&self.appends[self.appends.len() - 1..]);
+        Ok(ticket)
+    }
+
+    /// Begins a sequence: only one that has begun can be appended to, by transactions after this one.
+    #[doc(hidden)]
+    pub fn begin_sequence(&mut self, sequence: &Sequence) -> Result<()> {
+        self.needs(sequence.heads())?;
+        let start = SequenceState::default().encode();
+        self.write(&sequence.counter()?, Written::Put(start.as_slice().into()))
+    }
+
+    /// Ends a sequence, with all that was appended to it. Whoever appends later is told so.
+    #[doc(hidden)]
+    pub fn end_sequence(&mut self, sequence: &Sequence) -> Result<()> {
+        for map in [sequence.heads(), sequence.bodies()] {
+            let id = self.needs(map)?;
+            self.delete_full_range(FullRange::prefix(id, sequence.prefix())?)?;
+        }
+        self.write(&sequence.counter()?, Written::Delete)
+    }
+
+    /// How far a sequence has come; `None`: it has not begun, or has ended.
+    #[doc(hidden)]
+    pub fn sequence_state(&self, sequence: &Sequence) -> Result<Option<SequenceState>> {
+        self.pinned.alive()?;
+        let counter = sequence.counter()?;
+        self.note_read(|reads| reads.key(&counter))?;
+        let held = self.read(&counter)?;
+        held.map(|held| SequenceState::decode(&held)).transpose()
     }
 
     /// Adds to a counter; see [`Map::add`]. It does not conflict with the additions of others, only with other
@@ -575,7 +663,13 @@ impl Transaction {
     /// [`Reason::InvalidMapName`], and those of [`Transaction::put`]. Writing to a map that was opened so and that
     /// another transaction has dropped meanwhile is a [`Reason::Conflict`].
     pub fn map(&mut self, name: &str) -> Result<Map> {
-        if let Some(map) = self.existing_map(name)? {
+        check_name(name)?;
+        self.named(name)
+    }
+
+    /// The map of a name, which may be a reserved one, made when it is missing.
+    pub(crate) fn named(&mut self, name: &str) -> Result<Map> {
+        if let Some(map) = self.existing_named(name)? {
             self.opened.push(map.info.id);
             return Ok(map);
         }
@@ -590,6 +684,10 @@ impl Transaction {
     /// The map of a name, if there is one, as this transaction sees it.
     pub(crate) fn existing_map(&self, name: &str) -> Result<Option<Map>> {
         check_name(name)?;
+        self.existing_named(name)
+    }
+
+    fn existing_named(&self, name: &str) -> Result<Option<Map>> {
         self.pinned.alive()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         self.note_read(|reads| reads.key(&key))?;
@@ -834,6 +932,10 @@ impl Transaction {
                 Some(map) => self.conflict_if_opened(map, error),
                 None => error,
             })?;
+            let tickets = self.kept_appends().filter_map(|append| append.numbered.as_ref());
+            tickets
+                .zip(draft.stamps())
+                .for_each(|(numbered, stamp)| numbered.ticket.resolve(stamp));
             Ok(Commit {
                 number,
                 assigned: draft.assigned().to_vec(),
@@ -955,8 +1057,14 @@ impl Transaction {
                 Written::Add { delta, .. } => draft.push_add(key, *delta, AddTo::Newest, seed),
             };
         }
-        self.kept_appends()
-            .try_for_each(|append| draft.push_append(append.map, &append.prefix, append.kind, &append.value))
+        self.kept_appends().try_for_each(|append| match &append.numbered {
+            None => draft.push_append(append.map, &append.prefix, append.kind, &append.value),
+            Some(numbered) => {
+                let body = numbered.body.as_ref().map(Body::as_put);
+                let head = (append.map, append.value.as_slice());
+                draft.push_numbered(&append.prefix, head, body, numbered.bytes, &numbered.bell)
+            }
+        })
     }
 
     /// What the layers that are not a run come to: of several writes of a key only the last.
@@ -1005,11 +1113,13 @@ impl Transaction {
                 Ok(())
             }))?;
         }
-        for append in self
-            .kept_appends()
-            .filter(|append| append.kind == OperationKind::PutExtent)
-        {
-            let extent = Extent::decode(append.value.as_slice().try_into().expect("an encoded extent"));
+        let appended = self.kept_appends().flat_map(|append| {
+            let body = append.numbered.as_ref().and_then(|numbered| numbered.body.as_ref());
+            let body = body.map(|body| (body.kind, &body.value));
+            [Some((append.kind, &append.value)), body].into_iter().flatten()
+        });
+        for (_, value) in appended.filter(|(kind, _)| *kind == OperationKind::PutExtent) {
+            let extent = Extent::decode(value.as_slice().try_into().expect("an encoded extent"));
             used.push(extent.page);
         }
         used.sort_unstable();

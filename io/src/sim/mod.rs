@@ -84,6 +84,11 @@ impl SimDisk {
         self.clock.advance(duration);
     }
 
+    /// Sets the time of day, forward or back, as somebody who corrects a clock does; other time goes on as it was.
+    pub fn set_wall(&self, wall: Duration) {
+        self.clock.set_wall(wall);
+    }
+
     /// How many calls changed something or made it durable so far: creating (opening what exists does not count),
     /// removing, renaming, writing, allocating, changing a length, syncing.
     pub fn calls(&self) -> u64 {

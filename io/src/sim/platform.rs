@@ -197,7 +197,7 @@ impl File for SimFile {
 pub(super) struct SimClock {
     monotonic_nanos: AtomicU64,
     /// Time of day when the monotonic clock was zero, since 1970.
-    wall_at_zero: Duration,
+    wall_at_zero_nanos: AtomicU64,
 }
 
 impl SimClock {
@@ -205,8 +205,14 @@ impl SimClock {
         let monotonic_nanos = AtomicU64::new(monotonic.as_nanos() as u64);
         SimClock {
             monotonic_nanos,
-            wall_at_zero: wall.saturating_sub(monotonic),
+            wall_at_zero_nanos: AtomicU64::new(wall.saturating_sub(monotonic).as_nanos() as u64),
         }
+    }
+
+    pub(super) fn set_wall(&self, wall: Duration) {
+        let at_zero = wall.saturating_sub(self.monotonic());
+        self.wall_at_zero_nanos
+            .store(at_zero.as_nanos() as u64, Ordering::SeqCst);
     }
 
     pub(super) fn advance(&self, duration: Duration) {
@@ -228,7 +234,7 @@ impl Clock for SimClock {
     }
 
     fn wall(&self) -> Duration {
-        self.wall_at_zero + self.monotonic()
+        Duration::from_nanos(self.wall_at_zero_nanos.load(Ordering::SeqCst)) + self.monotonic()
     }
 }
 

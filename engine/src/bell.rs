@@ -1,0 +1,236 @@
+//! How those who wait for appends to a sequence learn of them, without a call of the kernel for each.
+//!
+//! The simple version: a commit that appended to a sequence rings its *bell*, and every *listener* of the bell wakes up.
+//!
+//! Why it is hard: a commit must not pay for listeners that are not there, nor for those that are busy; and none may sleep
+//! through an append. A bell is therefore *armed* by whoever is about to look for new appends, and only the first commit
+//! after that reaches the listeners.
+//!
+//! Nothing is lost, because of two rules:
+//! - `watched` is set under the commit lock. A commit looks at it after it released that lock: either it held the lock
+//!   first, and the listener, who looks for appends only afterwards, sees what it appended; or it sees that there is a
+//!   listener.
+//! - `armed` is only exchanged, never just read. If the exchange of a commit comes before that of a listener, the
+//!   listener's (Acquire) sees what the commit's (Release) published, and finds the append; if it comes after, the commit
+//!   finds the bell armed, and tells the listeners.
+//!
+//! A bell is memory of one process. What is needed to find new appends is in the store; a way to wake listeners in other
+//! processes can be added at `ring` and at `Listener::wait`.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use crate::store::Store;
+
+/// Rung by every commit that appends to a sequence.
+#[derive(Debug)]
+pub struct Bell {
+    name: String,
+    /// How many listeners there are. Changed under the commit lock.
+    watched: AtomicU32,
+    /// 1: somebody may be about to sleep.
+    armed: AtomicU32,
+    listeners: Mutex<Vec<(u64, Weak<Listener>)>>,
+}
+
+impl Bell {
+    fn new(name: &str) -> Bell {
+        Bell {
+            name: name.into(),
+            watched: AtomicU32::new(0),
+            armed: AtomicU32::new(0),
+            listeners: Mutex::default(),
+        }
+    }
+
+    /// Name of what it belongs to, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// To be called before one looks whether there is something new, and then sleeps: the next append is told.
+    pub fn arm(&self) {
+        self.armed.swap(1, Ordering::AcqRel);
+    }
+
+    /// Called by every commit that appended, after it became visible and let go of the commit lock.
+    #[inline]
+    pub(crate) fn ring(&self) {
+        if self.watched.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::AcqRel) != 0 {
+            self.tell();
+        }
+    }
+
+    /// Tells all listeners to look, whether or not there was a commit.
+    #[cold]
+    pub fn tell(&self) {
+        let mut told = Vec::new();
+        for (token, listener) in locked(&self.listeners).iter() {
+            told.extend(listener.upgrade().map(|listener| (*token, listener)));
+        }
+        // Outside the lock: a waker may do anything, and the last handle of a listener may be dropped here.
+        told.iter().for_each(|(token, listener)| listener.tell(*token));
+    }
+
+    /// Ends what `Store::listen` began.
+    pub fn forget(&self, listener: &Arc<Listener>) {
+        let mut listeners = locked(&self.listeners);
+        listeners.retain(|(_, known)| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(listener)));
+        self.watched.store(listeners.len() as u32, Ordering::Relaxed);
+    }
+}
+
+/// Sleeps until one of its bells rings. One thread, or one task, waits at a listener.
+#[derive(Default)]
+pub struct Listener {
+    state: Mutex<Rung>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Rung {
+    /// Of the bells that rang since the last look; of each once, as long as it is not armed again.
+    tokens: Vec<u64>,
+    is_asleep: bool,
+    waker: Option<Waker>,
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").finish_non_exhaustive()
+    }
+}
+
+/// How often a listener looks again before it sleeps: waking a sleeping thread costs it and the commit far more.
+const SPINS: u32 = 200;
+
+impl Listener {
+    /// A listener without bells.
+    pub fn new() -> Arc<Listener> {
+        Arc::default()
+    }
+
+    /// Gives it a token, as a bell does.
+    pub fn tell(&self, token: u64) {
+        let mut rung = locked(&self.state);
+        rung.tokens.push(token);
+        let waker = rung.waker.take();
+        let is_asleep = std::mem::take(&mut rung.is_asleep);
+        drop(rung);
+        if is_asleep {
+            self.changed.notify_all();
+        }
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// The tokens of the bells that rang since the last call, after at most `timeout`; none: the time is over.
+    pub fn wait(&self, timeout: Duration) -> Vec<u64> {
+        for _ in 0..SPINS {
+            let tokens = self.take();
+            if !tokens.is_empty() || timeout.is_zero() {
+                return tokens;
+            }
+            std::hint::spin_loop();
+        }
+        let mut rung = locked(&self.state);
+        rung.is_asleep = true;
+        let is_quiet = |rung: &mut Rung| rung.tokens.is_empty();
+        let slept = self.changed.wait_timeout_while(rung, timeout, is_quiet);
+        let (mut rung, _) = slept.unwrap_or_else(|e| e.into_inner());
+        rung.is_asleep = false;
+        std::mem::take(&mut rung.tokens)
+    }
+
+    /// The same for a task: when there are none, its waker is kept, and woken at the next one.
+    pub fn poll(&self, waker: &Waker) -> Vec<u64> {
+        let mut rung = locked(&self.state);
+        if rung.tokens.is_empty() {
+            rung.waker = Some(waker.clone());
+        }
+        std::mem::take(&mut rung.tokens)
+    }
+
+    fn take(&self) -> Vec<u64> {
+        std::mem::take(&mut locked(&self.state).tokens)
+    }
+}
+
+/// The bells that somebody of this process has a handle of, by the key of the counter.
+#[derive(Debug, Default)]
+pub(crate) struct Bells {
+    known: Mutex<HashMap<Vec<u8>, Weak<Bell>>>,
+}
+
+impl Bells {
+    /// The bell of a sequence.
+    pub(crate) fn bell(&self, counter: &[u8], name: &str) -> Arc<Bell> {
+        let mut known = locked(&self.known);
+        if let Some(bell) = known.get(counter).and_then(Weak::upgrade) {
+            return bell;
+        }
+        if known.len() == known.capacity() {
+            known.retain(|_, bell| bell.strong_count() > 0);
+        }
+        let bell = Arc::new(Bell::new(name));
+        known.insert(counter.to_vec(), Arc::downgrade(&bell));
+        bell
+    }
+}
+
+impl Store {
+    /// Lets a listener know of every append to a sequence from now on, by a token of its choice. What was appended before
+    /// is to be looked for afterwards; the bell is armed.
+    #[doc(hidden)]
+    pub fn listen(&self, bell: &Bell, listener: &Arc<Listener>, token: u64) {
+        let guard = self.core().control().commit_lock.0.lock();
+        let mut listeners = locked(&bell.listeners);
+        listeners.push((token, Arc::downgrade(listener)));
+        bell.watched.store(listeners.len() as u32, Ordering::Relaxed);
+        drop(listeners);
+        bell.arm();
+        drop(guard);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bells_that_nobody_holds_are_forgotten() {
+        let bells = Bells::default();
+        let held = bells.bell(b"held", "held");
+        for number in 0..10_000u32 {
+            bells.bell(&number.to_be_bytes(), "dropped");
+        }
+        assert!(locked(&bells.known).len() < 100);
+        assert!(Arc::ptr_eq(&held, &bells.bell(b"held", "held")));
+    }
+
+    #[test]
+    fn a_bell_that_is_not_armed_is_silent() {
+        let bell = Bell::new("bell");
+        let listener = Listener::new();
+        bell.watched.store(1, Ordering::Relaxed);
+        locked(&bell.listeners).push((7, Arc::downgrade(&listener)));
+        bell.ring();
+        assert_eq!(listener.wait(Duration::ZERO), [0; 0]);
+        bell.arm();
+        (0..3).for_each(|_| bell.ring());
+        assert_eq!(listener.wait(Duration::ZERO), [7]);
+        bell.forget(&listener);
+        bell.arm();
+        bell.ring();
+        assert_eq!(listener.wait(Duration::ZERO), [0; 0]);
+    }
+}

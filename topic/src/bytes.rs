@@ -1,0 +1,122 @@
+//! Reading and writing the small binary forms of this crate: messages and records of topics and groups. What is read came
+//! from a file, so everything that does not fit is damage, never a panic.
+
+use duramen_engine::{Error, Result};
+
+/// Appends a number of at most 64 bits, seven bits a byte, least first.
+pub(crate) fn put_number(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// Appends bytes behind their length.
+pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_number(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// Reads from the front of bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    rest: &'a [u8],
+    what: &'static str,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads `bytes`; `what` they are is for messages.
+    pub(crate) fn new(bytes: &'a [u8], what: &'static str) -> Reader<'a> {
+        Reader { rest: bytes, what }
+    }
+
+    pub(crate) fn damaged(&self, cause: &str) -> Error {
+        Error::damaged(format!("{} {cause}", self.what))
+    }
+
+    pub(crate) fn bytes(&mut self, length: usize) -> Result<&'a [u8]> {
+        let Some((bytes, rest)) = self.rest.split_at_checked(length) else {
+            return Err(self.damaged("ends too early"));
+        };
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    pub(crate) fn byte(&mut self) -> Result<u8> {
+        Ok(self.bytes(1)?[0])
+    }
+
+    pub(crate) fn number(&mut self) -> Result<u64> {
+        let mut number = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let part = u64::from(byte & 0x7F);
+            if part << shift >> shift != part {
+                break;
+            }
+            number |= part << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(self.damaged("has a number of more than 64 bits"))
+    }
+
+    /// Bytes behind their length.
+    pub(crate) fn long(&mut self) -> Result<&'a [u8]> {
+        let length = self.number()?;
+        self.bytes(usize::try_from(length).unwrap_or(usize::MAX))
+    }
+
+    pub(crate) fn text(&mut self) -> Result<&'a str> {
+        let bytes = self.long()?;
+        std::str::from_utf8(bytes).map_err(|_| self.damaged("has a text that is not UTF-8"))
+    }
+
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    pub(crate) fn end(&self) -> Result<()> {
+        match self.rest {
+            [] => Ok(()),
+            _ => Err(self.damaged("has more bytes than it should")),
+        }
+    }
+
+    /// Refuses forms that are newer than this code.
+    pub(crate) fn version(&mut self, newest: u8) -> Result<()> {
+        match self.byte()? {
+            version if (1..=newest).contains(&version) => Ok(()),
+            version => Err(self.damaged(&format!("has form {version}, this library reads up to {newest}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back() {
+        let mut numbers: Vec<u64> = (0..64)
+            .flat_map(|bit| [1 << bit, (1 << bit) - 1, u64::MAX >> bit])
+            .collect();
+        numbers.push(0);
+        for number in numbers {
+            let mut out = Vec::new();
+            put_number(&mut out, number);
+            let mut reader = Reader::new(&out, "a test");
+            assert_eq!(reader.number().unwrap(), number);
+            reader.end().unwrap();
+        }
+        for wrong in [
+            &[0x80][..],
+            &[0xFF; 10],
+            &[0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 2],
+        ] {
+            assert!(Reader::new(wrong, "a test").number().is_err());
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What can go wrong with topics. All errors are the store's [`Error`], so that one type goes through a closure that
+//! writes to maps and topics; the facts of those that are about topics are in a [`TopicError`] inside.
+
+use duramen_engine::{Error, Kind, Reason};
+
+/// The facts of an error that is about topics; see [`TopicError::of`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TopicError {
+    /// There is no topic of this name.
+    #[error("there is no topic named {name:?}; create it, or let the store create topics when they are first used")]
+    UnknownTopic {
+        /// The name asked for.
+        name: String,
+    },
+    /// A topic of this name exists already.
+    #[error("there is already a topic named {name:?}; choose another name or delete that topic first")]
+    TopicExists {
+        /// The name asked for.
+        name: String,
+    },
+    /// A name that no topic or group can have.
+    #[error(
+        "{name:?} cannot be a name: {cause} at byte {at}; names are parts joined by dots, without spaces, `*` or `>`"
+    )]
+    InvalidName {
+        /// The name.
+        name: String,
+        /// Where the mistake is.
+        at: usize,
+        /// What is wrong there.
+        cause: &'static str,
+    },
+    /// A pattern that makes no sense.
+    #[error(
+        "{pattern:?} is not a pattern: {cause} at byte {at}; `*` stands for one whole part, `>` for all parts from there on"
+    )]
+    InvalidPattern {
+        /// The pattern.
+        pattern: String,
+        /// Where the mistake is.
+        at: usize,
+        /// What is wrong there.
+        cause: &'static str,
+    },
+    /// Messages that retention removed.
+    #[error(
+        "message {asked} of topic {topic:?} is no longer kept, the first that is has offset {first}; go on from there"
+    )]
+    Trimmed {
+        /// The topic.
+        topic: String,
+        /// The offset asked for.
+        asked: u64,
+        /// The offset of the first message that is kept, or will be.
+        first: u64,
+    },
+    /// An offset that no message has yet.
+    #[error("topic {topic:?} has no message {asked} yet, the next one gets offset {next}; start there, or at the tail")]
+    NotYetPublished {
+        /// The topic.
+        topic: String,
+        /// The offset asked for.
+        asked: u64,
+        /// The offset of the next message.
+        next: u64,
+    },
+    /// Something of a message is too long.
+    #[error("the message has {found} {what}, and {max} is the most; {cure}")]
+    MessageTooLarge {
+        /// What it has too much of.
+        what: &'static str,
+        /// How much.
+        found: u64,
+        /// The most.
+        max: u64,
+        /// What to do instead.
+        cure: &'static str,
+    },
+    /// A slow subscriber that wants the publisher to wait did not catch up in time.
+    #[error(
+        "a subscriber of {topic:?} lies {lag} messages behind, and the publisher waited for it {waited_millis} ms; publish again, or give it another policy"
+    )]
+    PublisherHeldBack {
+        /// The topic.
+        topic: String,
+        /// How far the subscriber lies behind.
+        lag: u64,
+        /// How long the publisher waited.
+        waited_millis: u64,
+    },
+    /// A subscriber lies further behind than its policy allows.
+    #[error(
+        "the subscriber of {topic:?} lies {lag} messages behind, and its policy disconnects it after {max}; subscribe again"
+    )]
+    TooSlow {
+        /// The topic.
+        topic: String,
+        /// How far it lies behind.
+        lag: u64,
+        /// How far it may.
+        max: u64,
+    },
+    /// There is no group or durable subscription of this name.
+    #[error("topic {topic:?} has no group or subscription named {name:?}; create it, or look at the list of groups")]
+    UnknownGroup {
+        /// The topic.
+        topic: String,
+        /// The name asked for.
+        name: String,
+    },
+    /// The name belongs to the other kind of subscriber.
+    #[error("{name:?} of topic {topic:?} is a {found}, not a {asked}; choose another name")]
+    OtherKind {
+        /// The topic.
+        topic: String,
+        /// The name.
+        name: String,
+        /// What has the name.
+        found: &'static str,
+        /// What was asked for.
+        asked: &'static str,
+    },
+    /// A group of this name exists already.
+    #[error(
+        "topic {topic:?} has a group or subscription named {name:?} already; choose another name or delete that one first"
+    )]
+    GroupExists {
+        /// The topic.
+        topic: String,
+        /// The name.
+        name: String,
+    },
+    /// A group that was deleted while it was used.
+    #[error("the group {name:?} of topic {topic:?} was deleted; open it again")]
+    GroupDeleted {
+        /// The topic.
+        topic: String,
+        /// The name.
+        name: String,
+    },
+    /// The message is no longer leased to this member.
+    #[error(
+        "message {offset} is no longer leased to this member: {cause}; it is delivered again to whoever asks, so forget it"
+    )]
+    LeaseLost {
+        /// The message.
+        offset: u64,
+        /// Why.
+        cause: &'static str,
+    },
+    /// The message was acknowledged, or given up, before.
+    #[error("message {offset} was settled before; acknowledge every message once")]
+    AlreadySettled {
+        /// The message.
+        offset: u64,
+    },
+    /// An acknowledgement of what the subscription has never seen.
+    #[error("offset {offset} cannot be acknowledged, the topic ends before {next}; acknowledge what was received")]
+    NotReceived {
+        /// The offset.
+        offset: u64,
+        /// The end of the topic.
+        next: u64,
+    },
+    /// A publisher's sequence that does not grow.
+    #[error("options of a topic or group make no sense: {cause}")]
+    InvalidOptions {
+        /// What is wrong, and what would do.
+        cause: String,
+    },
+}
+
+impl TopicError {
+    /// The facts, when an error is about topics.
+    pub fn of(error: &Error) -> Option<&TopicError> {
+        match error.reason() {
+            Reason::Above { cause, .. } => cause.downcast_ref(),
+            _ => None,
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            TopicError::PublisherHeldBack { .. } => Kind::Retry,
+            TopicError::TooSlow { .. } | TopicError::GroupDeleted { .. } => Kind::Closed,
+            _ => Kind::FixTheCall,
+        }
+    }
+}
+
+impl From<TopicError> for Error {
+    fn from(error: TopicError) -> Error {
+        Reason::Above {
+            kind: error.kind(),
+            cause: Box::new(error),
+        }
+        .into()
+    }
+}

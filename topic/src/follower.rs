@@ -1,0 +1,210 @@
+//! A position in a topic, and how it moves on: what all subscriptions have in common.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use duramen_engine::{Result, Snapshot};
+
+use crate::brake::Brake;
+use crate::error::TopicError;
+use crate::limits::{READ_BYTES, READ_MESSAGES};
+use crate::messages::Messages;
+use crate::read::{ReadLimits, Reading, Start};
+use crate::topic::Topic;
+
+/// What happens when a subscriber does not keep up with what is published. Whichever it is, the messages that wait for it
+/// are in the store; in memory there is at most one batch, of a megabyte or one message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SlowPolicy {
+    /// It reads what it has missed from the store, however far it lies behind. When retention removes what it has not
+    /// read, its next call says so with [`TopicError::Trimmed`].
+    #[default]
+    ReadOn,
+    /// It passes over all but the newest `max` messages, and is told which ones by [`Messages::gap`]. The same when
+    /// retention removed what it has not read.
+    Skip {
+        /// Messages it may lie behind.
+        max: u64,
+    },
+    /// Its next call ends with [`TopicError::TooSlow`] when it lies more than `max` messages behind.
+    Disconnect {
+        /// Messages it may lie behind.
+        max: u64,
+    },
+    /// Publishers of this process wait before they publish until it lies less than `max` messages behind, and get
+    /// [`TopicError::PublisherHeldBack`] after `timeout`. A message counts as read when the next ones are asked for.
+    HoldBack {
+        /// Messages it may lie behind, about: publishers that pass the check at the same time are not counted.
+        max: u64,
+        /// How long a publisher waits at most.
+        timeout: Duration,
+    },
+}
+
+/// How a subscription reads.
+#[derive(Clone, Copy, Debug)]
+pub struct SubscribeOptions {
+    pub(crate) policy: SlowPolicy,
+    pub(crate) messages: usize,
+    pub(crate) bytes: usize,
+    pub(crate) linger: Duration,
+}
+
+impl Default for SubscribeOptions {
+    fn default() -> SubscribeOptions {
+        SubscribeOptions {
+            policy: SlowPolicy::ReadOn,
+            messages: READ_MESSAGES,
+            bytes: READ_BYTES,
+            linger: Duration::ZERO,
+        }
+    }
+}
+
+impl SubscribeOptions {
+    /// Everything as it comes, read on from the store when it lies behind.
+    pub fn new() -> SubscribeOptions {
+        SubscribeOptions::default()
+    }
+
+    /// What happens when the subscriber is slow. Default: [`SlowPolicy::ReadOn`].
+    pub fn slow(mut self, policy: SlowPolicy) -> SubscribeOptions {
+        self.policy = policy;
+        self
+    }
+
+    /// Messages in one batch at most. Default: 4096.
+    pub fn batch_messages(mut self, messages: usize) -> SubscribeOptions {
+        self.messages = messages;
+        self
+    }
+
+    /// Bytes after which a batch ends; one message is always in it. Default: a megabyte.
+    pub fn batch_bytes(mut self, bytes: usize) -> SubscribeOptions {
+        self.bytes = bytes;
+        self
+    }
+
+    /// How long a blocking call waits for a batch to fill up once there is something. Default: not at all.
+    pub fn linger(mut self, linger: Duration) -> SubscribeOptions {
+        self.linger = linger;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let max = match self.policy {
+            SlowPolicy::ReadOn => 1,
+            SlowPolicy::Skip { max } | SlowPolicy::Disconnect { max } | SlowPolicy::HoldBack { max, .. } => max,
+        };
+        if max == 0 || self.messages == 0 || self.bytes == 0 {
+            let cause = "a subscriber that may have no message gets none; allow at least one".into();
+            return Err(TopicError::InvalidOptions { cause }.into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn limits(&self) -> ReadLimits {
+        ReadLimits {
+            messages: self.messages,
+            bytes: self.bytes,
+        }
+    }
+}
+
+/// A position in a topic.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    pub(crate) topic: Topic,
+    pub(crate) position: u64,
+    options: SubscribeOptions,
+    brake: Option<Arc<Brake>>,
+}
+
+impl Follower {
+    pub(crate) fn new(topic: &Topic, start: Start, options: SubscribeOptions) -> Result<Follower> {
+        options.check()?;
+        let snapshot = topic.snapshot()?;
+        let position = Reading::new(topic, &snapshot).resolve(start)?;
+        let brake = match options.policy {
+            SlowPolicy::HoldBack { max, timeout } => Some(Arc::new(Brake::new(position, max, timeout))),
+            _ => None,
+        };
+        if let Some(brake) = &brake {
+            topic.shared().brakes.add(brake);
+        }
+        Ok(Follower {
+            topic: topic.clone(),
+            position,
+            options,
+            brake,
+        })
+    }
+
+    /// Moves to another place.
+    pub(crate) fn seek(&mut self, start: Start) -> Result<()> {
+        let snapshot = self.topic.snapshot()?;
+        self.position = Reading::new(&self.topic, &snapshot).resolve(start)?;
+        self.report();
+        Ok(())
+    }
+
+    /// The next messages, if there are any, and moves behind them.
+    pub(crate) fn take(&mut self) -> Result<Option<Messages>> {
+        self.report();
+        let snapshot = self.topic.snapshot()?;
+        self.take_in(&snapshot)
+    }
+
+    pub(crate) fn take_in(&mut self, snapshot: &Snapshot) -> Result<Option<Messages>> {
+        let reading = Reading::new(&self.topic, snapshot);
+        let gap = pass_over(&reading, self.options.policy, self.position)?;
+        let from = gap.as_ref().map_or(self.position, |gap| gap.end);
+        let messages = reading.read(from, self.options.limits(), gap)?;
+        if messages.is_empty() {
+            return Ok(None);
+        }
+        self.position = messages.offsets().end;
+        Ok(Some(messages))
+    }
+
+    /// Messages that are there and were not read.
+    pub(crate) fn lag(&self) -> Result<u64> {
+        Ok(self.topic.next()?.saturating_sub(self.position))
+    }
+
+    fn report(&self) {
+        if let Some(brake) = &self.brake {
+            brake.reached(self.position);
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        if let Some(brake) = &self.brake {
+            brake.release();
+            self.topic.shared().brakes.remove(brake);
+        }
+    }
+}
+
+/// Applies the policy of a subscriber. Returns what it is to pass over.
+fn pass_over(reading: &Reading<'_>, policy: SlowPolicy, position: u64) -> Result<Option<Range<u64>>> {
+    match policy {
+        SlowPolicy::ReadOn | SlowPolicy::HoldBack { .. } => Ok(None),
+        SlowPolicy::Skip { max } => {
+            let bounds = reading.bounds()?;
+            let oldest = bounds.state.next.saturating_sub(max).max(bounds.first);
+            Ok((position < oldest).then_some(position..oldest))
+        }
+        SlowPolicy::Disconnect { max } => {
+            let lag = reading.state()?.next.saturating_sub(position);
+            let topic = reading.topic.name().to_string();
+            match lag > max {
+                true => Err(TopicError::TooSlow { topic, lag, max }.into()),
+                false => Ok(None),
+            }
+        }
+    }
+}

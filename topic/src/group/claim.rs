@@ -1,0 +1,371 @@
+//! Handing out messages: a member's turn.
+//!
+//! In this order: leases that ran out are taken back; messages that have waited long enough are handed out again; then
+//! those that nobody had yet. All of it happens while the member has the group's turn, and each step is a transaction
+//! that checks what the memory says against the rows.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use duramen_engine::{Listener, Result};
+
+use super::deliveries::{Claim, Deliveries};
+use super::memory::{Expired, Memory, OpenRun, OpenSingle};
+use super::record::GroupOptions;
+use super::settle::Failed;
+use super::state::{Cursor, Lease, Run, Single};
+use super::{Group, written};
+use crate::error::TopicError;
+use crate::limits::{READ_BYTES, READ_MESSAGES};
+use crate::messages::Messages;
+use crate::read::{ReadLimits, Reading};
+use crate::record::millis;
+use crate::subscription::TICK;
+use crate::topics::locked;
+
+/// Rows that say nothing any more, after which they are swept up.
+const GARBAGE_MAX: u64 = 4096;
+/// The rows are read again at least so often: what happened meanwhile need not be known here.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+/// How soon the rows are read again at the earliest when too many messages seem to be in flight.
+const SWEEP_AGAIN: Duration = Duration::from_millis(10);
+
+/// A member of a group. It waits for messages, and settles those it gets.
+#[derive(Debug)]
+pub struct Member {
+    group: Group,
+    name: String,
+    listener: Arc<Listener>,
+}
+
+/// What a turn came to.
+enum Turn {
+    Got(Deliveries),
+    /// There is nothing; at this time, on the clock that never goes back, there may be.
+    Nothing(Option<Duration>),
+}
+
+impl Member {
+    pub(super) fn new(group: &Group, name: &str) -> Member {
+        let listener = Listener::new();
+        let topic = &group.topic;
+        topic.home().store.listen(topic.shared().sequence.bell(), &listener, 0);
+        let mut members = locked(&group.shared.members);
+        members.retain(|member| member.strong_count() > 0);
+        members.push(Arc::downgrade(&listener));
+        drop(members);
+        Member {
+            group: group.clone(),
+            name: name.into(),
+            listener,
+        }
+    }
+
+    /// The group.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Up to so many messages, leased to this member: those that are there, or, when there are none, what comes within
+    /// `timeout`; `None`: nothing did, or the group is paused, or as many messages are in flight as may be.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupDeleted`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
+    pub fn receive(&mut self, messages: usize, timeout: Duration) -> Result<Option<Deliveries>> {
+        let began = Instant::now();
+        let messages = messages.clamp(1, READ_MESSAGES);
+        loop {
+            self.listener.wait(Duration::ZERO);
+            self.group.topic.shared().sequence.bell().arm();
+            let next = match self.group.turn(&self.name, messages)? {
+                Turn::Got(deliveries) => return Ok(Some(deliveries)),
+                Turn::Nothing(next) => next,
+            };
+            let left = timeout.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let now = self.group.topic.home().store.monotonic_clock();
+            let soon = next.map_or(TICK, |next| next.saturating_sub(now).max(Duration::from_millis(1)));
+            self.listener.wait(left.min(TICK).min(soon));
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.group.topic.shared().sequence.bell().forget(&self.listener);
+    }
+}
+
+impl Group {
+    /// One turn of a member.
+    fn turn(&self, member: &str, most: usize) -> Result<Turn> {
+        let mut turn = locked(&self.shared.turn);
+        let now = self.topic.home().store.monotonic_clock();
+        let is_fresh = |memory: &Memory| {
+            memory.garbage < GARBAGE_MAX && !memory.is_doubtful && now.saturating_sub(memory.swept) < SWEEP_EVERY
+        };
+        let mut memory = match turn.take() {
+            Some(memory) if is_fresh(&memory) => memory,
+            memory => self.sweep(memory.as_ref())?,
+        };
+        // After an error the memory is gone: the rows are read again.
+        let got = self.turn_with(&mut memory, member, most)?;
+        *turn = Some(memory);
+        Ok(got)
+    }
+
+    fn turn_with(&self, memory: &mut Memory, member: &str, most: usize) -> Result<Turn> {
+        let record = self.record(&self.topic.snapshot()?)?;
+        let options = Group::options_of(&record);
+        if record.is_paused {
+            return Ok(Turn::Nothing(None));
+        }
+        let now = self.topic.home().store.monotonic_clock();
+        let expired = memory.expired(now);
+        if !expired.runs.is_empty() || !expired.singles.is_empty() {
+            self.take_back(memory, &expired, &options)?;
+        }
+        let due = memory.due(now, most);
+        if !due.is_empty()
+            && let Some(deliveries) = self.claim_again(memory, &due, &options, member)?
+        {
+            return Ok(Turn::Got(deliveries));
+        }
+        let limit = u64::from(options.in_flight);
+        if memory.in_flight() >= limit && now.saturating_sub(memory.swept) >= SWEEP_AGAIN {
+            // Transactions of the program may have settled some.
+            *memory = self.sweep(Some(memory))?;
+        }
+        let room = limit.saturating_sub(memory.in_flight()).min(most as u64);
+        let fresh = match room {
+            0 => None,
+            room => self.claim_fresh(memory, room as usize, &options, member)?,
+        };
+        memory.is_full |= room == 0;
+        let soon = (room == 0).then(|| now + SWEEP_AGAIN);
+        let next = memory.next_event().into_iter().chain(soon).min();
+        Ok(fresh.map_or(Turn::Nothing(next), Turn::Got))
+    }
+
+    fn lease(&self, options: &GroupOptions, member: &str) -> Lease {
+        let store = &self.topic.home().store;
+        let length = millis(options.lease);
+        Lease {
+            token: store.random_number(),
+            length,
+            deadline: millis(store.wall_clock()).saturating_add(length),
+            member: member.into(),
+        }
+    }
+
+    /// Takes leases back that ran out.
+    fn take_back(&self, memory: &mut Memory, expired: &Expired, options: &GroupOptions) -> Result<()> {
+        let home = self.topic.home();
+        let failed = home.store.transact_with(written(), |tx| {
+            let mut failed = Vec::new();
+            for &(first, token) in &expired.runs {
+                failed.extend(self.take_back_run(tx, first, token, options)?);
+            }
+            for &(offset, token) in &expired.singles {
+                failed.extend(self.take_back_single(tx, offset, token, options)?);
+            }
+            Ok(failed)
+        })?;
+        for &(first, token) in &expired.runs {
+            memory.run_over(first, token);
+        }
+        for &(offset, token) in &expired.singles {
+            memory.single_over(offset, token);
+        }
+        failed
+            .iter()
+            .for_each(|(offset, failed)| self.note_failed(memory, *offset, *failed));
+        Ok(())
+    }
+
+    /// Remembers what became of a message that failed.
+    pub(super) fn note_failed(&self, memory: &mut Memory, offset: u64, failed: Failed) {
+        let Failed::Waits { delay, due } = failed else { return };
+        let waits = OpenSingle::Waits {
+            due: self.topic.home().store.monotonic_clock() + delay,
+            written: due,
+        };
+        // What is there already was read from a newer row.
+        memory.singles.entry(offset).or_insert(waits);
+    }
+
+    fn take_back_run(
+        &self,
+        tx: &mut duramen_engine::Transaction,
+        first: u64,
+        token: u64,
+        options: &GroupOptions,
+    ) -> Result<Vec<(u64, Failed)>> {
+        let states = &self.topic.home().tables.states;
+        let key = Run::key(self.shared.id, first);
+        let run = tx.get(states, &key)?.map(|run| Run::decode(&run)).transpose()?;
+        let Some(run) = run.filter(|run| run.lease.token == token) else {
+            return Ok(Vec::new());
+        };
+        tx.delete(states, &key)?;
+        let mut failed = Vec::new();
+        for offset in first..run.end {
+            match self.single_in(tx, offset)? {
+                Some(Single::Settled) => tx.delete(states, &Single::key(self.shared.id, offset))?,
+                Some(_) => {}
+                None => failed.push((
+                    offset,
+                    self.fail_in(tx, offset, 1, None, &ran_out(&run.lease), options)?,
+                )),
+            }
+        }
+        Ok(failed)
+    }
+
+    fn take_back_single(
+        &self,
+        tx: &mut duramen_engine::Transaction,
+        offset: u64,
+        token: u64,
+        options: &GroupOptions,
+    ) -> Result<Option<(u64, Failed)>> {
+        match self.single_in(tx, offset)? {
+            Some(Single::Again { lease, tries }) if lease.token == token => {
+                let failed = self.fail_in(tx, offset, tries, None, &ran_out(&lease), options)?;
+                Ok(Some((offset, failed)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Hands out messages again that have waited long enough.
+    fn claim_again(
+        &self,
+        memory: &mut Memory,
+        due: &[u64],
+        options: &GroupOptions,
+        member: &str,
+    ) -> Result<Option<Deliveries>> {
+        let home = self.topic.home();
+        let snapshot = self.topic.snapshot()?;
+        let (messages, looked_at) = Reading::new(&self.topic, &snapshot).some(due, READ_BYTES)?;
+        drop(snapshot);
+        let lease = self.lease(options, member);
+        let read: Vec<u64> = messages.iter().map(|message| message.offset()).collect();
+        let looked_at = &due[..looked_at];
+        let claimed = home.store.transact_with(written(), |tx| {
+            let mut claimed = Vec::new();
+            for &offset in looked_at {
+                let Some(Single::Waits { tries, .. }) = self.single_in(tx, offset)? else {
+                    continue;
+                };
+                let is_kept = read.binary_search(&offset).is_ok();
+                let single = match is_kept {
+                    true => Single::Again {
+                        lease: lease.clone(),
+                        tries: tries + 1,
+                    },
+                    // Retention let it go meanwhile.
+                    false => Single::Settled,
+                };
+                tx.put(
+                    &home.tables.states,
+                    &Single::key(self.shared.id, offset),
+                    &single.encode(),
+                )?;
+                claimed.extend(is_kept.then_some((offset, tries + 1)));
+            }
+            Ok(claimed)
+        })?;
+        let deadline = home.store.monotonic_clock() + options.lease;
+        memory.is_doubtful |= claimed.len() < looked_at.len();
+        for (offset, _) in &claimed {
+            let (token, written) = (lease.token, lease.deadline);
+            let again = OpenSingle::Again {
+                token,
+                deadline,
+                written,
+            };
+            memory.singles.insert(*offset, again);
+        }
+        let claim = Claim::Again { token: lease.token };
+        Ok((!claimed.is_empty()).then(|| Deliveries::again(self, &messages, claim, &claimed)))
+    }
+
+    /// Hands out messages that nobody had yet.
+    fn claim_fresh(
+        &self,
+        memory: &mut Memory,
+        most: usize,
+        options: &GroupOptions,
+        member: &str,
+    ) -> Result<Option<Deliveries>> {
+        let home = self.topic.home();
+        let lease = self.lease(options, member);
+        loop {
+            let Some((cursor, messages)) = self.fresh(most)? else {
+                return Ok(None);
+            };
+            let (first, end) = (messages.offsets().start, messages.offsets().end);
+            let run = Run {
+                end,
+                lease: lease.clone(),
+            };
+            let is_claimed = home.store.transact_with(written(), |tx| {
+                self.record_in(tx)?;
+                if self.cursor_in(tx)? != cursor {
+                    return Ok(false);
+                }
+                let cursor = Cursor { next: end, ..cursor };
+                tx.put(&home.tables.states, &Cursor::key(self.shared.id), &cursor.encode())?;
+                tx.put(&home.tables.states, &Run::key(self.shared.id, first), &run.encode())?;
+                Ok(true)
+            })?;
+            if is_claimed {
+                let open = OpenRun {
+                    token: lease.token,
+                    left: end - first,
+                    deadline: home.store.monotonic_clock() + options.lease,
+                    written: lease.deadline,
+                };
+                memory.runs.insert(first, open);
+                let claim = Claim::Run {
+                    first,
+                    token: lease.token,
+                };
+                return Ok(Some(Deliveries::fresh(self, messages, claim)));
+            }
+        }
+    }
+
+    /// The cursor, and the messages that come next, unless there are none. What retention let go is passed over.
+    fn fresh(&self, most: usize) -> Result<Option<(Cursor, Messages)>> {
+        let snapshot = self.topic.snapshot()?;
+        let reading = Reading::new(&self.topic, &snapshot);
+        let cursor = super::stored_cursor(&reading, &self.shared.name, self.shared.id)?;
+        let limits = ReadLimits {
+            messages: most,
+            bytes: READ_BYTES,
+        };
+        let read = match reading.read(cursor.next, limits, None) {
+            Err(error) => match TopicError::of(&error) {
+                Some(TopicError::Trimmed { first, .. }) => reading.read(*first, limits, None)?,
+                _ => return Err(error),
+            },
+            Ok(messages) => messages,
+        };
+        Ok((!read.is_empty()).then_some((cursor, read)))
+    }
+}
+
+/// Why a message is delivered again whose lease ran out.
+fn ran_out(lease: &Lease) -> String {
+    format!("the lease of {:?} ran out", lease.member)
+}

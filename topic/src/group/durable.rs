@@ -1,0 +1,153 @@
+//! Durable subscriptions: a name for how far a reader has come, which survives it.
+
+use duramen_engine::{Result, Transaction};
+
+use super::record::{GroupRecord, Kind};
+use super::state::Cursor;
+use super::written;
+use crate::error::TopicError;
+use crate::follower::SubscribeOptions;
+use crate::read::{Reading, Start};
+use crate::subscription::Subscription;
+use crate::tables::name_key;
+use crate::topic::Topic;
+
+/// A durable subscription: the store remembers up to which message its reader has acknowledged. One reader at a time makes
+/// sense; several each get every message. For readers that share the work see [`crate::Group`].
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// use duramen_topic::{Start, TopicOptions, TopicWrites, Topics};
+/// use std::time::Duration;
+///
+/// let orders = Topics::open(&store)?.create("orders", TopicOptions::new())?;
+/// let sums = store.map("sums")?;
+/// let reader = orders.durable("sums", Start::Beginning)?;
+/// orders.publish(b"12 apples")?;
+///
+/// let mut subscription = reader.subscribe()?;
+/// let messages = subscription.next_batch(Duration::from_secs(1))?.unwrap();
+/// store.transact(|tx| {
+///     tx.put(&sums, b"apples", b"12")?;
+///     tx.acknowledge_through(&reader, messages.offsets().end - 1)
+/// })?;
+/// assert_eq!(reader.position()?, 1);
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Durable {
+    topic: Topic,
+    name: String,
+    id: u32,
+}
+
+impl Topic {
+    /// A durable subscription, which is made when it is missing; then `start` says with which message it begins.
+    ///
+    /// # Errors
+    /// As [`Topic::group`].
+    pub fn durable(&self, name: &str, start: Start) -> Result<Durable> {
+        let record = self.get_or_make(name, start, Kind::Durable)?;
+        Ok(Durable {
+            topic: self.clone(),
+            name: name.into(),
+            id: record.id,
+        })
+    }
+}
+
+impl Durable {
+    /// The topic.
+    pub fn topic(&self) -> &Topic {
+        &self.topic
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The first message that was not acknowledged.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupDeleted`].
+    pub fn position(&self) -> Result<u64> {
+        let snapshot = self.topic.snapshot()?;
+        let reading = Reading::new(&self.topic, &snapshot);
+        Ok(super::stored_cursor(&reading, &self.name, self.id)?.next)
+    }
+
+    /// Messages from the first one on that was not acknowledged.
+    ///
+    /// # Errors
+    /// As [`Topic::subscribe`], [`TopicError::GroupDeleted`].
+    pub fn subscribe(&self) -> Result<Subscription> {
+        self.subscribe_with(SubscribeOptions::new())
+    }
+
+    /// [`Durable::subscribe`] with options.
+    ///
+    /// # Errors
+    /// As [`Durable::subscribe`].
+    pub fn subscribe_with(&self, options: SubscribeOptions) -> Result<Subscription> {
+        self.topic.subscribe_with(Start::Offset(self.position()?), options)
+    }
+
+    /// Acknowledges every message up to and including this one, in a commit of its own, which a power cut may take back;
+    /// then some are delivered again. In a transaction: [`crate::TopicWrites::acknowledge_through`].
+    ///
+    /// # Errors
+    /// [`TopicError::AlreadySettled`], [`TopicError::NotReceived`], [`TopicError::GroupDeleted`], and those of a commit.
+    pub fn acknowledge_through(&self, offset: u64) -> Result<()> {
+        let store = &self.topic.home().store;
+        store.transact_with(written(), |tx| self.acknowledge_in(tx, offset))
+    }
+
+    pub(crate) fn acknowledge_in(&self, tx: &mut Transaction, offset: u64) -> Result<()> {
+        let cursor = self.cursor_in(tx)?;
+        if offset < cursor.next {
+            return Err(TopicError::AlreadySettled { offset }.into());
+        }
+        let next = tx
+            .sequence_state(&self.topic.shared().sequence)?
+            .map_or(0, |state| state.next);
+        if offset >= next {
+            return Err(TopicError::NotReceived { offset, next }.into());
+        }
+        self.move_in(tx, offset + 1)
+    }
+
+    /// Goes on from another place, forward or back. Subscriptions that exist go on from where they are.
+    ///
+    /// # Errors
+    /// [`TopicError::NotYetPublished`], [`TopicError::GroupDeleted`], and those of a commit.
+    pub fn reset(&self, start: Start) -> Result<()> {
+        let snapshot = self.topic.snapshot()?;
+        let next = Reading::new(&self.topic, &snapshot).resolve(start)?;
+        drop(snapshot);
+        self.topic.home().store.transact(|tx| {
+            self.cursor_in(tx)?;
+            self.move_in(tx, next)
+        })
+    }
+
+    pub(super) fn move_in(&self, tx: &mut Transaction, next: u64) -> Result<()> {
+        let cursor = Cursor { next, floor: next };
+        tx.put(
+            &self.topic.home().tables.states,
+            &Cursor::key(self.id),
+            &cursor.encode(),
+        )
+    }
+
+    pub(super) fn cursor_in(&self, tx: &Transaction) -> Result<Cursor> {
+        let tables = &self.topic.home().tables;
+        let deleted = || self.topic.group_deleted(&self.name);
+        let record = tx.get(&tables.groups, &name_key(self.topic.shared().id, &self.name))?;
+        let record = record.map(|record| GroupRecord::decode(&record)).transpose()?;
+        record.filter(|record| record.id == self.id).ok_or_else(deleted)?;
+        let cursor = tx.get(&tables.states, &Cursor::key(self.id))?;
+        Cursor::decode(&cursor.ok_or_else(deleted)?)
+    }
+}

@@ -1,0 +1,55 @@
+//! Durable publish/subscribe in the same transactions as the maps of a Duramen store.
+//!
+//! Programs use it through the `duramen` crate. A topic is a sequence of messages in the engine's one ordered map, and what
+//! groups know of messages are pairs in it too: so one commit covers maps, messages and acknowledgements, one recovery
+//! brings all of them back, and nothing here has a file of its own. `docs/internals/topics.md` tells how it works.
+//!
+//! Modules are declared bottom first, and each uses those above it; but for `topic` and `topics`, which hold the parts
+//! together and are known to those that work on them.
+
+mod limits;
+
+mod error;
+
+mod bytes;
+mod message;
+mod name;
+mod record;
+mod tables;
+
+mod messages;
+mod read;
+
+mod brake;
+mod publisher;
+mod retention;
+
+mod follower;
+mod many;
+mod subscription;
+
+mod group;
+
+mod keeper;
+mod topic;
+mod topics;
+
+pub use error::TopicError;
+pub use follower::{SlowPolicy, SubscribeOptions};
+pub use group::{
+    DeadLetter, Deliveries, Delivery, Durable, Group, GroupDescription, GroupOptions, Member, Pending, Redriven,
+};
+pub use limits::{
+    HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX,
+    READ_BYTES, READ_MESSAGES,
+};
+pub use many::PatternSubscription;
+pub use message::{Headers, Message};
+pub use messages::{Messages, Received};
+pub use name::Pattern;
+pub use publisher::{Outcome, Publisher};
+pub use read::Start;
+pub use record::TopicOptions;
+pub use subscription::Subscription;
+pub use topic::{Published, Ticket, Topic, TopicDescription, TopicWrites};
+pub use topics::{Topics, TopicsOptions};

@@ -1,0 +1,27 @@
+//! Every limit of topics, each with its reason.
+
+/// Longest name of a topic or group in bytes. Names of groups stand behind the topic's id in one key.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Longest key of a message in bytes. Keys and headers go into the record of the commit, which holds 64 KiB of one value.
+pub const MESSAGE_KEY_BYTES_MAX: usize = 8 << 10;
+/// Names and values of all headers of a message together, in bytes.
+pub const HEADER_BYTES_MAX: usize = 32 << 10;
+/// Headers of a message.
+pub const HEADERS_MAX: usize = 256;
+/// Longest name of a publisher in bytes. It stands in each of its messages.
+pub const PUBLISHER_BYTES_MAX: usize = 128;
+/// Longest message kept as one value; the payload of a longer one lies in pages of its own.
+pub(crate) const WHOLE_BYTES_MAX: usize = 60 << 10;
+/// Longest payload, in bytes: that of the longest value of the store, 1 GiB.
+pub const PAYLOAD_BYTES_MAX: u64 = duramen_engine::VALUE_BYTES_MAX;
+
+/// Messages that one read returns unless it is asked for fewer: reading more at once is no faster.
+pub const READ_MESSAGES: usize = 4096;
+/// Bytes after which a read ends. A message that is longer comes alone. This bounds what a subscriber holds.
+pub const READ_BYTES: usize = 1 << 20;
+
+/// Messages that trimming removes one by one, as their keys are known. More go as a range, whose cost does not depend on
+/// how many they are, but which every read looks at until it is folded.
+pub(crate) const TRIMMED_SINGLY_MAX: u64 = 512;
+
+const _: () = assert!(MESSAGE_KEY_BYTES_MAX + HEADER_BYTES_MAX + HEADERS_MAX * 16 + 512 < WHOLE_BYTES_MAX);

@@ -1,0 +1,224 @@
+//! Subscriptions to all topics whose names match a pattern, also those that are made later.
+//!
+//! One listener stands at the bells of all the topics, and at that of the registry, which rings when a topic is made or
+//! deleted. Topics that may have messages stand in a queue, each once, and take turns batch by batch.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use duramen_engine::{Listener, Reason, Result};
+
+use crate::follower::{Follower, SubscribeOptions};
+use crate::messages::Messages;
+use crate::name::Pattern;
+use crate::read::Start;
+use crate::subscription::TICK;
+use crate::tables::REGISTRY;
+use crate::topics::Topics;
+
+/// What the registry's bell says; no topic has this id.
+const REGISTRY_TOKEN: u64 = REGISTRY as u64;
+
+/// A subscription to all topics of a pattern: every message of each of them, in the order of its topic.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// use duramen_topic::{Pattern, Start, TopicOptions, Topics};
+/// use std::time::Duration;
+///
+/// let topics = Topics::open(&store)?;
+/// let mut created = topics.subscribe(&Pattern::new("orders.*.created")?, Start::Tail)?;
+/// topics.create("orders.eu.created", TopicOptions::new())?.publish(b"12 apples")?;
+/// let messages = created.next_batch(Duration::from_secs(1))?.unwrap();
+/// assert_eq!(messages.topic(), "orders.eu.created");
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+pub struct PatternSubscription {
+    topics: Topics,
+    pattern: Pattern,
+    options: SubscribeOptions,
+    followers: HashMap<u32, Follower>,
+    /// Topics that may have messages, each once.
+    queue: VecDeque<u32>,
+    queued: HashSet<u32>,
+    listener: Arc<Listener>,
+}
+
+impl fmt::Debug for PatternSubscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PatternSubscription")
+            .field("pattern", &self.pattern.as_str())
+            .field("topics", &self.followers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Topics {
+    /// Subscribes to all topics of a pattern. `start` counts for those that are there now; of those that are made later
+    /// every message is delivered.
+    ///
+    /// # Errors
+    /// Those of [`duramen_engine::Store::snapshot`].
+    pub fn subscribe(&self, pattern: &Pattern, start: Start) -> Result<PatternSubscription> {
+        self.subscribe_with(pattern, start, SubscribeOptions::new())
+    }
+
+    /// [`Topics::subscribe`] with options, which count for every topic by itself. Such a subscription does not linger.
+    ///
+    /// # Errors
+    /// As [`Topics::subscribe`], [`crate::TopicError::InvalidOptions`].
+    pub fn subscribe_with(
+        &self,
+        pattern: &Pattern,
+        start: Start,
+        options: SubscribeOptions,
+    ) -> Result<PatternSubscription> {
+        options.check()?;
+        let mut subscription = PatternSubscription {
+            topics: self.clone(),
+            pattern: pattern.clone(),
+            options,
+            followers: HashMap::new(),
+            queue: VecDeque::new(),
+            queued: HashSet::new(),
+            listener: Listener::new(),
+        };
+        let home = self.home();
+        home.store
+            .listen(home.registry().bell(), &subscription.listener, REGISTRY_TOKEN);
+        subscription.look_for_topics(start)?;
+        Ok(subscription)
+    }
+}
+
+impl PatternSubscription {
+    /// The pattern.
+    pub fn pattern(&self) -> &Pattern {
+        &self.pattern
+    }
+
+    /// Topics that match it, as far as it has looked.
+    pub fn topics(&self) -> usize {
+        self.followers.len()
+    }
+
+    /// Begins to follow topics that it did not know, and forgets those that are gone.
+    fn look_for_topics(&mut self, start: Start) -> Result<()> {
+        let home = self.topics.home().clone();
+        home.registry().bell().arm();
+        for (name, record) in home.records(self.pattern.literal_start())? {
+            if !self.pattern.matches(&name) || self.followers.contains_key(&record.id) {
+                continue;
+            }
+            let topic = home.topic(record.id, &name)?;
+            match Follower::new(&topic, start, self.options) {
+                Ok(follower) => {
+                    let bell = topic.shared().sequence.bell();
+                    home.store.listen(bell, &self.listener, u64::from(record.id));
+                    self.followers.insert(record.id, follower);
+                    self.enqueue(record.id);
+                }
+                // Meanwhile.
+                Err(error) if is_deleted(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next messages of some topic: those that are there, or, when there are none, what comes within `timeout`;
+    /// `None`: nothing did. A topic that is deleted is left out from then on.
+    ///
+    /// # Errors
+    /// As [`crate::Subscription::next_batch`]. After [`crate::TopicError::Trimmed`] and [`crate::TopicError::TooSlow`] the
+    /// topic named there stays where it was, and others go on; see [`PatternSubscription::seek`].
+    pub fn next_batch(&mut self, timeout: Duration) -> Result<Option<Messages>> {
+        let began = Instant::now();
+        loop {
+            while let Some(id) = self.queue.pop_front() {
+                self.queued.remove(&id);
+                if let Some(messages) = self.take(id)? {
+                    return Ok(Some(messages));
+                }
+            }
+            let left = timeout.saturating_sub(began.elapsed());
+            let tokens = self.listener.wait(left.min(TICK));
+            if tokens.contains(&REGISTRY_TOKEN) {
+                self.look_for_topics(Start::Beginning)?;
+            }
+            for token in tokens.iter().filter(|token| **token != REGISTRY_TOKEN) {
+                self.enqueue(*token as u32);
+            }
+            if self.queue.is_empty() && left.is_zero() {
+                return Ok(None);
+            }
+            if tokens.is_empty() {
+                // Says so when the store was closed.
+                self.topics.store().snapshot()?;
+            }
+        }
+    }
+
+    /// The next messages of a topic, which goes to the end of the queue when there were any.
+    fn take(&mut self, id: u32) -> Result<Option<Messages>> {
+        let Some(follower) = self.followers.get_mut(&id) else {
+            return Ok(None);
+        };
+        follower.topic.shared().sequence.bell().arm();
+        match follower.take() {
+            Ok(Some(messages)) => {
+                self.enqueue(id);
+                Ok(Some(messages))
+            }
+            Ok(None) => Ok(None),
+            Err(error) if is_deleted(&error) => {
+                let gone = self.followers.remove(&id);
+                let bell = gone.map(|follower| follower.topic.shared().sequence.bell().clone());
+                bell.inspect(|bell| bell.forget(&self.listener));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn enqueue(&mut self, id: u32) {
+        if self.queued.insert(id) {
+            self.queue.push_back(id);
+        }
+    }
+
+    /// Goes on from another place in one topic; `false`: it follows no topic of this name.
+    ///
+    /// # Errors
+    /// As [`crate::Topic::subscribe`].
+    pub fn seek(&mut self, topic: &str, start: Start) -> Result<bool> {
+        let found = self
+            .followers
+            .iter_mut()
+            .find(|(_, follower)| follower.topic.name() == topic);
+        let Some((&id, follower)) = found else {
+            return Ok(false);
+        };
+        follower.seek(start)?;
+        self.enqueue(id);
+        Ok(true)
+    }
+}
+
+impl Drop for PatternSubscription {
+    fn drop(&mut self) {
+        self.topics.home().registry().bell().forget(&self.listener);
+        let bells = self
+            .followers
+            .values()
+            .map(|follower| follower.topic.shared().sequence.bell());
+        bells.for_each(|bell| bell.forget(&self.listener));
+    }
+}
+
+fn is_deleted(error: &duramen_engine::Error) -> bool {
+    matches!(error.reason(), Reason::TopicDeleted { .. })
+}

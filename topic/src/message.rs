@@ -1,0 +1,366 @@
+//! Messages: as they are published, and as they are stored.
+//!
+//! A stored message is the *head* of an append to the topic's sequence (see `duramen_engine::Sequence`):
+//!
+//! ```text
+//! 16  time and position, filled in at commit
+//!  1  form: 1
+//!  1  parts: 1 key, 2 headers, 4 publisher, 8 the payload is in the map of long payloads
+//! ..  key: length, bytes                                         with part 1
+//! ..  headers: how many; each: length, name, length, value       with part 2
+//! ..  publisher: length, name, sequence                          with part 4
+//! ..  payload, to the end; of a long one its length only         always
+//! ```
+//!
+//! Numbers after the first 18 bytes have seven bits a byte, least first.
+
+use duramen_engine::{Item, Result, STAMP_BYTES};
+
+use crate::bytes::{Reader, put_bytes, put_number};
+use crate::error::TopicError;
+use crate::limits::{
+    HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX, WHOLE_BYTES_MAX,
+};
+
+const FORM: u8 = 1;
+const HAS_KEY: u8 = 1;
+const HAS_HEADERS: u8 = 2;
+const HAS_PUBLISHER: u8 = 4;
+const IS_LONG: u8 = 8;
+/// Parts that this code knows.
+const KNOWN_PARTS: u8 = HAS_KEY | HAS_HEADERS | HAS_PUBLISHER | IS_LONG;
+
+/// A message to publish: a payload, and if wanted a key and headers. Anything that is bytes can be published as it is.
+///
+/// ```
+/// use duramen_topic::Message;
+/// let message = Message::new(b"12 apples").key(b"order-7").header("currency", b"EUR");
+/// # let _ = message;
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message<'a> {
+    key: Option<&'a [u8]>,
+    headers: Vec<(&'a str, &'a [u8])>,
+    publisher: Option<(&'a str, u64)>,
+    payload: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// A message without key and headers.
+    pub fn new(payload: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
+        Message {
+            payload: payload.as_ref(),
+            ..Message::default()
+        }
+    }
+
+    /// Gives it a key, up to [`MESSAGE_KEY_BYTES_MAX`] bytes.
+    pub fn key(mut self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
+        self.key = Some(key.as_ref());
+        self
+    }
+
+    /// Gives it one more header. Names may repeat; up to [`HEADERS_MAX`] headers of [`HEADER_BYTES_MAX`] bytes together.
+    pub fn header(mut self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
+        self.headers.push((name, value.as_ref()));
+        self
+    }
+
+    /// Says who published it, as which of his messages.
+    pub(crate) fn publisher(mut self, name: &'a str, sequence: u64) -> Message<'a> {
+        self.publisher = Some((name, sequence));
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        let too_large = |what, found, max, cure| {
+            let error = TopicError::MessageTooLarge { what, found, max, cure };
+            Err(error.into())
+        };
+        let bytes = self.key.map_or(0, <[u8]>::len);
+        if bytes > MESSAGE_KEY_BYTES_MAX {
+            let max = MESSAGE_KEY_BYTES_MAX as u64;
+            return too_large("bytes of key", bytes as u64, max, "put part of it in the payload");
+        }
+        if self.headers.len() > HEADERS_MAX {
+            let max = HEADERS_MAX as u64;
+            return too_large("headers", self.headers.len() as u64, max, "put them in the payload");
+        }
+        let bytes: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if bytes > HEADER_BYTES_MAX {
+            let max = HEADER_BYTES_MAX as u64;
+            return too_large("bytes of headers", bytes as u64, max, "put them in the payload");
+        }
+        let bytes = self.publisher.map_or(0, |(name, _)| name.len());
+        if bytes > PUBLISHER_BYTES_MAX {
+            let max = PUBLISHER_BYTES_MAX as u64;
+            return too_large("bytes of publisher", bytes as u64, max, "choose a shorter name");
+        }
+        if self.payload.len() as u64 > PAYLOAD_BYTES_MAX {
+            let (found, max) = (self.payload.len() as u64, PAYLOAD_BYTES_MAX);
+            return too_large("bytes of payload", found, max, "split it over several messages");
+        }
+        Ok(())
+    }
+
+    /// Appends the stored form to `out`. Returns what goes into the map of long payloads, if anything.
+    ///
+    /// # Errors
+    /// [`TopicError::MessageTooLarge`].
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) -> Result<Option<&'a [u8]>> {
+        self.check()?;
+        let start = out.len();
+        out.extend_from_slice(&[0; STAMP_BYTES]);
+        out.extend_from_slice(&[FORM, 0]);
+        let mut parts = 0;
+        if let Some(key) = self.key {
+            parts |= HAS_KEY;
+            put_bytes(out, key);
+        }
+        if !self.headers.is_empty() {
+            parts |= HAS_HEADERS;
+            put_number(out, self.headers.len() as u64);
+            for (name, value) in &self.headers {
+                put_bytes(out, name.as_bytes());
+                put_bytes(out, value);
+            }
+        }
+        if let Some((name, sequence)) = self.publisher {
+            parts |= HAS_PUBLISHER;
+            put_bytes(out, name.as_bytes());
+            put_number(out, sequence);
+        }
+        let is_long = out.len() - start + self.payload.len() > WHOLE_BYTES_MAX;
+        if is_long {
+            parts |= IS_LONG;
+            put_number(out, self.payload.len() as u64);
+        } else {
+            out.extend_from_slice(self.payload);
+        }
+        out[start + STAMP_BYTES + 1] = parts;
+        Ok(is_long.then_some(self.payload))
+    }
+}
+
+impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Message<'a> {
+    fn from(payload: &'a T) -> Message<'a> {
+        Message::new(payload)
+    }
+}
+
+/// The stored forms of messages that are published together.
+#[derive(Debug, Default)]
+pub(crate) struct Encoded<'a> {
+    bytes: Vec<u8>,
+    /// Where each one ends, and its long payload.
+    ends: Vec<(usize, Option<&'a [u8]>)>,
+}
+
+impl<'a> Encoded<'a> {
+    pub(crate) fn push(&mut self, message: &Message<'a>) -> Result<()> {
+        let body = message.encode(&mut self.bytes)?;
+        self.ends.push((self.bytes.len(), body));
+        Ok(())
+    }
+
+    pub(crate) fn items(&self) -> Vec<Item<'_>> {
+        let mut start = 0;
+        let item = |&(end, body): &(usize, Option<&'a [u8]>)| {
+            let head = &self.bytes[start..end];
+            start = end;
+            Item { head, body }
+        };
+        self.ends.iter().map(item).collect()
+    }
+}
+
+/// A stored message, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stored<'a> {
+    pub(crate) time: u64,
+    pub(crate) position: u64,
+    pub(crate) key: Option<&'a [u8]>,
+    /// How many headers there are, and their bytes.
+    pub(crate) headers: (u64, &'a [u8]),
+    pub(crate) publisher: Option<(&'a str, u64)>,
+    /// `Err`: the length of a payload that lies elsewhere.
+    pub(crate) payload: Result<&'a [u8], u64>,
+}
+
+impl<'a> Stored<'a> {
+    /// Takes a stored form apart.
+    ///
+    /// # Errors
+    /// [`duramen_engine::Reason::Damaged`].
+    pub(crate) fn decode(head: &'a [u8]) -> Result<Stored<'a>> {
+        let mut reader = Reader::new(head, "a message");
+        let stamp = reader.bytes(STAMP_BYTES)?;
+        let word = |place: usize| u64::from_be_bytes(stamp[place..place + 8].try_into().expect("eight bytes"));
+        reader.version(FORM)?;
+        let parts = reader.byte()?;
+        if parts & !KNOWN_PARTS != 0 {
+            return Err(reader.damaged("has parts that this library does not know"));
+        }
+        let has = |part: u8| parts & part != 0;
+        let key = has(HAS_KEY).then(|| reader.long()).transpose()?;
+        let headers = if has(HAS_HEADERS) {
+            skip_headers(&mut reader)?
+        } else {
+            (0, &[][..])
+        };
+        let publisher = match has(HAS_PUBLISHER) {
+            true => Some((reader.text()?, reader.number()?)),
+            false => None,
+        };
+        let payload = match has(IS_LONG) {
+            true => {
+                let length = reader.number()?;
+                reader.end()?;
+                Err(length)
+            }
+            false => Ok(reader.rest()),
+        };
+        Ok(Stored {
+            time: word(0),
+            position: word(8),
+            key,
+            headers,
+            publisher,
+            payload,
+        })
+    }
+}
+
+/// Checks the headers and passes over them.
+fn skip_headers<'a>(reader: &mut Reader<'a>) -> Result<(u64, &'a [u8])> {
+    let count = reader.number()?;
+    let before = reader.rest();
+    for _ in 0..count {
+        reader.text()?;
+        reader.long()?;
+    }
+    Ok((count, &before[..before.len() - reader.rest().len()]))
+}
+
+/// Headers of a message: names and values, in the order in which they were given.
+#[derive(Clone)]
+pub struct Headers<'a> {
+    left: u64,
+    reader: Reader<'a>,
+}
+
+impl<'a> Headers<'a> {
+    /// Headers that `Stored::decode` has seen.
+    pub(crate) fn new((left, bytes): (u64, &'a [u8])) -> Headers<'a> {
+        Headers {
+            left,
+            reader: Reader::new(bytes, "a header"),
+        }
+    }
+}
+
+impl<'a> Iterator for Headers<'a> {
+    type Item = (&'a str, &'a [u8]);
+
+    fn next(&mut self) -> Option<(&'a str, &'a [u8])> {
+        self.left = self.left.checked_sub(1)?;
+        let checked = "headers were checked when they were read";
+        Some((self.reader.text().expect(checked), self.reader.long().expect(checked)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random_bytes(rng: &mut fastrand::Rng, most: usize) -> Vec<u8> {
+        (0..rng.usize(..most)).map(|_| rng.u8(..)).collect()
+    }
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        for round in 0..2_000 {
+            let (key, payload) = (random_bytes(&mut rng, 100), random_bytes(&mut rng, 300));
+            let long = vec![7; WHOLE_BYTES_MAX];
+            let headers: Vec<(String, Vec<u8>)> = (0..rng.usize(..4))
+                .map(|number| (format!("h{number}"), random_bytes(&mut rng, 50)))
+                .collect();
+            let mut message = Message::new(if round % 50 == 0 { &long } else { &payload });
+            if rng.bool() {
+                message = message.key(&key);
+            }
+            for (name, value) in &headers {
+                message = message.header(name, value);
+            }
+            if rng.bool() {
+                message = message.publisher("somebody", rng.u64(..));
+            }
+            let mut out = Vec::new();
+            let body = message.encode(&mut out).unwrap();
+            let stored = Stored::decode(&out).unwrap();
+            assert_eq!(stored.key, message.key);
+            assert_eq!(stored.publisher, message.publisher);
+            assert_eq!(Headers::new(stored.headers).collect::<Vec<_>>(), message.headers);
+            match stored.payload {
+                Ok(payload) => assert_eq!((payload, body), (message.payload, None)),
+                Err(length) => assert_eq!((length as usize, body), (long.len(), Some(&long[..]))),
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_message_are_damage_and_never_a_panic() {
+        let mut rng = fastrand::Rng::with_seed(2);
+        let mut whole = Vec::new();
+        let message = Message::new(b"payload")
+            .key(b"key")
+            .header("name", b"value")
+            .publisher("me", 300);
+        message.encode(&mut whole).unwrap();
+        for length in 0..whole.len() - b"payload".len() {
+            assert!(Stored::decode(&whole[..length]).is_err(), "{length}");
+        }
+        let mut refused = 0;
+        for _ in 0..200_000 {
+            let mut bytes = whole.clone();
+            for _ in 0..rng.usize(1..4) {
+                let place = rng.usize(..bytes.len());
+                bytes[place] = rng.u8(..);
+            }
+            bytes.truncate(rng.usize(..=bytes.len()));
+            match Stored::decode(&bytes) {
+                Ok(stored) => assert_eq!(Headers::new(stored.headers).count() as u64, stored.headers.0),
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(refused > 1_000, "{refused}");
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused() {
+        let (key, header) = (vec![0; MESSAGE_KEY_BYTES_MAX + 1], vec![0; HEADER_BYTES_MAX + 1]);
+        let mut many = Message::new(b"");
+        for _ in 0..=HEADERS_MAX {
+            many = many.header("a", b"");
+        }
+        let long_name = "p".repeat(PUBLISHER_BYTES_MAX + 1);
+        let refused = [
+            Message::new(b"").key(&key),
+            Message::new(b"").header("a", &header),
+            many,
+            Message::new(b"").publisher(&long_name, 0),
+        ];
+        for message in refused {
+            let error = message.encode(&mut Vec::new()).unwrap_err();
+            assert!(
+                matches!(TopicError::of(&error), Some(TopicError::MessageTooLarge { .. })),
+                "{error}"
+            );
+        }
+        let most = vec![0; MESSAGE_KEY_BYTES_MAX];
+        let headers = vec![0; HEADER_BYTES_MAX - 1];
+        let fits = Message::new(b"").key(&most).header("a", &headers);
+        fits.encode(&mut Vec::new()).unwrap();
+    }
+}

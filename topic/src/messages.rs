@@ -1,0 +1,271 @@
+//! Messages as they are received: read once from the store, then shared by all who want them.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use duramen_engine::{Error, Result};
+
+use crate::message::{Headers, Stored};
+
+/// Some messages of one topic, in order. Clones and parts share the same memory, which is freed with the last of them.
+#[derive(Clone)]
+pub struct Messages {
+    shared: Arc<Shared>,
+    range: Range<usize>,
+}
+
+/// What clones share.
+struct Shared {
+    topic: Arc<str>,
+    /// Heads, each with its payload where that was stored elsewhere.
+    bytes: Vec<u8>,
+    places: Vec<Place>,
+    /// Offsets that were passed over before the first message.
+    gap: Option<Range<u64>>,
+}
+
+/// Where the parts of a message lie in the bytes.
+struct Place {
+    offset: u64,
+    time: u64,
+    head: usize,
+    head_end: usize,
+    payload: usize,
+    end: usize,
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Messages")
+            .field("topic", &self.shared.topic)
+            .field("offsets", &self.offsets())
+            .finish()
+    }
+}
+
+impl Messages {
+    /// The topic they are of.
+    pub fn topic(&self) -> &str {
+        &self.shared.topic
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// From the offset of the first to behind that of the last.
+    pub fn offsets(&self) -> Range<u64> {
+        match (self.get(0), self.len().checked_sub(1).and_then(|last| self.get(last))) {
+            (Some(first), Some(last)) => first.offset()..last.offset() + 1,
+            _ => 0..0,
+        }
+    }
+
+    /// Offsets that the subscriber was made to pass over right before the first of these messages, because it was too slow
+    /// (see [`crate::SlowPolicy::Skip`]).
+    pub fn gap(&self) -> Option<Range<u64>> {
+        self.shared.gap.clone().filter(|_| self.range.start == 0)
+    }
+
+    /// The message at a place, counting from 0.
+    pub fn get(&self, place: usize) -> Option<Received<'_>> {
+        let place = self.range.start + place;
+        (place < self.range.end).then(|| Received {
+            messages: self,
+            place: &self.shared.places[place],
+        })
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Received<'_>> + DoubleEndedIterator {
+        let places = self.shared.places[self.range.clone()].iter();
+        places.map(|place| Received { messages: self, place })
+    }
+
+    /// A part of them, by places counting from 0. What lies outside is left out.
+    pub fn part(&self, places: Range<usize>) -> Messages {
+        let start = (self.range.start + places.start).min(self.range.end);
+        let end = (self.range.start + places.end).clamp(start, self.range.end);
+        Messages {
+            shared: self.shared.clone(),
+            range: start..end,
+        }
+    }
+
+    /// Those whose offsets are wanted; a copy, unless that is all of them.
+    pub(crate) fn only(&self, is_wanted: impl Fn(u64) -> bool) -> Messages {
+        if self.iter().all(|message| is_wanted(message.offset())) {
+            return self.clone();
+        }
+        let mut collecting = Collecting::new(&self.shared.topic, None);
+        let places = self.shared.places[self.range.clone()].iter();
+        for place in places.filter(|place| is_wanted(place.offset)) {
+            collecting.copy(&self.shared.bytes, place);
+        }
+        collecting.finish()
+    }
+}
+
+/// A received message. It is a view into [`Messages`].
+#[derive(Clone, Copy)]
+pub struct Received<'a> {
+    messages: &'a Messages,
+    place: &'a Place,
+}
+
+impl fmt::Debug for Received<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Received")
+            .field("topic", &self.messages.topic())
+            .field("offset", &self.offset())
+            .field("payload", &self.payload().escape_ascii().to_string())
+            .finish()
+    }
+}
+
+impl<'a> Received<'a> {
+    /// The topic it was published to.
+    pub fn topic(&self) -> &'a str {
+        self.messages.topic()
+    }
+
+    /// Its place in the topic, counting from 0.
+    #[inline]
+    pub fn offset(&self) -> u64 {
+        self.place.offset
+    }
+
+    /// When it was published; never earlier than the message before it.
+    pub fn time(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.place.time)
+    }
+
+    /// The same in milliseconds since 1970.
+    pub fn time_millis(&self) -> u64 {
+        self.place.time
+    }
+
+    /// What it says.
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        &self.messages.shared.bytes[self.place.payload..self.place.end]
+    }
+
+    /// Its key, if it has one.
+    pub fn key(&self) -> Option<&'a [u8]> {
+        self.stored().key
+    }
+
+    /// Its headers, in the order in which they were given.
+    pub fn headers(&self) -> Headers<'a> {
+        Headers::new(self.stored().headers)
+    }
+
+    /// The first header of a name.
+    pub fn header(&self, name: &str) -> Option<&'a [u8]> {
+        self.headers().find(|(found, _)| *found == name).map(|(_, value)| value)
+    }
+
+    /// Who published it, and as which of his messages, where that was said (see [`crate::Publisher`]).
+    pub fn publisher(&self) -> Option<(&'a str, u64)> {
+        self.stored().publisher
+    }
+
+    fn stored(&self) -> Stored<'a> {
+        let head = &self.messages.shared.bytes[self.place.head..self.place.head_end];
+        Stored::decode(head).unwrap_or_else(|error| unreachable!("the head was checked when it was read: {error}"))
+    }
+}
+
+/// Messages that are being read.
+pub(crate) struct Collecting {
+    shared: Shared,
+}
+
+impl Collecting {
+    pub(crate) fn new(topic: &Arc<str>, gap: Option<Range<u64>>) -> Collecting {
+        Collecting {
+            shared: Shared {
+                topic: topic.clone(),
+                bytes: Vec::new(),
+                places: Vec::new(),
+                gap,
+            },
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shared.places.len()
+    }
+
+    /// Bytes of what was collected so far.
+    pub(crate) fn bytes(&self) -> usize {
+        self.shared.bytes.len()
+    }
+
+    /// Takes a message; `fetch` gets the payload, of a length that is given, when it lies elsewhere.
+    pub(crate) fn push(
+        &mut self,
+        offset: u64,
+        head: &[u8],
+        fetch: impl FnOnce(&mut Vec<u8>, u64) -> Result<()>,
+    ) -> Result<()> {
+        let stored = Stored::decode(head)?;
+        let bytes = &mut self.shared.bytes;
+        let start = bytes.len();
+        bytes.extend_from_slice(head);
+        let head_end = bytes.len();
+        let payload = match stored.payload {
+            Ok(payload) => bytes.len() - payload.len(),
+            Err(length) => {
+                let payload = bytes.len();
+                fetch(bytes, length)?;
+                if (bytes.len() - payload) as u64 != length {
+                    return Err(Error::damaged(format!(
+                        "the payload of message {offset} has the wrong length"
+                    )));
+                }
+                payload
+            }
+        };
+        let place = Place {
+            offset,
+            time: stored.time,
+            head: start,
+            head_end,
+            payload,
+            end: bytes.len(),
+        };
+        self.shared.places.push(place);
+        Ok(())
+    }
+
+    /// Takes a message that was read before.
+    fn copy(&mut self, bytes: &[u8], place: &Place) {
+        let start = self.shared.bytes.len();
+        self.shared.bytes.extend_from_slice(&bytes[place.head..place.end]);
+        self.shared.places.push(Place {
+            head: start,
+            head_end: start + (place.head_end - place.head),
+            payload: start + (place.payload - place.head),
+            end: self.shared.bytes.len(),
+            ..*place
+        });
+    }
+
+    pub(crate) fn finish(self) -> Messages {
+        let range = 0..self.shared.places.len();
+        Messages {
+            shared: Arc::new(self.shared),
+            range,
+        }
+    }
+}

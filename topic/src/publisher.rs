@@ -1,0 +1,249 @@
+//! Publishing once, however often one tries: a publisher numbers its messages, and the store remembers the newest number.
+//!
+//! The number is read and written in the transaction that publishes, so it survives what the message survives. Two
+//! attempts at the same time conflict, and the second runs again and finds the number.
+//!
+//! ```text
+//!  1  form: 1
+//! ..  newest sequence
+//! ..  no message with that sequence has a lower offset than this
+//! ..  when that was, milliseconds since 1970
+//! ```
+//!
+//! Numbers have seven bits a byte, least first.
+
+use std::fmt;
+
+use duramen_engine::{Durability, Result, Snapshot, Transaction, TransactionOptions};
+
+use crate::bytes::{Reader, put_number};
+use crate::error::TopicError;
+use crate::limits::{PUBLISHER_BYTES_MAX, READ_MESSAGES};
+use crate::message::{Message, Stored};
+use crate::read::Reading;
+use crate::record::{TopicOptions, millis};
+use crate::tables::{after_id, name_key};
+use crate::topic::{Published, Ticket, Topic, publish_in};
+
+const FORM: u8 = 1;
+/// Publishers that are forgotten in one commit.
+const FORGOTTEN_AT_ONCE: usize = 1000;
+
+/// A publisher of a topic that has a name and numbers its messages: a message with a number that is not higher than one
+/// before is a duplicate, and is not published. Gaps between numbers are fine.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// use duramen_topic::{Outcome, TopicOptions, Topics};
+///
+/// let orders = Topics::open(&store)?.create("orders", TopicOptions::new())?;
+/// let till = orders.publisher("till 4")?;
+/// assert!(matches!(till.publish(1, b"12 apples")?, Outcome::Published(_)));
+/// // The answer got lost, so the till tries again:
+/// assert_eq!(till.publish(1, b"12 apples")?, Outcome::Duplicate(Some(0)));
+/// assert_eq!(till.newest()?, Some(1));
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Publisher {
+    topic: Topic,
+    name: String,
+}
+
+/// What became of a message that was to be published once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was published now.
+    Published(Published),
+    /// It was published before, with this offset, as far as it is known: only that of the publisher's newest message is.
+    Duplicate(Option<u64>),
+}
+
+/// What is stored about a publisher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Newest {
+    sequence: u64,
+    at_least: u64,
+    time: u64,
+}
+
+impl Newest {
+    fn encode(self) -> Vec<u8> {
+        let mut out = vec![FORM];
+        put_number(&mut out, self.sequence);
+        put_number(&mut out, self.at_least);
+        put_number(&mut out, self.time);
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Newest> {
+        let mut reader = Reader::new(bytes, "the newest sequence of a publisher");
+        reader.version(FORM)?;
+        let (sequence, at_least, time) = (reader.number()?, reader.number()?, reader.number()?);
+        reader.end()?;
+        Ok(Newest {
+            sequence,
+            at_least,
+            time,
+        })
+    }
+}
+
+impl fmt::Display for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.name, self.topic.name())
+    }
+}
+
+impl Publisher {
+    pub(crate) fn new(topic: &Topic, name: &str) -> Result<Publisher> {
+        if name.len() > PUBLISHER_BYTES_MAX {
+            return Err(TopicError::MessageTooLarge {
+                what: "bytes of publisher",
+                found: name.len() as u64,
+                max: PUBLISHER_BYTES_MAX as u64,
+                cure: "choose a shorter name",
+            }
+            .into());
+        }
+        Ok(Publisher {
+            topic: topic.clone(),
+            name: name.into(),
+        })
+    }
+
+    fn key(&self) -> Vec<u8> {
+        name_key(self.topic.shared().id, &self.name)
+    }
+
+    /// The sequence of its newest message, after which it goes on; `None`: it has published nothing, or was silent for so
+    /// long that it was forgotten (see [`TopicOptions::remember_publishers_for`]).
+    ///
+    /// # Errors
+    /// Those of [`duramen_engine::Store::snapshot`].
+    pub fn newest(&self) -> Result<Option<u64>> {
+        let newest = self.topic.home().tables.publishers.get(&self.key())?;
+        Ok(newest
+            .map(|newest| Newest::decode(&newest))
+            .transpose()?
+            .map(|newest| newest.sequence))
+    }
+
+    /// Publishes a message, unless it, or one with a higher sequence, was published before. In a commit of its own, with
+    /// the durability of the topic's handle.
+    ///
+    /// # Errors
+    /// As [`Topic::publish`].
+    pub fn publish<'m>(&self, sequence: u64, message: impl Into<Message<'m>>) -> Result<Outcome> {
+        let message = message.into();
+        let store = &self.topic.home().store;
+        let options = TransactionOptions::new().durability(self.topic.durability());
+        let ticket = store.transact_with(options, |tx| self.publish_in(tx, sequence, message.clone()))?;
+        let published = ticket.map(|ticket| ticket.published().expect("the transaction has committed"));
+        match published {
+            Some(published) => Ok(Outcome::Published(published)),
+            None => Ok(Outcome::Duplicate(self.find(sequence)?)),
+        }
+    }
+
+    pub(crate) fn publish_in<'m>(
+        &'m self,
+        tx: &mut Transaction,
+        sequence: u64,
+        message: Message<'m>,
+    ) -> Result<Option<Ticket>> {
+        let home = self.topic.home();
+        let key = self.key();
+        let newest = tx.get(&home.tables.publishers, &key)?;
+        let newest = newest.map(|newest| Newest::decode(&newest)).transpose()?;
+        if newest.is_some_and(|newest| sequence <= newest.sequence) {
+            return Ok(None);
+        }
+        let state = tx.sequence_state(&self.topic.shared().sequence)?;
+        let newest = Newest {
+            sequence,
+            at_least: state.map_or(0, |state| state.next),
+            time: millis(home.store.wall_clock()),
+        };
+        tx.put(&home.tables.publishers, &key, &newest.encode())?;
+        publish_in(tx, &self.topic, &message.publisher(&self.name, sequence)).map(Some)
+    }
+
+    /// The offset of the newest message, if that is its sequence and it is still kept.
+    fn find(&self, sequence: u64) -> Result<Option<u64>> {
+        let snapshot = self.topic.snapshot()?;
+        let newest = snapshot.get(&self.topic.home().tables.publishers, &self.key())?;
+        let newest = newest.map(|newest| Newest::decode(&newest)).transpose()?;
+        let Some(newest) = newest.filter(|newest| newest.sequence == sequence) else {
+            return Ok(None);
+        };
+        let reading = Reading::new(&self.topic, &snapshot);
+        let from = newest.at_least.max(reading.bounds()?.first);
+        // Only what others published while the transaction ran lies in between.
+        for offset in from..from.saturating_add(READ_MESSAGES as u64) {
+            let Some(head) = reading.existing_head(offset)? else {
+                break;
+            };
+            if Stored::decode(&head)?.publisher == Some((&self.name, sequence)) {
+                return Ok(Some(offset));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Forgets publishers that were silent for longer than the topic remembers them.
+pub(crate) fn forget_silent(topic: &Topic, snapshot: &Snapshot, options: &TopicOptions) -> Result<()> {
+    let Some(remembered) = options.remember_publishers_for else {
+        return Ok(());
+    };
+    let home = topic.home();
+    let since = millis(home.store.wall_clock()).saturating_sub(millis(remembered));
+    let publishers = &home.tables.publishers;
+    let (low, high) = (name_key(topic.shared().id, ""), after_id(topic.shared().id));
+    let mut cursor = snapshot.range(publishers, &low[..]..&high[..])?;
+    let mut silent = Vec::new();
+    while let Some((key, newest)) = cursor.next()? {
+        if Newest::decode(&newest)?.time < since && silent.len() < FORGOTTEN_AT_ONCE {
+            silent.push(key.to_vec());
+        }
+    }
+    for key in silent {
+        forget(topic, &key, since)?;
+    }
+    Ok(())
+}
+
+/// Forgets a publisher, unless it has published again.
+fn forget(topic: &Topic, key: &[u8], since: u64) -> Result<()> {
+    let home = topic.home();
+    let options = TransactionOptions::new().durability(Durability::Written);
+    home.store.transact_with(options, |tx| {
+        let newest = tx.get(&home.tables.publishers, key)?;
+        let newest = newest.map(|newest| Newest::decode(&newest)).transpose()?;
+        match newest {
+            Some(newest) if newest.time < since => tx.delete(&home.tables.publishers, key),
+            _ => Ok(()),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_sequence_comes_back_as_it_was() {
+        let newest = Newest {
+            sequence: u64::MAX,
+            at_least: 300,
+            time: 0,
+        };
+        let bytes = newest.encode();
+        assert_eq!(Newest::decode(&bytes).unwrap(), newest);
+        for length in 0..bytes.len() {
+            assert!(Newest::decode(&bytes[..length]).is_err());
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Letting go of messages: which ones a topic does not have to keep, and removing them.
+//!
+//! Messages go from the front, never from the middle. Times and positions grow with offsets, so each limit is a search by
+//! halves. Nothing is trimmed that is not below every offset kept: a crash in between leaves a topic that keeps a little
+//! more than it must.
+
+use duramen_engine::{Batch, Durability, Reason, Result, Snapshot};
+
+use crate::group;
+use crate::limits::TRIMMED_SINGLY_MAX;
+use crate::publisher;
+use crate::read::{Bounds, Reading};
+use crate::record::{TopicOptions, millis};
+use crate::tables::{offset_key, offset_of};
+use crate::topic::Topic;
+use crate::topics::Home;
+
+/// Trims every topic that has limits, until `is_over`.
+pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
+    for (name, record) in home.records("")? {
+        if is_over() {
+            return Ok(());
+        }
+        let topic = home.topic(record.id, &name)?;
+        match trim(&topic) {
+            // Meanwhile.
+            Err(error) if matches!(error.reason(), Reason::TopicDeleted { .. }) => {}
+            trimmed => trimmed.map(|_| ())?,
+        }
+    }
+    Ok(())
+}
+
+/// Lets go of what the topic does not have to keep. Returns how many messages went.
+pub(crate) fn trim(topic: &Topic) -> Result<u64> {
+    let snapshot = topic.snapshot()?;
+    let record = topic.home().record(&snapshot, topic.name())?;
+    if record.id != topic.shared().id {
+        let name = topic.name().to_string();
+        return Err(Reason::TopicDeleted { name }.into());
+    }
+    publisher::forget_silent(topic, &snapshot, &record.options)?;
+    if !record.options.has_limits() {
+        return Ok(0);
+    }
+    let reading = Reading::new(topic, &snapshot);
+    let bounds = reading.bounds()?;
+    let kept = first_kept(&reading, &bounds, &record.options)?;
+    if kept <= bounds.first {
+        return Ok(0);
+    }
+    remove(topic, &snapshot, bounds.first, kept)?;
+    topic.trimmed_to(kept);
+    Ok(kept - bounds.first)
+}
+
+/// The first message that the topic has to keep.
+fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &TopicOptions) -> Result<u64> {
+    let (first, next) = (bounds.first, bounds.state.next);
+    let mut kept = first;
+    if let Some(messages) = options.keep_messages {
+        kept = kept.max(next.saturating_sub(messages));
+    }
+    if let Some(age) = options.keep_for {
+        let now = millis(reading.topic.home().store.wall_clock());
+        kept = kept.max(reading.first_at(kept..next, now.saturating_sub(millis(age)))?);
+    }
+    if let Some(bytes) = options.keep_bytes {
+        let position = bounds.state.bytes.saturating_sub(bytes);
+        kept = reading.first_with(kept..next, |message| message.position >= position)?;
+    }
+    if options.drop_acknowledged
+        && let Some(floor) = group::acknowledged_by_all(reading)?
+    {
+        kept = kept.max(floor);
+    }
+    Ok(kept)
+}
+
+/// Removes the messages from `first` to before `kept`.
+fn remove(topic: &Topic, snapshot: &Snapshot, first: u64, kept: u64) -> Result<()> {
+    let shared = topic.shared();
+    let (low, high) = (offset_key(shared.id, first), offset_key(shared.id, kept));
+    let (heads, bodies) = (shared.sequence.heads(), shared.sequence.bodies());
+    let mut batch = Batch::new();
+    // What is not durable yet is removed again after a crash.
+    batch.durability(Durability::Written);
+    if kept - first <= TRIMMED_SINGLY_MAX {
+        (first..kept).try_for_each(|offset| batch.delete(heads, &offset_key(shared.id, offset)))?;
+        let mut long = snapshot.range(bodies, &low[..]..&high[..])?;
+        while let Some((key, _)) = long.next()? {
+            batch.delete(bodies, &offset_key(shared.id, offset_of(key)))?;
+        }
+    } else {
+        batch.delete_range(heads, &low[..]..&high[..])?;
+        if snapshot.range(bodies, &low[..]..&high[..])?.next()?.is_some() {
+            batch.delete_range(bodies, &low[..]..&high[..])?;
+        }
+    }
+    topic.home().store.write(batch).map(|_| ())
+}

@@ -1,0 +1,97 @@
+//! The maps of a store that belong to topics. Users can neither see nor name them.
+//!
+//! ```text
+//! topics      name                       -> record of the topic (see `record`)
+//!             00 "next"                  -> id of the next topic or group, 4 bytes, big-endian
+//!             00 "creates"               -> present: topics are made when they are first used
+//! messages    topic id, offset           -> head of a message (see `message`)
+//! payloads    topic id, offset           -> payload that is too long for a head
+//! publishers  topic id, name             -> newest sequence of a publisher (see `publisher`)
+//! groups      topic id, name             -> record of a group or durable subscription (see `record`)
+//! states      group id, ...              -> what a group knows of single messages (see `group::state`)
+//! ```
+//!
+//! Ids have 4 bytes, offsets 8, all big-endian, so that the order of keys is that of topics and offsets.
+
+use duramen_engine::{Map, Result, Sequence, Store};
+
+use crate::error::TopicError;
+
+/// Id of the sequence that tells which topics were made and deleted.
+pub(crate) const REGISTRY: u32 = 0;
+/// Id of the first topic.
+pub(crate) const FIRST_ID: u32 = 1;
+
+/// Key of the next id. No name begins with a zero.
+pub(crate) const NEXT_ID: &[u8] = b"\0next";
+/// Key of whether topics are made when they are first used.
+pub(crate) const CREATES: &[u8] = b"\0creates";
+
+/// Handles of the maps.
+#[derive(Clone, Debug)]
+pub(crate) struct Tables {
+    pub(crate) topics: Map,
+    pub(crate) messages: Map,
+    pub(crate) payloads: Map,
+    pub(crate) publishers: Map,
+    pub(crate) groups: Map,
+    pub(crate) states: Map,
+}
+
+impl Tables {
+    /// Opens the maps, making them when they are missing and the store can be written.
+    pub(crate) fn open(store: &Store) -> Result<Tables> {
+        let map = |name: &str| match store.is_read_only() {
+            false => store.reserved_map(name),
+            true => store.existing_reserved_map(name)?.ok_or_else(|| {
+                let cause = "the store has no topics yet, and was opened read-only".into();
+                TopicError::InvalidOptions { cause }.into()
+            }),
+        };
+        Ok(Tables {
+            topics: map("topics")?,
+            messages: map("messages")?,
+            payloads: map("payloads")?,
+            publishers: map("publishers")?,
+            groups: map("groups")?,
+            states: map("states")?,
+        })
+    }
+
+    /// The messages of a topic.
+    pub(crate) fn sequence(&self, id: u32, name: &str) -> Result<Sequence> {
+        Sequence::new(&self.messages, &self.payloads, &id.to_be_bytes(), name)
+    }
+}
+
+/// Whether anybody has used topics in this store.
+pub(crate) fn exist(store: &Store) -> Result<bool> {
+    // The last one that `open` makes.
+    Ok(store.existing_reserved_map("states")?.is_some())
+}
+
+/// An id and an offset: the key of a message.
+pub(crate) fn offset_key(id: u32, offset: u64) -> [u8; 12] {
+    let mut key = [0; 12];
+    key[..4].copy_from_slice(&id.to_be_bytes());
+    key[4..].copy_from_slice(&offset.to_be_bytes());
+    key
+}
+
+/// The key behind all offsets of an id.
+pub(crate) fn after_id(id: u32) -> [u8; 4] {
+    (id + 1).to_be_bytes()
+}
+
+/// The offset at the end of a key.
+pub(crate) fn offset_of(key: &[u8]) -> u64 {
+    let end = key
+        .last_chunk::<8>()
+        .expect("the commit put a number at the end of the key");
+    u64::from_be_bytes(*end)
+}
+
+/// An id and a name: the key of a publisher or group.
+pub(crate) fn name_key(id: u32, name: &str) -> Vec<u8> {
+    [&id.to_be_bytes()[..], name.as_bytes()].concat()
+}

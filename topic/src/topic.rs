@@ -1,0 +1,430 @@
+//! The handle of a topic: publishing to it and reading it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use duramen_engine::{CommitFuture, Durability, Item, Result, Sequence, Snapshot, Stamp, Transaction};
+
+use crate::brake::Brakes;
+use crate::error::TopicError;
+use crate::follower::SubscribeOptions;
+use crate::group::{Deliveries, Delivery, Durable, Verdict};
+use crate::message::{Encoded, Message};
+use crate::messages::Messages;
+use crate::publisher::Publisher;
+use crate::read::{ReadLimits, Reading, Start};
+use crate::record::TopicOptions;
+use crate::retention;
+use crate::subscription::Subscription;
+use crate::topics::{Home, Topics};
+
+/// A topic: an ordered, durable sequence of messages. Clones are handles of the same topic.
+///
+/// Every method that publishes is a commit of its own, with the durability of the handle ([`Topic::with_durability`]); to
+/// publish together with other writes see [`TopicWrites`].
+#[derive(Clone)]
+pub struct Topic {
+    home: Home,
+    shared: Arc<Shared>,
+    durability: Durability,
+}
+
+/// What the handles of one topic in this process share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: u32,
+    pub(crate) name: Arc<str>,
+    pub(crate) sequence: Sequence,
+    /// No message before this one is kept.
+    pub(crate) first_hint: AtomicU64,
+    /// What holds publishers back.
+    pub(crate) brakes: Brakes,
+}
+
+impl Shared {
+    pub(crate) fn new(id: u32, name: &str, sequence: Sequence) -> Shared {
+        Shared {
+            id,
+            name: name.into(),
+            sequence,
+            first_hint: AtomicU64::new(0),
+            brakes: Brakes::default(),
+        }
+    }
+}
+
+impl fmt::Debug for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Topic")
+            .field("name", &self.shared.name)
+            .field("durability", &self.durability)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a message went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Its offset in the topic.
+    pub offset: u64,
+    time: u64,
+}
+
+impl Published {
+    fn of(stamp: Stamp) -> Published {
+        Published {
+            offset: stamp.number,
+            time: stamp.time,
+        }
+    }
+
+    /// When it was published.
+    pub fn time(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.time)
+    }
+}
+
+/// What a transaction published; it knows the offset once the transaction has committed.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    ticket: duramen_engine::Ticket,
+}
+
+impl Ticket {
+    /// Where the message went. `None` as long as the transaction has not committed, and for ever if it does not, or if
+    /// what it published was rolled back.
+    pub fn published(&self) -> Option<Published> {
+        self.ticket.stamp().map(Published::of)
+    }
+
+    /// The offset of the message, on the same terms.
+    pub fn offset(&self) -> Option<u64> {
+        self.published().map(|published| published.offset)
+    }
+}
+
+/// What a topic has and keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TopicDescription {
+    /// Its name.
+    pub name: String,
+    /// When it was made.
+    pub created: SystemTime,
+    /// What it keeps.
+    pub options: TopicOptions,
+    /// Offset of the first message that is kept; `next` when none is.
+    pub first: u64,
+    /// Offset of the next message.
+    pub next: u64,
+    /// Bytes of the messages that are kept, as [`TopicOptions::keep_bytes`] counts them.
+    pub bytes: u64,
+    /// When the newest message was published.
+    pub newest: Option<SystemTime>,
+}
+
+impl TopicDescription {
+    /// Messages that are kept.
+    pub fn messages(&self) -> u64 {
+        self.next - self.first
+    }
+}
+
+thread_local! {
+    /// The stored form of a single message is put together here.
+    static HEAD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Topic {
+    pub(crate) fn new(home: &Home, shared: Arc<Shared>) -> Topic {
+        Topic {
+            home: home.clone(),
+            shared,
+            durability: home.store.default_durability(),
+        }
+    }
+
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The topics of its store.
+    pub fn topics(&self) -> Topics {
+        Topics::of(&self.home)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// A handle of the same topic whose commits have another durability.
+    pub fn with_durability(&self, durability: Durability) -> Topic {
+        Topic {
+            durability,
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// Publishes a message. Publishers of a topic never conflict, and the message is visible to subscribers as soon as it
+    /// is written, whatever the durability.
+    ///
+    /// # Errors
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`duramen_engine::Reason::TopicDeleted`], and
+    /// those of a commit.
+    pub fn publish<'m>(&self, message: impl Into<Message<'m>>) -> Result<Published> {
+        self.with_item(&message.into(), |item| {
+            Ok(Published::of(self.shared.sequence.append(&[item], self.durability)?))
+        })
+    }
+
+    /// Publishes a message; it is visible when this returns, and the future resolves when it lasts. Any executor will do.
+    ///
+    /// # Errors
+    /// As [`Topic::publish`], but for what comes up while syncing: that is the future's.
+    pub fn publish_async<'m>(&self, message: impl Into<Message<'m>>) -> Result<(Published, CommitFuture)> {
+        self.with_item(&message.into(), |item| {
+            let (stamp, future) = self.shared.sequence.append_async(&[item], self.durability)?;
+            Ok((Published::of(stamp), future))
+        })
+    }
+
+    fn with_item<T>(&self, message: &Message<'_>, append: impl FnOnce(Item<'_>) -> Result<T>) -> Result<T> {
+        let mut head = HEAD.with(RefCell::take);
+        head.clear();
+        let appended = message.encode(&mut head).and_then(|body| {
+            self.shared.brakes.wait(self)?;
+            append(Item { head: &head, body })
+        });
+        HEAD.with(|kept| kept.replace(head));
+        appended
+    }
+
+    /// Publishes several messages in one commit: their offsets follow each other, and all or none of them are there.
+    /// Returns where the first one went; `None` without messages.
+    ///
+    /// # Errors
+    /// As [`Topic::publish`].
+    pub fn publish_all<'m>(&self, messages: impl IntoIterator<Item: Into<Message<'m>>>) -> Result<Option<Published>> {
+        let mut encoded = Encoded::default();
+        messages
+            .into_iter()
+            .try_for_each(|message| encoded.push(&message.into()))?;
+        let items = encoded.items();
+        if items.is_empty() {
+            return Ok(None);
+        }
+        self.shared.brakes.wait(self)?;
+        Ok(Some(Published::of(
+            self.shared.sequence.append(&items, self.durability)?,
+        )))
+    }
+
+    /// A publisher whose messages are published once, however often he tries.
+    ///
+    /// # Errors
+    /// [`TopicError::MessageTooLarge`] when his name is too long.
+    pub fn publisher(&self, name: &str) -> Result<Publisher> {
+        Publisher::new(self, name)
+    }
+
+    /// A snapshot of the topic's store.
+    pub(crate) fn snapshot(&self) -> Result<Snapshot> {
+        self.home.store.snapshot()
+    }
+
+    /// Up to so many messages from a place on, as far as they are there now. A read also ends after a megabyte, and returns
+    /// at least one message, whatever its length, unless there is none.
+    ///
+    /// # Errors
+    /// [`TopicError::Trimmed`], [`TopicError::NotYetPublished`], [`duramen_engine::Reason::TopicDeleted`].
+    pub fn read(&self, start: Start, messages: usize) -> Result<Messages> {
+        let snapshot = self.snapshot()?;
+        let reading = Reading::new(self, &snapshot);
+        let limits = ReadLimits {
+            messages,
+            ..ReadLimits::default()
+        };
+        reading.read(reading.resolve(start)?, limits, None)
+    }
+
+    /// What the topic has and keeps.
+    ///
+    /// # Errors
+    /// [`duramen_engine::Reason::TopicDeleted`].
+    pub fn describe(&self) -> Result<TopicDescription> {
+        let snapshot = self.snapshot()?;
+        let reading = Reading::new(self, &snapshot);
+        let bounds = reading.bounds()?;
+        let record = self.home.record(&snapshot, &self.shared.name)?;
+        let state = bounds.state;
+        let bytes = match bounds.first < state.next {
+            true => state.bytes - crate::message::Stored::decode(&reading.head(bounds.first)?)?.position,
+            false => 0,
+        };
+        let at = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        Ok(TopicDescription {
+            name: self.name().into(),
+            created: at(record.created),
+            options: record.options,
+            first: bounds.first,
+            next: state.next,
+            bytes,
+            newest: (state.next > 0).then(|| at(state.time)),
+        })
+    }
+
+    /// Changes what the topic keeps.
+    ///
+    /// # Errors
+    /// [`TopicError::InvalidOptions`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
+    pub fn configure(&self, options: TopicOptions) -> Result<()> {
+        self.home.configure(self, options)
+    }
+
+    /// Lets go now of what the topic does not have to keep, which otherwise happens in the background. Returns how many
+    /// messages went.
+    ///
+    /// # Errors
+    /// [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
+    pub fn trim(&self) -> Result<u64> {
+        retention::trim(self)
+    }
+
+    /// A subscription of this process alone, which ends with it.
+    ///
+    /// # Errors
+    /// [`TopicError::NotYetPublished`], [`duramen_engine::Reason::TopicDeleted`].
+    pub fn subscribe(&self, start: Start) -> Result<Subscription> {
+        self.subscribe_with(start, SubscribeOptions::new())
+    }
+
+    /// [`Topic::subscribe`] with options.
+    ///
+    /// # Errors
+    /// As [`Topic::subscribe`], [`TopicError::InvalidOptions`].
+    pub fn subscribe_with(&self, start: Start, options: SubscribeOptions) -> Result<Subscription> {
+        Subscription::new(self, start, options)
+    }
+}
+
+/// Writes to topics in a transaction: they are made when it commits, all or none, together with everything else that it
+/// writes.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// use duramen_topic::{TopicOptions, TopicWrites, Topics};
+///
+/// let stock = store.map("stock")?;
+/// let sold = Topics::open(&store)?.create("sold", TopicOptions::new())?;
+/// let ticket = store.transact(|tx| {
+///     tx.put(&stock, b"apples", b"11")?;
+///     tx.publish(&sold, b"one apple")
+/// })?;
+/// assert_eq!(ticket.offset(), Some(0));
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+pub trait TopicWrites {
+    /// Publishes a message when the transaction commits. It never conflicts with other publishers, and the transaction
+    /// itself does not see it.
+    ///
+    /// # Errors
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], and those of [`Transaction::put`]. If the topic
+    /// is deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
+    fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
+
+    /// Publishes a message of a publisher, unless it, or one with a higher sequence, was published before: then `None`.
+    ///
+    /// # Errors
+    /// As [`TopicWrites::publish`].
+    fn publish_once<'m>(
+        &mut self,
+        publisher: &Publisher,
+        sequence: u64,
+        message: impl Into<Message<'m>>,
+    ) -> Result<Option<Ticket>>;
+
+    /// Acknowledges a message that a group delivered: with everything else that the transaction writes, or not at all.
+    ///
+    /// # Errors
+    /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`]. If the lease is taken back
+    /// before the commit, that ends with a conflict, and when the transaction is run again, with one of these.
+    fn acknowledge(&mut self, delivery: &Delivery) -> Result<()>;
+
+    /// Acknowledges messages that were delivered together.
+    ///
+    /// # Errors
+    /// As [`TopicWrites::acknowledge`].
+    fn acknowledge_all(&mut self, deliveries: &Deliveries) -> Result<()>;
+
+    /// Acknowledges every message up to and including this one for a durable subscription.
+    ///
+    /// # Errors
+    /// [`TopicError::AlreadySettled`], [`TopicError::NotReceived`], [`TopicError::GroupDeleted`].
+    fn acknowledge_through(&mut self, durable: &Durable, offset: u64) -> Result<()>;
+}
+
+impl TopicWrites for Transaction {
+    fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket> {
+        publish_in(self, topic, &message.into())
+    }
+
+    fn publish_once<'m>(
+        &mut self,
+        publisher: &Publisher,
+        sequence: u64,
+        message: impl Into<Message<'m>>,
+    ) -> Result<Option<Ticket>> {
+        publisher.publish_in(self, sequence, message.into())
+    }
+
+    fn acknowledge(&mut self, delivery: &Delivery) -> Result<()> {
+        delivery.settle_in(self, Verdict::Done).map(|_| ())
+    }
+
+    fn acknowledge_all(&mut self, deliveries: &Deliveries) -> Result<()> {
+        deliveries.acknowledge_in(self)
+    }
+
+    fn acknowledge_through(&mut self, durable: &Durable, offset: u64) -> Result<()> {
+        durable.acknowledge_in(self, offset)
+    }
+}
+
+/// Publishes in a transaction.
+pub(crate) fn publish_in(tx: &mut Transaction, topic: &Topic, message: &Message<'_>) -> Result<Ticket> {
+    topic.with_item(message, |item| {
+        let ticket = tx.append_to(&topic.shared.sequence, item)?;
+        Ok(Ticket { ticket })
+    })
+}
+
+impl Topic {
+    /// Offset of the next message, as far as it is known.
+    pub(crate) fn next(&self) -> Result<u64> {
+        let snapshot = self.snapshot()?;
+        Ok(Reading::new(self, &snapshot).state()?.next)
+    }
+
+    /// Sets the hint of where the topic begins.
+    pub(crate) fn trimmed_to(&self, first: u64) {
+        self.shared.first_hint.fetch_max(first, Ordering::Relaxed);
+    }
+
+    pub(crate) fn unknown_group(&self, name: &str) -> duramen_engine::Error {
+        let (topic, name) = (self.name().into(), name.into());
+        TopicError::UnknownGroup { topic, name }.into()
+    }
+}

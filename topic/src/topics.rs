@@ -1,0 +1,447 @@
+//! The topics of a store: make, look up, list, delete.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use duramen_engine::{Item, Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
+
+use crate::error::TopicError;
+use crate::group::Group;
+use crate::keeper::Users;
+use crate::message::Message;
+use crate::name::{Pattern, check_name};
+use crate::record::{TopicOptions, TopicRecord, millis};
+use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, REGISTRY, Tables, name_key};
+use crate::topic::{Shared, Topic};
+
+/// How the topics of a store are looked after.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TopicsOptions {
+    no_background: bool,
+}
+
+impl TopicsOptions {
+    /// A background thread of this process lets go of what topics do not have to keep.
+    pub fn new() -> TopicsOptions {
+        TopicsOptions::default()
+    }
+
+    /// Whether there is such a thread; without it, [`Topic::trim`] is the program's to call. Default: yes.
+    pub fn background(mut self, background: bool) -> TopicsOptions {
+        self.no_background = !background;
+        self
+    }
+}
+
+/// The topics of a store. Clones are handles of the same; the store stays open as long as one of them, or of what was got
+/// from them, is there.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// use duramen_topic::{Start, TopicOptions, Topics};
+///
+/// let topics = Topics::open(&store)?;
+/// let orders = topics.create("orders.eu", TopicOptions::new())?;
+/// orders.publish(b"12 apples")?;
+/// let messages = orders.read(Start::Beginning, 10)?;
+/// assert_eq!(messages.get(0).unwrap().payload(), b"12 apples");
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Topics {
+    home: Home,
+}
+
+/// What a handle needs to find its way about the topics of an open store.
+#[derive(Clone)]
+pub(crate) struct Home {
+    inner: Arc<Inner>,
+    /// Of handles that the program has: the last of them ends the background thread before it lets go of the store.
+    _users: Option<Arc<Users>>,
+}
+
+impl Deref for Home {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+/// What all handles of the topics of one open store share.
+pub(crate) struct Inner {
+    pub(crate) store: Store,
+    pub(crate) tables: Tables,
+    /// Tells which topics were made and deleted.
+    registry: Sequence,
+    topics: Mutex<HashMap<u32, Weak<Shared>>>,
+    groups: Mutex<HashMap<u32, Weak<crate::group::Shared>>>,
+    users: Mutex<Weak<Users>>,
+}
+
+impl fmt::Debug for Topics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Topics").field(&self.home.store).finish()
+    }
+}
+
+/// The open stores of this process whose topics somebody has a handle of: all handles of one store share what they know.
+static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+impl Topics {
+    /// The topics of a store. The first call for a store prepares it for them.
+    ///
+    /// # Errors
+    /// Those of a commit; [`TopicError::InvalidOptions`] when the store is read-only and was never prepared.
+    pub fn open(store: &Store) -> Result<Topics> {
+        Topics::open_with(store, TopicsOptions::new())
+    }
+
+    /// [`Topics::open`] with options. They count for the first handle; later ones share with it.
+    ///
+    /// # Errors
+    /// As [`Topics::open`].
+    pub fn open_with(store: &Store, options: TopicsOptions) -> Result<Topics> {
+        let mut open = locked(&OPEN);
+        open.retain(|inner| inner.strong_count() > 0);
+        // Upgraded all at once and dropped outside the lock: dropping the last handle closes a store.
+        let known: Vec<Arc<Inner>> = open.iter().filter_map(Weak::upgrade).collect();
+        let same = known.iter().find(|inner| inner.store.is(store)).cloned();
+        let inner = match same {
+            Some(inner) => Ok(inner),
+            None => Inner::new(store).inspect(|inner| open.push(Arc::downgrade(inner))),
+        };
+        drop(open);
+        drop(known);
+        let home = Home::of_user(inner?, !options.no_background && !store.is_read_only());
+        Ok(Topics { home })
+    }
+
+    /// Whether topics were ever used in a store.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot`].
+    pub fn exist(store: &Store) -> Result<bool> {
+        tables::exist(store)
+    }
+
+    pub(crate) fn of(home: &Home) -> Topics {
+        Topics { home: home.clone() }
+    }
+
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.home.store
+    }
+
+    /// Makes a topic.
+    ///
+    /// # Errors
+    /// [`TopicError::TopicExists`], [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of a commit.
+    pub fn create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
+        self.home.create(name, &options)
+    }
+
+    /// A topic that exists; one that does not is made, if the store makes topics when they are first used (see
+    /// [`Topics::create_on_use`]).
+    ///
+    /// # Errors
+    /// [`TopicError::UnknownTopic`], [`TopicError::InvalidName`], and those of a commit.
+    pub fn topic(&self, name: &str) -> Result<Topic> {
+        check_name(name)?;
+        if let Some(topic) = self.get(name)? {
+            return Ok(topic);
+        }
+        if !self.creates_on_use()? {
+            return Err(TopicError::UnknownTopic { name: name.into() }.into());
+        }
+        self.get_or_create(name, TopicOptions::new())
+    }
+
+    /// A topic, which is made with these options when it is missing.
+    ///
+    /// # Errors
+    /// As [`Topics::create`].
+    pub fn get_or_create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
+        loop {
+            if let Some(topic) = self.get(name)? {
+                return Ok(topic);
+            }
+            match self.home.create(name, &options) {
+                Err(error) if matches!(TopicError::of(&error), Some(TopicError::TopicExists { .. })) => continue,
+                created => return created,
+            }
+        }
+    }
+
+    /// The topic of a name, if there is one.
+    ///
+    /// # Errors
+    /// [`TopicError::InvalidName`], and those of [`Store::snapshot`].
+    pub fn get(&self, name: &str) -> Result<Option<Topic>> {
+        check_name(name)?;
+        let snapshot = self.home.store.snapshot()?;
+        let record = self.home.existing_record(&snapshot, name)?;
+        record.map(|record| self.home.topic(record.id, name)).transpose()
+    }
+
+    /// The names of all topics, sorted.
+    ///
+    /// # Errors
+    /// Those of [`Store::snapshot`].
+    pub fn list(&self) -> Result<Vec<String>> {
+        Ok(self.home.records("")?.into_iter().map(|(name, _)| name).collect())
+    }
+
+    /// The names of all topics that match a pattern, sorted.
+    ///
+    /// # Errors
+    /// Those of [`Store::snapshot`].
+    pub fn matching(&self, pattern: &Pattern) -> Result<Vec<String>> {
+        let records = self.home.records(pattern.literal_start())?;
+        let names = records.into_iter().map(|(name, _)| name);
+        Ok(names.filter(|name| pattern.matches(name)).collect())
+    }
+
+    /// Deletes a topic with its messages and groups. Handles of it answer [`Reason::TopicDeleted`] from then on. Costs by
+    /// pages, not by messages.
+    ///
+    /// # Errors
+    /// [`TopicError::UnknownTopic`], [`TopicError::InvalidName`], and those of a commit.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        self.home.delete(name)
+    }
+
+    /// Whether topics are made when they are first used.
+    ///
+    /// # Errors
+    /// Those of [`Store::snapshot`].
+    pub fn creates_on_use(&self) -> Result<bool> {
+        Ok(self.home.tables.topics.get(CREATES)?.is_some())
+    }
+
+    /// Says whether [`Topics::topic`] makes topics that are missing. The store remembers it. Default: no, so that a name
+    /// with a typing error is an error.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub fn create_on_use(&self, create: bool) -> Result<()> {
+        match create {
+            true => self.home.tables.topics.put(CREATES, b""),
+            false => self.home.tables.topics.delete(CREATES),
+        }
+    }
+}
+
+impl Inner {
+    fn new(store: &Store) -> Result<Arc<Inner>> {
+        let tables = Tables::open(store)?;
+        let registry = tables.sequence(REGISTRY, "(topics)")?;
+        if store.snapshot()?.sequence_state(&registry)?.is_none() && !store.is_read_only() {
+            store.transact(|tx| match tx.sequence_state(&registry)? {
+                None => tx.begin_sequence(&registry),
+                Some(_) => Ok(()),
+            })?;
+        }
+        Ok(Arc::new(Inner {
+            store: store.clone(),
+            tables,
+            registry,
+            topics: Mutex::default(),
+            groups: Mutex::default(),
+            users: Mutex::default(),
+        }))
+    }
+
+    /// What tells which topics were made and deleted.
+    pub(crate) fn registry(&self) -> &Sequence {
+        &self.registry
+    }
+
+    /// What the handles of a group share, made by `make` for the first of them.
+    pub(crate) fn group(&self, id: u32, make: impl FnOnce() -> Arc<crate::group::Shared>) -> Arc<crate::group::Shared> {
+        let mut groups = locked(&self.groups);
+        groups.retain(|_, shared| shared.strong_count() > 0);
+        if let Some(shared) = groups.get(&id).and_then(Weak::upgrade) {
+            return shared;
+        }
+        let shared = make();
+        groups.insert(id, Arc::downgrade(&shared));
+        shared
+    }
+
+    pub(crate) fn existing_record(&self, snapshot: &Snapshot, name: &str) -> Result<Option<TopicRecord>> {
+        let record = snapshot.get(&self.tables.topics, name.as_bytes())?;
+        record.map(|record| TopicRecord::decode(&record)).transpose()
+    }
+
+    /// The record of a topic that somebody has a handle of.
+    pub(crate) fn record(&self, snapshot: &Snapshot, name: &str) -> Result<TopicRecord> {
+        let record = self.existing_record(snapshot, name)?;
+        record.ok_or_else(|| Reason::TopicDeleted { name: name.into() }.into())
+    }
+
+    /// Names and records of all topics whose names begin so.
+    pub(crate) fn records(&self, start: &str) -> Result<Vec<(String, TopicRecord)>> {
+        let snapshot = self.store.snapshot()?;
+        let mut cursor = snapshot.prefix(&self.tables.topics, start.as_bytes())?;
+        let mut records = Vec::new();
+        while let Some((key, record)) = cursor.next()? {
+            if key.first() == Some(&0) {
+                continue;
+            }
+            let name = String::from_utf8_lossy(key).into_owned();
+            records.push((name, TopicRecord::decode(&record)?));
+        }
+        Ok(records)
+    }
+
+    /// Tells subscribers of patterns that there is something to look at.
+    fn register(&self, tx: &mut Transaction, name: &str) -> Result<()> {
+        let mut head = Vec::new();
+        Message::new(name).encode(&mut head)?;
+        let item = Item {
+            head: &head,
+            body: None,
+        };
+        tx.append_to(&self.registry, item).map(|_| ())
+    }
+
+    fn delete_contents(&self, tx: &mut Transaction, id: u32, name: &str) -> Result<()> {
+        for group in Group::ids_in(tx, &self.tables, id)? {
+            let (low, high) = (group.to_be_bytes(), tables::after_id(group));
+            tx.delete_range(&self.tables.states, &low[..]..&high[..])?;
+        }
+        let (low, high) = (name_key(id, ""), tables::after_id(id));
+        tx.delete_range(&self.tables.groups, &low[..]..&high[..])?;
+        tx.delete_range(&self.tables.publishers, &low[..]..&high[..])?;
+        tx.end_sequence(&self.tables.sequence(id, name)?)
+    }
+
+    pub(crate) fn configure(&self, topic: &Topic, options: TopicOptions) -> Result<()> {
+        options.check()?;
+        let name = topic.name();
+        self.store.transact(|tx| {
+            let record = tx.get(&self.tables.topics, name.as_bytes())?;
+            let record = record.map(|record| TopicRecord::decode(&record)).transpose()?;
+            let Some(mut record) = record.filter(|record| record.id == topic.shared().id) else {
+                return Err(Reason::TopicDeleted { name: name.into() }.into());
+            };
+            record.options = options.clone();
+            tx.put(&self.tables.topics, name.as_bytes(), &record.encode())
+        })
+    }
+}
+
+impl Home {
+    /// What the program gets. The background thread runs from then on, if it is wanted.
+    fn of_user(inner: Arc<Inner>, background: bool) -> Home {
+        let mut known = locked(&inner.users);
+        let users = known.upgrade().unwrap_or_default();
+        *known = Arc::downgrade(&users);
+        drop(known);
+        if background {
+            users.start_keeper(&inner);
+        }
+        let _users = Some(users);
+        Home { inner, _users }
+    }
+
+    /// What a thread gets that the program does not know of.
+    pub(crate) fn of_worker(inner: &Arc<Inner>) -> Home {
+        Home {
+            inner: inner.clone(),
+            _users: None,
+        }
+    }
+
+    /// The handle of a topic that exists.
+    pub(crate) fn topic(&self, id: u32, name: &str) -> Result<Topic> {
+        let mut topics = locked(&self.topics);
+        if let Some(shared) = topics.get(&id).and_then(Weak::upgrade) {
+            drop(topics);
+            return Ok(Topic::new(self, shared));
+        }
+        if topics.len() == topics.capacity() {
+            topics.retain(|_, shared| shared.strong_count() > 0);
+        }
+        let shared = Arc::new(Shared::new(id, name, self.tables.sequence(id, name)?));
+        topics.insert(id, Arc::downgrade(&shared));
+        drop(topics);
+        Ok(Topic::new(self, shared))
+    }
+
+    fn create(&self, name: &str, options: &TopicOptions) -> Result<Topic> {
+        check_name(name)?;
+        options.check()?;
+        let topics = &self.tables.topics;
+        let id = self.store.transact(|tx| {
+            if tx.get(topics, name.as_bytes())?.is_some() {
+                return Err(TopicError::TopicExists { name: name.into() }.into());
+            }
+            let id = next_id(tx, topics)?;
+            let record = TopicRecord {
+                id,
+                created: millis(self.store.wall_clock()),
+                options: options.clone(),
+            };
+            tx.put(topics, name.as_bytes(), &record.encode())?;
+            tx.begin_sequence(&self.tables.sequence(id, name)?)?;
+            self.register(tx, name)?;
+            Ok(id)
+        })?;
+        self.topic(id, name)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        let mut deleted = None;
+        self.store.transact(|tx| {
+            let record = tx.get(&self.tables.topics, name.as_bytes())?;
+            let Some(record) = record.map(|record| TopicRecord::decode(&record)).transpose()? else {
+                return Err(TopicError::UnknownTopic { name: name.into() }.into());
+            };
+            deleted = Some(record.id);
+            self.delete_contents(tx, record.id, name)?;
+            tx.delete(&self.tables.topics, name.as_bytes())?;
+            self.register(tx, name)
+        })?;
+        if let Some(id) = deleted {
+            // Those who wait shall see that there is nothing more to wait for.
+            let topic = self.topic(id, name)?;
+            topic.shared().sequence.bell().tell();
+            topic.shared().brakes.release_all();
+        }
+        Ok(())
+    }
+}
+
+/// Takes an id for a topic or group. No id is given twice.
+pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
+    let next = match tx.get(topics, NEXT_ID)? {
+        None => FIRST_ID,
+        Some(bytes) => {
+            let bytes = (*bytes).try_into();
+            let wrong = |_| duramen_engine::Error::damaged("the next id of topics has the wrong length");
+            u32::from_be_bytes(bytes.map_err(wrong)?)
+        }
+    };
+    // What comes after the highest id must be a key too.
+    if next == u32::MAX {
+        let cause = "four billion topics and groups were made, which is all there can be".into();
+        return Err(TopicError::InvalidOptions { cause }.into());
+    }
+    tx.put(topics, NEXT_ID, &(next + 1).to_be_bytes())?;
+    Ok(next)
+}
+
+pub(crate) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}

@@ -22,12 +22,9 @@ fn messages_come_back_whole_and_survive_a_crash() {
         .header("b", b"");
     topic.publish(message.clone()).unwrap();
     topic.publish(Message::new(&long).key(b"long")).unwrap();
-    let batch = topic
-        .publish_all(["x", "y", "z"].map(|text| Message::new(text)))
-        .unwrap()
-        .unwrap();
+    let batch = topic.publish_all(["x", "y", "z"].map(Message::new)).unwrap().unwrap();
     assert_eq!(batch.offset, 3);
-    assert_eq!(topic.publish_all([Message::new(b""); 0]).unwrap(), None);
+    assert_eq!(topic.publish_all(Vec::<Message<'_>>::new()).unwrap(), None);
     store.maintain().unwrap();
     {
         let store = open(&disk.kill());

@@ -1,0 +1,558 @@
+//! Groups: leases, redelivery, dead letters, and acknowledging in transactions.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use common::{SECOND, all, check, facts, one_topic, open, publish, text, topics};
+use duramen_engine::{Reason, TransactionOptions};
+use duramen_io::SimDisk;
+use duramen_topic::{
+    DeadLetter, Deliveries, Delivery, Group, GroupOptions, Message, Redriven, Start, TopicError, TopicOptions,
+    TopicWrites,
+};
+
+const NOW: Duration = Duration::ZERO;
+
+/// Leases of ten seconds, back-off of one and five.
+fn options() -> GroupOptions {
+    GroupOptions::new().lease(10 * SECOND).back_off(&[SECOND, 5 * SECOND])
+}
+
+fn receive(group: &Group, most: usize) -> Option<Deliveries> {
+    group.member("member").receive(most, NOW).unwrap()
+}
+
+fn offsets(deliveries: &Deliveries) -> Vec<u64> {
+    deliveries.messages().iter().map(|message| message.offset()).collect()
+}
+
+fn one(group: &Group) -> Delivery {
+    receive(group, 1).expect("a message").into_iter().next().unwrap()
+}
+
+#[test]
+fn members_share_the_messages_and_what_is_acknowledged_stays_so() {
+    let disk = SimDisk::new(1);
+    let (store, _, topic) = one_topic(&disk);
+    publish(&topic, 10);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let (mut one, mut other) = (group.member("one"), group.member("other"));
+    let first = one.receive(4, NOW).unwrap().unwrap();
+    let second = other.receive(100, NOW).unwrap().unwrap();
+    assert_eq!(
+        (offsets(&first), offsets(&second)),
+        (vec![0, 1, 2, 3], vec![4, 5, 6, 7, 8, 9])
+    );
+    assert!(one.receive(4, NOW).unwrap().is_none());
+    let pending = group.pending().unwrap();
+    assert_eq!(pending.len(), 10);
+    assert_eq!(
+        (pending[0].member.as_deref(), pending[9].member.as_deref()),
+        (Some("one"), Some("other"))
+    );
+    second.acknowledge().unwrap();
+    let mut first = first.into_iter();
+    first.next().unwrap().acknowledge().unwrap();
+    let described = group.describe().unwrap();
+    assert_eq!(
+        (described.acknowledged, described.next, described.pending, described.lag),
+        (1, 10, 3, 0)
+    );
+    // After a crash nobody has the messages any more; they come back when their leases are over, and no others do.
+    let killed = open(&disk.kill());
+    let group = topics(&killed)
+        .topic("orders")
+        .unwrap()
+        .existing_group("group")
+        .unwrap();
+    assert!(receive(&group, 10).is_none());
+    disk.advance(11 * SECOND);
+    // The killed disk has a clock of its own.
+    drop((killed, group));
+    let disk = disk.kill();
+    let killed = open(&disk);
+    let group = topics(&killed)
+        .topic("orders")
+        .unwrap()
+        .existing_group("group")
+        .unwrap();
+    assert!(receive(&group, 10).is_none());
+    disk.advance(2 * SECOND);
+    let again = receive(&group, 10).unwrap();
+    assert_eq!(offsets(&again), [1, 2, 3]);
+    assert!(again.clone().into_iter().all(|delivery| delivery.tries() == 2));
+    again.acknowledge().unwrap();
+    disk.advance(1000 * SECOND);
+    assert!(receive(&group, 10).is_none());
+    assert_eq!(group.describe().unwrap().acknowledged, 10);
+    check(&killed);
+    drop(store);
+}
+
+#[test]
+fn a_lease_that_ran_out_belongs_to_somebody_else() {
+    let disk = SimDisk::new(2);
+    let (_, _, topic) = one_topic(&disk);
+    publish(&topic, 3);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let mut slow: Vec<Delivery> = receive(&group, 3).unwrap().into_iter().collect();
+    slow[0].acknowledge().unwrap();
+    disk.advance(11 * SECOND);
+    // Nobody has taken it back yet, so it can still be acknowledged.
+    slow[1].acknowledge().unwrap();
+    assert!(receive(&group, 3).is_none());
+    disk.advance(SECOND);
+    let taken = one(&group);
+    assert_eq!((taken.offset(), taken.tries()), (2, 2));
+    let late = slow.pop().unwrap();
+    assert!(matches!(
+        facts(late.acknowledge()),
+        TopicError::LeaseLost { offset: 2, .. }
+    ));
+    assert!(matches!(facts(late.retry("late")), TopicError::LeaseLost { .. }));
+    assert!(matches!(facts(late.extend(SECOND)), TopicError::LeaseLost { .. }));
+    taken.acknowledge().unwrap();
+    assert_eq!(facts(taken.acknowledge()), TopicError::AlreadySettled { offset: 2 });
+    assert_eq!(facts(late.acknowledge()), TopicError::AlreadySettled { offset: 2 });
+}
+
+#[test]
+fn extending_a_lease_keeps_the_message() {
+    let disk = SimDisk::new(3);
+    let (_, _, topic) = one_topic(&disk);
+    publish(&topic, 2);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let deliveries = receive(&group, 2).unwrap();
+    for _ in 0..5 {
+        disk.advance(8 * SECOND);
+        deliveries.extend(10 * SECOND).unwrap();
+        assert!(receive(&group, 2).is_none());
+    }
+    disk.advance(11 * SECOND);
+    assert!(receive(&group, 2).is_none());
+    disk.advance(SECOND);
+    let again = one(&group);
+    disk.advance(8 * SECOND);
+    again.extend(60 * SECOND).unwrap();
+    disk.advance(50 * SECOND);
+    let other = one(&group);
+    assert_eq!((again.offset(), other.offset()), (0, 1));
+    again.acknowledge().unwrap();
+}
+
+#[test]
+fn what_failed_comes_back_later_and_later() {
+    let disk = SimDisk::new(4);
+    let (_, _, topic) = one_topic(&disk);
+    publish(&topic, 1);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    for (tries, wait) in [(1, 1), (2, 5), (3, 5)] {
+        let delivery = one(&group);
+        assert_eq!(delivery.tries(), tries);
+        delivery.retry("no luck").unwrap();
+        let pending = &group.pending().unwrap()[0];
+        assert_eq!(
+            (pending.error.as_deref(), pending.tries, &pending.member),
+            (Some("no luck"), tries, &None)
+        );
+        disk.advance(wait * SECOND - Duration::from_millis(1));
+        assert!(receive(&group, 1).is_none());
+        disk.advance(Duration::from_millis(1));
+    }
+    one(&group).retry_after(Duration::ZERO, "at once").unwrap();
+    let delivery = one(&group);
+    delivery.retry_after(100 * SECOND, "much later").unwrap();
+    disk.advance(99 * SECOND);
+    assert!(receive(&group, 1).is_none());
+    disk.advance(SECOND);
+    one(&group).acknowledge().unwrap();
+}
+
+#[test]
+fn the_last_try_ends_among_the_dead_letters_and_comes_back_on_demand() {
+    let disk = SimDisk::new(5);
+    let (_, topics, topic) = one_topic(&disk);
+    topic
+        .publish(Message::new(b"poison").key(b"key").header("trace", b"7"))
+        .unwrap();
+    topic.publish(b"fine").unwrap();
+    let group = topic
+        .group(
+            "group",
+            Start::Beginning,
+            options().tries(2).dead_letters("orders.dead"),
+        )
+        .unwrap();
+    let dead = topics.topic("orders.dead").unwrap();
+    for _ in 0..2 {
+        let deliveries = receive(&group, 10).unwrap();
+        for delivery in deliveries {
+            match delivery.message().payload() {
+                b"poison" => delivery.retry("it is poison").unwrap(),
+                _ => delivery.acknowledge().unwrap(),
+            }
+        }
+        disk.advance(100 * SECOND);
+    }
+    assert!(receive(&group, 10).is_none());
+    let letters = dead.read(Start::Beginning, 10).unwrap();
+    assert_eq!(letters.len(), 1);
+    let letter = letters.get(0).unwrap();
+    assert_eq!((letter.payload(), letter.key()), (&b"poison"[..], Some(&b"key"[..])));
+    assert_eq!(letter.header("trace"), Some(&b"7"[..]));
+    let found = DeadLetter::of(&letter).unwrap();
+    assert_eq!(
+        (&*found.topic, found.offset, &*found.group, found.tries),
+        ("orders", 0, "group", 2)
+    );
+    assert_eq!(found.error, "it is poison");
+    let described = group.describe().unwrap();
+    assert_eq!((described.acknowledged, described.pending), (2, 0));
+    // Another group is not concerned.
+    let other = topic.group("other", Start::Tail, options()).unwrap();
+    assert_eq!(group.redrive(10).unwrap(), Redriven { delivered: 1, gone: 0 });
+    assert_eq!(group.redrive(10).unwrap(), Redriven::default());
+    assert!(receive(&other, 10).is_none());
+    let again = one(&group);
+    assert_eq!(
+        (again.offset(), again.tries(), again.message().payload()),
+        (0, 1, &b"poison"[..])
+    );
+    again.give_up("still").unwrap();
+    assert_eq!(
+        DeadLetter::of(&dead.read(Start::Last(1), 1).unwrap().get(0).unwrap())
+            .unwrap()
+            .error,
+        "still"
+    );
+    topic.configure(TopicOptions::new().keep_messages(1)).unwrap();
+    topic.trim().unwrap();
+    assert_eq!(group.redrive(10).unwrap(), Redriven { delivered: 0, gone: 1 });
+    assert!(receive(&group, 10).is_none());
+    assert!(matches!(facts(other.redrive(1)), TopicError::InvalidOptions { .. }));
+    let own = options().dead_letters("orders");
+    assert!(matches!(
+        facts(topic.group("own", Start::Tail, own).map(|_| ())),
+        TopicError::InvalidOptions { .. }
+    ));
+}
+
+#[test]
+fn a_member_that_dies_with_its_message_counts_as_a_try() {
+    let mut disk = SimDisk::new(6);
+    {
+        let (_, _, topic) = one_topic(&disk);
+        publish(&topic, 1);
+        topic
+            .group("group", Start::Beginning, options().tries(3).dead_letters("dead"))
+            .unwrap();
+    }
+    for tries in 1..=3 {
+        let store = open(&disk);
+        let topics = topics(&store);
+        let group = topics.topic("orders").unwrap().existing_group("group").unwrap();
+        // The lease of the one before runs out, and then its back-off.
+        receive(&group, 1).is_none().then(|| disk.advance(5 * SECOND));
+        let delivery = if tries == 1 { None } else { receive(&group, 1) };
+        let tried = delivery.map(|deliveries| deliveries.into_iter().next().unwrap().tries());
+        assert!(tried.is_none_or(|tried| tried == tries), "{tried:?}");
+        let killed = disk.kill();
+        drop((group, topics, store));
+        disk = killed;
+        disk.advance(11 * SECOND);
+    }
+    let store = open(&disk);
+    let topics = topics(&store);
+    let group = topics.topic("orders").unwrap().existing_group("group").unwrap();
+    assert!(receive(&group, 1).is_none());
+    let dead = all(&topics.topic("dead").unwrap());
+    assert_eq!(dead, [(0, "0".into())]);
+}
+
+#[test]
+fn an_acknowledgement_in_a_transaction_is_made_with_it_or_not_at_all() {
+    let disk = SimDisk::new(7);
+    let (store, _, topic) = one_topic(&disk);
+    publish(&topic, 3);
+    let map = store.map("map").unwrap();
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let deliveries: Vec<_> = receive(&group, 3).unwrap().into_iter().collect();
+    store
+        .transact(|tx| {
+            tx.put(&map, b"0", b"done")?;
+            tx.acknowledge(&deliveries[0])
+        })
+        .unwrap();
+    let mut dropped = store.begin(TransactionOptions::new()).unwrap();
+    dropped.acknowledge(&deliveries[1]).unwrap();
+    drop(dropped);
+    // A transaction that acknowledges what is taken back before it commits meets a conflict, and then the truth.
+    let mut late = store.begin(TransactionOptions::new()).unwrap();
+    late.put(&map, b"2", b"done late").unwrap();
+    late.acknowledge(&deliveries[2]).unwrap();
+    disk.advance(12 * SECOND);
+    assert!(receive(&group, 3).is_none());
+    assert!(matches!(late.commit().unwrap_err().reason(), Reason::Conflict { .. }));
+    let again = store.transact(|tx| {
+        tx.put(&map, b"2", b"done late")?;
+        tx.acknowledge(&deliveries[2])
+    });
+    assert!(matches!(facts(again), TopicError::LeaseLost { offset: 2, .. }));
+    assert_eq!(map.get(b"2").unwrap(), None);
+    disk.advance(SECOND);
+    let back = receive(&group, 3).unwrap();
+    assert_eq!(offsets(&back), [1, 2]);
+    store.transact(|tx| tx.acknowledge_all(&back)).unwrap();
+    disk.advance(100 * SECOND);
+    assert!(receive(&group, 3).is_none());
+    assert_eq!(group.describe().unwrap().acknowledged, 3);
+}
+
+#[test]
+fn acknowledging_all_and_one_by_one_go_together() {
+    let disk = SimDisk::new(8);
+    let (store, _, topic) = one_topic(&disk);
+    publish(&topic, 5);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let all = receive(&group, 5).unwrap();
+    let each: Vec<_> = all.clone().into_iter().collect();
+    each[1].acknowledge().unwrap();
+    each[3].retry("no").unwrap();
+    all.acknowledge().unwrap();
+    assert!(matches!(facts(all.acknowledge()), TopicError::LeaseLost { .. }));
+    assert!(matches!(facts(each[0].acknowledge()), TopicError::LeaseLost { .. }));
+    let pending = group.pending().unwrap();
+    assert_eq!(pending.iter().map(|pending| pending.offset).collect::<Vec<_>>(), [3]);
+    disk.advance(SECOND);
+    let again = receive(&group, 5).unwrap();
+    assert_eq!(offsets(&again), [3]);
+    again.acknowledge().unwrap();
+    assert!(matches!(
+        facts(again.into_iter().next().unwrap().acknowledge()),
+        TopicError::AlreadySettled { offset: 3 }
+    ));
+    check(&store);
+}
+
+#[test]
+fn a_group_pauses_is_set_back_and_is_deleted() {
+    let disk = SimDisk::new(9);
+    let (_, _, topic) = one_topic(&disk);
+    publish(&topic, 5);
+    let group = topic.group("group", Start::Offset(1), options()).unwrap();
+    let first = receive(&group, 2).unwrap();
+    group.pause().unwrap();
+    assert!(group.describe().unwrap().is_paused);
+    assert!(receive(&group, 2).is_none());
+    group.resume().unwrap();
+    assert_eq!(offsets(&receive(&group, 1).unwrap()), [3]);
+    group.reset(Start::Beginning).unwrap();
+    assert!(matches!(facts(first.acknowledge()), TopicError::LeaseLost { .. }));
+    let everything = receive(&group, 10).unwrap();
+    assert_eq!(offsets(&everything), [0, 1, 2, 3, 4]);
+    group.reset(Start::Tail).unwrap();
+    assert!(receive(&group, 10).is_none());
+    publish(&topic, 1);
+    let last = receive(&group, 10).unwrap();
+    assert_eq!(offsets(&last), [5]);
+    topic.delete_group("group").unwrap();
+    assert!(matches!(facts(last.acknowledge()), TopicError::GroupDeleted { .. }));
+    assert!(matches!(
+        facts(group.member("m").receive(1, NOW)),
+        TopicError::GroupDeleted { .. }
+    ));
+    assert!(matches!(facts(group.describe()), TopicError::GroupDeleted { .. }));
+    assert!(matches!(
+        facts(topic.delete_group("group")),
+        TopicError::UnknownGroup { .. }
+    ));
+    assert!(matches!(
+        facts(topic.existing_group("group").map(|_| ())),
+        TopicError::UnknownGroup { .. }
+    ));
+    // A new one of the same name is another one.
+    let new = topic.group("group", Start::Beginning, options()).unwrap();
+    assert!(matches!(facts(group.describe()), TopicError::GroupDeleted { .. }));
+    assert_eq!(receive(&new, 10).unwrap().len(), 6);
+}
+
+#[test]
+fn no_more_messages_are_in_flight_than_may_be() {
+    let disk = SimDisk::new(10);
+    let (store, _, topic) = one_topic(&disk);
+    publish(&topic, 20);
+    let group = topic.group("group", Start::Beginning, options().in_flight(5)).unwrap();
+    let first: Vec<_> = receive(&group, 10).unwrap().into_iter().collect();
+    assert_eq!(first.len(), 5);
+    assert!(receive(&group, 10).is_none());
+    first[0].acknowledge().unwrap();
+    first[1].retry("later").unwrap();
+    assert_eq!(offsets(&receive(&group, 10).unwrap()), [5]);
+    // What a transaction settles is found out too.
+    store
+        .transact(|tx| first[2..].iter().try_for_each(|delivery| tx.acknowledge(delivery)))
+        .unwrap();
+    disk.advance(Duration::from_millis(10));
+    assert_eq!(offsets(&receive(&group, 10).unwrap()), [6, 7, 8]);
+    assert!(receive(&group, 10).is_none());
+}
+
+#[test]
+fn a_clock_that_is_set_back_or_ahead_loses_nothing_and_delays_nothing_for_long() {
+    let disk = SimDisk::new(11);
+    let (_, _, topic) = one_topic(&disk);
+    publish(&topic, 3);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let delivery = one(&group);
+    one(&group).retry("no").unwrap();
+    let day = 86_400;
+    disk.set_wall(Duration::from_secs(1_700_000_000));
+    disk.advance(2 * SECOND);
+    assert_eq!(one(&group).offset(), 1);
+    delivery.acknowledge().unwrap();
+    let held = one(&group);
+    assert_eq!(held.offset(), 2);
+    disk.set_wall(Duration::from_secs(1_700_000_000 + 400 * day));
+    assert!(
+        receive(&group, 3).is_none(),
+        "a lease must not end because the clock was set"
+    );
+    // A process that opens the store while the clock is back gives what it finds no more than a lease.
+    disk.set_wall(Duration::from_secs(1_600_000_000));
+    let disk = disk.kill();
+    let store = open(&disk);
+    let group = topics(&store).topic("orders").unwrap().existing_group("group").unwrap();
+    assert!(receive(&group, 3).is_none());
+    disk.advance(10 * SECOND);
+    assert!(receive(&group, 3).is_none());
+    disk.advance(SECOND);
+    assert_eq!(offsets(&receive(&group, 3).unwrap()), [2]);
+}
+
+#[test]
+fn what_all_groups_have_acknowledged_can_be_let_go() {
+    let disk = SimDisk::new(12);
+    let (_, _, topic) = one_topic(&disk);
+    topic.configure(TopicOptions::new().drop_acknowledged(true)).unwrap();
+    publish(&topic, 10);
+    let first = || {
+        topic.trim().unwrap();
+        topic.describe().unwrap().first
+    };
+    assert_eq!(first(), 0);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let reader = topic.durable("reader", Start::Beginning).unwrap();
+    let each: Vec<_> = receive(&group, 6).unwrap().into_iter().collect();
+    reader.acknowledge_through(8).unwrap();
+    assert_eq!(first(), 0);
+    each[0].acknowledge().unwrap();
+    each[1].retry("no").unwrap();
+    each[2..].iter().for_each(|delivery| delivery.acknowledge().unwrap());
+    disk.advance(Duration::from_secs(40));
+    let again = receive(&group, 1).unwrap();
+    assert_eq!(offsets(&again), [1]);
+    assert_eq!(first(), 1);
+    again.acknowledge().unwrap();
+    assert_eq!(first(), 6);
+    receive(&group, 100).unwrap().acknowledge().unwrap();
+    assert_eq!(first(), 9);
+    reader.acknowledge_through(9).unwrap();
+    assert_eq!(first(), 10);
+}
+
+#[test]
+fn a_group_passes_over_what_retention_took() {
+    let disk = SimDisk::new(13);
+    let (_, _, topic) = one_topic(&disk);
+    publish(&topic, 5);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    one(&group).retry("no").unwrap();
+    publish(&topic, 5);
+    topic.configure(TopicOptions::new().keep_messages(2)).unwrap();
+    topic.trim().unwrap();
+    disk.advance(SECOND);
+    assert_eq!(offsets(&receive(&group, 10).unwrap()), [8, 9]);
+    disk.advance(100 * SECOND);
+    let pending: Vec<_> = group.pending().unwrap().iter().map(|pending| pending.offset).collect();
+    assert_eq!(pending, [8, 9]);
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let (_, _, topic) = one_topic(&SimDisk::new(14));
+    let wrong = [
+        GroupOptions::new().lease(Duration::ZERO),
+        GroupOptions::new().tries(0),
+        GroupOptions::new().in_flight(0),
+        GroupOptions::new().in_flight(u32::MAX),
+        GroupOptions::new().back_off(&[SECOND; 65]),
+    ];
+    for options in wrong {
+        let refused = topic.group("group", Start::Beginning, options).map(|_| ());
+        assert!(matches!(facts(refused), TopicError::InvalidOptions { .. }));
+    }
+    let name = topic.group("a b", Start::Beginning, options()).map(|_| ());
+    assert!(matches!(facts(name), TopicError::InvalidName { at: 1, .. }));
+    let dead = topic
+        .group("group", Start::Beginning, options().dead_letters("a..b"))
+        .map(|_| ());
+    assert!(matches!(facts(dead), TopicError::InvalidName { at: 2, .. }));
+}
+
+/// Members in threads that acknowledge, fail and forget at random, while the clock runs: in the end every message was
+/// acknowledged exactly once, inside a transaction that counted it.
+#[test]
+fn members_that_fail_at_random_process_every_message_exactly_once() {
+    let seed = common::seed();
+    let disk = SimDisk::new(seed);
+    let (store, _, topic) = one_topic(&disk);
+    let counts = store.map("counts").unwrap();
+    publish(&topic, 400);
+    let options = options()
+        .in_flight(60)
+        .lease(Duration::from_millis(50))
+        .back_off(&[Duration::from_millis(5)]);
+    let group = topic.group("group", Start::Beginning, options).unwrap();
+    std::thread::scope(|scope| {
+        for member in 0..4 {
+            let (group, store, counts, disk) = (&group, &store, &counts, &disk);
+            scope.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(seed ^ member);
+                let mut member = group.member("member");
+                while group.describe().unwrap().acknowledged < 400 {
+                    disk.advance(Duration::from_millis(rng.u64(1..20)));
+                    let Some(deliveries) = member.receive(rng.usize(1..20), Duration::ZERO).unwrap() else {
+                        continue;
+                    };
+                    for delivery in deliveries {
+                        match rng.u32(..10) {
+                            0 => {}
+                            1 => drop(delivery.retry("at random")),
+                            _ => {
+                                let done = store.transact(|tx| {
+                                    tx.add(counts, delivery.message().payload(), 1)?;
+                                    tx.acknowledge(&delivery)
+                                });
+                                if let Err(error) = done {
+                                    assert!(TopicError::of(&error).is_some(), "{error}");
+                                }
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let mut found = BTreeMap::new();
+    let snapshot = store.snapshot().unwrap();
+    let mut cursor = snapshot.range(&counts, ..).unwrap();
+    while let Some((key, value)) = cursor.next().unwrap() {
+        found.insert(text(key), i64::from_be_bytes((*value).try_into().unwrap()));
+    }
+    assert_eq!(found.len(), 400);
+    assert!(found.values().all(|count| *count == 1), "{found:?}");
+    assert!(group.pending().unwrap().is_empty());
+    check(&store);
+}

@@ -35,6 +35,7 @@
 //! | read one moment; walk in order; stream a long value | [`Snapshot`], [`Cursor`], [`ValueReader`] |
 //! | choose what a commit survives | [`Durability`], [`Store::sync`], [`Store::snapshot_durable`] |
 //! | commit without waiting for the disk | [`Store::write_async`], [`CommitFuture`] |
+//! | publish and subscribe in the same transactions | [`topic::Topics`], [`topic::TopicWrites`], [`topic::Group`] |
 //! | follow every commit | [`Store::changes`], [`Changes`] |
 //! | keep integers, text and tuples in order | [`TypedMap`], [`encoding`] |
 //! | look after a store | [`Store::check`], [`Store::copy`], [`Store::compact`], [`Store::stat`] |
@@ -50,6 +51,13 @@
 //! - A commit is visible to everybody as soon as it is written, and lasts as its [`Durability`] says once its call returns.
 
 mod typed;
+
+/// Durable publish/subscribe in the same transactions as maps: topics, subscriptions, groups.
+///
+/// [`Topics`](topic::Topics) has the beginning; the guide is `docs/guide/topics.md`.
+pub mod topic {
+    pub use duramen_topic::*;
+}
 
 pub use duramen_engine::*;
 pub use typed::{
@@ -75,6 +83,10 @@ mod documentation {
     mod space_and_snapshots {}
     #[doc = include_str!("../../docs/guide/async-commits.md")]
     mod async_commits {}
+    #[doc = include_str!("../../docs/guide/topics.md")]
+    mod topics {}
+    #[doc = include_str!("../../docs/guide/groups.md")]
+    mod groups {}
     #[doc = include_str!("../../docs/reference/errors.md")]
     mod errors {}
 }

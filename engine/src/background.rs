@@ -18,12 +18,16 @@ const SOON_BYTES_MIN: u64 = 1 << 20;
 const SOON_SHARE_OF_BASE: u64 = 16;
 /// Ticks without a commit after which a mostly empty data file is rewritten: not while readers wait for a load to end.
 const LONG_QUIET_TICKS: u32 = 40;
+/// A store that is written to now and then gets its room back, and needs it again: not more often than this.
+const SHRINKING_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause after a full disk.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Folds whenever a generation is frozen, and when the store has been quiet for a while.
 pub(crate) fn fold_loop(core: &Core) {
     let mut quiet = 0;
+    // When the file was last shrunk.
+    let mut shrunk: Option<Duration> = None;
     let mut seen = core.control().visible.0.load(Ordering::Relaxed);
     loop {
         if wait_for_work(core) {
@@ -46,6 +50,11 @@ pub(crate) fn fold_loop(core: &Core) {
                 core.give_space_back(&mut state, Slack::Usual)?;
                 if quiet >= LONG_QUIET_TICKS {
                     core.compact_if_sparse(&mut state)?;
+                    let now = core.platform.clock.monotonic();
+                    let is_due = shrunk.is_none_or(|last| now.saturating_sub(last) >= SHRINKING_INTERVAL);
+                    if is_due && core.shrink(&mut state)? {
+                        shrunk = Some(now);
+                    }
                     core.give_space_back(&mut state, Slack::Least)?;
                 }
                 unless_full(core.leave_large_generations(&mut state))?;

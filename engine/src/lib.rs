@@ -56,6 +56,7 @@ mod newest;
 mod page_sink;
 mod recovery;
 mod scout;
+mod shrink;
 
 mod batch;
 mod changes;

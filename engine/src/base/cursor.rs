@@ -178,6 +178,17 @@ impl<S: PageSource> Cursor<S> {
         self.number
     }
 
+    /// Numbers of the branches above the leaf.
+    pub(crate) fn branches(&self) -> impl Iterator<Item = u32> {
+        self.path.iter().map(|step| step.number)
+    }
+
+    /// Goes to the first pair of the next leaf; from the last one to nowhere.
+    pub(crate) fn skip_leaf(&mut self) -> Result<()> {
+        assert!(self.valid, "a cursor that is on no pair cannot move");
+        self.next_leaf()
+    }
+
     /// Whether the branch above the leaf shows that all keys of the leaf are below `key`.
     #[inline]
     pub(crate) fn leaf_is_below(&self, key: &[u8]) -> bool {

@@ -61,11 +61,11 @@ fn leaf_under_a_quarter_takes_in_the_one_before_when_that_was_only_overwritten()
     let pairs = |version| (0..400u32).map(move |number| (number.to_be_bytes().to_vec(), vec![version; 100]));
     full.put(pairs(1));
     let leaves = keys_of_leaves(&full);
-    for emptied in 0..leaves.len() {
+    for (emptied, keys) in leaves.iter().enumerate() {
         let mut subject = Subject::default();
         subject.put(pairs(1));
         let mut changes: BTreeMap<_, _> = pairs(2).map(|(key, value)| (key, Change::Put(value))).collect();
-        for key in &leaves[emptied][1..] {
+        for key in &keys[1..] {
             changes.insert(key.clone(), Change::Delete);
         }
         subject.merge(&changes, &[]);

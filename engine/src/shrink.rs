@@ -1,0 +1,268 @@
+//! Moving what lies at the end of the data file to free places in front of it, so that the file can be cut.
+//!
+//! A fold writes what changes to other places, so a base that was loaded or changed in random order leaves a file of which up to
+//! half is free, all over. Rewriting the base would write all of it, twice; this writes the pages behind the size that the
+//! file is to have, once.
+//!
+//! It is a merge whose changes put one pair of each such leaf as it is: a leaf in which nothing but values of the same
+//! length is put is copied as a whole (`base/merge/overwrite.rs`), and the branches on the way are written anew. Values in
+//! pages of their own stay where they are.
+
+use std::sync::atomic::Ordering;
+
+use crate::base::{self, ChangeStream, Cursor, PageSource, Root, Stored};
+use crate::core::{Core, MaintenanceState, with_source};
+use crate::error::Result;
+use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
+use crate::page_sink::FileSink;
+use crate::space::{Claim, Slack};
+
+/// The file is to be longer than what is used by one part in so many: then the next commits find room.
+const ROOM_PARTS: u64 = 8;
+/// It is worth the writing when more than one page in so many can be given back.
+const WORTH_PARTS: u64 = 5;
+/// And so many bytes.
+const WORTH_BYTES_MIN: u64 = 1 << 20;
+/// After so many leaves is looked whether there is something to fold: then that is more urgent, and what was moved so far is
+/// moved.
+const LEAVES_BETWEEN_LOOKS: u32 = 64;
+
+impl Core {
+    /// Moves pages to the front, where that lets a good part of the file go and nobody holds what they replace. Returns
+    /// whether it did.
+    pub(crate) fn shrink(&self, state: &mut MaintenanceState) -> Result<bool> {
+        let figures = self.space.figures();
+        let used = self.space.used_bytes() / PAGE_BYTES as u64;
+        let wanted = used + used / ROOM_PARTS + WORTH_BYTES_MIN / PAGE_BYTES as u64;
+        let surplus = figures.file_pages.saturating_sub(wanted);
+        let is_worth_it = surplus > figures.file_pages / WORTH_PARTS && surplus * PAGE_BYTES as u64 > WORTH_BYTES_MIN;
+        // Looking for what to move reads the whole base.
+        let is_possible = figures.retired_pages == 0 && !self.region.is_pinned() && !self.pages.exceeds_memory();
+        if !is_worth_it || !is_possible {
+            return Ok(false);
+        }
+        let is_wanted = || self.region.version().generations.len() == 1 && !self.closed.load(Ordering::Relaxed);
+        let version = self.region.version();
+        let mut sink = FileSink::new(self, version.number + 1, Claim::Front);
+        let moved = with_source!(self, source => {
+            Touches::new(source, version.root, wanted as u32, &is_wanted).and_then(|mut touches| {
+                let options = self.fold_options();
+                let root = base::merge(source, version.root, &mut touches, &[], options, &mut sink)?;
+                sink.finish()?;
+                Ok(root)
+            })
+        });
+        let root = match moved {
+            Ok(root) => root,
+            Err(error) => {
+                sink.abandon();
+                return Err(error);
+            }
+        };
+        let guard = self.control().commit_lock.0.lock();
+        let mut next = self.region.version();
+        next.number += 1;
+        next.root = root;
+        self.region.publish(&next);
+        drop(guard);
+        self.count_branches(root);
+        self.retire(state, &sink.retired, sink.birth, next.number);
+        self.counters.folds.fetch_add(1, Ordering::Relaxed);
+        self.make_durable(state)?;
+        self.reclaim(state)?;
+        self.give_space_back(state, Slack::Least)?;
+        Ok(true)
+    }
+}
+
+/// One pair of each leaf that lies behind a page, or under a branch that does, as it is.
+struct Touches<'w, S: PageSource> {
+    cursor: Cursor<S>,
+    from: u32,
+    /// Whether to go on.
+    is_wanted: &'w dyn Fn() -> bool,
+    leaves: u32,
+    has_ended: bool,
+    /// The branches above the leaf at hand, and those above the last leaf that was touched.
+    branches: Vec<u32>,
+    touched: Vec<u32>,
+}
+
+impl<'w, S: PageSource> Touches<'w, S> {
+    fn new(source: S, root: Root, from: u32, is_wanted: &'w dyn Fn() -> bool) -> Result<Touches<'w, S>> {
+        let mut touches = Touches {
+            cursor: Cursor::new(source, root),
+            from,
+            is_wanted,
+            leaves: 0,
+            has_ended: false,
+            branches: Vec::new(),
+            touched: Vec::new(),
+        };
+        touches.cursor.seek(&[])?;
+        touches.find()?;
+        Ok(touches)
+    }
+
+    /// Goes on to the next leaf that must be touched, from the one at hand on.
+    fn find(&mut self) -> Result<()> {
+        while self.cursor.is_valid() {
+            self.leaves += 1;
+            if self.leaves.is_multiple_of(LEAVES_BETWEEN_LOOKS) && !(self.is_wanted)() {
+                self.has_ended = true;
+                return Ok(());
+            }
+            self.branches.clear();
+            self.branches.extend(self.cursor.branches());
+            let from = self.from;
+            let is_behind = |page: u32, pages: u32| page + pages > from;
+            let must_move = self
+                .branches
+                .iter()
+                .any(|&branch| is_behind(branch, BRANCH_PAGES) && !self.touched.contains(&branch));
+            if must_move || is_behind(self.cursor.leaf(), 1) {
+                std::mem::swap(&mut self.branches, &mut self.touched);
+                return Ok(());
+            }
+            self.cursor.skip_leaf()?;
+        }
+        Ok(())
+    }
+}
+
+impl<S: PageSource> ChangeStream for Touches<'_, S> {
+    fn key(&self) -> Option<&[u8]> {
+        (self.cursor.is_valid() && !self.has_ended).then(|| self.cursor.key())
+    }
+
+    fn change(&self) -> Stored<'_> {
+        let (page, location) = self.cursor.value();
+        location.stored(page)
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.cursor.skip_leaf()?;
+        self.find()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{Durability, Maintenance, Options, Store};
+
+    fn open(disk: &SimDisk) -> Store {
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written)
+            .overwrite_freed(true);
+        options.open_on(disk.platform()).expect("a store")
+    }
+
+    fn shrink(store: &Store) -> bool {
+        let core = store.core();
+        let mut state = core.maintenance.lock().expect("nobody panicked");
+        core.shrink(&mut state).expect("room")
+    }
+
+    type Model = BTreeMap<[u8; 8], Vec<u8>>;
+
+    /// A store whose pages lie all over its file.
+    fn scattered(disk: &SimDisk) -> (Store, Model) {
+        let (store, mut rng, mut model) = (open(disk), fastrand::Rng::with_seed(3), Model::new());
+        let map = store.map("map").expect("a map");
+        for _ in 0..8 {
+            for _ in 0..8_000 {
+                let key = (rng.u64(..) % 40_000).to_be_bytes();
+                let value = vec![rng.u8(..); rng.usize(..200)];
+                map.put(&key, &value).expect("a put");
+                model.insert(key, value);
+            }
+            store.maintain().expect("a fold");
+        }
+        (store, model)
+    }
+
+    fn assert_holds(store: &Store, model: &Model) {
+        let map = store.map("map").expect("a map");
+        let snapshot = store.snapshot().expect("a snapshot");
+        let mut cursor = snapshot.range(&map, ..).expect("a range");
+        for (key, value) in model {
+            let (found, held) = cursor.next().expect("a sound store").expect("a pair");
+            assert_eq!((found, &*held), (&key[..], &value[..]));
+        }
+        assert!(cursor.next().expect("a sound store").is_none());
+        let report = store.check(&mut |_| ()).expect("a check");
+        assert_eq!(report.problems, [""; 0]);
+    }
+
+    #[test]
+    fn file_with_free_pages_all_over_is_cut_and_holds_what_it_held() {
+        let disk = SimDisk::new(1);
+        let (store, model) = scattered(&disk);
+        let before = store.core().space.figures();
+        assert!(shrink(&store));
+        let after = store.core().space.figures();
+        let used = after.file_pages - after.free_pages;
+        assert!(after.file_pages < before.file_pages * 4 / 5, "{before:?} {after:?}");
+        assert!(after.file_pages < used * 5 / 4 + 300, "{after:?}");
+        assert_holds(&store, &model);
+        assert!(!shrink(&store), "there is nothing left to do");
+        store.close().expect("closed");
+        assert_holds(&open(&disk), &model);
+    }
+
+    #[test]
+    fn something_to_fold_ends_it_early_and_what_was_moved_is_moved() {
+        let disk = SimDisk::new(1);
+        let (store, model) = scattered(&disk);
+        let core = store.core();
+        let (version, looks) = (core.region.version(), std::cell::Cell::new(0));
+        let is_wanted = || looks.replace(looks.get() + 1) < 2;
+        let mut touches = Touches::new(core.pages.mapped(), version.root, 0, &is_wanted).expect("a sound tree");
+        let mut touched = 0;
+        while touches.key().is_some() {
+            touched += 1;
+            touches.advance().expect("a sound tree");
+        }
+        assert_eq!(touched, 3 * LEAVES_BETWEEN_LOOKS - 1);
+        assert_holds(&store, &model);
+    }
+
+    #[test]
+    fn nothing_is_moved_while_somebody_holds_what_would_be_replaced() {
+        let disk = SimDisk::new(1);
+        let (store, model) = scattered(&disk);
+        let snapshot = store.snapshot().expect("a snapshot");
+        assert!(!shrink(&store));
+        drop(snapshot);
+        assert!(shrink(&store));
+        assert_holds(&store, &model);
+    }
+
+    #[test]
+    fn power_cut_in_the_middle_of_it_leaves_what_was_there() {
+        let disk = SimDisk::new(1);
+        let (store, model) = scattered(&disk);
+        store.sync().expect("synced");
+        drop(store);
+        let (mut calls, mut is_done) = (0, false);
+        while !is_done {
+            let before = disk.kill();
+            let store = open(&before);
+            before.stop_after(calls);
+            let core = store.core();
+            let mut state = core.maintenance.lock().expect("nobody panicked");
+            is_done = core.shrink(&mut state).is_ok();
+            drop(state);
+            let after = before.power_cut(calls);
+            assert_holds(&open(&after), &model);
+            calls += 3;
+        }
+        assert!(calls > 30, "{calls}");
+    }
+}

@@ -38,6 +38,9 @@ pub trait Storage: Debug + Send + Sync {
     /// or the process dies, and it excludes other processes and other guards of this process alike. `Ok(None)`:
     /// somebody else holds it in a mode that excludes `mode`.
     fn lock(&self, name: &str, mode: LockMode) -> io::Result<Option<Lock>>;
+    /// Opens a file, which is made when missing, to lock single bytes of it. Byte locks exclude [`Storage::lock`]s of the
+    /// same file by anybody else.
+    fn byte_locks(&self, name: &str) -> io::Result<Box<dyn ByteLocks>>;
     /// The directory, for messages.
     fn path(&self) -> &Path;
 }
@@ -49,6 +52,18 @@ pub enum LockMode {
     Shared,
     /// One holder.
     Exclusive,
+}
+
+/// One holder of advisory locks on single bytes of a file, which need not exist. The kernel frees them when the holder is
+/// dropped or its process dies, in whatever container it runs, and at no other time. A child that the process forks does
+/// not keep them.
+pub trait ByteLocks: Debug + Send + Sync {
+    /// Takes the lock of a byte, in exclusive mode. `false`: another holder has it.
+    fn take(&self, byte: u64) -> io::Result<bool>;
+    /// Lets go of the lock of a byte.
+    fn release(&self, byte: u64) -> io::Result<()>;
+    /// Whether another holder has the lock of a byte.
+    fn is_taken(&self, byte: u64) -> io::Result<bool>;
 }
 
 /// A held advisory lock; dropping it lets go.

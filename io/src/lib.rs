@@ -7,6 +7,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_endian = "little")))]
 compile_error!("Duramen runs on 64-bit little-endian Linux (x86-64 and aarch64); this target is not supported yet");
 
+mod fork;
 mod interface;
 mod machine;
 mod memory;
@@ -16,6 +17,7 @@ mod wait;
 mod real;
 mod sim;
 
+pub use fork::forks;
 pub use interface::*;
 pub use machine::{
     is_network_filesystem, match_bytes, memory_limit_bytes, prefetch, process_id, process_is_alive, process_name,
@@ -24,4 +26,4 @@ pub use real::{
     create_directory, exists, is_directory, is_occupied, is_within, memory_file, real_platform, real_platform_read_only,
 };
 pub use sim::{FailKind, FailSpan, SimDisk};
-pub use wait::{WordLock, WordLockGuard, wait, wake};
+pub use wait::{Owner, WordLock, WordLockGuard, wait, wake};

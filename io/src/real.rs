@@ -13,8 +13,10 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::fork::{Kept, keep_from_children};
 use crate::interface::{
-    Access, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random, Storage,
+    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random,
+    Storage,
 };
 use crate::memory::{ALIGNMENT, Reservation};
 use crate::name::check_name;
@@ -217,17 +219,22 @@ impl Storage for RealStorage {
         }
         // The lock belongs to the open file description, so a new one is opened for each lock: two locks of one
         // process then exclude each other like those of two processes.
-        let descriptor = self.open_fd(name, flags)?;
-        match set_lock(&descriptor, kind) {
+        let descriptor = keep_from_children(|| self.open_fd(name, flags))?;
+        match set_lock(&descriptor, kind, WHOLE_FILE) {
             Ok(()) => Ok(Some(Lock {
-                _held: Box::new(RealLock {
-                    descriptor,
-                    process: std::process::id(),
-                }),
+                _held: Box::new(RealLock { descriptor }),
             })),
             Err(Errno::AGAIN | Errno::ACCESS) => Ok(None),
             Err(error) => Err(failed(error, "lock", name)),
         }
+    }
+
+    fn byte_locks(&self, name: &str) -> io::Result<Box<dyn ByteLocks>> {
+        self.check_writable("lock", name)?;
+        Ok(Box::new(RealByteLocks {
+            descriptor: keep_from_children(|| self.open_fd(name, OFlags::RDWR | OFlags::CREATE))?,
+            name: name.to_owned(),
+        }))
     }
 
     fn path(&self) -> &Path {
@@ -235,19 +242,36 @@ impl Storage for RealStorage {
     }
 }
 
-/// Takes or releases a lock on the whole file for an open file description, without waiting.
-fn set_lock(descriptor: &OwnedFd, kind: libc::c_int) -> Result<(), Errno> {
-    // SAFETY: `flock` is a plain structure for which all zeros is a value: the whole file, process 0 as required.
+/// First byte and number of bytes of a lock; no number: all that come.
+type LockedRange = (i64, i64);
+const WHOLE_FILE: LockedRange = (0, 0);
+
+/// Takes or releases a lock for an open file description, without waiting.
+fn set_lock(descriptor: &OwnedFd, kind: libc::c_int, range: LockedRange) -> Result<(), Errno> {
+    lock_call(descriptor, libc::F_OFD_SETLK, kind, range).map(drop)
+}
+
+/// One call for a lock of an open file description. Returns the request as the kernel left it.
+fn lock_call(
+    descriptor: &OwnedFd,
+    command: libc::c_int,
+    kind: libc::c_int,
+    (start, length): LockedRange,
+) -> Result<libc::flock, Errno> {
+    // SAFETY: `flock` is a plain structure for which all zeros is a value: process 0 as required.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = kind as libc::c_short;
     request.l_whence = libc::SEEK_SET as libc::c_short;
+    request.l_start = start;
+    request.l_len = length;
     retry_on_intr(|| {
         // SAFETY: the descriptor is open and `request` outlives the call.
-        match unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_OFD_SETLK, &request) } {
+        match unsafe { libc::fcntl(descriptor.as_raw_fd(), command, &mut request) } {
             -1 => Err(last_error()),
             _ => Ok(()),
         }
-    })
+    })?;
+    Ok(request)
 }
 
 /// The error of the libc call that just failed.
@@ -257,19 +281,49 @@ fn last_error() -> Errno {
 
 #[derive(Debug)]
 struct RealLock {
-    descriptor: OwnedFd,
-    process: u32,
+    descriptor: Kept,
 }
 
 impl LockGuard for RealLock {}
 
 impl Drop for RealLock {
     fn drop(&mut self) {
-        // After a fork the child shares the open file description. If the owner only closed its descriptor, the lock
-        // would last as long as the child; if the child released the lock, the owner would lose it.
-        if self.process == std::process::id() {
-            let _ = set_lock(&self.descriptor, libc::F_UNLCK);
+        // Not only by closing: a thread that is just starting another program has a copy of the descriptor for a moment.
+        // In a forked child the descriptor leads nowhere, and this does nothing.
+        let _ = set_lock(&self.descriptor, libc::F_UNLCK, WHOLE_FILE);
+    }
+}
+
+/// One open file description, to which the locks belong.
+#[derive(Debug)]
+struct RealByteLocks {
+    descriptor: Kept,
+    name: String,
+}
+
+impl ByteLocks for RealByteLocks {
+    fn take(&self, byte: u64) -> io::Result<bool> {
+        match set_lock(&self.descriptor, libc::F_WRLCK, (byte as i64, 1)) {
+            Ok(()) => Ok(true),
+            Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+            Err(error) => Err(failed(error, "lock", &self.name)),
         }
+    }
+
+    fn release(&self, byte: u64) -> io::Result<()> {
+        set_lock(&self.descriptor, libc::F_UNLCK, (byte as i64, 1)).map_err(|error| failed(error, "unlock", &self.name))
+    }
+
+    fn is_taken(&self, byte: u64) -> io::Result<bool> {
+        let found = lock_call(&self.descriptor, libc::F_OFD_GETLK, libc::F_WRLCK, (byte as i64, 1))
+            .map_err(|error| failed(error, "look for locks of", &self.name))?;
+        Ok(i32::from(found.l_type) != libc::F_UNLCK)
+    }
+}
+
+impl Drop for RealByteLocks {
+    fn drop(&mut self) {
+        let _ = set_lock(&self.descriptor, libc::F_UNLCK, WHOLE_FILE);
     }
 }
 

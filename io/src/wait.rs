@@ -34,18 +34,37 @@ pub fn wake(word: &AtomicU32, count: u32) {
 }
 
 const FREE: u32 = 0;
-const HELD: u32 = 1;
-const HELD_WITH_WAITERS: u32 = 2;
+/// Somebody may sleep until the lock is free. The other bits say who holds it.
+const WAITERS: u32 = 1 << 31;
 
 /// How often `lock` looks at a held lock before it sleeps: about the length of the longest section worth waiting out,
 /// and far less than the 30 microseconds that waking a sleeping thread costs.
 const SPINS: u32 = 100;
 
-/// A mutex in one word, which may lie in memory shared by processes: all zeros is a free lock. The holder's death
-/// does not free it.
+/// How long a waiter sleeps at a time. Whoever was woken and died before it took the lock leaves the others asleep.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// Who takes a [`WordLock`]: a number that means a process to those who share the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(u32);
+
+impl Owner {
+    /// The owner of this number, which is below 2^16.
+    pub fn new(number: u16) -> Owner {
+        Owner(u32::from(number) + 1)
+    }
+
+    /// Its number.
+    pub fn number(self) -> u16 {
+        (self.0 - 1) as u16
+    }
+}
+
+/// A mutex in one word, which may lie in memory shared by processes: all zeros is a free lock. The holder's death does not
+/// free it, but the word names the holder, so that others can find out and [`WordLock::take_over`].
 ///
-/// The word is 0 (free), 1 (held) or 2 (held, and somebody may sleep), as in Drepper's "Futexes are tricky": a holder
-/// needs the kernel to unlock only in the third state.
+/// The word is zero (free) or the holder's number, and says whether somebody may sleep, as in Drepper's "Futexes are
+/// tricky": a holder needs the kernel to unlock only then.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct WordLock {
@@ -61,25 +80,61 @@ impl WordLock {
     }
 
     /// Waits for the lock and takes it.
-    pub fn lock(&self) -> WordLockGuard<'_> {
-        if self.try_take().is_err() {
-            self.lock_contended();
+    #[inline]
+    pub fn lock(&self, owner: Owner) -> WordLockGuard<'_> {
+        if self.try_take(owner.0).is_err() {
+            self.lock_contended(owner, &mut |_| None::<()>);
         }
         WordLockGuard { lock: self }
     }
 
-    /// Takes the lock if it is free.
-    pub fn try_lock(&self) -> Option<WordLockGuard<'_>> {
-        self.try_take().ok().map(|_| WordLockGuard { lock: self })
+    /// The same, for at most as long as `look` returns nothing. It is called every tenth of a second while somebody else
+    /// holds the lock, with who that is. What it returns is the error; it may take the lock over, too, and then waits for
+    /// nobody but itself.
+    #[inline]
+    pub fn lock_unless<E>(
+        &self,
+        owner: Owner,
+        mut look: impl FnMut(Owner) -> Option<E>,
+    ) -> Result<WordLockGuard<'_>, E> {
+        if self.try_take(owner.0).is_err()
+            && let Some(error) = self.lock_contended(owner, &mut look)
+        {
+            return Err(error);
+        }
+        Ok(WordLockGuard { lock: self })
     }
 
-    /// Frees a lock whose guard was forgotten, or whose holder is known to be dead. Whoever calls this answers for
-    /// nobody being inside the section. Returns whether somebody slept to get it.
+    /// Takes the lock if it is free.
+    #[inline]
+    pub fn try_lock(&self, owner: Owner) -> Option<WordLockGuard<'_>> {
+        self.try_take(owner.0).ok().map(|_| WordLockGuard { lock: self })
+    }
+
+    /// Who holds the lock.
+    pub fn holder(&self) -> Option<Owner> {
+        match self.word.load(Ordering::Acquire) & !WAITERS {
+            FREE => None,
+            number => Some(Owner(number)),
+        }
+    }
+
+    /// Takes the lock from somebody who is dead, if it is still his. Whoever calls this answers for that, for nobody of
+    /// that number being alive until this returns, and for what the lock guards being put in order.
+    pub fn take_over(&self, dead: Owner, owner: Owner) -> Option<WordLockGuard<'_>> {
+        let take = |word: u32| (word & !WAITERS == dead.0).then_some(owner.0 | WAITERS);
+        // Acquire: what the dead one stored before the kernel said that it is dead comes first anyway.
+        let taken = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take);
+        taken.ok().map(|_| WordLockGuard { lock: self })
+    }
+
+    /// Frees a lock whose guard was forgotten. Whoever calls this answers for nobody being inside the section. Returns
+    /// whether somebody slept to get it.
     pub fn unlock(&self) -> bool {
         // Release pairs with the Acquire of the next holder.
         let before = self.word.swap(FREE, Ordering::Release);
         debug_assert_ne!(before, FREE, "a free lock was unlocked");
-        let has_waiters = before == HELD_WITH_WAITERS;
+        let has_waiters = before & WAITERS != 0;
         if has_waiters {
             wake(&self.word, 1);
         }
@@ -87,25 +142,40 @@ impl WordLock {
     }
 
     #[inline]
-    fn try_take(&self) -> Result<u32, u32> {
+    fn try_take(&self, word: u32) -> Result<u32, u32> {
         // Acquire pairs with the Release of `unlock`.
         self.word
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(FREE, word, Ordering::Acquire, Ordering::Relaxed)
     }
 
     #[cold]
-    fn lock_contended(&self) {
+    fn lock_contended<E>(&self, owner: Owner, look: &mut dyn FnMut(Owner) -> Option<E>) -> Option<E> {
         for _ in 0..SPINS {
             // Relaxed: only a hint; the exchange below orders.
-            if self.word.load(Ordering::Relaxed) == FREE && self.try_take().is_ok() {
-                return;
+            if self.word.load(Ordering::Relaxed) == FREE && self.try_take(owner.0).is_ok() {
+                return None;
             }
             std::hint::spin_loop();
         }
-        // Taking it in state 2 although nobody else may sleep costs one needless wake; taking it in state 1 while
-        // somebody sleeps would leave that thread asleep for ever.
-        while self.word.swap(HELD_WITH_WAITERS, Ordering::Acquire) != FREE {
-            wait(&self.word, HELD_WITH_WAITERS, None);
+        loop {
+            // Saying that somebody sleeps although nobody else may costs one needless wake; not saying so while somebody
+            // sleeps would leave that thread asleep.
+            let found = match self.try_take(owner.0 | WAITERS) {
+                Ok(_) => return None,
+                Err(found) => found,
+            };
+            let marked = found | WAITERS;
+            let is_marked = found == marked
+                || self
+                    .word
+                    .compare_exchange(found, marked, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
+            if is_marked && !wait(&self.word, marked, Some(LONGEST_SLEEP)) {
+                let error = look(Owner(found & !WAITERS));
+                if error.is_some() {
+                    return error;
+                }
+            }
         }
     }
 }
@@ -137,6 +207,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    const ME: Owner = Owner(1);
 
     #[test]
     fn wait_returns_at_once_when_the_word_differs() {
@@ -190,7 +262,7 @@ mod tests {
                 let counted = &counted;
                 scope.spawn(move || {
                     for _ in 0..rounds {
-                        let _guard = counted.lock.lock();
+                        let _guard = counted.lock.lock(ME);
                         // SAFETY: the lock is held.
                         unsafe { *counted.count.get() += 1 };
                     }
@@ -199,7 +271,7 @@ mod tests {
         });
         // SAFETY: all threads have ended.
         assert_eq!(unsafe { *counted.count.get() }, threads * rounds);
-        assert!(counted.lock.try_lock().is_some());
+        assert!(counted.lock.try_lock(ME).is_some());
     }
 
     #[test]
@@ -207,11 +279,11 @@ mod tests {
         let lock = WordLock::new();
         let released = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let guard = lock.lock();
-            assert!(lock.try_lock().is_none());
+            let guard = lock.lock(ME);
+            assert!(lock.try_lock(ME).is_none());
             for _ in 0..3 {
                 scope.spawn(|| {
-                    let _guard = lock.lock();
+                    let _guard = lock.lock(ME);
                     assert!(released.load(Ordering::Relaxed));
                 });
             }
@@ -225,5 +297,34 @@ mod tests {
     fn word_lock_is_one_word_of_zeros() {
         assert_eq!(size_of::<WordLock>(), 4);
         assert_eq!(WordLock::default().word.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn lock_of_a_dead_owner_is_taken_over_once_and_by_name() {
+        let lock = WordLock::new();
+        let (dead, other) = (Owner::new(7), Owner::new(8));
+        assert_eq!(lock.holder(), None);
+        std::mem::forget(lock.lock(dead));
+        assert_eq!(lock.holder().map(Owner::number), Some(7));
+        assert!(lock.take_over(other, ME).is_none(), "it is not his");
+        let guard = lock.take_over(dead, ME).expect("it is his");
+        assert!(lock.take_over(dead, other).is_none(), "it is no longer his");
+        assert_eq!(lock.holder(), Some(ME));
+        drop(guard);
+        assert_eq!(lock.holder(), None);
+    }
+
+    #[test]
+    fn waiter_looks_who_holds_the_lock_and_may_give_up_or_go_on() {
+        let lock = WordLock::new();
+        let dead = Owner::new(7);
+        std::mem::forget(lock.lock(dead));
+        assert_eq!(lock.lock_unless(ME, Some).err(), Some(dead));
+        let guard = lock.lock_unless(ME, |holder| {
+            assert_eq!(holder, dead);
+            drop(lock.take_over(dead, ME));
+            None::<()>
+        });
+        assert!(guard.is_ok());
     }
 }

@@ -48,6 +48,7 @@ claims! {
     locks_exclude_within_one_process
     dropped_lock_is_free
     locks_of_different_names_do_not_meet
+    byte_locks_exclude_other_holders_and_whole_locks
     syncs_and_hints_succeed
     clock_does_not_go_back
     random_numbers_differ
@@ -571,4 +572,78 @@ fn simulated_clock_stands_still_until_advanced() {
         "the monotonic clock begins anew with the machine"
     );
     assert_eq!(restarted.wall(), clock.wall());
+}
+
+fn byte_locks_exclude_other_holders_and_whole_locks(platform: &Platform) {
+    let storage = &platform.storage;
+    let (one, two) = (storage.byte_locks("lock").unwrap(), storage.byte_locks("lock").unwrap());
+    assert!(one.take(0).unwrap() && one.take(70).unwrap());
+    assert!(one.take(70).unwrap(), "who has it may ask again");
+    assert!(!two.take(70).unwrap() && two.take(71).unwrap());
+    assert!(two.is_taken(70).unwrap() && one.is_taken(71).unwrap());
+    assert!(!one.is_taken(70).unwrap(), "by another holder, that is");
+    assert!(!one.is_taken(72).unwrap());
+    for mode in [LockMode::Shared, LockMode::Exclusive] {
+        assert!(storage.lock("lock", mode).unwrap().is_none());
+    }
+    one.release(70).unwrap();
+    assert!(two.take(70).unwrap() && !one.take(70).unwrap());
+    drop(two);
+    assert!(one.take(71).unwrap() && !one.is_taken(70).unwrap());
+    drop(one);
+    let whole = storage.lock("lock", LockMode::Shared).unwrap().unwrap();
+    let three = storage.byte_locks("lock").unwrap();
+    assert!(!three.take(0).unwrap() && three.is_taken(70).unwrap());
+    drop(whole);
+    assert!(three.take(0).unwrap());
+}
+
+/// Forks; the child sleeps, when it can tell that it is one, until it is killed. Returns its number.
+fn fork_sleeper() -> libc::pid_t {
+    let before = duramen_io::forks();
+    // SAFETY: the child only compares numbers, sleeps and leaves, which is allowed in one of a program with threads.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_counted = duramen_io::forks() == before + 1;
+        // SAFETY: calls that are allowed in a signal handler.
+        unsafe {
+            libc::sleep(if is_counted { 60 } else { 0 });
+            libc::_exit(1);
+        }
+    }
+    assert!(child > 0 && duramen_io::forks() == before);
+    child
+}
+
+#[test]
+fn parent_that_dies_lets_go_of_its_locks_while_its_forked_child_lives() {
+    let directory = tempfile::tempdir().unwrap();
+    let storage = real_platform(directory.path()).unwrap().storage;
+    let observer = storage.byte_locks("bytes").unwrap();
+    let whole = || storage.lock("whole", LockMode::Exclusive).unwrap();
+    let word = duramen_io::memory_file().unwrap();
+    word.allocate(0, 4096).unwrap();
+    let shared = word.map(4096, Access::ReadWrite).unwrap();
+    // SAFETY: the child makes calls that take memory, which the C library allows a child of a program with threads.
+    let parent = unsafe { libc::fork() };
+    if parent == 0 {
+        let locks = (whole().unwrap(), storage.byte_locks("bytes").unwrap());
+        assert!(locks.1.take(7).unwrap());
+        self::word(&shared, 0).store(fork_sleeper() as u32, Ordering::SeqCst);
+        // SAFETY: as a kill does, this runs no destructors.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: the numbers of our own child and of its child, which sleeps until it is killed.
+    unsafe {
+        assert_eq!(libc::waitpid(parent, &mut status, 0), parent);
+        assert_eq!(status, 0);
+        let child = self::word(&shared, 0).load(Ordering::SeqCst) as libc::pid_t;
+        assert_eq!(libc::kill(child, 0), 0, "the child did not count the fork");
+        let is_free = || !observer.is_taken(7).unwrap() && whole().is_some();
+        // The child may not have run at all yet.
+        let were_freed = (0..1000).any(|_| is_free() || libc::usleep(5_000) != 0);
+        libc::kill(child, libc::SIGKILL);
+        assert!(were_freed, "the child keeps the locks");
+    }
 }

@@ -18,6 +18,8 @@ use super::survival::{Chooser, Survival};
 struct Holders {
     shared: usize,
     is_exclusive: bool,
+    /// Who has which byte.
+    bytes: BTreeMap<u64, u64>,
 }
 
 /// Everything behind the mutex of a simulated disk.
@@ -36,6 +38,7 @@ pub(super) struct Disk {
     inodes: BTreeMap<InodeId, Inode>,
     inodes_made: InodeId,
     locks: BTreeMap<String, Holders>,
+    byte_holders_made: u64,
     /// Number of the last call that changed something.
     sequence: u64,
 }
@@ -53,6 +56,7 @@ impl Disk {
             inodes: BTreeMap::new(),
             inodes_made: 0,
             locks: BTreeMap::new(),
+            byte_holders_made: 0,
             sequence: 0,
         }
     }
@@ -232,7 +236,8 @@ impl Disk {
             self.create(name)?;
         }
         let holders = self.locks.entry(name.to_owned()).or_default();
-        let is_free = !holders.is_exclusive && (mode == LockMode::Shared || holders.shared == 0);
+        let is_free =
+            !holders.is_exclusive && holders.bytes.is_empty() && (mode == LockMode::Shared || holders.shared == 0);
         if is_free {
             match mode {
                 LockMode::Shared => holders.shared += 1,
@@ -248,6 +253,42 @@ impl Disk {
             LockMode::Shared => holders.shared -= 1,
             LockMode::Exclusive => holders.is_exclusive = false,
         }
+    }
+
+    /// Makes a holder of locks on bytes.
+    pub(super) fn byte_holder(&mut self, name: &str) -> io::Result<u64> {
+        check_name(name)?;
+        self.plan.check_running()?;
+        if self.directory.find(name).is_none() {
+            self.create(name)?;
+        }
+        self.locks.entry(name.to_owned()).or_default();
+        self.byte_holders_made += 1;
+        Ok(self.byte_holders_made)
+    }
+
+    fn holders(&mut self, name: &str) -> &mut Holders {
+        self.locks.get_mut(name).expect("who holds bytes has an entry")
+    }
+
+    pub(super) fn take_byte(&mut self, name: &str, byte: u64, holder: u64) -> io::Result<bool> {
+        self.plan.check_running()?;
+        let holders = self.holders(name);
+        let is_free = !holders.is_exclusive && holders.shared == 0;
+        Ok(is_free && *holders.bytes.entry(byte).or_insert(holder) == holder)
+    }
+
+    pub(super) fn is_byte_taken(&mut self, name: &str, byte: u64, holder: u64) -> io::Result<bool> {
+        self.plan.check_running()?;
+        let holders = self.holders(name);
+        let by_other = holders.bytes.get(&byte).is_some_and(|&found| found != holder);
+        Ok(by_other || holders.is_exclusive || holders.shared > 0)
+    }
+
+    /// Frees the bytes of a holder that are chosen.
+    pub(super) fn free_bytes(&mut self, name: &str, holder: u64, is_chosen: impl Fn(u64) -> bool) {
+        let bytes = &mut self.holders(name).bytes;
+        bytes.retain(|&byte, &mut found| found != holder || !is_chosen(byte));
     }
 
     /// The inode behind an open file.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::interface::{
-    Access, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random, Storage,
+    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random, Storage,
 };
 use crate::memory::ALIGNMENT;
 
@@ -81,8 +81,45 @@ impl Storage for SimStorage {
         }))
     }
 
+    fn byte_locks(&self, name: &str) -> io::Result<Box<dyn ByteLocks>> {
+        let holder = locked(&self.disk).byte_holder(name)?;
+        Ok(Box::new(SimByteLocks {
+            disk: Arc::clone(&self.disk),
+            name: name.to_owned(),
+            holder,
+        }))
+    }
+
     fn path(&self) -> &Path {
         Path::new("/simulated")
+    }
+}
+
+#[derive(Debug)]
+struct SimByteLocks {
+    disk: SharedDisk,
+    name: String,
+    holder: u64,
+}
+
+impl ByteLocks for SimByteLocks {
+    fn take(&self, byte: u64) -> io::Result<bool> {
+        locked(&self.disk).take_byte(&self.name, byte, self.holder)
+    }
+
+    fn release(&self, byte: u64) -> io::Result<()> {
+        locked(&self.disk).free_bytes(&self.name, self.holder, |found| found == byte);
+        Ok(())
+    }
+
+    fn is_taken(&self, byte: u64) -> io::Result<bool> {
+        locked(&self.disk).is_byte_taken(&self.name, byte, self.holder)
+    }
+}
+
+impl Drop for SimByteLocks {
+    fn drop(&mut self) {
+        locked(&self.disk).free_bytes(&self.name, self.holder, |_| true);
     }
 }
 

@@ -4,6 +4,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use duramen_io::wait;
+
 use crate::core::Core;
 use crate::error::{Error, Kind, Reason, unless_full};
 use crate::space::Slack;
@@ -25,19 +27,19 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Folds whenever a generation is frozen, and when the store has been quiet for a while.
 pub(crate) fn fold_loop(core: &Core) {
-    let mut quiet = 0;
+    let (mut quiet, mut asked) = (0, 0);
     // When the file was last shrunk.
     let mut shrunk: Option<Duration> = None;
     let mut seen = core.control().visible.0.load(Ordering::Relaxed);
     loop {
-        if wait_for_work(core) {
+        if wait_for_work(core, &mut asked) {
             return;
         }
         let visible = core.control().visible.0.load(Ordering::Relaxed);
         quiet = if visible == seen { quiet + 1 } else { 0 };
         seen = visible;
         let round = || {
-            let mut state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+            let mut state = core.hold_maintenance()?;
             let busy = core.region.version().generations.len() > 1;
             if busy {
                 // The fold needs no new log file, and frees one.
@@ -46,7 +48,7 @@ pub(crate) fn fold_loop(core: &Core) {
             } else if is_time_to_tidy(quiet) {
                 drop(state);
                 core.maintain()?;
-                state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+                state = core.hold_maintenance()?;
                 core.give_space_back(&mut state, Slack::Usual)?;
                 if quiet >= LONG_QUIET_TICKS {
                     core.compact_if_sparse(&mut state)?;
@@ -100,17 +102,13 @@ fn give_up_or_pause(core: &Core, error: Error) {
     }
 }
 
-/// Sleeps until something is asked for, or for a tick. Returns whether to stop.
-fn wait_for_work(core: &Core) -> bool {
-    let guard = core.work.0.lock().unwrap_or_else(|e| e.into_inner());
-    let idle = |work: &mut crate::core::Work| !work.fold && !work.stop;
-    let (mut work, _) = core
-        .work
-        .1
-        .wait_timeout_while(guard, TICK, idle)
-        .unwrap_or_else(|e| e.into_inner());
-    work.fold = false;
-    work.stop
+/// Sleeps until there is something to fold, or for a tick; `seen` is what the word was when that was last looked for.
+/// Returns whether to stop.
+fn wait_for_work(core: &Core, seen: &mut u32) -> bool {
+    let word = &core.control().work.0;
+    wait(word, *seen, Some(TICK));
+    *seen = word.load(Ordering::Acquire);
+    core.work.0.lock().unwrap_or_else(|e| e.into_inner()).stop
 }
 
 /// Syncs whenever a commit future waits, and wakes those whose commits are durable.

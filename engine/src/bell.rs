@@ -188,7 +188,7 @@ impl Store {
     /// is to be looked for afterwards; the bell is armed.
     #[doc(hidden)]
     pub fn listen(&self, bell: &Bell, listener: &Arc<Listener>, token: u64) {
-        let guard = self.core().control().commit_lock.0.lock();
+        let guard = self.core().hold_commits();
         let mut listeners = locked(&bell.listeners);
         listeners.push((token, Arc::downgrade(listener)));
         bell.watched.store(listeners.len() as u32, Ordering::Relaxed);

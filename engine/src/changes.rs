@@ -22,8 +22,8 @@
 //! a stream that is busy reading costs the commits after it nothing.
 //!
 //! Invariants: `base commit of the pinned version <= position <= visible`. Generations are read, and their set is
-//! looked at, only under the shared `retention` lock. Locks are taken in the order list of streams, stream, retention,
-//! commit lock; the folding thread, which holds `maintenance`, never waits for a stream.
+//! looked at, only while [`Core::keep_generations`] keeps them. Locks are taken in the order list of streams, stream,
+//! generations kept, commit lock; the folding thread, which holds `maintenance`, never waits for a stream.
 
 use std::collections::btree_map::Entry as Place;
 use std::collections::{BTreeMap, HashMap};
@@ -49,6 +49,12 @@ use crate::snapshot::{Purpose, describe};
 use crate::store::Handle;
 use crate::value::{Entry, Source};
 use crate::view::{GenerationView, Note, entry_at, in_tree};
+
+/// How long a stream waits at a time while generations are freed.
+const FREEING_WAIT: Duration = Duration::from_millis(10);
+/// How long whoever frees a generation waits for streams, each of which reads one commit at a time.
+const FREEING_STEP: Duration = Duration::from_micros(200);
+const FREEING_ROUNDS_MAX: u32 = 500;
 
 /// Commits that a stream lies behind when it begins to remember what it read (see [`Latest`]).
 const FAR_BEHIND: u64 = 256;
@@ -214,7 +220,7 @@ impl Changes {
         let began = core.platform.clock.monotonic();
         let mut is_late = timeout.is_zero();
         loop {
-            let word = core.streams.word.load(Ordering::Acquire);
+            let word = core.control().streams_word.load(Ordering::Acquire);
             core.healthy()?;
             locked(&self.follower).hold(core)?;
             let limit = self.limit(core);
@@ -246,19 +252,19 @@ impl Changes {
     /// Sleeps until there may be something to deliver; `false`: the time is over. `word` was read before the caller
     /// found that there is nothing.
     fn wait(&self, core: &Core, word: u32, timeout: Duration) -> bool {
-        let guard = core.control().commit_lock.0.lock();
-        core.streams.waiting.store(1, Ordering::Relaxed);
+        let guard = core.hold_commits();
+        core.control().streams_waiting.0.store(1, Ordering::Relaxed);
         drop(guard);
         // Pairs with the fence in `announce_synced`, which knows nothing of the commit lock.
         fence(Ordering::SeqCst);
-        self.limit(core) > self.position || wait(&core.streams.word, word, Some(timeout))
+        self.limit(core) > self.position || wait(&core.control().streams_word, word, Some(timeout))
     }
 
     /// Reads one commit; `None`: the filter lets nothing of it through.
     fn read(&mut self, core: &Core, limit: u64) -> Result<Option<CommitChanges>> {
         let number = self.position + 1;
         let mut follower = locked(&self.follower);
-        let retained = core.retention.read().unwrap_or_else(|e| e.into_inner());
+        let retained = core.keep_generations();
         let version = follower.hold(core)?.version.clone();
         let (start, body) = self.reader.record(core, &version, number)?;
         let Reader {
@@ -320,40 +326,90 @@ impl Drop for Changes {
     }
 }
 
-/// The streams of a store, and where they wait.
+/// The streams that this process has of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     followers: Mutex<Vec<Weak<Mutex<Follower>>>>,
-    /// Nonzero: a stream may be asleep. Set under the commit lock.
-    waiting: AtomicU32,
-    /// Changes when there may be something to deliver; streams sleep on it.
-    word: AtomicU32,
 }
 
 impl Streams {
     fn list(&self) -> MutexGuard<'_, Vec<Weak<Mutex<Follower>>>> {
         self.followers.lock().unwrap_or_else(|e| e.into_inner())
     }
+}
 
+/// Generations that stay as they are while somebody reads them who may not have them pinned.
+pub(crate) struct KeptGenerations<'a> {
+    reading: &'a AtomicU32,
+}
+
+impl Drop for KeptGenerations<'_> {
+    fn drop(&mut self) {
+        // Release: who finds nobody reading comes after what was read.
+        self.reading.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Core {
     /// Called after every commit.
     #[inline]
-    pub(crate) fn wake_if_waiting(&self) {
-        if self.waiting.load(Ordering::Relaxed) != 0 {
-            self.wake();
+    pub(crate) fn wake_waiting_streams(&self) {
+        if self.control().streams_waiting.0.load(Ordering::Relaxed) != 0 {
+            self.wake_streams();
         }
     }
 
     /// Wakes all streams, so that they look at the state of the store again.
     #[cold]
-    pub(crate) fn wake(&self) {
-        self.waiting.store(0, Ordering::Relaxed);
+    pub(crate) fn wake_streams(&self) {
+        let control = self.control();
+        control.streams_waiting.0.store(0, Ordering::Relaxed);
         // Release: who sees the new word sees what it was changed for.
-        self.word.fetch_add(1, Ordering::AcqRel);
-        wake(&self.word, u32::MAX);
+        control.streams_word.fetch_add(1, Ordering::AcqRel);
+        wake(&control.streams_word, u32::MAX);
     }
-}
 
-impl Core {
+    /// Keeps all generations as they are while a stream reads. Whoever frees one waits for that, and first lets nobody
+    /// else begin.
+    fn keep_generations(&self) -> KeptGenerations<'_> {
+        let reading = &self.region.process(self.region.me()).reading;
+        let freeing = &self.control().freeing;
+        loop {
+            // SeqCst, as in `while_nobody_reads`: either we see that somebody frees, or that one sees us.
+            reading.fetch_add(1, Ordering::SeqCst);
+            let kept = KeptGenerations { reading };
+            if freeing.load(Ordering::SeqCst) == 0 {
+                return kept;
+            }
+            drop(kept);
+            wait(freeing, 1, Some(FREEING_WAIT));
+        }
+    }
+
+    /// Frees something that streams read without having it pinned, with the maintenance lock. `false`: somebody reads
+    /// and does not come to an end.
+    pub(crate) fn while_nobody_reads(&self, free: impl FnOnce()) -> bool {
+        let freeing = &self.control().freeing;
+        freeing.store(1, Ordering::SeqCst);
+        let is_read = || {
+            self.region
+                .processes()
+                .any(|(_, entry)| entry.reading.load(Ordering::SeqCst) > 0)
+        };
+        let mut rounds = 0;
+        while is_read() && rounds < FREEING_ROUNDS_MAX {
+            std::thread::sleep(FREEING_STEP);
+            rounds += 1;
+        }
+        let is_free = rounds < FREEING_ROUNDS_MAX;
+        if is_free {
+            free();
+        }
+        freeing.store(0, Ordering::SeqCst);
+        wake(freeing, u32::MAX);
+        is_free
+    }
+
     /// Moves the pins of all streams that no longer need what they hold. Called by the folding thread, with the
     /// maintenance lock; a stream that is being read moves by itself.
     pub(crate) fn move_streams(&self) {
@@ -368,14 +424,14 @@ impl Core {
     /// The oldest commit that a stream can begin after, as far as that can be told without waiting for a fold.
     fn oldest_retained(&self) -> u64 {
         let oldest = self
-            .maintenance
-            .try_lock()
+            .try_hold_maintenance()
             .ok()
+            .flatten()
             .and_then(|state| state.history.front().map(|(_, version, _)| version.base_commit));
         oldest.unwrap_or_else(|| self.region.version().base_commit)
     }
 
-    /// Slots of the generations whose logs and indexes can be read. Under the retention lock it stays that way.
+    /// Slots of the generations whose logs and indexes can be read. While they are kept it stays that way.
     fn readable_slots(&self) -> impl Iterator<Item = u16> {
         let is_readable = |entry: &GenerationEntry| match entry.state() {
             GenerationState::Active | GenerationState::Frozen | GenerationState::Folded => true,
@@ -387,7 +443,7 @@ impl Core {
     }
 
     /// The generations that hold commits after `base_commit`, up to generation `newest`, oldest first.
-    fn generations_between(&self, base_commit: u64, newest: u32) -> Vec<GenerationView> {
+    fn generations_between(&self, base_commit: u64, newest: u32) -> Result<Vec<GenerationView>> {
         let number = |slot: u16| self.entry(slot).number.load(Ordering::Relaxed);
         let wanted =
             |&slot: &u16| self.entry(slot).last_commit.load(Ordering::Relaxed) > base_commit && number(slot) <= newest;
@@ -476,7 +532,7 @@ impl Hold {
     /// Pins what is published now. Also returns the end of the log.
     fn newest(core: &Core) -> Result<(Hold, u64)> {
         // Under the commit lock no generation can begin before this follows those that will.
-        let _guard = core.control().commit_lock.0.lock();
+        let _guard = core.hold_commits();
         let (pin, version, commit) = core.region.pin(0, &core.control().visible.0)?;
         describe(core, &pin, Purpose::Changes);
         let hold = Hold { pin, version, commit };
@@ -518,7 +574,7 @@ impl Hold {
     /// Pins a version that folding kept for streams.
     fn kept(core: &Core, commit: u64) -> Result<Hold> {
         // While this lock is held nothing is freed.
-        let state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let state = core.hold_maintenance()?;
         let kept = state
             .history
             .iter()
@@ -568,7 +624,7 @@ impl LogCursor {
     /// `None`: the log file has lost its header.
     fn at(core: &Core, slot: u16, position: u64) -> Option<LogCursor> {
         // SAFETY: the header was written before the generation went live, and the caller holds the generation.
-        let head = unsafe { core.segments.view(slot).bytes(0, LOG_START) };
+        let head = unsafe { core.log_view(slot).ok()?.bytes(0, LOG_START) };
         let segment = SegmentHeader::decode(head, core.store)?;
         Some(LogCursor {
             slot,
@@ -593,7 +649,7 @@ impl Reader {
         self.enter(core, version, commit)?;
         let damaged = || Error::damaged(format!("the log has no intact record of commit {commit}"));
         let cursor = self.cursor.as_mut().ok_or_else(damaged)?;
-        let log = core.segments.view(cursor.slot);
+        let log = core.log_view(cursor.slot)?;
         // Acquire: pairs with the release by the committer, who wrote the record before.
         let end = core.entry(cursor.slot).tail.load(Ordering::Acquire);
         loop {
@@ -625,7 +681,7 @@ impl Reader {
             self.cursor = slot.and_then(|slot| LogCursor::at(core, slot, LOG_START));
         }
         let newest = self.cursor.map_or(u32::MAX, |cursor| cursor.segment.generation);
-        self.generations = core.generations_between(version.base_commit, newest);
+        self.generations = core.generations_between(version.base_commit, newest)?;
         if self.version != version.number {
             self.latest.clear();
         }
@@ -853,8 +909,8 @@ impl<'a, S: Source<'a>> Collector<'_, S> {
 
 /// The names of all maps after a commit.
 fn names_at(core: &Core, version: &Version, commit: u64) -> Result<HashMap<u32, String>> {
-    let _retained = core.retention.read().unwrap_or_else(|e| e.into_inner());
-    let generations = core.generations_between(version.base_commit, u32::MAX);
+    let _retained = core.keep_generations();
+    let generations = core.generations_between(version.base_commit, u32::MAX)?;
     let mut names = HashMap::new();
     let mut damage = Ok(());
     with_source!(core, source => {

@@ -70,7 +70,7 @@ impl Store {
     fn check_all(&self, progress: &mut dyn FnMut(Progress)) -> Result<CheckReport> {
         let core = self.core();
         core.healthy()?;
-        let state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let state = core.hold_maintenance()?;
         let pinned = Pinned::new(self, &core.control().visible.0, Purpose::Snapshot)?;
         let mut report = CheckReport::default();
         core.check_meta(&state.durable, &mut report);
@@ -163,7 +163,7 @@ impl Core {
         let entry = self.entry(slot);
         let tail = entry.tail.load(Ordering::Acquire);
         let mut bytes = vec![0; tail as usize];
-        let file = self.segments.file(slot)?;
+        let file = self.log_file(slot)?;
         let name = crate::log::file_name(slot);
         file.read_at(&mut bytes, 0)
             .map_err(|error| Error::io(format!("reading {name}"), error))?;

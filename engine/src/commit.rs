@@ -33,7 +33,7 @@ use crate::limits::{
     LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
     WAITING_GENERATIONS_MAX,
 };
-use crate::log::{LOG_START, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
+use crate::log::{LOG_START, LogView, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
 use crate::planted::{PlantedBug, is_planted};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState};
@@ -165,7 +165,7 @@ impl Core {
         let (mut rounds, mut has_spare) = (0, !draft.adds_anything);
         loop {
             let seen = self.progress_seen();
-            let guard = self.control().commit_lock.0.lock();
+            let guard = self.hold_commits();
             self.writable()?;
             let exclusive = self.control().exclusive.0.load(Ordering::Relaxed);
             if exclusive != NOT_EXCLUSIVE && exclusive != token {
@@ -182,7 +182,7 @@ impl Core {
                     self.fill_in(draft)?;
                     let commit = self.write_record(draft)?;
                     let is_awaited = guard.release();
-                    self.streams.wake_if_waiting();
+                    self.wake_waiting_streams();
                     draft.ring();
                     // While one has the store to himself, all others wait for him.
                     if token == NOT_EXCLUSIVE {
@@ -221,7 +221,7 @@ impl Core {
         let word = &self.control().exclusive.0;
         loop {
             self.writable()?;
-            let guard = self.control().commit_lock.0.lock();
+            let guard = self.hold_commits();
             let holder = word.load(Ordering::Relaxed);
             if holder == NOT_EXCLUSIVE {
                 let token = self.control().exclusive_tokens.fetch_add(1, Ordering::Relaxed) | 1 << 31;
@@ -245,14 +245,14 @@ impl Core {
     }
 
     /// Waits until a fold freed a generation, or folds where nobody does it in the background.
-    fn wait_for_fold(&self, seen: u64, rounds: u32) -> Result<()> {
+    fn wait_for_fold(&self, seen: u32, rounds: u32) -> Result<()> {
         if rounds == if self.folds_in_background() { WAIT_ROUNDS_MAX } else { 2 } {
             return Err(self.no_log_file());
         }
         if !self.folds_in_background() {
             return self.maintain();
         }
-        self.ask(|work| work.fold = true);
+        self.ask_for_fold();
         let begun = self.platform.clock.monotonic();
         self.wait_for_progress(seen);
         let waited = self.platform.clock.monotonic().saturating_sub(begun);
@@ -355,7 +355,7 @@ impl Core {
         if end <= filled {
             return Ok(());
         }
-        let file = self.segments.file(slot)?;
+        let file = self.log_file(slot)?;
         let step = filled + LOG_GROWTH_BYTES;
         let grown = if record_end > step {
             let allocated = file.allocate(filled, record_end - filled);
@@ -375,7 +375,7 @@ impl Core {
         if draft.appends.is_empty() && draft.adds.is_empty() {
             return Ok(());
         }
-        let view = self.view_under_lock();
+        let view = self.view_under_lock()?;
         let seed = self.hash_seed;
         for append in std::mem::take(&mut draft.appends) {
             let next = with_source!(self, source => view.get(source, &append.counter))?;
@@ -503,7 +503,7 @@ impl Core {
             meta_sequence: tail.meta_sequence.load(Ordering::Relaxed),
         };
         let costs = draft.fold_costs();
-        let file = self.segments.file(slot)?;
+        let (file, log) = (self.log_file(slot)?, self.log_view(slot)?);
         let (record, sum) = draft.body.seal(&header);
         let length = record.len() as u64;
         if let Err(error) = file.write_at(record, start) {
@@ -521,7 +521,7 @@ impl Core {
         entry.value_pages.fetch_add(costs.value_pages, Ordering::Relaxed);
         // Release: the syncer that sees this tail syncs after the write above.
         entry.tail.store(start + length, Ordering::Release);
-        self.enter_in_index(slot, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
+        self.enter_in_index(slot, log, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
         // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
         control.visible.0.store(commit, Ordering::Release);
         draft.created.iter().for_each(|&id| self.catalog.created(id));
@@ -534,9 +534,8 @@ impl Core {
         Ok(commit)
     }
 
-    fn enter_in_index(&self, slot: u16, draft: &Draft, commit: u64, body: u32) {
+    fn enter_in_index(&self, slot: u16, log: LogView, draft: &Draft, commit: u64, body: u32) {
         let index = self.index(slot);
-        let log = self.segments.view(slot);
         for (operation, planned) in draft.planned.iter().enumerate() {
             if planned.is_note {
                 index.note(commit, body + planned.position);
@@ -567,7 +566,7 @@ impl Core {
                 }
                 .into());
             }
-            match control.sync_lock.0.try_lock() {
+            match control.sync_lock.0.try_lock(self.region.me()) {
                 Some(leading) => {
                     let synced = self.sync_log();
                     // The lock first, then the word: who is woken while the lock is still held would find it taken and
@@ -604,10 +603,7 @@ impl Core {
                 continue;
             }
             let doing = |error| Error::io("syncing the log", error);
-            let synced = self
-                .segments
-                .file(slot)
-                .and_then(|file| file.sync_data().map_err(doing));
+            let synced = self.log_file(slot).and_then(|file| file.sync_data().map_err(doing));
             if let Err(cause) = synced {
                 self.poison(&cause);
                 return Err(cause);
@@ -628,7 +624,7 @@ impl Core {
         wake(&control.sync_word.0, u32::MAX);
         // Pairs with the fence in `Changes::wait`: either the stream sees the new number, or we see that it waits.
         fence(Ordering::SeqCst);
-        self.streams.wake_if_waiting();
+        self.wake_waiting_streams();
     }
 
     /// Makes everything that is visible now survive power loss.

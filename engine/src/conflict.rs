@@ -39,7 +39,7 @@ impl Core {
         if control.visible.0.load(Ordering::Relaxed) == checks.since {
             return Ok(());
         }
-        let newer = self.generations_after(checks.since);
+        let newer = self.generations_after(checks.since)?;
         for key in &checks.keys {
             let hash = key_hash(self.hash_seed, key);
             if self.changed_since(&newer, key, hash, checks.since)? {
@@ -73,7 +73,7 @@ impl Core {
     }
 
     /// Generations that hold commits after `since`, in any state in which they can be read.
-    fn generations_after(&self, since: u64) -> Vec<GenerationView> {
+    fn generations_after(&self, since: u64) -> Result<Vec<GenerationView>> {
         let mut newer = Vec::new();
         for (slot, entry) in self.region.generations() {
             let holds = match entry.state() {
@@ -82,10 +82,10 @@ impl Core {
                 GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
             };
             if holds {
-                newer.push(self.generation_view(slot));
+                newer.push(self.generation_view(slot)?);
             }
         }
-        newer
+        Ok(newer)
     }
 
     fn changed_since(&self, newer: &[GenerationView], key: &[u8], hash: u64, since: u64) -> Result<bool> {

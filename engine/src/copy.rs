@@ -68,10 +68,12 @@ impl Store {
         core.maintain()?;
         let bytes_before = core.data_bytes();
         with_progress(progress, |progress| {
-            let mut state = core.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+            let mut state = core.hold_maintenance()?;
             core.rewrite(&mut state, progress)
         })?;
-        core.leave_large_generations(&mut core.maintenance.lock().unwrap_or_else(|e| e.into_inner()))?;
+        let mut state = core.hold_maintenance()?;
+        core.leave_large_generations(&mut state)?;
+        drop(state);
         Ok(Compaction {
             bytes_before,
             bytes_after: core.data_bytes(),
@@ -107,7 +109,7 @@ impl Core {
             with_source!(other.core(), source => self.write_tree(source, &other.view, Claim::Beyond, progress))?;
         let commit = other.view.commit;
         let control = self.control();
-        let guard = control.commit_lock.0.lock();
+        let guard = self.hold_commits();
         // The log of the copy begins after the commit that it shows.
         control.visible.0.store(commit, Ordering::Release);
         control.synced.0.store(commit, Ordering::Release);
@@ -120,7 +122,7 @@ impl Core {
         version.base_commit = commit;
         self.region.publish(&version);
         drop(guard);
-        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.hold_maintenance()?;
         self.retire(&mut state, &[], sink.birth, version.number);
         self.maintain_frozen(&mut state)
     }
@@ -209,11 +211,11 @@ impl Core {
     fn replace(&self, state: &mut MaintenanceState, claim: Claim, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let mut version = self.region.version();
         version.generations.clear();
-        let base_only = self.view(&version, u64::MAX);
+        let base_only = self.view(&version, u64::MAX)?;
         let (root, mut sink) = with_source!(self, source => self.write_tree(source, &base_only, claim, progress))?;
         // Before the new tree counts: what cannot be walked cannot be retired.
         let retired = self.pages_of(version.root).inspect_err(|_| sink.abandon())?;
-        let guard = self.control().commit_lock.0.lock();
+        let guard = self.hold_commits();
         let mut next = self.region.version();
         next.number += 1;
         next.root = root;

@@ -1,18 +1,19 @@
 //! The heart of an open store: everything that its handles, snapshots and background threads share.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use duramen_io::{File, Lock, Platform};
+use duramen_io::{File, Lock, Platform, WordLockGuard, wait, wake};
 
 use crate::bell::Bells;
 use crate::catalog::Catalog;
 use crate::changes::Streams;
 use crate::error::{Error, Kind, Reason, Result};
 use crate::index::Index;
-use crate::log::Segments;
+use crate::log::{LogView, Segments};
 use crate::meta::Meta;
 use crate::options::Settings;
 use crate::pace::{Pace, PauseWatch};
@@ -34,49 +35,41 @@ pub(crate) struct Core {
     pub(crate) catalog: Catalog,
     pub(crate) hash_seed: u64,
     pub(crate) store: u128,
-    /// Only one thread folds, makes durable and reclaims at a time; the newest durable meta page is its memory.
-    pub(crate) maintenance: Mutex<MaintenanceState>,
-    /// Held by whoever prepares the next generations.
-    pub(crate) preparing: Mutex<()>,
-    /// Woken when a fold ended or a generation became free; the number counts such events.
-    pub(crate) progress: (Mutex<u64>, Condvar),
-    /// Woken when the background thread has something to do.
+    /// What the one who folds, makes durable and reclaims in this process remembers; see [`Core::hold_maintenance`].
+    maintenance: Mutex<MaintenanceState>,
+    /// Woken when the thread that syncs has something to do.
     pub(crate) work: (Mutex<Work>, Condvar),
     /// Wakers of commit futures, by commit.
     pub(crate) waiting: Mutex<Vec<(u64, std::task::Waker)>>,
     pub(crate) closed: AtomicBool,
     /// The process that opened the store: asking the kernel costs more than all the rest of a snapshot.
     pub(crate) process: u32,
-    /// Held while the data file is synced.
-    pub(crate) data_syncs: Mutex<()>,
-    /// Whether the names of all log files are known to survive power loss.
-    pub(crate) names_synced: AtomicBool,
     /// Whether the thread that syncs for commit futures runs. Where it could not be started they sync for themselves.
     pub(crate) syncer_runs: AtomicBool,
     /// Whether the folding thread runs; where it was not asked for, or could not be started, commits fold.
     pub(crate) folder_runs: AtomicBool,
-    /// Held shared by commit streams while they read generations, exclusively while one is freed.
-    pub(crate) retention: RwLock<()>,
     pub(crate) streams: Streams,
     pub(crate) bells: Bells,
-    cause: Mutex<Option<String>>,
-    /// The damage that keeps the log from being folded: nothing more is written then, but everything that is not
-    /// damaged can be read.
-    damage: Mutex<Option<String>>,
-    is_damaged: AtomicBool,
     /// Why folding does not get on at the moment.
     fold_error: Mutex<Option<Error>>,
     pub(crate) counters: Counters,
     pub(crate) pace: Pace,
-    /// Bytes that the next generation shall take.
-    pub(crate) next_capacity: AtomicU64,
     /// Calls that write outside the commit lock, and would go on doing so while the store is closed.
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
     settled: AtomicBool,
-    /// Held as long as anything of the store is in use; `None` for read-only stores on directories without locks, and
-    /// once a closed store is no longer in use: handles that are still there touch nothing of it then.
-    lock: Mutex<Option<Lock>>,
+    /// Held as long as anything of the store is in use; once a closed store is no longer in use, handles that are still
+    /// there touch nothing of it.
+    lock: Mutex<Option<StoreLock>>,
+}
+
+/// What keeps others from opening the store in a way that this process could not bear.
+#[derive(Debug)]
+pub(crate) enum StoreLock {
+    /// A lock on the whole; `None` for read-only stores on directories without locks.
+    Whole { _lock: Option<Lock> },
+    /// An entry in the table of processes that share it.
+    Seat,
 }
 
 /// What the folding thread remembers.
@@ -84,8 +77,6 @@ pub(crate) struct Core {
 pub(crate) struct MaintenanceState {
     /// The newest durable meta page.
     pub(crate) durable: Meta,
-    /// The published version that has the durable root; always counts as pinned.
-    pub(crate) durable_version: u64,
     /// Versions that new trees were written for, with those under which they were published, ascending: commits may
     /// have begun generations, and with them versions, in between.
     pub(crate) published: Vec<(u64, u64)>,
@@ -95,10 +86,9 @@ pub(crate) struct MaintenanceState {
     pub(crate) pauses: PauseWatch,
 }
 
-/// What the background threads are asked to do.
+/// What the background threads of this process are asked to do.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    pub(crate) fold: bool,
     pub(crate) sync: bool,
     pub(crate) stop: bool,
 }
@@ -126,7 +116,7 @@ impl Core {
         segments: Segments,
         region: Arc<Region>,
         durable: Meta,
-        lock: Option<Lock>,
+        lock: StoreLock,
     ) -> Core {
         Core {
             platform,
@@ -140,35 +130,25 @@ impl Core {
             store: durable.store,
             maintenance: Mutex::new(MaintenanceState {
                 durable,
-                durable_version: durable.version + 1,
                 published: Vec::new(),
                 history: VecDeque::new(),
                 pauses: PauseWatch::default(),
             }),
-            next_capacity: AtomicU64::new(settings.generation_bytes_min),
             settings,
-            preparing: Mutex::new(()),
-            progress: (Mutex::new(0), Condvar::new()),
             work: (Mutex::new(Work::default()), Condvar::new()),
             waiting: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
             process: duramen_io::process_id(),
-            data_syncs: Mutex::new(()),
-            names_synced: AtomicBool::new(false),
             syncer_runs: AtomicBool::new(false),
             folder_runs: AtomicBool::new(false),
-            retention: RwLock::new(()),
             streams: Streams::default(),
             bells: Bells::default(),
-            cause: Mutex::new(None),
-            damage: Mutex::new(None),
-            is_damaged: AtomicBool::new(false),
             fold_error: Mutex::new(None),
             counters: Counters::default(),
             pace: Pace::default(),
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
-            lock: Mutex::new(lock),
+            lock: Mutex::new(Some(lock)),
         }
     }
 
@@ -190,33 +170,65 @@ impl Core {
         unsafe { Index::attach(memory, bytes as usize) }.expect("the index of a live generation was overwritten")
     }
 
+    /// The log file of a generation, which exists.
+    pub(crate) fn log_file(&self, slot: u16) -> Result<Arc<dyn File>> {
+        let incarnation = self.entry(slot).incarnation.load(Ordering::Acquire);
+        self.segments.file(slot, incarnation)
+    }
+
+    /// The log of a generation that is alive, or held. Another process may have made its file.
+    ///
+    /// # Errors
+    /// [`Reason::Io`] when it cannot be opened or mapped in this process.
     #[inline]
-    pub(crate) fn generation_view(&self, slot: u16) -> GenerationView {
-        GenerationView {
-            log: self.segments.view(slot),
-            index: self.index(slot),
+    pub(crate) fn log_view(&self, slot: u16) -> Result<LogView> {
+        let incarnation = self.entry(slot).incarnation.load(Ordering::Acquire);
+        match self.segments.view(slot, incarnation) {
+            Some(view) => Ok(view),
+            None => self.map_log(slot, incarnation),
         }
     }
 
+    #[cold]
+    fn map_log(&self, slot: u16, incarnation: u32) -> Result<LogView> {
+        self.segments.file(slot, incarnation)?;
+        let mapped = self.segments.view(slot, incarnation);
+        mapped.ok_or_else(|| Error::damaged(format!("the log file of slot {slot} was removed while it is in use")))
+    }
+
+    #[inline]
+    pub(crate) fn generation_view(&self, slot: u16) -> Result<GenerationView> {
+        Ok(GenerationView {
+            log: self.log_view(slot)?,
+            index: self.index(slot),
+        })
+    }
+
     /// What the given version shows up to `commit`. The caller holds a pin, or the commit lock.
-    pub(crate) fn view(&self, version: &Version, commit: u64) -> View {
+    pub(crate) fn view(&self, version: &Version, commit: u64) -> Result<View> {
         self.view_of(version, commit, |_| true)
     }
 
     #[inline(always)]
-    fn view_of(&self, version: &Version, commit: u64, is_seen: impl Fn(&GenerationView) -> bool) -> View {
-        let generations = version.generations.iter().map(|&slot| self.generation_view(slot));
-        View {
+    fn view_of(&self, version: &Version, commit: u64, is_seen: impl Fn(&GenerationView) -> bool) -> Result<View> {
+        let mut view = View {
             commit,
             newest_slot: version.generations.last().copied().unwrap_or(0),
             root: version.root,
             hash_seed: self.hash_seed,
-            generations: generations.filter(is_seen).collect(),
+            generations: Default::default(),
+        };
+        for &slot in &version.generations {
+            let generation = self.generation_view(slot)?;
+            if is_seen(&generation) {
+                view.generations.push(generation);
+            }
         }
+        Ok(view)
     }
 
     /// What is visible now, for as long as the commit lock is held.
-    pub(crate) fn view_under_lock(&self) -> View {
+    pub(crate) fn view_under_lock(&self) -> Result<View> {
         let (version, _) = self.region.read_version(&self.control().visible.0);
         self.view(&version, u64::MAX)
     }
@@ -237,8 +249,13 @@ impl Core {
         }
         remember_slot(pin.index);
         // What is empty now has nothing for this commit later either, and every read would look there.
-        let view = self.view_of(&version, commit, |generation| generation.has_anything());
-        Ok((pin, view))
+        match self.view_of(&version, commit, |generation| generation.has_anything()) {
+            Ok(view) => Ok((pin, view)),
+            Err(error) => {
+                self.unpin(&pin);
+                Err(error)
+            }
+        }
     }
 
     /// Gives a pin back; the last one of a closed store lets others open it.
@@ -269,9 +286,12 @@ impl Core {
     /// Lets others open the store, if it is closed and nobody uses anything of it.
     #[cold]
     fn let_go_if_unused(&self) {
-        let is_used = || self.users.load(Ordering::SeqCst) > 0 || self.region.is_pinned();
+        let is_used = || self.users.load(Ordering::SeqCst) > 0 || self.region.is_pinned_here();
         if self.settled.load(Ordering::SeqCst) && !is_used() {
-            self.lock.lock().unwrap_or_else(|e| e.into_inner()).take();
+            let held = self.lock.lock().unwrap_or_else(|e| e.into_inner()).take();
+            if let Some(StoreLock::Seat) = held {
+                self.region.leave();
+            }
         }
     }
 
@@ -321,7 +341,7 @@ impl Core {
     /// Refuses to write, or to fold, once a fold met damage.
     #[inline]
     pub(crate) fn undamaged(&self) -> Result<()> {
-        if self.is_damaged.load(Ordering::Acquire) {
+        if self.control().damaged.load(Ordering::Acquire) != 0 {
             return Err(self.damage_error());
         }
         Ok(())
@@ -329,7 +349,7 @@ impl Core {
 
     #[cold]
     fn damage_error(&self) -> Error {
-        let what = self.damage.lock().unwrap_or_else(|e| e.into_inner());
+        let what = self.control().damage.read();
         let what = what.as_deref().unwrap_or("its base cannot be read");
         Error::damaged(format!(
             "{what}; so nothing more is written to it, and what is not damaged can be read \
@@ -340,23 +360,19 @@ impl Core {
     /// Refuses all writes from here on, because what they would be folded into is damaged. Unlike [`Core::poison`] this
     /// leaves reads alone: everything acknowledged is in the log or in the base.
     pub(crate) fn stop_writing(&self, what: &str) {
-        let mut damage = self.damage.lock().unwrap_or_else(|e| e.into_inner());
-        damage.get_or_insert_with(|| what.to_string());
-        drop(damage);
-        self.is_damaged.store(true, Ordering::Release);
+        self.control().damage.write(what);
+        self.control().damaged.store(1, Ordering::Release);
         self.report_progress();
     }
 
     /// Stops the store: after a failed write or sync nobody knows what the device holds (a second sync may succeed
     /// without having written anything; see Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
     pub(crate) fn poison(&self, cause: &Error) {
-        let mut first = self.cause.lock().unwrap_or_else(|e| e.into_inner());
-        first.get_or_insert_with(|| cause.to_string());
-        drop(first);
+        self.control().cause.write(&cause.to_string());
         self.control().poisoned.0.store(1, Ordering::SeqCst);
         self.control().sync_word.0.fetch_add(1, Ordering::SeqCst);
-        duramen_io::wake(&self.control().sync_word.0, u32::MAX);
-        self.streams.wake();
+        wake(&self.control().sync_word.0, u32::MAX);
+        self.wake_streams();
         self.report_progress();
     }
 
@@ -372,11 +388,7 @@ impl Core {
     }
 
     pub(crate) fn cause(&self) -> String {
-        self.cause
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .clone()
-            .unwrap_or_else(|| "an earlier error".into())
+        self.control().cause.read().unwrap_or_else(|| "an earlier error".into())
     }
 
     pub(crate) fn is_poisoned(&self) -> bool {
@@ -385,21 +397,81 @@ impl Core {
 
     /// Tells those who wait for room that there may be some.
     pub(crate) fn report_progress(&self) {
-        *self.progress.0.lock().unwrap_or_else(|e| e.into_inner()) += 1;
-        self.progress.1.notify_all();
+        let word = &self.control().progress.0;
+        // Release: whoever sees the new number sees what was done before.
+        word.fetch_add(1, Ordering::Release);
+        wake(word, u32::MAX);
     }
 
     /// Waits until progress was reported since `seen`, for a bounded time.
-    pub(crate) fn wait_for_progress(&self, seen: u64) {
-        let guard = self.progress.0.lock().unwrap_or_else(|e| e.into_inner());
-        let _ = self
-            .progress
-            .1
-            .wait_timeout_while(guard, Duration::from_millis(100), |now| *now == seen);
+    pub(crate) fn wait_for_progress(&self, seen: u32) {
+        wait(&self.control().progress.0, seen, Some(Duration::from_millis(100)));
     }
 
-    pub(crate) fn progress_seen(&self) -> u64 {
-        *self.progress.0.lock().unwrap_or_else(|e| e.into_inner())
+    #[inline]
+    pub(crate) fn progress_seen(&self) -> u32 {
+        // Acquire: pairs with the Release in `report_progress`.
+        self.control().progress.0.load(Ordering::Acquire)
+    }
+
+    /// Tells those who fold that there is something to fold.
+    pub(crate) fn ask_for_fold(&self) {
+        let word = &self.control().work.0;
+        word.fetch_add(1, Ordering::AcqRel);
+        wake(word, u32::MAX);
+    }
+
+    /// Waits for the commit lock and takes it.
+    #[inline]
+    pub(crate) fn hold_commits(&self) -> WordLockGuard<'_> {
+        self.region.hold(&self.control().commit_lock.0, || ())
+    }
+
+    /// Waits until nobody else folds, makes durable or reclaims. The newest durable meta page is the memory of who does.
+    ///
+    /// # Errors
+    /// Those of reading that page, when another process has written it.
+    pub(crate) fn hold_maintenance(&self) -> Result<MaintenanceGuard<'_>> {
+        let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let word = self.region.hold(&self.control().maintenance_lock.0, || ());
+        self.remember(MaintenanceGuard { _word: word, state })
+    }
+
+    /// Learns what other processes have done meanwhile.
+    fn remember<'a>(&self, mut held: MaintenanceGuard<'a>) -> Result<MaintenanceGuard<'a>> {
+        let newest = self.control().tail.0.meta_sequence.load(Ordering::Acquire);
+        if held.durable.sequence as u32 != newest {
+            let found = Meta::read(&*self.data)?.filter(|(meta, _)| meta.sequence as u32 == newest);
+            let (meta, _) =
+                found.ok_or_else(|| Error::damaged(format!("meta page {newest} is not intact any more")))?;
+            held.durable = meta;
+        }
+        Ok(held)
+    }
+
+    /// The published version that has the durable root; always counts as pinned.
+    pub(crate) fn durable_version(&self) -> u64 {
+        self.control().durable_version.load(Ordering::Relaxed)
+    }
+
+    /// Notes it, for whoever holds the maintenance next.
+    pub(crate) fn durable_is(&self, version: u64) {
+        self.control().durable_version.store(version, Ordering::Relaxed);
+    }
+
+    /// Waits until nobody else prepares generations.
+    pub(crate) fn hold_preparing(&self) -> WordLockGuard<'_> {
+        self.region.hold(&self.control().preparing_lock.0, || ())
+    }
+
+    /// The same, unless somebody does so just now.
+    pub(crate) fn try_hold_maintenance(&self) -> Result<Option<MaintenanceGuard<'_>>> {
+        let Ok(state) = self.maintenance.try_lock() else {
+            return Ok(None);
+        };
+        let word = self.control().maintenance_lock.0.try_lock(self.region.me());
+        word.map(|word| self.remember(MaintenanceGuard { _word: word, state }))
+            .transpose()
     }
 
     /// Notes why folding does not get on, or that it does again.
@@ -427,7 +499,7 @@ impl Core {
         ready.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// Asks the background thread to work.
+    /// Asks the background threads of this process to work.
     pub(crate) fn ask(&self, request: impl FnOnce(&mut Work)) {
         request(&mut self.work.0.lock().unwrap_or_else(|e| e.into_inner()));
         self.work.1.notify_all();
@@ -435,6 +507,27 @@ impl Core {
 
     pub(crate) fn read_mode(&self) -> ReadMode {
         self.pages.mode()
+    }
+}
+
+/// The right to fold, to make durable and to reclaim, and what whoever has it remembers.
+pub(crate) struct MaintenanceGuard<'a> {
+    /// Let go before the other threads of this process come to it.
+    _word: WordLockGuard<'a>,
+    state: MutexGuard<'a, MaintenanceState>,
+}
+
+impl Deref for MaintenanceGuard<'_> {
+    type Target = MaintenanceState;
+
+    fn deref(&self) -> &MaintenanceState {
+        &self.state
+    }
+}
+
+impl DerefMut for MaintenanceGuard<'_> {
+    fn deref_mut(&mut self) -> &mut MaintenanceState {
+        &mut self.state
     }
 }
 

@@ -170,6 +170,34 @@ pub enum Reason {
         /// Who holds it: process id and name of the one that writes, or in words that others only read.
         holder: String,
     },
+    /// Another process has the store open, with a library that keeps other things in memory that they would share.
+    #[error(
+        "the store at {path} is open in a process with version {found} of Duramen, this one has {ours}; use the same version in all processes, or close it there first"
+    )]
+    OtherVersion {
+        /// The directory.
+        path: String,
+        /// Version of the library that opened the store first.
+        found: String,
+        /// Version of this library.
+        ours: String,
+    },
+    /// As many processes as can have the store open.
+    #[error("{open} processes have the store open, which is the limit; close it in one of them first")]
+    TooManyProcesses {
+        /// How many there are.
+        open: usize,
+    },
+    /// A process that is alive does not come to an end with what others wait for: it may have been stopped.
+    #[error(
+        "process {process} has been holding up others for {waited:?}; let it go on if it was stopped, or end it, and try again"
+    )]
+    Busy {
+        /// Its id, as it sees it.
+        process: u32,
+        /// How long this call waited.
+        waited: std::time::Duration,
+    },
     /// Another transaction changed what this one read or wrote.
     #[error("key {key} of map {map:?} was changed by another transaction since this one began; run it again")]
     Conflict {
@@ -281,6 +309,8 @@ impl Error {
             | Reason::RetriesExhausted { .. }
             | Reason::TooOld { .. }
             | Reason::InUse { .. }
+            | Reason::TooManyProcesses { .. }
+            | Reason::Busy { .. }
             | Reason::TooManySnapshots { .. } => Kind::Retry,
             Reason::Full { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
             Reason::Damaged(_) => Kind::Damaged,

@@ -56,7 +56,7 @@ impl Core {
 
     /// The same for a store that may be closing.
     pub(crate) fn maintain_all(&self) -> Result<()> {
-        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.hold_maintenance()?;
         let is_frozen = match self.freeze_active() {
             // Folding what is frozen frees a log file, so that it needs no new one.
             Err(error) if error.kind() == crate::error::Kind::MakeSpace => false,
@@ -89,7 +89,7 @@ impl Core {
         if !self.space.has_surplus(Slack::Least) {
             return Ok(false);
         }
-        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.hold_maintenance()?;
         let before = self.space.figures().file_pages;
         self.give_space_back(&mut state, Slack::Least)?;
         Ok(self.space.figures().file_pages < before)
@@ -130,7 +130,7 @@ impl Core {
         if !self.space.has_retired() {
             return Ok(false);
         }
-        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.hold_maintenance()?;
         let before = self.space.figures().free_pages;
         self.free_what_is_counted_on(&mut state)?;
         Ok(self.space.figures().free_pages > before)
@@ -138,7 +138,7 @@ impl Core {
 
     /// Lets commits go on in a new generation, so that what is there can be folded. `false`: that must wait for a fold.
     fn freeze_active(&self) -> Result<bool> {
-        let _guard = self.control().commit_lock.0.lock();
+        let _guard = self.hold_commits();
         let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
         let entry = self.entry(active);
         let is_empty = entry.first_commit.load(Ordering::Relaxed) > self.control().visible.0.load(Ordering::Relaxed);
@@ -219,7 +219,10 @@ impl Core {
         frozen: &[u16],
         report: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<(Root, FileSink<'_>)> {
-        let generations: Vec<GenerationView> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
+        let generations = frozen
+            .iter()
+            .map(|&slot| self.generation_view(slot))
+            .collect::<Result<Vec<_>>>()?;
         let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
         let merged = self.note_share(|| {
             with_source!(self, source => {
@@ -238,7 +241,7 @@ impl Core {
 
     /// Publishes the folded root; from here on the fold stands.
     fn install(&self, state: &mut MaintenanceState, root: Root, last_commit: u64, frozen: &[u16], sink: FileSink<'_>) {
-        let guard = self.control().commit_lock.0.lock();
+        let guard = self.hold_commits();
         let mut next = self.region.version();
         next.number += 1;
         next.root = root;
@@ -351,7 +354,7 @@ impl Core {
         let version = self.region.version();
         if version.base_commit == state.durable.base_commit && version.root == state.durable.root {
             // Nothing was folded in between but generations without a commit, which nobody misses.
-            state.durable_version = version.number;
+            self.durable_is(version.number);
             return Ok(());
         }
         self.renew_durable(state)
@@ -391,7 +394,7 @@ impl Core {
         meta.write(&*self.data).map_err(doing)?;
         self.sync_data_file("making the base durable")?;
         state.durable = meta;
-        state.durable_version = version.number;
+        self.durable_is(version.number);
         tail.meta_sequence.store(meta.sequence as u32, Ordering::Relaxed);
         self.control().durable.0.store(meta.base_commit, Ordering::Release);
         self.space.saved(bitmap, data_pages);
@@ -432,7 +435,7 @@ impl Core {
             pins = Pins::default();
         }
         self.space
-            .reclaim(&pins, state.durable_version, self.settings.overwrite_freed)?;
+            .reclaim(&pins, self.durable_version(), self.settings.overwrite_freed)?;
         self.recycle(state)
     }
 

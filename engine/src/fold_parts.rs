@@ -85,7 +85,10 @@ impl Core {
         if parts < 2 {
             return Ok(None);
         }
-        let generations: Vec<_> = frozen.iter().map(|&slot| self.generation_view(slot)).collect();
+        let generations = frozen
+            .iter()
+            .map(|&slot| self.generation_view(slot))
+            .collect::<Result<Vec<_>>>()?;
         let leaves: usize = generations.iter().map(|generation| generation.index.leaves()).sum();
         let every = (leaves / (parts * SAMPLES_PER_PART)).max(1);
         let sampled = |generation: &GenerationView| generation.index.samples(generation.log, every);
@@ -238,7 +241,11 @@ impl<'c> Work<'c, '_> {
 
     fn fold_part(&self, part: &Part, report: &mut dyn FnMut(u64) -> Result<()>) -> Result<Folded<'c>> {
         let core = self.core;
-        let generations: Vec<_> = self.frozen.iter().map(|&slot| core.generation_view(slot)).collect();
+        let generations = self
+            .frozen
+            .iter()
+            .map(|&slot| core.generation_view(slot))
+            .collect::<Result<Vec<_>>>()?;
         let mut sink = FileSink::new(core, self.birth, Claim::Part);
         let mut counted = 0;
         let mut report_all = |taken: u64| {

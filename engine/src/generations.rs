@@ -88,7 +88,7 @@ impl Core {
         control.tail.0.slot.store(slot as u32, Ordering::Relaxed);
         self.region.publish(&next);
         self.set_price();
-        self.ask(|work| work.fold = true);
+        self.ask_for_fold();
         Ok(true)
     }
 
@@ -106,8 +106,7 @@ impl Core {
             previous: control.tail.0.previous.load(Ordering::Relaxed),
             meta_sequence: control.tail.0.meta_sequence.load(Ordering::Relaxed),
         };
-        self.segments
-            .file(slot)?
+        self.log_file(slot)?
             .write_at(&header.encode(), 0)
             .map_err(|error| full_or_io("the log", LOG_START, error))?;
         entry.number.store(number, Ordering::Relaxed);
@@ -170,7 +169,7 @@ impl Core {
         self.discard_standbys(|slot| self.is_large(slot));
         self.trim_log_files()?;
         let least = self.settings.generation_bytes_min;
-        self.next_capacity.store(least, Ordering::Relaxed);
+        self.control().next_capacity.store(least, Ordering::Relaxed);
         self.keep_spare()?;
         // The one that follows may have been prepared behind the large one; the next one after that is not.
         for _ in 0..2 {
@@ -195,7 +194,7 @@ impl Core {
 
     fn discard_standbys(&self, is_chosen: impl Fn(u16) -> bool) {
         // Rotation takes standbys under the commit lock.
-        let _commits = self.control().commit_lock.0.lock();
+        let _commits = self.hold_commits();
         self.region
             .generations()
             .filter(|(slot, entry)| entry.state() == GenerationState::Standby && is_chosen(*slot))
@@ -204,7 +203,7 @@ impl Core {
 
     /// Freezes the active generation when it is large, or far behind in memory, and holds nothing.
     fn leave_large_active(&self) -> Result<bool> {
-        let _commits = self.control().commit_lock.0.lock();
+        let _commits = self.hold_commits();
         let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
         let visible = self.control().visible.0.load(Ordering::Relaxed);
         let is_empty = self.entry(active).first_commit.load(Ordering::Relaxed) > visible;
@@ -223,7 +222,7 @@ impl Core {
     /// Makes sure that one generation is left when the next one is taken: deletions need it when the disk is full.
     pub(crate) fn keep_spare(&self) -> Result<()> {
         // One at a time: of those who find one missing together only the first makes it.
-        let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());
+        let _one = self.hold_preparing();
         for _ in self.standbys()..2 {
             self.prepare_next()?;
         }
@@ -242,13 +241,15 @@ impl Core {
         let factor = if is_kept { 1 } else { GROWN_FACTOR };
         let least = settings.generation_bytes_min * factor;
         let most = share.max(least).min(settings.generation_bytes_max);
-        let _one = self.preparing.lock().unwrap_or_else(|e| e.into_inner());
+        let _one = self.hold_preparing();
         for _ in self.standbys()..2 {
-            let last = self.next_capacity.load(Ordering::Relaxed);
-            self.next_capacity.store((last * 2).min(most), Ordering::Relaxed);
+            let last = self.control().next_capacity.load(Ordering::Relaxed);
+            self.control()
+                .next_capacity
+                .store((last * 2).min(most), Ordering::Relaxed);
             if self.prepare_next()?.is_none() {
                 // Snapshots hold all log files.
-                self.next_capacity.store(last, Ordering::Relaxed);
+                self.control().next_capacity.store(last, Ordering::Relaxed);
                 break;
             }
         }
@@ -257,11 +258,11 @@ impl Core {
 
     /// Prepares a generation as large as the next one shall be. On a full disk a small one, and small ones from then on.
     fn prepare_next(&self) -> Result<Option<u16>> {
-        let next = self.next_capacity.load(Ordering::Relaxed);
+        let next = self.control().next_capacity.load(Ordering::Relaxed);
         let least = self.settings.generation_bytes_min;
         match self.prepare_standby(next, 0) {
             Err(error) if error.kind() == Kind::MakeSpace && next > least => {
-                self.next_capacity.store(least, Ordering::Relaxed);
+                self.control().next_capacity.store(least, Ordering::Relaxed);
                 self.prepare_standby(least, 0)
             }
             prepared => prepared,
@@ -297,7 +298,10 @@ impl Core {
         let visible = self.control().visible.0.load(Ordering::Relaxed);
         let records = (visible + 1).saturating_sub(active.first_commit.load(Ordering::Relaxed));
         let record = active.tail.load(Ordering::Relaxed).checked_div(records).unwrap_or(0);
-        let next = self.pace.usable(self.next_capacity.load(Ordering::Relaxed)).max(record);
+        let next = self
+            .pace
+            .usable(self.control().next_capacity.load(Ordering::Relaxed))
+            .max(record);
         let folding = alive.saturating_sub(later).min(ALL);
         LogRoom {
             planned: ((ALL / 2).min(ALL - folding) * next).saturating_sub(written),
@@ -352,7 +356,7 @@ impl Core {
 
     fn prepare_slot(&self, slot: u16, capacity: u64, entries: usize) -> Result<()> {
         let entry = self.entry(slot);
-        let file = self.segments.create(slot)?;
+        let file = self.segments.create(slot, entry.incarnation.load(Ordering::Acquire))?;
         let first = FIRST_FILLED_BYTES.min(capacity);
         let filled = entry.filled.load(Ordering::Relaxed);
         if filled < first {
@@ -368,13 +372,14 @@ impl Core {
         }
         // The name must survive power loss before a commit in the file is acknowledged. Files that were there when the
         // store was opened may have names that are not durable either.
-        let names_synced = self.names_synced.load(Ordering::Acquire) || is_planted(PlantedBug::DirectoryNotSynced);
+        let names_synced =
+            self.control().names_synced.load(Ordering::Acquire) != 0 || is_planted(PlantedBug::DirectoryNotSynced);
         if !names_synced || filled == 0 && !is_planted(PlantedBug::DirectoryNotSynced) {
             self.platform.storage.sync().map_err(|error| {
                 // The file has its length now and would count as known the next time, with a name that may not last.
                 self.poisoned_by(Error::io("syncing the store's directory", error))
             })?;
-            self.names_synced.store(true, Ordering::Release);
+            self.control().names_synced.store(1, Ordering::Release);
         }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
         let taken = self.region.take(&entry.memory, bytes as u64);
@@ -423,7 +428,7 @@ impl Core {
         if pins.everything {
             return Ok(());
         }
-        pins.versions.push(state.durable_version);
+        pins.versions.push(self.durable_version());
         pins.versions.sort_unstable();
         let is_folded = |entry: &GenerationEntry| entry.state() == GenerationState::Folded;
         let mut folded: Vec<(u16, &GenerationEntry)> = self
@@ -452,13 +457,14 @@ impl Core {
 
     fn free_generation(&self, slot: u16, last: u64) {
         let entry = self.entry(slot);
-        // Under the commit lock, because conflict checks walk the generations under it; and under the lock that
-        // commit streams hold while they read.
-        let _streams = self.retention.write().unwrap_or_else(|e| e.into_inner());
-        let _commits = self.control().commit_lock.0.lock();
-        self.control().tail.0.checkable_since.fetch_max(last, Ordering::Relaxed);
-        self.region.give_back(&entry.memory);
-        entry.set_state(GenerationState::Unused);
+        // Under the commit lock, because conflict checks walk the generations under it; and while no commit stream reads.
+        // One that goes on for long is left alone: there is another time.
+        self.while_nobody_reads(|| {
+            let _commits = self.hold_commits();
+            self.control().tail.0.checkable_since.fetch_max(last, Ordering::Relaxed);
+            self.region.give_back(&entry.memory);
+            entry.set_state(GenerationState::Unused);
+        });
     }
 
     /// Removes log files that nobody uses when there are more of them than the next generations can take.
@@ -482,6 +488,9 @@ impl Core {
                 continue;
             }
             let name = file_name(slot);
+            // Before the file goes: were it the other way round, and this process died in between, others would go on
+            // with a file that has no name.
+            entry.incarnation.fetch_add(1, Ordering::AcqRel);
             if entry.filled.load(Ordering::Relaxed) == 0 || self.platform.storage.remove(&name).is_ok() {
                 self.segments.forget(slot);
                 entry.filled.store(0, Ordering::Relaxed);
@@ -509,7 +518,7 @@ impl Core {
 
     fn trim_log_file(&self, slot: u16, filled: u64, keep: u64) -> Result<()> {
         if keep < filled {
-            let file = self.segments.file(slot)?;
+            let file = self.log_file(slot)?;
             file.set_len(keep)
                 .map_err(|error| Error::io(format!("trimming {}", file_name(slot)), error))?;
             self.entry(slot).filled.store(keep, Ordering::Relaxed);
@@ -528,7 +537,7 @@ impl Core {
             let filled = entry.filled.load(Ordering::Relaxed);
             let is_read = matches!(entry.state(), GenerationState::Frozen | GenerationState::Folded);
             if filled > LOG_START && !is_read {
-                let emptied = self.segments.file(slot)?.set_len(LOG_START);
+                let emptied = self.log_file(slot)?.set_len(LOG_START);
                 emptied.map_err(|error| Error::io(format!("emptying {}", file_name(slot)), error))?;
             }
         }
@@ -571,7 +580,7 @@ mod tests {
     fn generations_for_commits_beside_a_fold_double_up_to_an_eighth_of_the_base() {
         let store = store(&SimDisk::new(1), MOST);
         let core = store.core();
-        core.next_capacity.store(LEAST, Ordering::Relaxed);
+        core.control().next_capacity.store(LEAST, Ordering::Relaxed);
         let eighth = core.space.used_bytes() / 8;
         assert!((LEAST * 4..MOST).contains(&eighth), "{eighth}");
         let mut capacities = Vec::new();
@@ -666,13 +675,13 @@ mod tests {
         let disk = SimDisk::new(2);
         let store = store(&disk, MOST);
         let core = store.core();
-        core.next_capacity.store(MOST, Ordering::Relaxed);
+        core.control().next_capacity.store(MOST, Ordering::Relaxed);
         core.discard_standbys(|_| true);
         core.region.cut_memory();
         disk.set_capacity(Some(disk.allocated_bytes() + MOST / 4));
         core.keep_spare().expect("room for two small ones");
         assert_eq!(standbys(core), [LEAST; 2]);
-        assert_eq!(core.next_capacity.load(Ordering::Relaxed), LEAST);
+        assert_eq!(core.control().next_capacity.load(Ordering::Relaxed), LEAST);
     }
 
     #[test]

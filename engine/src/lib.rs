@@ -27,6 +27,7 @@ mod meta;
 mod pages;
 mod promises;
 
+mod processes;
 mod region;
 mod shared_array;
 

@@ -67,6 +67,8 @@ pub const DELETE_RESERVE_BLOCKS: u64 = 10;
 pub const WRITE_SET_BYTES_MAX: usize = 16 << 20;
 /// Snapshots that may be open at once: the slots are scanned whenever space is reclaimed.
 pub const SNAPSHOTS_MAX: usize = 65_536;
+/// Processes that may have a store open at once: whoever looks for dead ones asks the kernel about each.
+pub const PROCESSES_MAX: usize = 128;
 /// Pages of the data file: their numbers are 32 bits wide, which makes 16 TiB.
 pub const DATA_PAGES_MAX: u64 = u32::MAX as u64;
 /// Keys of which a commit stream that lies far behind remembers the newest operation it read: a few MiB.

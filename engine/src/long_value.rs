@@ -114,7 +114,7 @@ impl Core {
     /// Makes everything in the data file durable, or stops the store. One at a time, and never after a failure: the kernel
     /// tells once of a page that it could not write, and who asks again is told that all is well.
     pub(crate) fn sync_data_file(&self, doing: &str) -> Result<()> {
-        let _one = self.data_syncs.lock().unwrap_or_else(|e| e.into_inner());
+        let _one = self.region.hold(&self.control().data_sync_lock.0, || ());
         self.unpoisoned()?;
         let control = self.control();
         let written = control.values_written.load(Ordering::Acquire);

@@ -43,6 +43,7 @@ pub struct Options {
     generation_bytes: Option<(u64, u64)>,
     fold_parts: Option<(usize, u64)>,
     log_files_max: usize,
+    share: bool,
 }
 
 impl Default for Options {
@@ -61,6 +62,7 @@ impl Default for Options {
             generation_bytes: None,
             fold_parts: None,
             log_files_max: GENERATIONS_MAX,
+            share: false,
         }
     }
 }
@@ -160,6 +162,13 @@ impl Options {
         self
     }
 
+    /// Shares the store with other processes that open it so. Not for use yet: for tests of what is being built.
+    #[doc(hidden)]
+    pub fn share(mut self, share: bool) -> Options {
+        self.share = share;
+        self
+    }
+
     /// Opens the store in a directory, making both when they are missing (see [`Options::create`]).
     ///
     /// After a crash this replays the log: at most a few hundred MiB of it, in about a second.
@@ -233,6 +242,7 @@ impl Options {
             generation_bytes_min: least,
             generation_bytes_max: most,
             log_files_max: self.log_files_max,
+            is_shared: self.share && !self.read_only,
         }
     }
 }
@@ -256,4 +266,6 @@ pub(crate) struct Settings {
     pub(crate) generation_bytes_min: u64,
     pub(crate) generation_bytes_max: u64,
     pub(crate) log_files_max: usize,
+    /// Whether other processes may have the store open too.
+    pub(crate) is_shared: bool,
 }

@@ -35,7 +35,7 @@ use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 use crate::base::{self, Extent, Root};
 use crate::bitmap::Bitmap;
 use crate::checksum::key_hash;
-use crate::core::{Core, with_source};
+use crate::core::{Core, StoreLock, with_source};
 use crate::draft::fold_costs;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
@@ -52,13 +52,12 @@ use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
 use crate::options::Settings;
 use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
+use crate::processes::{LOCK_FILE, Seat};
 use crate::promises::FoldCosts;
 use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version};
 use crate::space::Space;
 use crate::view::decode_root;
 
-/// Held exclusively by whoever writes the store, shared by those who only read it; contains who that is.
-const LOCK_FILE: &str = "lock";
 /// The data file of a store that is being made.
 const NEW_DATA_FILE: &str = "data.new";
 
@@ -88,7 +87,16 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     };
     // Before a lock is left in a directory that is not ours.
     look()?;
-    let lock = take_lock(&platform, &path, settings.read_only)?;
+    // Nobody can attach to private memory.
+    let (seat, lock) = if settings.is_shared && !has_private_region {
+        (take_seat(&platform, &path)?, StoreLock::Seat)
+    } else {
+        let lock = take_lock(&platform, &path, settings.read_only)?;
+        (Seat::alone(), StoreLock::Whole { _lock: lock })
+    };
+    if seat.is_anybody_else_alive() {
+        return attach(platform, settings, &path, seat);
+    }
     // Again: until now another process may have made the store here, or written to it.
     let (files, exists) = look()?;
     if !exists {
@@ -120,8 +128,12 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         }
         Region::private()?
     } else {
-        Region::create(&platform, files.iter().any(|name| name == REGION_FILE))?
+        let mut seat = seat;
+        let is_ours = seat.sit(0)?;
+        assert!(is_ours, "whoever closed the gate and found nobody inside is alone");
+        Region::create(&platform, files.iter().any(|name| name == REGION_FILE), seat)?
     });
+    region.sit_down(duramen_io::process_id(), platform.clock.wall());
     let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
     let space = Space::new(data.clone(), region.clone(), bitmap, meta.bitmap)?;
     if !settings.read_only {
@@ -139,6 +151,9 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         meta,
         lock,
     );
+    core.control()
+        .next_capacity
+        .store(settings.generation_bytes_min, Ordering::Relaxed);
     let replayed = Recovery::of(&core, meta, is_whole, files)?.run()?;
     core.count_branches(meta.root);
     core.space.keep_room_for_bitmap();
@@ -154,6 +169,50 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         // On a disk without room for the next indexes nothing could be deleted later.
         core.region.keep_spare_memory()?;
     }
+    core.region.is_ready(meta.store);
+    Ok(core)
+}
+
+/// Comes in among those who share the store.
+fn take_seat(platform: &Platform, path: &str) -> Result<Seat> {
+    Seat::enter(platform, path)?.ok_or_else(|| {
+        Reason::InUse {
+            path: path.to_string(),
+            holder: holder_of(platform, false),
+        }
+        .into()
+    })
+}
+
+/// Opens a store that others have open: everything is where they have put it.
+fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Result<Core> {
+    let region = Arc::new(Region::attach(&platform, path, seat)?);
+    let doing = |error| Error::io(format!("opening the store at {path}"), error);
+    let data = platform.storage.open(DATA_FILE, OpenMode::Write).map_err(doing)?;
+    let no_meta = || Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page"));
+    // Whoever folds writes one of the pairs just now, perhaps; the other one is intact.
+    let (meta, _) = Meta::read(&*data)?.ok_or_else(no_meta)?;
+    if !region.is_of(meta.store) {
+        return Err(Error::damaged(format!(
+            "{path}/{DATA_FILE} is not the data file of the store that is open there"
+        )));
+    }
+    region.sit_down(duramen_io::process_id(), platform.clock.wall());
+    let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
+    let space = Space::attach(data.clone(), region.clone());
+    let segments = Segments::new(&platform, false);
+    let core = Core::new(
+        platform,
+        settings,
+        data,
+        pages,
+        space,
+        segments,
+        region,
+        meta,
+        StoreLock::Seat,
+    );
+    core.region.seat().open_gate();
     Ok(core)
 }
 
@@ -385,7 +444,7 @@ impl<'a> Recovery<'a> {
             newest_version: Cell::new(meta.version),
         };
         for slot in files.iter().filter_map(|name| slot_of(name)) {
-            let file = core.segments.file(slot)?;
+            let file = core.log_file(slot)?;
             let is_needed = recovery.find(slot, &file)?;
             // Snapshots of the process before may have held thousands of files.
             if !is_needed && core.segments.files_open() > LOG_FILES_OPEN_MAX {
@@ -560,7 +619,7 @@ impl<'a> Recovery<'a> {
         let (offset, length) = core.region.take(&entry.memory, memory as u64)?;
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
-        let log = core.segments.view(found.slot);
+        let log = core.log_view(found.slot)?;
         let mut costs = FoldCosts {
             operations,
             ..FoldCosts::default()
@@ -713,8 +772,7 @@ impl<'a> Recovery<'a> {
             }
             core.sync_values()?;
             for &slot in &self.accepted {
-                core.segments
-                    .file(slot)?
+                core.log_file(slot)?
                     .sync_data()
                     .map_err(|error| Error::io("syncing the replayed log", error))?;
             }
@@ -730,10 +788,7 @@ impl<'a> Recovery<'a> {
         tail.next_map.store(self.next_map, Ordering::Relaxed);
         tail.checkable_since.store(self.last_commit, Ordering::Relaxed);
         let number = self.newest_version.get() + 1;
-        core.maintenance
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .durable_version = number;
+        core.durable_is(number);
         core.region.publish(&Version {
             number,
             root: self.meta.root,
@@ -747,7 +802,7 @@ impl<'a> Recovery<'a> {
             // records of the new one.
             let slot = tail.slot.load(Ordering::Relaxed) as u16;
             if !is_planted(PlantedBug::EpochNotSynced) {
-                let synced = core.segments.file(slot)?.sync_data();
+                let synced = core.log_file(slot)?.sync_data();
                 synced.map_err(|error| Error::io("syncing the header of the log", error))?;
             }
             let prepared = core.prepare_standby(core.settings.generation_bytes_min, 0);

@@ -8,36 +8,43 @@
 //!
 //! ```text
 //! 0        Control
-//! 4 KiB    log generations, 128 bytes each, allocated in steps
-//! 516 KiB  snapshot slots, 64 bytes each, allocated in steps
+//! 4 KiB    processes, 64 bytes each
+//! 12 KiB   log generations, 128 bytes each, allocated in steps
+//! 524 KiB  snapshot slots, 64 bytes each, allocated in steps
 //! 5 MiB    memory of the allocator's arrays
 //! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
 //!
-//! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor `PIN_ALL` names a version whose
+//! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor claimed names a version whose
 //! pages and generations nobody may reuse.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use duramen_io::{Access, File, Mapping, OpenMode, Platform, WordLock};
+use duramen_io::{Access, File, Mapping, OpenMode, Owner, Platform, WordLock, WordLockGuard};
 
 use crate::base::Root;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{
-    GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PAGE_BYTES, REGION_SPAN_BYTES, REGION_SPAN_BYTES_MIN, SNAPSHOTS_MAX,
+    GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PAGE_BYTES, PROCESSES_MAX, REGION_SPAN_BYTES, REGION_SPAN_BYTES_MIN,
+    SNAPSHOTS_MAX,
 };
+use crate::processes::{ProcessEntry, Seat};
 use crate::promises::Promises;
 
 /// Name of the region's file in the store directory.
 pub(crate) const REGION_FILE: &str = "shared";
 
 const CONTROL_BYTES: u64 = 4 << 10;
+const PROCESSES_START: u64 = CONTROL_BYTES;
+const PROCESS_BYTES: u64 = size_of::<ProcessEntry>() as u64;
+const GENERATIONS_START: u64 = PROCESSES_START + PROCESSES_MAX as u64 * PROCESS_BYTES;
 const GENERATION_BYTES: u64 = size_of::<GenerationEntry>() as u64;
 const GENERATIONS_STEP: usize = 64;
-const SLOTS_START: u64 = CONTROL_BYTES + GENERATIONS_MAX as u64 * GENERATION_BYTES;
+const SLOTS_START: u64 = GENERATIONS_START + GENERATIONS_MAX as u64 * GENERATION_BYTES;
 const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const SLOTS_STEP: usize = 256;
 /// Aligned, so that the memory of indexes begins at a page and at a multiple of what they take.
@@ -52,8 +59,9 @@ const MEMORY_SPARE_BYTES: u64 = 256 << 10;
 
 /// Pin value of a free slot.
 const FREE: u64 = 0;
-/// Pin value of a slot whose owner has not yet chosen its version: nothing at all may be reclaimed.
-const PIN_ALL: u64 = 1;
+/// Bit of the pin value of a slot whose owner, whose number is the rest, has not yet chosen its version: nothing at all may
+/// be reclaimed.
+const CLAIMED: u64 = 1 << 63;
 /// The first version a store publishes after it is opened.
 pub(crate) const FIRST_VERSION: u64 = 2;
 /// `follow` value of a snapshot that does not need the generations after its own.
@@ -62,6 +70,11 @@ const FOLLOW_NONE: u64 = 0;
 /// Words of a published version.
 const VERSION_WORDS: usize = 5 + LIVE_GENERATIONS_MAX;
 
+/// Words of the name of a library.
+const LIBRARY_WORDS: usize = 4;
+/// "durashrd", and the version of the layout of the region and of what its words mean.
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x01");
+
 /// One cache line, so that words written by different people do not share one.
 #[repr(C, align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
@@ -69,6 +82,14 @@ pub(crate) struct Line<T>(pub(crate) T);
 /// The head of the region. All zeros is its valid first state.
 #[repr(C)]
 pub(crate) struct Control {
+    /// Says that the region is whole, and made by a library that agrees with this one about what lies where.
+    layout: AtomicU64,
+    /// The library that made it.
+    library: [AtomicU64; LIBRARY_WORDS],
+    /// What never changes: which store it is.
+    store: [AtomicU64; 2],
+    /// How many processes ever attached.
+    arrivals: AtomicU64,
     /// Serialises commits.
     pub(crate) commit_lock: Line<WordLock>,
     /// Number of the newest commit that readers may see. Released by the committer, acquired by snapshots.
@@ -88,11 +109,42 @@ pub(crate) struct Control {
     pub(crate) values_synced: AtomicU64,
     /// Bytes of those values, about, since the last sync.
     pub(crate) values_unsynced_bytes: AtomicU64,
-    /// Nonzero once an input/output error stopped the store.
+    /// Held while the data file is synced.
+    pub(crate) data_sync_lock: Line<WordLock>,
+    /// How many processes had attached when the data file was last begun to be synced.
+    pub(crate) data_sync_arrivals: AtomicU64,
+    /// Held by whoever folds, makes durable and reclaims.
+    pub(crate) maintenance_lock: Line<WordLock>,
+    /// The published version that has the durable root; always counts as pinned.
+    pub(crate) durable_version: AtomicU64,
+    /// Held by whoever prepares the next generations.
+    pub(crate) preparing_lock: Line<WordLock>,
+    /// Bytes that the next generation shall take.
+    pub(crate) next_capacity: AtomicU64,
+    /// Nonzero: the names of all log files are known to survive power loss.
+    pub(crate) names_synced: AtomicU32,
+    /// Nonzero while generations are freed: commit streams do not begin to read then.
+    pub(crate) freeing: AtomicU32,
+    /// Changes when a fold ended or a generation became free; who waits for room sleeps on it.
+    pub(crate) progress: Line<AtomicU32>,
+    /// Changes when there is something to fold; folding threads sleep on it.
+    pub(crate) work: Line<AtomicU32>,
+    /// Counts commits that made, renamed or dropped maps. Changed under the commit lock.
+    pub(crate) catalog: AtomicU64,
+    /// Nonzero: a commit stream may be asleep. Set under the commit lock.
+    pub(crate) streams_waiting: Line<AtomicU32>,
+    /// Changes when there may be something to deliver; commit streams sleep on it.
+    pub(crate) streams_word: AtomicU32,
+    /// Nonzero once an input/output error stopped the store, and what that was.
     pub(crate) poisoned: Line<AtomicU32>,
-    /// Even while `version` is stable, odd while it is being replaced.
-    sequence: Line<AtomicU64>,
-    version: [AtomicU64; VERSION_WORDS],
+    pub(crate) cause: Text,
+    /// Nonzero once damage keeps the log from being folded, and what that is: nothing more is written then, but everything
+    /// that is not damaged can be read.
+    pub(crate) damaged: AtomicU32,
+    pub(crate) damage: Text,
+    /// How many versions were published. The lowest bit says which of `versions` is the newest.
+    published: Line<AtomicU64>,
+    versions: [[AtomicU64; VERSION_WORDS]; 2],
     /// State of the commit path, written under the commit lock only.
     pub(crate) tail: Line<Tail>,
     /// Held by whoever makes the region larger, hands out its memory or takes it back. What it guards is changed by single
@@ -113,6 +165,48 @@ pub(crate) struct Control {
 
 const _: () = assert!(size_of::<Control>() <= CONTROL_BYTES as usize);
 const _: () = assert!(GENERATION_BYTES == 128 && GENERATIONS_MAX.is_multiple_of(GENERATIONS_STEP));
+
+/// A few words for people, written once.
+#[repr(C)]
+pub(crate) struct Text {
+    /// 0: nothing yet, 1: somebody writes, 2: written.
+    state: AtomicU32,
+    length: AtomicU32,
+    bytes: [AtomicU8; TEXT_BYTES],
+}
+
+/// Longer texts are cut.
+const TEXT_BYTES: usize = 376;
+
+impl Text {
+    /// Writes it, unless somebody has or is just doing it.
+    pub(crate) fn write(&self, text: &str) {
+        let begun = self.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
+        if begun.is_err() {
+            return;
+        }
+        let length = text.floor_char_boundary(TEXT_BYTES);
+        for (place, &byte) in self.bytes.iter().zip(&text.as_bytes()[..length]) {
+            place.store(byte, Ordering::Relaxed);
+        }
+        self.length.store(length as u32, Ordering::Relaxed);
+        // Pairs with the acquire in `read`.
+        self.state.store(2, Ordering::Release);
+    }
+
+    /// What was written. `None`: nothing, or whoever wrote it died in the middle.
+    pub(crate) fn read(&self) -> Option<String> {
+        if self.state.load(Ordering::Acquire) != 2 {
+            return None;
+        }
+        let length = self.length.load(Ordering::Relaxed) as usize;
+        let bytes: Vec<u8> = self.bytes[..length.min(TEXT_BYTES)]
+            .iter()
+            .map(|byte| byte.load(Ordering::Relaxed))
+            .collect();
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
 
 /// Where the next record goes. Written under the commit lock.
 #[repr(C)]
@@ -211,6 +305,8 @@ pub(crate) struct GenerationEntry {
     pub(crate) last_commit: AtomicU64,
     /// Header checksum of the last record, once frozen.
     pub(crate) last_header: AtomicU32,
+    /// Counts how often the log file was removed, or may have been.
+    pub(crate) incarnation: AtomicU32,
     /// End of the records in the log file.
     pub(crate) tail: AtomicU64,
     /// End of the part that is known to survive power loss.
@@ -284,6 +380,8 @@ pub(crate) struct Slot {
     uses: AtomicU64,
     /// One more than the newest use that somebody ended, so that it cannot be taken for the end of a later one.
     ended: AtomicU64,
+    /// Number of the entry of the process whose slot it is.
+    owner: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
@@ -325,28 +423,137 @@ pub(crate) struct Region {
     /// Bytes of it that can be used: [`REGION_SPAN_BYTES`], or less where the process may not have so many addresses.
     span: u64,
     file: Arc<dyn File>,
+    seat: Seat,
 }
 
 impl Region {
     /// Makes the region of a store that nobody else has open. `exists`: there is a file of that name, which handles of a
     /// closed store may still have mapped; so it is left to them, and another one made.
-    pub(crate) fn create(platform: &Platform, exists: bool) -> Result<Region> {
+    pub(crate) fn create(platform: &Platform, exists: bool, seat: Seat) -> Result<Region> {
         let doing = |error| Error::io("making the shared region", error);
         if exists {
             platform.storage.remove(REGION_FILE).map_err(doing)?;
         }
         let file = platform.storage.open(REGION_FILE, OpenMode::Create).map_err(doing)?;
         file.set_len(0).map_err(doing)?;
-        Region::over(file)
+        Region::over(file, seat)
     }
 
-    fn over(file: Arc<dyn File>) -> Result<Region> {
-        let head = CONTROL_BYTES + GENERATIONS_STEP as u64 * GENERATION_BYTES;
+    fn over(file: Arc<dyn File>, seat: Seat) -> Result<Region> {
+        let head = GENERATIONS_START + GENERATIONS_STEP as u64 * GENERATION_BYTES;
         let slots = SLOTS_STEP as u64 * SLOT_BYTES;
         for (offset, bytes) in [(0, head), (SLOTS_START, slots)] {
             file.allocate(offset, bytes)
                 .map_err(|error| full_or_io("the shared region", bytes, error))?;
         }
+        let region = Region::map(file, seat)?;
+        let control = region.control();
+        control.slots_allocated.store(SLOTS_STEP as u32, Ordering::Relaxed);
+        control
+            .generations_allocated
+            .store(GENERATIONS_STEP as u32, Ordering::Relaxed);
+        Ok(region)
+    }
+
+    /// Takes this process's entry in the table, which nobody else has.
+    pub(crate) fn sit_down(&self, process: u32, now: Duration) {
+        let arrival = self.control().arrivals.fetch_add(1, Ordering::Relaxed);
+        self.process(self.me()).occupy(process, now, arrival);
+    }
+
+    /// Attaches to the region of a store that other processes have open, and takes an entry in their table.
+    pub(crate) fn attach(platform: &Platform, path: &str, seat: Seat) -> Result<Region> {
+        let doing = |error| Error::io("attaching to the shared region", error);
+        let file = platform.storage.open(REGION_FILE, OpenMode::Write).map_err(doing)?;
+        if file.len().map_err(doing)? < GENERATIONS_START {
+            return Err(in_the_making(path));
+        }
+        let mut region = Region::map(file, seat)?;
+        region.check_layout(path)?;
+        let free = (0..PROCESSES_MAX as u16).map(Owner::new);
+        let free: Vec<Owner> = free.filter(|&owner| !region.process(owner).is_attached()).collect();
+        for owner in free {
+            if region.seat.sit(owner.number())? {
+                return Ok(region);
+            }
+        }
+        Err(Reason::TooManyProcesses { open: PROCESSES_MAX }.into())
+    }
+
+    /// Refuses a region that a library made which does not agree with this one.
+    fn check_layout(&self, path: &str) -> Result<()> {
+        let control = self.control();
+        // Acquire: pairs with the Release in `is_ready`.
+        match control.layout.load(Ordering::Acquire) {
+            0 => return Err(in_the_making(path)),
+            LAYOUT if control.library.each_ref().map(|word| word.load(Ordering::Relaxed)) == library() => {}
+            _ => {
+                let found = control
+                    .library
+                    .each_ref()
+                    .map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+                let found = String::from_utf8_lossy(found.as_flattened())
+                    .trim_end_matches('\0')
+                    .to_string();
+                return Err(Reason::OtherVersion {
+                    path: path.to_string(),
+                    found,
+                    ours: LIBRARY.to_string(),
+                }
+                .into());
+            }
+        }
+        if self.span < REGION_SPAN_BYTES {
+            let cause = format!(
+                "this process may not have the {REGION_SPAN_BYTES} bytes of addresses that sharing a store takes; \
+                 raise its limit (`ulimit -v`)"
+            );
+            return Err(Reason::InvalidArgument(cause).into());
+        }
+        Ok(())
+    }
+
+    /// Lets others attach.
+    pub(crate) fn is_ready(&self, store: u128) {
+        let control = self.control();
+        let numbers = [store as u64, (store >> 64) as u64];
+        control
+            .store
+            .iter()
+            .zip(numbers)
+            .for_each(|(place, number)| place.store(number, Ordering::Relaxed));
+        control
+            .library
+            .iter()
+            .zip(library())
+            .for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+        // Release: who sees it finds everything in its place.
+        control.layout.store(LAYOUT, Ordering::Release);
+        self.seat.open_gate();
+    }
+
+    /// Whether this is the region of that store.
+    pub(crate) fn is_of(&self, store: u128) -> bool {
+        let numbers = [store as u64, (store >> 64) as u64];
+        self.control()
+            .store
+            .each_ref()
+            .map(|number| number.load(Ordering::Relaxed))
+            == numbers
+    }
+
+    /// Gives this process's entry up: it has nothing of the store any more.
+    pub(crate) fn leave(&self) {
+        self.process(self.me()).leave();
+        self.seat.stand_up();
+    }
+
+    /// This process among those that share the store.
+    pub(crate) fn seat(&self) -> &Seat {
+        &self.seat
+    }
+
+    fn map(file: Arc<dyn File>, seat: Seat) -> Result<Region> {
         let doing_map = |error| Error::io("mapping the shared region", error);
         // A limit (`ulimit -v`, a container, valgrind) may leave fewer addresses: fewer and smaller indexes fit then.
         // Of what there is, an eighth: the data file and the log need some too.
@@ -362,19 +569,69 @@ impl Region {
                 Err(error) => return Err(doing_map(error)),
             }
         };
-        let region = Region { mapping, span, file };
-        let control = region.control();
-        control.slots_allocated.store(SLOTS_STEP as u32, Ordering::Relaxed);
-        control
-            .generations_allocated
-            .store(GENERATIONS_STEP as u32, Ordering::Relaxed);
-        Ok(region)
+        Ok(Region {
+            mapping,
+            span,
+            file,
+            seat,
+        })
     }
 
     /// A region in the memory of this process alone, for stores that are opened read-only.
     pub(crate) fn private() -> Result<Region> {
         let doing = |error| Error::io("making private memory", error);
-        Region::over(duramen_io::memory_file().map_err(doing)?)
+        Region::over(duramen_io::memory_file().map_err(doing)?, Seat::alone())
+    }
+
+    /// This process among those that share the store.
+    #[inline]
+    pub(crate) fn me(&self) -> Owner {
+        self.seat.owner
+    }
+
+    /// Waits for a lock of the region and takes it. From a holder that has died it is taken over: then `repair` is called
+    /// first, with the lock, to put in order what it guards. Whoever dies in that is followed by another one, who begins
+    /// it anew.
+    #[inline]
+    pub(crate) fn hold<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> WordLockGuard<'a> {
+        let held = lock.lock_unless(self.me(), |holder| self.take_from_dead(lock, holder, &repair));
+        held.unwrap_or_else(|taken_over| taken_over)
+    }
+
+    #[cold]
+    fn take_from_dead<'a>(&self, lock: &'a WordLock, holder: Owner, repair: &dyn Fn()) -> Option<WordLockGuard<'a>> {
+        if holder == self.me() {
+            return None;
+        }
+        let burial = self.seat.bury()?;
+        // While nobody else buries, the entry of a dead process stays that: so this is still about the same one.
+        let is_dead = self.process(holder).is_attached() && !self.seat.is_alive(holder);
+        let guard = is_dead.then(|| lock.take_over(holder, self.me())).flatten()?;
+        drop(burial);
+        repair();
+        Some(guard)
+    }
+
+    /// Puts in order what a lock guards whose holder has died, as [`Region::hold`] does, and lets go of it.
+    pub(crate) fn free_if_dead(&self, lock: &WordLock, repair: impl Fn()) {
+        if let Some(holder) = lock.holder() {
+            drop(self.take_from_dead(lock, holder, &repair));
+        }
+    }
+
+    /// All processes that are attached, dead ones too.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (Owner, &ProcessEntry)> {
+        let owners = (0..PROCESSES_MAX as u16).map(Owner::new);
+        let entries = owners.map(|owner| (owner, self.process(owner)));
+        entries.filter(|(_, entry)| entry.is_attached())
+    }
+
+    /// The entry of a process.
+    pub(crate) fn process(&self, owner: Owner) -> &ProcessEntry {
+        assert!((owner.number() as usize) < PROCESSES_MAX);
+        let offset = PROCESSES_START as usize + owner.number() as usize * PROCESS_BYTES as usize;
+        // SAFETY: as for `control`; the entries are allocated with it.
+        unsafe { &*(self.mapping.base().add(offset) as *const ProcessEntry) }
     }
 
     pub(crate) fn control(&self) -> &Control {
@@ -393,7 +650,7 @@ impl Region {
     /// The log generation of a log file.
     pub(crate) fn generation(&self, slot: u16) -> &GenerationEntry {
         assert!((slot as u32) < self.control().generations_allocated.load(Ordering::Acquire));
-        let offset = CONTROL_BYTES as usize + slot as usize * GENERATION_BYTES as usize;
+        let offset = GENERATIONS_START as usize + slot as usize * GENERATION_BYTES as usize;
         // SAFETY: as for `control`; the entry lies in the allocated part by the assertion.
         unsafe { &*(self.mapping.base().add(offset) as *const GenerationEntry) }
     }
@@ -404,12 +661,17 @@ impl Region {
         (0..used).map(|slot| (slot, self.generation(slot)))
     }
 
+    /// Whoever dies with this lock leaves everything in order: what it guards is changed by single stores.
+    fn hold_growth(&self) -> WordLockGuard<'_> {
+        self.hold(&self.control().growth_lock.0, || ())
+    }
+
     /// Makes an entry one of those that [`Region::generations`] goes through. Its user has claimed it, or is recovery.
     pub(crate) fn use_generation(&self, slot: u16) -> Result<()> {
-        let _growing = self.control().growth_lock.0.lock();
+        let _growing = self.hold_growth();
         while slot as u32 >= self.control().generations_allocated.load(Ordering::Relaxed) {
             let count = self.control().generations_allocated.load(Ordering::Relaxed);
-            let offset = CONTROL_BYTES + count as u64 * GENERATION_BYTES;
+            let offset = GENERATIONS_START + count as u64 * GENERATION_BYTES;
             let bytes = GENERATIONS_STEP as u64 * GENERATION_BYTES;
             self.file
                 .allocate(offset, bytes)
@@ -463,7 +725,7 @@ impl Region {
 
     /// Finds memory for an index and makes it the piece of `owner`, who has none. Returns its place.
     pub(crate) fn take(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
-        let _growing = self.control().growth_lock.0.lock();
+        let _growing = self.hold_growth();
         let bytes = bytes.next_multiple_of(MEMORY_STEP);
         self.take_between(owner, bytes, INDEXES_START..self.span)
     }
@@ -471,7 +733,7 @@ impl Region {
     /// The same for an array: apart from the indexes as long as they are small, so that an index always fits where one
     /// was before.
     pub(crate) fn take_for_array(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
-        let _growing = self.control().growth_lock.0.lock();
+        let _growing = self.hold_growth();
         let bytes = bytes.next_multiple_of(PAGE_BYTES as u64);
         match self.find(MEMORY_START..INDEXES_START, bytes) {
             Some(_) => self.take_between(owner, bytes, MEMORY_START..INDEXES_START),
@@ -511,7 +773,7 @@ impl Region {
 
     /// Gives a piece of memory back, and the end of the file behind all pieces to the file system.
     pub(crate) fn give_back(&self, owner: &Piece) {
-        let _growing = self.control().growth_lock.0.lock();
+        let _growing = self.hold_growth();
         owner.bytes.store(0, Ordering::Release);
         // A little is kept: on a disk that is full by now, deletions still need the next generation's index.
         self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES);
@@ -519,7 +781,7 @@ impl Region {
 
     /// Makes sure that there is memory for a few more small indexes.
     pub(crate) fn keep_spare_memory(&self) -> Result<()> {
-        let _growing = self.control().growth_lock.0.lock();
+        let _growing = self.hold_growth();
         self.file
             .allocate(self.end_of_memory().max(INDEXES_START), MEMORY_SPARE_BYTES)
             .map_err(|error| full_or_io("index memory", MEMORY_SPARE_BYTES, error))
@@ -528,7 +790,7 @@ impl Region {
     /// Gives all memory that is nobody's back, behind the last piece and between pieces. For a quiet store, whose next
     /// indexes are prepared.
     pub(crate) fn cut_memory(&self) {
-        let _growing = self.control().growth_lock.0.lock();
+        let _growing = self.hold_growth();
         self.cut(self.end_of_memory());
         let mut end = MEMORY_START;
         for (used, length) in self.pieces() {
@@ -539,7 +801,7 @@ impl Region {
 
     /// Whether indexes lie further from the beginning than all of them take together.
     pub(crate) fn memory_has_holes(&self) -> bool {
-        let _growing = self.control().growth_lock.0.lock();
+        let _growing = self.hold_growth();
         let mut pieces = self.pieces();
         pieces.retain(|&(used, _)| used >= INDEXES_START);
         let in_use: u64 = pieces.iter().map(|&(_, bytes)| bytes).sum();
@@ -564,13 +826,13 @@ impl Region {
         self.generations().map(|(_, entry)| entry.memory.place().1).sum()
     }
 
-    /// Publishes a version. The caller holds the commit lock, or is recovery.
+    /// Publishes a version. The caller holds the commit lock, or is recovery. Whoever dies in here has published it or not:
+    /// the words go to the place that nobody is told of, and one store makes that the newest.
     pub(crate) fn publish(&self, version: &Version) {
         let control = self.control();
-        let sequence = control.sequence.0.load(Ordering::Relaxed);
-        assert!(sequence.is_multiple_of(2), "two threads publish versions at once");
-        control.sequence.0.store(sequence + 1, Ordering::Relaxed);
-        // Pairs with the acquire fence in `read_version`: a reader that saw any new word sees the odd sequence.
+        let next = control.published.0.load(Ordering::Relaxed) + 1;
+        // Pairs with the acquire fence in `read_version`: a reader that saw any new word, in the place of the version before
+        // the last one, sees that there is a newer one than that.
         fence(Ordering::Release);
         let mut words = [0u64; VERSION_WORDS];
         words[0] = version.number;
@@ -581,32 +843,29 @@ impl Region {
         for (word, &slot) in words[5..].iter_mut().zip(&version.generations) {
             *word = slot as u64;
         }
-        for (place, word) in control.version.iter().zip(words) {
+        for (place, word) in control.versions[next as usize % 2].iter().zip(words) {
             place.store(word, Ordering::Relaxed);
         }
         // Pairs with the acquire load in `read_version`.
-        control.sequence.0.store(sequence + 2, Ordering::Release);
+        control.published.0.store(next, Ordering::Release);
     }
 
     /// The published version and a commit number that belongs to it: `limit` (visible or synced) read between two
-    /// looks at the version, so that every commit up to it is in the version's base or generations.
+    /// looks at the version, so that every commit up to it is in the version's base or generations. It never waits: it
+    /// looks again only when a version was published meanwhile.
     #[inline(always)]
     pub(crate) fn read_version(&self, limit: &AtomicU64) -> (Version, u64) {
         let control = self.control();
         loop {
-            let before = control.sequence.0.load(Ordering::Acquire);
-            if before % 2 == 1 {
-                std::hint::spin_loop();
-                continue;
-            }
+            let newest = control.published.0.load(Ordering::Acquire);
             let mut words = [0u64; VERSION_WORDS];
-            for (word, place) in words.iter_mut().zip(&control.version) {
+            for (word, place) in words.iter_mut().zip(&control.versions[newest as usize % 2]) {
                 *word = place.load(Ordering::Relaxed);
             }
             // Acquire: everything up to this commit was written before the committer released the number.
             let commit = limit.load(Ordering::Acquire);
             fence(Ordering::Acquire);
-            if control.sequence.0.load(Ordering::Relaxed) != before {
+            if control.published.0.load(Ordering::Relaxed) != newest {
                 continue;
             }
             let count = words[4] as usize;
@@ -638,7 +897,7 @@ impl Region {
     pub(crate) fn pin(&self, hint: usize, limit: &AtomicU64) -> Result<(Pin, Version, u64)> {
         let index = self.claim(hint)?;
         let slot = self.slot(index);
-        // The claim stored PIN_ALL; this fence orders it before the reads of the version. It pairs with the fence in
+        // The claim stored that nothing may go; this fence orders it before the reads of the version. It pairs with the fence in
         // `pins`: either the reclaimer sees our pin, or we see the version it published before it looked.
         fence(Ordering::SeqCst);
         let (version, commit) = self.read_version(limit);
@@ -650,6 +909,7 @@ impl Region {
     #[inline]
     fn claim(&self, hint: usize) -> Result<usize> {
         let used = &self.control().slots_used.0;
+        let claimed = CLAIMED | u64::from(self.me().number());
         loop {
             let count = used.load(Ordering::Acquire) as usize;
             for step in 0..count {
@@ -658,9 +918,11 @@ impl Region {
                 if slot.pin.load(Ordering::Relaxed) == FREE
                     && slot
                         .pin
-                        .compare_exchange(FREE, PIN_ALL, Ordering::SeqCst, Ordering::Relaxed)
+                        .compare_exchange(FREE, claimed, Ordering::SeqCst, Ordering::Relaxed)
                         .is_ok()
                 {
+                    // Before the version is in its place, which is what the owner is looked up for.
+                    slot.owner.store(u32::from(self.me().number()), Ordering::Relaxed);
                     return Ok(index);
                 }
             }
@@ -673,7 +935,7 @@ impl Region {
 
     /// Makes slot number `count` usable, unless somebody else just did.
     fn add_slot(&self, count: usize) -> Result<()> {
-        let _growing = self.control().growth_lock.0.lock();
+        let _growing = self.hold_growth();
         if count == self.control().slots_allocated.load(Ordering::Relaxed) as usize {
             let offset = SLOTS_START + count as u64 * SLOT_BYTES;
             let bytes = SLOTS_STEP as u64 * SLOT_BYTES;
@@ -720,6 +982,17 @@ impl Region {
         slot.pin.store(FREE, Ordering::Release);
     }
 
+    /// Whether this process holds a slot.
+    pub(crate) fn is_pinned_here(&self) -> bool {
+        let used = self.control().slots_used.0.load(Ordering::SeqCst) as usize;
+        (0..used).any(|index| self.slot(index).is_of(self.me()))
+    }
+
+    /// Empties the file when nobody has anything of it any more.
+    pub(crate) fn discard(&self) {
+        let _ = self.file.set_len(0);
+    }
+
     /// Whether anybody holds a slot.
     pub(crate) fn is_pinned(&self) -> bool {
         let used = self.control().slots_used.0.load(Ordering::SeqCst) as usize;
@@ -738,7 +1011,7 @@ impl Region {
             let version = slot.pin.load(Ordering::SeqCst);
             match version {
                 FREE => continue,
-                PIN_ALL => pins.everything = true,
+                claimed if claimed >= CLAIMED => pins.everything = true,
                 version => pins.versions.push(version),
             }
             if follow != FOLLOW_NONE {
@@ -785,18 +1058,31 @@ impl Region {
                 self.slot(index),
             )
         };
-        (0..count).map(pinned).filter(|(_, pin, _)| *pin > PIN_ALL).collect()
+        (0..count).map(pinned).filter(|(_, pin, _)| is_version(*pin)).collect()
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Nobody reads it any more, and whoever opens the store next makes it anew.
-        let _ = self.file.set_len(0);
+        // Nobody reads it any more, and whoever opens the store next makes it anew. One that is shared goes with the last
+        // process that leaves.
+        if !self.seat.is_shared() {
+            let _ = self.file.set_len(0);
+        }
     }
 }
 
 impl Slot {
+    /// Whether a process has this slot.
+    pub(crate) fn is_of(&self, owner: Owner) -> bool {
+        // Acquire: who sees a version sees whose it is.
+        match self.pin.load(Ordering::SeqCst) {
+            FREE => false,
+            claimed if claimed >= CLAIMED => claimed == CLAIMED | u64::from(owner.number()),
+            _ => self.owner.load(Ordering::Acquire) == u32::from(owner.number()),
+        }
+    }
+
     /// The id of the slot's present use: index and number of the use.
     pub(crate) fn id(&self, index: u32) -> u64 {
         self.uses.load(Ordering::Relaxed) << SLOT_INDEX_BITS | index as u64
@@ -823,10 +1109,34 @@ impl Slot {
     }
 }
 
+/// Whether the pin value of a slot is a version.
+fn is_version(pin: u64) -> bool {
+    pin != FREE && pin < CLAIMED
+}
+
 /// A pinned version; give it back with [`Region::unpin`].
 #[derive(Debug)]
 pub(crate) struct Pin {
     pub(crate) index: u32,
+}
+
+/// This library, as the region says it.
+const LIBRARY: &str = env!("CARGO_PKG_VERSION");
+
+fn library() -> [u64; LIBRARY_WORDS] {
+    let mut bytes = [0; LIBRARY_WORDS * 8];
+    let length = LIBRARY.len().min(bytes.len());
+    bytes[..length].copy_from_slice(&LIBRARY.as_bytes()[..length]);
+    let word = |index: usize| u64::from_le_bytes(bytes[index * 8..][..8].try_into().expect("eight bytes"));
+    std::array::from_fn(word)
+}
+
+fn in_the_making(path: &str) -> Error {
+    let (path, holder) = (
+        path.to_string(),
+        "a process that could not finish opening it".to_string(),
+    );
+    Reason::InUse { path, holder }.into()
 }
 
 /// A full disk as the typed error, anything else as an input/output error.

@@ -123,7 +123,7 @@ mod tests {
         };
         let version = core.region.version();
         let newest = *version.generations.last().expect("one takes commits");
-        let generations = [core.generation_view(newest)];
+        let generations = [core.generation_view(newest).expect("a mapped log")];
         let all = (&[][..], None);
         let mut changes = NewestChanges::of_generations_in(source, &generations, all).expect("sound changes");
         let mut changed = Vec::new();

@@ -59,7 +59,7 @@ impl Core {
                 return Err(error);
             }
         };
-        let guard = self.control().commit_lock.0.lock();
+        let guard = self.hold_commits();
         let mut next = self.region.version();
         next.number += 1;
         next.root = root;
@@ -165,7 +165,7 @@ mod tests {
 
     fn shrink(store: &Store) -> bool {
         let core = store.core();
-        let mut state = core.maintenance.lock().expect("nobody panicked");
+        let mut state = core.hold_maintenance().expect("nobody else");
         core.shrink(&mut state).expect("room")
     }
 
@@ -256,7 +256,7 @@ mod tests {
             let store = open(&before);
             before.stop_after(calls);
             let core = store.core();
-            let mut state = core.maintenance.lock().expect("nobody panicked");
+            let mut state = core.hold_maintenance().expect("nobody else");
             is_done = core.shrink(&mut state).is_ok();
             drop(state);
             let after = before.power_cut(calls);

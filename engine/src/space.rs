@@ -189,6 +189,11 @@ impl Space {
         Ok(space)
     }
 
+    /// The space of a store that other processes have open.
+    pub(crate) fn attach(file: Arc<dyn File>, region: Arc<Region>) -> Space {
+        Space { file, region }
+    }
+
     /// Makes room for all that writing may make of the file.
     pub(crate) fn be_ready_to_retire(&self) -> Result<()> {
         let mut state = self.lock();
@@ -202,7 +207,7 @@ impl Space {
 
     fn lock(&self) -> Locked<'_> {
         let head = self.head();
-        let guard = head.lock.0.lock();
+        let guard = self.region.hold(&head.lock.0, || ());
         // SAFETY: everybody who uses these arrays comes through here, with the lock, and leaves before giving it back.
         let (used, loose, retired) = unsafe {
             (

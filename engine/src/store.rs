@@ -277,7 +277,7 @@ impl Store {
         let found = slots.into_iter().find(|(index, _, slot)| slot.id(*index) == id);
         if let Some((_, _, slot)) = found {
             slot.end(id);
-            self.core().streams.wake();
+            self.core().wake_streams();
             return Ok(true);
         }
         Ok(false)
@@ -323,8 +323,8 @@ impl Opened {
         if self.core.closed.swap(true, Ordering::SeqCst) {
             return Err(Reason::Closed.into());
         }
-        drop(self.core.control().commit_lock.0.lock());
-        self.core.streams.wake();
+        drop(self.core.hold_commits());
+        self.core.wake_streams();
         self.stop_threads();
         let settled = if self.core.settings.read_only {
             Ok(())
@@ -338,6 +338,7 @@ impl Opened {
 
     fn stop_threads(&self) {
         self.core.ask(|work| work.stop = true);
+        self.core.ask_for_fold();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(|e| e.into_inner()));
         // A waker that the syncing thread calls may drop the last handle there.
         let is_other = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
@@ -360,14 +361,16 @@ impl Drop for Opened {
 impl Core {
     /// Gives back what is kept for streams that begin later: none does.
     fn forget_history(&self) {
-        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let Ok(mut state) = self.hold_maintenance() else {
+            return;
+        };
         state.history.drain(..).for_each(|(pin, ..)| self.region.unpin(&pin));
     }
 
     /// Leaves nothing to replay, and no more files than needed.
     fn settle(&self) -> Result<()> {
         self.maintain_all()?;
-        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.hold_maintenance()?;
         self.reclaim(&mut state)?;
         self.give_space_back(&mut state, Slack::Least)?;
         self.empty_log_files()

@@ -916,7 +916,7 @@ impl Transaction {
             self.draft(draft, run)?;
             if draft.is_empty() {
                 // Nothing to write, but what was read must still be true.
-                let _guard = core.control().commit_lock.0.lock();
+                let _guard = core.hold_commits();
                 core.check_conflicts(&checks)?;
                 return Ok(Commit {
                     number: self.snapshot_commit(),

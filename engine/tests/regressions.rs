@@ -4,7 +4,7 @@ use duramen_engine::{Batch, Durability, Kind, Maintenance, Map, Options, Reason,
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use duramen_io::{FailKind, FailSpan, File, Lock, LockMode, OpenMode, Platform, SimDisk, Storage};
+use duramen_io::{ByteLocks, FailKind, FailSpan, File, Lock, LockMode, OpenMode, Platform, SimDisk, Storage};
 
 fn options() -> Options {
     Options::new()
@@ -495,6 +495,9 @@ impl Storage for Crowded {
             act();
         }
         self.storage.lock(name, mode)
+    }
+    fn byte_locks(&self, name: &str) -> std::io::Result<Box<dyn ByteLocks>> {
+        self.storage.byte_locks(name)
     }
     fn path(&self) -> &Path {
         self.storage.path()

@@ -8,7 +8,7 @@
 //!          60 meta sequence u32 | zeros
 //! ```
 
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use duramen_io::{Access, File, Mapping, OpenMode, Platform, prefetch};
@@ -96,6 +96,9 @@ impl SegmentHeader {
 
 /// The log files that this process uses, by slot.
 ///
+/// Another process may remove a file and make one of that name again. So each has an incarnation, of which the shared region
+/// says the newest, and one that this process opened or mapped before that is not used any more.
+///
 /// A generation is read through its mapping alone, so the file behind one that only readers need can be closed: there
 /// may be more of them than a process may have open files.
 #[derive(Debug)]
@@ -113,6 +116,8 @@ pub(crate) struct Segments {
 struct Segment {
     /// First byte of the mapping; null while there is none. Release: whoever acquires it finds the file mapped.
     base: AtomicPtr<u8>,
+    /// Of the file that is mapped. Read before `base`, and changed while that is null.
+    incarnation: AtomicU32,
     open: Mutex<Open>,
 }
 
@@ -139,18 +144,24 @@ impl Segments {
     }
 
     /// The file of a slot, which exists, opened and mapped when it is not.
-    pub(crate) fn file(&self, slot: u16) -> Result<Arc<dyn File>> {
-        self.open(slot, self.mode)
+    pub(crate) fn file(&self, slot: u16, incarnation: u32) -> Result<Arc<dyn File>> {
+        self.open(slot, incarnation, self.mode)
     }
 
     /// The same for one that may have to be made.
-    pub(crate) fn create(&self, slot: u16) -> Result<Arc<dyn File>> {
-        self.open(slot, OpenMode::Create)
+    pub(crate) fn create(&self, slot: u16, incarnation: u32) -> Result<Arc<dyn File>> {
+        self.open(slot, incarnation, OpenMode::Create)
     }
 
-    fn open(&self, slot: u16, mode: OpenMode) -> Result<Arc<dyn File>> {
+    fn open(&self, slot: u16, incarnation: u32, mode: OpenMode) -> Result<Arc<dyn File>> {
         let segment = self.places[slot as usize].get_or_init(Default::default);
         let mut open = segment.lock();
+        if segment.incarnation.load(Ordering::Relaxed) != incarnation {
+            // Nobody reads the old one: it was removed because nobody did.
+            self.forget_open(segment, &mut open);
+            // Release: who sees this number sees that the old mapping is gone.
+            segment.incarnation.store(incarnation, Ordering::Release);
+        }
         if let Some(file) = &open.file {
             return Ok(file.clone());
         }
@@ -166,13 +177,13 @@ impl Segments {
         Ok(file)
     }
 
-    /// The bytes of a generation that is alive or held, whose file was therefore mapped.
+    /// The bytes of a generation that is alive or held. `None`: this process has not mapped its file yet.
     #[inline]
-    pub(crate) fn view(&self, slot: u16) -> LogView {
-        let segment = self.places[slot as usize].get();
-        let base = segment.map_or(std::ptr::null_mut(), |segment| segment.base.load(Ordering::Acquire));
-        assert!(!base.is_null(), "a live generation has a mapped log file");
-        LogView { base }
+    pub(crate) fn view(&self, slot: u16, incarnation: u32) -> Option<LogView> {
+        let segment = self.places[slot as usize].get()?;
+        let is_current = segment.incarnation.load(Ordering::Acquire) == incarnation;
+        let base = segment.base.load(Ordering::Acquire);
+        (is_current && !base.is_null()).then_some(LogView { base })
     }
 
     /// How many files are open.
@@ -191,12 +202,17 @@ impl Segments {
 
     /// Closes a file of which nobody reads anything any more, and lets its mapping go.
     pub(crate) fn forget(&self, slot: u16) {
-        self.close(slot);
         if let Some(segment) = self.places[slot as usize].get() {
-            let mut open = segment.lock();
-            segment.base.store(std::ptr::null_mut(), Ordering::Release);
-            open.mapping = None;
+            self.forget_open(segment, &mut segment.lock());
         }
+    }
+
+    fn forget_open(&self, segment: &Segment, open: &mut Open) {
+        if open.file.take().is_some() {
+            self.files_open.fetch_sub(1, Ordering::Relaxed);
+        }
+        segment.base.store(std::ptr::null_mut(), Ordering::Release);
+        open.mapping = None;
     }
 }
 

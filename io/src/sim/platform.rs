@@ -9,7 +9,8 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::interface::{
-    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random, Storage,
+    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random,
+    Storage,
 };
 use crate::memory::ALIGNMENT;
 

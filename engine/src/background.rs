@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use duramen_io::wait;
 
-use crate::core::Core;
-use crate::error::{Error, Kind, Reason, unless_full};
+use crate::core::{Core, MaintenanceGuard};
+use crate::error::{Error, Kind, Reason, Result, unless_full};
 use crate::space::Slack;
 use crate::store::TICK;
 
@@ -39,7 +39,9 @@ pub(crate) fn fold_loop(core: &Core) {
         quiet = if visible == seen { quiet + 1 } else { 0 };
         seen = visible;
         let round = || {
-            let mut state = core.hold_maintenance()?;
+            let Some(mut state) = hold_to_fold(core)? else {
+                return Ok(());
+            };
             let busy = core.region.version().generations.len() > 1;
             if busy {
                 // The fold needs no new log file, and frees one.
@@ -74,6 +76,15 @@ pub(crate) fn fold_loop(core: &Core) {
             Ok(Err(error)) => give_up_or_pause(core, error),
             Err(_) => core.poison(&Error::damaged("the folding thread met an impossible state")),
         }
+    }
+}
+
+/// The right to fold. `None`: another process has it, and folds what there is.
+fn hold_to_fold(core: &Core) -> Result<Option<MaintenanceGuard<'_>>> {
+    if core.settings.is_shared {
+        core.try_hold_maintenance()
+    } else {
+        core.hold_maintenance().map(Some)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The names of maps: pairs in map 0, `name -> id`, and the handles of this process, so that a dropped map is noticed.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Reason, Result};
@@ -42,7 +42,12 @@ impl MapInfo {
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
     known: Mutex<HashMap<u32, Arc<MapInfo>>>,
+    /// What `Control::catalog` was when it was last made sure that this process knows of all changes.
+    seen: AtomicU64,
 }
+
+/// No such number of changes: somebody is to look.
+const NOT_SEEN: u64 = u64::MAX;
 
 impl Catalog {
     /// The shared part of all handles of a map.
@@ -65,6 +70,40 @@ impl Catalog {
             })
         };
         known.entry(id).or_insert_with(fresh).clone()
+    }
+
+    /// Lets somebody look whether a map, whose handle was made from what may be an old view, is still there.
+    pub(crate) fn doubt(&self) {
+        self.seen.store(NOT_SEEN, Ordering::Release);
+    }
+
+    /// Whether everything is known up to this number of changes.
+    #[inline]
+    pub(crate) fn has_seen(&self, changes: u64) -> bool {
+        self.seen.load(Ordering::Acquire) == changes
+    }
+
+    /// Learns what is left of the maps, by id, and what they are called, after so many changes. Under the commit lock.
+    pub(crate) fn learn(&self, names: &HashMap<u32, String>, changes: u64) {
+        let known = self.known.lock().unwrap_or_else(|e| e.into_inner());
+        for info in known
+            .values()
+            .filter(|info| info.state.load(Ordering::Relaxed) == ALIVE)
+        {
+            match names.get(&info.id) {
+                Some(name) => info.name.lock().unwrap_or_else(|e| e.into_inner()).clone_from(name),
+                None => info.state.store(DROPPED, Ordering::Release),
+            }
+        }
+        self.seen.store(changes, Ordering::Release);
+    }
+
+    /// Notes a change that this process makes itself, and knows of. Under the commit lock, when all before it are known.
+    pub(crate) fn has_changed(&self, changes: u64) {
+        // Not what somebody doubts.
+        let _ = self
+            .seen
+            .compare_exchange(changes - 1, changes, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// The transaction that made a map has committed.

@@ -173,6 +173,7 @@ impl Core {
                 wait(&self.control().exclusive.0, exclusive, Some(Duration::from_millis(20)));
                 continue;
             }
+            self.know_maps_under_lock()?;
             draft.maps.iter().try_for_each(|map| map.alive())?;
             if let Some(checks) = checks {
                 self.check_conflicts(checks)?;
@@ -524,6 +525,10 @@ impl Core {
         self.enter_in_index(slot, log, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
         // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
         control.visible.0.store(commit, Ordering::Release);
+        if !(draft.created.is_empty() && draft.dropped.is_empty() && draft.renamed.is_empty()) {
+            self.catalog
+                .has_changed(control.catalog.fetch_add(1, Ordering::AcqRel) + 1);
+        }
         draft.created.iter().for_each(|&id| self.catalog.created(id));
         draft.dropped.iter().for_each(|&id| self.catalog.dropped(id));
         draft

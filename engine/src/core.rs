@@ -1,6 +1,6 @@
 //! The heart of an open store: everything that its handles, snapshots and background threads share.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -12,13 +12,17 @@ use crate::bell::Bells;
 use crate::catalog::Catalog;
 use crate::changes::Streams;
 use crate::error::{Error, Kind, Reason, Result};
+use crate::full_key::{CATALOG, FullRange};
 use crate::index::Index;
+use crate::limits::MAP_ID_BYTES;
 use crate::log::{LogView, Segments};
+use crate::map::map_id;
 use crate::meta::Meta;
 use crate::options::Settings;
 use crate::pace::{Pace, PauseWatch};
 use crate::pages::{Pages, ReadMode};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
+use crate::scan::Scan;
 use crate::space::Space;
 use crate::view::{GenerationView, View};
 
@@ -277,6 +281,11 @@ impl Core {
         Ok(user)
     }
 
+    /// Whether anything in this process uses the store, which is closed.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.users.load(Ordering::SeqCst) > 0 || self.region.is_pinned_here()
+    }
+
     /// The end of closing.
     pub(crate) fn let_go(&self) {
         self.settled.store(true, Ordering::SeqCst);
@@ -286,8 +295,7 @@ impl Core {
     /// Lets others open the store, if it is closed and nobody uses anything of it.
     #[cold]
     fn let_go_if_unused(&self) {
-        let is_used = || self.users.load(Ordering::SeqCst) > 0 || self.region.is_pinned_here();
-        if self.settled.load(Ordering::SeqCst) && !is_used() {
+        if self.settled.load(Ordering::SeqCst) && !self.is_in_use() {
             let held = self.lock.lock().unwrap_or_else(|e| e.into_inner()).take();
             if let Some(StoreLock::Seat) = held {
                 self.region.leave();
@@ -419,6 +427,47 @@ impl Core {
         let word = &self.control().work.0;
         word.fetch_add(1, Ordering::AcqRel);
         wake(word, u32::MAX);
+    }
+
+    /// Makes sure that handles of maps know what other processes did to those.
+    #[inline]
+    pub(crate) fn know_maps_under_lock(&self) -> Result<()> {
+        let changes = self.control().catalog.load(Ordering::Acquire);
+        if self.catalog.has_seen(changes) {
+            return Ok(());
+        }
+        self.learn_maps(changes)
+    }
+
+    /// The same for who only reads and waits for nobody: while others commit, a map that another process dropped may look
+    /// empty for a moment longer.
+    #[inline]
+    pub(crate) fn know_maps(&self) -> Result<()> {
+        let changes = self.control().catalog.load(Ordering::Acquire);
+        if self.catalog.has_seen(changes) {
+            return Ok(());
+        }
+        match self.control().commit_lock.0.try_lock(self.region.me()) {
+            Some(_commits) => self.know_maps_under_lock(),
+            None => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn learn_maps(&self, changes: u64) -> Result<()> {
+        let view = self.view_under_lock()?;
+        let mut names = HashMap::new();
+        with_source!(self, source => {
+            let mut scan = Scan::new(source, &view, &[], FullRange::map(CATALOG));
+            while let Some(entry) = scan.next()? {
+                let name = String::from_utf8_lossy(&scan.key()[MAP_ID_BYTES..]).into_owned();
+                if let Some(id) = entry.resolve(source)? {
+                    names.insert(map_id(&id)?, name);
+                }
+            }
+        });
+        self.catalog.learn(&names, changes);
+        Ok(())
     }
 
     /// Waits for the commit lock and takes it.

@@ -42,7 +42,13 @@ impl fmt::Debug for Map {
 
 impl Map {
     pub(crate) fn new(store: &Store, id: u32, name: &str) -> Map {
-        Map::of(store, store.core().catalog.info(id, name), name)
+        let core = store.core();
+        let info = core.catalog.info(id, name);
+        if core.settings.is_shared {
+            // The view that showed the map may be older than what other processes did to it.
+            core.catalog.doubt();
+        }
+        Map::of(store, info, name)
     }
 
     pub(crate) fn of(store: &Store, info: Arc<MapInfo>, name: &str) -> Map {
@@ -77,6 +83,7 @@ impl Map {
     }
 
     fn full_key(&self, key: &[u8]) -> Result<FullKey> {
+        self.core().know_maps()?;
         self.info.alive()?;
         FullKey::new(self.info.id, key)
     }
@@ -351,6 +358,7 @@ impl Map {
     /// # Errors
     /// As [`Map::get`].
     pub fn count(&self) -> Result<u64> {
+        self.core().know_maps()?;
         self.info.alive()?;
         self.store.snapshot()?.count(self, ..)
     }

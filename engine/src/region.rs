@@ -20,7 +20,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -424,6 +424,8 @@ pub(crate) struct Region {
     span: u64,
     file: Arc<dyn File>,
     seat: Seat,
+    /// Whether nobody else can have the region mapped any more.
+    is_last: AtomicBool,
 }
 
 impl Region {
@@ -569,11 +571,13 @@ impl Region {
                 Err(error) => return Err(doing_map(error)),
             }
         };
+        let is_last = AtomicBool::new(!seat.is_shared());
         Ok(Region {
             mapping,
             span,
             file,
             seat,
+            is_last,
         })
     }
 
@@ -988,9 +992,9 @@ impl Region {
         (0..used).any(|index| self.slot(index).is_of(self.me()))
     }
 
-    /// Empties the file when nobody has anything of it any more.
-    pub(crate) fn discard(&self) {
-        let _ = self.file.set_len(0);
+    /// This process is the last one, and the gate is closed: whoever comes next makes another region.
+    pub(crate) fn goes_with_this_process(&self) {
+        self.is_last.store(true, Ordering::Relaxed);
     }
 
     /// Whether anybody holds a slot.
@@ -1064,9 +1068,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Nobody reads it any more, and whoever opens the store next makes it anew. One that is shared goes with the last
-        // process that leaves.
-        if !self.seat.is_shared() {
+        // Nobody reads it any more, and whoever opens the store next makes it anew.
+        if self.is_last.load(Ordering::Relaxed) {
             let _ = self.file.set_len(0);
         }
     }

@@ -329,10 +329,11 @@ impl Opened {
         let settled = if self.core.settings.read_only {
             Ok(())
         } else {
-            self.core.settle()
+            self.core.settle_or_leave()
         };
         self.core.forget_history();
         self.core.let_go();
+        self.core.region.seat().open_gate();
         settled
     }
 
@@ -367,12 +368,33 @@ impl Core {
         state.history.drain(..).for_each(|(pin, ..)| self.region.unpin(&pin));
     }
 
+    /// Leaves nothing to replay, unless others go on with the store: then only nothing that a power cut could take. From
+    /// here on the gate is closed, if this is the last one, until it has left.
+    fn settle_or_leave(&self) -> Result<()> {
+        let seat = self.region.seat();
+        if !seat.is_shared() || seat.close_gate() && !seat.is_anybody_else_alive() {
+            return self.settle();
+        }
+        seat.open_gate();
+        self.unpoisoned()?;
+        self.wait_synced(self.control().visible.0.load(Ordering::Acquire))
+    }
+
     /// Leaves nothing to replay, and no more files than needed.
     fn settle(&self) -> Result<()> {
         self.maintain_all()?;
         let mut state = self.hold_maintenance()?;
         self.reclaim(&mut state)?;
         self.give_space_back(&mut state, Slack::Least)?;
+        drop(state);
+        self.forget_history();
+        if self.region.seat().is_shared() {
+            if self.is_in_use() {
+                // Whoever opens the store while a snapshot is held here goes on with what there is.
+                return Ok(());
+            }
+            self.region.goes_with_this_process();
+        }
         self.empty_log_files()
     }
 }

@@ -1,0 +1,259 @@
+//! One store in several processes: here two opened stores on one simulated disk, which share nothing but its files. That
+//! any of them may be killed is for `duramen/tests/processes.rs`.
+
+use std::time::Duration;
+
+use duramen_engine::{ChangesFrom, Durability, Kind, Maintenance, Options, Reason, Store, TransactionOptions};
+use duramen_io::{FailKind, FailSpan, SimDisk};
+
+fn options() -> Options {
+    Options::new()
+        .share(true)
+        .durability(Durability::Written)
+        .maintenance(Maintenance::Manual)
+        .overwrite_freed(true)
+        .generation_bytes(64 << 10, 128 << 10)
+}
+
+fn open(disk: &SimDisk) -> Store {
+    options().open_on(disk.platform()).expect("a store")
+}
+
+fn assert_sound(store: &Store) {
+    let report = store.check(&mut |_| ()).expect("a check");
+    assert_eq!(report.problems, [""; 0]);
+}
+
+#[test]
+fn each_reads_what_the_other_wrote_whoever_folds() {
+    let disk = SimDisk::new(1);
+    let stores = [open(&disk), open(&disk)];
+    let maps = stores.each_ref().map(|store| store.map("map").unwrap());
+    let mut rng = fastrand::Rng::with_seed(5);
+    let mut model = std::collections::BTreeMap::new();
+    for step in 0..6_000u32 {
+        let (writer, key) = (rng.usize(..2), rng.u16(..2_000).to_be_bytes());
+        let value = vec![step as u8; rng.usize(..300)];
+        maps[writer].put(&key, &value).unwrap();
+        model.insert(key, value);
+        let key = rng.u16(..2_000).to_be_bytes();
+        let found = maps[1 - writer].get(&key).unwrap();
+        assert_eq!(found.as_deref(), model.get(&key).map(Vec::as_slice));
+        match rng.u32(..500) {
+            0 => stores[rng.usize(..2)].maintain().unwrap(),
+            1 => {
+                let long = vec![7; rng.usize(65_537..200_000)];
+                maps[writer].put(&key, &long).unwrap();
+                model.insert(key, long);
+            }
+            _ => {}
+        }
+    }
+    for (store, map) in stores.iter().zip(&maps) {
+        let snapshot = store.snapshot().unwrap();
+        let mut cursor = snapshot.range(map, ..).unwrap();
+        for (key, value) in &model {
+            let (found_key, found) = cursor.next().unwrap().unwrap();
+            assert_eq!((found_key, &*found), (&key[..], &value[..]));
+        }
+        assert!(cursor.next().unwrap().is_none());
+    }
+    stores.iter().for_each(assert_sound);
+    drop(maps);
+    let [one, other] = stores;
+    one.close().unwrap();
+    other.map("map").unwrap().put(b"after", b"the first left").unwrap();
+    assert_sound(&other);
+    other.close().unwrap();
+    let store = open(&disk);
+    assert_eq!(store.map("map").unwrap().count().unwrap(), model.len() as u64 + 1);
+    assert_sound(&store);
+}
+
+#[test]
+fn snapshot_of_one_stays_while_the_other_folds_and_frees() {
+    let disk = SimDisk::new(2);
+    let (one, other) = (open(&disk), open(&disk));
+    let maps = [one.map("map").unwrap(), other.map("map").unwrap()];
+    for key in 0..500u32 {
+        maps[0].put(&key.to_be_bytes(), &[1; 200]).unwrap();
+    }
+    one.maintain().unwrap();
+    let snapshot = other.snapshot().unwrap();
+    for round in 2..8 {
+        for key in 0..500u32 {
+            maps[0].put(&key.to_be_bytes(), &[round; 200]).unwrap();
+        }
+        one.maintain().unwrap();
+    }
+    let listed = one.stat().unwrap().snapshots;
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    for key in 0..500u32 {
+        assert_eq!(snapshot.get(&maps[1], &key.to_be_bytes()).unwrap().unwrap(), [1; 200]);
+    }
+    assert!(one.end_snapshot(snapshot.id()).unwrap());
+    let ended = snapshot.get(&maps[1], b"key").unwrap_err();
+    assert!(matches!(ended.reason(), Reason::SnapshotEnded), "{ended}");
+    drop(snapshot);
+    one.maintain().unwrap();
+    assert_sound(&one);
+}
+
+#[test]
+fn what_one_does_to_a_map_the_other_notices() {
+    let disk = SimDisk::new(3);
+    let (one, other) = (open(&disk), open(&disk));
+    let here = one.map("map").unwrap();
+    let there = other.map("map").unwrap();
+    here.put(b"key", b"value").unwrap();
+    one.maps().rename("map", "renamed").unwrap();
+    assert_eq!(there.get(b"key").unwrap().unwrap(), b"value");
+    there.put(b"key", b"newer").unwrap();
+    assert_eq!(here.get(b"key").unwrap().unwrap(), b"newer");
+    one.maps().drop("renamed").unwrap();
+    let error = there.get(b"key").unwrap_err();
+    assert!(
+        matches!(error.reason(), Reason::MapDropped { name } if name == "renamed"),
+        "{error}"
+    );
+    let error = there.put(b"key", b"value").unwrap_err();
+    assert!(matches!(error.reason(), Reason::MapDropped { .. }), "{error}");
+    assert_eq!(other.maps().list().unwrap(), [""; 0]);
+    let again = other.map("map").unwrap();
+    assert_eq!(again.get(b"key").unwrap(), None);
+    assert_eq!(one.map("map").unwrap().count().unwrap(), 0);
+}
+
+#[test]
+fn transactions_of_both_conflict_and_exclusive_ones_shut_the_other_out() {
+    let disk = SimDisk::new(4);
+    let (one, other) = (open(&disk), open(&disk));
+    let (here, there) = (one.map("map").unwrap(), other.map("map").unwrap());
+    let mut mine = one.begin(TransactionOptions::default()).unwrap();
+    let mut theirs = other.begin(TransactionOptions::default()).unwrap();
+    mine.put(&here, b"key", b"mine").unwrap();
+    theirs.put(&there, b"key", b"theirs").unwrap();
+    theirs.commit().unwrap();
+    let error = mine.commit().unwrap_err();
+    assert!(matches!(error.reason(), Reason::Conflict { .. }), "{error}");
+    assert_eq!(error.kind(), Kind::Retry);
+    assert_eq!(here.get(b"key").unwrap().unwrap(), b"theirs");
+    // Numbers are given, and sums made, over both.
+    for round in 0..10 {
+        let (store, map) = if round % 2 == 0 {
+            (&one, &here)
+        } else {
+            (&other, &there)
+        };
+        assert_eq!(map.append(b"topic", b"message").unwrap(), round);
+        store
+            .transact(|tx| tx.add(if round % 2 == 0 { &here } else { &there }, b"sum", 1))
+            .unwrap();
+    }
+    assert_eq!(here.get(b"sum").unwrap().unwrap(), 10i64.to_be_bytes());
+}
+
+#[test]
+fn stream_of_one_delivers_the_commits_of_both_in_order() {
+    let disk = SimDisk::new(5);
+    let (one, other) = (open(&disk), open(&disk));
+    let maps = [one.map("map").unwrap(), other.map("map").unwrap()];
+    let mut changes = one.changes(ChangesFrom::Now).unwrap();
+    for number in 0..3_000u32 {
+        maps[number as usize % 2].put(&number.to_be_bytes(), &[3; 100]).unwrap();
+        if number % 700 == 0 {
+            other.maintain().unwrap();
+        }
+        if number % 300 == 299 {
+            for number in number - 299..=number {
+                let commit = changes.next(Duration::ZERO).unwrap().expect("a commit");
+                assert_eq!(commit.changes[0].key, number.to_be_bytes());
+            }
+            assert_eq!(changes.next(Duration::ZERO).unwrap(), None);
+        }
+    }
+}
+
+#[test]
+fn stream_that_waits_is_woken_by_a_commit_of_the_other() {
+    let disk = SimDisk::new(6);
+    let (one, other) = (open(&disk), open(&disk));
+    let there = other.map("map").unwrap();
+    let mut changes = one.changes(ChangesFrom::Now).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(move || changes.next(Duration::from_secs(60)).unwrap());
+        std::thread::sleep(Duration::from_millis(30));
+        there.put(b"key", b"value").unwrap();
+        assert_eq!(waiter.join().unwrap().expect("a commit").changes.len(), 1);
+    });
+}
+
+#[test]
+fn files_that_one_removed_and_made_again_are_not_mistaken_by_the_other() {
+    let disk = SimDisk::new(7);
+    let (one, other) = (open(&disk), open(&disk));
+    let maps = [one.map("map").unwrap(), other.map("map").unwrap()];
+    for round in 0..6u8 {
+        // Each snapshot holds the generations of its moment, so that there must be many log files.
+        let mut held = Vec::new();
+        for key in 0..3_000u32 {
+            maps[key as usize % 2].put(&key.to_be_bytes(), &[round; 300]).unwrap();
+            if key % 60 == 0 {
+                held.push(one.snapshot().unwrap());
+            }
+        }
+        drop(held);
+        // Those that nobody needs any more go.
+        (0..3).for_each(|_| one.maintain().unwrap());
+        for key in 0..3_000u32 {
+            assert_eq!(maps[1].get(&key.to_be_bytes()).unwrap().unwrap(), [round; 300]);
+        }
+    }
+    assert_sound(&other);
+    drop((maps, one, other));
+    let store = open(&disk.kill());
+    assert_eq!(store.map("map").unwrap().count().unwrap(), 3_000);
+}
+
+#[test]
+fn the_last_one_leaves_nothing_to_replay_and_a_failed_sync_stops_both() {
+    let disk = SimDisk::new(8);
+    let (one, other) = (open(&disk), open(&disk));
+    one.map("map").unwrap().put(b"key", b"value").unwrap();
+    other.close().unwrap();
+    assert_eq!(
+        one.stat().unwrap().synced_commit,
+        one.stat().unwrap().commit,
+        "closing makes durable"
+    );
+    let other = open(&disk);
+    let written = other.map("map").unwrap().with_durability(Durability::Synced);
+    // The record is written, and cannot be synced.
+    disk.fail(2, FailKind::Io, FailSpan::Once);
+    let error = written.put(b"key", b"newer").unwrap_err();
+    assert_eq!(error.kind(), Kind::Reopen, "{error}");
+    let error = one.map("map").unwrap_err();
+    assert!(
+        matches!(error.reason(), Reason::Poisoned { cause } if cause.contains("sync")),
+        "{error}"
+    );
+    drop((written, one, other));
+    assert_sound(&open(&disk));
+}
+
+#[test]
+fn only_those_who_ask_for_it_share_a_store() {
+    let disk = SimDisk::new(9);
+    let one = open(&disk);
+    let alone = || options().share(false).open_on(disk.platform());
+    let error = alone().unwrap_err();
+    assert!(matches!(error.reason(), Reason::InUse { .. }), "{error}");
+    let error = options().read_only(true).open_on(disk.platform()).unwrap_err();
+    assert!(matches!(error.reason(), Reason::InUse { .. }), "{error}");
+    one.close().unwrap();
+    let alone = alone().unwrap();
+    let error = options().open_on(disk.platform()).unwrap_err();
+    assert!(matches!(error.reason(), Reason::InUse { .. }), "{error}");
+    alone.close().unwrap();
+    open(&disk).close().unwrap();
+}

@@ -34,7 +34,7 @@ use crate::limits::{
     WAITING_GENERATIONS_MAX,
 };
 use crate::log::{LOG_START, LogView, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
-use crate::planted::{PlantedBug, is_planted};
+use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState};
 use crate::sequence::SequenceState;
@@ -165,7 +165,7 @@ impl Core {
         let (mut rounds, mut has_spare) = (0, !draft.adds_anything);
         loop {
             let seen = self.progress_seen();
-            let guard = self.hold_commits();
+            let guard = self.hold_commits_patiently()?;
             self.writable()?;
             let exclusive = self.control().exclusive.0.load(Ordering::Relaxed);
             if exclusive != NOT_EXCLUSIVE && exclusive != token {
@@ -222,7 +222,7 @@ impl Core {
         let word = &self.control().exclusive.0;
         loop {
             self.writable()?;
-            let guard = self.hold_commits();
+            let guard = self.hold_commits_patiently()?;
             let holder = word.load(Ordering::Relaxed);
             if holder == NOT_EXCLUSIVE {
                 let token = self.control().exclusive_tokens.fetch_add(1, Ordering::Relaxed) | 1 << 31;
@@ -507,6 +507,8 @@ impl Core {
         let (file, log) = (self.log_file(slot)?, self.log_view(slot)?);
         let (record, sum) = draft.body.seal(&header);
         let length = record.len() as u64;
+        tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
+        kill_point();
         if let Err(error) = file.write_at(record, start) {
             let cause = Error::io(format!("writing commit {commit} to the log"), error);
             self.poison(&cause);
@@ -516,13 +518,18 @@ impl Core {
             }
             .into());
         }
+        kill_point();
         tail.previous.store(sum, Ordering::Relaxed);
+        kill_point();
         entry.operations.fetch_add(costs.operations, Ordering::Relaxed);
+        kill_point();
         entry.bytes.fetch_add(costs.bytes, Ordering::Relaxed);
         entry.value_pages.fetch_add(costs.value_pages, Ordering::Relaxed);
         // Release: the syncer that sees this tail syncs after the write above.
         entry.tail.store(start + length, Ordering::Release);
+        kill_point();
         self.enter_in_index(slot, log, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
+        kill_point();
         // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
         control.visible.0.store(commit, Ordering::Release);
         if !(draft.created.is_empty() && draft.dropped.is_empty() && draft.renamed.is_empty()) {
@@ -542,6 +549,7 @@ impl Core {
     fn enter_in_index(&self, slot: u16, log: LogView, draft: &Draft, commit: u64, body: u32) {
         let index = self.index(slot);
         for (operation, planned) in draft.planned.iter().enumerate() {
+            kill_point();
             if planned.is_note {
                 index.note(commit, body + planned.position);
             } else {

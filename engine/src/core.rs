@@ -473,7 +473,18 @@ impl Core {
     /// Waits for the commit lock and takes it.
     #[inline]
     pub(crate) fn hold_commits(&self) -> WordLockGuard<'_> {
-        self.region.hold(&self.control().commit_lock.0, || ())
+        self.region
+            .hold(&self.control().commit_lock.0, || self.repair_commits())
+    }
+
+    /// The same, unless a process that is alive has had the lock for long: it was stopped inside a commit.
+    ///
+    /// # Errors
+    /// [`Reason::Busy`].
+    #[inline]
+    pub(crate) fn hold_commits_patiently(&self) -> Result<WordLockGuard<'_>> {
+        let lock = &self.control().commit_lock.0;
+        self.region.hold_patiently(lock, || self.repair_commits())
     }
 
     /// Waits until nobody else folds, makes durable or reclaims. The newest durable meta page is the memory of who does.

@@ -47,6 +47,7 @@ mod conflict;
 mod draft;
 mod generations;
 mod pace;
+mod repair;
 mod turn;
 
 mod background;

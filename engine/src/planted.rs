@@ -57,6 +57,38 @@ pub(crate) fn is_planted(bug: PlantedBug) -> bool {
     PLANTED.try_with(|planted| planted.get() == Some(bug)).unwrap_or(false)
 }
 
+/// Points at which this process goes on before it kills itself; negative: it does not.
+#[cfg(feature = "planted-bugs")]
+static POINTS_LEFT: std::sync::atomic::AtomicI64 = std::sync::atomic::AtomicI64::new(-1);
+
+/// Lets this process kill itself at the `point`-th of the places that it comes to where it leaves something half done.
+#[cfg(feature = "planted-bugs")]
+pub fn kill_at(point: i64) {
+    POINTS_LEFT.store(point, std::sync::atomic::Ordering::SeqCst);
+}
+
+/// How many such places are left, for who wants to know how many there are.
+#[cfg(feature = "planted-bugs")]
+pub fn kill_points_left() -> i64 {
+    POINTS_LEFT.load(std::sync::atomic::Ordering::SeqCst)
+}
+
+/// A place where a process leaves something half done when it dies.
+#[cfg(feature = "planted-bugs")]
+#[inline]
+pub(crate) fn kill_point() {
+    use std::sync::atomic::Ordering::SeqCst;
+    // Compared first: other threads are at such places too, and most programs have nothing planted.
+    if POINTS_LEFT.load(SeqCst) > 0 && POINTS_LEFT.fetch_sub(1, SeqCst) == 1 {
+        duramen_io::kill_this_process();
+    }
+}
+
+/// A place where a process leaves something half done when it dies: nothing happens there.
+#[cfg(not(feature = "planted-bugs"))]
+#[inline(always)]
+pub(crate) const fn kill_point() {}
+
 /// Whether this bug is planted: never.
 #[cfg(not(feature = "planted-bugs"))]
 #[inline(always)]

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fe
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use duramen_io::{Access, File, Mapping, OpenMode, Owner, Platform, WordLock, WordLockGuard};
+use duramen_io::{Access, File, LOOK_INTERVAL, Mapping, OpenMode, Owner, Platform, WordLock, WordLockGuard};
 
 use crate::base::Root;
 use crate::error::{Error, Reason, Result};
@@ -75,6 +75,9 @@ const LIBRARY_WORDS: usize = 4;
 /// "durashrd", and the version of the layout of the region and of what its words mean.
 const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x01");
 
+/// How often somebody looks who holds a lock before he gives up: about five seconds.
+const BUSY_LOOKS: u32 = 50;
+
 /// One cache line, so that words written by different people do not share one.
 #[repr(C, align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
@@ -117,6 +120,8 @@ pub(crate) struct Control {
     pub(crate) maintenance_lock: Line<WordLock>,
     /// The published version that has the durable root; always counts as pinned.
     pub(crate) durable_version: AtomicU64,
+    /// The version that a new tree is about to be published as, or was, and is not wholly put in order yet; or zero.
+    pub(crate) installing: AtomicU64,
     /// Held by whoever prepares the next generations.
     pub(crate) preparing_lock: Line<WordLock>,
     /// Bytes that the next generation shall take.
@@ -225,6 +230,12 @@ pub(crate) struct Tail {
     pub(crate) next_map: AtomicU32,
     /// Conflicts can be checked for transactions that began at this commit or later.
     pub(crate) checkable_since: AtomicU64,
+    /// The commit whose record was last begun to be written, where, after which record, and what the costs of its
+    /// generation were before: for `repair`.
+    pub(crate) writing: AtomicU64,
+    pub(crate) writing_at: AtomicU64,
+    pub(crate) writing_previous: AtomicU32,
+    pub(crate) writing_costs: [AtomicU64; 3],
 }
 
 /// What a log file is used for.
@@ -600,6 +611,27 @@ impl Region {
     pub(crate) fn hold<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> WordLockGuard<'a> {
         let held = lock.lock_unless(self.me(), |holder| self.take_from_dead(lock, holder, &repair));
         held.unwrap_or_else(|taken_over| taken_over)
+    }
+
+    /// The same, for a lock that nobody has for long who is not stopped.
+    ///
+    /// # Errors
+    /// [`Reason::Busy`] with the process that is stopped.
+    #[inline]
+    pub(crate) fn hold_patiently<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Result<WordLockGuard<'a>> {
+        let mut looks = 0;
+        let held = lock.lock_unless(self.me(), |holder| {
+            looks += 1;
+            let taken_over = self.take_from_dead(lock, holder, &repair).map(Ok);
+            taken_over.or_else(|| (looks >= BUSY_LOOKS && holder != self.me()).then(|| Err(self.busy(holder))))
+        });
+        held.or_else(|taken_over| taken_over)
+    }
+
+    fn busy(&self, holder: Owner) -> Error {
+        let process = self.process(holder).process.load(Ordering::Relaxed);
+        let waited = LOOK_INTERVAL * BUSY_LOOKS;
+        Reason::Busy { process, waited }.into()
     }
 
     #[cold]

@@ -20,10 +20,11 @@ mod sim;
 pub use fork::forks;
 pub use interface::*;
 pub use machine::{
-    is_network_filesystem, match_bytes, memory_limit_bytes, prefetch, process_id, process_is_alive, process_name,
+    is_network_filesystem, kill_this_process, match_bytes, memory_limit_bytes, prefetch, process_id, process_is_alive,
+    process_name,
 };
 pub use real::{
     create_directory, exists, is_directory, is_occupied, is_within, memory_file, real_platform, real_platform_read_only,
 };
 pub use sim::{FailKind, FailSpan, SimDisk};
-pub use wait::{Owner, WordLock, WordLockGuard, wait, wake};
+pub use wait::{LOOK_INTERVAL, Owner, WordLock, WordLockGuard, wait, wake};

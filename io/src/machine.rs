@@ -76,6 +76,12 @@ pub fn process_name(process: u32) -> Option<String> {
     Some(String::from_utf8_lossy(&name).trim_end().to_owned())
 }
 
+/// Ends this process at once, as `kill -9` does: no destructor runs.
+pub fn kill_this_process() -> ! {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    std::process::abort()
+}
+
 /// Whether a process still runs. One that has ended but was not yet collected by its parent does not. Process numbers
 /// are reused and differ between containers: this is for messages, a kernel lock proves life.
 pub fn process_is_alive(process: u32) -> bool {

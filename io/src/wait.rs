@@ -41,8 +41,9 @@ const WAITERS: u32 = 1 << 31;
 /// and far less than the 30 microseconds that waking a sleeping thread costs.
 const SPINS: u32 = 100;
 
-/// How long a waiter sleeps at a time. Whoever was woken and died before it took the lock leaves the others asleep.
-const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// How often a waiter for a lock looks who has it. Whoever was woken and died before it took the lock leaves the others
+/// asleep for as long.
+pub const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Who takes a [`WordLock`]: a number that means a process to those who share the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +89,7 @@ impl WordLock {
         WordLockGuard { lock: self }
     }
 
-    /// The same, for at most as long as `look` returns nothing. It is called every tenth of a second while somebody else
+    /// The same, for at most as long as `look` returns nothing. It is called every [`LOOK_INTERVAL`] while somebody else
     /// holds the lock, with who that is. What it returns is the error; it may take the lock over, too, and then waits for
     /// nobody but itself.
     #[inline]
@@ -170,7 +171,7 @@ impl WordLock {
                     .word
                     .compare_exchange(found, marked, Ordering::Relaxed, Ordering::Relaxed)
                     .is_ok();
-            if is_marked && !wait(&self.word, marked, Some(LONGEST_SLEEP)) {
+            if is_marked && !wait(&self.word, marked, Some(LOOK_INTERVAL)) {
                 let error = look(Owner(found & !WAITERS));
                 if error.is_some() {
                     return error;

@@ -1,0 +1,196 @@
+//! Putting in order what a process leaves behind that dies inside a commit, by whoever takes the commit lock from it.
+//!
+//! The simple version: what was published is done, what was not has never begun.
+//!
+//! Why it is hard: a commit stands from the moment its record is in the log, and then its operations have still to go into
+//! the index, one by one, before one store makes it visible. So the record is looked for where the dead one was going to
+//! write it. A whole record that continues the chain is the next commit, and what was left of it is done (nobody was told of
+//! it, but a power cut later would bring it back too, so it must not be there in one way and not in the other). Anything else
+//! is the beginning of a record, which the next one overwrites.
+//!
+//! What the dead one had already done is done again: the index recognises operations that it has, and of the numbers
+//! that a commit adds to, those from before are kept in `Tail` until the next commit begins.
+//!
+//! Everything else that happens under the commit lock changes the published version, or is about generations that no version
+//! names; there the published version says how far it came.
+//!
+//! Invariant: whatever is found, doing this again from the beginning, after dying in it, leaves the same.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use duramen_io::File;
+
+use crate::checksum::{checksum, key_hash};
+use crate::core::Core;
+use crate::draft::fold_costs;
+use crate::error::{Error, Result};
+use crate::limits::LOG_SPAN_BYTES;
+use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, record_bytes};
+use crate::planted::kill_point;
+use crate::promises::FoldCosts;
+use crate::region::{GenerationState, Tail};
+
+/// A record that its writer left whole.
+struct Left {
+    body: Vec<u8>,
+    /// Checksum of its header, which the next record names.
+    sum: u32,
+}
+
+impl Core {
+    /// Puts in order what somebody left who died with the commit lock, which the caller has now.
+    pub(crate) fn repair_commits(&self) {
+        self.settle_version();
+        if let Err(error) = self.finish_commit() {
+            // Whether the commit stands is not known, and what is in the index of it cannot be taken back.
+            self.poison(&error);
+        }
+    }
+
+    /// Makes the states of generations those of the published version.
+    fn settle_version(&self) {
+        let control = self.control();
+        let version = self.region.version();
+        // A tree whose publication was prepared, and did not happen, is given up by whoever takes the maintenance over.
+        if control.installing.load(Ordering::Relaxed) > version.number {
+            control.installing.store(0, Ordering::Relaxed);
+        }
+        let Some(&active) = version.generations.last() else {
+            return;
+        };
+        for (slot, entry) in self.region.generations() {
+            match entry.state() {
+                // It was to be published next.
+                GenerationState::Active if slot != active => entry.set_state(GenerationState::Standby),
+                // Its memory was given back first.
+                GenerationState::Standby if entry.memory.place().1 == 0 => entry.set_state(GenerationState::Unused),
+                _ => {}
+            }
+        }
+        let entry = self.entry(active);
+        if entry.state() != GenerationState::Active {
+            // The one after it was not published.
+            entry.last_commit.store(u64::MAX, Ordering::Relaxed);
+            entry.set_state(GenerationState::Active);
+        }
+        control.tail.0.slot.store(active as u32, Ordering::Relaxed);
+    }
+
+    fn finish_commit(&self) -> Result<()> {
+        let control = self.control();
+        let tail = &control.tail.0;
+        let commit = control.visible.0.load(Ordering::Acquire) + 1;
+        if tail.writing.load(Ordering::Acquire) != commit {
+            return Ok(());
+        }
+        let slot = tail.slot.load(Ordering::Relaxed) as u16;
+        let start = tail.writing_at.load(Ordering::Relaxed);
+        let Some(left) = self.record_left(&*self.log_file(slot)?, start, commit)? else {
+            return Ok(());
+        };
+        self.enter_record(slot, start, commit, &left)?;
+        kill_point();
+        control.catalog.fetch_add(1, Ordering::AcqRel);
+        // Release: pairs with the acquire in `read_version`, as in `write_record`.
+        control.visible.0.store(commit, Ordering::Release);
+        Ok(())
+    }
+
+    /// The record of a commit at the place where it was to be written, if all of it is there.
+    fn record_left(&self, file: &dyn File, start: u64, commit: u64) -> Result<Option<Left>> {
+        let tail = &self.control().tail.0;
+        let doing = |error| Error::io("reading what a process that died had begun to write", error);
+        let length = file.len().map_err(doing)?.min(LOG_SPAN_BYTES);
+        let body_start = start + RECORD_HEADER_BYTES as u64;
+        if body_start > length {
+            return Ok(None);
+        }
+        let mut head = [0; RECORD_HEADER_BYTES];
+        file.read_at(&mut head, start).map_err(doing)?;
+        let Some((header, sum)) = RecordHeader::decode(&head) else {
+            return Ok(None);
+        };
+        let entry = self.entry(tail.slot.load(Ordering::Relaxed) as u16);
+        let is_next = header.commit == commit
+            && header.previous == tail.writing_previous.load(Ordering::Relaxed)
+            && header.generation == entry.number.load(Ordering::Relaxed)
+            && header.epoch == tail.epoch.load(Ordering::Relaxed);
+        if !is_next || body_start + u64::from(header.body_length) > length {
+            return Ok(None);
+        }
+        let mut body = vec![0; header.body_length as usize];
+        file.read_at(&mut body, body_start).map_err(doing)?;
+        Ok((checksum(&body) == header.body_checksum).then_some(Left { body, sum }))
+    }
+
+    /// Does what `Core::write_record` does after writing.
+    fn enter_record(&self, slot: u16, start: u64, commit: u64, left: &Left) -> Result<()> {
+        let tail = &self.control().tail.0;
+        let entry = self.entry(slot);
+        let (log, index) = (self.log_view(slot)?, self.index(slot));
+        let body_start = start as u32 + RECORD_HEADER_BYTES as u32;
+        let mut costs = FoldCosts {
+            bytes: left.body.len() as u64,
+            ..FoldCosts::default()
+        };
+        for operation in Operations::of(&left.body) {
+            let (position, operation) = operation?;
+            let position = body_start + position as u32;
+            costs.operations += 1;
+            costs += fold_costs(operation.kind, operation.value);
+            // Each death in the middle of an insert may have left memory behind that nobody uses.
+            if !index.has_room(1) {
+                return Err(Error::damaged(format!(
+                    "processes died so often in commit {commit} that its index has no room left"
+                )));
+            }
+            match operation.kind {
+                OperationKind::DeleteRange | OperationKind::Run => index.note(commit, position),
+                OperationKind::Put | OperationKind::Delete | OperationKind::PutExtent => {
+                    let hash = key_hash(self.hash_seed, operation.full_key);
+                    index.insert(log, operation.full_key, hash, commit, position);
+                }
+            }
+            kill_point();
+        }
+        tail.previous.store(left.sum, Ordering::Relaxed);
+        let before = tail.costs_before();
+        entry
+            .operations
+            .store(before.operations + costs.operations, Ordering::Relaxed);
+        entry.bytes.store(before.bytes + costs.bytes, Ordering::Relaxed);
+        entry
+            .value_pages
+            .store(before.value_pages + costs.value_pages, Ordering::Relaxed);
+        // Release: the syncer that sees this tail syncs after the record was written.
+        let end = start + record_bytes(left.body.len());
+        entry.tail.store(end, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Tail {
+    /// Notes what a commit is about to do, for whoever takes the commit lock over.
+    pub(crate) fn begin_writing(&self, commit: u64, start: u64, costs: [&AtomicU64; 3]) {
+        self.writing_at.store(start, Ordering::Relaxed);
+        self.writing_previous
+            .store(self.previous.load(Ordering::Relaxed), Ordering::Relaxed);
+        for (place, number) in self.writing_costs.iter().zip(costs) {
+            place.store(number.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        // Last, and Release: with this number the others count.
+        self.writing.store(commit, Ordering::Release);
+    }
+
+    fn costs_before(&self) -> FoldCosts {
+        let [operations, bytes, value_pages] = self
+            .writing_costs
+            .each_ref()
+            .map(|number| number.load(Ordering::Relaxed));
+        FoldCosts {
+            operations,
+            bytes,
+            value_pages,
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! A process of several that share a store is killed where it leaves something half done, at every such place; the others
+//! go on at once, and find everything that it was told is there, and nothing torn or lost in the store.
+//!
+//! The test program starts itself again as the one that is killed. What that does follows from the numbers of its steps
+//! alone, and it tells of each that was acknowledged, so the test knows what must be there. The process that goes on is the
+//! test itself: it has the store open all the time.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use duramen_engine::planted::{kill_at, kill_points_left};
+use duramen_engine::{Batch, Durability, Maintenance, Map, Options, Store, TransactionOptions};
+
+const PATH: &str = "DURAMEN_KILLED_PATH";
+const POINT: &str = "DURAMEN_KILLED_POINT";
+const FROM: &str = "DURAMEN_KILLED_FROM";
+/// Steps of one life.
+const STEPS: u64 = 60;
+const KEYS: u64 = 40;
+
+fn options() -> Options {
+    Options::new()
+        .share(true)
+        .durability(Durability::Written)
+        .maintenance(Maintenance::Manual)
+        .overwrite_freed(true)
+        .generation_bytes(64 << 10, 128 << 10)
+}
+
+/// The maps that a step changes: the first two alike.
+struct Maps {
+    store: Store,
+    left: Map,
+    right: Map,
+    sums: Map,
+}
+
+impl Maps {
+    fn of(store: Store) -> Maps {
+        let map = |name| store.map(name).expect("a map");
+        let (left, right, sums) = (map("left"), map("right"), map("sums"));
+        Maps {
+            store,
+            left,
+            right,
+            sums,
+        }
+    }
+}
+
+fn key(number: u64) -> [u8; 8] {
+    (number % KEYS).to_be_bytes()
+}
+
+/// What a step stores.
+fn value(number: u64) -> Vec<u8> {
+    let length = match number % 11 {
+        0 => 66_000 + number as usize % 5 * 10_000,
+        1 => 3_000,
+        _ => 30 + number as usize % 200,
+    };
+    let mut rng = fastrand::Rng::with_seed(number);
+    [
+        &number.to_be_bytes()[..],
+        &(0..length).map(|_| rng.u8(..)).collect::<Vec<_>>(),
+    ]
+    .concat()
+}
+
+/// One step: a batch, a transaction, deleting a range, or folding.
+fn perform(maps: &Maps, number: u64) -> duramen_engine::Result<()> {
+    let long = value(number);
+    match number % 13 {
+        5 => maps.store.maintain(),
+        3 | 9 => maps.store.transact_with(TransactionOptions::new(), |tx| {
+            tx.put(&maps.left, &key(number), &long)?;
+            tx.put(&maps.right, &key(number), &long)?;
+            tx.append(&maps.sums, b"steps", &number.to_be_bytes())?;
+            tx.add(&maps.sums, b"sum", 1)
+        }),
+        7 => {
+            let mut batch = Batch::new();
+            let (low, high) = (key(number), (number % KEYS + 3).to_be_bytes());
+            batch.delete_range(&maps.left, &low[..]..&high[..])?;
+            batch.delete_range(&maps.right, &low[..]..&high[..])?;
+            maps.store.write(batch).map(drop)
+        }
+        _ => {
+            let mut batch = Batch::new();
+            for offset in 0..5 {
+                batch.put(&maps.left, &key(number + offset), &long)?;
+                batch.put(&maps.right, &key(number + offset), &long)?;
+            }
+            maps.store.write(batch).map(drop)
+        }
+    }
+}
+
+/// What the steps so far have left.
+#[derive(Clone, Default, PartialEq, Eq)]
+struct State {
+    pairs: BTreeMap<[u8; 8], u64>,
+    appended: Vec<u64>,
+}
+
+impl State {
+    fn after(steps: u64) -> State {
+        let mut state = State::default();
+        (0..steps).for_each(|number| state.apply(number));
+        state
+    }
+
+    fn apply(&mut self, number: u64) {
+        match number % 13 {
+            5 => {}
+            3 | 9 => {
+                self.pairs.insert(key(number), number);
+                self.appended.push(number);
+            }
+            7 => {
+                let (low, high) = (key(number), (number % KEYS + 3).to_be_bytes());
+                self.pairs.retain(|key, _| !(low..high).contains(key));
+            }
+            _ => (0..5).for_each(|offset| drop(self.pairs.insert(key(number + offset), number))),
+        }
+    }
+
+    /// What a snapshot shows; it must be whole.
+    fn found(maps: &Maps) -> State {
+        let snapshot = maps.store.snapshot().expect("a snapshot");
+        let pairs_of = |map| {
+            let mut cursor = snapshot.range(map, ..).expect("a cursor");
+            let mut pairs = BTreeMap::new();
+            while let Some((key, found)) = cursor.next().expect("a pair") {
+                let number = u64::from_be_bytes(found[..8].try_into().expect("eight bytes"));
+                assert!(*found == value(number), "a value is torn");
+                pairs.insert(key.try_into().expect("eight bytes"), number);
+            }
+            pairs
+        };
+        let pairs = pairs_of(&maps.left);
+        assert!(pairs == pairs_of(&maps.right), "half of a commit is missing");
+        let mut appended = Vec::new();
+        let mut cursor = snapshot.prefix(&maps.sums, b"steps").expect("a cursor");
+        while let Some((_, number)) = cursor.next().expect("a pair") {
+            appended.push(u64::from_be_bytes((*number).try_into().expect("eight bytes")));
+        }
+        let sum = snapshot.get(&maps.sums, b"sum").expect("a sum");
+        let sum = sum.map_or(0, |sum| i64::from_be_bytes((*sum).try_into().expect("eight bytes")));
+        assert_eq!(sum, appended.len() as i64);
+        State { pairs, appended }
+    }
+}
+
+#[test]
+#[ignore = "the other tests run it as a process of its own"]
+fn child_process() {
+    let Ok(path) = std::env::var(PATH) else { return };
+    let number = |name| std::env::var(name).expect("a number").parse::<u64>().expect("a number");
+    let point = number(POINT) as i64;
+    kill_at(point);
+    let maps = Maps::of(options().open(path).expect("a store"));
+    let from = number(FROM);
+    for step in from..from + STEPS {
+        perform(&maps, step).expect("a step");
+        tell(step + 1);
+    }
+    let Maps { store, .. } = maps;
+    store.close().expect("an end");
+    tell((point - kill_points_left()) as u64);
+}
+
+/// One call writes one line, so that a kill does not leave half of one.
+fn tell(number: u64) {
+    let line = format!("@{number}\n");
+    std::io::stdout().write_all(line.as_bytes()).expect("a listener");
+}
+
+fn spawn(path: &Path, point: u64, from: u64) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args([
+        "--exact",
+        "child_process",
+        "--ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command
+        .env(PATH, path)
+        .env(POINT, point.to_string())
+        .env(FROM, from.to_string());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().expect("a process")
+}
+
+/// Lets a process live until it comes to a point. Returns the numbers that it told, and whether it was killed there.
+fn live(path: &Path, point: u64, from: u64) -> (Vec<u64>, bool) {
+    use std::os::unix::process::ExitStatusExt;
+    let child = spawn(path, point, from);
+    let output = child.wait_with_output().expect("an end");
+    let told = BufReader::new(&output.stdout[..])
+        .lines()
+        .filter_map(|line| line.expect("text").split_once('@')?.1.parse().ok())
+        .collect();
+    let is_killed = output.status.signal() == Some(9);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(is_killed || output.status.success(), "the process failed: {said}");
+    (told, is_killed)
+}
+
+fn number_from_environment(name: &str, otherwise: u64) -> u64 {
+    let given = std::env::var(name).ok().and_then(|number| number.parse().ok());
+    given.unwrap_or(otherwise)
+}
+
+#[test]
+fn process_killed_wherever_it_leaves_something_half_done_harms_nobody() {
+    let seed = number_from_environment("DURAMEN_SEED", fastrand::u64(..));
+    println!("DURAMEN_SEED={seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    let maps = Maps::of(options().open(&path).expect("a store"));
+    let mine = maps.store.map("mine").expect("a map");
+    let (told, _) = live(&path, i64::MAX as u64, 0);
+    let points = *told.last().expect("the number of points");
+    println!("{points} points in a life");
+    let (mut steps, mut kills) = (STEPS, 0);
+    for round in 0..number_from_environment("DURAMEN_KILL_POINTS", 80) {
+        let (told, is_killed) = live(&path, rng.u64(1..=points), steps);
+        let acknowledged = match is_killed {
+            true => told.last().copied().unwrap_or(steps),
+            false => steps + STEPS,
+        };
+        kills += is_killed as u64;
+        // The first to write after the kill puts everything in order.
+        mine.put(&round.to_be_bytes(), b"went on").expect("a put");
+        let found = State::found(&maps);
+        let (without, with) = (State::after(acknowledged), State::after(acknowledged + 1));
+        assert!(
+            found == without || is_killed && found == with,
+            "round {round}: after step {acknowledged}"
+        );
+        steps = acknowledged + (found != without) as u64;
+        if round % 5 == 4 {
+            maps.store.maintain().expect("a fold");
+            assert!(State::found(&maps) == found);
+            let report = maps.store.check(&mut |_| ()).expect("a check");
+            assert_eq!(report.problems, [""; 0], "round {round}");
+        }
+    }
+    assert!(kills > 0);
+    let found = State::found(&maps);
+    drop((mine, maps));
+    let maps = Maps::of(options().open(&path).expect("a store"));
+    assert!(State::found(&maps) == found);
+    let report = maps.store.check(&mut |_| ()).expect("a check");
+    assert_eq!(report.problems, [""; 0]);
+}

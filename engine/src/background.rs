@@ -35,6 +35,7 @@ pub(crate) fn fold_loop(core: &Core) {
         if wait_for_work(core, &mut asked) {
             return;
         }
+        core.bury_the_dead();
         let visible = core.control().visible.0.load(Ordering::Relaxed);
         quiet = if visible == seen { quiet + 1 } else { 0 };
         seen = visible;

@@ -62,6 +62,8 @@ struct Sought {
 pub(crate) trait Words: DerefMut<Target = [u64]> {
     /// Changes the number of words; new ones are zero.
     fn set_len(&mut self, count: usize);
+    /// Called before words change.
+    fn will_change(&mut self, _range: Range<usize>) {}
 }
 
 impl Words for Vec<u64> {
@@ -228,6 +230,9 @@ impl<W: Words> Bitmap<W> {
             "pages {page} to {end} of {}",
             self.counts.pages
         );
+        if page < end {
+            self.words.will_change(page as usize / 64..(end as usize).div_ceil(64));
+        }
         while page < end {
             let index = page as usize / 64;
             let next = (page / 64 + 1) * 64;

@@ -318,6 +318,9 @@ impl Changes {
 impl Drop for Changes {
     fn drop(&mut self) {
         let core = &self.handle.core;
+        if core.region.is_forked() {
+            return;
+        }
         core.streams
             .list()
             .retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(&self.follower)));

@@ -21,7 +21,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use duramen_io::{wait, wake};
+use duramen_io::{Owner, wait, wake};
 
 use crate::base::Stored;
 use crate::checksum::checksum;
@@ -47,6 +47,16 @@ const LISTED_HOLDERS_MAX: usize = 3;
 
 /// Token of those who hold nothing exclusively.
 pub(crate) const NOT_EXCLUSIVE: u32 = 0;
+
+/// The `count`-th token of all; it says which process has it.
+fn exclusive_token(owner: Owner, count: u32) -> u32 {
+    1 << 31 | u32::from(owner.number()) << 20 | count & 0xF_FFFF
+}
+
+/// Whether a process has this token.
+pub(crate) fn is_token_of(owner: Owner, token: u32) -> bool {
+    token != NOT_EXCLUSIVE && token >> 20 == exclusive_token(owner, 0) >> 20
+}
 
 /// What a commit returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +117,11 @@ impl Core {
             let cause = format!("one commit holds {bytes} bytes of appends and short values; split it up");
             return Err(Reason::InvalidArgument(cause).into());
         }
-        self.promise(costs, draft.adds_anything)?;
+        // First in the name of this process, and taken back there last: what is promised in all is then never more than
+        // what is promised to somebody, as `recount_promises` relies on.
+        self.note_promised(costs);
+        self.promise(costs, draft.adds_anything)
+            .inspect_err(|_| self.note_not_promised(costs))?;
         let mut appended = self.append_promised(draft, checks, token);
         if let Err(error) = &appended
             && error.kind() == Kind::MakeSpace
@@ -115,8 +129,12 @@ impl Core {
         {
             appended = self.append_promised(draft, checks, token);
         }
-        if appended.is_err() {
+        if let Err(error) = &appended {
             self.space.settle(costs);
+            // After a write that failed the store has stopped, and nobody counts any more.
+            if error.kind() != Kind::Reopen {
+                self.note_not_promised(costs);
+            }
         }
         if appended.is_ok() && self.folds_in_background() {
             self.pause(record_bytes(draft.body.len()), token);
@@ -159,6 +177,20 @@ impl Core {
         }
         self.maintain()?;
         promise()
+    }
+
+    #[inline]
+    fn note_promised(&self, costs: FoldCosts) {
+        if self.settings.is_shared {
+            self.region.process(self.region.me()).is_promised(costs);
+        }
+    }
+
+    #[inline]
+    fn note_not_promised(&self, costs: FoldCosts) {
+        if self.settings.is_shared {
+            self.region.process(self.region.me()).is_not_promised(costs);
+        }
     }
 
     fn append_promised(&self, draft: &mut Draft, checks: Option<&Checks>, token: u32) -> Result<u64> {
@@ -225,7 +257,8 @@ impl Core {
             let guard = self.hold_commits_patiently()?;
             let holder = word.load(Ordering::Relaxed);
             if holder == NOT_EXCLUSIVE {
-                let token = self.control().exclusive_tokens.fetch_add(1, Ordering::Relaxed) | 1 << 31;
+                let count = self.control().exclusive_tokens.fetch_add(1, Ordering::Relaxed);
+                let token = exclusive_token(self.region.me(), count);
                 word.store(token, Ordering::Release);
                 return Ok(token);
             }
@@ -505,6 +538,7 @@ impl Core {
         };
         let costs = draft.fold_costs();
         let (file, log) = (self.log_file(slot)?, self.log_view(slot)?);
+        self.note_not_promised(costs);
         let (record, sum) = draft.body.seal(&header);
         let length = record.len() as u64;
         tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
@@ -593,7 +627,9 @@ impl Core {
                 }
                 // A leader that stops, or dies, must not hold the others up for ever.
                 None => {
-                    wait(&control.sync_word.0, word, Some(Duration::from_millis(20)));
+                    if !wait(&control.sync_word.0, word, Some(Duration::from_millis(20))) {
+                        self.region.free_if_dead(&control.sync_lock.0, || self.repair_sync());
+                    }
                 }
             }
         }

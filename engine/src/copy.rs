@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::base::{self, ChangeStream, MergeOptions, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Kind, Reason, Result};
+use crate::fold::NewTree;
 use crate::full_key::FullRange;
 use crate::limits::PAGE_BYTES;
 use crate::options::{Maintenance, Options};
@@ -123,7 +124,9 @@ impl Core {
         self.region.publish(&version);
         drop(guard);
         let mut state = self.hold_maintenance()?;
-        self.retire(&mut state, &[], sink.birth, version.number);
+        self.control().installing.store(version.number, Ordering::Release);
+        self.finish_install();
+        self.note_published(&mut state, sink.birth, version.number);
         self.maintain_frozen(&mut state)
     }
 
@@ -215,13 +218,12 @@ impl Core {
         let (root, mut sink) = with_source!(self, source => self.write_tree(source, &base_only, claim, progress))?;
         // Before the new tree counts: what cannot be walked cannot be retired.
         let retired = self.pages_of(version.root).inspect_err(|_| sink.abandon())?;
-        let guard = self.hold_commits();
-        let mut next = self.region.version();
-        next.number += 1;
-        next.root = root;
-        self.region.publish(&next);
-        drop(guard);
-        self.retire(state, &retired, sink.birth, next.number);
+        let tree = NewTree {
+            birth: sink.birth,
+            retired: &retired,
+            adopted: &[],
+        };
+        self.publish_tree(state, tree, |next| next.root = root);
         self.make_durable(state)?;
         self.reclaim(state).map(drop)
     }

@@ -231,8 +231,19 @@ impl Core {
         Ok(view)
     }
 
+    /// Makes sure that all of the data file is mapped, which another process may have made longer.
+    #[inline]
+    pub(crate) fn cover_data(&self) -> Result<()> {
+        let bytes = self.space.file_bytes();
+        if bytes <= self.pages.span() {
+            return Ok(());
+        }
+        self.pages.cover(bytes)
+    }
+
     /// What is visible now, for as long as the commit lock is held.
     pub(crate) fn view_under_lock(&self) -> Result<View> {
+        self.cover_data()?;
         let (version, _) = self.region.read_version(&self.control().visible.0);
         self.view(&version, u64::MAX)
     }
@@ -245,6 +256,7 @@ impl Core {
     /// Pins what is visible up to a limit that is never below the base: `visible` or `synced`.
     #[inline(always)]
     pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View)> {
+        self.own()?;
         let (pin, version, commit) = self.region.pin(slot_hint(), limit)?;
         // Looked at after the pin was set: either it is seen to be closed here, or whoever closes it sees the pin.
         if self.closed.load(Ordering::SeqCst) {
@@ -253,7 +265,8 @@ impl Core {
         }
         remember_slot(pin.index);
         // What is empty now has nothing for this commit later either, and every read would look there.
-        match self.view_of(&version, commit, |generation| generation.has_anything()) {
+        let covered = self.cover_data();
+        match covered.and_then(|()| self.view_of(&version, commit, |generation| generation.has_anything())) {
             Ok(view) => Ok((pin, view)),
             Err(error) => {
                 self.unpin(&pin);
@@ -273,6 +286,7 @@ impl Core {
 
     /// Keeps the store's lock for a call that writes outside the commit lock.
     pub(crate) fn enter(&self) -> Result<User<'_>> {
+        self.own()?;
         self.users.fetch_add(1, Ordering::SeqCst);
         let user = User { core: self };
         if self.closed.load(Ordering::SeqCst) {
@@ -295,7 +309,7 @@ impl Core {
     /// Lets others open the store, if it is closed and nobody uses anything of it.
     #[cold]
     fn let_go_if_unused(&self) {
-        if self.settled.load(Ordering::SeqCst) && !self.is_in_use() {
+        if self.settled.load(Ordering::SeqCst) && !self.region.is_forked() && !self.is_in_use() {
             let held = self.lock.lock().unwrap_or_else(|e| e.into_inner()).take();
             if let Some(StoreLock::Seat) = held {
                 self.region.leave();
@@ -327,9 +341,19 @@ impl Core {
         Ok(())
     }
 
-    /// Refuses work after an input/output error.
+    /// Refuses work in a process that was forked from the one that opened the store.
+    #[inline]
+    pub(crate) fn own(&self) -> Result<()> {
+        if self.region.is_forked() {
+            return Err(Reason::Forked.into());
+        }
+        Ok(())
+    }
+
+    /// Refuses work after an input/output error, and in a process that was forked.
     #[inline]
     pub(crate) fn unpoisoned(&self) -> Result<()> {
+        self.own()?;
         if self.is_poisoned() {
             return Err(Reason::Poisoned { cause: self.cause() }.into());
         }
@@ -376,10 +400,7 @@ impl Core {
     /// Stops the store: after a failed write or sync nobody knows what the device holds (a second sync may succeed
     /// without having written anything; see Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
     pub(crate) fn poison(&self, cause: &Error) {
-        self.control().cause.write(&cause.to_string());
-        self.control().poisoned.0.store(1, Ordering::SeqCst);
-        self.control().sync_word.0.fetch_add(1, Ordering::SeqCst);
-        wake(&self.control().sync_word.0, u32::MAX);
+        self.region.stop(&cause.to_string());
         self.wake_streams();
         self.report_progress();
     }
@@ -493,12 +514,14 @@ impl Core {
     /// Those of reading that page, when another process has written it.
     pub(crate) fn hold_maintenance(&self) -> Result<MaintenanceGuard<'_>> {
         let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-        let word = self.region.hold(&self.control().maintenance_lock.0, || ());
+        let lock = &self.control().maintenance_lock.0;
+        let word = self.region.hold(lock, || self.repair_maintenance());
         self.remember(MaintenanceGuard { _word: word, state })
     }
 
     /// Learns what other processes have done meanwhile.
     fn remember<'a>(&self, mut held: MaintenanceGuard<'a>) -> Result<MaintenanceGuard<'a>> {
+        self.cover_data()?;
         let newest = self.control().tail.0.meta_sequence.load(Ordering::Acquire);
         if held.durable.sequence as u32 != newest {
             let found = Meta::read(&*self.data)?.filter(|(meta, _)| meta.sequence as u32 == newest);
@@ -529,7 +552,12 @@ impl Core {
         let Ok(state) = self.maintenance.try_lock() else {
             return Ok(None);
         };
-        let word = self.control().maintenance_lock.0.try_lock(self.region.me());
+        let lock = &self.control().maintenance_lock.0;
+        let mut word = lock.try_lock(self.region.me());
+        if word.is_none() {
+            self.region.free_if_dead(lock, || self.repair_maintenance());
+            word = lock.try_lock(self.region.me());
+        }
         word.map(|word| self.remember(MaintenanceGuard { _word: word, state }))
             .transpose()
     }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use duramen_io::ProcessorTime;
 
-use crate::base::{self, ChangeStream, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
+use crate::base::{self, ChangeStream, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Error, Result, unless_full};
 use crate::generations::Populated;
@@ -28,8 +28,7 @@ use crate::limits::RETAINED_GENERATIONS_MAX;
 use crate::meta::Meta;
 use crate::newest::NewestChanges;
 use crate::page_sink::FileSink;
-use crate::planted::{PlantedBug, is_planted};
-use crate::promises::FoldCosts;
+use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{GenerationEntry, GenerationState, Pin, Pins, Version};
 use crate::scout::Scout;
 use crate::snapshot::describe;
@@ -43,11 +42,38 @@ const BEGINNING_ROUNDS_MAX: u32 = 100;
 const REPORT_OPERATIONS: u64 = 256;
 pub(crate) const REPORT_INTERVAL: Duration = Duration::from_millis(2);
 
+/// A tree that is ready to be published.
+pub(crate) struct NewTree<'a> {
+    /// The version that its pages say they were born in.
+    pub(crate) birth: u64,
+    /// What it does not hold of the one before.
+    pub(crate) retired: &'a [Retired],
+    /// What commits brought that it holds.
+    pub(crate) adopted: &'a [Extent],
+}
+
+impl MaintenanceState {
+    /// The version as which the tree of a page was published that is retired now.
+    ///
+    /// No snapshot of a version between that one and the one in which its pages say that they were born sees the tree. So
+    /// its pages, when they are retired one day, are retired as born when they were published. That holds for pages of
+    /// trees alone: values are seen in the log first. What another process published is not known here, and its pages
+    /// may wait for more snapshots than they must.
+    fn published_as(&self, item: Retired) -> u64 {
+        if item.is_logged {
+            return item.birth;
+        }
+        let place = self.published.binary_search_by_key(&item.birth, |&(birth, _)| birth);
+        place.map_or(item.birth, |place| self.published[place].1)
+    }
+}
+
 impl Core {
     /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
     pub(crate) fn maintain(&self) -> Result<()> {
         self.writable()?;
         let _user = self.enter()?;
+        self.bury_the_dead();
         self.maintain_all()?;
         // The generation that takes commits now may have been the spare, and what was folded can be the next one. On a
         // full disk the next commit that adds something says so.
@@ -241,30 +267,72 @@ impl Core {
 
     /// Publishes the folded root; from here on the fold stands.
     fn install(&self, state: &mut MaintenanceState, root: Root, last_commit: u64, frozen: &[u16], sink: FileSink<'_>) {
+        let tree = NewTree {
+            birth: sink.birth,
+            retired: &sink.retired,
+            adopted: &sink.adopted,
+        };
+        self.publish_tree(state, tree, |next| {
+            next.root = root;
+            next.base_commit = last_commit;
+            next.generations.retain(|slot| !frozen.contains(slot));
+        });
+    }
+
+    /// Publishes a tree, and puts everything in order that this changes. From the publication on it stands, whoever dies.
+    pub(crate) fn publish_tree(
+        &self,
+        state: &mut MaintenanceState,
+        tree: NewTree<'_>,
+        change: impl FnOnce(&mut Version),
+    ) -> Version {
+        let retired = tree.retired.iter().map(|&item| Retired {
+            birth: state.published_as(item),
+            ..item
+        });
+        self.space.stage(retired, tree.adopted);
+        kill_point();
         let guard = self.hold_commits();
         let mut next = self.region.version();
         next.number += 1;
-        next.root = root;
-        next.base_commit = last_commit;
-        next.generations.retain(|slot| !frozen.contains(slot));
+        change(&mut next);
+        // Release, like all that `repair` looks at: first what is going to happen, then that it has.
+        self.control().installing.store(next.number, Ordering::Release);
+        kill_point();
         self.region.publish(&next);
+        kill_point();
         drop(guard);
-        let mut costs = FoldCosts::default();
-        for &slot in frozen {
-            let entry = self.entry(slot);
-            costs += FoldCosts {
-                operations: entry.operations.load(Ordering::Relaxed),
-                bytes: entry.bytes.load(Ordering::Relaxed),
-                value_pages: entry.value_pages.load(Ordering::Relaxed),
-            };
-            entry.death.store(next.number, Ordering::Relaxed);
-            entry.set_state(GenerationState::Folded);
+        self.finish_install();
+        self.note_published(state, tree.birth, next.number);
+        next
+    }
+
+    /// Puts in order what a published tree changes: generations that it holds are folded, and pages that it does not hold
+    /// are retired. With the maintenance lock; whoever dies in here is followed by another one, who does it again.
+    pub(crate) fn finish_install(&self) {
+        let death = self.control().installing.load(Ordering::Acquire);
+        let version = self.region.version();
+        assert!(
+            version.number >= death,
+            "a tree was published before it is put in order"
+        );
+        for (slot, entry) in self.region.generations() {
+            if entry.state() == GenerationState::Frozen && !version.generations.contains(&slot) {
+                self.is_folded(entry, death);
+            }
         }
-        sink.adopted
-            .iter()
-            .for_each(|extent| self.space.adopt(extent.page, extent.pages()));
-        self.count_branches(root);
-        self.retire(state, &sink.retired, sink.birth, next.number);
+        let pins = self.pins();
+        self.space.install(death, &pins);
+        self.count_branches(version.root);
+        self.control().installing.store(0, Ordering::Release);
+    }
+
+    fn is_folded(&self, entry: &GenerationEntry, death: u64) {
+        let costs = entry.costs();
+        entry.death.store(death, Ordering::Relaxed);
+        entry.set_state(GenerationState::Folded);
+        kill_point();
+        // Whoever dies right before this leaves room promised to nobody, and not the other way round.
         self.space.settle(costs);
     }
 
@@ -275,33 +343,15 @@ impl Core {
         self.space.tree_is(root.height, counted.ok());
     }
 
-    /// Retires what the tree just published as version `death` does not refer to, and lets it have what was taken for
-    /// it. `birth` is the version that its pages say they were born in.
-    ///
-    /// No snapshot of a version between those two sees the tree. So its pages, when they are retired one day, are
-    /// retired as born when they were published. That holds for pages of trees alone: values are seen in the log first.
-    pub(crate) fn retire(&self, state: &mut MaintenanceState, retired: &[Retired], birth: u64, death: u64) {
+    /// Remembers as which version a tree was published whose pages say that they were born in version `birth`.
+    pub(crate) fn note_published(&self, state: &mut MaintenanceState, birth: u64, published: u64) {
         let pins = self.pins();
-        let published_as = |birth: u64| {
-            let place = state.published.binary_search_by_key(&birth, |&(birth, _)| birth);
-            place.map_or(birth, |place| state.published[place].1)
-        };
-        let retired = retired.iter().map(|&item| Retired {
-            birth: if item.is_logged {
-                item.birth
-            } else {
-                published_as(item.birth)
-            },
-            death,
-            ..item
-        });
-        self.space.published(retired, &pins);
-        state.published.push((birth, death));
+        state.published.push((birth, published));
         // For whoever comes later the two versions are one.
         let oldest = if pins.everything {
             0
         } else {
-            pins.versions.first().copied().unwrap_or(death)
+            pins.versions.first().copied().unwrap_or(published)
         };
         state.published.retain(|&(_, published)| published > oldest);
     }
@@ -391,14 +441,31 @@ impl Core {
         if !is_planted(PlantedBug::MetaBeforePages) {
             self.sync_data_file("making the base durable")?;
         }
+        kill_point();
         meta.write(&*self.data).map_err(doing)?;
+        kill_point();
         self.sync_data_file("making the base durable")?;
         state.durable = meta;
-        self.durable_is(version.number);
-        tail.meta_sequence.store(meta.sequence as u32, Ordering::Relaxed);
-        self.control().durable.0.store(meta.base_commit, Ordering::Release);
-        self.space.saved(bitmap, data_pages);
+        self.is_durable(&meta);
         self.space.cut(Slack::Usual, &self.pages)
+    }
+
+    /// A meta page is durable. First the allocator learns of it: the place of the next bitmap must never be that of one that
+    /// counts.
+    pub(crate) fn is_durable(&self, meta: &Meta) {
+        kill_point();
+        self.space.saved(meta.bitmap, meta.data_pages);
+        kill_point();
+        self.durable_is(meta.version);
+        let control = self.control();
+        control.durable.0.store(meta.base_commit, Ordering::Release);
+        kill_point();
+        // Last: whoever finds another number than in the file does all of this again.
+        control
+            .tail
+            .0
+            .meta_sequence
+            .store(meta.sequence as u32, Ordering::Release);
     }
 
     /// Header checksum of the record of a commit that ends a generation.

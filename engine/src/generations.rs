@@ -17,7 +17,7 @@ use crate::limits::{
 };
 use crate::log::{LOG_START, SegmentHeader, file_name};
 use crate::pace::LogRoom;
-use crate::planted::{PlantedBug, is_planted};
+use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{GenerationEntry, GenerationState, full_or_io};
 
 /// Bytes of a log file that are there before it takes commits, in the ordinary case: also on a full disk it then has
@@ -66,6 +66,7 @@ impl Core {
         let control = self.control();
         let (version, visible) = self.region.read_version(&control.visible.0);
         self.begin_generation(slot, visible + 1)?;
+        kill_point();
         let mut next = version.clone();
         if let Some(&old) = version.generations.last() {
             let entry = self.entry(old);
@@ -74,6 +75,7 @@ impl Core {
                 .last_header
                 .store(control.tail.0.previous.load(Ordering::Relaxed), Ordering::Relaxed);
             entry.set_state(GenerationState::Frozen);
+            kill_point();
             if bytes > 0 {
                 self.pace.filled(
                     entry.tail.load(Ordering::Relaxed),
@@ -85,8 +87,11 @@ impl Core {
         next.generations.push(slot);
         self.entry(slot).birth.store(next.number, Ordering::Relaxed);
         self.entry(slot).set_state(GenerationState::Active);
+        kill_point();
         control.tail.0.slot.store(slot as u32, Ordering::Relaxed);
+        kill_point();
         self.region.publish(&next);
+        kill_point();
         self.set_price();
         self.ask_for_fold();
         Ok(true)
@@ -109,6 +114,7 @@ impl Core {
         self.log_file(slot)?
             .write_at(&header.encode(), 0)
             .map_err(|error| full_or_io("the log", LOG_START, error))?;
+        kill_point();
         entry.number.store(number, Ordering::Relaxed);
         entry.first_commit.store(first_commit, Ordering::Relaxed);
         entry.last_commit.store(u64::MAX, Ordering::Relaxed);
@@ -160,6 +166,7 @@ impl Core {
     fn discard_standby(&self, slot: u16) {
         let entry = self.entry(slot);
         self.region.give_back(&entry.memory);
+        kill_point();
         // Last: from here on somebody else may prepare it, with other memory.
         entry.set_state(GenerationState::Unused);
     }
@@ -347,7 +354,7 @@ impl Core {
             // Before the claim, which needs the entry's memory; and after it, because somebody may have forgotten the
             // entry between the two.
             self.region.use_generation(slot)?;
-            if self.entry(slot).start_preparing() {
+            if self.entry(slot).start_preparing(self.region.me()) {
                 self.region.use_generation(slot)?;
                 return Ok(Some(slot));
             }
@@ -357,6 +364,7 @@ impl Core {
     fn prepare_slot(&self, slot: u16, capacity: u64, entries: usize) -> Result<()> {
         let entry = self.entry(slot);
         let file = self.segments.create(slot, entry.incarnation.load(Ordering::Acquire))?;
+        kill_point();
         let first = FIRST_FILLED_BYTES.min(capacity);
         let filled = entry.filled.load(Ordering::Relaxed);
         if filled < first {
@@ -368,8 +376,10 @@ impl Core {
                 fill(least)
             });
             let reached = reached.map_err(|error| full_or_io("the log", LEAST_FILLED_BYTES, error))?;
+            kill_point();
             entry.filled.store(reached, Ordering::Relaxed);
         }
+        kill_point();
         // The name must survive power loss before a commit in the file is acknowledged. Files that were there when the
         // store was opened may have names that are not durable either.
         let names_synced =
@@ -401,6 +411,7 @@ impl Core {
         // SAFETY: the region handed this memory out for this index alone.
         unsafe { Index::create(self.region.memory(memory), memory_bytes as usize) };
         entry.capacity.store(capacity, Ordering::Relaxed);
+        kill_point();
         Ok(())
     }
 
@@ -463,6 +474,7 @@ impl Core {
             let _commits = self.hold_commits();
             self.control().tail.0.checkable_since.fetch_max(last, Ordering::Relaxed);
             self.region.give_back(&entry.memory);
+            kill_point();
             entry.set_state(GenerationState::Unused);
         });
     }
@@ -484,15 +496,17 @@ impl Core {
         for slot in (first..self.region.generations_used()).rev() {
             let slot = slot as u16;
             let entry = self.entry(slot);
-            if !entry.start_preparing() {
+            if !entry.start_preparing(self.region.me()) {
                 continue;
             }
             let name = file_name(slot);
             // Before the file goes: were it the other way round, and this process died in between, others would go on
             // with a file that has no name.
             entry.incarnation.fetch_add(1, Ordering::AcqRel);
+            kill_point();
             if entry.filled.load(Ordering::Relaxed) == 0 || self.platform.storage.remove(&name).is_ok() {
                 self.segments.forget(slot);
+                kill_point();
                 entry.filled.store(0, Ordering::Relaxed);
                 self.region.forget_last_generation(slot);
             }
@@ -505,7 +519,7 @@ impl Core {
         self.remove_unused_log_files(LOG_FILES_KEPT);
         for (slot, entry) in self.region.generations() {
             // Taken, because a commit that needs a generation just now must not get this one.
-            if !entry.start_preparing() {
+            if !entry.start_preparing(self.region.me()) {
                 continue;
             }
             let filled = entry.filled.load(Ordering::Relaxed);

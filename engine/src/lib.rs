@@ -28,6 +28,8 @@ mod pages;
 mod promises;
 
 mod processes;
+mod undo;
+
 mod region;
 mod shared_array;
 
@@ -47,7 +49,6 @@ mod conflict;
 mod draft;
 mod generations;
 mod pace;
-mod repair;
 mod turn;
 
 mod background;
@@ -57,6 +58,9 @@ mod long_value;
 mod newest;
 mod page_sink;
 mod recovery;
+mod repair;
+
+mod burial;
 mod scout;
 mod shrink;
 
@@ -98,7 +102,9 @@ pub use salvage::{Lost, Salvage};
 #[doc(hidden)]
 pub use sequence::{Item, STAMP_BYTES, Sequence, SequenceState, Stamp, Ticket};
 pub use snapshot::{Cursor, Snapshot, ValueReader};
-pub use statistics::{Counts, GenerationStatistics, MapStatistics, MemoryStatistics, SnapshotStatistics, Statistics};
+pub use statistics::{
+    Counts, GenerationStatistics, MapStatistics, MemoryStatistics, ProcessStatistics, SnapshotStatistics, Statistics,
+};
 pub use store::Store;
 pub use transaction::{Savepoint, Transaction, TransactionOptions};
 pub use value::Value;

@@ -114,9 +114,11 @@ impl Core {
     /// Makes everything in the data file durable, or stops the store. One at a time, and never after a failure: the kernel
     /// tells once of a page that it could not write, and who asks again is told that all is well.
     pub(crate) fn sync_data_file(&self, doing: &str) -> Result<()> {
-        let _one = self.region.hold(&self.control().data_sync_lock.0, || ());
-        self.unpoisoned()?;
         let control = self.control();
+        let _one = self.hold_data_sync();
+        self.unpoisoned()?;
+        let arrivals = control.arrivals.load(Ordering::Acquire);
+        control.data_sync_arrivals.store(arrivals, Ordering::Release);
         let written = control.values_written.load(Ordering::Acquire);
         control.values_unsynced_bytes.store(0, Ordering::Relaxed);
         let synced = self.data.sync_data().map_err(|error| Error::io(doing, error));
@@ -134,6 +136,9 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
+        if self.core.region.is_forked() {
+            return;
+        }
         self.core.space.give_back(self.extent.page, self.extent.pages());
     }
 }

@@ -79,6 +79,12 @@ impl Pages {
         Ok(())
     }
 
+    /// Bytes of a file that the mapping covers.
+    #[inline]
+    pub(crate) fn span(&self) -> u64 {
+        self.span.load(Ordering::Acquire)
+    }
+
     fn map(&self, length: u64) -> Result<()> {
         let mut mappings = self.mappings.lock().unwrap_or_else(|e| e.into_inner());
         let mut span = DATA_SPAN_BYTES;

@@ -36,6 +36,14 @@ pub enum PlantedBug {
     FoundBaseNotSynced,
     /// A power cut can take an epoch back, which is then given out again.
     EpochNotSynced,
+    /// Whoever takes the commit lock from a dead process leaves its commit half in the index.
+    CommitNotFinished,
+    /// Whoever takes the allocator's lock from a dead process goes on with what that had changed.
+    AllocatorNotUndone,
+    /// Pages stay taken for a tree that a dead process was writing.
+    TreeNotGivenUp,
+    /// What a dead process had published is not put in order.
+    TreeNotPutInOrder,
 }
 
 #[cfg(feature = "planted-bugs")]

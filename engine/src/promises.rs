@@ -24,6 +24,12 @@ pub(crate) struct FoldCosts {
     pub(crate) value_pages: u64,
 }
 
+impl FoldCosts {
+    pub(crate) fn numbers(self) -> [u64; 3] {
+        [self.operations, self.bytes, self.value_pages]
+    }
+}
+
 impl std::ops::AddAssign for FoldCosts {
     fn add_assign(&mut self, other: FoldCosts) {
         self.operations += other.operations;
@@ -116,6 +122,22 @@ impl Promises {
         self.operations.fetch_sub(costs.operations, Ordering::Relaxed);
         self.bytes.fetch_sub(costs.bytes, Ordering::Relaxed);
         self.value_pages.fetch_sub(costs.value_pages, Ordering::Relaxed);
+    }
+
+    /// Takes back what is more than what is `known` to be promised. Others may add meanwhile, which they tell first, and
+    /// settle, which shows.
+    pub(crate) fn at_most(&self, known: impl Fn() -> FoldCosts) {
+        let places = [&self.operations, &self.bytes, &self.value_pages];
+        for (index, place) in places.into_iter().enumerate() {
+            loop {
+                let now = place.load(Ordering::SeqCst);
+                let most = known().numbers()[index];
+                let lowered = || place.compare_exchange(now, most, Ordering::SeqCst, Ordering::Relaxed);
+                if now <= most || lowered().is_ok() {
+                    break;
+                }
+            }
+        }
     }
 
     /// What all commits that are not folded cost.

@@ -197,6 +197,9 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
             "{path}/{DATA_FILE} is not the data file of the store that is open there"
         )));
     }
+    if let Some(cause) = region.stopped_by() {
+        return Err(Reason::Poisoned { cause }.into());
+    }
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
     let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
     let space = Space::attach(data.clone(), region.clone());
@@ -213,6 +216,7 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
         StoreLock::Seat,
     );
     core.region.seat().open_gate();
+    core.bury_the_dead();
     Ok(core)
 }
 
@@ -444,6 +448,7 @@ impl<'a> Recovery<'a> {
             newest_version: Cell::new(meta.version),
         };
         for slot in files.iter().filter_map(|name| slot_of(name)) {
+            core.region.use_generation(slot)?;
             let file = core.log_file(slot)?;
             let is_needed = recovery.find(slot, &file)?;
             // Snapshots of the process before may have held thousands of files.
@@ -459,7 +464,6 @@ impl<'a> Recovery<'a> {
     fn find(&mut self, slot: u16, file: &Arc<dyn File>) -> Result<bool> {
         let doing = |error| Error::io(format!("reading log file {}", file_name(slot)), error);
         let length = file.len().map_err(doing)?.min(LOG_SPAN_BYTES);
-        self.core.region.use_generation(slot)?;
         self.core.entry(slot).filled.store(length, Ordering::Relaxed);
         if length < PAGE_BYTES as u64 {
             return Ok(false);

@@ -9,8 +9,9 @@
 //! ```text
 //! 0        Control
 //! 4 KiB    processes, 64 bytes each
-//! 12 KiB   log generations, 128 bytes each, allocated in steps
-//! 524 KiB  snapshot slots, 64 bytes each, allocated in steps
+//! 12 KiB   what the allocator has changed and can undo
+//! 44 KiB   log generations, 128 bytes each, allocated in steps
+//! 556 KiB  snapshot slots, 64 bytes each, allocated in steps
 //! 5 MiB    memory of the allocator's arrays
 //! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fe
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use duramen_io::{Access, File, LOOK_INTERVAL, Mapping, OpenMode, Owner, Platform, WordLock, WordLockGuard};
+use duramen_io::{Access, File, LOOK_INTERVAL, Mapping, OpenMode, Owner, Platform, WordLock, WordLockGuard, wake};
 
 use crate::base::Root;
 use crate::error::{Error, Reason, Result};
@@ -33,7 +34,8 @@ use crate::limits::{
     SNAPSHOTS_MAX,
 };
 use crate::processes::{ProcessEntry, Seat};
-use crate::promises::Promises;
+use crate::promises::{FoldCosts, Promises};
+use crate::undo::UndoLog;
 
 /// Name of the region's file in the store directory.
 pub(crate) const REGION_FILE: &str = "shared";
@@ -41,7 +43,9 @@ pub(crate) const REGION_FILE: &str = "shared";
 const CONTROL_BYTES: u64 = 4 << 10;
 const PROCESSES_START: u64 = CONTROL_BYTES;
 const PROCESS_BYTES: u64 = size_of::<ProcessEntry>() as u64;
-const GENERATIONS_START: u64 = PROCESSES_START + PROCESSES_MAX as u64 * PROCESS_BYTES;
+const UNDO_START: u64 = PROCESSES_START + PROCESSES_MAX as u64 * PROCESS_BYTES;
+const GENERATIONS_START: u64 = UNDO_START + (32 << 10);
+const _: () = assert!(size_of::<UndoLog>() as u64 <= GENERATIONS_START - UNDO_START);
 const GENERATION_BYTES: u64 = size_of::<GenerationEntry>() as u64;
 const GENERATIONS_STEP: usize = 64;
 const SLOTS_START: u64 = GENERATIONS_START + GENERATIONS_MAX as u64 * GENERATION_BYTES;
@@ -92,7 +96,7 @@ pub(crate) struct Control {
     /// What never changes: which store it is.
     store: [AtomicU64; 2],
     /// How many processes ever attached.
-    arrivals: AtomicU64,
+    pub(crate) arrivals: AtomicU64,
     /// Serialises commits.
     pub(crate) commit_lock: Line<WordLock>,
     /// Number of the newest commit that readers may see. Released by the committer, acquired by snapshots.
@@ -122,6 +126,8 @@ pub(crate) struct Control {
     pub(crate) durable_version: AtomicU64,
     /// The version that a new tree is about to be published as, or was, and is not wholly put in order yet; or zero.
     pub(crate) installing: AtomicU64,
+    /// Held by whoever gives back what dead processes had.
+    pub(crate) burial_lock: Line<WordLock>,
     /// Held by whoever prepares the next generations.
     pub(crate) preparing_lock: Line<WordLock>,
     /// Bytes that the next generation shall take.
@@ -154,7 +160,7 @@ pub(crate) struct Control {
     pub(crate) tail: Line<Tail>,
     /// Held by whoever makes the region larger, hands out its memory or takes it back. What it guards is changed by single
     /// stores, each of which leaves everything in order.
-    growth_lock: Line<WordLock>,
+    pub(crate) growth_lock: Line<WordLock>,
     /// Snapshot slots and log generations that have memory behind them.
     slots_allocated: AtomicU32,
     generations_allocated: AtomicU32,
@@ -190,7 +196,8 @@ impl Text {
         if begun.is_err() {
             return;
         }
-        let length = text.floor_char_boundary(TEXT_BYTES);
+        let is_end = |&end: &usize| text.is_char_boundary(end);
+        let length = (0..=text.len().min(TEXT_BYTES)).rev().find(is_end).unwrap_or(0);
         for (place, &byte) in self.bytes.iter().zip(&text.as_bytes()[..length]) {
             place.store(byte, Ordering::Relaxed);
         }
@@ -288,21 +295,27 @@ pub(crate) struct SpaceHead {
     pub(crate) lock: Line<WordLock>,
     pub(crate) used: ArrayHead,
     pub(crate) loose: ArrayHead,
+    pub(crate) taken: ArrayHead,
     pub(crate) retired: ArrayHead,
-    pub(crate) counts: [AtomicU64; SPACE_COUNTS],
+    pub(crate) loose_runs: ArrayHead,
+    /// How many steps are done. The lowest bit says which of `counts` counts.
+    pub(crate) step: AtomicU64,
+    pub(crate) counts: [[AtomicU64; SPACE_COUNTS]; 2],
     /// What commits read without the lock: pages and blocks that promises can count on, and pages of the published
     /// base, its values, and what commits brought.
     pub(crate) available: Line<AtomicU64>,
     pub(crate) small_blocks: AtomicU64,
     pub(crate) large_blocks: AtomicU64,
     pub(crate) base: AtomicU64,
+    /// Pages of the file.
+    pub(crate) file_pages: AtomicU64,
     /// Pages up to this one were preloaded, or written before that could have helped.
     pub(crate) preloaded: AtomicU64,
     pub(crate) promises: Promises,
 }
 
 /// Numbers that the allocator keeps beside its arrays.
-pub(crate) const SPACE_COUNTS: usize = 29;
+pub(crate) const SPACE_COUNTS: usize = 30;
 
 /// One log generation. Written under the commit lock or by the folding thread alone.
 #[repr(C, align(64))]
@@ -337,7 +350,7 @@ pub(crate) struct GenerationEntry {
 
 impl GenerationEntry {
     pub(crate) fn state(&self) -> GenerationState {
-        match self.state.load(Ordering::Acquire) {
+        match self.state.load(Ordering::Acquire) & STATE_MASK {
             0 => GenerationState::Unused,
             1 => GenerationState::Standby,
             2 => GenerationState::Active,
@@ -349,17 +362,43 @@ impl GenerationEntry {
     }
 
     /// Takes an unused entry for preparation; `false` when somebody else was faster.
-    pub(crate) fn start_preparing(&self) -> bool {
-        let (from, to) = (GenerationState::Unused as u32, GenerationState::Preparing as u32);
+    pub(crate) fn start_preparing(&self, owner: Owner) -> bool {
+        let (from, to) = (GenerationState::Unused as u32, prepared_by(owner));
         self.state
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
+    }
+
+    /// Whether what it holds is not in the base.
+    pub(crate) fn is_to_fold(&self) -> bool {
+        matches!(self.state(), GenerationState::Active | GenerationState::Frozen)
+    }
+
+    /// What folding it takes.
+    pub(crate) fn costs(&self) -> FoldCosts {
+        FoldCosts {
+            operations: self.operations.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            value_pages: self.value_pages.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether this process prepares the entry.
+    pub(crate) fn is_prepared_by(&self, owner: Owner) -> bool {
+        self.state.load(Ordering::Acquire) == prepared_by(owner)
     }
 
     /// Release: whoever sees the state sees the fields that were written before it.
     pub(crate) fn set_state(&self, state: GenerationState) {
         self.state.store(state as u32, Ordering::Release);
     }
+}
+
+/// The state of a generation; the rest says who prepares it.
+const STATE_MASK: u32 = 0xFF;
+
+fn prepared_by(owner: Owner) -> u32 {
+    GenerationState::Preparing as u32 | u32::from(owner.number()) << 8
 }
 
 /// A version as published: the base and the generations above it, oldest first.
@@ -437,6 +476,8 @@ pub(crate) struct Region {
     seat: Seat,
     /// Whether nobody else can have the region mapped any more.
     is_last: AtomicBool,
+    /// What [`duramen_io::forks`] said when it was mapped.
+    forks: u32,
 }
 
 impl Region {
@@ -516,13 +557,6 @@ impl Region {
                 .into());
             }
         }
-        if self.span < REGION_SPAN_BYTES {
-            let cause = format!(
-                "this process may not have the {REGION_SPAN_BYTES} bytes of addresses that sharing a store takes; \
-                 raise its limit (`ulimit -v`)"
-            );
-            return Err(Reason::InvalidArgument(cause).into());
-        }
         Ok(())
     }
 
@@ -574,6 +608,8 @@ impl Region {
         let mapping = loop {
             match file.map(span, Access::ReadWrite) {
                 Ok(mapping) if span == REGION_SPAN_BYTES => break mapping,
+                // Another process may use all of it.
+                Err(error) if seat.is_shared() => return Err(doing_map(error)),
                 Ok(_) => {
                     span = (span / 8).max(REGION_SPAN_BYTES_MIN);
                     break file.map(span, Access::ReadWrite).map_err(doing_map)?;
@@ -589,6 +625,7 @@ impl Region {
             file,
             seat,
             is_last,
+            forks: duramen_io::forks(),
         })
     }
 
@@ -596,6 +633,12 @@ impl Region {
     pub(crate) fn private() -> Result<Region> {
         let doing = |error| Error::io("making private memory", error);
         Region::over(duramen_io::memory_file().map_err(doing)?, Seat::alone())
+    }
+
+    /// Whether this process was forked from the one that opened the store: then nothing here is its own.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        duramen_io::forks() != self.forks
     }
 
     /// This process among those that share the store.
@@ -634,8 +677,14 @@ impl Region {
         Reason::Busy { process, waited }.into()
     }
 
+    /// Takes a lock from a holder that has died, and puts in order what it guards; for who waits for the lock.
     #[cold]
-    fn take_from_dead<'a>(&self, lock: &'a WordLock, holder: Owner, repair: &dyn Fn()) -> Option<WordLockGuard<'a>> {
+    pub(crate) fn take_from_dead<'a>(
+        &self,
+        lock: &'a WordLock,
+        holder: Owner,
+        repair: &dyn Fn(),
+    ) -> Option<WordLockGuard<'a>> {
         if holder == self.me() {
             return None;
         }
@@ -660,6 +709,26 @@ impl Region {
         let owners = (0..PROCESSES_MAX as u16).map(Owner::new);
         let entries = owners.map(|owner| (owner, self.process(owner)));
         entries.filter(|(_, entry)| entry.is_attached())
+    }
+
+    /// Why the store has stopped, if it has.
+    pub(crate) fn stopped_by(&self) -> Option<String> {
+        let has_stopped = self.control().poisoned.0.load(Ordering::Acquire) != 0;
+        has_stopped.then(|| self.control().cause.read().unwrap_or_else(|| "an earlier error".into()))
+    }
+
+    /// Stops the store in all processes.
+    pub(crate) fn stop(&self, cause: &str) {
+        self.control().cause.write(cause);
+        self.control().poisoned.0.store(1, Ordering::SeqCst);
+        self.control().sync_word.0.fetch_add(1, Ordering::SeqCst);
+        wake(&self.control().sync_word.0, u32::MAX);
+    }
+
+    /// What the holder of the allocator's lock can undo.
+    pub(crate) fn undo_log(&self) -> &UndoLog {
+        // SAFETY: as for `control`; the log is allocated with it, at a multiple of eight bytes.
+        unsafe { &*(self.mapping.base().add(UNDO_START as usize) as *const UndoLog) }
     }
 
     /// The entry of a process.
@@ -695,6 +764,11 @@ impl Region {
     pub(crate) fn generations(&self) -> impl Iterator<Item = (u16, &GenerationEntry)> {
         let used = self.control().generations_used.0.load(Ordering::Acquire) as u16;
         (0..used).map(|slot| (slot, self.generation(slot)))
+    }
+
+    /// Frees the lock of the region's growth if its holder is dead.
+    pub(crate) fn free_locks_of_dead(&self) {
+        self.free_if_dead(&self.control().growth_lock.0, || ());
     }
 
     /// Whoever dies with this lock leaves everything in order: what it guards is changed by single stores.
@@ -749,7 +823,13 @@ impl Region {
     /// All pieces of memory that somebody has, ascending. Under `growth_lock`.
     fn pieces(&self) -> Vec<(u64, u64)> {
         let space = &self.control().space;
-        let arrays = [&space.used, &space.loose, &space.retired];
+        let arrays = [
+            &space.used,
+            &space.loose,
+            &space.taken,
+            &space.retired,
+            &space.loose_runs,
+        ];
         let arrays = arrays
             .into_iter()
             .flat_map(|array| array.pieces.iter().map(Piece::place));
@@ -1010,6 +1090,10 @@ impl Region {
 
     /// Frees a slot.
     pub(crate) fn unpin(&self, pin: &Pin) {
+        if self.is_forked() {
+            // It is the parent's.
+            return;
+        }
         let slot = self.pinned(pin);
         slot.follow.store(FOLLOW_NONE, Ordering::Relaxed);
         slot.uses
@@ -1027,6 +1111,14 @@ impl Region {
     /// This process is the last one, and the gate is closed: whoever comes next makes another region.
     pub(crate) fn goes_with_this_process(&self) {
         self.is_last.store(true, Ordering::Relaxed);
+    }
+
+    /// Frees the slots of a process that is dead.
+    pub(crate) fn unpin_all_of(&self, owner: Owner) {
+        let used = self.control().slots_used.0.load(Ordering::SeqCst) as usize;
+        for index in (0..used).filter(|&index| self.slot(index).is_of(owner)) {
+            self.unpin(&Pin { index: index as u32 });
+        }
     }
 
     /// Whether anybody holds a slot.
@@ -1101,7 +1193,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // Nobody reads it any more, and whoever opens the store next makes it anew.
-        if self.is_last.load(Ordering::Relaxed) {
+        if self.is_last.load(Ordering::Relaxed) && !self.is_forked() {
             let _ = self.file.set_len(0);
         }
     }
@@ -1216,7 +1308,7 @@ mod tests {
             region.use_generation(slot).unwrap();
             assert_eq!(region.generations().count(), slot as usize + 1);
         }
-        assert!(region.generation(last).start_preparing());
+        assert!(region.generation(last).start_preparing(region.me()));
         region.forget_last_generation(200);
         assert_eq!(region.generations_used(), GENERATIONS_MAX);
         region.forget_last_generation(last);

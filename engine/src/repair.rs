@@ -18,7 +18,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use duramen_io::File;
+use duramen_io::{File, Owner, WordLockGuard, wake};
 
 use crate::checksum::{checksum, key_hash};
 use crate::core::Core;
@@ -26,9 +26,14 @@ use crate::draft::fold_costs;
 use crate::error::{Error, Result};
 use crate::limits::LOG_SPAN_BYTES;
 use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, record_bytes};
-use crate::planted::kill_point;
+use crate::meta::Meta;
+use crate::planted::{PlantedBug, is_planted, kill_point};
+use crate::processes::ProcessEntry;
 use crate::promises::FoldCosts;
 use crate::region::{GenerationState, Tail};
+
+/// How often somebody looks whether an older process takes over from a dead one: two seconds.
+const LOOKS_OF_OTHERS: u32 = 20;
 
 /// A record that its writer left whole.
 struct Left {
@@ -80,7 +85,7 @@ impl Core {
         let control = self.control();
         let tail = &control.tail.0;
         let commit = control.visible.0.load(Ordering::Acquire) + 1;
-        if tail.writing.load(Ordering::Acquire) != commit {
+        if tail.writing.load(Ordering::Acquire) != commit || is_planted(PlantedBug::CommitNotFinished) {
             return Ok(());
         }
         let slot = tail.slot.load(Ordering::Relaxed) as u16;
@@ -166,6 +171,126 @@ impl Core {
         let end = start + record_bytes(left.body.len());
         entry.tail.store(end, Ordering::Release);
         Ok(())
+    }
+}
+
+impl Core {
+    /// Puts in order what somebody left who died with the maintenance lock, which the caller has now.
+    pub(crate) fn repair_maintenance(&self) {
+        let control = self.control();
+        // It may have had the commit lock too: whoever takes that over says whether a tree was published.
+        drop(self.hold_commits());
+        control.freeing.store(0, Ordering::SeqCst);
+        wake(&control.freeing, u32::MAX);
+        if control.installing.load(Ordering::Acquire) == 0 {
+            if !is_planted(PlantedBug::TreeNotGivenUp) {
+                self.space.give_up_tree();
+            }
+        } else if !is_planted(PlantedBug::TreeNotPutInOrder) {
+            self.finish_install();
+        }
+        if let Err(error) = self.finish_meta() {
+            self.poison(&error);
+        }
+        self.recount_promises();
+        self.report_progress();
+    }
+
+    /// Takes back what is promised to nobody: to commits of dead processes, or to generations that they folded. With the
+    /// maintenance lock: whoever folds settles what he has folded.
+    pub(crate) fn recount_promises(&self) {
+        // What is in the log changes under this lock alone.
+        let _commits = self.hold_commits();
+        self.space.promised_at_most(|| {
+            let mut promised = FoldCosts::default();
+            let entries = self.region.generations().map(|(_, entry)| entry);
+            for entry in entries.filter(|entry| entry.is_to_fold()) {
+                promised += entry.costs();
+            }
+            for (_, process) in self.region.processes() {
+                promised += process.promised();
+            }
+            promised
+        });
+    }
+
+    /// Makes a meta page durable that was written, or was being written: a power cut may bring it back, so nothing must be
+    /// overwritten that it refers to before there is a newer one.
+    fn finish_meta(&self) -> Result<()> {
+        let control = self.control();
+        let known = control.tail.0.meta_sequence.load(Ordering::Acquire);
+        let (newest, _) = Meta::read(&*self.data)?.ok_or_else(|| Error::damaged("no meta page is intact"))?;
+        if newest.sequence as u32 == known.wrapping_add(1) {
+            let written = newest.write(&*self.data);
+            written.map_err(|error| Error::io("making the base durable", error))?;
+            self.sync_data_file("making the base durable")?;
+            self.is_durable(&newest);
+        }
+        Ok(())
+    }
+
+    /// Whoever died while it synced the log may have been told that something could not be written, and told nobody; a
+    /// file that is opened after that is not told again. So what is not known to be synced is written once more.
+    pub(crate) fn repair_sync(&self) {
+        for &slot in &self.region.version().generations {
+            if let Err(error) = self.write_unsynced_again(slot) {
+                self.poison(&error);
+            }
+        }
+    }
+
+    fn write_unsynced_again(&self, slot: u16) -> Result<()> {
+        let entry = self.entry(slot);
+        // What is below the end of the records does not change.
+        let (start, end) = (
+            entry.synced_tail.load(Ordering::Acquire),
+            entry.tail.load(Ordering::Acquire),
+        );
+        if start >= end {
+            return Ok(());
+        }
+        let doing = |error| Error::io("writing the log again", error);
+        let file = self.log_file(slot)?;
+        let mut bytes = vec![0; (end - start) as usize];
+        file.read_at(&mut bytes, start).map_err(doing)?;
+        file.write_at(&bytes, start).map_err(doing)
+    }
+
+    /// Waits until nobody else syncs the data file. From a dead process only one takes the lock over that had the file open
+    /// before: it is told too when something could not be written. Nobody knows what of that file is not synced, so where
+    /// there is no such process, the store stops.
+    pub(crate) fn hold_data_sync(&self) -> WordLockGuard<'_> {
+        let lock = &self.control().data_sync_lock.0;
+        let mut looks = 0;
+        let held = lock.lock_unless(self.region.me(), |holder| {
+            looks += 1;
+            if self.is_told_of_data_sync() {
+                return self.region.take_from_dead(lock, holder, &|| ());
+            }
+            // The others look as often.
+            let is_time_to_doubt = looks >= LOOKS_OF_OTHERS || !self.is_anybody_told_of_data_sync();
+            let doubt = || {
+                self.region
+                    .stop("a process died while it synced the data file, and nobody else knows how")
+            };
+            is_time_to_doubt.then(|| self.region.take_from_dead(lock, holder, &doubt))?
+        });
+        held.unwrap_or_else(|taken_over| taken_over)
+    }
+
+    /// Whether this process had the data file open when somebody last began to sync it.
+    pub(crate) fn is_told_of_data_sync(&self) -> bool {
+        self.was_open_before(self.region.process(self.region.me()))
+    }
+
+    fn was_open_before(&self, process: &ProcessEntry) -> bool {
+        process.arrival.load(Ordering::Relaxed) < self.control().data_sync_arrivals.load(Ordering::Acquire)
+    }
+
+    fn is_anybody_told_of_data_sync(&self) -> bool {
+        let is_alive = |owner: Owner| self.region.seat().is_alive(owner);
+        let mut processes = self.region.processes();
+        processes.any(|(owner, process)| self.was_open_before(process) && is_alive(owner))
     }
 }
 

@@ -9,12 +9,13 @@
 //! Invariant: `length * size of an element <= bytes of the current piece`.
 
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::Ordering;
 
 use crate::error::Result;
 use crate::limits::PAGE_BYTES;
 use crate::region::{ArrayHead, Region};
+use crate::undo::Note;
 
 /// Types whose values may be kept in the region.
 ///
@@ -27,10 +28,13 @@ unsafe impl Plain for u64 {}
 // SAFETY: numbers side by side.
 unsafe impl<const N: usize> Plain for [u64; N] {}
 
-/// An array of the region in the hands of whoever holds the lock that guards it.
+/// An array of the region in the hands of whoever holds the lock that guards it. What changes is noted in the region's
+/// undo log, as long as it changes through [`SharedArray::put`], `resize`, `push` and `Words`.
 pub(crate) struct SharedArray<'a, T: Plain> {
     region: &'a Region,
     head: &'a ArrayHead,
+    /// Its number in notes.
+    number: u64,
     elements: PhantomData<T>,
 }
 
@@ -39,10 +43,11 @@ impl<'a, T: Plain> SharedArray<'a, T> {
     ///
     /// # Safety
     /// Nobody else, of this process or another, uses it meanwhile: everybody takes the lock that guards it.
-    pub(crate) unsafe fn new(region: &'a Region, head: &'a ArrayHead) -> SharedArray<'a, T> {
+    pub(crate) unsafe fn new(region: &'a Region, head: &'a ArrayHead, number: u64) -> SharedArray<'a, T> {
         SharedArray {
             region,
             head,
+            number,
             elements: PhantomData,
         }
     }
@@ -120,15 +125,64 @@ impl<'a, T: Plain> SharedArray<'a, T> {
             count * size_of::<T>() <= self.bytes() as usize,
             "room is reserved before an array grows"
         );
+        self.region.undo_log().note(Note::Length {
+            array: self.number,
+            length: before as u64,
+        });
         self.head.length.store(count as u64, Ordering::Relaxed);
         if count > before {
             self[before..].fill(value);
         }
     }
 
-    /// Adds an element, for which room was reserved.
-    pub(crate) fn push(&mut self, value: T) {
-        self.resize(self.count() + 1, value);
+    /// Adds elements, for which room was reserved.
+    pub(crate) fn append(&mut self, values: &[T]) {
+        let (before, count) = (self.count(), values.len());
+        if let Some(&first) = values.first() {
+            self.resize(before + count, first);
+            self[before..].copy_from_slice(values);
+        }
+    }
+
+    /// Replaces an element.
+    pub(crate) fn put(&mut self, index: usize, value: T) {
+        let words = size_of::<T>() / size_of::<u64>();
+        self.note_words(index * words..(index + 1) * words);
+        self[index] = value;
+    }
+
+    /// The elements as words: all that is plain consists of them.
+    fn words(&mut self) -> &mut [u64] {
+        let count = self.count() * size_of::<T>() / size_of::<u64>();
+        // SAFETY: as in `deref_mut`; `T` has the alignment and a multiple of the size of a word, and no padding.
+        unsafe { std::slice::from_raw_parts_mut(self.elements().cast(), count) }
+    }
+
+    /// Notes words that are about to change, those that are equal together.
+    pub(crate) fn note_words(&mut self, range: Range<usize>) {
+        let (log, array) = (self.region.undo_log(), self.number);
+        let words = &self.words()[range.clone()];
+        let mut first = range.start as u64;
+        for run in words.chunk_by(|one, other| one == other) {
+            let (count, value) = (run.len() as u64, run[0]);
+            log.note(Note::Words {
+                array,
+                first,
+                count,
+                value,
+            });
+            first += count;
+        }
+    }
+
+    /// Undoes a change of this array.
+    pub(crate) fn undo(&mut self, note: Note) {
+        match note {
+            Note::Words {
+                first, count, value, ..
+            } => self.words()[first as usize..][..count as usize].fill(value),
+            Note::Length { length, .. } => self.head.length.store(length, Ordering::Relaxed),
+        }
     }
 }
 
@@ -169,12 +223,13 @@ mod tests {
         // SAFETY: nobody else knows this region.
         let (mut words, mut triples) = unsafe {
             (
-                SharedArray::<u64>::new(&region, &space.used),
-                SharedArray::<[u64; 3]>::new(&region, &space.retired),
+                SharedArray::<u64>::new(&region, &space.used, 0),
+                SharedArray::<[u64; 3]>::new(&region, &space.retired, 1),
             )
         };
         let (mut expected_words, mut expected_triples) = (Vec::new(), Vec::new());
-        for _ in 0..200 {
+        for step in 0..200 {
+            region.undo_log().begin(step);
             let count = rng.usize(..50_000);
             words.reserve(count).unwrap();
             let value = rng.u64(..);
@@ -183,7 +238,7 @@ mod tests {
             for _ in 0..rng.usize(..100) {
                 let triple = [rng.u64(..); 3];
                 triples.reserve(triples.len() + 1).unwrap();
-                triples.push(triple);
+                triples.append(&[triple]);
                 expected_triples.push(triple);
             }
             if rng.u8(..4) == 0 {
@@ -202,9 +257,9 @@ mod tests {
         let region = Region::private().unwrap();
         let head = &region.control().space.loose;
         // SAFETY: nobody else knows this region, and one array is gone before the next one comes.
-        let array = || unsafe { SharedArray::<u64>::new(&region, head) };
+        let array = || unsafe { SharedArray::<u64>::new(&region, head, 0) };
         array().reserve(3).unwrap();
-        (0..3).for_each(|number| array().push(number));
+        (0..3).for_each(|number| array().append(&[number]));
         // Somebody died after taking the memory that the array was about to move to.
         region
             .take_for_array(&head.pieces[1 - array().current()], 100_000)
@@ -213,5 +268,42 @@ mod tests {
         assert_eq!(*array(), [0, 1, 2]);
         array().resize(100_000, 7);
         assert_eq!(array()[99_999], 7);
+    }
+
+    #[test]
+    fn changes_of_a_step_are_undone_also_when_the_array_has_moved() {
+        let region = Region::private().unwrap();
+        let head = &region.control().space.used;
+        // SAFETY: nobody else knows this region.
+        let mut array = unsafe { SharedArray::<u64>::new(&region, head, 0) };
+        let mut rng = fastrand::Rng::with_seed(3);
+        array.reserve(1_000).unwrap();
+        array.append(&(0..1_000).collect::<Vec<u64>>());
+        for step in 1..100 {
+            let before = array.to_vec();
+            region.undo_log().begin(step);
+            for _ in 0..rng.usize(..40) {
+                match rng.u8(..4) {
+                    0 => array.put(rng.usize(..array.len()), rng.u64(..)),
+                    1 => {
+                        let first = rng.usize(..array.len());
+                        let range = first..rng.usize(first..=array.len());
+                        array.note_words(range.clone());
+                        array[range].fill(rng.u64(..3));
+                    }
+                    _ => {
+                        let more: Vec<u64> = (0..rng.u64(..500)).collect();
+                        array.reserve(array.len() + more.len()).unwrap();
+                        array.append(&more);
+                    }
+                }
+            }
+            let Some(notes) = region.undo_log().notes(step) else {
+                continue;
+            };
+            notes.for_each(|note| array.undo(note));
+            assert!(*array == *before, "step {step}");
+            assert_eq!(region.undo_log().notes(step + 1).unwrap().count(), 0, "of another step");
+        }
     }
 }

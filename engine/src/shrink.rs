@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use crate::base::{self, ChangeStream, Cursor, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::Result;
+use crate::fold::NewTree;
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 use crate::page_sink::FileSink;
 use crate::space::{Claim, Slack};
@@ -59,14 +60,12 @@ impl Core {
                 return Err(error);
             }
         };
-        let guard = self.hold_commits();
-        let mut next = self.region.version();
-        next.number += 1;
-        next.root = root;
-        self.region.publish(&next);
-        drop(guard);
-        self.count_branches(root);
-        self.retire(state, &sink.retired, sink.birth, next.number);
+        let tree = NewTree {
+            birth: sink.birth,
+            retired: &sink.retired,
+            adopted: &[],
+        };
+        self.publish_tree(state, tree, |next| next.root = root);
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         self.make_durable(state)?;
         self.reclaim(state)?;

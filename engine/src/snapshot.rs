@@ -71,6 +71,7 @@ impl Pinned {
     /// Refuses to go on once somebody ended the snapshot.
     #[inline]
     pub(crate) fn alive(&self) -> Result<()> {
+        self.core().own()?;
         if self.core().region.pinned(&self.pin).is_ended() {
             return Err(Reason::SnapshotEnded.into());
         }

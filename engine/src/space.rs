@@ -13,18 +13,20 @@
 //! the next fold begins, and a snapshot that is taken from now on does not see them. So a fold never meets a full disk,
 //! and because deletions may use the reserve, a full store can always be emptied.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use duramen_io::File;
+use duramen_io::{File, Owner};
 
+use crate::base::Extent;
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Words};
 use crate::checksum::checksum;
 use crate::error::{Error, Kind, Reason, Result};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
-use crate::planted::{PlantedBug, is_planted};
+use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::{FoldCosts, Room};
 use crate::region::{Pins, Region, SpaceHead, full_or_io};
 use crate::shared_array::SharedArray;
@@ -179,8 +181,7 @@ impl Space {
         space.head().preloaded.store(bitmap.pages() as u64, Ordering::Relaxed);
         let mut state = space.lock();
         state.reserve_bits(bitmap.pages() as u64)?;
-        state.bitmap.extend(bitmap.pages());
-        state.loose.extend(bitmap.pages());
+        state.extend(bitmap.pages());
         state.bitmap.take_over(&bitmap);
         state.saved = (saved.page, saved.pages);
         state.durable_ends = [bitmap.pages(); 2];
@@ -205,21 +206,55 @@ impl Space {
         &self.region.control().space
     }
 
+    /// Frees the allocator's lock if its holder is dead.
+    pub(crate) fn free_lock_of_dead(&self) {
+        self.region.free_if_dead(&self.head().lock.0, || self.undo());
+    }
+
     fn lock(&self) -> Locked<'_> {
         let head = self.head();
-        let guard = self.region.hold(&head.lock.0, || ());
-        // SAFETY: everybody who uses these arrays comes through here, with the lock, and leaves before giving it back.
-        let (used, loose, retired) = unsafe {
+        let guard = self.region.hold(&head.lock.0, || self.undo());
+        let step = head.step.load(Ordering::Acquire);
+        let undo = self.region.undo_log();
+        undo.begin(step);
+        // SAFETY: the lock is held, as long as what is returned lives.
+        let mut state = unsafe { self.state() };
+        state.set_counts(
+            head.counts[step as usize % 2]
+                .each_ref()
+                .map(|count| count.load(Ordering::Relaxed)),
+        );
+        Locked {
+            state,
+            head,
+            undo,
+            _guard: guard,
+        }
+    }
+
+    /// The arrays, with nothing known of them.
+    ///
+    /// # Safety
+    /// The caller has the lock: everybody who uses the arrays comes here with it, and is done before giving it back.
+    unsafe fn state(&self) -> State<'_> {
+        let head = self.head();
+        // SAFETY: passed on.
+        let (used, loose, taken_bits, retired, loose_runs) = unsafe {
             (
-                SharedArray::new(&self.region, &head.used),
-                SharedArray::new(&self.region, &head.loose),
-                SharedArray::new(&self.region, &head.retired),
+                SharedArray::new(&self.region, &head.used, 0),
+                SharedArray::new(&self.region, &head.loose, 1),
+                SharedArray::new(&self.region, &head.taken, 2),
+                SharedArray::new(&self.region, &head.retired, 3),
+                SharedArray::new(&self.region, &head.loose_runs, 4),
             )
         };
-        let mut state = State {
+        State {
             bitmap: Bitmap::over(used, bitmap::Counts::default()),
             loose: Bitmap::over(loose, bitmap::Counts::default()),
+            taken_bits,
+            loose_runs,
             retired,
+            staged: 0,
             retired_pages: 0,
             awaited: Room::default(),
             taken: Room::default(),
@@ -228,13 +263,36 @@ impl Space {
             for_bitmap: (0, 0),
             saved: (0, 0),
             durable_ends: [0, 0],
-        };
-        state.set_counts(std::array::from_fn(|index| head.counts[index].load(Ordering::Relaxed)));
-        Locked {
-            state,
-            head,
-            _guard: guard,
         }
+    }
+
+    /// Takes back the step in which somebody died who had the lock, which the caller has now.
+    fn undo(&self) {
+        let head = self.head();
+        let step = head.step.load(Ordering::Acquire);
+        // SAFETY: the caller has the lock.
+        let mut state = unsafe { self.state() };
+        let Some(notes) = self.region.undo_log().notes(step) else {
+            return self
+                .region
+                .stop("a process died in a change of the free space that cannot be undone");
+        };
+        for note in notes.filter(|_| !is_planted(PlantedBug::AllocatorNotUndone)) {
+            match note.array() {
+                0 => state.bitmap.words().undo(note),
+                1 => state.loose.words().undo(note),
+                2 => state.taken_bits.undo(note),
+                3 => state.retired.undo(note),
+                _ => state.loose_runs.undo(note),
+            }
+            kill_point();
+        }
+        state.set_counts(
+            head.counts[step as usize % 2]
+                .each_ref()
+                .map(|count| count.load(Ordering::Relaxed)),
+        );
+        self.mirror(&state);
     }
 
     fn mirror(&self, state: &State<'_>) {
@@ -243,6 +301,14 @@ impl Space {
         head.small_blocks.store(available.blocks.small, Ordering::Relaxed);
         head.large_blocks.store(available.blocks.large, Ordering::Relaxed);
         head.base.store(state.base(), Ordering::Relaxed);
+        // Release: who sees a page in use sees that the file is so long.
+        head.file_pages.store(state.bitmap.pages() as u64, Ordering::Release);
+    }
+
+    /// Bytes of the file, whichever process made it so long.
+    #[inline]
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.head().file_pages.load(Ordering::Acquire) * PAGE_BYTES as u64
     }
 
     /// What the mirrors say is available.
@@ -275,6 +341,11 @@ impl Space {
     /// Takes back what was promised: the commit was refused, or is folded.
     pub(crate) fn settle(&self, costs: FoldCosts) {
         self.head().promises.settle(costs);
+    }
+
+    /// Takes back what is promised beyond what is `known`, by which nobody has less than he was promised.
+    pub(crate) fn promised_at_most(&self, known: impl Fn() -> FoldCosts) {
+        self.head().promises.at_most(known);
     }
 
     /// Adds what recovery found in the log, without asking for room: the fold will ask.
@@ -338,8 +409,7 @@ impl Space {
             .allocate(now * PAGE_BYTES as u64, bytes)
             .map_err(|error| full_or_io("the data file", bytes, error))?;
         pages.cover((now + more) * PAGE_BYTES as u64)?;
-        state.bitmap.extend(more as u32);
-        state.loose.extend(more as u32);
+        state.extend(more as u32);
         Ok(())
     }
 
@@ -362,11 +432,18 @@ impl Space {
             }
         }
         let (page, count) = self.find_or_grow(&mut state, where_from, want, pages)?;
+        if claim == Claim::Loose && self.region.seat().is_shared() {
+            state.note_loose_run(page, count, self.region.me())?;
+        }
         state.bitmap.set(page, count, true);
+        kill_point();
         match claim {
             Claim::Promised | Claim::Part => state.count_taken(want, count, u64::wrapping_add),
             Claim::Beyond | Claim::Behind | Claim::Front => state.taken_beyond += count as u64,
             Claim::Loose => state.loose.set(page, count, true),
+        }
+        if claim != Claim::Loose {
+            state.mark_taken(page, count, true);
         }
         self.mirror(&state);
         let end = (page + count) as u64;
@@ -440,11 +517,6 @@ impl Space {
         }
     }
 
-    /// The base about to be published refers to these pages, which a commit brought.
-    pub(crate) fn adopt(&self, page: u32, count: u32) {
-        self.lock().loose.set(page, count, false);
-    }
-
     /// Pages that were taken and are not needed after all.
     pub(crate) fn give_back(&self, page: u32, count: u32) {
         let mut state = self.lock();
@@ -461,25 +533,132 @@ impl Space {
             Claim::Beyond | Claim::Behind | Claim::Front => state.taken_beyond -= count as u64,
             Claim::Loose => state.loose.set(page, count, false),
         }
+        if claim != Claim::Loose {
+            state.mark_taken(page, count, false);
+        }
         state.bitmap.set(page, count, false);
         self.mirror(&state);
     }
 
-    /// A new tree was published: what was taken for it belongs to the base, and what it does not hold is retired.
-    /// `pins` are those of snapshots, looked up after it was published.
-    pub(crate) fn published(&self, retired: impl IntoIterator<Item = Retired>, pins: &Pins) {
+    /// Notes what becomes of pages when a tree is published that is ready now: those that are retired then, and those that a
+    /// commit brought and it refers to.
+    pub(crate) fn stage(&self, retired: impl IntoIterator<Item = Retired>, adopted: &[Extent]) {
+        let retired = retired.into_iter().map(Retired::encode);
+        let adopted = adopted
+            .iter()
+            .map(|extent| Retired::encode_adopted(extent.page, extent.pages()));
+        let staged: Vec<StoredRetired> = retired.chain(adopted).collect();
         let mut state = self.lock();
-        for item in retired {
-            state.retired_pages += item.pages as u64;
-            if !item.is_held(pins) {
-                state.awaited = state.awaited.and(item.room());
+        assert_eq!(state.staged, 0, "one tree is published at a time");
+        // There is room: each page is one of these at most once.
+        state.retired.append(&staged);
+        state.staged = staged.len() as u64;
+    }
+
+    /// The tree was published as version `death`: what was taken for it belongs to the base, and what it does not hold is
+    /// retired. `pins` are those of snapshots, looked up after it was published. Whoever dies in here is followed by
+    /// another one, who goes on.
+    pub(crate) fn install(&self, death: u64, pins: &Pins) {
+        let mut state = self.lock();
+        while state.staged > 0 {
+            let last = *state.retired.last().expect("what is staged is among the elements");
+            if let Some((page, pages)) = Retired::decode_adopted(last) {
+                state.loose.set(page, pages, false);
+                let count = state.retired.len() - 1;
+                state.retired.resize(count, StoredRetired::default());
+            } else {
+                self.retire_first(&mut state, death, pins);
             }
-            state.loose.set(item.page, item.pages, false);
-            state.retired.push(item.encode());
+            state.staged -= 1;
+            state.end_long_step();
         }
         state.taken = Room::default();
         state.taken_value_pages = 0;
         state.taken_beyond = 0;
+        state.end_step();
+        for index in (0..state.loose_runs.len()).rev() {
+            if !state.is_any_loose(state.loose_runs[index]) {
+                state.forget_loose_run(index);
+                state.end_long_step();
+            }
+        }
+        state.end_step();
+        // Not noted: whoever finds it half done does it again.
+        state.taken_bits.fill(0);
+        kill_point();
+        self.mirror(&state);
+    }
+
+    /// Retires the first of the staged elements; those that are none come last.
+    fn retire_first(&self, state: &mut State<'_>, death: u64, pins: &Pins) {
+        let first = state.retired_count();
+        let item = Retired {
+            death,
+            ..Retired::decode(state.retired[first])
+        };
+        state.retired.put(first, item.encode());
+        kill_point();
+        state.retired_pages += item.pages as u64;
+        if !item.is_held(pins) {
+            state.awaited = state.awaited.and(item.room());
+        }
+        state.loose.set(item.page, item.pages, false);
+    }
+
+    /// Gives back what a process took for a tree that died before it was published.
+    pub(crate) fn give_up_tree(&self) {
+        let mut state = self.lock();
+        let count = state.retired_count();
+        state.retired.resize(count, StoredRetired::default());
+        state.staged = 0;
+        for index in 0..state.taken_bits.len() {
+            let bits = state.taken_bits[index];
+            for bit in (0..64).filter(|bit| bits >> bit & 1 == 1) {
+                state.bitmap.set(index as u32 * 64 + bit, 1, false);
+            }
+            if bits != 0 {
+                state.taken_bits.put(index, 0);
+                kill_point();
+                state.end_long_step();
+            }
+        }
+        state.taken = Room::default();
+        state.taken_value_pages = 0;
+        state.taken_beyond = 0;
+        self.mirror(&state);
+    }
+
+    /// Whether a process took pages that may still be loose.
+    pub(crate) fn has_loose_runs(&self, owner: Owner) -> bool {
+        let state = self.lock();
+        state
+            .loose_runs
+            .iter()
+            .any(|&[_, found]| found == u64::from(owner.number()))
+    }
+
+    /// Frees the loose pages of a process that is dead, but for those that `is_referred_to` by the log.
+    pub(crate) fn free_loose_pages_of(&self, owner: Owner, is_referred_to: impl Fn(u32) -> bool) {
+        let mut state = self.lock();
+        let dead = u64::from(owner.number());
+        // What was given back since it was taken may be somebody else's.
+        let others: HashSet<u32> = state.loose_pages(|found| found != dead).collect();
+        let lost: Vec<u32> = state
+            .loose_pages(|found| found == dead)
+            .filter(|page| !others.contains(page) && !is_referred_to(*page))
+            .collect();
+        for page in lost {
+            state.bitmap.set(page, 1, false);
+            state.loose.set(page, 1, false);
+            kill_point();
+            state.end_long_step();
+        }
+        for index in (0..state.loose_runs.len()).rev() {
+            if state.loose_runs[index][1] == dead {
+                state.forget_loose_run(index);
+                state.end_long_step();
+            }
+        }
         self.mirror(&state);
     }
 
@@ -511,33 +690,38 @@ impl Space {
     /// with 0xDD, so that tests notice whoever still reads them.
     pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, overwrite: bool) -> Result<u64> {
         let mut state = self.lock();
-        let (mut freed, mut awaited, mut overwritten) = (0, Room::default(), Ok(()));
-        let mut kept = 0;
-        for index in 0..state.retired.len() {
-            let item = Retired::decode(state.retired[index]);
-            let is_held = item.is_held(pins);
-            // As long as no base of `death` or later is durable, recovery may go back to one that refers to these
-            // pages, or replay records that do.
-            if is_held || item.death > durable_version {
-                if !is_held {
-                    awaited = awaited.and(item.room());
-                }
-                state.retired[kept] = item.encode();
-                kept += 1;
+        assert_eq!(state.staged, 0, "nothing is freed while a tree is published");
+        // As long as no base of `death` or later is durable, recovery may go back to one that refers to these pages, or
+        // replay records that do.
+        let is_kept = |item: &Retired| item.is_held(pins) || item.death > durable_version;
+        let awaited = state.all_retired().filter(|item| is_kept(item) && !item.is_held(pins));
+        // Before anything is free: whoever dies in the middle leaves too little counted, not too much.
+        state.awaited = awaited.fold(Room::default(), |room, item| room.and(item.room()));
+        let (mut freed, mut overwritten, mut index) = (0, Ok(()), 0);
+        while let Some(&stored) = state.retired.get(index) {
+            let item = Retired::decode(stored);
+            if is_kept(&item) {
+                index += 1;
                 continue;
             }
             freed += item.pages as u64;
             state.bitmap.set(item.page, item.pages, false);
+            state.retired_pages -= item.pages as u64;
+            let last = state.retired.len() - 1;
+            if index < last {
+                let moved = state.retired[last];
+                state.retired.put(index, moved);
+            }
+            kill_point();
+            state.retired.resize(last, StoredRetired::default());
+            state.end_long_step();
             if overwrite {
                 let rubbish = vec![0xDD; item.pages as usize * PAGE_BYTES];
                 let offset = item.page as u64 * PAGE_BYTES as u64;
-                // An error must not leave the counts half changed.
+                // An error must not leave the rest as it is.
                 overwritten = overwritten.and(self.file.write_at(&rubbish, offset));
             }
         }
-        state.retired.resize(kept, StoredRetired::default());
-        state.retired_pages -= freed;
-        state.awaited = awaited;
         self.mirror(&state);
         overwritten
             .map(|()| freed)
@@ -549,9 +733,10 @@ impl Space {
     pub(crate) fn save(&self, previous: SavedBitmap, pages: &Pages) -> Result<(SavedBitmap, u32)> {
         let mut state = self.lock();
         let (page, count) = self.room_for_bitmap(&mut state, pages)?;
-        state.for_bitmap = (0, 0);
+        // Until it is what counts. Whoever dies before that leaves the place to the next one.
+        state.for_bitmap = (page, count);
         let mut durable = state.bitmap.copy();
-        for item in state.retired.iter().map(|&stored| Retired::decode(stored)) {
+        for item in state.all_retired() {
             durable.set(item.page, item.pages, false);
         }
         durable.set(previous.page, previous.pages, false);
@@ -611,6 +796,11 @@ impl Space {
     /// meta page needs any more take the next one.
     pub(crate) fn saved(&self, bitmap: SavedBitmap, end: u32) {
         let mut state = self.lock();
+        if state.saved == (bitmap.page, bitmap.pages) {
+            // Somebody died right after this.
+            return;
+        }
+        state.for_bitmap = (0, 0);
         state.durable_ends = [state.durable_ends[1], end];
         let old = std::mem::replace(&mut state.saved, (bitmap.page, bitmap.pages));
         if old.1 == 0 {
@@ -677,21 +867,21 @@ impl Space {
         Ok(())
     }
 
-    fn cut_file(&self, state: &mut State<'_>, slack: Slack) -> Result<()> {
+    fn cut_file(&self, state: &mut Locked<'_>, slack: Slack) -> Result<()> {
         let [older, newer] = state.durable_ends;
         let surplus = self.surplus(state, older.max(newer).max(state.bitmap.end_of_used()));
         if surplus <= slack.pages(&state.bitmap) {
             return Ok(());
         }
         let pages = state.bitmap.pages() - surplus as u32;
+        state.cut(pages);
+        self.mirror(state);
+        // First it is known, then it is done: whoever dies in between leaves a file that is longer than it must be.
+        state.end_step();
+        self.head().preloaded.fetch_min(pages as u64, Ordering::Relaxed);
         self.file
             .set_len(pages as u64 * PAGE_BYTES as u64)
-            .map_err(|error| Error::io("shrinking the data file", error))?;
-        self.head().preloaded.fetch_min(pages as u64, Ordering::Relaxed);
-        state.bitmap.cut(pages);
-        state.loose.cut(pages);
-        self.mirror(state);
-        Ok(())
+            .map_err(|error| Error::io("shrinking the data file", error))
     }
 
     /// Bytes of the pages in use, those that are only retired not counted.
@@ -718,7 +908,6 @@ impl Space {
         let mut used = state.bitmap.copy();
         // Nothing is there yet.
         used.set(state.for_bitmap.0, state.for_bitmap.1, false);
-        let retired = state.retired.iter().map(|&stored| Retired::decode(stored));
-        (used, state.loose.copy(), retired.collect())
+        (used, state.loose.copy(), state.all_retired().collect())
     }
 }

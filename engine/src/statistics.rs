@@ -3,11 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use duramen_io::Owner;
+
 use crate::core::Core;
 use crate::error::Result;
 use crate::full_key::{CATALOG, FullRange};
 use crate::limits::PAGE_BYTES;
 use crate::map::map_id;
+use crate::processes::ProcessEntry;
 use crate::region::GenerationState;
 use crate::snapshot::{Pinned, Purpose};
 use crate::store::Store;
@@ -46,6 +49,8 @@ pub struct Statistics {
     pub generations: GenerationStatistics,
     /// Open snapshots, transactions and streams.
     pub snapshots: Vec<SnapshotStatistics>,
+    /// The processes that have the store open.
+    pub processes: Vec<ProcessStatistics>,
     /// Memory by part, without the kernel's page cache.
     pub memory: MemoryStatistics,
     /// Counts since the store was opened.
@@ -92,6 +97,18 @@ pub struct SnapshotStatistics {
     pub ended: bool,
 }
 
+/// A process that has the store open.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ProcessStatistics {
+    /// Its process id, as it sees it: in another container it has another one.
+    pub process: u32,
+    /// How long it has had the store open.
+    pub age: Duration,
+    /// Whether it is the one that asks.
+    pub is_this: bool,
+}
+
 /// Memory by part, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
@@ -135,6 +152,7 @@ impl Store {
             base_commit: version.base_commit,
             // Before the pins of `maps` are taken: they are not the user's.
             snapshots: core.snapshot_figures(),
+            processes: core.process_figures(),
             maps: self.map_figures()?,
             page_bytes: PAGE_BYTES as u64,
             pages: figures.file_pages,
@@ -191,6 +209,16 @@ impl Core {
             live += entry.tail.load(Ordering::Relaxed);
         }
         (bytes, live, generations)
+    }
+
+    fn process_figures(&self) -> Vec<ProcessStatistics> {
+        let (now, me) = (self.platform.clock.wall(), self.region.me());
+        let figures = |(owner, entry): (Owner, &ProcessEntry)| ProcessStatistics {
+            process: entry.process.load(Ordering::Relaxed),
+            age: now.saturating_sub(Duration::from_millis(entry.since.load(Ordering::Relaxed))),
+            is_this: owner == me,
+        };
+        self.region.processes().map(figures).collect()
     }
 
     fn snapshot_figures(&self) -> Vec<SnapshotStatistics> {

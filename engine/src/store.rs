@@ -319,6 +319,7 @@ impl Opened {
     }
 
     fn close(&self) -> Result<()> {
+        self.core.own()?;
         // From here on other handles are refused; whoever is committing has the lock.
         if self.core.closed.swap(true, Ordering::SeqCst) {
             return Err(Reason::Closed.into());
@@ -352,6 +353,12 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        if self.core.region.is_forked() {
+            // The threads are not here, and must not even be let go of.
+            let threads = self.threads.get_mut().unwrap_or_else(|e| e.into_inner());
+            std::mem::forget(std::mem::take(threads));
+            return;
+        }
         // Nobody is there to hear of an error; the log has everything.
         if !self.core.closed.load(Ordering::Acquire) {
             let _ = self.close();

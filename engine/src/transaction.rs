@@ -1131,6 +1131,10 @@ impl Transaction {
 impl Drop for Transaction {
     fn drop(&mut self) {
         let core = self.pinned.handle.core.clone();
+        if core.region.is_forked() {
+            // All of it is the parent's, who goes on with it.
+            return;
+        }
         if !self.finished {
             for root in self.layers.iter().filter_map(Layer::run) {
                 // The pages are only lost until the store is opened again.

@@ -7,10 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use duramen_engine::planted::{kill_at, kill_points_left};
+use duramen_engine::planted::{PlantedBug, kill_at, kill_points_left, plant};
 use duramen_engine::{Batch, Durability, Maintenance, Map, Options, Store, TransactionOptions};
 
 const PATH: &str = "DURAMEN_KILLED_PATH";
@@ -123,7 +125,7 @@ impl State {
                 let (low, high) = (key(number), (number % KEYS + 3).to_be_bytes());
                 self.pairs.retain(|key, _| !(low..high).contains(key));
             }
-            _ => (0..5).for_each(|offset| drop(self.pairs.insert(key(number + offset), number))),
+            _ => self.pairs.extend((0..5).map(|offset| (key(number + offset), number))),
         }
     }
 
@@ -218,20 +220,17 @@ fn number_from_environment(name: &str, otherwise: u64) -> u64 {
     given.unwrap_or(otherwise)
 }
 
-#[test]
-fn process_killed_wherever_it_leaves_something_half_done_harms_nobody() {
-    let seed = number_from_environment("DURAMEN_SEED", fastrand::u64(..));
-    println!("DURAMEN_SEED={seed}");
-    let mut rng = fastrand::Rng::with_seed(seed);
+/// Kills a process again and again, each time somewhere else, and looks after each kill.
+fn kill_again_and_again(rounds: u64, rng: &mut fastrand::Rng) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("store");
-    let maps = Maps::of(options().open(&path).expect("a store"));
-    let mine = maps.store.map("mine").expect("a map");
+    // A store that is wrong is not closed on the way out.
+    let maps = ManuallyDrop::new(Maps::of(options().open(&path).expect("a store")));
+    let mine = ManuallyDrop::new(maps.store.map("mine").expect("a map"));
     let (told, _) = live(&path, i64::MAX as u64, 0);
     let points = *told.last().expect("the number of points");
-    println!("{points} points in a life");
     let (mut steps, mut kills) = (STEPS, 0);
-    for round in 0..number_from_environment("DURAMEN_KILL_POINTS", 80) {
+    for round in 0..rounds {
         let (told, is_killed) = live(&path, rng.u64(1..=points), steps);
         let acknowledged = match is_killed {
             true => told.last().copied().unwrap_or(steps),
@@ -247,18 +246,57 @@ fn process_killed_wherever_it_leaves_something_half_done_harms_nobody() {
             "round {round}: after step {acknowledged}"
         );
         steps = acknowledged + (found != without) as u64;
-        if round % 5 == 4 {
+        if round % 3 == 2 {
             maps.store.maintain().expect("a fold");
             assert!(State::found(&maps) == found);
-            let report = maps.store.check(&mut |_| ()).expect("a check");
-            assert_eq!(report.problems, [""; 0], "round {round}");
+            assert_sound(&maps.store);
+            let figures = maps.store.stat().expect("figures");
+            assert_eq!(
+                (figures.processes.len(), figures.snapshots.len()),
+                (1, 0),
+                "the dead are buried"
+            );
+            assert_eq!(figures.unfolded_operations, 0, "nothing is promised to the dead");
         }
     }
+    println!("{points} points in a life, {kills} kills");
     assert!(kills > 0);
     let found = State::found(&maps);
-    drop((mine, maps));
+    drop(ManuallyDrop::into_inner(mine));
+    drop(ManuallyDrop::into_inner(maps));
     let maps = Maps::of(options().open(&path).expect("a store"));
     assert!(State::found(&maps) == found);
-    let report = maps.store.check(&mut |_| ()).expect("a check");
+    assert_sound(&maps.store);
+}
+
+fn assert_sound(store: &Store) {
+    let report = store.check(&mut |_| ()).expect("a check");
     assert_eq!(report.problems, [""; 0]);
+}
+
+fn rng() -> fastrand::Rng {
+    let seed = number_from_environment("DURAMEN_SEED", fastrand::u64(..));
+    println!("DURAMEN_SEED={seed}");
+    fastrand::Rng::with_seed(seed)
+}
+
+#[test]
+fn process_killed_wherever_it_leaves_something_half_done_harms_nobody() {
+    kill_again_and_again(number_from_environment("DURAMEN_KILL_POINTS", 80), &mut rng());
+}
+
+#[test]
+fn repairs_that_are_left_out_are_noticed() {
+    let mut rng = rng();
+    for bug in [
+        PlantedBug::CommitNotFinished,
+        PlantedBug::AllocatorNotUndone,
+        PlantedBug::TreeNotGivenUp,
+        PlantedBug::TreeNotPutInOrder,
+    ] {
+        plant(Some(bug));
+        let ran = catch_unwind(AssertUnwindSafe(|| kill_again_and_again(300, &mut rng)));
+        plant(None);
+        assert!(ran.is_err(), "nothing was noticed of {bug:?}");
+    }
 }

@@ -365,6 +365,167 @@ fn version_is_read_whole_whenever_its_publisher_dies() {
     assert_fails("a version in the place that is read", 3, || model(Flaw::SamePlace));
 }
 
+mod takeover {
+    //! Mirrors `Region::take_from_dead`, `WordLock::take_over`, and the end of `Core::bury` with `Seat::sit`: a process has died
+    //! with a lock; two others notice it. One takes the lock over, and frees the dead one's place, in which a process sits
+    //! down that takes the lock by the same number.
+
+    use super::*;
+
+    const FREE: u64 = 0;
+    /// Number of the place of the dead one, and of the one that comes after it.
+    const PLACE: u64 = 7;
+
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub enum Flaw {
+        None,
+        /// Whoever takes over does not keep others from freeing the place between its look and its taking.
+        NoBurial,
+        /// The place is freed while others may be between their look and their taking.
+        FreesAnyTime,
+        /// The place is freed although a lock names it.
+        LeavesLocked,
+        /// The guarded words are not put in order.
+        NoRepair,
+    }
+
+    struct Place {
+        lock: AtomicU64,
+        attached: AtomicU64,
+        alive: AtomicU64,
+        /// Nonzero: held. A lock with a guard would be in the way of a model that is to fail.
+        burial: AtomicU64,
+        /// What the lock guards: equal, but for what the dead one had begun.
+        guarded: [UnsafeCell<u64>; 2],
+        is_wrong: AtomicU64,
+        flaw: Flaw,
+    }
+
+    impl Place {
+        fn is_dead(&self) -> bool {
+            self.attached.load(Ordering::Acquire) == 1 && self.alive.load(Ordering::Acquire) == 0
+        }
+
+        /// Takes the lock over from the dead one, if it has it.
+        fn take_over(&self, me: u64) -> bool {
+            let take = || {
+                self.lock
+                    .compare_exchange(PLACE, me, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            };
+            if self.flaw == Flaw::NoBurial {
+                return self.is_dead() && take();
+            }
+            self.hold_burial();
+            let is_taken = self.is_dead() && take();
+            self.burial.store(0, Ordering::Release);
+            is_taken
+        }
+
+        fn hold_burial(&self) {
+            while self
+                .burial
+                .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+                .is_err()
+            {
+                thread::yield_now();
+            }
+        }
+
+        fn repair(&self) {
+            if self.flaw != Flaw::NoRepair {
+                // SAFETY: that nobody else is here is what loom checks.
+                self.guarded[1].with_mut(|word| unsafe { *word = self.guarded[0].with(|other| *other) });
+            }
+        }
+
+        fn work(&self) {
+            for word in &self.guarded {
+                // SAFETY: as above.
+                word.with_mut(|word| unsafe { *word += 1 });
+            }
+            // SAFETY: as above.
+            let [one, other] = self.guarded.each_ref().map(|word| word.with(|word| unsafe { *word }));
+            if one != other {
+                self.is_wrong.store(1, Ordering::Relaxed);
+            }
+        }
+
+        fn try_work(&self, me: u64) {
+            let taken = self
+                .lock
+                .compare_exchange(FREE, me, Ordering::Acquire, Ordering::Relaxed);
+            let is_repaired = taken.is_err() && self.take_over(me);
+            if is_repaired {
+                self.repair();
+            }
+            if taken.is_ok() || is_repaired {
+                self.work();
+                self.lock.store(FREE, Ordering::Release);
+            }
+        }
+
+        /// Frees the place, if its owner is dead, and lets somebody sit down there.
+        fn bury(&self) {
+            if !self.is_dead() {
+                return;
+            }
+            if self.flaw != Flaw::FreesAnyTime {
+                self.hold_burial();
+            }
+            let is_named = self.lock.load(Ordering::Acquire) == PLACE && self.flaw != Flaw::LeavesLocked;
+            if !is_named {
+                self.attached.store(0, Ordering::Release);
+            }
+            if self.flaw != Flaw::FreesAnyTime {
+                self.burial.store(0, Ordering::Release);
+            }
+            if is_named {
+                return;
+            }
+            self.alive.store(1, Ordering::Release);
+            self.attached.store(1, Ordering::Release);
+            self.try_work(PLACE);
+        }
+    }
+
+    pub fn model(flaw: Flaw) {
+        let place = Arc::new(Place {
+            lock: AtomicU64::new(PLACE),
+            attached: AtomicU64::new(1),
+            alive: AtomicU64::new(0),
+            burial: AtomicU64::new(0),
+            guarded: [UnsafeCell::new(1), UnsafeCell::new(0)],
+            is_wrong: AtomicU64::new(0),
+            flaw,
+        });
+        let waiter = place.clone();
+        let waiter = thread::spawn(move || waiter.try_work(1));
+        place.bury();
+        place.try_work(2);
+        place.bury();
+        waiter.join().unwrap();
+        let is_wrong = place.is_wrong.load(Ordering::Relaxed) != 0;
+        assert!(!is_wrong, "what the dead one had begun is still so");
+        // Nobody is left who could be inside.
+        assert_eq!(place.lock.load(Ordering::Acquire), FREE, "the lock is lost");
+    }
+}
+
+#[test]
+fn lock_of_a_dead_process_is_taken_over_once_and_never_from_the_one_in_its_place() {
+    use takeover::{Flaw, model};
+    explore(3, || model(Flaw::None));
+    assert_fails("a look at who is alive that others do not respect", 3, || {
+        model(Flaw::NoBurial)
+    });
+    assert_fails("a place that is freed at any time", 3, || model(Flaw::FreesAnyTime));
+    assert_fails("a place that is freed while a lock names it", 3, || {
+        model(Flaw::LeavesLocked)
+    });
+    assert_fails("what is guarded is left as it is", 3, || model(Flaw::NoRepair));
+}
+
 mod group_sync {
     //! Mirrors `Core::wait_synced`, `sync_log` and `announce_synced` of `commit.rs`. The futex waits for ever here: the
     //! engine's timeout is for processes that died, and must not be what gets anybody on.

@@ -45,6 +45,16 @@ impl Retired {
         ]
     }
 
+    /// Pages that a commit brought and that a tree is about to hold: they only lose that mark when it is published.
+    pub(super) fn encode_adopted(page: u32, pages: u32) -> StoredRetired {
+        [page as u64 | (pages as u64) << 32, ADOPTED, 0]
+    }
+
+    /// The pages of such an element, if it is one.
+    pub(super) fn decode_adopted([pages, birth, _]: StoredRetired) -> Option<(u32, u32)> {
+        (birth == ADOPTED).then_some((pages as u32, (pages >> 32) as u32))
+    }
+
     pub(super) fn decode([pages, birth, death]: StoredRetired) -> Retired {
         Retired {
             page: pages as u32,
@@ -61,6 +71,8 @@ impl Retired {
 pub(super) type StoredRetired = [u64; 3];
 
 const LOGGED: u64 = 1 << 63;
+/// No page was born then.
+const ADOPTED: u64 = u64::MAX;
 
 /// Bytes that the list of retired pages reserves at most.
 const RETIRED_BYTES_MAX: u64 = DATA_PAGES_MAX * size_of::<StoredRetired>() as u64 / 4 * 5;

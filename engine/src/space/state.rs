@@ -1,23 +1,29 @@
 //! What the allocator knows while its lock is held: the pages, what the running fold took, and where free ones are found.
 //! When the lock is let go, the numbers go back to the shared region.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::Ordering;
 
-use duramen_io::WordLockGuard;
+use duramen_io::{Owner, WordLockGuard};
 
 use super::Want;
-use super::retired::StoredRetired;
+use super::retired::{Retired, StoredRetired};
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared, Words};
 use crate::error::Result;
 use crate::limits::BRANCH_PAGES;
+use crate::planted::kill_point;
 use crate::promises::Room;
 use crate::region::{SPACE_COUNTS, SpaceHead};
 use crate::shared_array::SharedArray;
+use crate::undo::UndoLog;
 
 impl Words for SharedArray<'_, u64> {
     fn set_len(&mut self, count: usize) {
         self.resize(count, 0);
+    }
+
+    fn will_change(&mut self, range: Range<usize>) {
+        self.note_words(range);
     }
 }
 
@@ -27,7 +33,16 @@ pub(super) struct State<'a> {
     pub(super) bitmap: Bitmap<SharedArray<'a, u64>>,
     /// Used pages that no base refers to yet: values and runs of commits that are not folded or not even made.
     pub(super) loose: Bitmap<SharedArray<'a, u64>>,
+    /// Where a process took loose pages that were loose when a tree was last published, or since: page and pages, and whose
+    /// they are. Some of them may be free, or somebody else's, by now. Empty where nobody else can have the store open.
+    pub(super) loose_runs: SharedArray<'a, [u64; 2]>,
+    /// Pages that a tree took which is being written: a bit for each.
+    pub(super) taken_bits: SharedArray<'a, u64>,
+    /// Those that are, and behind them those that a tree will retire whose publication is being prepared, or has just
+    /// happened, and what commits brought that is in it.
     pub(super) retired: SharedArray<'a, StoredRetired>,
+    /// How many of the last elements of `retired` are not retired yet.
+    pub(super) staged: u64,
     pub(super) retired_pages: u64,
     /// Those of the retired pages that no snapshot holds.
     pub(super) awaited: Room,
@@ -74,7 +89,8 @@ impl State<'_> {
                     .into_iter()
                     .flat_map(|(page, count)| [page, count].map(u64::from)),
             )
-            .chain(self.durable_ends.map(u64::from));
+            .chain(self.durable_ends.map(u64::from))
+            .chain([self.staged]);
         let mut counts = StoredCounts::default();
         counts
             .iter_mut()
@@ -110,6 +126,7 @@ impl State<'_> {
         [self.retired_pages, self.taken_value_pages, self.taken_beyond] = [(); 3].map(|()| next());
         [self.for_bitmap, self.saved] = [(); 2].map(|()| (next() as u32, next() as u32));
         self.durable_ends = [(); 2].map(|()| next() as u32);
+        self.staged = next();
     }
 }
 
@@ -117,6 +134,7 @@ impl State<'_> {
 pub(super) struct Locked<'a> {
     pub(super) state: State<'a>,
     pub(super) head: &'a SpaceHead,
+    pub(super) undo: &'a UndoLog,
     pub(super) _guard: WordLockGuard<'a>,
 }
 
@@ -134,10 +152,31 @@ impl<'a> DerefMut for Locked<'a> {
     }
 }
 
+impl Locked<'_> {
+    /// What was done so far stands, whoever dies; what comes is another step.
+    pub(super) fn end_step(&mut self) {
+        kill_point();
+        let next = self.head.step.load(Ordering::Relaxed) + 1;
+        let places = self.head.counts[next as usize % 2].iter().zip(self.state.counts());
+        places.for_each(|(place, count)| place.store(count, Ordering::Relaxed));
+        kill_point();
+        // Release: all of it is there for whoever sees the number.
+        self.head.step.store(next, Ordering::Release);
+        kill_point();
+        self.undo.begin(next);
+    }
+
+    /// Ends a step that has changed much already, before there is no room to note more.
+    pub(super) fn end_long_step(&mut self) {
+        if self.undo.is_nearly_full() {
+            self.end_step();
+        }
+    }
+}
+
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        let places = self.head.counts.iter().zip(self.state.counts());
-        places.for_each(|(place, count)| place.store(count, Ordering::Relaxed));
+        self.end_step();
     }
 }
 
@@ -256,6 +295,7 @@ impl State<'_> {
     pub(super) fn reserve_bits(&mut self, pages: u64) -> Result<()> {
         let words = pages.div_ceil(64) as usize;
         self.bitmap.words().reserve(words)?;
+        self.taken_bits.reserve(words)?;
         self.loose.words().reserve(words)
     }
 
@@ -263,8 +303,75 @@ impl State<'_> {
     pub(super) fn give_back_memory(&mut self) -> Result<()> {
         let pages = self.bitmap.pages() as usize;
         self.bitmap.words().shrink(pages.div_ceil(64))?;
+        self.taken_bits.shrink(pages.div_ceil(64))?;
         self.loose.words().shrink(pages.div_ceil(64))?;
         self.retired.shrink(pages)
+    }
+
+    /// Notes whose loose pages these are.
+    pub(super) fn note_loose_run(&mut self, page: u32, count: u32, owner: Owner) -> Result<()> {
+        self.loose_runs.reserve(self.loose_runs.len() + 1)?;
+        self.loose_runs
+            .append(&[[page as u64 | (count as u64) << 32, owner.number().into()]]);
+        Ok(())
+    }
+
+    /// The loose pages of those whose owner is chosen.
+    pub(super) fn loose_pages(&self, is_chosen: impl Fn(u64) -> bool) -> impl Iterator<Item = u32> {
+        let chosen = self.loose_runs.iter().filter(move |[_, owner]| is_chosen(*owner));
+        let pages = chosen.flat_map(|&[run, _]| run as u32..run as u32 + (run >> 32) as u32);
+        pages.filter(|&page| page < self.loose.pages() && self.loose.is_used(page))
+    }
+
+    /// Forgets a run.
+    pub(super) fn forget_loose_run(&mut self, index: usize) {
+        let last = self.loose_runs.len() - 1;
+        if index < last {
+            let moved = self.loose_runs[last];
+            self.loose_runs.put(index, moved);
+        }
+        self.loose_runs.resize(last, [0; 2]);
+    }
+
+    /// Whether any page of a run is loose.
+    pub(super) fn is_any_loose(&self, [run, _]: [u64; 2]) -> bool {
+        let end = (run as u32 + (run >> 32) as u32).min(self.loose.pages());
+        (run as u32..end).any(|page| self.loose.is_used(page))
+    }
+
+    /// How many elements of `retired` are.
+    pub(super) fn retired_count(&self) -> usize {
+        self.retired.len() - self.staged as usize
+    }
+
+    /// Those that are retired.
+    pub(super) fn all_retired(&self) -> impl Iterator<Item = Retired> {
+        let stored = &self.retired[..self.retired_count()];
+        stored.iter().map(|&stored| Retired::decode(stored))
+    }
+
+    /// Notes which pages a tree takes that is being written, or gives back.
+    pub(super) fn mark_taken(&mut self, page: u32, count: u32, taken: bool) {
+        let (first, end) = (page as usize, page as usize + count as usize);
+        self.taken_bits.note_words(first / 64..end.div_ceil(64));
+        for page in first..end {
+            let mask = 1 << (page % 64);
+            let word = &mut self.taken_bits[page / 64];
+            *word = if taken { *word | mask } else { *word & !mask };
+        }
+    }
+
+    /// Makes the file longer or shorter in what is known of it.
+    pub(super) fn extend(&mut self, more: u32) {
+        self.bitmap.extend(more);
+        self.loose.extend(more);
+        self.taken_bits.resize((self.bitmap.pages() as usize).div_ceil(64), 0);
+    }
+
+    pub(super) fn cut(&mut self, pages: u32) {
+        self.bitmap.cut(pages);
+        self.loose.cut(pages);
+        self.taken_bits.resize((pages as usize).div_ceil(64), 0);
     }
 
     /// Pages of the published base, its values, and what commits brought.
@@ -292,7 +399,7 @@ mod tests {
         let free: Vec<u32> = (0..before).filter(|&page| !state.bitmap.is_used(page)).collect();
         free.iter().for_each(|&page| state.bitmap.set(page, 1, true));
         state.reserve(u64::from(PAGES)).expect("memory");
-        state.bitmap.extend(PAGES - before);
+        state.extend(PAGES - before);
         for page in (before..PAGES).step_by(10) {
             state.bitmap.set(page, 1, true);
         }
@@ -304,7 +411,7 @@ mod tests {
         let found = found.collect();
         // As it was, for the store to close.
         state.bitmap.set(before, PAGES - before, false);
-        state.bitmap.cut(before);
+        state.cut(before);
         free.iter().for_each(|&page| state.bitmap.set(page, 1, false));
         found
     }

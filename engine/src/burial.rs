@@ -1,0 +1,188 @@
+//! What a dead process had of a store that others share: locks, snapshots, log files that it prepared, room that it was
+//! promised, and its place among the processes. Whoever notices the death gives all of it back, within about a second.
+//!
+//! Nobody waits for this: who needs a lock that a dead process has takes it over at once, in the same way. What is done
+//! here once more does no harm, because whoever does it may die as well.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+use duramen_io::{OpenMode, Owner, WordLock, wake};
+
+use crate::base::{self, Extent};
+use crate::commit::{NOT_EXCLUSIVE, is_token_of};
+use crate::core::{Core, with_source};
+use crate::error::{Error, Result};
+use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
+use crate::planted::kill_point;
+use crate::region::{GenerationEntry, GenerationState};
+use crate::view::decode_root;
+
+impl Core {
+    /// Looks for processes that have died, and gives back what they had.
+    pub(crate) fn bury_the_dead(&self) {
+        if !self.settings.is_shared {
+            return;
+        }
+        let is_dead = |owner: Owner| owner != self.region.me() && !self.region.seat().is_alive(owner);
+        let dead: Vec<Owner> = self
+            .region
+            .processes()
+            .map(|(owner, _)| owner)
+            .filter(|&owner| is_dead(owner))
+            .collect();
+        if dead.is_empty() {
+            return;
+        }
+        let Some(burying) = self.control().burial_lock.0.try_lock(self.region.me()) else {
+            return self.region.free_if_dead(&self.control().burial_lock.0, || ());
+        };
+        // Somebody else may have buried one meanwhile, and another process may sit in its place.
+        for owner in dead
+            .into_iter()
+            .filter(|&owner| self.region.process(owner).is_attached() && is_dead(owner))
+        {
+            self.bury(owner);
+        }
+        drop(burying);
+        self.report_progress();
+    }
+
+    fn bury(&self, owner: Owner) {
+        self.free_locks_of_the_dead();
+        self.control().names_synced.store(0, Ordering::Release);
+        let prepared = self.region.generations();
+        for (slot, entry) in prepared.filter(|(_, entry)| entry.is_prepared_by(owner)) {
+            self.give_up_preparing(slot, entry);
+        }
+        let exclusive = &self.control().exclusive.0;
+        let token = exclusive.load(Ordering::Acquire);
+        if is_token_of(owner, token) {
+            let _ = exclusive.compare_exchange(token, NOT_EXCLUSIVE, Ordering::AcqRel, Ordering::Relaxed);
+            wake(exclusive, u32::MAX);
+        }
+        kill_point();
+        self.region.unpin_all_of(owner);
+        let Ok(Some(maintenance)) = self.try_hold_maintenance() else {
+            // Somebody folds just now: another time.
+            return;
+        };
+        self.free_loose_pages(owner);
+        let entry = self.region.process(owner);
+        entry.forget_promised();
+        kill_point();
+        self.recount_promises();
+        drop(maintenance);
+        entry.reading.store(0, Ordering::SeqCst);
+        // Who is about to take a lock over has looked who is dead, and must find the same one in this place until it has.
+        let Some(burial) = self.region.seat().bury() else {
+            return;
+        };
+        // Somebody else may have been taking over just when one of the locks was to be freed: then another time.
+        if !self.has_locks(owner) {
+            entry.leave();
+        }
+        drop(burial);
+    }
+
+    /// Whether any lock names a process. One that takes its place would be taken for it.
+    fn has_locks(&self, owner: Owner) -> bool {
+        let control = self.control();
+        let locks = [
+            &control.sync_lock,
+            &control.data_sync_lock,
+            &control.preparing_lock,
+            &control.commit_lock,
+            &control.maintenance_lock,
+            &control.space.lock,
+            &control.growth_lock,
+            &control.burial_lock,
+        ];
+        locks.into_iter().any(|lock| lock.0.holder() == Some(owner))
+    }
+
+    /// Takes all locks that dead processes have, in the order in which each can be put in order with those before it, and
+    /// lets go of them.
+    fn free_locks_of_the_dead(&self) {
+        let control = self.control();
+        self.region.free_locks_of_dead();
+        self.space.free_lock_of_dead();
+        let free = |lock: &WordLock, repair: &dyn Fn()| self.region.free_if_dead(lock, repair);
+        free(&control.sync_lock.0, &|| self.repair_sync());
+        if self.is_told_of_data_sync() {
+            free(&control.data_sync_lock.0, &|| ());
+        }
+        free(&control.preparing_lock.0, &|| ());
+        free(&control.commit_lock.0, &|| self.repair_commits());
+        free(&control.maintenance_lock.0, &|| self.repair_maintenance());
+    }
+
+    /// Frees pages of long values and of runs that never came into the log.
+    fn free_loose_pages(&self, owner: Owner) {
+        if !self.space.has_loose_runs(owner) {
+            return;
+        }
+        match self.pages_in_log() {
+            Ok(referred_to) => self
+                .space
+                .free_loose_pages_of(owner, |page| referred_to.contains(&page)),
+            // They are only lost until the store is opened anew, and whoever reads what is damaged says so.
+            Err(error) => self.note_fold_error(Some(error)),
+        }
+    }
+
+    /// Pages that records refer to which are not folded. With the maintenance lock; those that come meanwhile are of the
+    /// living.
+    fn pages_in_log(&self) -> Result<HashSet<u32>> {
+        let mut pages = HashSet::new();
+        for &slot in &self.region.version().generations {
+            let end = self.entry(slot).tail.load(Ordering::Acquire);
+            // SAFETY: below the end of the records everything was written, and while the caller has the maintenance lock no
+            // generation goes.
+            let bytes = unsafe { self.log_view(slot)?.bytes(0, end) };
+            let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
+            let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;
+            scan(bytes, &header, |_, _, body| {
+                for operation in Operations::of(body) {
+                    let (_, operation) = operation?;
+                    self.note_pages(&mut pages, operation)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(pages)
+    }
+
+    fn note_pages(&self, pages: &mut HashSet<u32>, operation: Operation<'_>) -> Result<()> {
+        let run = match operation.kind {
+            OperationKind::PutExtent => {
+                let extent = Extent::decode(operation.value.try_into().expect("checked on decode"));
+                pages.extend(extent.page..extent.page + extent.pages());
+                return Ok(());
+            }
+            OperationKind::Run => decode_root(operation.value),
+            OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => return Ok(()),
+        };
+        with_source!(self, source => base::walk(source, run, &mut |visit| {
+            let (page, count) = match visit {
+                base::Visit::Page { number, pages, .. } => (number, pages),
+                base::Visit::Extent(extent) => (extent.page, extent.pages()),
+            };
+            pages.extend(page..page + count);
+            Ok(())
+        }))
+    }
+
+    /// A log file that was being made ready, or removed: it may be there or not, under a name that may last or not.
+    fn give_up_preparing(&self, slot: u16, entry: &GenerationEntry) {
+        entry.incarnation.fetch_add(1, Ordering::AcqRel);
+        if entry.memory.place().1 > 0 {
+            self.region.give_back(&entry.memory);
+        }
+        kill_point();
+        let file = self.platform.storage.open(&file_name(slot), OpenMode::Write);
+        let length = file.and_then(|file| file.len()).unwrap_or(0);
+        entry.filled.store(length, Ordering::Relaxed);
+        entry.set_state(GenerationState::Unused);
+    }
+}

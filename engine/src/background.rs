@@ -43,7 +43,8 @@ pub(crate) fn fold_loop(core: &Core) {
             let Some(mut state) = hold_to_fold(core)? else {
                 return Ok(());
             };
-            let busy = core.region.version().generations.len() > 1;
+            // A process that died may have folded and not made it durable.
+            let busy = core.region.version().generations.len() > 1 || core.is_base_ahead();
             if busy {
                 // The fold needs no new log file, and frees one.
                 unless_full(core.keep_growing_spare())?;

@@ -34,8 +34,11 @@ impl Core {
         if dead.is_empty() {
             return;
         }
-        let Some(burying) = self.control().burial_lock.0.try_lock(self.region.me()) else {
-            return self.region.free_if_dead(&self.control().burial_lock.0, || ());
+        let lock = &self.control().burial_lock.0;
+        // Whoever was at it may be dead itself.
+        self.region.free_if_dead(lock, || ());
+        let Some(burying) = lock.try_lock(self.region.me()) else {
+            return;
         };
         // Somebody else may have buried one meanwhile, and another process may sit in its place.
         for owner in dead

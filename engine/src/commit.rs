@@ -226,7 +226,7 @@ impl Core {
                 Room::Wait => {
                     drop(guard);
                     // A fold may take as long as it takes; but when none is due, nothing will make room.
-                    let nothing_to_fold = self.region.version().generations.len() == 1;
+                    let nothing_to_fold = self.region.version().generations.len() == 1 && !self.is_base_ahead();
                     rounds = if nothing_to_fold { rounds + 1 } else { 0 };
                     self.wait_for_fold(seen, rounds)?;
                     has_spare = !draft.adds_anything;

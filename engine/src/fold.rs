@@ -399,6 +399,11 @@ impl Core {
         Ok(())
     }
 
+    /// Whether the published base holds commits that the durable one does not.
+    pub(crate) fn is_base_ahead(&self) -> bool {
+        self.region.version().base_commit > self.control().durable.0.load(Ordering::Acquire)
+    }
+
     /// Makes the published base durable, if it is not.
     pub(crate) fn make_durable(&self, state: &mut MaintenanceState) -> Result<()> {
         let version = self.region.version();

@@ -75,6 +75,17 @@ pub fn kill_at(point: i64) {
     POINTS_LEFT.store(point, std::sync::atomic::Ordering::SeqCst);
 }
 
+/// The same, but there it is stopped, until somebody lets it go on.
+#[cfg(feature = "planted-bugs")]
+pub fn stop_at(point: i64) {
+    IS_STOPPED.store(true, std::sync::atomic::Ordering::SeqCst);
+    kill_at(point);
+}
+
+/// Whether it is stopped where it would be killed.
+#[cfg(feature = "planted-bugs")]
+static IS_STOPPED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
 /// How many such places are left, for who wants to know how many there are.
 #[cfg(feature = "planted-bugs")]
 pub fn kill_points_left() -> i64 {
@@ -88,7 +99,11 @@ pub(crate) fn kill_point() {
     use std::sync::atomic::Ordering::SeqCst;
     // Compared first: other threads are at such places too, and most programs have nothing planted.
     if POINTS_LEFT.load(SeqCst) > 0 && POINTS_LEFT.fetch_sub(1, SeqCst) == 1 {
-        duramen_io::kill_this_process();
+        if IS_STOPPED.load(SeqCst) {
+            duramen_io::stop_this_process();
+        } else {
+            duramen_io::kill_this_process();
+        }
     }
 }
 

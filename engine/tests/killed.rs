@@ -12,15 +12,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use duramen_engine::planted::{PlantedBug, kill_at, kill_points_left, plant};
-use duramen_engine::{Batch, Durability, Maintenance, Map, Options, Store, TransactionOptions};
+use duramen_engine::planted::{PlantedBug, kill_at, kill_points_left, plant, stop_at};
+use duramen_engine::{Batch, Durability, Kind, Maintenance, Map, Options, Reason, Store, TransactionOptions};
 
 const PATH: &str = "DURAMEN_KILLED_PATH";
 const POINT: &str = "DURAMEN_KILLED_POINT";
 const FROM: &str = "DURAMEN_KILLED_FROM";
+const IS_STOPPED: &str = "DURAMEN_KILLED_IS_STOPPED";
 /// Steps of one life.
 const STEPS: u64 = 60;
 const KEYS: u64 = 40;
+/// A step that is one batch of short pairs.
+const SHORT_STEP: u64 = 2;
 
 fn options() -> Options {
     Options::new()
@@ -162,6 +165,14 @@ fn child_process() {
     let Ok(path) = std::env::var(PATH) else { return };
     let number = |name| std::env::var(name).expect("a number").parse::<u64>().expect("a number");
     let point = number(POINT) as i64;
+    let is_stopped = std::env::var(IS_STOPPED).is_ok();
+    if is_stopped {
+        // After opening: its first commit stops in the middle.
+        let maps = Maps::of(options().open(path).expect("a store"));
+        stop_at(point);
+        perform(&maps, SHORT_STEP).expect("a step");
+        return;
+    }
     kill_at(point);
     let maps = Maps::of(options().open(path).expect("a store"));
     let from = number(FROM);
@@ -299,4 +310,86 @@ fn repairs_that_are_left_out_are_noticed() {
         plant(None);
         assert!(ran.is_err(), "nothing was noticed of {bug:?}");
     }
+}
+
+fn after_the_short_step() -> State {
+    let mut state = State::default();
+    state.apply(SHORT_STEP);
+    state
+}
+
+/// Lets a process go on until it is stopped in the middle of its first commit.
+fn stopped_inside_a_commit(path: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args([
+        "--exact",
+        "child_process",
+        "--ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    // The first few places of a step that writes short pairs are in the allocator; the tenth is in the commit.
+    command
+        .env(PATH, path)
+        .env(POINT, "10")
+        .env(FROM, "0")
+        .env(IS_STOPPED, "");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let child = command.spawn().expect("a process");
+    let mut status = 0;
+    // SAFETY: the number of our own child, which is stopped and not ended.
+    unsafe { libc::waitpid(child.id() as libc::pid_t, &mut status, libc::WUNTRACED) };
+    assert!(libc::WIFSTOPPED(status), "it was to be stopped: {status}");
+    child
+}
+
+#[test]
+fn process_stopped_inside_a_commit_holds_up_writers_alone_and_goes_on_unharmed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    let maps = Maps::of(options().open(&path).expect("a store"));
+    maps.left.put(b"before", b"value").expect("a put");
+    // On the way out of a test that failed nobody waits for what is stopped.
+    let (maps, child) = (ManuallyDrop::new(maps), stopped_inside_a_commit(&path));
+    let error = maps.left.put(b"mine", b"value").expect_err("somebody has the lock");
+    assert!(
+        matches!(error.reason(), Reason::Busy { process, .. } if *process == child.id()),
+        "{error}"
+    );
+    assert_eq!(error.kind(), Kind::Retry);
+    // Whoever reads does not notice.
+    assert_eq!(maps.left.get(b"before").expect("a read").expect("a value"), b"value");
+    assert_eq!(maps.left.count().expect("a count"), 1);
+    // SAFETY: the number of our own child.
+    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGCONT) };
+    let output = child.wait_with_output().expect("an end");
+    assert!(output.status.success(), "it did not go on");
+    maps.left.put(b"mine", b"value").expect("a put");
+    maps.left.delete(b"mine").expect("a delete");
+    maps.left.delete(b"before").expect("a delete");
+    assert!(
+        State::found(&maps) == after_the_short_step(),
+        "its step was acknowledged"
+    );
+    assert_sound(&maps.store);
+}
+
+#[test]
+fn process_killed_after_it_was_stopped_inside_a_commit_frees_the_lock() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    let maps = Maps::of(options().open(&path).expect("a store"));
+    let mut child = stopped_inside_a_commit(&path);
+    child.kill().expect("a process");
+    child.wait().expect("its end");
+    maps.sums.put(b"mine", b"value").expect("a put");
+    maps.sums.delete(b"mine").expect("a delete");
+    let found = State::found(&maps);
+    // Its record was in the log.
+    assert!(found == after_the_short_step());
+    maps.store.maintain().expect("a fold");
+    assert_sound(&maps.store);
 }

@@ -82,6 +82,13 @@ pub fn kill_this_process() -> ! {
     std::process::abort()
 }
 
+/// Stops this process until somebody lets it go on, as `kill -STOP` does.
+pub fn stop_this_process() {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+    // Another thread may be the one that gets the signal, and this one goes on until it hears of that.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+}
+
 /// Whether a process still runs. One that has ended but was not yet collected by its parent does not. Process numbers
 /// are reused and differ between containers: this is for messages, a kernel lock proves life.
 pub fn process_is_alive(process: u32) -> bool {

@@ -34,6 +34,10 @@ impl Core {
         if dead.is_empty() {
             return;
         }
+        // Whoever is at it may wait for this, being too young to do it itself.
+        if self.is_told_of_data_sync() {
+            self.region.free_if_dead(&self.control().data_sync_lock.0, || ());
+        }
         let lock = &self.control().burial_lock.0;
         // Whoever was at it may be dead itself.
         self.region.free_if_dead(lock, || ());
@@ -112,9 +116,6 @@ impl Core {
         self.space.free_lock_of_dead();
         let free = |lock: &WordLock, repair: &dyn Fn()| self.region.free_if_dead(lock, repair);
         free(&control.sync_lock.0, &|| self.repair_sync());
-        if self.is_told_of_data_sync() {
-            free(&control.data_sync_lock.0, &|| ());
-        }
         free(&control.preparing_lock.0, &|| ());
         free(&control.commit_lock.0, &|| self.repair_commits());
         free(&control.maintenance_lock.0, &|| self.repair_maintenance());

@@ -332,3 +332,48 @@ fn those_who_share_a_store_are_listed() {
     let processes = other.stat().unwrap().processes;
     assert!(processes.len() == 1 && processes[0].is_this);
 }
+
+#[test]
+fn power_cut_takes_only_a_suffix_of_what_nobody_synced_whoever_wrote_it() {
+    for seed in 0..25 {
+        let disk = SimDisk::new(seed);
+        let stores = [open(&disk), open(&disk)];
+        let maps = stores.each_ref().map(|store| store.map("map").unwrap());
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut synced, steps) = (0, rng.u32(1..1_200));
+        for step in 0..steps {
+            let who = rng.usize(..2);
+            let value = vec![step as u8; if rng.u8(..40) == 0 { 70_000 } else { rng.usize(..400) }];
+            let is_synced = rng.u8(..20) == 0;
+            let durability = if is_synced {
+                Durability::Synced
+            } else {
+                Durability::Written
+            };
+            let map = maps[who].with_durability(durability);
+            map.put(&step.to_be_bytes(), &value).unwrap();
+            if is_synced {
+                synced = step + 1;
+            }
+            if rng.u16(..300) == 0 {
+                stores[rng.usize(..2)].maintain().unwrap();
+            }
+        }
+        let after = disk.power_cut(seed);
+        let store = open(&after);
+        let map = store.map("map").unwrap();
+        let found = map.count().unwrap() as u32;
+        assert!(
+            (synced..=steps).contains(&found),
+            "seed {seed}: {found} of {synced} to {steps}"
+        );
+        for step in 0..found {
+            let value = map.get(&step.to_be_bytes()).unwrap();
+            assert!(
+                value.is_some_and(|value| value.iter().all(|&byte| byte == step as u8)),
+                "seed {seed}: {step}"
+            );
+        }
+        assert_sound(&store);
+    }
+}

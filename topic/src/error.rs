@@ -139,6 +139,9 @@ pub enum TopicError {
         /// The name.
         name: String,
     },
+    /// The system has no thread to spare.
+    #[error("the system has no thread to spare for a dispatcher; end others, or raise the limit")]
+    NoThread,
     /// The message is no longer leased to this member.
     #[error(
         "message {offset} is no longer leased to this member: {cause}; it is delivered again to whoever asks, so forget it"
@@ -182,7 +185,7 @@ impl TopicError {
 
     fn kind(&self) -> Kind {
         match self {
-            TopicError::PublisherHeldBack { .. } => Kind::Retry,
+            TopicError::PublisherHeldBack { .. } | TopicError::NoThread => Kind::Retry,
             TopicError::TooSlow { .. } | TopicError::GroupDeleted { .. } => Kind::Closed,
             _ => Kind::FixTheCall,
         }

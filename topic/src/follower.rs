@@ -190,7 +190,7 @@ impl Drop for Follower {
 }
 
 /// Applies the policy of a subscriber. Returns what it is to pass over.
-fn pass_over(reading: &Reading<'_>, policy: SlowPolicy, position: u64) -> Result<Option<Range<u64>>> {
+pub(crate) fn pass_over(reading: &Reading<'_>, policy: SlowPolicy, position: u64) -> Result<Option<Range<u64>>> {
     match policy {
         SlowPolicy::ReadOn | SlowPolicy::HoldBack { .. } => Ok(None),
         SlowPolicy::Skip { max } => {

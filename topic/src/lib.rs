@@ -28,12 +28,14 @@ mod follower;
 mod many;
 mod subscription;
 
+mod dispatch;
 mod group;
 
 mod keeper;
 mod topic;
 mod topics;
 
+pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, SubscriberId};
 pub use error::TopicError;
 pub use follower::{SlowPolicy, SubscribeOptions};
 pub use group::{

@@ -100,6 +100,12 @@ impl Messages {
         }
     }
 
+    /// Those from an offset on.
+    pub(crate) fn since(&self, offset: u64) -> Messages {
+        let places = &self.shared.places[self.range.clone()];
+        self.part(places.partition_point(|place| place.offset < offset)..self.len())
+    }
+
     /// Those whose offsets are wanted; a copy, unless that is all of them.
     pub(crate) fn only(&self, is_wanted: impl Fn(u64) -> bool) -> Messages {
         if self.iter().all(|message| is_wanted(message.offset())) {

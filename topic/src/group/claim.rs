@@ -111,14 +111,15 @@ impl Group {
         let is_fresh = |memory: &Memory| {
             memory.garbage < GARBAGE_MAX && !memory.is_doubtful && now.saturating_sub(memory.swept) < SWEEP_EVERY
         };
-        let mut memory = match turn.take() {
-            Some(memory) if is_fresh(&memory) => memory,
-            memory => self.sweep(memory.as_ref())?,
-        };
-        // After an error the memory is gone: the rows are read again.
-        let got = self.turn_with(&mut memory, member, most)?;
-        *turn = Some(memory);
-        Ok(got)
+        if !turn.as_ref().is_some_and(is_fresh) {
+            let swept = self.sweep(turn.as_ref())?;
+            *turn = Some(swept);
+        }
+        let memory = turn.as_mut().expect("it was swept just now");
+        let got = self.turn_with(memory, member, most);
+        // After an error nobody knows how far it came. What is known of deadlines stays.
+        memory.is_doubtful |= got.is_err();
+        got
     }
 
     fn turn_with(&self, memory: &mut Memory, member: &str, most: usize) -> Result<Turn> {
@@ -218,11 +219,11 @@ impl Group {
         let mut failed = Vec::new();
         for offset in first..run.end {
             match self.single_in(tx, offset)? {
-                Some(Single::Settled) => tx.delete(states, &Single::key(self.shared.id, offset))?,
+                Some(Single::Settled { .. }) => tx.delete(states, &Single::key(self.shared.id, offset))?,
                 Some(_) => {}
                 None => failed.push((
                     offset,
-                    self.fail_in(tx, offset, 1, None, &ran_out(&run.lease), options)?,
+                    self.fail_in(tx, offset, (token, 1), None, &ran_out(&run.lease), options)?,
                 )),
             }
         }
@@ -238,7 +239,7 @@ impl Group {
     ) -> Result<Option<(u64, Failed)>> {
         match self.single_in(tx, offset)? {
             Some(Single::Again { lease, tries }) if lease.token == token => {
-                let failed = self.fail_in(tx, offset, tries, None, &ran_out(&lease), options)?;
+                let failed = self.fail_in(tx, offset, (token, tries), None, &ran_out(&lease), options)?;
                 Ok(Some((offset, failed)))
             }
             _ => Ok(None),
@@ -273,7 +274,7 @@ impl Group {
                         tries: tries + 1,
                     },
                     // Retention let it go meanwhile.
-                    false => Single::Settled,
+                    false => Single::Settled { token: 0 },
                 };
                 tx.put(
                     &home.tables.states,

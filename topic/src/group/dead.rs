@@ -137,7 +137,7 @@ impl Group {
         }
         let mut turn = locked(&self.shared.turn);
         // What is brought back is found by reading the rows.
-        *turn = None;
+        turn.iter_mut().for_each(|memory| memory.is_doubtful = true);
         let home = self.topic.home();
         home.store.transact(|tx| {
             let cursor = progress.cursor_in(tx)?;

@@ -20,6 +20,14 @@ pub(crate) enum Claim {
     Again { token: u64 },
 }
 
+impl Claim {
+    pub(crate) fn token(self) -> u64 {
+        match self {
+            Claim::Run { token, .. } | Claim::Again { token } => token,
+        }
+    }
+}
+
 /// Messages leased to a member. They are settled all together, or one by one: see [`Deliveries::into_iter`].
 ///
 /// Dropping them settles nothing: what is not settled is delivered again when the lease is over.

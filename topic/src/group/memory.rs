@@ -165,7 +165,7 @@ impl OpenSingle {
     /// A row seen at these times. `None`: it is settled.
     pub(crate) fn of(single: &Single, wall: u64, now: Duration) -> Option<OpenSingle> {
         match single {
-            Single::Settled => None,
+            Single::Settled { .. } => None,
             Single::Waits { due, delay, .. } => Some(OpenSingle::Waits {
                 due: from_wall(*due, *delay, wall, now),
                 written: *due,

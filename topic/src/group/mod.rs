@@ -352,7 +352,7 @@ fn pending(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<Vec<Pendin
 
 fn pending_single(offset: u64, single: Single) -> Option<Pending> {
     match single {
-        Single::Settled => None,
+        Single::Settled { .. } => None,
         Single::Waits { due, tries, error, .. } => Some(Pending {
             offset,
             tries,
@@ -397,7 +397,7 @@ fn first_open(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
     let mut walk = reading.snapshot.range(states, &low[..]..&high[..])?;
     while let Some((key, row)) = walk.next()? {
         match Row::decode(key, &row)? {
-            Row::Single(_, Single::Settled) => {}
+            Row::Single(_, Single::Settled { .. }) => {}
             Row::Single(offset, _) => return Ok(offset),
             Row::Run(..) => {}
         }

@@ -59,7 +59,7 @@ impl Group {
     /// Refuses to settle what the member does not have (any more).
     fn check_claim(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<()> {
         let single = self.single_in(tx, offset)?;
-        if single == Some(Single::Settled) {
+        if matches!(single, Some(Single::Settled { .. })) {
             return Err(TopicError::AlreadySettled { offset }.into());
         }
         match (claim, single) {
@@ -67,6 +67,15 @@ impl Group {
             (Claim::Run { .. }, Some(_)) => Err(lost(offset, "it failed, or was given back, before")),
             (Claim::Again { token }, Some(Single::Again { lease, .. })) if lease.token == token => Ok(()),
             (Claim::Again { .. }, _) => Err(lost(offset, "its lease ran out, or the group was reset")),
+        }
+    }
+
+    /// Whether the member still has a message, and has not settled it itself. What somebody else settled was lost before.
+    fn has_still(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<bool> {
+        match self.single_in(tx, offset)? {
+            Some(Single::Settled { token }) if token == claim.token() => Ok(false),
+            Some(Single::Settled { .. }) => Err(lost(offset, "its lease ran out, and somebody else settled it")),
+            _ => self.check_claim(tx, claim, offset).map(|()| true),
         }
     }
 
@@ -82,14 +91,18 @@ impl Group {
         let record = self.record_in(tx)?;
         self.check_claim(tx, claim, offset)?;
         match verdict {
-            Verdict::Done => self.put_single(tx, offset, &Single::Settled).map(|()| None),
+            Verdict::Done => {
+                let token = claim.token();
+                self.put_single(tx, offset, &Single::Settled { token }).map(|()| None)
+            }
             Verdict::Retry { delay, error } => {
                 let options = Group::options_of(&record);
-                self.fail_in(tx, offset, tries, delay, error, &options).map(Some)
+                self.fail_in(tx, offset, (claim.token(), tries), delay, error, &options)
+                    .map(Some)
             }
             Verdict::GiveUp { error } => {
                 let options = Group::options_of(&record);
-                self.give_up_in(tx, offset, tries, error, &options)?;
+                self.give_up_in(tx, offset, (claim.token(), tries), error, &options)?;
                 Ok(Some(Failed::GivenUp))
             }
         }
@@ -105,13 +118,13 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        tries: u32,
+        (token, tries): (u64, u32),
         delay: Option<Duration>,
         error: &str,
         options: &GroupOptions,
     ) -> Result<Failed> {
         if options.tries.is_some_and(|most| tries >= most) {
-            self.give_up_in(tx, offset, tries, error, options)?;
+            self.give_up_in(tx, offset, (token, tries), error, options)?;
             return Ok(Failed::GivenUp);
         }
         let delay = delay.unwrap_or_else(|| options.delay(tries));
@@ -130,27 +143,24 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        tries: u32,
+        (token, tries): (u64, u32),
         error: &str,
         options: &GroupOptions,
     ) -> Result<()> {
         if let Some(dead) = &options.dead_letters {
             self.bury_in(tx, dead, offset, tries, shortened(error))?;
         }
-        self.put_single(tx, offset, &Single::Settled)
+        self.put_single(tx, offset, &Single::Settled { token })
     }
 
     /// Settles all messages of a claim that the member still has.
     pub(crate) fn settle_all_in(&self, tx: &mut Transaction, claim: Claim, offsets: &[u64]) -> Result<()> {
         self.record_in(tx)?;
         let Claim::Run { first, token } = claim else {
+            let token = claim.token();
             for &offset in offsets {
-                match self.check_claim(tx, claim, offset) {
-                    Err(error) if is_settled(&error) => {}
-                    checked => {
-                        checked?;
-                        self.put_single(tx, offset, &Single::Settled)?;
-                    }
+                if self.has_still(tx, claim, offset)? {
+                    self.put_single(tx, offset, &Single::Settled { token })?;
                 }
             }
             return Ok(());
@@ -161,7 +171,7 @@ impl Group {
         let mut settled = Vec::new();
         let mut walk = tx.range(states, &low[..]..&high[..])?;
         while let Some((key, row)) = walk.next()? {
-            if let Row::Single(offset, Single::Settled) = Row::decode(key, &row)? {
+            if let Row::Single(offset, Single::Settled { .. }) = Row::decode(key, &row)? {
                 settled.push(offset);
             }
         }
@@ -188,9 +198,8 @@ impl Group {
             return Ok(until);
         }
         for &offset in offsets {
-            match self.check_claim(tx, claim, offset) {
-                Err(error) if is_settled(&error) => continue,
-                checked => checked?,
+            if !self.has_still(tx, claim, offset)? {
+                continue;
             }
             if let Some(Single::Again { lease, tries }) = self.single_in(tx, offset)? {
                 let lease = longer(lease);
@@ -203,10 +212,6 @@ impl Group {
 
 fn lost(offset: u64, cause: &'static str) -> duramen_engine::Error {
     TopicError::LeaseLost { offset, cause }.into()
-}
-
-fn is_settled(error: &duramen_engine::Error) -> bool {
-    matches!(TopicError::of(error), Some(TopicError::AlreadySettled { .. }))
 }
 
 /// What is kept of a text, cut between letters.

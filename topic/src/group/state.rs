@@ -10,7 +10,7 @@
 //! run      1  form: 1
 //!         ..  end, token, lease, deadline; member: length, name
 //! single   1  form: 1
-//!          1  0 settled
+//!          1  0 settled: token of the lease by which it was
 //!             1 waits: due, delay, tries; error: length, text
 //!             2 handed out again: token, lease, deadline, tries; member: length, name
 //! ```
@@ -118,8 +118,8 @@ impl Run {
 /// What became of one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Single {
-    /// It was acknowledged, or given up.
-    Settled,
+    /// It was acknowledged, or given up, by the holder of this token; 0: nobody could do it any more.
+    Settled { token: u64 },
     /// It failed and is to be delivered again.
     Waits {
         /// Milliseconds since 1970.
@@ -143,7 +143,10 @@ impl Single {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![FORM];
         match self {
-            Single::Settled => out.push(SETTLED),
+            Single::Settled { token } => {
+                out.push(SETTLED);
+                put_number(&mut out, *token);
+            }
             Single::Waits {
                 due,
                 delay,
@@ -172,7 +175,9 @@ impl Single {
         let mut reader = Reader::new(bytes, "what a group knows of a message");
         reader.version(FORM)?;
         let single = match reader.byte()? {
-            SETTLED => Single::Settled,
+            SETTLED => Single::Settled {
+                token: reader.number()?,
+            },
             WAITS => Single::Waits {
                 due: reader.number()?,
                 delay: reader.number()?,
@@ -276,7 +281,7 @@ mod tests {
         };
         let rows = [
             Row::Run(600, run),
-            Row::Single(601, Single::Settled),
+            Row::Single(601, Single::Settled { token: 300 }),
             Row::Single(602, waits),
             Row::Single(603, again),
         ];

@@ -45,7 +45,7 @@ impl Rows {
 
     /// No message before this one is open.
     fn floor(&self) -> Option<u64> {
-        let is_open = |single: &Single| *single != Single::Settled;
+        let is_open = |single: &Single| !matches!(single, Single::Settled { .. });
         let single = self.singles.iter().find(|(_, single)| is_open(single));
         let run = self.runs.keys().next();
         run.into_iter().chain(single.map(|(offset, _)| offset)).min().copied()
@@ -108,7 +108,8 @@ impl Group {
             let before = rows.runs.range(..=offset).next_back();
             before.is_some_and(|(_, run)| offset < run.end)
         };
-        let is_over = |(offset, single): (&u64, &Single)| *single == Single::Settled && !is_covered(*offset);
+        let is_over =
+            |(offset, single): (&u64, &Single)| matches!(single, Single::Settled { .. }) && !is_covered(*offset);
         let over: Vec<u64> = rows
             .singles
             .iter()

@@ -1,0 +1,422 @@
+//! The threads of a dispatcher, the queue of topics that may have messages, and the watch over calls.
+//!
+//! A thread without work is the *leader*, which waits at the listener, or sleeps until there is work or no leader. A topic is
+//! in the queue at most once, and with at most one thread, unless that thread is stuck: then the watch puts the topic back
+//! into the queue, and a spare thread goes on with its round.
+//!
+//! The watch sleeps as long as no thread calls anybody.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use duramen_engine::{Listener, Result};
+
+use super::seats::{Batches, Called, Seats};
+use super::{Callback, DispatcherReport, Stuck, SubscriberId};
+use crate::error::TopicError;
+use crate::follower::SlowPolicy;
+use crate::subscription::TICK;
+use crate::topic::Topic;
+use crate::topics::locked;
+
+/// See the module.
+pub(super) struct Pool {
+    listener: Arc<Listener>,
+    state: Mutex<State>,
+    /// There is work, or no leader, or it is over.
+    work: Condvar,
+    /// Somebody is called, or it is over.
+    watched: Condvar,
+    /// Threads that go round. Partner of `is_watching`: who begins a round counts itself and then looks whether the watch
+    /// sleeps, and the watch says that it sleeps and then looks for rounds; both in one order for all (SeqCst).
+    rounds: AtomicUsize,
+    is_watching: AtomicBool,
+    began: Instant,
+    spare: usize,
+    stuck_after: Duration,
+    panicked: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    topics: HashMap<u32, Entry>,
+    queue: VecDeque<u32>,
+    has_leader: bool,
+    asleep: usize,
+    is_over: bool,
+    workers: Vec<Worker>,
+    started: u64,
+    replaced: u64,
+}
+
+struct Entry {
+    seats: Arc<Seats>,
+    is_queued: bool,
+    /// The worker whose topic it is.
+    worker: Option<u64>,
+    /// It rang while it was with the worker.
+    rang: bool,
+}
+
+struct Worker {
+    number: u64,
+    thread: JoinHandle<()>,
+    call: Arc<Call>,
+}
+
+/// What a worker does, as the watch sees it.
+#[derive(Default)]
+struct Call {
+    /// Nanoseconds since the pool began when the call began; 0: there is none; `REPLACED`: another thread goes on with the
+    /// round. The worker and the watch exchange it, so that they agree on who goes on.
+    since: AtomicU64,
+    topic: AtomicU32,
+    seat: AtomicU32,
+    holder: AtomicU32,
+}
+
+const REPLACED: u64 = u64::MAX;
+
+impl Call {
+    fn begin(&self, subscriber: SubscriberId, now: u64) {
+        self.topic.store(subscriber.topic, Ordering::Relaxed);
+        self.seat.store(subscriber.seat, Ordering::Relaxed);
+        self.holder.store(subscriber.holder, Ordering::Relaxed);
+        // Release: whoever sees the time sees who is called. Pairs with the loads of the watch.
+        self.since.store(now.max(1), Ordering::Release);
+    }
+
+    /// `false`: another thread goes on with the round.
+    fn end(&self) -> bool {
+        self.since.swap(0, Ordering::AcqRel) != REPLACED
+    }
+
+    fn subscriber(&self) -> SubscriberId {
+        SubscriberId {
+            topic: self.topic.load(Ordering::Relaxed),
+            seat: self.seat.load(Ordering::Relaxed),
+            holder: self.holder.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Pool {
+    pub(super) fn start(threads: usize, spare: usize, stuck_after: Duration) -> Result<Arc<Pool>> {
+        let pool = Arc::new(Pool {
+            listener: Listener::new(),
+            state: Mutex::default(),
+            work: Condvar::new(),
+            watched: Condvar::new(),
+            rounds: AtomicUsize::new(0),
+            is_watching: AtomicBool::new(false),
+            began: Instant::now(),
+            spare,
+            stuck_after,
+            panicked: AtomicU64::new(0),
+        });
+        let started = (0..threads).try_for_each(|_| pool.spawn_worker(&mut locked(&pool.state)));
+        if started.and_then(|()| pool.spawn_watch()).is_err() {
+            pool.stop();
+            return Err(TopicError::NoThread.into());
+        }
+        Ok(pool)
+    }
+
+    fn spawn_worker(self: &Arc<Self>, state: &mut State) -> std::io::Result<()> {
+        let number = state.started;
+        state.started += 1;
+        let call = Arc::new(Call::default());
+        let (pool, own) = (self.clone(), call.clone());
+        let thread = std::thread::Builder::new().name(format!("duramen-call-{number}"));
+        let thread = thread.spawn(move || pool.work(number, &own))?;
+        state.workers.push(Worker { number, thread, call });
+        Ok(())
+    }
+
+    fn spawn_watch(self: &Arc<Self>) -> std::io::Result<()> {
+        let pool = self.clone();
+        let thread = std::thread::Builder::new().name("duramen-watch".into());
+        thread.spawn(move || pool.watch()).map(|_| ())
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    pub(super) fn subscribe(
+        &self,
+        topic: &Topic,
+        position: u64,
+        policy: SlowPolicy,
+        callback: Callback,
+    ) -> SubscriberId {
+        let id = topic.shared().id;
+        let seats = self.seats(topic);
+        let subscriber = seats.add(position, policy, callback);
+        self.ring(&mut locked(&self.state), id);
+        subscriber
+    }
+
+    /// The seats of a topic, whose bell is heard from then on.
+    fn seats(&self, topic: &Topic) -> Arc<Seats> {
+        let id = topic.shared().id;
+        let mut state = locked(&self.state);
+        if let Some(entry) = state.topics.get(&id) {
+            return entry.seats.clone();
+        }
+        let seats = Arc::new(Seats::new(topic));
+        let entry = Entry {
+            seats: seats.clone(),
+            is_queued: false,
+            worker: None,
+            rang: false,
+        };
+        state.topics.insert(id, entry);
+        drop(state);
+        // Takes the commit lock, so not under ours.
+        let bell = topic.shared().sequence.bell();
+        topic.home().store.listen(bell, &self.listener, u64::from(id));
+        seats
+    }
+
+    pub(super) fn unsubscribe(&self, subscriber: SubscriberId) -> bool {
+        let seats = locked(&self.state)
+            .topics
+            .get(&subscriber.topic)
+            .map(|entry| entry.seats.clone());
+        seats.is_some_and(|seats| seats.remove(subscriber))
+    }
+
+    pub(super) fn report(&self) -> DispatcherReport {
+        let state = locked(&self.state);
+        let stuck = state.workers.iter().filter_map(|worker| {
+            let since = match worker.call.since.load(Ordering::Acquire) {
+                0 => return None,
+                // Since when is no longer known; it is at least this.
+                REPLACED => self.stuck_after,
+                since => Duration::from_nanos(self.now().saturating_sub(since)),
+            };
+            let subscriber = worker.call.subscriber();
+            let entry = state
+                .topics
+                .get(&subscriber.topic)
+                .filter(|_| since >= self.stuck_after)?;
+            Some(Stuck {
+                topic: entry.seats.topic.name().into(),
+                subscriber,
+                at_least: since,
+            })
+        });
+        DispatcherReport {
+            subscribers: state.topics.values().map(|entry| entry.seats.subscribers()).sum(),
+            stuck: stuck.collect(),
+            replaced: state.replaced,
+            panicked: self.panicked.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends all threads, and waits for those that are not stuck.
+    pub(super) fn stop(&self) {
+        let mut state = locked(&self.state);
+        state.is_over = true;
+        let workers = std::mem::take(&mut state.workers);
+        let topics = std::mem::take(&mut state.topics);
+        drop(state);
+        self.work.notify_all();
+        self.watched.notify_all();
+        self.listener.tell(u64::MAX);
+        let bells = topics.values().map(|entry| entry.seats.topic.shared().sequence.bell());
+        bells.for_each(|bell| bell.forget(&self.listener));
+        let me = std::thread::current().id();
+        for worker in workers.into_iter().filter(|worker| worker.thread.thread().id() != me) {
+            self.join(worker);
+        }
+    }
+
+    /// Waits for a thread, unless it is stuck.
+    fn join(&self, worker: Worker) {
+        while !worker.thread.is_finished() {
+            let since = worker.call.since.load(Ordering::Acquire);
+            let is_late = since != 0 && self.now().saturating_sub(since) >= self.stuck_after.as_nanos() as u64;
+            if since == REPLACED || is_late {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        // Callbacks cannot end it; its own panic was reported when it happened.
+        let _ = worker.thread.join();
+    }
+
+    /// A topic may have messages.
+    fn ring(&self, state: &mut State, id: u32) {
+        let Some(entry) = state.topics.get_mut(&id) else { return };
+        match entry.worker {
+            Some(_) => entry.rang = true,
+            None if entry.is_queued => {}
+            None => {
+                entry.is_queued = true;
+                state.queue.push_back(id);
+                if state.asleep > 0 {
+                    self.work.notify_one();
+                } else if state.has_leader {
+                    // The leader is the only one who has time.
+                    self.listener.tell(u64::MAX);
+                }
+            }
+        }
+    }
+
+    fn work(&self, number: u64, call: &Call) {
+        while let Some((id, seats)) = self.next_topic(number) {
+            self.rounds.fetch_add(1, Ordering::SeqCst);
+            if !self.is_watching.swap(true, Ordering::SeqCst) {
+                // The lock, so that the watch is either before its look for rounds or asleep.
+                drop(locked(&self.state));
+                self.watched.notify_one();
+            }
+            let is_mine = self.go_round(number, call, id, &seats);
+            self.rounds.fetch_sub(1, Ordering::SeqCst);
+            if !is_mine {
+                locked(&self.state).workers.retain(|worker| worker.number != number);
+                return;
+            }
+        }
+    }
+
+    /// Waits for a topic that may have messages. `None`: it is over.
+    fn next_topic(&self, number: u64) -> Option<(u32, Arc<Seats>)> {
+        let mut state = locked(&self.state);
+        loop {
+            if state.is_over {
+                return None;
+            }
+            if let Some(id) = state.queue.pop_front() {
+                let entry = state.topics.get_mut(&id).expect("what is queued is known");
+                entry.is_queued = false;
+                entry.rang = false;
+                entry.worker = Some(number);
+                let seats = entry.seats.clone();
+                if state.asleep > 0 && (!state.has_leader || !state.queue.is_empty()) {
+                    self.work.notify_one();
+                }
+                return Some((id, seats));
+            }
+            state = match state.has_leader {
+                true => {
+                    state.asleep += 1;
+                    let mut state = self.work.wait(state).unwrap_or_else(|e| e.into_inner());
+                    state.asleep -= 1;
+                    state
+                }
+                false => self.lead(state),
+            };
+        }
+    }
+
+    /// Waits for bells.
+    fn lead<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.has_leader = true;
+        drop(state);
+        let tokens = self.listener.wait(TICK);
+        let mut state = locked(&self.state);
+        state.has_leader = false;
+        for token in tokens {
+            if let Ok(id) = u32::try_from(token) {
+                self.ring(&mut state, id);
+            }
+        }
+        state
+    }
+
+    /// Calls the subscribers of a topic, each once. `false`: somebody else has this thread's place meanwhile.
+    fn go_round(&self, number: u64, call: &Call, id: u32, seats: &Seats) -> bool {
+        seats.topic.shared().sequence.bell().arm();
+        // Of a topic that is gone, everybody is told.
+        let end = seats.topic.next().unwrap_or(u64::MAX);
+        seats.begin_round();
+        let mut batches = Batches::default();
+        let mut before = None;
+        let mut is_behind = false;
+        loop {
+            let (turn, was_behind) = seats.next(before.take(), end);
+            is_behind |= was_behind;
+            let Some(mut turn) = turn else { break };
+            call.begin(turn.id(&seats.topic), self.now());
+            let called = seats.call(&mut turn, &mut batches);
+            if called == Called::Panicked {
+                self.panicked.fetch_add(1, Ordering::Relaxed);
+            }
+            if !call.end() {
+                seats.put_back_late(turn, called);
+                self.ring(&mut locked(&self.state), id);
+                return false;
+            }
+            before = Some((turn, called));
+        }
+        self.end_round(number, id, is_behind);
+        true
+    }
+
+    fn end_round(&self, number: u64, id: u32, is_behind: bool) {
+        let mut state = locked(&self.state);
+        let Some(entry) = state.topics.get_mut(&id).filter(|entry| entry.worker == Some(number)) else {
+            return;
+        };
+        entry.worker = None;
+        if entry.rang || is_behind {
+            self.ring(&mut state, id);
+        }
+    }
+
+    fn watch(self: &Arc<Self>) {
+        let mut state = locked(&self.state);
+        while !state.is_over {
+            self.is_watching.store(false, Ordering::SeqCst);
+            state = match self.rounds.load(Ordering::SeqCst) {
+                0 => self.watched.wait(state).unwrap_or_else(|e| e.into_inner()),
+                _ => {
+                    self.is_watching.store(true, Ordering::SeqCst);
+                    let slept = self.watched.wait_timeout(state, self.stuck_after / 2);
+                    slept.unwrap_or_else(|e| e.into_inner()).0
+                }
+            };
+            self.replace_stuck(&mut state);
+        }
+    }
+
+    /// Gives the places of threads that do not come back to others.
+    fn replace_stuck(self: &Arc<Self>, state: &mut State) {
+        let is_replaced = |worker: &&Worker| worker.call.since.load(Ordering::Relaxed) == REPLACED;
+        let mut replaced = state.workers.iter().filter(is_replaced).count();
+        for place in 0..state.workers.len() {
+            let (number, call) = (state.workers[place].number, state.workers[place].call.clone());
+            let since = call.since.load(Ordering::Acquire);
+            let is_late = self.now().saturating_sub(since) >= self.stuck_after.as_nanos() as u64;
+            if since == 0 || since == REPLACED || !is_late || replaced >= self.spare || state.is_over {
+                continue;
+            }
+            let topic = call.subscriber().topic;
+            let exchanged = call
+                .since
+                .compare_exchange(since, REPLACED, Ordering::AcqRel, Ordering::Relaxed);
+            if exchanged.is_err() {
+                continue;
+            }
+            replaced += 1;
+            state.replaced += 1;
+            // Where there is no thread to be had, the others have more to do.
+            let _ = self.spawn_worker(state);
+            if let Some(entry) = state
+                .topics
+                .get_mut(&topic)
+                .filter(|entry| entry.worker == Some(number))
+            {
+                entry.worker = None;
+                self.ring(state, topic);
+            }
+        }
+    }
+}

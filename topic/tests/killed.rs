@@ -1,0 +1,143 @@
+//! Exactly-once processing, shown by killing a real consumer again and again: with the acknowledgement in the transaction
+//! that does the work every message is processed once; the same program without that processes some twice.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use duramen_engine::{Durability, Map, Options, Store};
+use duramen_topic::{GroupOptions, Start, Topic, TopicError, TopicOptions, TopicWrites, Topics};
+
+/// Says to the program that it is to consume, and how.
+const CONSUMER: &str = "DURAMEN_TEST_CONSUMER";
+/// Where.
+const DIRECTORY: &str = "DURAMEN_TEST_DIRECTORY";
+
+fn kills() -> u32 {
+    std::env::var("DURAMEN_KILLS")
+        .ok()
+        .and_then(|kills| kills.parse().ok())
+        .unwrap_or(50)
+}
+
+struct Opened {
+    store: Store,
+    topic: Topic,
+    counts: Map,
+}
+
+fn open(directory: &Path) -> Opened {
+    let store = Options::new()
+        .durability(Durability::Written)
+        .open(directory)
+        .expect("the store opens");
+    let topic = Topics::open(&store).and_then(|topics| topics.get_or_create("orders", TopicOptions::new()));
+    Opened {
+        counts: store.map("counts").expect("a map"),
+        topic: topic.expect("a topic"),
+        store,
+    }
+}
+
+/// Publishes and consumes until it is killed. Not a test: what the tests start and kill.
+#[test]
+#[ignore = "started, and killed, by the others"]
+fn consumer() {
+    let (Ok(way), Ok(directory)) = (std::env::var(CONSUMER), std::env::var(DIRECTORY)) else {
+        return;
+    };
+    let opened = open(Path::new(&directory));
+    let options = GroupOptions::new().lease(Duration::from_millis(20)).back_off(&[]);
+    let group = opened.topic.group("group", Start::Beginning, options).expect("a group");
+    let mut member = group.member("consumer");
+    loop {
+        let next = opened.topic.describe().expect("the topic").next;
+        opened.topic.publish(&next.to_be_bytes()).expect("it is published");
+        let Some(deliveries) = member.receive(5, Duration::ZERO).expect("messages") else {
+            continue;
+        };
+        for delivery in deliveries {
+            let payload = delivery.message().payload();
+            let done = match way.as_str() {
+                "together" => opened.store.transact(|tx| {
+                    tx.add(&opened.counts, payload, 1)?;
+                    tx.acknowledge(&delivery)
+                }),
+                _ => {
+                    opened.counts.add(payload, 1).expect("it is counted");
+                    std::thread::sleep(Duration::from_micros(500));
+                    delivery.acknowledge()
+                }
+            };
+            if let Err(error) = done {
+                let is_lost = matches!(TopicError::of(&error), Some(TopicError::LeaseLost { .. }));
+                assert!(is_lost, "{error}");
+            }
+        }
+    }
+}
+
+/// Starts the consumer and kills it, many times. Returns how many messages were published, and how often each was counted.
+fn killed_again_and_again(way: &str) -> (u64, Vec<i64>) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut rng = fastrand::Rng::new();
+    for _ in 0..kills() {
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "consumer", "--ignored", "--nocapture"])
+            .env(CONSUMER, way)
+            .env(DIRECTORY, directory.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the consumer starts");
+        std::thread::sleep(Duration::from_millis(rng.u64(5..80)));
+        let ended = child.try_wait().expect("the consumer can be asked");
+        assert!(ended.is_none(), "the consumer ended by itself: {ended:?}");
+        child.kill().expect("it is killed");
+        child.wait().expect("it is gone");
+    }
+    let opened = open(directory.path());
+    finish(&opened);
+    let next = opened.topic.describe().expect("the topic").next;
+    let count = |number: u64| {
+        let found = opened.counts.get(&number.to_be_bytes()).expect("the map");
+        found.map_or(0, |found| i64::from_be_bytes(found.try_into().expect("a counter")))
+    };
+    (next, (0..next).map(count).collect())
+}
+
+/// Processes what is left.
+fn finish(opened: &Opened) {
+    let group = opened.topic.existing_group("group").expect("the group");
+    let mut member = group.member("the last");
+    let began = Instant::now();
+    while group.describe().expect("the group").acknowledged < opened.topic.describe().expect("the topic").next {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", group.pending());
+        let Some(deliveries) = member.receive(100, Duration::from_millis(50)).expect("messages") else {
+            continue;
+        };
+        for delivery in deliveries {
+            let done = opened.store.transact(|tx| {
+                tx.add(&opened.counts, delivery.message().payload(), 1)?;
+                tx.acknowledge(&delivery)
+            });
+            done.expect("it is processed");
+        }
+    }
+}
+
+#[test]
+fn a_consumer_that_acknowledges_with_its_work_processes_every_message_exactly_once() {
+    let (published, counts) = killed_again_and_again("together");
+    assert!(published > 50, "only {published} messages were published");
+    let wrong: Vec<_> = counts.iter().enumerate().filter(|(_, count)| **count != 1).collect();
+    assert!(wrong.is_empty(), "{wrong:?} of {published}");
+}
+
+#[test]
+fn the_same_consumer_without_that_processes_some_twice_and_none_not_at_all() {
+    let (published, counts) = killed_again_and_again("apart");
+    assert!(counts.iter().all(|count| *count >= 1));
+    let twice = counts.iter().filter(|count| **count > 1).count();
+    assert!(twice > 0, "none of {published}: then the test above shows nothing");
+}

@@ -15,6 +15,20 @@ const COMMANDS: &[&[&str]] = &[
     &["maps", "create"],
     &["maps", "rename"],
     &["maps", "drop"],
+    &["topics"],
+    &["topics", "create"],
+    &["topics", "configure"],
+    &["topics", "delete"],
+    &["groups"],
+    &["groups", "create"],
+    &["groups", "pause"],
+    &["groups", "resume"],
+    &["groups", "reset"],
+    &["groups", "delete"],
+    &["publish"],
+    &["subscribe"],
+    &["dead-letters"],
+    &["redrive"],
     &["stat"],
     &["check"],
     &["copy"],
@@ -33,6 +47,9 @@ printf '\211PNG\r\n' > logo.png
 duramen put shop logo --map files --value-file logo.png
 for month in 2024-11 2024-12 2025-01 2025-02 2025-03; do duramen put shop order/$month-17 plums --map orders; done
 duramen maps create shop empty
+duramen publish shop sales '1 apple' --create
+duramen publish shop sales '2 pears' --key order-7
+duramen groups create shop sales packers --tries 1 --dead-letters sales.dead
 duramen dump shop > shop.dump
 gzip < shop.dump > shop.dump.gz
 ";
@@ -72,7 +89,7 @@ fn every_command_has_examples() {
 #[test]
 fn every_visible_command_is_tested_here() {
     let scratch = Scratch::new();
-    for group in [&[][..], &["maps"]] {
+    for group in [&[][..], &["maps"], &["topics"], &["groups"]] {
         let help = help(&scratch, group);
         let listed = help
             .lines()

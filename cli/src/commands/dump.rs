@@ -1,6 +1,7 @@
 //! `duramen dump`: writes a store, or some of its maps, as text.
 
 use clap::Args;
+use duramen::topic::Topics;
 use duramen::{Lost, Map, Snapshot, Store};
 use serde_json::json;
 
@@ -70,6 +71,9 @@ impl Dump {
         }
         let pairs = writer.finish()?;
         drop(meter);
+        if self.map.is_empty() && Topics::exist(&store)? {
+            say("topics are not in a dump; `duramen copy` takes them along");
+        }
         report(is_json, maps.len() as u64, pairs);
         Ok(Exit::Done)
     }

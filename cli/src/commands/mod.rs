@@ -3,14 +3,20 @@
 mod check;
 mod compact;
 mod copy;
+mod dead_letters;
 mod delete;
 mod dump;
 mod get;
+mod groups;
 mod load;
 mod maps;
+mod publish;
 mod put;
+mod redrive;
 mod scan;
 mod stat;
+mod subscribe;
+mod topics;
 mod tour;
 
 use clap::Subcommand;
@@ -26,6 +32,12 @@ pub enum Command {
     Delete(delete::Delete),
     Scan(scan::Scan),
     Maps(maps::Maps),
+    Topics(topics::Topics),
+    Groups(groups::Groups),
+    Publish(publish::Publish),
+    Subscribe(subscribe::Subscribe),
+    DeadLetters(dead_letters::DeadLetters),
+    Redrive(redrive::Redrive),
     Stat(stat::Stat),
     Check(check::Check),
     Copy(copy::Copy),
@@ -46,6 +58,12 @@ impl Command {
             Command::Delete(delete) => delete.run(output),
             Command::Scan(scan) => scan.run(output),
             Command::Maps(maps) => maps.run(output),
+            Command::Topics(topics) => topics.run(output),
+            Command::Groups(groups) => groups.run(output),
+            Command::Publish(publish) => publish.run(output),
+            Command::Subscribe(subscribe) => subscribe.run(output),
+            Command::DeadLetters(letters) => letters.run(output),
+            Command::Redrive(redrive) => redrive.run(output),
             Command::Stat(stat) => stat.run(output),
             Command::Check(check) => check.run(output),
             Command::Copy(copy) => copy.run(output),

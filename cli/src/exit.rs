@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0  done (also when the reader of a pipe went away)
-  1  the key is not there; `check` found problems
+  1  the key is not there; `check` or `torture` found problems
   2  the call is wrong: usage, unknown map, no store there, a file that cannot be read
   3  nothing is wrong, try again: the store is in use, or a conflict
   4  no space left; nothing was lost

@@ -10,6 +10,7 @@ mod opening;
 mod output;
 mod progress;
 mod text;
+mod torture;
 mod tour;
 
 use std::io::Write;

@@ -35,6 +35,7 @@ const COMMANDS: &[&[&str]] = &[
     &["dump"],
     &["load"],
     &["compact"],
+    &["torture"],
     &["tour"],
 ];
 

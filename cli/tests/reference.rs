@@ -39,6 +39,7 @@ const COMMANDS: &[&str] = &[
     "dump",
     "load",
     "compact",
+    "torture",
     "tour",
 ];
 

@@ -17,6 +17,7 @@ mod scan;
 mod stat;
 mod subscribe;
 mod topics;
+mod torture;
 mod tour;
 
 use clap::Subcommand;
@@ -44,9 +45,12 @@ pub enum Command {
     Dump(dump::Dump),
     Load(load::Load),
     Compact(compact::Compact),
+    Torture(torture::Torture),
     Tour(tour::Tour),
     #[command(hide = true)]
     TourWriter(tour::TourWriter),
+    #[command(hide = true)]
+    TortureMember(torture::TortureMember),
 }
 
 impl Command {
@@ -70,6 +74,8 @@ impl Command {
             Command::Dump(dump) => dump.run(output),
             Command::Load(load) => load.run(output),
             Command::Compact(compact) => compact.run(output),
+            Command::Torture(torture) => torture.run(output),
+            Command::TortureMember(member) => member.run(output),
             Command::Tour(tour) => tour.run(output),
             Command::TourWriter(writer) => writer.run(output),
         }

@@ -1,0 +1,117 @@
+//! What every snapshot of the store of a torture must show, whoever was killed when.
+
+use duramen::Snapshot;
+
+use super::content::{
+    ACCOUNTS, BALANCE, KEPT, LISTS, LONG_EVERY, LONG_VALUES, Maps, ledger_key, ledger_value, long_value, number_of,
+};
+use super::lists::{List, Lists, check, check_growth};
+
+/// What a snapshot showed, for comparison with the next one.
+#[derive(Default)]
+pub struct Seen {
+    /// Newest transaction of each writer.
+    newest: Vec<u64>,
+    lists: Lists,
+}
+
+fn told<T>(what: &str, result: duramen::Result<T>) -> Result<T, String> {
+    result.map_err(|error| format!("{what}: {error}"))
+}
+
+/// Looks at everything, and at what became of what was `seen` before.
+pub fn look(snapshot: &Snapshot, maps: &Maps, slots: u32, seen: &Seen) -> Result<Seen, String> {
+    check_accounts(snapshot, maps)?;
+    let newest: Vec<u64> = (0..slots)
+        .map(|slot| newest_of(snapshot, maps, slot))
+        .collect::<Result<_, _>>()?;
+    for (slot, (earlier, later)) in seen.newest.iter().zip(&newest).enumerate() {
+        if later < earlier {
+            return Err(format!(
+                "writer {slot} had committed transaction {earlier}, now only {later}"
+            ));
+        }
+    }
+    for (slot, newest) in (0..slots).zip(&newest) {
+        check_long(snapshot, maps, slot, *newest)?;
+    }
+    let lists = lists(snapshot, maps)?;
+    check(&lists)?;
+    check_growth(&seen.lists, &lists)?;
+    Ok(Seen { newest, lists })
+}
+
+/// No money comes or goes.
+fn check_accounts(snapshot: &Snapshot, maps: &Maps) -> Result<(), String> {
+    let mut cursor = told("accounts", snapshot.range(&maps.accounts, ..))?;
+    let (mut sum, mut count) = (0, 0);
+    while let Some((_, balance)) = told("accounts", cursor.next())? {
+        sum += number_of(&balance)?;
+        count += 1;
+    }
+    // Nobody has made them yet, or all of them are there.
+    let expected = if count == 0 { 0 } else { i64::from(ACCOUNTS) * BALANCE };
+    if sum != expected || (count != 0 && count != ACCOUNTS) {
+        return Err(format!("{count} accounts hold {sum}, not {expected}"));
+    }
+    Ok(())
+}
+
+/// The newest transaction of a writer: all that are kept are there, without a gap, as they were written, and counted.
+pub fn newest_of(snapshot: &Snapshot, maps: &Maps, slot: u32) -> Result<u64, String> {
+    let counted = told("counts", snapshot.get(&maps.counts, &slot.to_be_bytes()))?;
+    let newest = counted.map_or(Ok(0), |count| number_of(&count))? as u64;
+    let mut cursor = told("ledger", snapshot.prefix(&maps.ledger, &slot.to_be_bytes()))?;
+    let mut expected = newest.saturating_sub(KEPT) + 1;
+    while let Some((key, value)) = told("ledger", cursor.next())? {
+        if key != ledger_key(slot, expected) {
+            return Err(format!(
+                "writer {slot} has committed {newest} transactions; where {expected} should be in the ledger is {key:?}"
+            ));
+        }
+        if *value != *ledger_value(slot, expected) {
+            return Err(format!(
+                "transaction {expected} of writer {slot} is not what was written"
+            ));
+        }
+        expected += 1;
+    }
+    if expected != newest + 1 {
+        return Err(format!(
+            "writer {slot} has committed {newest} transactions; {expected} is missing in the ledger"
+        ));
+    }
+    Ok(newest)
+}
+
+/// Each long value is that of the newest transaction that wrote it.
+fn check_long(snapshot: &Snapshot, maps: &Maps, slot: u32, newest: u64) -> Result<(), String> {
+    for which in 0..LONG_VALUES {
+        let round = LONG_EVERY * LONG_VALUES;
+        // The greatest number up to the newest that is written under this key.
+        let number = newest
+            .checked_sub(which * LONG_EVERY)
+            .map(|above| which * LONG_EVERY + above / round * round);
+        let expected = number
+            .filter(|number| *number > 0)
+            .and_then(|number| long_value(slot, number));
+        let found = told("long", snapshot.get(&maps.long, &ledger_key(slot, which)))?;
+        if found.as_deref() != expected.as_deref() {
+            let length = found.map(|found| found.len());
+            return Err(format!(
+                "long value {which} of writer {slot}, who has committed {newest}, is not that of transaction {number:?}: {length:?} bytes"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn lists(snapshot: &Snapshot, maps: &Maps) -> Result<Lists, String> {
+    let mut lists = Lists::new();
+    for name in 0..LISTS {
+        if let Some(list) = told("lists", snapshot.get(&maps.lists, &[name]))? {
+            lists.insert(name, List::decode(&list)?);
+        }
+    }
+    Ok(lists)
+}

@@ -1,0 +1,93 @@
+//! What was acknowledged, held by the supervisor, who is never killed.
+
+/// The place of a writer. Whoever takes it over from a dead one goes on with its numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Newest transaction whose commit returned.
+    acknowledged: u64,
+    /// Newest one whose commit began.
+    begun: u64,
+    /// How many commits returned.
+    pub commits: u64,
+}
+
+impl Place {
+    /// Its commit begins.
+    pub fn begins(&mut self, number: u64) -> Result<(), String> {
+        if number != self.acknowledged + 1 {
+            return Err(format!("began {number} after {} was acknowledged", self.acknowledged));
+        }
+        self.begun = number;
+        Ok(())
+    }
+
+    /// Its commit returned.
+    pub fn is_acknowledged(&mut self, number: u64) -> Result<(), String> {
+        if number != self.begun {
+            return Err(format!("{number} was acknowledged, begun was {}", self.begun));
+        }
+        self.acknowledged = number;
+        self.commits += 1;
+        Ok(())
+    }
+
+    /// Whether a commit has begun that has not returned.
+    pub fn is_in_flight(&self) -> bool {
+        self.begun > self.acknowledged
+    }
+
+    /// Somebody looked, and found this one to be the newest: it must be one that was acknowledged, or the one that was in
+    /// flight when the writer died.
+    pub fn is_found(&mut self, newest: u64) -> Result<(), String> {
+        if newest < self.acknowledged {
+            return Err(format!(
+                "LOST: transaction {} was acknowledged, the newest that is there is {newest}",
+                self.acknowledged
+            ));
+        }
+        if newest > self.begun.max(self.acknowledged) {
+            return Err(format!("transaction {newest} is there, but nobody began it"));
+        }
+        (self.acknowledged, self.begun) = (newest, newest);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> Place {
+        let mut place = Place::default();
+        for number in 1..=3 {
+            place.begins(number).unwrap();
+            place.is_acknowledged(number).unwrap();
+        }
+        place
+    }
+
+    #[test]
+    fn what_was_acknowledged_must_be_found_and_what_was_begun_may_be() {
+        assert!(place().is_found(2).unwrap_err().contains("LOST"));
+        assert!(place().is_found(3).is_ok());
+        assert!(place().is_found(4).is_err(), "nobody began it");
+        let mut place = place();
+        place.begins(4).unwrap();
+        assert!(place.is_in_flight());
+        for newest in [3, 4] {
+            let mut place = place;
+            place.is_found(newest).unwrap();
+            assert!(!place.is_in_flight());
+            place.begins(newest + 1).unwrap();
+        }
+        assert!(place.is_found(5).is_err());
+    }
+
+    #[test]
+    fn writer_that_skips_or_repeats_a_number_is_noticed() {
+        let mut place = place();
+        assert!(place.begins(5).is_err());
+        assert!(place.begins(3).is_err());
+        assert!(place.is_acknowledged(4).is_err());
+    }
+}

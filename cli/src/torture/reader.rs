@@ -1,0 +1,32 @@
+//! A reader: looks at everything in a snapshot, again and again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use duramen::{Kind, Store};
+
+use super::content::Maps;
+use super::invariants::{Seen, look};
+use super::messages::{Message, Reporter};
+
+/// Between two looks: readers are to see many moments, and not to keep the processors from the writers.
+const PAUSE: Duration = Duration::from_millis(5);
+
+pub fn read(store: &Store, slots: u32, goes_on: &AtomicBool, reporter: &mut Reporter<'_>) -> Result<(), String> {
+    let maps = Maps::open(store).map_err(|error| format!("opening the maps: {error}"))?;
+    let mut seen = Seen::default();
+    let mut looks = 0;
+    while goes_on.load(Ordering::Relaxed) {
+        let snapshot = match store.snapshot() {
+            Err(error) if error.kind() == Kind::Retry => continue,
+            snapshot => snapshot.map_err(|error| format!("a snapshot: {error}"))?,
+        };
+        seen = look(&snapshot, &maps, slots, &seen)
+            .map_err(|problem| format!("in the snapshot of commit {}: {problem}", snapshot.commit()))?;
+        drop(snapshot);
+        looks += 1;
+        reporter.tell(&Message::Looked(looks))?;
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}

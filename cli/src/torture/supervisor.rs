@@ -1,0 +1,413 @@
+//! The supervisor: starts the members, does them harm by the seed, and judges what they tell.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use duramen::Durability;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::content::Maps;
+use super::invariants::{Seen, look, newest_of};
+use super::ledger::Place;
+use super::messages::{Message, Role};
+use super::open;
+use crate::exit::{Failure, Outcome};
+use crate::progress::Meter;
+
+/// Between two deeds of the supervisor, on average.
+const PAUSE_MEAN: Duration = Duration::from_millis(60);
+/// A stopped member goes on after at most this: mostly soon, sometimes so late that others are told that it is in their way.
+const STOP_SHORT: Duration = Duration::from_millis(50);
+const STOP_LONG: Duration = Duration::from_secs(3);
+/// Whoever says nothing for so long hangs.
+const SILENCE_MAX: Duration = Duration::from_secs(90);
+const TICK: Duration = Duration::from_millis(20);
+
+/// What is to be done.
+pub struct Plan {
+    pub directory: PathBuf,
+    pub time: Duration,
+    pub seed: u64,
+    pub writers: u32,
+    pub readers: u32,
+}
+
+/// What was done.
+#[derive(Default)]
+pub struct Sum {
+    pub elapsed: Duration,
+    pub commits: u64,
+    pub looks: u64,
+    /// Members killed, of them writers, and of these with a commit in flight.
+    pub kills: u64,
+    pub writer_kills: u64,
+    pub kills_in_flight: u64,
+    /// Times that all members were killed at once.
+    pub massacres: u64,
+    pub stops: u64,
+    /// Members that were asked to end, and did.
+    pub endings: u64,
+    /// Times that a call said that a stopped process was in its way.
+    pub busy: u64,
+    /// What is wrong; empty: nothing.
+    pub problems: Vec<String>,
+}
+
+/// How a member is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    GoesOn,
+    Killed,
+    AskedToEnd,
+}
+
+struct Member {
+    role: Role,
+    slot: u32,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    /// Which one of those that had this seat: what an earlier one said comes with another number.
+    life: u64,
+    fate: Fate,
+    stopped_until: Option<Instant>,
+    heard: Instant,
+    has_ended: bool,
+}
+
+impl Member {
+    fn signal(&self, signal: Signal) -> Result<(), String> {
+        let process = Pid::from_child(&self.child);
+        kill_process(process, signal).map_err(|error| format!("sending {signal:?}: {error}"))
+    }
+}
+
+/// A line of a member, or the end of its pipe.
+type Told = (usize, u64, Option<String>);
+
+struct Supervisor<'p> {
+    plan: &'p Plan,
+    random: fastrand::Rng,
+    members: Vec<Member>,
+    places: Vec<Place>,
+    told: Receiver<Told>,
+    tell: Sender<Told>,
+    lives: u64,
+    sum: Sum,
+}
+
+/// Tortures a store, and looks what is left.
+pub fn torture(plan: &Plan) -> Outcome<Sum> {
+    let (tell, told) = channel();
+    let mut supervisor = Supervisor {
+        plan,
+        random: fastrand::Rng::with_seed(plan.seed),
+        members: Vec::new(),
+        places: vec![Place::default(); plan.writers as usize],
+        told,
+        tell,
+        lives: 0,
+        sum: Sum::default(),
+    };
+    let began = Instant::now();
+    let outcome = supervisor.run(began);
+    supervisor.kill_all();
+    let mut sum = supervisor.sum;
+    sum.elapsed = began.elapsed();
+    sum.commits = supervisor.places.iter().map(|place| place.commits).sum();
+    outcome?;
+    Ok(sum)
+}
+
+impl Supervisor<'_> {
+    fn run(&mut self, began: Instant) -> Outcome<()> {
+        let roles = (0..self.plan.writers)
+            .map(|slot| (Role::Writer, slot))
+            .chain((0..self.plan.readers).map(|slot| (Role::Reader, slot)));
+        for (seat, (role, slot)) in roles.enumerate() {
+            let member = self.start(seat, role, slot)?;
+            self.members.push(member);
+        }
+        let mut meter = Meter::new("torturing", "kills");
+        let mut next = began + PAUSE_MEAN;
+        while began.elapsed() < self.plan.time && self.sum.problems.is_empty() {
+            self.listen(TICK)?;
+            self.let_go_on();
+            self.find_silent();
+            if Instant::now() >= next {
+                if let Err(problem) = self.do_harm() {
+                    self.sum.problems.push(problem);
+                }
+                next = Instant::now() + PAUSE_MEAN.mul_f64(2.0 * self.random.f64());
+            }
+            meter.update(self.sum.kills, 0);
+        }
+        drop(meter);
+        if self.sum.problems.is_empty() {
+            self.end_all()?;
+        }
+        if self.sum.problems.is_empty()
+            && let Err(problem) = self.look_at_what_is_left()
+        {
+            self.sum.problems.push(problem);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, seat: usize, role: Role, slot: u32) -> Outcome<Member> {
+        let doing = |error| Failure::of_io("starting a member of the torture", &error);
+        self.lives += 1;
+        let life = self.lives;
+        let role_name = match role {
+            Role::Writer => "writer",
+            Role::Reader => "reader",
+        };
+        let mut child = Command::new(std::env::current_exe().map_err(doing)?)
+            .arg("torture-member")
+            .arg(&self.plan.directory)
+            .args(["--role", role_name])
+            .args(["--slot", &slot.to_string()])
+            .args(["--slots", &self.plan.writers.to_string()])
+            .args(["--seed", &self.random.u64(..).to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(doing)?;
+        let stdout = child.stdout.take().expect("it is piped");
+        let tell = self.tell.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if tell.send((seat, life, Some(line))).is_err() {
+                    return;
+                }
+            }
+            let _ = tell.send((seat, life, None));
+        });
+        Ok(Member {
+            role,
+            slot,
+            stdin: child.stdin.take(),
+            child,
+            life,
+            fate: Fate::GoesOn,
+            stopped_until: None,
+            heard: Instant::now(),
+            has_ended: false,
+        })
+    }
+
+    /// Takes what members tell, for about so long.
+    fn listen(&mut self, time: Duration) -> Outcome<()> {
+        let until = Instant::now() + time;
+        loop {
+            match self.told.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok((seat, life, line)) if self.members[seat].life == life => match line {
+                    Some(line) => self.take(seat, &line),
+                    None => self.has_died(seat)?,
+                },
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            if Instant::now() >= until {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self, seat: usize, line: &str) {
+        let member = &mut self.members[seat];
+        member.heard = Instant::now();
+        let place = self
+            .places
+            .get_mut(member.slot as usize)
+            .filter(|_| member.role == Role::Writer);
+        let told = match (Message::parse(line), place) {
+            (Some(Message::Found(newest)), Some(place)) => place.is_found(newest),
+            (Some(Message::Begins(number)), Some(place)) => place.begins(number),
+            (Some(Message::Acknowledged(number)), Some(place)) => place.is_acknowledged(number),
+            (Some(Message::Looked(_)), None) => {
+                self.sum.looks += 1;
+                Ok(())
+            }
+            (Some(Message::Busy), Some(_)) => {
+                self.sum.busy += 1;
+                Ok(())
+            }
+            (Some(Message::Ended), _) => {
+                member.has_ended = true;
+                Ok(())
+            }
+            (Some(Message::Failed(problem)), _) => Err(problem),
+            _ => Err(format!("it said {line:?}")),
+        };
+        if let Err(problem) = told {
+            let (role, slot) = (member.role, member.slot);
+            self.sum.problems.push(format!("{role:?} {slot}: {problem}"));
+        }
+    }
+
+    /// All that a member said has been taken. Another one comes in its place.
+    fn has_died(&mut self, seat: usize) -> Outcome<()> {
+        let member = &mut self.members[seat];
+        let status = member.child.wait();
+        match member.fate {
+            Fate::Killed => {
+                self.sum.kills += 1;
+                if member.role == Role::Writer {
+                    self.sum.writer_kills += 1;
+                    let is_in_flight = self.places[member.slot as usize].is_in_flight();
+                    self.sum.kills_in_flight += u64::from(is_in_flight);
+                }
+            }
+            Fate::AskedToEnd if member.has_ended => self.sum.endings += 1,
+            fate => {
+                let (role, slot) = (member.role, member.slot);
+                let problem = format!("{role:?} {slot} ({fate:?}) ended by itself: {status:?}");
+                self.sum.problems.push(problem);
+                return Ok(());
+            }
+        }
+        let (role, slot) = (member.role, member.slot);
+        self.members[seat] = self.start(seat, role, slot)?;
+        Ok(())
+    }
+
+    /// Lets those go on who were stopped for long enough.
+    fn let_go_on(&mut self) {
+        for member in &mut self.members {
+            if member.stopped_until.is_some_and(|until| Instant::now() >= until) {
+                member.stopped_until = None;
+                member.heard = Instant::now();
+                // It may have been killed meanwhile.
+                let _ = member.signal(Signal::CONT);
+            }
+        }
+    }
+
+    fn find_silent(&mut self) {
+        for member in &self.members {
+            if member.stopped_until.is_none() && member.heard.elapsed() > SILENCE_MAX {
+                let (role, slot, process) = (member.role, member.slot, member.child.id());
+                let problem =
+                    format!("{role:?} {slot}, process {process}, hangs: it has said nothing for {SILENCE_MAX:?}");
+                self.sum.problems.push(problem);
+                return;
+            }
+        }
+    }
+
+    /// Does something bad to somebody.
+    fn do_harm(&mut self) -> Result<(), String> {
+        if self.random.u32(..40) == 0 {
+            self.sum.massacres += 1;
+            return (0..self.members.len()).try_for_each(|seat| self.kill(seat));
+        }
+        // Writers mostly: they are the ones who leave something half done.
+        let seat = match self.random.u32(..5) {
+            0 => self.random.usize(..self.members.len()),
+            _ => self.random.usize(..self.plan.writers as usize),
+        };
+        match self.random.u32(..10) {
+            0..6 => self.kill(seat),
+            6..9 => self.stop(seat),
+            _ => {
+                let member = &mut self.members[seat];
+                if member.fate == Fate::GoesOn {
+                    member.fate = Fate::AskedToEnd;
+                    member.stdin = None;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn kill(&mut self, seat: usize) -> Result<(), String> {
+        let member = &mut self.members[seat];
+        member.fate = Fate::Killed;
+        member.stopped_until = None;
+        member
+            .child
+            .kill()
+            .map_err(|error| format!("killing a member: {error}"))
+    }
+
+    fn stop(&mut self, seat: usize) -> Result<(), String> {
+        let time = match self.random.u32(..8) {
+            0 => STOP_LONG.mul_f64(self.random.f64()),
+            _ => STOP_SHORT.mul_f64(self.random.f64()),
+        };
+        let member = &mut self.members[seat];
+        if member.fate != Fate::GoesOn || member.stopped_until.is_some() {
+            return Ok(());
+        }
+        member.stopped_until = Some(Instant::now() + time);
+        self.sum.stops += 1;
+        member.signal(Signal::STOP)
+    }
+
+    /// Asks everybody to end, and waits until they have.
+    fn end_all(&mut self) -> Outcome<()> {
+        let lives: Vec<u64> = self.members.iter().map(|member| member.life).collect();
+        for member in &mut self.members {
+            if member.stopped_until.take().is_some() {
+                let _ = member.signal(Signal::CONT);
+            }
+            if member.fate == Fate::GoesOn {
+                member.fate = Fate::AskedToEnd;
+            }
+            member.stdin = None;
+            member.heard = Instant::now();
+        }
+        // Whoever ends is replaced; the new one is asked to end at once.
+        let all_first_lives_ended =
+            |members: &[Member]| members.iter().zip(&lives).all(|(member, life)| member.life != *life);
+        while self.sum.problems.is_empty() && !all_first_lives_ended(&self.members) {
+            self.listen(TICK)?;
+            self.find_silent();
+        }
+        Ok(())
+    }
+
+    /// Kills whoever is left.
+    fn kill_all(&mut self) {
+        for member in &mut self.members {
+            let _ = member.child.kill();
+            let _ = member.child.wait();
+        }
+    }
+
+    /// Opens the store alone and compares it with the ledger.
+    fn look_at_what_is_left(&mut self) -> Result<(), String> {
+        self.kill_all();
+        // What the last ones said, who had hardly begun.
+        while let Ok((seat, life, line)) = self.told.recv_timeout(TICK) {
+            if self.members[seat].life == life
+                && let Some(line) = line
+            {
+                self.take(seat, &line);
+            }
+        }
+        let store = open(&self.plan.directory)?;
+        let maps = Maps::open(&store).map_err(|error| error.to_string())?;
+        let snapshot = store.snapshot().map_err(|error| error.to_string())?;
+        look(&snapshot, &maps, self.plan.writers, &Seen::default())?;
+        for (slot, place) in (0..).zip(&mut self.places) {
+            let newest = newest_of(&snapshot, &maps, slot)?;
+            place
+                .is_found(newest)
+                .map_err(|problem| format!("writer {slot}: {problem}"))?;
+        }
+        drop(snapshot);
+        let report = store.check(&mut |_| ()).map_err(|error| format!("check: {error}"))?;
+        if let Some(problem) = report.problems.first() {
+            return Err(format!("check: {problem}, and {} more", report.problems.len() - 1));
+        }
+        let after = maps.counts.with_durability(Durability::Synced);
+        after
+            .put(b"after the torture", &0i64.to_be_bytes())
+            .map_err(|error| format!("a write afterwards: {error}"))?;
+        store.close().map_err(|error| format!("closing: {error}"))
+    }
+}

@@ -1,0 +1,188 @@
+//! A writer: one transaction after the other, each touching several maps, each told to the supervisor before and after its
+//! commit.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use duramen::{Durability, Error, Kind, Reason, Store, Transaction, TransactionOptions};
+
+use super::content::{ACCOUNTS, BALANCE, KEPT, LISTS, Maps, ledger_key, ledger_value, long_key, long_value, number_of};
+use super::invariants::newest_of;
+use super::lists::{Element, List};
+use super::messages::{Message, Reporter};
+
+/// One commit in so many is synced, and one in so many of the others is of a transaction that is serialisable.
+const SYNCED_EVERY: u32 = 4;
+const SERIALIZABLE_EVERY: u32 = 8;
+
+/// Why a transaction was not done.
+enum Obstacle {
+    /// Nothing is wrong: it is to be done again.
+    Again(Error),
+    Wrong(String),
+}
+
+impl From<Error> for Obstacle {
+    fn from(error: Error) -> Obstacle {
+        match error.kind() {
+            Kind::Retry => Obstacle::Again(error),
+            _ => Obstacle::Wrong(error.to_string()),
+        }
+    }
+}
+
+impl From<String> for Obstacle {
+    fn from(problem: String) -> Obstacle {
+        Obstacle::Wrong(problem)
+    }
+}
+
+/// Goes on where whoever had this place before ended, until it is told to end.
+pub fn write(
+    store: &Store,
+    slot: u32,
+    slots: u32,
+    seed: u64,
+    goes_on: &AtomicBool,
+    reporter: &mut Reporter<'_>,
+) -> Result<(), String> {
+    let maps = Maps::open(store).map_err(|error| format!("opening the maps: {error}"))?;
+    make_accounts(store, &maps)?;
+    let snapshot = store.snapshot().map_err(|error| error.to_string())?;
+    let newest = newest_of(&snapshot, &maps, slot)?;
+    drop(snapshot);
+    reporter.tell(&Message::Found(newest))?;
+    assert!(slot < slots, "a place of its own");
+    let mut writer = Writer {
+        store,
+        maps,
+        slot,
+        random: fastrand::Rng::with_seed(seed),
+    };
+    let mut number = newest + 1;
+    while goes_on.load(Ordering::Relaxed) {
+        match writer.transact(number, reporter) {
+            Ok(()) => {
+                reporter.tell(&Message::Acknowledged(number))?;
+                number += 1;
+            }
+            Err(Obstacle::Again(error)) => {
+                if matches!(error.reason(), Reason::Busy { .. }) {
+                    reporter.tell(&Message::Busy)?;
+                }
+            }
+            Err(Obstacle::Wrong(problem)) => return Err(format!("writer {slot}, transaction {number}: {problem}")),
+        }
+    }
+    Ok(())
+}
+
+/// Whoever comes first gives each account its money.
+fn make_accounts(store: &Store, maps: &Maps) -> Result<(), String> {
+    loop {
+        let made = store.transact(|tx| {
+            if tx.count(&maps.accounts, ..)? == 0 {
+                for account in 0..ACCOUNTS {
+                    tx.put(&maps.accounts, &account.to_be_bytes(), &BALANCE.to_be_bytes())?;
+                }
+            }
+            Ok(())
+        });
+        match made {
+            Err(error) if error.kind() == Kind::Retry => {}
+            made => return made.map_err(|error| format!("making the accounts: {error}")),
+        }
+    }
+}
+
+struct Writer<'s> {
+    store: &'s Store,
+    maps: Maps,
+    slot: u32,
+    random: fastrand::Rng,
+}
+
+impl Writer<'_> {
+    fn transact(&mut self, number: u64, reporter: &mut Reporter<'_>) -> Result<(), Obstacle> {
+        let durability = if self.random.u32(..SYNCED_EVERY) == 0 {
+            Durability::Synced
+        } else {
+            Durability::Written
+        };
+        let mut options = TransactionOptions::new().durability(durability);
+        if self.random.u32(..SERIALIZABLE_EVERY) == 0 {
+            options = options.serializable();
+        }
+        let mut tx = self.store.begin(options)?;
+        self.enter(&mut tx, number)?;
+        self.transfer(&mut tx)?;
+        if self.random.bool() {
+            self.append(&mut tx, number)?;
+        }
+        reporter.tell(&Message::Begins(number))?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// Writes the transaction down, counts it, and removes an old one.
+    fn enter(&self, tx: &mut Transaction, number: u64) -> Result<(), Obstacle> {
+        let maps = &self.maps;
+        tx.put(
+            &maps.ledger,
+            &ledger_key(self.slot, number),
+            &ledger_value(self.slot, number),
+        )?;
+        if let Some(old) = number.checked_sub(KEPT).filter(|old| *old > 0) {
+            tx.delete(&maps.ledger, &ledger_key(self.slot, old))?;
+        }
+        tx.add(&maps.counts, &self.slot.to_be_bytes(), 1)?;
+        if let Some(value) = long_value(self.slot, number) {
+            tx.put(&maps.long, &long_key(self.slot, number), &value)?;
+        }
+        Ok(())
+    }
+
+    /// Moves money between two accounts.
+    fn transfer(&mut self, tx: &mut Transaction) -> Result<(), Obstacle> {
+        let (from, to) = (self.random.u32(..ACCOUNTS), self.random.u32(..ACCOUNTS));
+        if from == to {
+            return Ok(());
+        }
+        let mut balances = [0; 2];
+        for (balance, account) in balances.iter_mut().zip([from, to]) {
+            let found = tx.get(&self.maps.accounts, &account.to_be_bytes())?;
+            *balance = number_of(&found.ok_or_else(|| format!("account {account} is not there"))?)?;
+        }
+        let amount = self.random.i64(0..=balances[0].clamp(0, 100));
+        let changed = [(from, balances[0] - amount), (to, balances[1] + amount)];
+        for (account, balance) in changed {
+            tx.put(&self.maps.accounts, &account.to_be_bytes(), &balance.to_be_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Appends to some lists.
+    fn append(&mut self, tx: &mut Transaction, number: u64) -> Result<(), Obstacle> {
+        let mut names: Vec<u8> = (0..self.random.usize(1..=3)).map(|_| self.random.u8(..LISTS)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut lists = Vec::new();
+        for name in &names {
+            let list = tx.get(&self.maps.lists, &[*name])?;
+            lists.push(list.map_or(Ok(List::default()), |list| List::decode(&list))?);
+        }
+        let places = names
+            .iter()
+            .zip(&lists)
+            .map(|(name, list)| (*name, list.end()))
+            .collect();
+        let element = Element {
+            by: (self.slot, number),
+            places,
+        };
+        for (name, mut list) in names.into_iter().zip(lists) {
+            list.append(element.clone());
+            tx.put(&self.maps.lists, &[name], &list.encode())?;
+        }
+        Ok(())
+    }
+}

@@ -563,13 +563,14 @@ impl Core {
         entry.tail.store(start + length, Ordering::Release);
         kill_point();
         self.enter_in_index(slot, log, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
-        kill_point();
-        // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
-        control.visible.0.store(commit, Ordering::Release);
+        // Before the commit is visible: whoever died in between would leave others with handles of maps that are gone.
         if !(draft.created.is_empty() && draft.dropped.is_empty() && draft.renamed.is_empty()) {
             self.catalog
                 .has_changed(control.catalog.fetch_add(1, Ordering::AcqRel) + 1);
         }
+        kill_point();
+        // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
+        control.visible.0.store(commit, Ordering::Release);
         draft.created.iter().for_each(|&id| self.catalog.created(id));
         draft.dropped.iter().for_each(|&id| self.catalog.dropped(id));
         draft

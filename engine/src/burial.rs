@@ -15,7 +15,7 @@ use crate::core::{Core, with_source};
 use crate::error::{Error, Result};
 use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
 use crate::planted::kill_point;
-use crate::region::{GenerationEntry, GenerationState};
+use crate::region::{GenerationEntry, GenerationState, Version};
 use crate::view::decode_root;
 
 impl Core {
@@ -126,7 +126,7 @@ impl Core {
         if !self.space.has_loose_runs(owner) {
             return;
         }
-        match self.pages_in_log() {
+        match self.pages_in_log(&self.region.version()) {
             Ok(referred_to) => self
                 .space
                 .free_loose_pages_of(owner, |page| referred_to.contains(&page)),
@@ -135,14 +135,14 @@ impl Core {
         }
     }
 
-    /// Pages that records refer to which are not folded. With the maintenance lock; those that come meanwhile are of the
-    /// living.
-    fn pages_in_log(&self) -> Result<HashSet<u32>> {
+    /// Pages that records refer to which are not folded in a version. The caller has the maintenance lock, or a pin of that
+    /// version; records that come meanwhile are of the living.
+    pub(crate) fn pages_in_log(&self, version: &Version) -> Result<HashSet<u32>> {
         let mut pages = HashSet::new();
-        for &slot in &self.region.version().generations {
+        for &slot in &version.generations {
             let end = self.entry(slot).tail.load(Ordering::Acquire);
-            // SAFETY: below the end of the records everything was written, and while the caller has the maintenance lock no
-            // generation goes.
+            // SAFETY: below the end of the records everything was written, and as long as the caller has one of those, no
+            // generation of the version goes.
             let bytes = unsafe { self.log_view(slot)?.bytes(0, end) };
             let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
             let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;

@@ -59,6 +59,7 @@ mod newest;
 mod page_sink;
 mod recovery;
 mod repair;
+mod unsynced;
 
 mod burial;
 mod scout;

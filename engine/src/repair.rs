@@ -256,9 +256,9 @@ impl Core {
         file.write_at(&bytes, start).map_err(doing)
     }
 
-    /// Waits until nobody else syncs the data file. From a dead process only one takes the lock over that had the file open
-    /// before: it is told too when something could not be written. Nobody knows what of that file is not synced, so where
-    /// there is no such process, the store stops.
+    /// Waits until nobody else syncs the data file. From a dead process somebody takes the lock over who had the file open
+    /// before, if there is one: it is told too when something could not be written. Otherwise all that is not known to be
+    /// durable is written again.
     pub(crate) fn hold_data_sync(&self) -> WordLockGuard<'_> {
         let lock = &self.control().data_sync_lock.0;
         let mut looks = 0;
@@ -270,8 +270,9 @@ impl Core {
             // The others look as often.
             let is_time_to_doubt = looks >= LOOKS_OF_OTHERS || !self.is_anybody_told_of_data_sync();
             let doubt = || {
-                self.region
-                    .stop("a process died while it synced the data file, and nobody else knows how")
+                if let Err(error) = self.write_unsynced_pages_again() {
+                    self.poison(&error);
+                }
             };
             is_time_to_doubt.then(|| self.region.take_from_dead(lock, holder, &doubt))?
         });

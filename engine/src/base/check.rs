@@ -31,11 +31,21 @@ pub(crate) enum Visit {
 
 /// Visits every page and extent of a tree, parents before children, in key order.
 pub(crate) fn walk<S: PageSource>(source: S, root: Root, visit: &mut dyn FnMut(Visit) -> Result<()>) -> Result<()> {
+    walk_newer(source, root, 0, visit)
+}
+
+/// The same without pages that version `than` or an older one wrote, and what is under them: that is as old, or older.
+pub(crate) fn walk_newer<S: PageSource>(
+    source: S,
+    root: Root,
+    than: u64,
+    visit: &mut dyn FnMut(Visit) -> Result<()>,
+) -> Result<()> {
     check_height(root)?;
     if root.height == 0 {
         Ok(())
     } else {
-        walk_node(source, root.page, root.height - 1, visit)
+        walk_node(source, root.page, root.height - 1, than, visit)
     }
 }
 
@@ -43,15 +53,19 @@ fn walk_node<S: PageSource>(
     source: S,
     number: u32,
     level: u8,
+    than: u64,
     visit: &mut dyn FnMut(Visit) -> Result<()>,
 ) -> Result<()> {
     let page = source.page(number, page_length(level))?;
+    if than > 0 && page::birth(&page) <= than {
+        return Ok(());
+    }
     if level > 0 {
         let branch = Branch::open(&page, number, level)?;
         visit(visit_page(&page, number, level))?;
         for index in 0..branch.count() {
             ask_for_leaves(source, branch, level, index);
-            walk_node(source, branch.page(index), level - 1, visit)?;
+            walk_node(source, branch.page(index), level - 1, than, visit)?;
         }
     } else {
         let leaf = Leaf::open(&page, number)?;

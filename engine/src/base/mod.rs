@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
 
 #[allow(unused_imports)]
-pub(crate) use check::{Visit, check_tree, count_branches, walk};
+pub(crate) use check::{Visit, check_tree, count_branches, walk, walk_newer};
 #[allow(unused_imports)]
 pub(crate) use cursor::{Cursor, count_below};
 #[allow(unused_imports)]

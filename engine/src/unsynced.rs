@@ -1,0 +1,62 @@
+//! Writing again what is in the data file and not known to be durable, after a process died while it synced that file.
+//!
+//! The simple version would be to sync once more. But the kernel tells of a page that it could not write once, to each
+//! description of the file that was open then, and takes the page for clean afterwards. The dead process may have been told,
+//! and one that came later is not. So the pages are written again, from the kernel's memory, where they still are: then the next
+//! sync has them to write, and tells.
+//!
+//! What the durable base refers to is durable. What is not known to be is found from what refers to it: the pages of the
+//! published tree that are newer than the durable base, and the values and runs that records refer to which are not
+//! folded. A pin keeps all of these where they are meanwhile. What somebody has written and nothing refers to yet is
+//! synced before a record does, or with it, by a process that lives and had the file open.
+
+use std::collections::BTreeSet;
+
+use crate::base::{self, Visit};
+use crate::core::{Core, with_source};
+use crate::error::{Error, Result};
+use crate::limits::PAGE_BYTES;
+use crate::region::Version;
+
+/// Pages written by one call, at most.
+const RUN_PAGES_MAX: u32 = 256;
+
+impl Core {
+    /// See the module.
+    pub(crate) fn write_unsynced_pages_again(&self) -> Result<()> {
+        let (pin, version, _) = self.region.pin(0, &self.control().visible.0)?;
+        let written = self.cover_data().and_then(|()| self.write_pages_again(&version));
+        self.region.unpin(&pin);
+        written
+    }
+
+    fn write_pages_again(&self, version: &Version) -> Result<()> {
+        let mut pages: BTreeSet<u32> = self.pages_in_log(version)?.into_iter().collect();
+        let durable = self.durable_version();
+        with_source!(self, source => base::walk_newer(source, version.root, durable, &mut |visit| {
+            let (page, count) = match visit {
+                Visit::Page { number, pages, .. } => (number, pages),
+                Visit::Extent(extent) => (extent.page, extent.pages()),
+            };
+            pages.extend(page..page + count);
+            Ok(())
+        }))?;
+        let mut pages = pages.into_iter().peekable();
+        while let Some(first) = pages.next() {
+            let mut count = 1;
+            while count < RUN_PAGES_MAX && pages.next_if_eq(&(first + count)).is_some() {
+                count += 1;
+            }
+            self.write_run_again(first, count)?;
+        }
+        Ok(())
+    }
+
+    fn write_run_again(&self, first: u32, count: u32) -> Result<()> {
+        let doing = |error| Error::io("writing pages again that a process died syncing", error);
+        let place = u64::from(first) * PAGE_BYTES as u64;
+        let mut bytes = vec![0; count as usize * PAGE_BYTES];
+        self.data.read_at(&mut bytes, place).map_err(doing)?;
+        self.data.write_at(&bytes, place).map_err(doing)
+    }
+}

@@ -160,6 +160,7 @@ impl Core {
         self.region.control()
     }
 
+    #[inline(always)]
     pub(crate) fn entry(&self, slot: u16) -> &GenerationEntry {
         self.region.generation(slot)
     }
@@ -167,7 +168,11 @@ impl Core {
     /// The index of a live generation.
     #[inline]
     pub(crate) fn index(&self, slot: u16) -> Index {
-        let entry = self.entry(slot);
+        self.index_of(self.entry(slot))
+    }
+
+    #[inline(always)]
+    fn index_of(&self, entry: &GenerationEntry) -> Index {
         let (offset, bytes) = entry.memory.place();
         let memory = self.region.memory(offset);
         // SAFETY: the entry of a live generation names memory that was formatted before the generation went live.
@@ -186,7 +191,12 @@ impl Core {
     /// [`Reason::Io`] when it cannot be opened or mapped in this process.
     #[inline]
     pub(crate) fn log_view(&self, slot: u16) -> Result<LogView> {
-        let incarnation = self.entry(slot).incarnation.load(Ordering::Acquire);
+        self.log_of(slot, self.entry(slot))
+    }
+
+    #[inline(always)]
+    fn log_of(&self, slot: u16, entry: &GenerationEntry) -> Result<LogView> {
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
         match self.segments.view(slot, incarnation) {
             Some(view) => Ok(view),
             None => self.map_log(slot, incarnation),
@@ -200,40 +210,51 @@ impl Core {
         mapped.ok_or_else(|| Error::damaged(format!("the log file of slot {slot} was removed while it is in use")))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn generation_view(&self, slot: u16) -> Result<GenerationView> {
+        let entry = self.entry(slot);
         Ok(GenerationView {
-            log: self.log_view(slot)?,
-            index: self.index(slot),
+            log: self.log_of(slot, entry)?,
+            index: self.index_of(entry),
         })
     }
 
     /// What the given version shows up to `commit`. The caller holds a pin, or the commit lock.
     pub(crate) fn view(&self, version: &Version, commit: u64) -> Result<View> {
-        self.view_of(version, commit, |_| true)
+        let mut view = self.empty_view(version, commit);
+        self.fill_view(&mut view, version, |_| true)?;
+        Ok(view)
     }
 
     #[inline(always)]
-    fn view_of(&self, version: &Version, commit: u64, is_seen: impl Fn(&GenerationView) -> bool) -> Result<View> {
-        let mut view = View {
+    fn empty_view(&self, version: &Version, commit: u64) -> View {
+        View {
             commit,
             newest_slot: version.generations.last().copied().unwrap_or(0),
             root: version.root,
             hash_seed: self.hash_seed,
             generations: Default::default(),
-        };
+        }
+    }
+
+    /// In place, because a view is large and every snapshot makes one.
+    #[inline(always)]
+    fn fill_view(&self, view: &mut View, version: &Version, is_seen: impl Fn(&GenerationView) -> bool) -> Result<()> {
         for &slot in &version.generations {
             let generation = self.generation_view(slot)?;
             if is_seen(&generation) {
                 view.generations.push(generation);
             }
         }
-        Ok(view)
+        Ok(())
     }
 
     /// Makes sure that all of the data file is mapped, which another process may have made longer.
     #[inline]
     pub(crate) fn cover_data(&self) -> Result<()> {
+        if !self.settings.is_shared {
+            return Ok(());
+        }
         let bytes = self.space.file_bytes();
         if bytes <= self.pages.span() {
             return Ok(());
@@ -265,14 +286,15 @@ impl Core {
         }
         remember_slot(pin.index);
         // What is empty now has nothing for this commit later either, and every read would look there.
-        let covered = self.cover_data();
-        match covered.and_then(|()| self.view_of(&version, commit, |generation| generation.has_anything())) {
-            Ok(view) => Ok((pin, view)),
-            Err(error) => {
-                self.unpin(&pin);
-                Err(error)
-            }
+        let mut view = self.empty_view(&version, commit);
+        let filled = self
+            .cover_data()
+            .and_then(|()| self.fill_view(&mut view, &version, |generation| generation.has_anything()));
+        if let Err(error) = filled {
+            self.unpin(&pin);
+            return Err(error);
         }
+        Ok((pin, view))
     }
 
     /// Gives a pin back; the last one of a closed store lets others open it.
@@ -354,6 +376,12 @@ impl Core {
     #[inline]
     pub(crate) fn unpoisoned(&self) -> Result<()> {
         self.own()?;
+        self.running()
+    }
+
+    /// Refuses work after an input/output error.
+    #[inline]
+    pub(crate) fn running(&self) -> Result<()> {
         if self.is_poisoned() {
             return Err(Reason::Poisoned { cause: self.cause() }.into());
         }

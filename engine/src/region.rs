@@ -753,6 +753,7 @@ impl Region {
     }
 
     /// The log generation of a log file.
+    #[inline]
     pub(crate) fn generation(&self, slot: u16) -> &GenerationEntry {
         assert!((slot as u32) < self.control().generations_allocated.load(Ordering::Acquire));
         let offset = GENERATIONS_START as usize + slot as usize * GENERATION_BYTES as usize;

@@ -43,7 +43,8 @@ pub(crate) struct Pinned {
 impl Pinned {
     #[inline(always)]
     pub(crate) fn new(store: &Store, limit: &AtomicU64, purpose: Purpose) -> Result<Pinned> {
-        store.core().healthy()?;
+        // What else can be in the way is looked at with the pin.
+        store.core().running()?;
         let (pin, view) = store.core().pin_limit(limit)?;
         let handle = store.lane(pin.index as usize).clone();
         Ok(Pinned::of(handle, pin, view, purpose))

@@ -119,6 +119,32 @@ fn a_lease_that_ran_out_belongs_to_somebody_else() {
 }
 
 #[test]
+fn a_lease_of_a_redelivery_belongs_to_nobody_but_who_has_it() {
+    let disk = SimDisk::new(15);
+    let (store, _, topic) = one_topic(&disk);
+    publish(&topic, 1);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    one(&group).retry("no").unwrap();
+    disk.advance(SECOND);
+    let late = receive(&group, 1).unwrap();
+    let late_one = late.clone().into_iter().next().unwrap();
+    disk.advance(11 * SECOND);
+    assert!(receive(&group, 1).is_none());
+    disk.advance(5 * SECOND);
+    let holder = one(&group);
+    assert_eq!((late_one.tries(), holder.tries()), (2, 3));
+    let is_lost = |error| matches!(error, TopicError::LeaseLost { offset: 0, .. });
+    assert!(is_lost(facts(late_one.acknowledge())));
+    assert!(is_lost(facts(late_one.retry("late"))));
+    assert!(is_lost(facts(late.acknowledge())));
+    assert!(is_lost(facts(late.extend(SECOND))));
+    holder.acknowledge().unwrap();
+    // Nor is what somebody else has settled taken for one's own work.
+    assert!(is_lost(facts(store.transact(|tx| tx.acknowledge_all(&late)))));
+    assert_eq!(facts(late_one.acknowledge()), TopicError::AlreadySettled { offset: 0 });
+}
+
+#[test]
 fn extending_a_lease_keeps_the_message() {
     let disk = SimDisk::new(3);
     let (_, _, topic) = one_topic(&disk);

@@ -231,6 +231,15 @@ fn number_from_environment(name: &str, otherwise: u64) -> u64 {
     given.unwrap_or(otherwise)
 }
 
+/// Whether the last commit of a process stands that was killed before must be decided for who opens the store.
+fn what_who_opens_finds(path: &Path) -> State {
+    let maps = Maps::of(options().open(path).expect("a store"));
+    let found = State::found(&maps);
+    let Maps { store, .. } = maps;
+    store.close().expect("an end");
+    found
+}
+
 /// Kills a process again and again, each time somewhere else, and looks after each kill.
 fn kill_again_and_again(rounds: u64, rng: &mut fastrand::Rng) {
     let directory = tempfile::tempdir().expect("a directory");
@@ -248,9 +257,15 @@ fn kill_again_and_again(rounds: u64, rng: &mut fastrand::Rng) {
             false => steps + STEPS,
         };
         kills += is_killed as u64;
+        let decided = (round % 3 == 1).then(|| what_who_opens_finds(&path));
         // The first to write after the kill puts everything in order.
         mine.put(&round.to_be_bytes(), b"went on").expect("a put");
         let found = State::found(&maps);
+        let is_as_decided = decided.is_none_or(|decided| decided == found);
+        assert!(
+            is_as_decided,
+            "round {round}: a commit came after somebody had opened the store"
+        );
         let (without, with) = (State::after(acknowledged), State::after(acknowledged + 1));
         assert!(
             found == without || is_killed && found == with,

@@ -21,7 +21,7 @@ use crate::progress::Meter;
 const PAUSE_MEAN: Duration = Duration::from_millis(60);
 /// A stopped member goes on after at most this: mostly soon, sometimes so late that others are told that it is in their way.
 const STOP_SHORT: Duration = Duration::from_millis(50);
-const STOP_LONG: Duration = Duration::from_secs(3);
+const STOP_LONG: Duration = Duration::from_secs(7);
 /// Whoever says nothing for so long hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 const TICK: Duration = Duration::from_millis(20);

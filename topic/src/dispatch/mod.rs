@@ -220,7 +220,8 @@ impl Dispatcher {
 }
 
 impl Drop for Dispatcher {
-    /// Waits for calls that go on, but for those that are stuck: their threads end when they come back.
+    /// Waits for calls that go on; for those that are stuck a second, and then their threads end when they come back, and
+    /// keep the store open until then.
     fn drop(&mut self) {
         self.pool.stop();
     }

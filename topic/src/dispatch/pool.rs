@@ -80,6 +80,9 @@ struct Call {
 
 const REPLACED: u64 = u64::MAX;
 
+/// How long the end of a dispatcher waits for calls that are late.
+const STUCK_AT_THE_END: Duration = Duration::from_secs(1);
+
 impl Call {
     fn begin(&self, subscriber: SubscriberId, now: u64) {
         self.topic.store(subscriber.topic, Ordering::Relaxed);
@@ -218,7 +221,7 @@ impl Pool {
         }
     }
 
-    /// Ends all threads, and waits for those that are not stuck.
+    /// Ends all threads, and waits for those that are not stuck, and a second for those that are.
     pub(super) fn stop(&self) {
         let mut state = locked(&self.state);
         state.is_over = true;
@@ -231,17 +234,19 @@ impl Pool {
         let bells = topics.values().map(|entry| entry.seats.topic.shared().sequence.bell());
         bells.for_each(|bell| bell.forget(&self.listener));
         let me = std::thread::current().id();
+        let give_up = Instant::now() + STUCK_AT_THE_END;
         for worker in workers.into_iter().filter(|worker| worker.thread.thread().id() != me) {
-            self.join(worker);
+            self.join(worker, give_up);
         }
     }
 
-    /// Waits for a thread, unless it is stuck.
-    fn join(&self, worker: Worker) {
+    /// Waits for a thread, unless it is stuck and stays so. On a busy machine a call may be late that is only waiting for a
+    /// processor.
+    fn join(&self, worker: Worker, give_up: Instant) {
         while !worker.thread.is_finished() {
             let since = worker.call.since.load(Ordering::Acquire);
             let is_late = since != 0 && self.now().saturating_sub(since) >= self.stuck_after.as_nanos() as u64;
-            if since == REPLACED || is_late {
+            if (since == REPLACED || is_late) && Instant::now() >= give_up {
                 return;
             }
             std::thread::sleep(Duration::from_micros(100));

@@ -16,6 +16,8 @@ const DATA_PER_MEMORY: usize = 5;
 /// What the lab itself has in memory: its program, and for each record the key and a place in each list.
 const OWN_BYTES: usize = 40 << 20;
 const OWN_BYTES_EACH: usize = 40;
+/// The least of any scale: with less, stores end by what they need for themselves, however little data there is.
+const MEMORY_BYTES_MIN: usize = 72 << 20;
 /// Reads at scale 1, and the threads that share them.
 const READS: usize = 200_000;
 const READERS: usize = 4;
@@ -26,7 +28,8 @@ const SECONDS_MIN: f64 = 0.2;
 /// What a cell with so many records may have.
 fn memory_bytes(records: usize) -> u64 {
     let data = records * (KEY_BYTES + VALUE_BYTES);
-    (data / DATA_PER_MEMORY + OWN_BYTES + records * OWN_BYTES_EACH) as u64
+    let memory = data / DATA_PER_MEMORY + OWN_BYTES + records * OWN_BYTES_EACH;
+    memory.max(MEMORY_BYTES_MIN) as u64
 }
 
 pub const WORKLOAD: Workload = Workload {

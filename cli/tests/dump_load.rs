@@ -84,6 +84,22 @@ fn what_is_not_damaged_can_be_dumped_and_what_is_lost_is_listed() {
 }
 
 #[test]
+fn what_is_saved_of_a_store_with_topics_can_be_loaded_and_topics_are_named() {
+    let scratch = Scratch::new();
+    scratch.done(&["put", "a", "key", "value", "--map", "map"]);
+    scratch.done(&["topics", "create", "a", "orders"]);
+    scratch.done(&["publish", "a", "orders", "12 apples"]);
+    for arguments in ["", "--skip-damaged"] {
+        let ended = scratch.shell(&format!(
+            "duramen dump a {arguments} > a.dump && duramen load b{arguments} a.dump"
+        ));
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+        assert!(ended.stderr.contains("topics are not in a dump"), "{}", ended.stderr);
+        assert_eq!(scratch.done(&["maps", &format!("b{arguments}")]).text(), "map\n");
+    }
+}
+
+#[test]
 fn maps_can_be_chosen_on_both_sides() {
     let scratch = Scratch::new();
     varied(&scratch, "a");

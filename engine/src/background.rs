@@ -35,11 +35,11 @@ pub(crate) fn fold_loop(core: &Core) {
         if wait_for_work(core, &mut asked) {
             return;
         }
-        core.bury_the_dead();
         let visible = core.control().visible.0.load(Ordering::Relaxed);
         quiet = if visible == seen { quiet + 1 } else { 0 };
         seen = visible;
         let round = || {
+            core.bury_the_dead();
             let Some(mut state) = hold_to_fold(core)? else {
                 return Ok(());
             };

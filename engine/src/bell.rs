@@ -117,7 +117,10 @@ impl Listener {
     /// Gives it a token, as a bell does.
     pub fn tell(&self, token: u64) {
         let mut rung = locked(&self.state);
-        rung.tokens.push(token);
+        // A listener that is told the same again and again, and does not look, must not grow.
+        if rung.tokens.last() != Some(&token) {
+            rung.tokens.push(token);
+        }
         let waker = rung.waker.take();
         let is_asleep = std::mem::take(&mut rung.is_asleep);
         drop(rung);

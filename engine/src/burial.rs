@@ -36,7 +36,8 @@ impl Core {
         }
         // Whoever is at it may wait for this, being too young to do it itself.
         if self.is_told_of_data_sync() {
-            self.region.free_if_dead(&self.control().data_sync_lock.0, || ());
+            self.region
+                .free_if_dead(&self.control().data_sync_lock.0, || self.sync_after_death());
         }
         let lock = &self.control().burial_lock.0;
         // Whoever was at it may be dead itself.

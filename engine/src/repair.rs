@@ -265,7 +265,7 @@ impl Core {
         let held = lock.lock_unless(self.region.me(), |holder| {
             looks += 1;
             if self.is_told_of_data_sync() {
-                return self.region.take_from_dead(lock, holder, &|| ());
+                return self.region.take_from_dead(lock, holder, &|| self.sync_after_death());
             }
             // The others look as often.
             let is_time_to_doubt = looks >= LOOKS_OF_OTHERS || !self.is_anybody_told_of_data_sync();
@@ -277,6 +277,15 @@ impl Core {
             is_time_to_doubt.then(|| self.region.take_from_dead(lock, holder, &doubt))?
         });
         held.unwrap_or_else(|taken_over| taken_over)
+    }
+
+    /// Asks whether everything could be written, in the place of a dead process: by a description of the file that was open
+    /// before. Not as another sync of this process's own: who is told of that one would be others, should this process die.
+    pub(crate) fn sync_after_death(&self) {
+        let doing = |error| Error::io("syncing the data file after a process died in that", error);
+        if let Err(error) = self.data.sync_data().map_err(doing) {
+            self.poison(&error);
+        }
     }
 
     /// Whether this process had the data file open when somebody last began to sync it.

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use crate::base::{Extent, PageSource};
+use crate::catalog::is_reserved;
 use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::MAP_ID_BYTES;
@@ -174,6 +175,8 @@ impl Snapshot {
             rest.scan.seek(&FullRange::map(id).high);
         }
         let store = Store::behind(&self.pinned().handle);
+        // What a layer above keeps in maps of its own means nothing without that layer.
+        names.retain(|_, name| !is_reserved(name));
         Ok(names.iter().map(|(&id, name)| Map::new(&store, id, name)).collect())
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, Cursor, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::fold::NewTree;
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 use crate::page_sink::FileSink;
@@ -54,10 +54,14 @@ impl Core {
             })
         });
         let root = match moved {
-            Ok(root) => root,
-            Err(error) => {
+            Ok(root) if root != version.root => root,
+            done => {
                 sink.abandon();
-                return Err(error);
+                return match done {
+                    // Nobody asked for it: neither damage that no change has met nor a full disk is to stop anybody.
+                    Err(error) if !matches!(error.kind(), Kind::Damaged | Kind::MakeSpace) => Err(error),
+                    _ => Ok(false),
+                };
             }
         };
         let tree = NewTree {

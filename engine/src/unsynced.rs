@@ -7,7 +7,8 @@
 //!
 //! What the durable base refers to is durable. What is not known to be is found from what refers to it: the pages of the
 //! published tree that are newer than the durable base, and the values and runs that records refer to which are not
-//! folded. A pin keeps all of these where they are meanwhile. What somebody has written and nothing refers to yet is
+//! folded. A pin keeps the first where they are meanwhile, and all of them the lock on syncs of the data file, which the caller has:
+//! without such a sync nothing comes free that is in use now. What somebody has written and nothing refers to yet is
 //! synced before a record does, or with it, by a process that lives and had the file open.
 
 use std::collections::BTreeSet;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use duramen_engine::{Listener, Reason, Result};
 
+use crate::error::TopicError;
 use crate::follower::{Follower, SubscribeOptions};
 use crate::messages::Messages;
 use crate::name::Pattern;
@@ -44,6 +45,8 @@ pub struct PatternSubscription {
     /// Topics that may have messages, each once.
     queue: VecDeque<u32>,
     queued: HashSet<u32>,
+    /// Topics were made or deleted since it last looked.
+    registry_rang: bool,
     listener: Arc<Listener>,
 }
 
@@ -84,6 +87,7 @@ impl Topics {
             followers: HashMap::new(),
             queue: VecDeque::new(),
             queued: HashSet::new(),
+            registry_rang: false,
             listener: Listener::new(),
         };
         let home = self.home();
@@ -138,6 +142,10 @@ impl PatternSubscription {
     pub fn next_batch(&mut self, timeout: Duration) -> Result<Option<Messages>> {
         let began = Instant::now();
         loop {
+            if self.registry_rang {
+                self.look_for_topics(Start::Beginning)?;
+                self.registry_rang = false;
+            }
             while let Some(id) = self.queue.pop_front() {
                 self.queued.remove(&id);
                 if let Some(messages) = self.take(id)? {
@@ -146,13 +154,12 @@ impl PatternSubscription {
             }
             let left = timeout.saturating_sub(began.elapsed());
             let tokens = self.listener.wait(left.min(TICK));
-            if tokens.contains(&REGISTRY_TOKEN) {
-                self.look_for_topics(Start::Beginning)?;
-            }
+            // Noted before anything can fail: no bell rings twice without being armed.
+            self.registry_rang |= tokens.contains(&REGISTRY_TOKEN);
             for token in tokens.iter().filter(|token| **token != REGISTRY_TOKEN) {
                 self.enqueue(*token as u32);
             }
-            if self.queue.is_empty() && left.is_zero() {
+            if self.queue.is_empty() && !self.registry_rang && left.is_zero() {
                 return Ok(None);
             }
             if tokens.is_empty() {
@@ -180,7 +187,17 @@ impl PatternSubscription {
                 bell.inspect(|bell| bell.forget(&self.listener));
                 Ok(None)
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                let stays_behind = matches!(
+                    TopicError::of(&error),
+                    Some(TopicError::Trimmed { .. } | TopicError::TooSlow { .. })
+                );
+                if !stays_behind {
+                    // It may be over next time.
+                    self.enqueue(id);
+                }
+                Err(error)
+            }
         }
     }
 

@@ -17,18 +17,20 @@ use crate::topics::Home;
 
 /// Trims every topic that has limits, until `is_over`.
 pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
+    let mut failed = None;
     for (name, record) in home.records("")? {
         if is_over() {
             return Ok(());
         }
-        let topic = home.topic(record.id, &name)?;
-        match trim(&topic) {
+        match home.topic(record.id, &name).and_then(|topic| trim(&topic)) {
+            Ok(_) => {}
             // Meanwhile.
             Err(error) if matches!(error.reason(), Reason::TopicDeleted { .. }) => {}
-            trimmed => trimmed.map(|_| ())?,
+            // One topic that is damaged must not keep the others from being trimmed.
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Lets go of what the topic does not have to keep. Returns how many messages went.

@@ -107,7 +107,7 @@ impl Subscription {
     /// [`crate::TopicError::Trimmed`], [`crate::TopicError::TooSlow`], [`duramen_engine::Reason::TopicDeleted`],
     /// [`duramen_engine::Reason::Closed`], [`duramen_engine::Reason::Damaged`]. The position stays as it was.
     pub fn next_batch(&mut self, timeout: Duration) -> Result<Option<Messages>> {
-        if let Some((messages, place)) = self.rest.take() {
+        if let Some((messages, place)) = self.rest.take().filter(|(messages, place)| *place < messages.len()) {
             return Ok(Some(messages.part(place..messages.len())));
         }
         let began = Instant::now();
@@ -139,11 +139,11 @@ impl Subscription {
         if self.options.linger.is_zero() {
             return Ok(());
         }
-        let until = Instant::now().max(began) + self.options.linger;
+        let lingers_since = Instant::now().max(began);
         loop {
             self.topic().shared().sequence.bell().arm();
             let waiting = self.follower.lag()?;
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.options.linger.saturating_sub(lingers_since.elapsed());
             if waiting == 0 || waiting >= self.options.messages as u64 || left.is_zero() {
                 return Ok(());
             }

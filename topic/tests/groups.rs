@@ -197,6 +197,34 @@ fn what_failed_comes_back_later_and_later() {
 }
 
 #[test]
+fn a_message_that_cannot_be_buried_keeps_no_other_from_being_handed_out() {
+    let disk = SimDisk::new(5);
+    let (_, topics, topic) = one_topic(&disk);
+    let group = topic
+        .group(
+            "group",
+            Start::Beginning,
+            options().tries(1).dead_letters("orders.dead"),
+        )
+        .unwrap();
+    topic.publish(b"poison").unwrap();
+    assert!(receive(&group, 1).is_some());
+    topics.delete("orders.dead").unwrap();
+    disk.advance(100 * SECOND);
+    topic.publish(b"fine").unwrap();
+    let deliveries = receive(&group, 10).expect("the other message");
+    let handed_out: Vec<_> = deliveries.messages().iter().map(|message| message.offset()).collect();
+    assert_eq!(handed_out, [1]);
+    deliveries.acknowledge().unwrap();
+    // With nothing else to hand out, what is wrong is told.
+    let error = group.member("member").receive(1, Duration::ZERO);
+    assert!(matches!(facts(error), TopicError::UnknownTopic { .. }));
+    topics.create("orders.dead", TopicOptions::new()).unwrap();
+    assert!(receive(&group, 1).is_none());
+    assert_eq!(topics.topic("orders.dead").unwrap().describe().unwrap().next, 1);
+}
+
+#[test]
 fn the_last_try_ends_among_the_dead_letters_and_comes_back_on_demand() {
     let disk = SimDisk::new(5);
     let (_, topics, topic) = one_topic(&disk);

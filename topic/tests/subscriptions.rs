@@ -306,6 +306,20 @@ fn a_stream_wakes_its_task() {
 }
 
 #[test]
+fn a_batch_that_was_taken_message_by_message_is_not_followed_by_an_empty_one() {
+    let disk = SimDisk::new(1);
+    let (_, _, topic) = one_topic(&disk);
+    let mut subscription = topic.subscribe(Start::Beginning).unwrap();
+    publish(&topic, 2);
+    for _ in 0..2 {
+        assert!(subscription.next_message(Duration::ZERO).unwrap().is_some());
+    }
+    assert!(subscription.next_batch(Duration::ZERO).unwrap().is_none());
+    publish(&topic, 1);
+    assert_eq!(subscription.next_batch(Duration::ZERO).unwrap().unwrap().len(), 1);
+}
+
+#[test]
 fn a_pattern_follows_topics_that_are_there_and_those_that_come() {
     let (store, topics, _) = one_topic(&SimDisk::new(9));
     let make = |name: &str| topics.create(name, TopicOptions::new()).unwrap();

@@ -48,6 +48,7 @@ impl Dump {
         let store = self.store.open_to_read()?;
         let snapshot = store.snapshot()?;
         if self.skip_damaged {
+            self.tell_of_topics(&store);
             return self.salvage(&snapshot, output);
         }
         let maps = self.maps(&store)?;
@@ -71,11 +72,17 @@ impl Dump {
         }
         let pairs = writer.finish()?;
         drop(meter);
-        if self.map.is_empty() && Topics::exist(&store)? {
-            say("topics are not in a dump; `duramen copy` takes them along");
-        }
+        self.tell_of_topics(&store);
         report(is_json, maps.len() as u64, pairs);
         Ok(Exit::Done)
+    }
+
+    /// Whoever relies on a dump should know what is not in it.
+    fn tell_of_topics(&self, store: &Store) {
+        // Where that cannot be read there may be some.
+        if self.map.is_empty() && Topics::exist(store).unwrap_or(true) {
+            say("topics are not in a dump; `duramen copy` takes them along");
+        }
     }
 
     /// Writes what can be read, and lists the rest.

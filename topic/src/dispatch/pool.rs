@@ -410,10 +410,15 @@ impl Pool {
             if exchanged.is_err() {
                 continue;
             }
+            if self.spawn_worker(state).is_err() {
+                // There is no thread to be had: this one goes on when it comes back.
+                let _ = call
+                    .since
+                    .compare_exchange(REPLACED, since, Ordering::AcqRel, Ordering::Relaxed);
+                return;
+            }
             replaced += 1;
             state.replaced += 1;
-            // Where there is no thread to be had, the others have more to do.
-            let _ = self.spawn_worker(state);
             if let Some(entry) = state
                 .topics
                 .get_mut(&topic)

@@ -25,6 +25,8 @@ use crate::topics::locked;
 
 /// Rows that say nothing any more, after which they are swept up.
 const GARBAGE_MAX: u64 = 4096;
+/// Messages that are taken back in one transaction, of those that were handed out again.
+const TAKEN_BACK_AT_ONCE: usize = 256;
 /// The rows are read again at least so often: what happened meanwhile need not be known here.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 /// How soon the rows are read again at the earliest when too many messages seem to be in flight.
@@ -130,9 +132,10 @@ impl Group {
         }
         let now = self.topic.home().store.monotonic_clock();
         let expired = memory.expired(now);
-        if !expired.runs.is_empty() || !expired.singles.is_empty() {
-            self.take_back(memory, &expired, &options)?;
-        }
+        // What cannot be taken back, because its dead letter does not find its topic, or it is damaged, must not keep
+        // everything else from being handed out. It is told when there is nothing else.
+        let stuck = self.take_back_in_parts(memory, expired, &options).err();
+        memory.is_doubtful |= stuck.is_some();
         let due = memory.due(now, most);
         if !due.is_empty()
             && let Some(deliveries) = self.claim_again(memory, &due, &options, member)?
@@ -152,7 +155,11 @@ impl Group {
         memory.is_full |= room == 0;
         let soon = (room == 0).then(|| now + SWEEP_AGAIN);
         let next = memory.next_event().into_iter().chain(soon).min();
-        Ok(fresh.map_or(Turn::Nothing(next), Turn::Got))
+        match (fresh, stuck) {
+            (Some(fresh), _) => Ok(Turn::Got(fresh)),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(Turn::Nothing(next)),
+        }
     }
 
     fn lease(&self, options: &GroupOptions, member: &str) -> Lease {
@@ -164,6 +171,26 @@ impl Group {
             deadline: millis(store.wall_clock()).saturating_add(length),
             member: member.into(),
         }
+    }
+
+    /// Takes leases back that ran out, in transactions of a bounded size: with what they give up, the dead letters of all
+    /// of them may be more than one can hold. One that fails leaves the others alone; its error is returned at the end.
+    fn take_back_in_parts(&self, memory: &mut Memory, expired: Expired, options: &GroupOptions) -> Result<()> {
+        let runs = expired.runs.into_iter().map(|run| Expired {
+            runs: vec![run],
+            singles: Vec::new(),
+        });
+        let singles = expired.singles.chunks(TAKEN_BACK_AT_ONCE).map(|singles| Expired {
+            runs: Vec::new(),
+            singles: singles.to_vec(),
+        });
+        let mut failed = None;
+        for part in runs.chain(singles) {
+            if let Err(error) = self.take_back(memory, &part, options) {
+                failed = failed.or(Some(error));
+            }
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// Takes leases back that ran out.
@@ -195,7 +222,7 @@ impl Group {
     pub(super) fn note_failed(&self, memory: &mut Memory, offset: u64, failed: Failed) {
         let Failed::Waits { delay, due } = failed else { return };
         let waits = OpenSingle::Waits {
-            due: self.topic.home().store.monotonic_clock() + delay,
+            due: self.topic.home().store.monotonic_clock().saturating_add(delay),
             written: due,
         };
         // What is there already was read from a newer row.

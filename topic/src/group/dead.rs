@@ -14,7 +14,7 @@ use duramen_engine::{Result, Transaction};
 
 use super::Group;
 use super::durable::Durable;
-use super::state::{Cursor, Single};
+use super::state::{Cursor, Row, Run, Single};
 use crate::error::TopicError;
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX};
 use crate::message::Message;
@@ -111,10 +111,8 @@ impl Group {
             return Err(TopicError::InvalidOptions { cause }.into());
         };
         let dead = self.topic.topics().get_or_create(&name, Default::default())?;
-        let progress = dead.durable(
-            &format!("redrive.{}.{}", self.topic.name(), self.shared.name),
-            Start::Beginning,
-        )?;
+        // By its number: with those of their topics before them, the names of two groups may look alike.
+        let progress = dead.durable(&format!("redrive.{}", self.shared.id), Start::Beginning)?;
         let mut total = Redriven::default();
         loop {
             let left = most.saturating_sub(total.delivered + total.gone);
@@ -168,6 +166,18 @@ impl Group {
         })
     }
 
+    /// Whether a member has the run that a message was handed out in.
+    fn is_in_a_run(&self, tx: &Transaction, offset: u64) -> Result<bool> {
+        let states = &self.topic.home().tables.states;
+        let (low, high) = (Run::key(self.shared.id, 0), Run::key(self.shared.id, offset));
+        let mut walk = tx.range(states, &low[..]..=&high[..])?;
+        walk.seek_end();
+        let Some((key, row)) = walk.prev()? else {
+            return Ok(false);
+        };
+        Ok(matches!(Row::decode(key, &row)?, Row::Run(_, run) if offset < run.end))
+    }
+
     /// Lets the group deliver a message again; `false`: it is no longer kept.
     fn revive_in(&self, tx: &mut Transaction, offset: u64) -> Result<bool> {
         let snapshot = self.topic.snapshot()?;
@@ -180,10 +190,12 @@ impl Group {
             // The group was set back: it will deliver it anyway.
             return Ok(true);
         }
-        if matches!(
-            self.single_in(tx, offset)?,
-            Some(Single::Waits { .. } | Single::Again { .. })
-        ) {
+        let is_on_its_way = match self.single_in(tx, offset)? {
+            Some(Single::Waits { .. } | Single::Again { .. }) => true,
+            Some(Single::Settled { .. }) => false,
+            None => self.is_in_a_run(tx, offset)?,
+        };
+        if is_on_its_way {
             return Ok(true);
         }
         let single = Single::Waits {

@@ -235,7 +235,7 @@ impl Group {
         // The turn first: whoever takes leases back shall not act on the old deadline while this commits.
         let mut turn = locked(&self.shared.turn);
         let written = store.transact_with(written(), |tx| self.extend_in(tx, claim, offsets, by))?;
-        let until = store.monotonic_clock() + by;
+        let until = store.monotonic_clock().saturating_add(by);
         let Some(memory) = turn.as_mut() else { return Ok(()) };
         match claim {
             Claim::Run { first, token } => {

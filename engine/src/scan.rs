@@ -49,6 +49,8 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     /// The leaf of the base that the scan stands in, when there is nothing above the base, it moves forward, and all of the
     /// leaf lies below the end of the range.
     inside: Option<u32>,
+    /// The key that was left last: where to go on when what comes next could not be read.
+    left: Vec<u8>,
     /// Whether keys are returned whose newest entry says that they were deleted.
     shows_deleted: bool,
 }
@@ -121,6 +123,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             gap,
             standing: Vec::new(),
             inside: None,
+            left: Vec::new(),
             shows_deleted: false,
         }
     }
@@ -188,7 +191,11 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     fn next_of_base(&mut self) -> Result<Option<Entry<'a>>> {
         self.standing.clear();
         if self.gap == Gap::Positioned(Direction::Forward, true) {
-            self.base.next()?;
+            self.note_key();
+            if let Err(error) = self.base.next() {
+                self.stay_behind(Direction::Forward);
+                return Err(error);
+            }
         }
         let is_in_leaf = self.base.is_valid() && self.base.leaf_is_below(&self.range.high);
         let is_in_range = is_in_leaf || self.base.is_valid() && self.base.key() < self.range.high.as_slice();
@@ -211,23 +218,50 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             Gap::Positioned(Direction::Forward, false) => self.range.high.clone(),
             Gap::Positioned(Direction::Backward, false) => self.range.low.clone(),
         };
-        match direction {
+        let others = &mut self.others;
+        let sought = match direction {
             Direction::Forward => {
-                self.base.seek(&boundary)?;
-                self.others.iter_mut().try_for_each(|other| other.seek(&boundary))?;
+                let base = self.base.seek(&boundary);
+                base.and_then(|()| others.iter_mut().try_for_each(|other| other.seek(&boundary)))
             }
             Direction::Backward => {
-                self.base.seek_before(&boundary)?;
-                self.others
-                    .iter_mut()
-                    .try_for_each(|other| other.seek_before(&boundary))?;
+                let base = self.base.seek_before(&boundary);
+                base.and_then(|()| others.iter_mut().try_for_each(|other| other.seek_before(&boundary)))
             }
-        }
-        self.gap = Gap::Positioned(direction, false);
-        Ok(())
+        };
+        self.gap = match sought {
+            Ok(()) => Gap::Positioned(direction, false),
+            Err(_) => Gap::Before(boundary),
+        };
+        sought
+    }
+
+    /// Remembers the key that is about to be left.
+    fn note_key(&mut self) {
+        let mut left = std::mem::take(&mut self.left);
+        left.clear();
+        left.extend_from_slice(self.key());
+        self.left = left;
+    }
+
+    /// What comes next could not be read: whoever asks again is told again, and whoever turns round goes back.
+    #[cold]
+    fn stay_behind(&mut self, direction: Direction) {
+        self.gap = Gap::Before(match direction {
+            Direction::Forward => successor(&self.left),
+            Direction::Backward => self.left.clone(),
+        });
     }
 
     fn step(&mut self, direction: Direction) -> Result<Option<Entry<'a>>> {
+        let stepped = self.try_step(direction);
+        if stepped.is_err() {
+            self.stay_behind(direction);
+        }
+        stepped
+    }
+
+    fn try_step(&mut self, direction: Direction) -> Result<Option<Entry<'a>>> {
         if self.gap == Gap::Positioned(direction, true) {
             self.leave_key(direction)?;
         }
@@ -311,6 +345,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
 
     /// Moves the sources that stand on the current key on.
     fn leave_key(&mut self, direction: Direction) -> Result<()> {
+        self.note_key();
         for &source in &self.standing {
             match direction {
                 Direction::Forward if source == BASE => self.base.next()?,

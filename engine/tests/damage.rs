@@ -380,3 +380,56 @@ fn a_map_whose_name_is_lost_is_found_by_its_number() {
     assert_eq!(content["map 3, whose name is lost"].len(), 1000);
     assert!(lost.iter().any(|line| line.contains("name of map 3")), "{lost:?}");
 }
+
+#[test]
+fn who_walks_on_after_damage_is_told_again_and_who_turns_round_goes_back() {
+    let (base_only, with_log) = (SimDisk::new(11), SimDisk::new(12));
+    for disk in [&base_only, &with_log] {
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        (0..300u32).for_each(|number| map.put(&number.to_be_bytes(), &[7; 200]).unwrap());
+        store.maintain().unwrap();
+        if std::ptr::eq(disk, &with_log) {
+            (0..300u32)
+                .step_by(50)
+                .for_each(|number| map.put(&number.to_be_bytes(), &[8; 10]).unwrap());
+            store.sync().unwrap();
+        }
+        std::mem::forget((map, store));
+    }
+    for disk in [base_only, with_log] {
+        let pages = disk.read_raw("data").len() / 4096;
+        let mut met = 0;
+        for page in 2..pages {
+            let damaged = disk.kill();
+            rot(&damaged, page * 4096 + 3_000);
+            let Ok(store) = small_options().reads(ReadMode::Verified).open_on(damaged.platform()) else {
+                continue;
+            };
+            let Ok(Some(map)) = store.maps().get("map") else {
+                continue;
+            };
+            let snapshot = store.snapshot().unwrap();
+            let mut cursor = snapshot.range(&map, ..).unwrap();
+            let (mut last, mut pairs) = (None, 0);
+            let error = loop {
+                match cursor.next() {
+                    Ok(Some((key, _))) => (last, pairs) = (Some(key.to_vec()), pairs + 1),
+                    Ok(None) => break None,
+                    Err(error) => break Some(error),
+                }
+            };
+            if error.is_none() {
+                assert_eq!(pairs, 300);
+                continue;
+            }
+            met += 1;
+            assert_eq!(cursor.next().unwrap_err().kind(), Kind::Damaged, "page {page}");
+            if let Some(last) = last {
+                let (key, _) = cursor.prev().unwrap().expect("the pair before the damage");
+                assert_eq!(key, last, "page {page}");
+            }
+        }
+        assert!(met > 3, "{met} of {pages} pages");
+    }
+}

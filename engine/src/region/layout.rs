@@ -1,0 +1,328 @@
+//! What lies at the beginning of the region: numbers, locks and small tables, all of atomics, and all valid as zeros.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use duramen_io::{Owner, WordLock};
+
+use super::{CONTROL_BYTES, GENERATION_BYTES, GENERATIONS_STEP, LIBRARY_WORDS, VERSION_WORDS};
+use crate::limits::GENERATIONS_MAX;
+use crate::promises::{FoldCosts, Promises};
+
+/// One cache line, so that words written by different people do not share one.
+#[repr(C, align(64))]
+pub(crate) struct Line<T>(pub(crate) T);
+
+/// The head of the region. All zeros is its valid first state.
+#[repr(C)]
+pub(crate) struct Control {
+    /// Says that the region is whole, and made by a library that agrees with this one about what lies where.
+    pub(super) layout: AtomicU64,
+    /// The library that made it.
+    pub(super) library: [AtomicU64; LIBRARY_WORDS],
+    /// What never changes: which store it is.
+    pub(super) store: [AtomicU64; 2],
+    /// How many processes ever attached.
+    pub(crate) arrivals: AtomicU64,
+    /// Serialises commits.
+    pub(crate) commit_lock: Line<WordLock>,
+    /// Number of the newest commit that readers may see. Released by the committer, acquired by snapshots.
+    pub(crate) visible: Line<AtomicU64>,
+    /// Number of the newest commit that survives power loss. Released by the syncer, acquired by waiters.
+    pub(crate) synced: Line<AtomicU64>,
+    /// Newest commit in the durable base: recovery would replay what comes after it.
+    pub(crate) durable: Line<AtomicU64>,
+    /// Token of the exclusive transaction that is open, or zero. Other writers wait on it.
+    pub(crate) exclusive: Line<AtomicU32>,
+    /// Held while somebody syncs the log for everybody.
+    pub(crate) sync_lock: Line<WordLock>,
+    /// Changes whenever `synced` does; waiters sleep on it.
+    pub(crate) sync_word: Line<AtomicU32>,
+    /// Counts commits whose long values are left to the next sync of the log, and those of them that survive power loss.
+    pub(crate) values_written: AtomicU64,
+    pub(crate) values_synced: AtomicU64,
+    /// Bytes of those values, about, since the last sync.
+    pub(crate) values_unsynced_bytes: AtomicU64,
+    /// Held while the data file is synced.
+    pub(crate) data_sync_lock: Line<WordLock>,
+    /// How many processes had attached when the data file was last begun to be synced.
+    pub(crate) data_sync_arrivals: AtomicU64,
+    /// Held by whoever folds, makes durable and reclaims.
+    pub(crate) maintenance_lock: Line<WordLock>,
+    /// The published version that has the durable root; always counts as pinned.
+    pub(crate) durable_version: AtomicU64,
+    /// The version that a new tree is about to be published as, or was, and is not wholly put in order yet; or zero.
+    pub(crate) installing: AtomicU64,
+    /// Held by whoever gives back what dead processes had.
+    pub(crate) burial_lock: Line<WordLock>,
+    /// Held by whoever prepares the next generations.
+    pub(crate) preparing_lock: Line<WordLock>,
+    /// Bytes that the next generation shall take.
+    pub(crate) next_capacity: AtomicU64,
+    /// Nonzero: the names of all log files are known to survive power loss.
+    pub(crate) names_synced: AtomicU32,
+    /// Nonzero while generations are freed: commit streams do not begin to read then.
+    pub(crate) freeing: AtomicU32,
+    /// Changes when a fold ended or a generation became free; who waits for room sleeps on it.
+    pub(crate) progress: Line<AtomicU32>,
+    /// Changes when there is something to fold; folding threads sleep on it.
+    pub(crate) work: Line<AtomicU32>,
+    /// Counts commits that made, renamed or dropped maps. Changed under the commit lock.
+    pub(crate) catalog: AtomicU64,
+    /// Nonzero: a commit stream may be asleep. Set under the commit lock.
+    pub(crate) streams_waiting: Line<AtomicU32>,
+    /// Changes when there may be something to deliver; commit streams sleep on it.
+    pub(crate) streams_word: AtomicU32,
+    /// Nonzero once an input/output error stopped the store, and what that was.
+    pub(crate) poisoned: Line<AtomicU32>,
+    pub(crate) cause: Text,
+    /// Nonzero once damage keeps the log from being folded, and what that is: nothing more is written then, but everything
+    /// that is not damaged can be read.
+    pub(crate) damaged: AtomicU32,
+    pub(crate) damage: Text,
+    /// How many versions were published. The lowest bit says which of `versions` is the newest.
+    pub(super) published: Line<AtomicU64>,
+    pub(super) versions: [[AtomicU64; VERSION_WORDS]; 2],
+    /// State of the commit path, written under the commit lock only.
+    pub(crate) tail: Line<Tail>,
+    /// Held by whoever makes the region larger, hands out its memory or takes it back. What it guards is changed by single
+    /// stores, each of which leaves everything in order.
+    pub(crate) growth_lock: Line<WordLock>,
+    /// Snapshot slots and log generations that have memory behind them.
+    pub(super) slots_allocated: AtomicU32,
+    pub(super) generations_allocated: AtomicU32,
+    /// Token that the next exclusive transaction gets.
+    pub(crate) exclusive_tokens: AtomicU32,
+    /// The allocator of the data file.
+    pub(crate) space: SpaceHead,
+    /// Snapshot slots ever used; the rest are free.
+    pub(super) slots_used: Line<AtomicU32>,
+    /// Entries of log generations ever used, or that a later one is in use: the rest are unused, without files.
+    pub(super) generations_used: Line<AtomicU32>,
+}
+
+const _: () = assert!(size_of::<Control>() <= CONTROL_BYTES as usize);
+const _: () = assert!(GENERATION_BYTES == 128 && GENERATIONS_MAX.is_multiple_of(GENERATIONS_STEP));
+
+/// A few words for people, written once.
+#[repr(C)]
+pub(crate) struct Text {
+    /// 0: nothing yet, 1: somebody writes, 2: written.
+    state: AtomicU32,
+    length: AtomicU32,
+    bytes: [AtomicU8; TEXT_BYTES],
+}
+
+/// Longer texts are cut.
+const TEXT_BYTES: usize = 376;
+
+impl Text {
+    /// Writes it, unless somebody has or is just doing it.
+    pub(crate) fn write(&self, text: &str) {
+        let begun = self.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
+        if begun.is_err() {
+            return;
+        }
+        let is_end = |&end: &usize| text.is_char_boundary(end);
+        let length = (0..=text.len().min(TEXT_BYTES)).rev().find(is_end).unwrap_or(0);
+        for (place, &byte) in self.bytes.iter().zip(&text.as_bytes()[..length]) {
+            place.store(byte, Ordering::Relaxed);
+        }
+        self.length.store(length as u32, Ordering::Relaxed);
+        // Pairs with the acquire in `read`.
+        self.state.store(2, Ordering::Release);
+    }
+
+    /// What was written. `None`: nothing, or whoever wrote it died in the middle.
+    pub(crate) fn read(&self) -> Option<String> {
+        if self.state.load(Ordering::Acquire) != 2 {
+            return None;
+        }
+        let length = self.length.load(Ordering::Relaxed) as usize;
+        let bytes: Vec<u8> = self.bytes[..length.min(TEXT_BYTES)]
+            .iter()
+            .map(|byte| byte.load(Ordering::Relaxed))
+            .collect();
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// Where the next record goes. Written under the commit lock.
+#[repr(C)]
+pub(crate) struct Tail {
+    /// Slot of the generation that takes commits.
+    pub(crate) slot: AtomicU32,
+    /// Header checksum of the newest record, which the next one names.
+    pub(crate) previous: AtomicU32,
+    /// Incremented by every recovery.
+    pub(crate) epoch: AtomicU32,
+    /// Low half of the sequence number of the newest durable meta page.
+    pub(crate) meta_sequence: AtomicU32,
+    /// Number the next generation gets.
+    pub(crate) next_generation: AtomicU32,
+    /// Id the next map gets.
+    pub(crate) next_map: AtomicU32,
+    /// Conflicts can be checked for transactions that began at this commit or later.
+    pub(crate) checkable_since: AtomicU64,
+    /// The commit whose record was last begun to be written, where, after which record, and what the costs of its
+    /// generation were before: for `repair`.
+    pub(crate) writing: AtomicU64,
+    pub(crate) writing_at: AtomicU64,
+    pub(crate) writing_previous: AtomicU32,
+    pub(crate) writing_costs: [AtomicU64; 3],
+}
+
+/// What a log file is used for.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GenerationState {
+    /// There is no such file, or it is ready for reuse.
+    Unused = 0,
+    /// Prepared: the next generation.
+    Standby = 1,
+    /// Takes commits.
+    Active = 2,
+    /// Complete, waiting to be folded or being folded.
+    Frozen = 3,
+    /// In the base, but snapshots or transactions may still read it, or the base is not durable yet.
+    Folded = 4,
+    /// Somebody is preparing it to become a standby.
+    Preparing = 5,
+}
+
+/// A piece of the region's memory that somebody has; all zeros: none. Changed under `growth_lock`, read by its owner.
+#[repr(C)]
+pub(crate) struct Piece {
+    pub(super) offset: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+impl Piece {
+    /// Offset in the region and length in bytes.
+    pub(crate) fn place(&self) -> (u64, u64) {
+        // Acquire: pairs with the stores in `Region::take`.
+        (self.offset.load(Ordering::Acquire), self.bytes.load(Ordering::Acquire))
+    }
+}
+
+/// Where an array of the region is, see `shared_array`. All zeros is an empty one.
+#[repr(C)]
+pub(crate) struct ArrayHead {
+    pub(crate) pieces: [Piece; 2],
+    /// Which of the pieces holds the elements.
+    pub(crate) current: AtomicU64,
+    /// Elements.
+    pub(crate) length: AtomicU64,
+}
+
+/// What `space` keeps here.
+#[repr(C)]
+pub(crate) struct SpaceHead {
+    /// Held by whoever looks at, or changes, the arrays and counts.
+    pub(crate) lock: Line<WordLock>,
+    pub(crate) used: ArrayHead,
+    pub(crate) loose: ArrayHead,
+    pub(crate) taken: ArrayHead,
+    pub(crate) retired: ArrayHead,
+    pub(crate) loose_runs: ArrayHead,
+    /// How many steps are done. The lowest bit says which of `counts` counts.
+    pub(crate) step: AtomicU64,
+    pub(crate) counts: [[AtomicU64; SPACE_COUNTS]; 2],
+    /// What commits read without the lock: pages and blocks that promises can count on, and pages of the published
+    /// base, its values, and what commits brought.
+    pub(crate) available: Line<AtomicU64>,
+    pub(crate) small_blocks: AtomicU64,
+    pub(crate) large_blocks: AtomicU64,
+    pub(crate) base: AtomicU64,
+    /// Pages of the file.
+    pub(crate) file_pages: AtomicU64,
+    /// Pages up to this one were preloaded, or written before that could have helped.
+    pub(crate) preloaded: AtomicU64,
+    pub(crate) promises: Promises,
+}
+
+/// Numbers that the allocator keeps beside its arrays.
+pub(crate) const SPACE_COUNTS: usize = 30;
+
+/// One log generation. Written under the commit lock or by the folding thread alone.
+#[repr(C, align(64))]
+pub(crate) struct GenerationEntry {
+    pub(crate) state: AtomicU32,
+    pub(crate) number: AtomicU32,
+    /// Memory of the index.
+    pub(crate) memory: Piece,
+    /// First commit in the log file, and (once frozen) the last.
+    pub(crate) first_commit: AtomicU64,
+    pub(crate) last_commit: AtomicU64,
+    /// Header checksum of the last record, once frozen.
+    pub(crate) last_header: AtomicU32,
+    /// Counts how often the log file was removed, or may have been.
+    pub(crate) incarnation: AtomicU32,
+    /// End of the records in the log file.
+    pub(crate) tail: AtomicU64,
+    /// End of the part that is known to survive power loss.
+    pub(crate) synced_tail: AtomicU64,
+    /// Length of the file that has blocks: filled with zeros, or allocated right before a long record took them.
+    pub(crate) filled: AtomicU64,
+    /// Length at which the generation is complete.
+    pub(crate) capacity: AtomicU64,
+    /// Operations, bytes and pages of values that the fold will move into the base.
+    pub(crate) operations: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) value_pages: AtomicU64,
+    /// Versions [birth, death) in which this generation is part of what snapshots read.
+    pub(crate) birth: AtomicU64,
+    pub(crate) death: AtomicU64,
+}
+
+impl GenerationEntry {
+    pub(crate) fn state(&self) -> GenerationState {
+        match self.state.load(Ordering::Acquire) & STATE_MASK {
+            0 => GenerationState::Unused,
+            1 => GenerationState::Standby,
+            2 => GenerationState::Active,
+            3 => GenerationState::Frozen,
+            4 => GenerationState::Folded,
+            5 => GenerationState::Preparing,
+            other => panic!("generation state {other} does not exist: the shared region was overwritten"),
+        }
+    }
+
+    /// Takes an unused entry for preparation; `false` when somebody else was faster.
+    pub(crate) fn start_preparing(&self, owner: Owner) -> bool {
+        let (from, to) = (GenerationState::Unused as u32, prepared_by(owner));
+        self.state
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Whether what it holds is not in the base.
+    pub(crate) fn is_to_fold(&self) -> bool {
+        matches!(self.state(), GenerationState::Active | GenerationState::Frozen)
+    }
+
+    /// What folding it takes.
+    pub(crate) fn costs(&self) -> FoldCosts {
+        FoldCosts {
+            operations: self.operations.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            value_pages: self.value_pages.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether this process prepares the entry.
+    pub(crate) fn is_prepared_by(&self, owner: Owner) -> bool {
+        self.state.load(Ordering::Acquire) == prepared_by(owner)
+    }
+
+    /// Release: whoever sees the state sees the fields that were written before it.
+    pub(crate) fn set_state(&self, state: GenerationState) {
+        self.state.store(state as u32, Ordering::Release);
+    }
+}
+
+/// The state of a generation; the rest says who prepares it.
+const STATE_MASK: u32 = 0xFF;
+
+fn prepared_by(owner: Owner) -> u32 {
+    GenerationState::Preparing as u32 | u32::from(owner.number()) << 8
+}

@@ -13,16 +13,15 @@
 //! the next fold begins, and a snapshot that is taken from now on does not see them. So a fold never meets a full disk,
 //! and because deletions may use the reserve, a full store can always be emptied.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use duramen_io::{File, Owner};
+use duramen_io::File;
 
 use crate::base::Extent;
-use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Words};
+use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES};
 use crate::checksum::checksum;
-use crate::error::{Error, Kind, Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
@@ -31,9 +30,12 @@ use crate::promises::{FoldCosts, Room};
 use crate::region::{Pins, Region, SpaceHead, full_or_io};
 use crate::shared_array::SharedArray;
 
+mod death;
+mod end;
 mod retired;
 mod state;
 
+pub(crate) use end::Slack;
 pub(crate) use retired::Retired;
 use retired::StoredRetired;
 use state::{Locked, State};
@@ -140,28 +142,6 @@ impl Want {
     }
 }
 
-/// How much of a free end of the file is left there: a little avoids growing and shrinking in turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slack {
-    /// While the store is in use.
-    Usual,
-    /// When it was quiet for long, or is closed.
-    Least,
-    /// When somebody asked for it.
-    Nothing,
-}
-
-impl Slack {
-    fn pages(self, bitmap: &Bitmap<impl Words>) -> u64 {
-        let eighth = bitmap.pages() as u64 / 8;
-        match self {
-            Slack::Usual => eighth.max(GROWTH_PAGES_MIN),
-            Slack::Least => eighth.max(GROWTH_PAGES_MIN / 8),
-            Slack::Nothing => 0,
-        }
-    }
-}
-
 /// Figures for statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpaceFigures {
@@ -204,11 +184,6 @@ impl Space {
 
     fn head(&self) -> &SpaceHead {
         &self.region.control().space
-    }
-
-    /// Frees the allocator's lock if its holder is dead.
-    pub(crate) fn free_lock_of_dead(&self) {
-        self.region.free_if_dead(&self.head().lock.0, || self.undo());
     }
 
     fn lock(&self) -> Locked<'_> {
@@ -266,35 +241,6 @@ impl Space {
         }
     }
 
-    /// Takes back the step in which somebody died who had the lock, which the caller has now.
-    fn undo(&self) {
-        let head = self.head();
-        let step = head.step.load(Ordering::Acquire);
-        // SAFETY: the caller has the lock.
-        let mut state = unsafe { self.state() };
-        let Some(notes) = self.region.undo_log().notes(step) else {
-            return self
-                .region
-                .stop("a process died in a change of the free space that cannot be undone");
-        };
-        for note in notes.filter(|_| !is_planted(PlantedBug::AllocatorNotUndone)) {
-            match note.array() {
-                0 => state.bitmap.words().undo(note),
-                1 => state.loose.words().undo(note),
-                2 => state.taken_bits.undo(note),
-                3 => state.retired.undo(note),
-                _ => state.loose_runs.undo(note),
-            }
-            kill_point();
-        }
-        state.set_counts(
-            head.counts[step as usize % 2]
-                .each_ref()
-                .map(|count| count.load(Ordering::Relaxed)),
-        );
-        self.mirror(&state);
-    }
-
     fn mirror(&self, state: &State<'_>) {
         let (head, available) = (self.head(), state.available());
         head.available.0.store(available.pages, Ordering::Relaxed);
@@ -341,11 +287,6 @@ impl Space {
     /// Takes back what was promised: the commit was refused, or is folded.
     pub(crate) fn settle(&self, costs: FoldCosts) {
         self.head().promises.settle(costs);
-    }
-
-    /// Takes back what is promised beyond what is `known`, by which nobody has less than he was promised.
-    pub(crate) fn promised_at_most(&self, known: impl Fn() -> FoldCosts) {
-        self.head().promises.at_most(known);
     }
 
     /// Adds what recovery found in the log, without asking for room: the fold will ask.
@@ -605,63 +546,6 @@ impl Space {
         state.loose.set(item.page, item.pages, false);
     }
 
-    /// Gives back what a process took for a tree that died before it was published.
-    pub(crate) fn give_up_tree(&self) {
-        let mut state = self.lock();
-        let count = state.retired_count();
-        state.retired.resize(count, StoredRetired::default());
-        state.staged = 0;
-        for index in 0..state.taken_bits.len() {
-            let bits = state.taken_bits[index];
-            for bit in (0..64).filter(|bit| bits >> bit & 1 == 1) {
-                state.bitmap.set(index as u32 * 64 + bit, 1, false);
-            }
-            if bits != 0 {
-                state.taken_bits.put(index, 0);
-                kill_point();
-                state.end_long_step();
-            }
-        }
-        state.taken = Room::default();
-        state.taken_value_pages = 0;
-        state.taken_beyond = 0;
-        self.mirror(&state);
-    }
-
-    /// Whether a process took pages that may still be loose.
-    pub(crate) fn has_loose_runs(&self, owner: Owner) -> bool {
-        let state = self.lock();
-        state
-            .loose_runs
-            .iter()
-            .any(|&[_, found]| found == u64::from(owner.number()))
-    }
-
-    /// Frees the loose pages of a process that is dead, but for those that `is_referred_to` by the log.
-    pub(crate) fn free_loose_pages_of(&self, owner: Owner, is_referred_to: impl Fn(u32) -> bool) {
-        let mut state = self.lock();
-        let dead = u64::from(owner.number());
-        // What was given back since it was taken may be somebody else's.
-        let others: HashSet<u32> = state.loose_pages(|found| found != dead).collect();
-        let lost: Vec<u32> = state
-            .loose_pages(|found| found == dead)
-            .filter(|page| !others.contains(page) && !is_referred_to(*page))
-            .collect();
-        for page in lost {
-            state.bitmap.set(page, 1, false);
-            state.loose.set(page, 1, false);
-            kill_point();
-            state.end_long_step();
-        }
-        for index in (0..state.loose_runs.len()).rev() {
-            if state.loose_runs[index][1] == dead {
-                state.forget_loose_run(index);
-                state.end_long_step();
-            }
-        }
-        self.mirror(&state);
-    }
-
     /// Marks pages as used that a replayed record refers to.
     pub(crate) fn mark_used(&self, page: u32, count: u32) -> Result<()> {
         let mut state = self.lock();
@@ -813,75 +697,6 @@ impl Space {
         // It was made when the file was longer.
         state.bitmap.set(old.0 + needed, old.1 - needed, false);
         self.mirror(&state);
-    }
-
-    /// Whether the file has an end that could be cut off, were both meta pages to forget it.
-    pub(crate) fn has_surplus(&self, slack: Slack) -> bool {
-        let mut state = self.lock();
-        let count = state.bitmap.image_pages(GROWTH_PAGES_MAX);
-        let kept = self.promised().and(Room::RESERVE);
-        let lower = state
-            .find(Want::Piece(count), count, kept)
-            .map_or(u32::MAX, |(page, _)| page);
-        // Saving the bitmap anew moves it, and the place kept for it, as near to the front as there is room.
-        let (page, length) = state.for_bitmap;
-        let target = if length >= count { lower.min(page) } else { lower };
-        let mut end = state.bitmap.end_of_used();
-        for _ in 0..2 {
-            for (page, length) in [state.saved, state.for_bitmap] {
-                if page + length == end && page > target {
-                    end = state.bitmap.end_of_used_before(page);
-                }
-            }
-        }
-        self.surplus(&state, end) > slack.pages(&state.bitmap)
-    }
-
-    /// Free pages behind `end` that are not promised to anybody.
-    fn surplus(&self, state: &State<'_>, end: u32) -> u64 {
-        let keep = self.promised().and(Room::RESERVE);
-        let available = state.available();
-        let small = available.blocks.small.saturating_sub(keep.small_blocks() + 1) * BRANCH_PAGES as u64;
-        let large = available.blocks.large.saturating_sub(keep.blocks.large + 1) * LARGE_BLOCK_PAGES as u64;
-        let behind = (state.bitmap.pages() - end) as u64;
-        let behind = behind.min(available.pages.saturating_sub(keep.pages)).min(small);
-        if keep.blocks.large == 0 {
-            behind
-        } else {
-            behind.min(large)
-        }
-    }
-
-    /// Cuts free pages off the end of the file that neither meta page knows.
-    pub(crate) fn cut(&self, slack: Slack, pages: &Pages) -> Result<()> {
-        let mut state = self.lock();
-        self.cut_file(&mut state, slack)?;
-        pages.cover(state.bitmap.pages() as u64 * PAGE_BYTES as u64)?;
-        if slack == Slack::Least {
-            // What could not be given back for want of room to move to is given back another time.
-            match state.give_back_memory() {
-                Err(error) if error.kind() == Kind::MakeSpace => {}
-                given_back => given_back?,
-            }
-        }
-        Ok(())
-    }
-
-    fn cut_file(&self, state: &mut Locked<'_>, slack: Slack) -> Result<()> {
-        let [older, newer] = state.durable_ends;
-        let surplus = self.surplus(state, older.max(newer).max(state.bitmap.end_of_used()));
-        if surplus <= slack.pages(&state.bitmap) {
-            return Ok(());
-        }
-        let pages = state.bitmap.pages() - surplus as u32;
-        state.cut(pages);
-        self.mirror(state);
-        // First it is known, then it is done: whoever dies in between leaves a file that is longer than it must be.
-        state.end_step();
-        self.head().preloaded.fetch_min(pages as u64, Ordering::Relaxed);
-        self.file
-            .set_len(pages as u64 * PAGE_BYTES as u64)
-            .map_err(|error| Error::io("shrinking the data file", error))
     }
 
     /// Bytes of the pages in use, those that are only retired not counted.

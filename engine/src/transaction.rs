@@ -24,12 +24,14 @@ use crate::limits::{
 use crate::log::OperationKind;
 use crate::map::{Map, check_value, counters_of, map_id, next_map_id};
 use crate::planted::{PlantedBug, is_planted};
-use crate::sequence::{Body, Item, Sequence, SequenceState, Ticket, check_item};
+use crate::sequence::{Body, Ticket};
 use crate::snapshot::{Cursor, Pinned, Purpose};
 use crate::store::{Store, with_draft};
 use crate::value::{Entry, Value};
 use crate::view::{encode_root, in_tree};
 use crate::write_set::{Layer, Written};
+
+mod sequences;
 
 /// How a transaction runs and commits.
 #[derive(Clone, Copy, Debug, Default)]
@@ -540,76 +542,6 @@ impl Transaction {
         });
         self.append_bytes += Append::bytes(&self.appends[self.appends.len() - 1..]);
         Ok(())
-    }
-
-    /// Appends to a sequence; the ticket knows the number once the transaction has committed. It never conflicts, and the
-    /// transaction itself cannot read it.
-    #[doc(hidden)]
-    pub fn append_to(&mut self, sequence: &Sequence, item: Item<'_>) -> Result<Ticket> {
-        check_item(&item)?;
-        let map = self.needs(sequence.heads())?;
-        let bodies = self.needs(sequence.bodies())?;
-        let body_bytes = item
-            .body
-            .map_or(0, |body| body.len().min(LOGGED_VALUE_BYTES_MAX) + APPEND_BYTES);
-        self.check_resolved(appended_bytes(sequence.prefix().len(), item.head.len()) + body_bytes)?;
-        let mut extents = Vec::new();
-        let body = match item.body {
-            Some(body) => {
-                let (kind, value) = stored(self.core(), body, &mut extents)?;
-                let value = value.into_owned();
-                Some(Body {
-                    map: bodies,
-                    kind,
-                    value,
-                })
-            }
-            None => None,
-        };
-        self.extents.extend(extents);
-        let ticket = Ticket::default();
-        self.appends.push(Append {
-            map,
-            prefix: sequence.prefix().to_vec(),
-            kind: OperationKind::Put,
-            value: item.head.to_vec(),
-            numbered: Some(Numbered {
-                bell: sequence.bell().clone(),
-                body,
-                bytes: item.bytes(),
-                ticket: ticket.clone(),
-            }),
-        });
-        self.append_bytes += Append::bytes(&self.appends[self.appends.len() - 1..]);
-        Ok(ticket)
-    }
-
-    /// Begins a sequence: only one that has begun can be appended to, by transactions after this one.
-    #[doc(hidden)]
-    pub fn begin_sequence(&mut self, sequence: &Sequence) -> Result<()> {
-        self.needs(sequence.heads())?;
-        let start = SequenceState::default().encode();
-        self.write(&sequence.counter()?, Written::Put(start.as_slice().into()))
-    }
-
-    /// Ends a sequence, with all that was appended to it. Whoever appends later is told so.
-    #[doc(hidden)]
-    pub fn end_sequence(&mut self, sequence: &Sequence) -> Result<()> {
-        for map in [sequence.heads(), sequence.bodies()] {
-            let id = self.needs(map)?;
-            self.delete_full_range(FullRange::prefix(id, sequence.prefix())?)?;
-        }
-        self.write(&sequence.counter()?, Written::Delete)
-    }
-
-    /// How far a sequence has come; `None`: it has not begun, or has ended.
-    #[doc(hidden)]
-    pub fn sequence_state(&self, sequence: &Sequence) -> Result<Option<SequenceState>> {
-        self.pinned.alive()?;
-        let counter = sequence.counter()?;
-        self.note_read(|reads| reads.key(&counter))?;
-        let held = self.read(&counter)?;
-        held.map(|held| SequenceState::decode(&held)).transpose()
     }
 
     /// Adds to a counter; see [`Map::add`]. It does not conflict with the additions of others, only with other

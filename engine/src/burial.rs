@@ -14,14 +14,15 @@ use crate::commit::{NOT_EXCLUSIVE, is_token_of};
 use crate::core::{Core, with_source};
 use crate::error::{Error, Result};
 use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
-use crate::planted::kill_point;
+use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{GenerationEntry, GenerationState, Version};
 use crate::view::decode_root;
 
 impl Core {
     /// Looks for processes that have died, and gives back what they had.
     pub(crate) fn bury_the_dead(&self) {
-        if !self.settings.is_shared {
+        let is_left = is_planted(PlantedBug::DeadNotBuried) || is_planted(PlantedBug::OpenedUndecided);
+        if !self.settings.is_shared || is_left {
             return;
         }
         let is_dead = |owner: Owner| owner != self.region.me() && !self.region.seat().is_alive(owner);

@@ -44,6 +44,11 @@ pub enum PlantedBug {
     TreeNotGivenUp,
     /// What a dead process had published is not put in order.
     TreeNotPutInOrder,
+    /// Nobody gives back what a dead process had.
+    DeadNotBuried,
+    /// Whoever opens the store does not wait until it is decided whether the last commit of a dead process stands. Nobody
+    /// buries the dead just then either, as when somebody else is at it.
+    OpenedUndecided,
 }
 
 #[cfg(feature = "planted-bugs")]
@@ -63,6 +68,12 @@ pub fn plant(bug: Option<PlantedBug>) {
 pub(crate) fn is_planted(bug: PlantedBug) -> bool {
     // A store may be dropped while its thread ends.
     PLANTED.try_with(|planted| planted.get() == Some(bug)).unwrap_or(false)
+}
+
+/// The bug that is planted in this thread.
+#[cfg(feature = "planted-bugs")]
+pub fn planted() -> Option<PlantedBug> {
+    PLANTED.get()
 }
 
 /// Points at which this process goes on before it kills itself; negative: it does not.

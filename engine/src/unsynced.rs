@@ -61,3 +61,64 @@ impl Core {
         self.data.write_at(&bytes, place).map_err(doing)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use duramen_io::{FailKind, FailSpan, SimDisk};
+
+    use crate::{Durability, Maintenance, Options, Store};
+
+    fn open(disk: &SimDisk) -> Store {
+        let options = Options::new()
+            .share(true)
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written)
+            .generation_bytes(32 << 10, 64 << 10);
+        options.open_on(disk.platform()).expect("a store")
+    }
+
+    fn value(number: u32) -> Vec<u8> {
+        let length = if number.is_multiple_of(100) { 100_000 } else { 90 };
+        (0..length).map(|at| (number as usize * 31 + at) as u8).collect()
+    }
+
+    /// A base that is published and not durable, and long values that only the log refers to, when the process that syncs
+    /// the data file is told of an error, and dies. The disk's seed says which of the pages are lost.
+    #[test]
+    fn what_the_kernel_gave_up_is_written_again_and_survives_power_loss() {
+        for seed in 0..10 {
+            let disk = SimDisk::new(seed);
+            let store = open(&disk);
+            let map = store.map("map").expect("a map");
+            let put = |numbers: std::ops::Range<u32>| {
+                numbers.for_each(|number| map.put(&number.to_be_bytes(), &value(number)).expect("a put"));
+            };
+            put(0..1_000);
+            store.maintain().expect("a durable base");
+            put(500..1_500);
+            store.sync().expect("a durable log");
+            let core = store.core();
+            let mut state = core.hold_maintenance().expect("nobody else has it");
+            assert!(core.fold(&mut state).expect("a fold"), "some generations are full");
+            drop(state);
+            put(1_500..2_000);
+            disk.fail(1, FailKind::Io, FailSpan::Once);
+            core.data.sync_data().expect_err("somebody was told");
+            core.write_unsynced_pages_again().expect("a disk that works again");
+            store.sync().expect("a durable log");
+            store.maintain().expect("a durable base");
+            assert_whole(&disk.power_cut(seed));
+        }
+    }
+
+    fn assert_whole(disk: &SimDisk) {
+        let store = open(disk);
+        let map = store.map("map").expect("a map");
+        for number in 0..2_000u32 {
+            let found = map.get(&number.to_be_bytes()).expect("a sound store");
+            assert!(found == Some(value(number)), "{number}");
+        }
+        let report = store.check(&mut |_| ()).expect("a check");
+        assert_eq!(report.problems, [""; 0]);
+    }
+}

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use duramen_engine::planted::{PlantedBug, kill_at, kill_points_left, plant, stop_at};
+use duramen_engine::planted::{PlantedBug, kill_at, kill_points_left, plant, planted, stop_at};
 use duramen_engine::{Batch, Durability, Kind, Maintenance, Map, Options, Reason, Store, TransactionOptions};
 
 const PATH: &str = "DURAMEN_KILLED_PATH";
@@ -191,7 +191,8 @@ fn tell(number: u64) {
     std::io::stdout().write_all(line.as_bytes()).expect("a listener");
 }
 
-fn spawn(path: &Path, point: u64, from: u64) -> Child {
+/// This program as the process that is killed or stopped.
+fn other_process(path: &Path, point: u64, from: u64) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args([
         "--exact",
@@ -208,13 +209,13 @@ fn spawn(path: &Path, point: u64, from: u64) -> Child {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    command.spawn().expect("a process")
+    command
 }
 
 /// Lets a process live until it comes to a point. Returns the numbers that it told, and whether it was killed there.
 fn live(path: &Path, point: u64, from: u64) -> (Vec<u64>, bool) {
     use std::os::unix::process::ExitStatusExt;
-    let child = spawn(path, point, from);
+    let child = other_process(path, point, from).spawn().expect("a process");
     let output = child.wait_with_output().expect("an end");
     let told = BufReader::new(&output.stdout[..])
         .lines()
@@ -231,9 +232,16 @@ fn number_from_environment(name: &str, otherwise: u64) -> u64 {
     given.unwrap_or(otherwise)
 }
 
-/// Whether the last commit of a process stands that was killed before must be decided for who opens the store.
-fn what_who_opens_finds(path: &Path) -> State {
-    let maps = Maps::of(options().open(path).expect("a store"));
+/// Whether the last commit of a process stands that was killed before must be decided for who opens the store, also while
+/// somebody else is burying the dead, so that it cannot.
+fn what_who_opens_finds(path: &Path, is_burying: bool) -> State {
+    let bug = planted();
+    if is_burying && bug.is_none() {
+        plant(Some(PlantedBug::DeadNotBuried));
+    }
+    let opened = options().open(path);
+    plant(bug);
+    let maps = Maps::of(opened.expect("a store"));
     let found = State::found(&maps);
     let Maps { store, .. } = maps;
     store.close().expect("an end");
@@ -257,7 +265,7 @@ fn kill_again_and_again(rounds: u64, rng: &mut fastrand::Rng) {
             false => steps + STEPS,
         };
         kills += is_killed as u64;
-        let decided = (round % 3 == 1).then(|| what_who_opens_finds(&path));
+        let decided = (round % 3 == 1).then(|| what_who_opens_finds(&path, rng.bool()));
         // The first to write after the kill puts everything in order.
         mine.put(&round.to_be_bytes(), b"went on").expect("a put");
         let found = State::found(&maps);
@@ -319,6 +327,8 @@ fn repairs_that_are_left_out_are_noticed() {
         PlantedBug::AllocatorNotUndone,
         PlantedBug::TreeNotGivenUp,
         PlantedBug::TreeNotPutInOrder,
+        PlantedBug::DeadNotBuried,
+        PlantedBug::OpenedUndecided,
     ] {
         plant(Some(bug));
         let ran = catch_unwind(AssertUnwindSafe(|| kill_again_and_again(300, &mut rng)));
@@ -335,24 +345,9 @@ fn after_the_short_step() -> State {
 
 /// Lets a process go on until it is stopped in the middle of its first commit.
 fn stopped_inside_a_commit(path: &Path) -> Child {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args([
-        "--exact",
-        "child_process",
-        "--ignored",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
     // The first few places of a step that writes short pairs are in the allocator; the tenth is in the commit.
-    command
-        .env(PATH, path)
-        .env(POINT, "10")
-        .env(FROM, "0")
-        .env(IS_STOPPED, "");
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+    let mut command = other_process(path, 10, 0);
+    command.env(IS_STOPPED, "").stderr(Stdio::null());
     let child = command.spawn().expect("a process");
     let mut status = 0;
     // SAFETY: the number of our own child, which is stopped and not ended.

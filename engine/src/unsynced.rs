@@ -101,7 +101,7 @@ mod tests {
             let mut state = core.hold_maintenance().expect("nobody else has it");
             assert!(core.fold(&mut state).expect("a fold"), "some generations are full");
             drop(state);
-            put(1_500..2_000);
+            put(1_500..1_550);
             disk.fail(1, FailKind::Io, FailSpan::Once);
             core.data.sync_data().expect_err("somebody was told");
             core.write_unsynced_pages_again().expect("a disk that works again");
@@ -114,7 +114,7 @@ mod tests {
     fn assert_whole(disk: &SimDisk) {
         let store = open(disk);
         let map = store.map("map").expect("a map");
-        for number in 0..2_000u32 {
+        for number in 0..1_550u32 {
             let found = map.get(&number.to_be_bytes()).expect("a sound store");
             assert!(found == Some(value(number)), "{number}");
         }

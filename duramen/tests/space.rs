@@ -224,6 +224,21 @@ fn emptied_and_quiet_store_takes_less_than_two_mebibytes_with_all_its_files() {
 }
 
 #[test]
+fn quiet_store_moves_its_last_pages_to_the_front_and_gets_shorter() {
+    let place = Place::new();
+    let mut rng = Rng::with_seed(seed());
+    let (store, map) = open(&place);
+    (0..6).for_each(|round| overwrite(&store, &map, round, &mut rng));
+    store.maintain().unwrap();
+    show("data file of the busy store", data_file_bytes(&place));
+    let is_short = wait_until(|| data_file_bytes(&place) < DATA_BYTES + DATA_BYTES / 2);
+    show("data file of the quiet store", data_file_bytes(&place));
+    assert!(is_short);
+    assert_shows(&store.snapshot().unwrap(), &map, 5);
+    assert_sound(&store);
+}
+
+#[test]
 fn space_comes_back_when_the_snapshot_that_held_it_is_dropped_long_after_the_last_commit() {
     let place = Place::new();
     let mut rng = Rng::with_seed(seed());

@@ -248,6 +248,34 @@ mod tests {
     }
 
     #[test]
+    fn damage_that_no_change_has_met_ends_it_and_stops_nobody() {
+        let (disk, key, wanted) = (
+            SimDisk::new(1),
+            20_000u64.to_be_bytes(),
+            *b"a value that is found in the file",
+        );
+        let (store, _) = scattered(&disk);
+        store.map("map").expect("a map").put(&key, &wanted).expect("a put");
+        store.maintain().expect("a fold");
+        drop(store);
+        let disk = disk.kill();
+        let data = disk.read_raw("data");
+        let place = data.windows(wanted.len()).position(|bytes| bytes == wanted);
+        disk.write_raw("data", place.expect("its leaf") as u64, b"A");
+        let store = open(&disk);
+        let pages_in_use = || {
+            let figures = store.core().space.figures();
+            figures.file_pages - figures.free_pages
+        };
+        let before = pages_in_use();
+        assert!(!shrink(&store));
+        assert_eq!(pages_in_use(), before);
+        let map = store.map("map").expect("a map");
+        map.put(b"other", b"value").expect("nobody was stopped");
+        assert_eq!(map.get(&key).expect_err("damage").kind(), Kind::Damaged);
+    }
+
+    #[test]
     fn power_cut_in_the_middle_of_it_leaves_what_was_there() {
         let disk = SimDisk::new(1);
         let (store, model) = scattered(&disk);

@@ -1,25 +1,49 @@
 //! A snapshot that is held while random records are overwritten: what it costs in space beside what it sees, whether it
 //! still shows what it showed, and whether the writes that follow use the space again.
+//!
+//! `held-snapshot/500k` has a number of overwrites, the same for everybody; `held-snapshot/1h` holds the snapshot for an hour
+//! of them. A store whose files grow without end is not waited for: the hour ends when they are as large as the form allows.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
 use super::loads::{load_row, read_back_versions};
-use super::{Context, Recorder, Resources, Workload, only};
-use crate::crew::{crew, together};
+use super::{Context, Recorder, Resources, Variant, Workload};
+use crate::crew::{Shift, crew, together};
 use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
+use crate::scratch::allocated_bytes;
 
-/// Overwrites at scale 1, each time. As many for everybody, however fast: what a snapshot holds grows with them.
+/// Overwrites at scale 1, each time, and all that follow the hour. As many for everybody, however fast: what a snapshot holds
+/// grows with them.
 const OVERWRITES: usize = 500_000;
+/// Seconds of overwriting beside the snapshot in the long form at scale 1, and the least of any scale.
+const SECONDS: f64 = 3_600.0;
+const SECONDS_MIN: f64 = 0.2;
+/// Files beyond this end the hour.
+const FILES_BYTES_MAX: u64 = 32 << 30;
+/// Between two looks at the files.
+const LOOK: Duration = Duration::from_secs(1);
+const LONG: &str = "1h";
 
 pub const WORKLOAD: Workload = Workload {
     name: "held-snapshot",
-    about: "1M pairs of 16 and 100 bytes; 500k random overwrites one by one while a snapshot of the first state is held, which is \
-        read then, and as many without it: how large the files become",
-    variants: only(1_000_000),
+    about: "1M pairs of 16 and 100 bytes; 500k random overwrites one by one, or an hour of them, while a snapshot of the first \
+        state is held, which is read then, and 500k without it: how large the files become",
+    variants: &[
+        Variant {
+            label: "500k",
+            records: 1_000_000,
+        },
+        Variant {
+            label: LONG,
+            records: 1_000_000,
+        },
+    ],
     classes: &[Class::Written, Class::None],
     needs_persistence: true,
     has_drivers: false,
@@ -40,12 +64,14 @@ struct Overwrites<'a> {
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let count = context.records();
+    let is_long = context.variant.label == LONG;
+    let first_picks = if is_long { count } else { context.scaled(OVERWRITES) };
     let mut overwrites = Generator::new(context.seed, "overwrite");
     let all = Overwrites {
         context,
         keys: Generator::new(context.seed, "load").keys(count, 16),
         values: Values::new(context.seed, Length::Fixed(100)),
-        picks: [(); 2].map(|()| overwrites.picks(context.scaled(OVERWRITES), count)),
+        picks: [first_picks, context.scaled(OVERWRITES)].map(|picks| overwrites.picks(picks, count)),
         versions: Mutex::new(vec![0; count]),
     };
     let checker = context.checker(&all.values);
@@ -57,9 +83,20 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         // In SQLite a snapshot begins with the first read.
         let first = all.keys.at(0);
         held.get(first, &mut |found| checker.present(first, 0, found))?;
+        let mut is_too_large = false;
         recorder.phase("overwrites beside a held snapshot", Work::Writes, || {
-            all.overwrite(&*peer, &all.picks[0])
+            if !is_long {
+                return all.overwrite(&*peer, &all.picks[0]);
+            }
+            let (done, has_ended) = all.overwrite_for_long(&*peer)?;
+            is_too_large = has_ended;
+            Ok(done)
         })?;
+        if is_too_large {
+            recorder.note(format!(
+                "the overwrites beside the snapshot ended when the files had {FILES_BYTES_MAX} bytes"
+            ));
+        }
         recorder.phase("reads in the held snapshot", Work::Reads, || {
             for &record in &all.picks[1] {
                 let key = all.keys.at(record as usize);
@@ -84,18 +121,61 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
 }
 
 impl Overwrites<'_> {
-    /// In a thread of its own, because the one that called may have a snapshot open, and not every store lets a thread do
-    /// both.
     fn overwrite(&self, peer: &dyn Peer, picks: &[u32]) -> Result<Done> {
+        let shift = self.context.pace.whole_shift(1);
+        self.overwrite_while(peer, shift, picks, picks.len() as u64, &AtomicBool::new(true))
+    }
+
+    /// For the time of the long form, or until the files are too large; says which.
+    fn overwrite_for_long(&self, peer: &dyn Peer) -> Result<(Done, bool)> {
+        let seconds = self.context.scaled_seconds(SECONDS, SECONDS_MIN);
+        let shift = self.context.pace.shift(1, Some(seconds));
+        let (goes_on, is_done) = (AtomicBool::new(true), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    if allocated_bytes(self.context.directory)? > FILES_BYTES_MAX {
+                        goes_on.store(false, Ordering::Relaxed);
+                        break;
+                    }
+                    std::thread::park_timeout(LOOK);
+                }
+                anyhow::Ok(())
+            });
+            let done = self.overwrite_while(peer, shift, &self.picks[0], u64::MAX, &goes_on);
+            is_done.store(true, Ordering::Relaxed);
+            watcher.thread().unpark();
+            let watched = watcher
+                .join()
+                .unwrap_or_else(|_| Err(anyhow!("the watcher of the files panicked")));
+            watched.and(done).map(|done| (done, !goes_on.load(Ordering::Relaxed)))
+        })
+    }
+
+    /// Overwrites the picked records again and again, until as many are done as planned. In a thread of its own, because the
+    /// one that called may have a snapshot open, and not every store lets a thread do both.
+    fn overwrite_while(
+        &self,
+        peer: &dyn Peer,
+        shift: Shift,
+        picks: &[u32],
+        planned: u64,
+        goes_on: &AtomicBool,
+    ) -> Result<Done> {
         let worked = crew(1, |_| {
             let mut versions = self.versions.lock().expect("nobody else has it");
-            self.context.pace.whole_shift(1).work(picks.len() as u64, |at| {
-                let record = picks[at as usize] as usize;
+            let mut worked = shift.work_while(planned, goes_on, |at| {
+                let record = picks[at as usize % picks.len()] as usize;
                 let key = self.keys.at(record);
                 peer.put(key, self.values.of(key, versions[record] + 1))?;
                 versions[record] += 1;
-                Ok(())
-            })
+                Ok(1)
+            })?;
+            if planned == u64::MAX {
+                // It was to work for a time; only the limit of the cell cuts that short.
+                worked.stopped_at_of = shift.is_at_limit().then_some(u64::MAX);
+            }
+            Ok(worked)
         })?;
         Ok(together(worked))
     }

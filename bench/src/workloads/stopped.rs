@@ -88,9 +88,9 @@ const CASES: &[Case] = &[
     case(("reads/1M", 0.0002), "single puts", 1, (5, 50)),
     case(("overwrites", 0.0005), "load, 1,000 a commit", 1, (5, 500)),
     case(("overwrites", 0.0005), "overwrites", 1, (2_505, 2_550)),
-    case(("held-snapshot", 0.002), "load, 1,000 a commit", 1, (5, 500)),
+    case(("held-snapshot/500k", 0.002), "load, 1,000 a commit", 1, (5, 500)),
     case(
-        ("held-snapshot", 0.002),
+        ("held-snapshot/500k", 0.002),
         "overwrites beside a held snapshot",
         1,
         (2_005, 2_050),
@@ -131,7 +131,7 @@ impl Driver for Waiting {
                 .map(|class| (class, "claimed, wrongly".to_string()))
                 .to_vec(),
             // As some want it, which are stopped before they close the store.
-            is_persistent: ["open", "held-snapshot", "scarce-memory", "sizes/100B"].contains(&self.case.workload),
+            is_persistent: ["open", "held-snapshot/500k", "scarce-memory", "sizes/100B"].contains(&self.case.workload),
             ..Description::default()
         }
     }
@@ -139,7 +139,7 @@ impl Driver for Waiting {
     fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
         let is_it = self.opened.fetch_add(1, Ordering::Relaxed) + 1 == self.case.store;
         // The map shuts writers out as long as there is a snapshot.
-        let inner = if self.case.workload == "held-snapshot" {
+        let inner = if self.case.workload == "held-snapshot/500k" {
             "lmdb"
         } else {
             "btreemap"

@@ -76,6 +76,12 @@ impl Core {
             // Somebody folds just now: another time.
             return;
         };
+        // Somebody else may have taken the commit lock over and not have decided yet whether the last commit stands. Until then
+        // it is not known what the log refers to.
+        let Ok(decided) = self.hold_commits_patiently() else {
+            return;
+        };
+        drop(decided);
         self.free_loose_pages(owner);
         let entry = self.region.process(owner);
         entry.forget_promised();

@@ -11,6 +11,7 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use duramen_engine::planted::{PlantedBug, kill_at, kill_points_left, plant, planted, stop_at};
 use duramen_engine::{Batch, Durability, Kind, Maintenance, Map, Options, Reason, Store, TransactionOptions};
@@ -169,6 +170,10 @@ fn child_process() {
     if is_stopped {
         // After opening: its first commit stops in the middle.
         let maps = Maps::of(options().open(path).expect("a store"));
+        tell(0);
+        std::io::stdin()
+            .read_line(&mut String::new())
+            .expect("a line, or an end");
         stop_at(point);
         perform(&maps, SHORT_STEP).expect("a step");
         return;
@@ -349,11 +354,25 @@ fn stopped_inside_a_commit(path: &Path) -> Child {
     let mut command = other_process(path, 10, 0);
     command.env(IS_STOPPED, "").stderr(Stdio::null());
     let child = command.spawn().expect("a process");
-    let mut status = 0;
-    // SAFETY: the number of our own child, which is stopped and not ended.
-    unsafe { libc::waitpid(child.id() as libc::pid_t, &mut status, libc::WUNTRACED) };
-    assert!(libc::WIFSTOPPED(status), "it was to be stopped: {status}");
+    assert!(is_stopped(&child), "it was to be stopped");
     child
+}
+
+/// Waits until a process is stopped, or has ended.
+fn is_stopped(child: &Child) -> bool {
+    let mut status = 0;
+    // SAFETY: the number of our own child, and one that nobody has waited for.
+    unsafe {
+        libc::waitid(
+            libc::P_PID,
+            child.id(),
+            &mut std::mem::zeroed(),
+            libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT,
+        )
+    };
+    // SAFETY: as above.
+    unsafe { libc::waitpid(child.id() as libc::pid_t, &mut status, libc::WUNTRACED | libc::WNOHANG) };
+    libc::WIFSTOPPED(status)
 }
 
 #[test]
@@ -402,4 +421,41 @@ fn process_killed_after_it_was_stopped_inside_a_commit_frees_the_lock() {
     assert!(found == after_the_short_step());
     maps.store.maintain().expect("a fold");
     assert_sound(&maps.store);
+}
+
+/// Somebody is killed inside a commit, and whoever takes the lock over is stopped before the commit is decided: nobody buries
+/// the first one until it is. The pages of its values would be taken for pages that never came into the log.
+#[test]
+fn nobody_is_buried_before_it_is_decided_whether_his_last_commit_stands() {
+    // The first commit has long values. These are places in it; the heir comes to a few in the allocator, and then to those where
+    // it puts in order what it took over.
+    for (point, heir_point) in [42, 47, 52]
+        .into_iter()
+        .flat_map(|point| (3..10).map(move |heir| (point, heir)))
+    {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("store");
+        let maps = ManuallyDrop::new(Maps::of(options().open(&path).expect("a store")));
+        let mut command = other_process(&path, heir_point, 0);
+        command.env(IS_STOPPED, "").stdin(Stdio::piped()).stderr(Stdio::null());
+        let mut heir = command.spawn().expect("a process");
+        let mut told = BufReader::new(heir.stdout.take().expect("what it tells")).lines();
+        let has_opened = told.any(|line| line.is_ok_and(|line| line.ends_with("@0")));
+        assert!(has_opened && live(&path, point, 0).1, "one opens, and one is killed");
+        writeln!(heir.stdin.take().expect("a way to tell it")).expect("a listener");
+        assert!(is_stopped(&heir));
+        std::thread::scope(|scope| {
+            let folding = scope.spawn(|| maps.store.maintain());
+            // Long enough for who does not wait.
+            std::thread::sleep(Duration::from_millis(100));
+            // SAFETY: the number of our own child.
+            unsafe { libc::kill(heir.id() as libc::pid_t, libc::SIGCONT) };
+            folding.join().expect("an end").expect("a fold");
+        });
+        assert!(heir.wait().expect("an end").success());
+        maps.store.maintain().expect("a fold");
+        State::found(&maps);
+        assert_sound(&maps.store);
+        drop(ManuallyDrop::into_inner(maps));
+    }
 }

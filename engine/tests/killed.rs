@@ -25,6 +25,8 @@ const STEPS: u64 = 60;
 const KEYS: u64 = 40;
 /// A step that is one batch of short pairs.
 const SHORT_STEP: u64 = 2;
+/// A step that folds.
+const FOLDING_STEP: u64 = 5;
 
 fn options() -> Options {
     Options::new()
@@ -168,14 +170,14 @@ fn child_process() {
     let point = number(POINT) as i64;
     let is_stopped = std::env::var(IS_STOPPED).is_ok();
     if is_stopped {
-        // After opening: its first commit stops in the middle.
+        // After opening: its first step stops in the middle.
         let maps = Maps::of(options().open(path).expect("a store"));
         tell(0);
         std::io::stdin()
             .read_line(&mut String::new())
             .expect("a line, or an end");
         stop_at(point);
-        perform(&maps, SHORT_STEP).expect("a step");
+        perform(&maps, number(FROM)).expect("a step");
         return;
     }
     kill_at(point);
@@ -351,7 +353,7 @@ fn after_the_short_step() -> State {
 /// Lets a process go on until it is stopped in the middle of its first commit.
 fn stopped_inside_a_commit(path: &Path) -> Child {
     // The first few places of a step that writes short pairs are in the allocator; the tenth is in the commit.
-    let mut command = other_process(path, 10, 0);
+    let mut command = other_process(path, 10, SHORT_STEP);
     command.env(IS_STOPPED, "").stderr(Stdio::null());
     let child = command.spawn().expect("a process");
     assert!(is_stopped(&child), "it was to be stopped");
@@ -423,39 +425,71 @@ fn process_killed_after_it_was_stopped_inside_a_commit_frees_the_lock() {
     assert_sound(&maps.store);
 }
 
-/// Somebody is killed inside a commit, and whoever takes the lock over is stopped before the commit is decided: nobody buries
-/// the first one until it is. The pages of its values would be taken for pages that never came into the log.
+/// Somebody is killed at a place of his own, and whoever comes to put that in order is stopped at another one, while a third
+/// one folds, and buries the first. Then the second goes on, or is killed too.
+fn stop_an_heir(point: u64, heir_step: u64, heir_point: u64, is_heir_killed: bool) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    // A store that is wrong is not closed on the way out.
+    let maps = ManuallyDrop::new(Maps::of(options().open(&path).expect("a store")));
+    let mut command = other_process(&path, heir_point, heir_step);
+    command.env(IS_STOPPED, "").stdin(Stdio::piped()).stderr(Stdio::null());
+    let mut heir = command.spawn().expect("a process");
+    let mut told = BufReader::new(heir.stdout.take().expect("what it tells")).lines();
+    let has_opened = told.any(|line| line.is_ok_and(|line| line.ends_with("@0")));
+    assert!(has_opened, "it was to open the store");
+    let (told, is_killed) = live(&path, point, 0);
+    assert!(is_killed, "it was to be killed");
+    let acknowledged = told.last().copied().unwrap_or(0);
+    writeln!(heir.stdin.take().expect("a way to tell it")).expect("a listener");
+    let is_heir_stopped = is_stopped(&heir);
+    std::thread::scope(|scope| {
+        let folding = scope.spawn(|| maps.store.maintain());
+        // Long enough for who does not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        let signal = if is_heir_killed { libc::SIGKILL } else { libc::SIGCONT };
+        if is_heir_stopped {
+            // SAFETY: the number of our own child, for which nobody has waited.
+            unsafe { libc::kill(heir.id() as libc::pid_t, signal) };
+            heir.wait().expect("an end");
+        }
+        folding.join().expect("an end").expect("a fold");
+    });
+    let found = State::found(&maps);
+    let is_possible = [acknowledged, acknowledged + 1].into_iter().any(|steps| {
+        let (without, mut with) = (State::after(steps), State::after(steps));
+        with.apply(heir_step);
+        found == with || is_heir_stopped && is_heir_killed && found == without
+    });
+    assert!(is_possible, "after step {acknowledged}");
+    maps.store.maintain().expect("a fold");
+    assert!(State::found(&maps) == found);
+    assert_sound(&maps.store);
+    drop(ManuallyDrop::into_inner(maps));
+}
+
+/// The pages of its values would be taken for pages that never came into the log.
 #[test]
 fn nobody_is_buried_before_it_is_decided_whether_his_last_commit_stands() {
     // The first commit has long values. These are places in it; the heir comes to a few in the allocator, and then to those where
     // it puts in order what it took over.
-    for (point, heir_point) in [42, 47, 52]
-        .into_iter()
-        .flat_map(|point| (3..10).map(move |heir| (point, heir)))
-    {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("store");
-        let maps = ManuallyDrop::new(Maps::of(options().open(&path).expect("a store")));
-        let mut command = other_process(&path, heir_point, 0);
-        command.env(IS_STOPPED, "").stdin(Stdio::piped()).stderr(Stdio::null());
-        let mut heir = command.spawn().expect("a process");
-        let mut told = BufReader::new(heir.stdout.take().expect("what it tells")).lines();
-        let has_opened = told.any(|line| line.is_ok_and(|line| line.ends_with("@0")));
-        assert!(has_opened && live(&path, point, 0).1, "one opens, and one is killed");
-        writeln!(heir.stdin.take().expect("a way to tell it")).expect("a listener");
-        assert!(is_stopped(&heir));
-        std::thread::scope(|scope| {
-            let folding = scope.spawn(|| maps.store.maintain());
-            // Long enough for who does not wait.
-            std::thread::sleep(Duration::from_millis(100));
-            // SAFETY: the number of our own child.
-            unsafe { libc::kill(heir.id() as libc::pid_t, libc::SIGCONT) };
-            folding.join().expect("an end").expect("a fold");
-        });
-        assert!(heir.wait().expect("an end").success());
-        maps.store.maintain().expect("a fold");
-        State::found(&maps);
-        assert_sound(&maps.store);
-        drop(ManuallyDrop::into_inner(maps));
+    for point in [42, 47, 52] {
+        (3..10).for_each(|heir_point| stop_an_heir(point, SHORT_STEP, heir_point, false));
+    }
+}
+
+#[test]
+fn process_stopped_wherever_it_puts_in_order_what_a_dead_one_left_harms_nobody() {
+    let mut rng = rng();
+    for _ in 0..number_from_environment("DURAMEN_KILL_POINTS", 30) {
+        // Fewer than there are in a life.
+        let (heir_step, places) = if rng.bool() {
+            (SHORT_STEP, 60)
+        } else {
+            (FOLDING_STEP, 400)
+        };
+        let (point, heir_point, is_heir_killed) = (rng.u64(1..1_000), rng.u64(1..places), rng.bool());
+        println!("{point}, {heir_step}, {heir_point}, {is_heir_killed}");
+        stop_an_heir(point, heir_step, heir_point, is_heir_killed);
     }
 }

@@ -25,6 +25,8 @@ const RUN_PAGES_MAX: u32 = 256;
 impl Core {
     /// See the module.
     pub(crate) fn write_unsynced_pages_again(&self) -> Result<()> {
+        // What the log refers to is known once it is decided whether the last commit of a dead process stands.
+        drop(self.hold_commits());
         let (pin, version, _) = self.region.pin(0, &self.control().visible.0)?;
         let written = self.cover_data().and_then(|()| self.write_pages_again(&version));
         self.region.unpin(&pin);

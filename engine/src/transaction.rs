@@ -111,6 +111,8 @@ pub struct Transaction {
     dropped: Vec<u32>,
     renamed: Vec<(u32, String)>,
     reads: Option<Mutex<Reads>>,
+    /// What must not change before it commits, whatever else it read.
+    needed: Vec<FullRange>,
     token: u32,
     durability: Durability,
     memory_bytes: usize,
@@ -275,6 +277,7 @@ impl Transaction {
             renamed: Vec::new(),
             // Nobody else writes while an exclusive one runs.
             reads: (options.serializable && !options.exclusive).then(Default::default),
+            needed: Vec::new(),
             token,
             durability: options.durability.unwrap_or(core.settings.durability),
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
@@ -912,6 +915,7 @@ impl Transaction {
                 }
             }
         }
+        checks.ranges.extend(self.needed.iter().cloned());
         if let Some(reads) = self.reads.as_ref().filter(|_| !is_planted(PlantedBug::ReadsNotChecked)) {
             let reads = reads.lock().unwrap_or_else(|e| e.into_inner());
             checks.keys.extend(reads.keys.iter().cloned());

@@ -295,3 +295,32 @@ fn a_listener_never_sleeps_through_an_append() {
     }
     writers.into_iter().for_each(|writer| writer.join().unwrap());
 }
+
+#[test]
+fn a_listener_that_is_told_the_same_again_and_again_does_not_grow() {
+    let listener = Listener::new();
+    (0..10_000).for_each(|_| listener.tell(7));
+    assert_eq!(listener.wait(Duration::ZERO), [7]);
+    assert_eq!(listener.wait(Duration::ZERO), [0; 0]);
+}
+
+#[test]
+fn what_a_transaction_depends_on_must_not_change_before_it_commits() {
+    let disk = SimDisk::new(61);
+    let store = open(&disk);
+    let map = store.map("map").unwrap();
+    map.put(b"b", b"").unwrap();
+    let commit_after = |change: &dyn Fn()| {
+        let mut tx = store.begin(TransactionOptions::new()).unwrap();
+        tx.depends_on(&map, &b"b"[..]..&b"d"[..]).unwrap();
+        tx.put(&map, b"z", b"").unwrap();
+        change();
+        tx.commit().map(|_| ())
+    };
+    let is_conflict = |done: Result<(), duramen_engine::Error>| {
+        done.is_err_and(|error| matches!(error.reason(), Reason::Conflict { .. }))
+    };
+    assert!(is_conflict(commit_after(&|| map.delete(b"b").unwrap())));
+    assert!(is_conflict(commit_after(&|| map.put(b"c", b"").unwrap())));
+    commit_after(&|| map.put(b"d", b"").unwrap()).unwrap();
+}

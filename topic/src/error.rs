@@ -144,7 +144,7 @@ pub enum TopicError {
     NoThread,
     /// The message is no longer leased to this member.
     #[error(
-        "message {offset} is no longer leased to this member: {cause}; it is delivered again to whoever asks, so forget it"
+        "message {offset} is no longer leased to this member: {cause}; forget it: if nobody has settled it, it is delivered again"
     )]
     LeaseLost {
         /// The message.

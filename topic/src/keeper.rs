@@ -1,11 +1,14 @@
 //! The background thread of a process that lets go of what topics do not have to keep.
 //!
 //! It belongs to the handles that the program has: the last of them stops it, and waits for it, before it lets go of the
-//! store. So a program that drops everything finds the store closed.
+//! store. So a program that drops everything finds the store closed. When the program closes the store instead, the thread
+//! finds that, wakes whoever waits for messages, and ends.
 
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use duramen_engine::Reason;
 
 use crate::retention;
 use crate::topics::{Home, Inner, locked};
@@ -68,7 +71,12 @@ fn keep(stop: &Stop, inner: &Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         let began = Instant::now();
         // What went wrong, a full disk for instance, may go right the next time; and whoever uses the store hears of it.
-        let _ = retention::trim_all(&Home::of_worker(&inner), &|| stop.wait(Duration::ZERO));
+        let trimmed = retention::trim_all(&Home::of_worker(&inner), &|| stop.wait(Duration::ZERO));
+        if trimmed.is_err_and(|error| matches!(error.reason(), Reason::Closed)) {
+            // A task that waits looks at nothing by itself, as a thread does.
+            inner.tell_all();
+            return;
+        }
         rest = TICK.max(began.elapsed() * REST);
     }
 }

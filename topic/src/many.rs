@@ -114,7 +114,11 @@ impl PatternSubscription {
         let home = self.topics.home().clone();
         home.registry().bell().arm();
         for (name, record) in home.records(self.pattern.literal_start())? {
-            if !self.pattern.matches(&name) || self.followers.contains_key(&record.id) {
+            if !self.pattern.matches(&name) {
+                continue;
+            }
+            let record = record?;
+            if self.followers.contains_key(&record.id) {
                 continue;
             }
             let topic = home.topic(record.id, &name)?;

@@ -22,7 +22,8 @@ pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
         if is_over() {
             return Ok(());
         }
-        match home.topic(record.id, &name).and_then(|topic| trim(&topic)) {
+        let topic = record.and_then(|record| home.topic(record.id, &name));
+        match topic.and_then(|topic| trim(&topic)) {
             Ok(_) => {}
             // Meanwhile.
             Err(error) if matches!(error.reason(), Reason::TopicDeleted { .. }) => {}
@@ -100,4 +101,44 @@ fn remove(topic: &Topic, snapshot: &Snapshot, first: u64, kept: u64) -> Result<(
         }
     }
     topic.home().store.write(batch).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_engine::{Maintenance, Options};
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::topics::{Topics, TopicsOptions};
+
+    #[test]
+    fn a_topic_that_is_damaged_keeps_no_other_from_being_trimmed() {
+        let disk = SimDisk::new(1);
+        let store = Options::new()
+            .maintenance(Maintenance::Manual)
+            .open_on(disk.platform())
+            .unwrap();
+        let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+        let options = TopicOptions::new().keep_bytes(60);
+        let made = ["a", "b", "c"].map(|name| {
+            let topic = topics.create(name, options.clone()).unwrap();
+            topic.publish_all([b"message"; 8]).unwrap();
+            topic
+        });
+        let home = topics.home();
+        home.tables.topics.put(b"a", b"no record").unwrap();
+        // The search for the first message that is kept meets these.
+        let b = made[1].shared();
+        (0..8).for_each(|offset| {
+            home.tables
+                .messages
+                .put(&offset_key(b.id, offset), b"no message")
+                .unwrap()
+        });
+        let error = trim_all(home, &|| false).expect_err("what is wrong is told");
+        assert!(matches!(error.reason(), Reason::Damaged { .. }), "{error}");
+        let kept = made[2].describe().unwrap();
+        assert!((1..8).contains(&kept.first), "{kept:?}");
+        assert_eq!(topics.list().unwrap(), ["a", "b", "c"]);
+    }
 }

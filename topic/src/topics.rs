@@ -288,8 +288,8 @@ impl Inner {
         record.ok_or_else(|| Reason::TopicDeleted { name: name.into() }.into())
     }
 
-    /// Names and records of all topics whose names begin so.
-    pub(crate) fn records(&self, start: &str) -> Result<Vec<(String, TopicRecord)>> {
+    /// Names and records of all topics whose names begin so. A record that is damaged is an error of its topic alone.
+    pub(crate) fn records(&self, start: &str) -> Result<Vec<(String, Result<TopicRecord>)>> {
         let snapshot = self.store.snapshot()?;
         let mut cursor = snapshot.prefix(&self.tables.topics, start.as_bytes())?;
         let mut records = Vec::new();
@@ -298,9 +298,16 @@ impl Inner {
                 continue;
             }
             let name = String::from_utf8_lossy(key).into_owned();
-            records.push((name, TopicRecord::decode(&record)?));
+            records.push((name, TopicRecord::decode(&record)));
         }
         Ok(records)
+    }
+
+    /// Tells everybody who waits for messages or topics to look: the store was closed.
+    pub(crate) fn tell_all(&self) {
+        let topics: Vec<_> = locked(&self.topics).values().filter_map(Weak::upgrade).collect();
+        topics.iter().for_each(|topic| topic.sequence.bell().tell());
+        self.registry.bell().tell();
     }
 
     /// Tells subscribers of patterns that there is something to look at.

@@ -610,3 +610,36 @@ fn members_that_fail_at_random_process_every_message_exactly_once() {
     assert!(group.pending().unwrap().is_empty());
     check(&store);
 }
+
+#[test]
+fn one_message_and_all_of_its_run_cannot_be_settled_by_two_at_once() {
+    let disk = SimDisk::new(31);
+    let (store, _, topic) = one_topic(&disk);
+    publish(&topic, 4);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let is_conflict = |done: Result<_, duramen_engine::Error>| match done.map(|_: duramen_engine::Commit| ()) {
+        Err(error) => matches!(error.reason(), Reason::Conflict { .. }),
+        Ok(()) => false,
+    };
+    for is_single_first in [true, false] {
+        let deliveries = receive(&group, 2).unwrap();
+        let single = deliveries.clone().into_iter().next().unwrap();
+        let mut all = store.begin(TransactionOptions::new()).unwrap();
+        let mut one = store.begin(TransactionOptions::new()).unwrap();
+        all.acknowledge_all(&deliveries).unwrap();
+        one.acknowledge(&single).unwrap();
+        let (first, second) = if is_single_first { (one, all) } else { (all, one) };
+        first.commit().unwrap();
+        assert!(is_conflict(second.commit()), "{is_single_first}");
+    }
+    // Messages of one run can be.
+    group.reset(Start::Beginning).unwrap();
+    let both: Vec<Delivery> = receive(&group, 2).unwrap().into_iter().collect();
+    let transactions = both.iter().map(|delivery| {
+        let mut tx = store.begin(TransactionOptions::new()).unwrap();
+        tx.acknowledge(delivery).unwrap();
+        tx
+    });
+    let transactions: Vec<_> = transactions.collect();
+    transactions.into_iter().for_each(|tx| drop(tx.commit().unwrap()));
+}

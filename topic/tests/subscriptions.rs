@@ -306,6 +306,26 @@ fn a_stream_wakes_its_task() {
 }
 
 #[test]
+fn a_stream_that_waits_is_woken_when_the_store_is_closed() {
+    let disk = SimDisk::new(81);
+    let store = open(&disk);
+    let topic = Topics::open(&store)
+        .unwrap()
+        .create("orders", TopicOptions::new())
+        .unwrap();
+    let mut subscription = topic.subscribe(Start::Tail).unwrap();
+    let mut store = Some(store);
+    let ended = block_on(|context| {
+        let polled = Pin::new(&mut subscription).poll_next(context);
+        // It waits: closed only now.
+        store.take().into_iter().for_each(|store| store.close().unwrap());
+        polled
+    });
+    let error = ended.unwrap().unwrap_err();
+    assert!(matches!(error.reason(), Reason::Closed), "{error}");
+}
+
+#[test]
 fn a_batch_that_was_taken_message_by_message_is_not_followed_by_an_empty_one() {
     let disk = SimDisk::new(1);
     let (_, _, topic) = one_topic(&disk);

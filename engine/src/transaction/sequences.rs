@@ -1,4 +1,6 @@
-//! Appending to sequences in a transaction.
+//! What the crate `topic` needs of a transaction: appending to sequences, and depending on single rows.
+
+use std::ops::RangeBounds;
 
 use super::{APPEND_BYTES, Append, Numbered, Transaction, appended_bytes};
 use crate::batch::stored;
@@ -6,6 +8,7 @@ use crate::error::Result;
 use crate::full_key::FullRange;
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
 use crate::log::OperationKind;
+use crate::map::Map;
 use crate::sequence::{Body, Item, Sequence, SequenceState, Ticket, check_item};
 use crate::write_set::Written;
 
@@ -50,6 +53,15 @@ impl Transaction {
         });
         self.append_bytes += Append::bytes(&self.appends[self.appends.len() - 1..]);
         Ok(ticket)
+    }
+
+    /// Lets the commit conflict with any change in a range since the transaction began, as if it wrote there. What a
+    /// serialisable transaction does for all that it reads, this does for what cannot be true together with its writes.
+    #[doc(hidden)]
+    pub fn depends_on<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+        self.pinned.alive()?;
+        self.needed.push(FullRange::of(map.id_in(self.pinned.core())?, range)?);
+        Ok(())
     }
 
     /// Begins a sequence: only one that has begun can be appended to, by transactions after this one.

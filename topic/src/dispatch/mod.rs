@@ -226,3 +226,41 @@ impl Drop for Dispatcher {
         self.pool.stop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use duramen_engine::{Durability, Options};
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::record::TopicOptions;
+    use crate::topics::TopicsOptions;
+
+    #[test]
+    fn topics_that_are_gone_and_those_without_subscribers_are_forgotten() {
+        let disk = SimDisk::new(1);
+        let options = Options::new().durability(Durability::Written);
+        let store = options.open_on(disk.platform()).unwrap();
+        let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+        let [deleted, left, kept] =
+            ["deleted", "left", "kept"].map(|name| topics.create(name, TopicOptions::new()).unwrap());
+        let dispatcher = Dispatcher::start(&topics, DispatcherOptions::new()).unwrap();
+        dispatcher.subscribe(&deleted, Start::Tail, |_| ()).unwrap();
+        dispatcher.subscribe(&kept, Start::Tail, |_| ()).unwrap();
+        let early = dispatcher.subscribe(&left, Start::Tail, |_| ()).unwrap();
+        assert!(dispatcher.unsubscribe(early));
+        topics.delete("deleted").unwrap();
+        let began = Instant::now();
+        while dispatcher.pool.topics() > 1 {
+            left.publish(b"one more round").unwrap();
+            assert!(began.elapsed() < Duration::from_secs(60), "they are remembered");
+            std::thread::yield_now();
+        }
+        let late = dispatcher.subscribe(&left, Start::Tail, |_| ()).unwrap();
+        // The seat is made anew, and is not that of who left.
+        assert!(!dispatcher.unsubscribe(early));
+        assert!(dispatcher.unsubscribe(late));
+    }
+}

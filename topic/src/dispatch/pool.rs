@@ -145,6 +145,10 @@ impl Pool {
         thread.spawn(move || pool.watch()).map(|_| ())
     }
 
+    fn stuck_nanos(&self) -> u64 {
+        u64::try_from(self.stuck_after.as_nanos()).unwrap_or(u64::MAX)
+    }
+
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
@@ -157,10 +161,17 @@ impl Pool {
         callback: Callback,
     ) -> SubscriberId {
         let id = topic.shared().id;
-        let seats = self.seats(topic);
-        let subscriber = seats.add(position, policy, callback);
-        self.ring(&mut locked(&self.state), id);
-        subscriber
+        loop {
+            let seats = self.seats(topic);
+            let mut state = locked(&self.state);
+            // A topic without subscribers is forgotten at the end of its round, which may have been just now.
+            let is_known = |entry: &Entry| Arc::ptr_eq(&entry.seats, &seats);
+            if state.topics.get(&id).is_some_and(is_known) {
+                let subscriber = seats.add(position, policy, callback);
+                self.ring(&mut state, id);
+                return subscriber;
+            }
+        }
     }
 
     /// The seats of a topic, whose bell is heard from then on.
@@ -245,7 +256,7 @@ impl Pool {
     fn join(&self, worker: Worker, give_up: Instant) {
         while !worker.thread.is_finished() {
             let since = worker.call.since.load(Ordering::Acquire);
-            let is_late = since != 0 && self.now().saturating_sub(since) >= self.stuck_after.as_nanos() as u64;
+            let is_late = since != 0 && self.now().saturating_sub(since) >= self.stuck_nanos();
             if (since == REPLACED || is_late) && Instant::now() >= give_up {
                 return;
             }
@@ -373,7 +384,20 @@ impl Pool {
         entry.worker = None;
         if entry.rang || is_behind {
             self.ring(&mut state, id);
+        } else if entry.seats.subscribers() == 0 {
+            // It was deleted, or all of them left: its bell need not be heard.
+            entry.seats.topic.shared().sequence.bell().forget(&self.listener);
+            let gone = state.topics.remove(&id);
+            drop(state);
+            // It may hold the last handle of the store.
+            drop(gone);
         }
+    }
+
+    /// Topics that have seats.
+    #[cfg(test)]
+    pub(super) fn topics(&self) -> usize {
+        locked(&self.state).topics.len()
     }
 
     fn watch(self: &Arc<Self>) {
@@ -399,7 +423,7 @@ impl Pool {
         for place in 0..state.workers.len() {
             let (number, call) = (state.workers[place].number, state.workers[place].call.clone());
             let since = call.since.load(Ordering::Acquire);
-            let is_late = self.now().saturating_sub(since) >= self.stuck_after.as_nanos() as u64;
+            let is_late = self.now().saturating_sub(since) >= self.stuck_nanos();
             if since == 0 || since == REPLACED || !is_late || replaced >= self.spare || state.is_over {
                 continue;
             }

@@ -8,6 +8,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use duramen_engine::Result;
 
@@ -39,10 +40,14 @@ struct Seat {
     position: u64,
     callback: Option<Callback>,
     policy: Policy,
-    /// Counts those who had the seat.
+    /// Who has the seat, or had it last: see [`HOLDERS`].
     holder: u32,
     state: SeatState,
 }
+
+/// Numbers those who take seats, of whatever topic: seats are used again, and are made anew for a topic that had no
+/// subscriber for a while. Relaxed: only the number counts.
+static HOLDERS: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SeatState {
@@ -140,7 +145,7 @@ impl Seats {
         round.taken += 1;
         let place = &mut round.seats[seat as usize];
         assert!(place.state == SeatState::Free && place.callback.is_none());
-        place.holder = place.holder.wrapping_add(1);
+        place.holder = HOLDERS.fetch_add(1, Ordering::Relaxed);
         place.position = position;
         place.policy = Policy::of(policy);
         place.callback = Some(callback);

@@ -8,6 +8,7 @@
 //! dead-letter-group    the group that gave it up
 //! dead-letter-tries    how often it was delivered, decimal
 //! dead-letter-error    why it failed the last time
+//! dead-letter-topic-id number of the topic: another one may be made under its name, decimal
 //! ```
 
 use duramen_engine::{Result, Transaction};
@@ -29,7 +30,8 @@ const OFFSET: &str = "dead-letter-offset";
 const GROUP: &str = "dead-letter-group";
 const TRIES: &str = "dead-letter-tries";
 const ERROR: &str = "dead-letter-error";
-const OWN: [&str; 5] = [TOPIC, OFFSET, GROUP, TRIES, ERROR];
+const TOPIC_ID: &str = "dead-letter-topic-id";
+const OWN: [&str; 6] = [TOPIC, OFFSET, GROUP, TRIES, ERROR, TOPIC_ID];
 
 /// Dead letters that are brought back in one commit.
 const AT_ONCE: usize = 100;
@@ -86,13 +88,18 @@ impl Group {
         let dead = self.topic.topics().get(name)?;
         let dead = dead.ok_or_else(|| TopicError::UnknownTopic { name: name.into() })?;
         let original = messages.get(0).expect("one message was read");
-        let (offset, tries) = (offset.to_string(), tries.to_string());
+        let (offset, tries, id) = (
+            offset.to_string(),
+            tries.to_string(),
+            self.topic.shared().id.to_string(),
+        );
         let own = [
             (TOPIC, self.topic.name()),
             (OFFSET, &offset),
             (GROUP, &self.shared.name),
             (TRIES, &tries),
             (ERROR, error),
+            (TOPIC_ID, &id),
         ];
         publish_in(tx, &dead, &letter(&original, &own)).map(|_| ())
     }
@@ -147,15 +154,12 @@ impl Group {
                     break;
                 }
                 next = letter.offset() + 1;
-                match DeadLetter::of(&letter) {
-                    Some(found) if found.topic == self.topic.name() && found.group == self.shared.name => {
-                        match self.revive_in(tx, found.offset)? {
-                            true => some.delivered += 1,
-                            false => some.gone += 1,
-                        }
-                    }
-                    // That of another group.
-                    _ => {}
+                let Some(found) = self.own_letter(&letter) else {
+                    continue;
+                };
+                match self.revive_in(tx, found.offset)? {
+                    true => some.delivered += 1,
+                    false => some.gone += 1,
                 }
             }
             if next == cursor.next {
@@ -164,6 +168,13 @@ impl Group {
             progress.move_in(tx, next)?;
             Ok(Some(some))
         })
+    }
+
+    /// What a dead letter says, if this group gave its message up, and the topic is still that one.
+    fn own_letter(&self, letter: &Received<'_>) -> Option<DeadLetter> {
+        let id = std::str::from_utf8(letter.header(TOPIC_ID)?).ok()?;
+        let is_of_topic = id.parse() == Ok(self.topic.shared().id);
+        DeadLetter::of(letter).filter(|found| is_of_topic && found.group == self.shared.name)
     }
 
     /// Whether a member has the run that a message was handed out in.

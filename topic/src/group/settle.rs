@@ -90,6 +90,11 @@ impl Group {
     ) -> Result<Option<Failed>> {
         let record = self.record_in(tx)?;
         self.check_claim(tx, claim, offset)?;
+        if let Claim::Run { first, .. } = claim {
+            // Whoever settles the whole run meanwhile writes no row of this message.
+            let key = Run::key(self.shared.id, first);
+            tx.depends_on(&self.topic.home().tables.states, &key[..]..=&key[..])?;
+        }
         match verdict {
             Verdict::Done => {
                 let token = claim.token();
@@ -176,6 +181,8 @@ impl Group {
             }
         }
         drop(walk);
+        // And whoever settles one message of it meanwhile does not write the run's.
+        tx.depends_on(states, &low[..]..&high[..])?;
         for offset in settled {
             tx.delete(states, &Single::key(self.shared.id, offset))?;
         }

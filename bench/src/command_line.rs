@@ -340,7 +340,8 @@ fn list() -> Result<ExitCode> {
         }
     }
     writeln!(text, "peers")?;
-    for driver in peers::named(&[], true)? {
+    for name in peers::names() {
+        let driver = peers::one(&name)?;
         let peer = driver.describe();
         writeln!(text, "  {:<16} {}", peer.name, peer.version)?;
         for (class, how) in &peer.classes {
@@ -437,7 +438,15 @@ fn header_of(arguments: &RunArguments) -> Result<Header> {
         }
     }
     let has_drivers = tasks.iter().any(|task| task.workload.has_drivers);
-    let drivers = peers::named(&arguments.peers, has_drivers)?;
+    let mut drivers = Vec::new();
+    if !arguments.peers.is_empty() || tasks.iter().any(|task| !task.workload.is_of_messages()) {
+        drivers = peers::named(&arguments.peers, has_drivers)?;
+    }
+    if arguments.peers.is_empty() && tasks.iter().any(|task| task.workload.is_of_messages()) {
+        let is_new = |driver: &&dyn Driver| drivers.iter().all(|known| known.name() != driver.name());
+        let new: Vec<_> = peers::of_messages().into_iter().filter(is_new).collect();
+        drivers.extend(new);
+    }
     header(arguments, &tasks, &drivers)
 }
 

@@ -1,6 +1,8 @@
 //! The lab: the same verified work for Duramen and its peers, measured the same way. See README.md beside this folder.
 
 mod analysis;
+mod broker;
+mod brokers;
 mod charts;
 mod children;
 mod command_line;

@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::broker::Broker;
 use crate::data::KeySlice;
 use crate::load::Load;
 use crate::measure::{Latencies, Timeline};
@@ -59,6 +60,12 @@ pub struct Description {
     /// Whether it runs in a program of another language, which does whole phases by itself.
     #[serde(default)]
     pub is_outside: bool,
+    /// Whether it opens as a broker.
+    #[serde(default)]
+    pub is_broker: bool,
+    /// Whether it opens as nothing else.
+    #[serde(default)]
+    pub is_no_store: bool,
     /// Why several operations cannot be one commit, where they cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub single: Option<String>,
@@ -113,6 +120,10 @@ pub trait Driver: Sync {
     }
     /// Opens the store in `directory`, which exists; makes the store when there is none.
     fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>>;
+    /// Opens it as a broker.
+    fn open_broker(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Broker>> {
+        bail!(Unsupported("is no broker"))
+    }
 }
 
 /// Takes what a read found: the value, if there is one.

@@ -7,6 +7,8 @@ use anyhow::Result;
 use duramen::{Batch, Durability, Map, Options, Snapshot, Store, TransactionOptions};
 
 use super::locked_version;
+use crate::broker::Broker;
+use crate::brokers;
 use crate::data::KeySlice;
 use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
 
@@ -36,6 +38,7 @@ impl Driver for Duramen {
                 (Class::Written, "Durability::Written".to_string()),
             ],
             is_persistent: true,
+            is_broker: true,
             ..Description::default()
         }
     }
@@ -49,6 +52,10 @@ impl Driver for Duramen {
         let store = Options::new().durability(durability).open(directory)?;
         let pairs = store.map("pairs")?;
         Ok(Box::new(Opened { store, pairs }))
+    }
+
+    fn open_broker(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
+        brokers::duramen::open(directory, setting)
     }
 }
 

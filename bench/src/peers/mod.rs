@@ -15,6 +15,7 @@ mod sqlite;
 
 use anyhow::{Context, Result, bail};
 
+use crate::brokers;
 use crate::drivers;
 use crate::peer::Driver;
 
@@ -38,7 +39,8 @@ pub fn names() -> Vec<String> {
 }
 
 fn everybody() -> impl Iterator<Item = &'static dyn Driver> {
-    ALL.iter().copied().chain(drivers::all())
+    let brokers = brokers::ALL.iter().copied();
+    ALL.iter().copied().chain(brokers).chain(drivers::all())
 }
 
 /// The peers of these names, in the order of [`names`]. When there are no names, all of them; those in programs of other
@@ -56,18 +58,21 @@ pub fn named(wanted: &[String], with_drivers: bool) -> Result<Vec<&'static dyn D
     }
     if wanted.is_empty() {
         let inside = ALL.iter().copied();
-        return Ok(if with_drivers {
-            everybody().collect()
-        } else {
-            inside.collect()
-        });
+        let outside = drivers::all().into_iter().filter(|_| with_drivers);
+        return Ok(inside.chain(outside).collect());
     }
     Ok(everybody().filter(|driver| wanted.contains(&driver.name())).collect())
 }
 
+/// The brokers among all peers, in the order of [`names`].
+pub fn of_messages() -> Vec<&'static dyn Driver> {
+    everybody().filter(|driver| driver.describe().is_broker).collect()
+}
+
 /// The peer of this name; those with a planted fault and those behind the lab's own driver are found here too.
 pub fn one(name: &str) -> Result<&'static dyn Driver> {
-    let faulty = faulty::ALL.iter().find(|driver| driver.name() == name).copied();
+    let faulty = faulty::ALL.iter().chain(brokers::faulty::ALL);
+    let faulty = faulty.copied().find(|driver| driver.name() == name);
     match faulty.or_else(|| drivers::served(name)) {
         Some(driver) => Ok(driver),
         None => named(&[name.to_string()], true)?

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
+use crate::broker::Broker;
+use crate::brokers;
 use crate::data::KeySlice;
 use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting, Unsupported};
 
@@ -22,12 +24,17 @@ impl Driver for Null {
                 .map(|class| (class, nothing.clone()))
                 .to_vec(),
             is_exempt: true,
+            is_broker: true,
             ..Description::default()
         }
     }
 
     fn open(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Peer>> {
         Ok(Box::new(Null))
+    }
+
+    fn open_broker(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Broker>> {
+        Ok(Box::new(brokers::null::Null::default()))
     }
 }
 

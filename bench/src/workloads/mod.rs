@@ -2,8 +2,8 @@
 //!
 //! A workload runs for one peer in a process of its own. It makes its data from the seed, does its phases through a
 //! [`Recorder`], verifies everything it reads, reads back everything it wrote after the clock, and fails on the first
-//! wrong value; when the limit of the cell stopped a row, it reads back what was acknowledged until then. Where the
-//! workloads of brokers and clusters go is in `docs/lab/adding-a-workload.md`.
+//! wrong value; when the limit of the cell stopped a row, it reads back what was acknowledged until then. The workloads of
+//! brokers are in `messages`; where those of clusters go is in `docs/lab/adding-a-workload.md`.
 
 mod first;
 mod held_snapshot;
@@ -11,6 +11,7 @@ mod loads;
 mod map;
 mod map_mixed;
 mod mega;
+mod messages;
 mod open;
 mod overwrites;
 mod reads;
@@ -132,6 +133,13 @@ pub const ALL: &[Workload] = &[
     ycsb::A,
     ycsb::C,
     ycsb::E,
+    messages::publish::WORKLOAD,
+    messages::synced_publish::WORKLOAD,
+    messages::latency::WORKLOAD,
+    messages::crowd::WORKLOAD,
+    messages::fanout::WORKLOAD,
+    messages::groups::WORKLOAD,
+    messages::catch_up::WORKLOAD,
 ];
 
 /// One workload in one of its forms.
@@ -196,11 +204,22 @@ impl Workload {
         self.name == state::WORKLOAD.name
     }
 
+    /// Whether it works on brokers, and not on stores.
+    pub fn is_of_messages(&self) -> bool {
+        messages::NAMES.contains(&self.name)
+    }
+
     /// The class that a peer runs in, or why it does not run.
     pub fn class_for(&self, driver: &dyn Driver, wanted: Option<Class>) -> Result<Class, String> {
         let description = driver.describe();
         if description.is_outside && !self.has_drivers {
             return Err("drivers of other languages do not take part".to_string());
+        }
+        if self.is_of_messages() && !description.is_broker {
+            return Err("is no broker".to_string());
+        }
+        if !self.is_of_messages() && description.is_no_store {
+            return Err("is a broker, and no store".to_string());
         }
         if let Some(reason) = description.unavailable {
             return Err(reason);

@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use super::{Context, Record, Recorder, named};
+use crate::brokers;
 use crate::crew::Pace;
 use crate::measure::now_nanos;
 use crate::peer::{Class, Driver};
@@ -45,7 +46,7 @@ fn run(name: &str, driver: &dyn Driver, scale: f64) -> Result<Record> {
 /// Every peer that takes part passes, and shows the same phases.
 fn honest_peers_pass(name: &str, scale: f64) {
     let mut shown: Option<Vec<String>> = None;
-    for driver in peers::ALL {
+    for driver in peers::ALL.iter().chain(brokers::ALL) {
         let peer = driver.describe().name;
         let task = named(name).expect("known")[0];
         if task.workload.class_for(*driver, None).is_err() {
@@ -92,6 +93,16 @@ honest! {
     honest_peers_pass_ycsb_a: "ycsb-a" at 0.001,
     honest_peers_pass_ycsb_c: "ycsb-c" at 0.001,
     honest_peers_pass_ycsb_e: "ycsb-e" at 0.001,
+    honest_peers_pass_publish: "publish/1k" at 1.0,
+    honest_peers_pass_publish_of_many: "publish/1M" at 0.002,
+    honest_peers_pass_synced_publish: "synced-publish" at 0.001,
+    honest_peers_pass_latency: "latency" at 0.01,
+    honest_peers_pass_crowd: "crowd/topic-by-topic" at 0.05,
+    honest_peers_pass_crowd_in_turn: "crowd/in-turn" at 0.05,
+    honest_peers_pass_fanout: "fanout/1M-1k-10k" at 0.005,
+    honest_peers_pass_fanout_in_turn: "fanout/1M-1k-10k-in-turn" at 0.005,
+    honest_peers_pass_groups: "groups" at 0.005,
+    honest_peers_pass_catch_up: "catch-up" at 0.001,
 }
 
 /// Wherever the limit of a cell falls, also between two measured phases, an honest peer does not fail for it.
@@ -110,6 +121,31 @@ fn limit_at_any_time_fails_nobody() {
     }
 }
 
+#[test]
+fn limit_of_the_cell_stops_workloads_of_messages_at_any_time_and_fails_none() {
+    let driver = peers::one("duramen").expect("a peer");
+    let all = [
+        "publish/1M",
+        "synced-publish",
+        "crowd/in-turn",
+        "fanout/1M-1k-10k",
+        "groups",
+        "catch-up",
+    ];
+    for name in all {
+        for millis in [0, 2, 10, 40] {
+            let pace = Pace {
+                limit: now_nanos() + millis * 1_000_000,
+                ..pace()
+            };
+            let record =
+                run_paced(name, driver, 0.02, pace).unwrap_or_else(|error| panic!("{name}: {millis} ms: {error:#}"));
+            let is_stopped = record.phases.iter().any(|phase| !phase.is_complete());
+            assert!(is_stopped || millis > 0, "{name}: {record:?}");
+        }
+    }
+}
+
 /// The error with which a workload ends on a faulty peer, if it ends so.
 fn caught(name: &str, fault: &str, scale: f64) -> Option<String> {
     let driver = peers::one(fault).expect("a faulty peer");
@@ -118,7 +154,7 @@ fn caught(name: &str, fault: &str, scale: f64) -> Option<String> {
 
 fn must_catch(name: &str, fault: &str, scale: f64) {
     let error = caught(name, fault, scale).unwrap_or_else(|| panic!("{name} did not notice {fault}"));
-    let names_it = ["key ", "pairs", "records", "scan", "list", "range"]
+    let names_it = ["key ", "pairs", "records", "scan", "list", "range", "message"]
         .iter()
         .any(|word| error.contains(word));
     assert!(names_it, "{name}: {fault}: {error}");
@@ -178,12 +214,37 @@ matrix! {
     ycsb_c_catches_a_lost_write: "ycsb-c" catches "faulty-loses" at 0.02,
     ycsb_e_catches_a_stale_value: "ycsb-e" catches "faulty-stale" at 0.002,
     ycsb_e_catches_a_lost_write: "ycsb-e" catches "faulty-loses" at 0.02,
+    publish_catches_a_message_that_is_missing: "publish/1k" catches "faulty-gap" at 0.2,
+    publish_catches_a_message_that_came_twice: "publish/1k" catches "faulty-twice" at 0.2,
+    publish_catches_a_message_that_came_too_late: "publish/1k" catches "faulty-swaps" at 0.2,
+    synced_publish_catches_a_message_that_is_missing: "synced-publish" catches "faulty-gap" at 0.0005,
+    synced_publish_catches_a_message_that_came_twice: "synced-publish" catches "faulty-twice" at 0.0005,
+    synced_publish_catches_a_message_that_came_too_late: "synced-publish" catches "faulty-swaps" at 0.0005,
+    latency_catches_a_message_that_is_missing: "latency" catches "faulty-gap" at 0.005,
+    latency_catches_a_message_that_came_twice: "latency" catches "faulty-twice" at 0.005,
+    latency_catches_a_message_that_came_too_late: "latency" catches "faulty-swaps" at 0.005,
+    crowd_catches_a_message_that_is_missing: "crowd/in-turn" catches "faulty-gap" at 0.05,
+    crowd_catches_a_message_that_came_twice: "crowd/in-turn" catches "faulty-twice" at 0.05,
+    crowd_catches_a_message_that_came_too_late: "crowd/in-turn" catches "faulty-swaps" at 0.05,
+    fanout_catches_a_message_that_is_missing: "fanout/1M-1k-10k" catches "faulty-gap" at 0.005,
+    fanout_catches_a_message_that_came_twice: "fanout/1M-1k-10k" catches "faulty-twice" at 0.005,
+    fanout_catches_a_message_that_came_too_late: "fanout/1M-1k-10k" catches "faulty-swaps" at 0.005,
+    groups_catches_a_message_that_is_missing: "groups" catches "faulty-gap" at 0.001,
+    groups_catches_a_message_that_came_twice: "groups" catches "faulty-twice" at 0.001,
+    groups_catches_a_message_that_came_too_late: "groups" catches "faulty-swaps" at 0.001,
+    catch_up_catches_a_message_that_is_missing: "catch-up" catches "faulty-gap" at 0.0001,
+    catch_up_catches_a_message_that_came_twice: "catch-up" catches "faulty-twice" at 0.0001,
+    catch_up_catches_a_message_that_came_too_late: "catch-up" catches "faulty-swaps" at 0.0001,
 }
 
 #[test]
 fn every_workload_is_in_the_matrix_with_each_fault_of_its_reads_and_writes() {
     for workload in super::ALL.iter().filter(|workload| workload.name != "open") {
-        for fault in ["faulty-stale", "faulty-loses"] {
+        let faults: &[&str] = match workload.is_of_messages() {
+            true => &["faulty-gap", "faulty-twice", "faulty-swaps"],
+            false => &["faulty-stale", "faulty-loses"],
+        };
+        for fault in faults {
             let is_caught = MATRIX
                 .iter()
                 .any(|(name, caught)| name.split('/').next() == Some(workload.name) && caught.starts_with(fault));

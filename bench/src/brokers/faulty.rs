@@ -1,0 +1,138 @@
+//! Brokers with a planted fault, to test the workloads of messages. As with other faulty peers, they are reached by name
+//! only and never listed. They are Duramen, but for what they do with one message of fifty.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Result, bail};
+
+use super::duramen;
+use crate::broker::{Broker, Member, Receiver};
+use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
+
+/// What a faulty broker does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// A message is acknowledged and not published.
+    Gap,
+    /// It is published twice.
+    Twice,
+    /// It is published after the one that follows.
+    Swaps,
+}
+
+/// The driver of a faulty broker.
+pub struct Faulty(Fault);
+
+/// All faulty brokers.
+pub const ALL: &[&dyn Driver] = &[&Faulty(Fault::Gap), &Faulty(Fault::Twice), &Faulty(Fault::Swaps)];
+
+const EVERY: u64 = 50;
+
+impl Driver for Faulty {
+    fn describe(&self) -> Description {
+        let name = match self.0 {
+            Fault::Gap => "faulty-gap",
+            Fault::Twice => "faulty-twice",
+            Fault::Swaps => "faulty-swaps",
+        };
+        Description {
+            name: name.to_string(),
+            version: "the lab's own".to_string(),
+            classes: [Class::Synced, Class::Written]
+                .map(|class| (class, "claimed, wrongly".to_string()))
+                .to_vec(),
+            is_broker: true,
+            is_no_store: true,
+            ..Description::default()
+        }
+    }
+
+    fn open(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Peer>> {
+        bail!(Unsupported("is a broker, and stores no pairs"))
+    }
+
+    fn open_broker(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
+        Ok(Box::new(Wrong {
+            inner: duramen::open(directory, setting)?,
+            fault: self.0,
+            published: AtomicU64::new(0),
+            held: std::sync::Mutex::default(),
+        }))
+    }
+}
+
+struct Wrong {
+    inner: Box<dyn Broker>,
+    fault: Fault,
+    published: AtomicU64,
+    held: std::sync::Mutex<Option<(usize, Vec<u8>)>>,
+}
+
+impl Wrong {
+    fn is_chosen(&self) -> bool {
+        self.published.fetch_add(1, Ordering::Relaxed) % EVERY == EVERY / 2
+    }
+}
+
+impl Broker for Wrong {
+    fn make_topics(&mut self, count: usize) -> Result<()> {
+        self.inner.make_topics(count)
+    }
+
+    fn publish(&self, topic: usize, payload: &[u8]) -> Result<()> {
+        match (self.is_chosen(), self.fault) {
+            (true, Fault::Gap) => return Ok(()),
+            (true, Fault::Twice) => self.inner.publish(topic, payload)?,
+            (true, Fault::Swaps) => {
+                let mut held = self.held.lock().expect("nobody panics with it");
+                *held = Some((topic, payload.to_vec()));
+                return Ok(());
+            }
+            (false, _) => {}
+        }
+        self.inner.publish(topic, payload)?;
+        let mut held = self.held.lock().expect("nobody panics with it");
+        match held.take_if(|(held, _)| *held == topic) {
+            Some((topic, payload)) => self.inner.publish(topic, &payload),
+            None => Ok(()),
+        }
+    }
+
+    fn publish_many(&self, topic: usize, payloads: &[&[u8]]) -> Result<()> {
+        payloads.iter().try_for_each(|payload| self.publish(topic, payload))
+    }
+
+    fn subscribe(&self, topic: usize, receiver: Receiver) -> Result<()> {
+        self.inner.subscribe(topic, receiver)
+    }
+
+    fn follow(&self, topic: usize, receiver: &mut Receiver, messages: u64) -> Result<()> {
+        self.inner.follow(topic, receiver, messages)
+    }
+
+    fn make_group(&self, topic: usize) -> Result<()> {
+        self.inner.make_group(topic)
+    }
+
+    fn member(&self, topic: usize) -> Result<Box<dyn Member + '_>> {
+        self.inner.member(topic)
+    }
+
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.inner.put(key, value)
+    }
+
+    fn put_and_publish(&self, key: &[u8], value: &[u8], topic: usize, payload: &[u8]) -> Result<()> {
+        self.inner.put(key, value)?;
+        self.publish(topic, payload)
+    }
+
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
+        self.inner.get(key, found)
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.inner.close()
+    }
+}

@@ -1,0 +1,89 @@
+//! Ratatoskr's published `fanout M T S`: M messages over T topics, S subscribers dealt over them one after the other, every
+//! delivery counted. In both orders: topic by topic, and one message to each topic in turn.
+
+use anyhow::Result;
+
+use super::deliveries::{NAMES, Order, Shape, run as deliver};
+use super::read_back;
+use crate::peer::Class;
+use crate::workloads::{Context, Recorder, Resources, Variant, Workload};
+
+const fn form(label: &'static str, records: usize) -> Variant {
+    Variant { label, records }
+}
+
+/// Messages, topics and subscribers stand in the label; the messages are the records.
+const FORMS: &[Variant] = &[
+    form("100k-100-10", 100_000),
+    form("1M-100-10", 1_000_000),
+    form("1M-1k-1k", 1_000_000),
+    form("1M-1k-10k", 1_000_000),
+    form("1M-1k-100k", 1_000_000),
+    form("100k-100-10-in-turn", 100_000),
+    form("1M-100-10-in-turn", 1_000_000),
+    form("1M-1k-1k-in-turn", 1_000_000),
+    form("1M-1k-10k-in-turn", 1_000_000),
+    form("1M-1k-100k-in-turn", 1_000_000),
+];
+
+pub const WORKLOAD: Workload = Workload {
+    name: "fanout",
+    about: "Ratatoskr's load: messages over topics, subscribers dealt over them, every delivery checked; topic by topic, and \
+        to the topics in turn",
+    variants: FORMS,
+    classes: &[Class::Written, Class::None],
+    needs_persistence: false,
+    has_drivers: false,
+    has_open_loop: true,
+    resources: Resources::USUAL,
+    run,
+};
+
+/// Topics and subscribers of a form.
+fn shape(form: Variant) -> Shape {
+    let (counts, order) = match form.label.strip_suffix("-in-turn") {
+        Some(counts) => (counts, Order::RoundRobin),
+        None => (form.label, Order::TopicByTopic),
+    };
+    let number = |text: &str| match text.strip_suffix('k') {
+        Some(thousands) => thousands.parse().map(|thousands: usize| thousands * 1_000),
+        None => text.parse(),
+    };
+    let mut counts = counts
+        .split('-')
+        .skip(1)
+        .map(|text| number(text).expect("a count in a label"));
+    let mut next = || counts.next().expect("a label has three counts");
+    Shape {
+        messages: form.records,
+        topics: next(),
+        subscribers: next(),
+        order,
+    }
+}
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let shape = shape(context.variant).scaled(context);
+    let mut broker = context.open_broker()?;
+    broker.make_topics(shape.topics)?;
+    let (board, published) = deliver(context, recorder, &*broker, shape, &NAMES)?;
+    read_back(&*broker, &published)?;
+    broker.close()?;
+    board.verify(shape.subscribers, &published)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_say_what_is_run() {
+        let shapes: Vec<_> = FORMS.iter().map(|form| shape(*form)).collect();
+        let counts = |shape: &Shape| (shape.messages, shape.topics, shape.subscribers);
+        assert_eq!(counts(&shapes[0]), (100_000, 100, 10));
+        assert_eq!(counts(&shapes[4]), (1_000_000, 1_000, 100_000));
+        assert_eq!(counts(&shapes[9]), counts(&shapes[4]));
+        assert!(shapes[..5].iter().all(|shape| shape.order == Order::TopicByTopic));
+        assert!(shapes[5..].iter().all(|shape| shape.order == Order::RoundRobin));
+    }
+}

@@ -1,0 +1,80 @@
+//! At 10,000 messages a second, whatever the broker does: how long a publish call takes from when it was due, and how long
+//! until a subscriber that waits has the message. In one process.
+
+use anyhow::{Context as _, Result, anyhow};
+
+use super::{PAYLOAD_BYTES, read_back};
+use crate::broker::{Board, Broker, Payload};
+use crate::crew::{Pace, alone};
+use crate::measure::{Done, Work};
+use crate::peer::{Class, Unsupported};
+use crate::workloads::{Context, Recorder, Resources, Workload, only};
+
+/// Messages a second.
+const RATE: f64 = 10_000.0;
+
+const ROWS: [(&str, Work); 2] = [("publish call", Work::Writes), ("publish to receive", Work::Writes)];
+
+pub const WORKLOAD: Workload = Workload {
+    name: "latency",
+    about: "10,000 messages a second to one subscriber that waits: publish calls, and publish to receive; look at latencies, \
+        not at rates",
+    variants: only(100_000),
+    classes: &[Class::Written, Class::None],
+    needs_persistence: false,
+    has_drivers: false,
+    has_open_loop: false,
+    resources: Resources::USUAL,
+    run,
+};
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let mut broker = context.open_broker()?;
+    broker.make_topics(1)?;
+    let mut published = 0;
+    recorder.phases(&ROWS, || {
+        let done;
+        (done, published) = publish_and_receive(context, &*broker)?;
+        Ok(done)
+    })?;
+    read_back(&*broker, &[published])?;
+    broker.close()
+}
+
+/// Publishes while a subscriber waits in a thread of its own. Returns both rows and how many messages there were.
+fn publish_and_receive(context: &Context, broker: &dyn Broker) -> Result<(Vec<Done>, u64)> {
+    let messages = context.records() as u64;
+    let board = Board::new();
+    let mut published = 0;
+    let worked = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut receiver = board.receiver(0);
+            broker.follow(0, &mut receiver, messages)
+        });
+        // The limit of the cell must not end it: the subscriber waits for all of them.
+        let pace = Pace {
+            rate: Some(RATE),
+            seconds: None,
+            limit: u64::MAX,
+        };
+        let mut payload = Payload::new(context.seed, PAYLOAD_BYTES);
+        let worked = pace.shift(1, None).work(messages, |number| {
+            if !waiting.is_finished() {
+                broker.publish(0, payload.of(number))?;
+                published += 1;
+            }
+            Ok(())
+        });
+        match waiting.join().map_err(|_| anyhow!("the subscriber panicked"))? {
+            Err(error) if error.is::<Unsupported>() => Err(error),
+            followed => followed.context("receiving").and(worked),
+        }
+    })?;
+    board.verify(1, &[messages])?;
+    let received = Done {
+        operations: messages,
+        latencies: Some(board.latencies()),
+        ..Done::default()
+    };
+    Ok((vec![alone(worked), received], published))
+}

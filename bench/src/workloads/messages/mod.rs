@@ -1,0 +1,80 @@
+//! The workloads of brokers, one file each, and what they share: messages are published from one thread or a crew, are
+//! checked by every receiver, and are read once more after the clock, from the first one on.
+
+pub mod catch_up;
+pub mod crowd;
+mod deliveries;
+pub mod fanout;
+pub mod groups;
+pub mod latency;
+pub mod publish;
+pub mod synced_publish;
+
+use anyhow::{Context as _, Result};
+
+use super::Context;
+use crate::broker::{Board, Broker, Payload};
+use crate::crew::{Shift, Worked};
+use crate::peer::Unsupported;
+
+/// The names of all of them.
+pub const NAMES: &[&str] = &[
+    publish::WORKLOAD.name,
+    synced_publish::WORKLOAD.name,
+    latency::WORKLOAD.name,
+    crowd::WORKLOAD.name,
+    fanout::WORKLOAD.name,
+    groups::WORKLOAD.name,
+    catch_up::WORKLOAD.name,
+];
+
+/// Bytes of a payload.
+const PAYLOAD_BYTES: usize = 128;
+/// Messages that are published together.
+const BATCH: usize = 100;
+
+impl Context<'_> {
+    /// Opens the broker in the directory of the run.
+    fn open_broker(&self) -> Result<Box<dyn Broker>> {
+        std::fs::create_dir_all(self.directory)?;
+        self.driver.open_broker(self.directory, self.setting())
+    }
+}
+
+/// Publishes messages to a topic one by one, numbered from `first`.
+fn publish_each(context: &Context, broker: &dyn Broker, topic: usize, count: u64) -> Result<Worked> {
+    let mut payload = Payload::new(context.seed, PAYLOAD_BYTES);
+    let shift = context.pace.whole_shift(1);
+    shift.work(count, |number| broker.publish(topic, payload.of(number)))
+}
+
+/// Publishes messages to a topic, so many of them together, numbered from 0.
+fn publish_batches(context: &Context, shift: &Shift, broker: &dyn Broker, topic: usize, count: u64) -> Result<Worked> {
+    let mut payloads: Vec<Payload> = (0..BATCH).map(|_| Payload::new(context.seed, PAYLOAD_BYTES)).collect();
+    let goes_on = true.into();
+    shift.work_while(count.div_ceil(BATCH as u64), &goes_on, |step| {
+        let first = step * BATCH as u64;
+        let batch = (count - first).min(BATCH as u64);
+        let numbered = payloads.iter_mut().zip(first..first + batch);
+        let batch: Vec<&[u8]> = numbered.map(|(payload, number)| payload.of(number)).collect();
+        broker.publish_many(topic, &batch)?;
+        Ok(batch.len() as u64)
+    })
+}
+
+/// Reads topics after the clock, each from its first message on: everything that was published must be there, in order.
+/// A broker that keeps nothing for later is asked for nothing.
+fn read_back(broker: &dyn Broker, published: &[u64]) -> Result<()> {
+    let board = Board::new();
+    for (topic, messages) in published.iter().enumerate() {
+        let mut receiver = board.receiver(topic);
+        match broker.follow(topic, &mut receiver, *messages) {
+            Err(error) if error.is::<Unsupported>() => return Ok(()),
+            done => done?,
+        }
+        board.check().context("reading messages back")?;
+    }
+    board
+        .verify(published.len(), published)
+        .context("reading messages back")
+}

@@ -22,6 +22,8 @@ fn the_tour_runs_in_time_and_keeps_a_sound_store() {
     for expected in [
         "stock.put(b\"apples\", b\"12\")?;",
         "killed 25 times: ",
+        "tx.publish(&sold, &sale) // together with the put, or not at all",
+        " announced, all alike",
         "0 problems",
         "duramen scan kept",
     ] {
@@ -49,6 +51,10 @@ fn the_tour_gives_its_results_as_json() {
     assert!(tour["steps"].as_array().unwrap().len() > 15);
     assert_eq!(tour["kills"]["acknowledged"], tour["kills"]["found"]);
     assert!(tour["kills"]["acknowledged"].as_u64().unwrap() > 0);
+    assert_eq!(tour["outbox"]["sales"], tour["outbox"]["messages"]);
+    assert!(tour["outbox"]["acknowledged"].as_u64().unwrap() > 0);
+    assert_eq!(tour["consumer"]["sold"], tour["consumer"]["counted"]);
+    assert!(tour["consumer"]["counted"].as_u64().unwrap() > 0);
     assert_eq!(tour["check"]["problems"].as_array().unwrap().len(), 0);
     let directory = tour["directory"].as_str().unwrap();
     assert!(

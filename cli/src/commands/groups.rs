@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use duramen::topic::{GroupDescription, GroupOptions, Pending, Start};
 use serde_json::{Value, json};
 
+use super::changes::finish;
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::StoreArguments;
@@ -244,10 +245,6 @@ impl Change {
                 store
             }
         };
-        store.close()?;
-        if output.is_json {
-            output.json(&done)?;
-        }
-        Ok(Exit::Done)
+        finish(store, &done, output)
     }
 }

@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use duramen::{Options, Store};
 use serde_json::json;
 
+use super::changes::{finish, refuse_unless};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::{StoreArguments, existing};
 use crate::output::Output;
@@ -127,22 +128,14 @@ impl Change {
                 (store, json!({"dropped": name, "pairs": pairs}))
             }
         };
-        store.close()?;
-        if output.is_json {
-            output.json(&done)?;
-        }
-        Ok(Exit::Done)
+        finish(store, &done, output)
     }
 }
 
 fn drop_map(store: &Store, name: &str, force: bool) -> Outcome<u64> {
     let pairs = existing(store, name)?.count()?;
-    if pairs > 0 && !force {
-        let holds = counted(pairs, "pair");
-        return Err(Failure::wrong_call(format!(
-            "the map {name:?} holds {holds}; --force drops it all the same"
-        )));
-    }
+    let held = format!("the map {name:?} holds {}", counted(pairs, "pair"));
+    refuse_unless(force || pairs == 0, &held, "drops")?;
     store.maps().drop(name)?;
     Ok(pairs)
 }

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod changes;
 mod check;
 mod compact;
 mod copy;
@@ -48,7 +49,7 @@ pub enum Command {
     Torture(torture::Torture),
     Tour(tour::Tour),
     #[command(hide = true)]
-    TourWriter(tour::TourWriter),
+    TourChild(tour::TourChild),
     #[command(hide = true)]
     TortureMember(torture::TortureMember),
 }
@@ -77,7 +78,7 @@ impl Command {
             Command::Torture(torture) => torture.run(output),
             Command::TortureMember(member) => member.run(output),
             Command::Tour(tour) => tour.run(output),
-            Command::TourWriter(writer) => writer.run(output),
+            Command::TourChild(child) => child.run(output),
         }
     }
 }

@@ -7,9 +7,11 @@ use duramen::topic::{Topic, TopicDescription, TopicOptions, Topics as TopicsOfSt
 use duramen::{Options, Store};
 use serde_json::{Value, json};
 
+use super::changes::{finish, refuse_unless};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::StoreArguments;
 use crate::output::Output;
+use crate::text::counted;
 
 const EXAMPLES: &str = r"Examples:
   The names of all topics; with offsets and bytes of what each keeps:
@@ -191,21 +193,15 @@ impl Change {
                 (store, json!({"deleted": name, "messages": messages}))
             }
         };
-        store.close()?;
-        if output.is_json {
-            output.json(&done)?;
-        }
-        Ok(Exit::Done)
+        finish(store, &done, output)
     }
 }
 
 fn delete(store: &Store, name: &str, force: bool) -> Outcome<u64> {
     let topic = existing(store, name)?;
     let messages = topic.describe()?.messages();
-    if messages > 0 && !force {
-        let cause = format!("the topic {name:?} keeps {messages} messages; --force deletes it all the same");
-        return Err(Failure::wrong_call(cause));
-    }
+    let held = format!("the topic {name:?} keeps {}", counted(messages, "message"));
+    refuse_unless(force || messages == 0, &held, "deletes")?;
     topic.topics().delete(name)?;
     Ok(messages)
 }

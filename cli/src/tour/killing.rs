@@ -1,17 +1,13 @@
 //! Fifth chapter: a process is killed in the middle of writing, many times, and nothing acknowledged is lost.
 //!
-//! The child is this binary again, with a hidden command. It acknowledges each commit by sending its number down a
-//! pipe after the commit returned; the pipe, and so the ledger, outlives the child. What the ledger has must be in
-//! the store; the store may have one order more a kill, which was committed but not acknowledged any more. Each order
+//! The child (see `victim`) acknowledges each commit by sending its number down a pipe after the commit returned. What
+//! the ledger has must be in the store; the store may have one order more a kill, which was committed but not acknowledged any more. Each order
 //! is written together with a counter, so half a transaction would show.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::ops::Range;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use duramen::{Durability, Map, Options, Snapshot, Store};
@@ -19,6 +15,7 @@ use serde_json::json;
 
 use super::source;
 use super::stage::{Stage, duration};
+use super::victim::{Part, let_run_and_kill};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::text::grouped;
 
@@ -27,7 +24,6 @@ const SOURCE: &str = include_str!("killing.rs");
 const KILLS: u32 = 25;
 /// Every so many kills, nobody repairs the store before the next child gets it.
 const UNATTENDED_EVERY: u32 = 4;
-const LIFE_MILLISECONDS: Range<u64> = 5..60;
 
 /// What was acknowledged, and how long the recoveries took.
 #[derive(Default)]
@@ -47,7 +43,7 @@ pub fn kill(stage: &mut Stage<'_>, store: Store, directory: &Path) -> Outcome<St
     let mut ledger = Ledger::default();
     shown! { stage, KILLS;
         for kill in 1..=KILLS {
-            ledger.acknowledged.extend(let_write_and_kill(directory)?);
+            ledger.acknowledged.extend(let_run_and_kill(Part::Orders, directory)?);
             if kill % UNATTENDED_EVERY != 0 { // sometimes the next victim has to recover
                 let begun = Instant::now();
                 let store = Store::open(directory)?;
@@ -84,42 +80,6 @@ fn order_key(number: u64) -> String {
 
 fn order(number: u64) -> String {
     format!("{} plums for customer {}", number % 97 + 1, number * 7919 % 1000)
-}
-
-/// Ends the child whatever happens here.
-struct Victim(Child);
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts a child, kills it after a while, and returns the numbers that it acknowledged.
-fn let_write_and_kill(directory: &Path) -> Outcome<Vec<u64>> {
-    let failed = |error: io::Error| Failure::of_io("running a second process", &error);
-    let program = std::env::current_exe().map_err(failed)?;
-    let child = Command::new(program)
-        .arg("tour-writer")
-        .arg(directory)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn();
-    let mut victim = Victim(child.map_err(failed)?);
-    let mut pipe = victim.0.stdout.take().expect("stdout was asked for");
-    // The pipe is emptied while the child lives, or it would stand still when the pipe is full.
-    let reader = thread::spawn(move || {
-        let mut bytes = Vec::new();
-        pipe.read_to_end(&mut bytes).map(|_| bytes)
-    });
-    thread::sleep(Duration::from_millis(fastrand::u64(LIFE_MILLISECONDS)));
-    drop(victim);
-    let bytes = reader.join().expect("the reader does not panic").map_err(failed)?;
-    let numbers = bytes
-        .chunks_exact(8)
-        .map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes")));
-    Ok(numbers.collect())
 }
 
 fn report(stage: &mut Stage<'_>, store: &Store, ledger: &Ledger) -> Outcome<()> {

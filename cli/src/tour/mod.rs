@@ -21,11 +21,13 @@ macro_rules! shown {
     };
 }
 
+mod announcing;
 mod checking;
 mod collision;
 mod killing;
 mod reading;
 mod stillness;
+mod victim;
 mod writing;
 
 use std::path::Path;
@@ -37,7 +39,9 @@ use crate::exit::Outcome;
 use crate::output::Output;
 use stage::Stage;
 
+pub use announcing::{account_until_killed, sell_until_killed};
 pub use killing::write_until_killed;
+pub use victim::Part;
 
 /// Takes the tour in a directory that is missing or empty.
 pub fn take(directory: &Path, is_kept: bool, output: &mut Output) -> Outcome<()> {
@@ -51,6 +55,7 @@ pub fn take(directory: &Path, is_kept: bool, output: &mut Output) -> Outcome<()>
     stillness::stand_still(&mut stage, &store)?;
     collision::collide(&mut stage, &store)?;
     let store = killing::kill(&mut stage, store, directory)?;
+    let store = announcing::announce(&mut stage, store, directory)?;
     checking::check(&mut stage, store)?;
     let seconds = started.elapsed().as_secs_f64();
     farewell(&mut stage, directory, is_kept, seconds)?;
@@ -74,6 +79,7 @@ fn farewell(stage: &mut Stage<'_>, directory: &Path, is_kept: bool, seconds: f64
             format!("duramen scan {directory} --map orders --reverse --limit 3"),
             "the last three orders",
         ),
+        (format!("duramen topics {directory}"), "what was announced"),
         (format!("duramen put {directory} pears 7 --map stock"), "a pair more"),
         (format!("duramen check {directory}"), "read and verify everything"),
         (format!("duramen dump {directory} --map journal"), "as text"),

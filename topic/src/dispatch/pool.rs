@@ -34,7 +34,8 @@ pub(super) struct Pool {
     /// sleeps, and the watch says that it sleeps and then looks for rounds; both in one order for all (SeqCst).
     rounds: AtomicUsize,
     is_watching: AtomicBool,
-    began: Instant,
+    /// Counts the steps of the watch, while it watches.
+    steps: AtomicU64,
     spare: usize,
     stuck_after: Duration,
     panicked: AtomicU64,
@@ -70,8 +71,8 @@ struct Worker {
 /// What a worker does, as the watch sees it.
 #[derive(Default)]
 struct Call {
-    /// Nanoseconds since the pool began when the call began; 0: there is none; `REPLACED`: another thread goes on with the
-    /// round. The worker and the watch exchange it, so that they agree on who goes on.
+    /// The step of the watch in which the call began, so that a call need not read a clock; 0: there is none; `REPLACED`:
+    /// another thread goes on with the round. The worker and the watch exchange it, so that they agree on who goes on.
     since: AtomicU64,
     topic: AtomicU32,
     seat: AtomicU32,
@@ -79,17 +80,20 @@ struct Call {
 }
 
 const REPLACED: u64 = u64::MAX;
+const FIRST_STEP: u64 = 1;
+/// Steps of the watch in the time that a call may take.
+const STEPS: u32 = 2;
 
 /// How long the end of a dispatcher waits for calls that are late.
 const STUCK_AT_THE_END: Duration = Duration::from_secs(1);
 
 impl Call {
-    fn begin(&self, subscriber: SubscriberId, now: u64) {
+    fn begin(&self, subscriber: SubscriberId, step: u64) {
         self.topic.store(subscriber.topic, Ordering::Relaxed);
         self.seat.store(subscriber.seat, Ordering::Relaxed);
         self.holder.store(subscriber.holder, Ordering::Relaxed);
-        // Release: whoever sees the time sees who is called. Pairs with the loads of the watch.
-        self.since.store(now.max(1), Ordering::Release);
+        // Release: whoever sees the step sees who is called. Pairs with the loads of the watch.
+        self.since.store(step, Ordering::Release);
     }
 
     /// `false`: another thread goes on with the round.
@@ -115,7 +119,7 @@ impl Pool {
             watched: Condvar::new(),
             rounds: AtomicUsize::new(0),
             is_watching: AtomicBool::new(false),
-            began: Instant::now(),
+            steps: AtomicU64::new(FIRST_STEP),
             spare,
             stuck_after,
             panicked: AtomicU64::new(0),
@@ -145,12 +149,21 @@ impl Pool {
         thread.spawn(move || pool.watch()).map(|_| ())
     }
 
-    fn stuck_nanos(&self) -> u64 {
-        u64::try_from(self.stuck_after.as_nanos()).unwrap_or(u64::MAX)
+    /// How long a step of the watch takes.
+    fn step(&self) -> Duration {
+        // Rounded up: so many steps are never shorter than what a call may take.
+        (self.stuck_after / STEPS).saturating_add(Duration::from_nanos(1))
     }
 
-    fn now(&self) -> u64 {
-        self.began.elapsed().as_nanos() as u64
+    /// For how long, at least, a call has run that began in a step. The first step was under way when the call began, and
+    /// the watch may have come late to its end, which says nothing about the call.
+    fn at_least(&self, since: u64) -> Duration {
+        let whole = self
+            .steps
+            .load(Ordering::Relaxed)
+            .saturating_sub(since)
+            .saturating_sub(1);
+        self.step().saturating_mul(u32::try_from(whole).unwrap_or(u32::MAX))
     }
 
     pub(super) fn subscribe(
@@ -211,7 +224,7 @@ impl Pool {
                 0 => return None,
                 // Since when is no longer known; it is at least this.
                 REPLACED => self.stuck_after,
-                since => Duration::from_nanos(self.now().saturating_sub(since)),
+                since => self.at_least(since),
             };
             let subscriber = worker.call.subscriber();
             let entry = state
@@ -254,13 +267,19 @@ impl Pool {
     /// Waits for a thread, unless it is stuck and stays so. On a busy machine a call may be late that is only waiting for a
     /// processor.
     fn join(&self, worker: Worker, give_up: Instant) {
+        let mut stepped = Instant::now();
         while !worker.thread.is_finished() {
             let since = worker.call.since.load(Ordering::Acquire);
-            let is_late = since != 0 && self.now().saturating_sub(since) >= self.stuck_nanos();
-            if (since == REPLACED || is_late) && Instant::now() >= give_up {
+            let is_late = since != 0 && (since == REPLACED || self.at_least(since) >= self.stuck_after);
+            if is_late && Instant::now() >= give_up {
                 return;
             }
             std::thread::sleep(Duration::from_micros(100));
+            // The watch is over.
+            if stepped.elapsed() >= self.step() {
+                self.steps.fetch_add(1, Ordering::Relaxed);
+                stepped = Instant::now();
+            }
         }
         // Callbacks cannot end it; its own panic was reported when it happened.
         let _ = worker.thread.join();
@@ -360,7 +379,9 @@ impl Pool {
             let (turn, was_behind) = seats.next(before.take(), end);
             is_behind |= was_behind;
             let Some(mut turn) = turn else { break };
-            call.begin(turn.id(&seats.topic), self.now());
+            // Relaxed: a step that is a little old only makes the call look longer by less than the first step that counts for
+            // nothing.
+            call.begin(turn.id(&seats.topic), self.steps.load(Ordering::Relaxed));
             let called = seats.call(&mut turn, &mut batches);
             if called == Called::Panicked {
                 self.panicked.fetch_add(1, Ordering::Relaxed);
@@ -408,8 +429,11 @@ impl Pool {
                 0 => self.watched.wait(state).unwrap_or_else(|e| e.into_inner()),
                 _ => {
                     self.is_watching.store(true, Ordering::SeqCst);
-                    let slept = self.watched.wait_timeout(state, self.stuck_after / 2);
-                    slept.unwrap_or_else(|e| e.into_inner()).0
+                    let slept = self.watched.wait_timeout(state, self.step());
+                    let (state, slept) = slept.unwrap_or_else(|e| e.into_inner());
+                    // Somebody may have woken it before the step was over.
+                    self.steps.fetch_add(u64::from(slept.timed_out()), Ordering::Relaxed);
+                    state
                 }
             };
             self.replace_stuck(&mut state);
@@ -423,7 +447,7 @@ impl Pool {
         for place in 0..state.workers.len() {
             let (number, call) = (state.workers[place].number, state.workers[place].call.clone());
             let since = call.since.load(Ordering::Acquire);
-            let is_late = self.now().saturating_sub(since) >= self.stuck_nanos();
+            let is_late = self.at_least(since) >= self.stuck_after;
             if since == 0 || since == REPLACED || !is_late || replaced >= self.spare || state.is_over {
                 continue;
             }

@@ -103,6 +103,13 @@ impl Turn {
     }
 }
 
+/// Where the messages are that come next for a subscriber.
+enum Next {
+    Nothing,
+    Batch,
+    Own,
+}
+
 /// What a call came to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Called {
@@ -118,6 +125,8 @@ pub(super) enum Called {
 #[derive(Default)]
 pub(super) struct Batches {
     batch: Option<Messages>,
+    /// What was put together for one subscriber alone.
+    own: Option<Messages>,
     /// Where nothing is yet.
     end: Option<u64>,
 }
@@ -214,9 +223,11 @@ impl Seats {
     pub(super) fn call(&self, turn: &mut Turn, batches: &mut Batches) -> Called {
         let next = self.messages(turn, batches);
         let is_over = next.is_err();
+        // Not a handle of its own for each subscriber: counting those costs as much as many a call.
         let messages = match &next {
-            Ok(None) => return Called::Nothing,
-            Ok(Some(messages)) => Ok(messages),
+            Ok(Next::Nothing) => return Called::Nothing,
+            Ok(Next::Batch) => Ok(batches.batch.as_ref().expect("a batch was found")),
+            Ok(Next::Own) => Ok(batches.own.as_ref().expect("messages were put together")),
             Err(error) => Err(error),
         };
         let callback = &mut turn.callback;
@@ -236,15 +247,18 @@ impl Seats {
     }
 
     /// What comes next for a subscriber: from the batch that was read last, if that is where it stands.
-    fn messages(&self, turn: &Turn, batches: &mut Batches) -> Result<Option<Messages>> {
+    fn messages(&self, turn: &Turn, batches: &mut Batches) -> Result<Next> {
         if matches!(turn.policy, Policy::ReadOn) {
-            if let Some(batch) = &batches.batch
-                && batch.offsets().contains(&turn.position)
-            {
-                return Ok(Some(batch.since(turn.position)));
+            let offsets = batches.batch.as_ref().map_or(0..0, Messages::offsets);
+            if offsets.contains(&turn.position) {
+                if offsets.start == turn.position {
+                    return Ok(Next::Batch);
+                }
+                batches.own = batches.batch.as_ref().map(|batch| batch.since(turn.position));
+                return Ok(Next::Own);
             }
             if batches.end == Some(turn.position) {
-                return Ok(None);
+                return Ok(Next::Nothing);
             }
         }
         let snapshot = self.topic.snapshot()?;
@@ -255,12 +269,14 @@ impl Seats {
         let messages = reading.read(from, ReadLimits::default(), gap)?;
         if messages.is_empty() {
             batches.end = Some(from);
-            return Ok(None);
+            return Ok(Next::Nothing);
         }
-        if !has_gap {
-            batches.batch = Some(messages.clone());
+        if has_gap {
+            batches.own = Some(messages);
+            return Ok(Next::Own);
         }
-        Ok(Some(messages))
+        batches.batch = Some(messages);
+        Ok(Next::Batch)
     }
 }
 

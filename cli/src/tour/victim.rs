@@ -1,0 +1,74 @@
+//! Processes of the tour that are killed in the middle of their work.
+//!
+//! Such a child is this binary again, with a hidden command. It says what it has done by sending numbers down a pipe; the
+//! pipe, and so what was said, outlives the child.
+
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use crate::exit::{Failure, Outcome};
+
+const LIFE_MILLISECONDS: Range<u64> = 5..60;
+
+/// What a child does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Writes orders.
+    Orders,
+    /// Writes sales, and publishes them.
+    Sales,
+    /// Counts what was published.
+    Accounts,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Orders => "orders",
+            Part::Sales => "sales",
+            Part::Accounts => "accounts",
+        }
+    }
+}
+
+/// Ends the child whatever happens here.
+struct Victim(Child);
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a child, kills it after a while, and returns the numbers that it sent.
+pub fn let_run_and_kill(part: Part, directory: &Path) -> Outcome<Vec<u64>> {
+    let failed = |error: io::Error| Failure::of_io("running a second process", &error);
+    let program = std::env::current_exe().map_err(failed)?;
+    let child = Command::new(program)
+        .args(["tour-child", part.name()])
+        .arg(directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut victim = Victim(child.map_err(failed)?);
+    let mut pipe = victim.0.stdout.take().expect("stdout was asked for");
+    // The pipe is emptied while the child lives, or it would stand still when the pipe is full.
+    let reader = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    thread::sleep(Duration::from_millis(fastrand::u64(LIFE_MILLISECONDS)));
+    drop(victim);
+    let bytes = reader.join().expect("the reader does not panic").map_err(failed)?;
+    let numbers = bytes
+        .chunks_exact(8)
+        .map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes")));
+    Ok(numbers.collect())
+}

@@ -113,6 +113,7 @@ pub struct Transaction {
     reads: Option<Mutex<Reads>>,
     /// What must not change before it commits, whatever else it read.
     needed: Vec<FullRange>,
+    needed_keys: Vec<Vec<u8>>,
     token: u32,
     durability: Durability,
     memory_bytes: usize,
@@ -278,6 +279,7 @@ impl Transaction {
             // Nobody else writes while an exclusive one runs.
             reads: (options.serializable && !options.exclusive).then(Default::default),
             needed: Vec::new(),
+            needed_keys: Vec::new(),
             token,
             durability: options.durability.unwrap_or(core.settings.durability),
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
@@ -916,6 +918,7 @@ impl Transaction {
             }
         }
         checks.ranges.extend(self.needed.iter().cloned());
+        checks.keys.extend(self.needed_keys.iter().cloned());
         if let Some(reads) = self.reads.as_ref().filter(|_| !is_planted(PlantedBug::ReadsNotChecked)) {
             let reads = reads.lock().unwrap_or_else(|e| e.into_inner());
             checks.keys.extend(reads.keys.iter().cloned());

@@ -320,6 +320,16 @@ fn what_a_transaction_depends_on_must_not_change_before_it_commits() {
     let is_conflict = |done: Result<(), duramen_engine::Error>| {
         done.is_err_and(|error| matches!(error.reason(), Reason::Conflict { .. }))
     };
+    let commit_after_key = |change: &dyn Fn()| {
+        let mut tx = store.begin(TransactionOptions::new()).unwrap();
+        tx.depends_on_key(&map, b"key").unwrap();
+        tx.put(&map, b"z", b"").unwrap();
+        change();
+        tx.commit().map(|_| ())
+    };
+    assert!(is_conflict(commit_after_key(&|| map.put(b"key", b"").unwrap())));
+    assert!(is_conflict(commit_after_key(&|| map.delete(b"key").unwrap())));
+    commit_after_key(&|| map.put(b"keys", b"").unwrap()).unwrap();
     assert!(is_conflict(commit_after(&|| map.delete(b"b").unwrap())));
     assert!(is_conflict(commit_after(&|| map.put(b"c", b"").unwrap())));
     commit_after(&|| map.put(b"d", b"").unwrap()).unwrap();

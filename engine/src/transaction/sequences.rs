@@ -5,7 +5,7 @@ use std::ops::RangeBounds;
 use super::{APPEND_BYTES, Append, Numbered, Transaction, appended_bytes};
 use crate::batch::stored;
 use crate::error::Result;
-use crate::full_key::FullRange;
+use crate::full_key::{FullKey, FullRange};
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
 use crate::log::OperationKind;
 use crate::map::Map;
@@ -61,6 +61,15 @@ impl Transaction {
     pub fn depends_on<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
         self.pinned.alive()?;
         self.needed.push(FullRange::of(map.id_in(self.pinned.core())?, range)?);
+        Ok(())
+    }
+
+    /// The same for one key.
+    #[doc(hidden)]
+    pub fn depends_on_key(&mut self, map: &Map, key: &[u8]) -> Result<()> {
+        self.pinned.alive()?;
+        let key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
+        self.needed_keys.push(key.to_vec());
         Ok(())
     }
 

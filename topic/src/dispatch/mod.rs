@@ -11,7 +11,7 @@
 //! - [`pool`]: threads, the queue of topics, and the watch over threads that do not come back.
 //!
 //! Cost: a batch is read once for all subscribers that stand at the same place; each call costs a lock that nobody else
-//! holds, twice. A subscriber that has nothing to do costs its seat and its callback, and no time.
+//! holds, and a mark for the watch, but no look at a clock. A subscriber that has nothing to do costs its seat and its callback, and no time.
 
 mod pool;
 mod seats;

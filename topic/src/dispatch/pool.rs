@@ -478,3 +478,21 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_late_after_two_whole_steps_of_the_watch() {
+        let pool = Pool::start(1, 0, Duration::from_millis(10)).unwrap();
+        // Nobody is called, so the watch sleeps.
+        let late_after = |steps: u64| {
+            let since = pool.steps.load(Ordering::Relaxed);
+            pool.steps.fetch_add(steps, Ordering::Relaxed);
+            pool.at_least(since) >= pool.stuck_after
+        };
+        assert_eq!([0, 1, 2, 3, 4].map(late_after), [false, false, false, true, true]);
+        pool.stop();
+    }
+}

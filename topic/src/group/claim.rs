@@ -360,6 +360,7 @@ impl Group {
                 let open = OpenRun {
                     token: lease.token,
                     left: end - first,
+                    is_counted: false,
                     deadline: home.store.monotonic_clock() + options.lease,
                     written: lease.deadline,
                 };

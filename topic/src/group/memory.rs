@@ -18,6 +18,8 @@ pub(crate) struct OpenRun {
     pub(crate) token: u64,
     /// Messages of it that are open, as far as is known.
     pub(crate) left: u64,
+    /// Whether they were counted by reading the rows: then one that was settled just before is perhaps counted out again.
+    pub(crate) is_counted: bool,
     pub(crate) deadline: Duration,
     /// The deadline as it is written.
     pub(crate) written: u64,
@@ -98,8 +100,13 @@ impl Memory {
     /// A message of a run was settled, or waits, by a row of its own.
     pub(crate) fn left_run(&mut self, first: u64, token: u64) {
         self.garbage += 1;
-        if let Some(run) = self.runs.get_mut(&first).filter(|run| run.token == token) {
-            run.left = run.left.saturating_sub(1);
+        let Some(run) = self.runs.get_mut(&first).filter(|run| run.token == token) else {
+            return;
+        };
+        run.left = run.left.saturating_sub(1);
+        // Nothing of it can run out any more; what is left of its rows, the next sweep removes. Every turn looks at all runs.
+        if run.left == 0 && !run.is_counted {
+            self.runs.remove(&first);
         }
     }
 
@@ -195,5 +202,27 @@ mod tests {
         assert_eq!(at(990_000), Duration::from_secs(10));
         assert_eq!(at(2_000_000), Duration::ZERO);
         assert_eq!(at(5), Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_run_of_which_all_is_settled_is_not_looked_at_any_more_unless_it_was_counted() {
+        let run = |is_counted| OpenRun {
+            token: 1,
+            left: 2,
+            is_counted,
+            deadline: Duration::ZERO,
+            written: 0,
+        };
+        let mut memory = Memory {
+            runs: BTreeMap::from([(0, run(false)), (2, run(true))]),
+            ..Memory::default()
+        };
+        memory.left_run(0, 9);
+        memory.left_run(0, 1);
+        assert_eq!(memory.in_flight(), 3);
+        [0, 2, 2].into_iter().for_each(|first| memory.left_run(first, 1));
+        // Of the second one, a message may have been settled before it was counted, and be open in truth.
+        assert_eq!(memory.runs.keys().collect::<Vec<_>>(), [&2]);
+        assert_eq!(memory.in_flight(), 0);
     }
 }

@@ -88,12 +88,12 @@ impl Group {
         tries: u32,
         verdict: Verdict<'_>,
     ) -> Result<Option<Failed>> {
-        let record = self.record_in(tx)?;
-        self.check_claim(tx, claim, offset)?;
+        self.check_claim(tx, claim, offset)
+            .or_else(|error| self.or_deleted(tx, error))?;
         if let Claim::Run { first, .. } = claim {
             // Whoever settles the whole run meanwhile writes no row of this message.
             let key = Run::key(self.shared.id, first);
-            tx.depends_on(&self.topic.home().tables.states, &key[..]..=&key[..])?;
+            tx.depends_on_key(&self.topic.home().tables.states, &key)?;
         }
         match verdict {
             Verdict::Done => {
@@ -101,12 +101,12 @@ impl Group {
                 self.put_single(tx, offset, &Single::Settled { token }).map(|()| None)
             }
             Verdict::Retry { delay, error } => {
-                let options = Group::options_of(&record);
+                let options = Group::options_of(&self.record_in(tx)?);
                 self.fail_in(tx, offset, (claim.token(), tries), delay, error, &options)
                     .map(Some)
             }
             Verdict::GiveUp { error } => {
-                let options = Group::options_of(&record);
+                let options = Group::options_of(&self.record_in(tx)?);
                 self.give_up_in(tx, offset, (claim.token(), tries), error, &options)?;
                 Ok(Some(Failed::GivenUp))
             }
@@ -158,9 +158,20 @@ impl Group {
         self.put_single(tx, offset, &Single::Settled { token })
     }
 
+    /// The error of somebody who has nothing to settle, or, when that is because the group was deleted, with all its rows,
+    /// one that says so. Those who do have something need not read the record of the group for it.
+    fn or_deleted<T>(&self, tx: &Transaction, error: duramen_engine::Error) -> Result<T> {
+        self.record_in(tx)?;
+        Err(error)
+    }
+
     /// Settles all messages of a claim that the member still has.
     pub(crate) fn settle_all_in(&self, tx: &mut Transaction, claim: Claim, offsets: &[u64]) -> Result<()> {
-        self.record_in(tx)?;
+        let settled = self.settle_rows_in(tx, claim, offsets);
+        settled.or_else(|error| self.or_deleted(tx, error))
+    }
+
+    fn settle_rows_in(&self, tx: &mut Transaction, claim: Claim, offsets: &[u64]) -> Result<()> {
         let Claim::Run { first, token } = claim else {
             let token = claim.token();
             for &offset in offsets {

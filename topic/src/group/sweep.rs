@@ -77,6 +77,7 @@ impl Group {
             let open = OpenRun {
                 token: run.lease.token,
                 left: rows.left(*first, run),
+                is_counted: true,
                 deadline: lease_over(&run.lease, wall, now),
                 written: run.lease.deadline,
             };

@@ -25,7 +25,7 @@ impl Core {
         if !self.settings.is_shared || is_left {
             return;
         }
-        let is_dead = |owner: Owner| owner != self.region.me() && !self.region.seat().is_alive(owner);
+        let is_dead = |owner: Owner| owner != self.region.me() && self.region.is_dead(owner);
         let dead: Vec<Owner> = self
             .region
             .processes()
@@ -47,10 +47,7 @@ impl Core {
             return;
         };
         // Somebody else may have buried one meanwhile, and another process may sit in its place.
-        for owner in dead
-            .into_iter()
-            .filter(|&owner| self.region.process(owner).is_attached() && is_dead(owner))
-        {
+        for owner in dead.into_iter().filter(|&owner| is_dead(owner)) {
             self.bury(owner);
         }
         drop(burying);
@@ -154,13 +151,19 @@ impl Core {
             let bytes = unsafe { self.log_view(slot)?.bytes(0, end) };
             let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
             let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;
-            scan(bytes, &header, |_, _, body| {
+            let scanned = scan(bytes, &header, |_, _, body| {
                 for operation in Operations::of(body) {
                     let (_, operation) = operation?;
                     self.note_pages(&mut pages, operation)?;
                 }
                 Ok(())
             })?;
+            if scanned.tail != end {
+                let (name, found) = (file_name(slot), scanned.tail);
+                return Err(Error::damaged(format!(
+                    "the records of {name} end at {found}, not at {end}"
+                )));
+            }
         }
         Ok(pages)
     }

@@ -307,8 +307,10 @@ impl Region {
         }
         let burial = self.seat.bury()?;
         // While nobody else buries, the entry of a dead process stays that: so this is still about the same one.
-        let is_dead = self.process(holder).is_attached() && !self.seat.is_alive(holder);
-        let guard = is_dead.then(|| lock.take_over(holder, self.me())).flatten()?;
+        let guard = self
+            .is_dead(holder)
+            .then(|| lock.take_over(holder, self.me()))
+            .flatten()?;
         drop(burial);
         repair();
         Some(guard)
@@ -319,6 +321,17 @@ impl Region {
         if let Some(holder) = lock.holder() {
             drop(self.take_from_dead(lock, holder, &repair));
         }
+    }
+
+    /// Whether another process is dead, and its entry still names it.
+    pub(crate) fn is_dead(&self, owner: Owner) -> bool {
+        let entry = self.process(owner);
+        let arrival = entry.arrival.load(Ordering::Acquire);
+        if !entry.is_attached() || self.seat.is_alive(owner) {
+            return false;
+        }
+        // Whoever leaves in order says so before its byte is free, and whoever sits down there meanwhile came later.
+        entry.is_attached() && entry.arrival.load(Ordering::Acquire) == arrival
     }
 
     /// All processes that are attached, dead ones too.

@@ -329,3 +329,83 @@ impl Tail {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::log::Body;
+    use crate::{ChangesFrom, Durability, Maintenance, Options, Store};
+
+    fn open(disk: &SimDisk) -> Store {
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written);
+        options.open_on(disk.platform()).expect("a store")
+    }
+
+    /// What a writer leaves who dies while the kernel copies his record: the front of it, with the header.
+    fn leave_the_front_of_a_record(core: &Core) {
+        let (control, mut body) = (core.control(), Body::new());
+        let tail = &control.tail.0;
+        let slot = tail.slot.load(Ordering::Relaxed) as u16;
+        let entry = core.entry(slot);
+        body.push(OperationKind::Put, b"\0\0\0\x09a key", &[7; 10_000]);
+        let header = RecordHeader {
+            commit: control.visible.0.load(Ordering::Relaxed) + 1,
+            synced: control.synced.0.load(Ordering::Relaxed),
+            body_length: body.len() as u32,
+            body_checksum: checksum(body.body()),
+            previous: tail.previous.load(Ordering::Relaxed),
+            generation: entry.number.load(Ordering::Relaxed),
+            epoch: tail.epoch.load(Ordering::Relaxed),
+            meta_sequence: tail.meta_sequence.load(Ordering::Relaxed),
+        };
+        let start = entry.tail.load(Ordering::Relaxed);
+        let (record, _) = body.seal(&header);
+        let file = core.log_file(slot).expect("a log file");
+        file.write_at(&record[..8_000], start).expect("a disk");
+        core.repair_commits();
+    }
+
+    /// Found by `duramen torture`: what was committed after that was not found in the log, by recovery, by streams of commits,
+    /// and by whoever looked which pages the log refers to.
+    #[test]
+    fn front_of_a_record_that_a_dead_writer_left_before_a_sync_hides_nothing() {
+        let disk = SimDisk::new(1);
+        let store = open(&disk);
+        let map = store.map("map").expect("a map");
+        map.put(b"before", b"value").expect("a put");
+        leave_the_front_of_a_record(store.core());
+        // Whoever writes next begins at the next sector.
+        store.sync().expect("a durable log");
+        let mut changes = store.changes(ChangesFrom::Now).expect("a stream");
+        map.put(b"long", &[3; 100_000]).expect("a put");
+        map.put(b"after", b"value").expect("a put");
+        store.sync().expect("a durable log");
+        let core = store.core();
+        let referred_to = core.pages_in_log(&core.region.version()).expect("a whole log");
+        assert!(referred_to.len() >= 100_000 / 4096, "{referred_to:?}");
+        for commit in 0..2 {
+            assert!(
+                changes.next(Duration::ZERO).expect("a whole log").is_some(),
+                "commit {commit}"
+            );
+        }
+        for disk in [disk.kill(), disk.power_cut(1)] {
+            let store = open(&disk);
+            let map = store.map("map").expect("a map");
+            for key in [&b"before"[..], b"long", b"after"] {
+                assert!(
+                    map.get(key).expect("a sound store").is_some(),
+                    "{key:?} was acknowledged"
+                );
+            }
+            assert_eq!(store.check(&mut |_| ()).expect("a check").problems, [""; 0]);
+            assert_eq!(map.count().expect("a count"), 3);
+        }
+    }
+}

@@ -309,10 +309,8 @@ impl LogView {
         // SAFETY: everything below the end of the records was written, and by the contract does not change.
         let bytes = unsafe { self.bytes(0, end) };
         let ours = |found: &RecordHeader| found.generation == segment.generation && found.epoch == segment.epoch;
-        let (position, header, _) = next_record(bytes, position, ours)?;
-        let start = position as usize + RECORD_HEADER_BYTES;
-        let body = bytes.get(start..start + header.body_length as usize)?;
-        (checksum(body) == header.body_checksum).then_some((position, header, body))
+        let found = next_record(bytes, position, ours)?;
+        Some((found.position, found.header, found.body?))
     }
 }
 
@@ -361,26 +359,23 @@ pub(crate) fn scan(
         let is_of_file = found.generation == header.generation && found.epoch == header.epoch;
         is_of_file || is_planted(PlantedBug::ChainNotChecked)
     };
-    while let Some((position, found, sum)) = next_record(bytes, scan.tail, ours) {
-        let continues = found.previous == scan.previous || is_planted(PlantedBug::ChainNotChecked);
-        if !continues || found.commit != scan.last_commit + 1 {
+    while let Some(found) = next_record(bytes, scan.tail, ours) {
+        let header = &found.header;
+        let continues = header.previous == scan.previous || is_planted(PlantedBug::ChainNotChecked);
+        if !continues || header.commit != scan.last_commit + 1 {
             scan.end = ScanEnd::BrokenChain;
             break;
         }
-        let start = position as usize + RECORD_HEADER_BYTES;
-        let body = bytes.get(start..start + found.body_length as usize);
-        let Some(body) =
-            body.filter(|body| checksum(body) == found.body_checksum || is_planted(PlantedBug::BodiesNotChecked))
-        else {
+        let Some(body) = found.body else {
             scan.end = ScanEnd::BadBody;
             break;
         };
-        scan.synced_claim = scan.synced_claim.max(found.synced);
-        scan.meta_claim = scan.meta_claim.max(found.meta_sequence);
-        visit(start as u64, &found, body)?;
-        scan.tail = position + record_bytes(body.len());
-        scan.last_commit = found.commit;
-        scan.previous = sum;
+        scan.synced_claim = scan.synced_claim.max(header.synced);
+        scan.meta_claim = scan.meta_claim.max(header.meta_sequence);
+        visit(found.position + RECORD_HEADER_BYTES as u64, header, body)?;
+        scan.tail = found.position + record_bytes(body.len());
+        scan.last_commit = header.commit;
+        scan.previous = found.sum;
     }
     for found in headers_from(bytes, scan.tail).filter(ours) {
         scan.synced_claim = scan.synced_claim.max(found.synced);
@@ -399,14 +394,42 @@ pub(crate) fn headers_from(bytes: &[u8], position: u64) -> impl Iterator<Item = 
         .filter_map(move |(index, _)| Some(decode_at(rest, index as u64 * 8)?.0))
 }
 
-/// The record at `position`, or, where a sync made the writer skip the rest of a sector, at the next sector.
-fn next_record(bytes: &[u8], position: u64, ours: impl Fn(&RecordHeader) -> bool) -> Option<(u64, RecordHeader, u32)> {
-    [position, position.next_multiple_of(SECTOR_BYTES)]
+/// A record with an intact header.
+struct FoundRecord<'a> {
+    position: u64,
+    header: RecordHeader,
+    /// Checksum of the header.
+    sum: u32,
+    /// `None`: it is not what the header says.
+    body: Option<&'a [u8]>,
+}
+
+/// The record at `position`, or, where a sync made the writer skip the rest of a sector, at the next sector. Whoever died in
+/// writing may have left the beginning of a record at the first of these places before that sync: so a whole one counts
+/// before one that is not.
+fn next_record(bytes: &[u8], position: u64, ours: impl Fn(&RecordHeader) -> bool) -> Option<FoundRecord<'_>> {
+    let places = [position, position.next_multiple_of(SECTOR_BYTES)];
+    let mut found = places
         .into_iter()
-        .find_map(|position| {
-            let (header, sum) = decode_at(bytes, position).filter(|(header, _)| ours(header))?;
-            Some((position, header, sum))
-        })
+        .filter_map(|position| record_at(bytes, position).filter(|found| ours(&found.header)));
+    let first = found.next()?;
+    match first.body {
+        Some(_) => Some(first),
+        None => found.find(|next| next.body.is_some()).or(Some(first)),
+    }
+}
+
+fn record_at(bytes: &[u8], position: u64) -> Option<FoundRecord<'_>> {
+    let (header, sum) = decode_at(bytes, position)?;
+    let start = position as usize + RECORD_HEADER_BYTES;
+    let body = bytes.get(start..start + header.body_length as usize);
+    let body = body.filter(|body| checksum(body) == header.body_checksum || is_planted(PlantedBug::BodiesNotChecked));
+    Some(FoundRecord {
+        position,
+        header,
+        sum,
+        body,
+    })
 }
 
 fn decode_at(bytes: &[u8], position: u64) -> Option<(RecordHeader, u32)> {

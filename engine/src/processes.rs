@@ -165,18 +165,22 @@ impl Seat {
         }
     }
 
-    /// Closes the gate again, to leave. `false`: others have been opening or leaving for long.
+    /// Closes the gate again, to leave. `false`: others have been opening or leaving for long, or there are no locks to
+    /// be had; waiting does not help against that.
     pub(crate) fn close_gate(&self) -> bool {
         let Some(locks) = &self.locks else { return false };
         let mut waited = Duration::ZERO;
-        while !locks.take(GATE_BYTE).unwrap_or(false) {
+        while let Ok(is_closed) = locks.take(GATE_BYTE) {
+            if is_closed {
+                return true;
+            }
             if waited >= GATE_WAIT {
                 return false;
             }
             std::thread::sleep(GATE_STEP);
             waited += GATE_STEP;
         }
-        true
+        false
     }
 
     /// Whether others may share the store.

@@ -1,6 +1,7 @@
 //! Crashes at every call: what was acknowledged is there afterwards, in one piece, and nothing else.
 //!
-//! A run of random work is stopped in each of its calls to the disk (`common/crashes.rs`). After a kill every
+//! A run of random work is stopped in each of its calls to the disk (`common/crashes.rs`): that of one process, and that of
+//! several which share the store, come and go. After a kill every
 //! acknowledged commit must be there; after a power cut every one that was acknowledged as synced; in both cases the
 //! state is that after some commit, with at most the one in flight more. `DURAMEN_CRASH_POINTS` makes the run longer,
 //! `DURAMEN_SEED` repeats one.
@@ -12,7 +13,7 @@ use std::time::Duration;
 use common::crashes::{Case, Tally};
 use common::{Watchdog, seed};
 
-/// Crash points of the everyday run, of both tests together.
+/// Crash points of the everyday run, of all tests together.
 const POINTS: u64 = 10_000;
 
 fn points() -> u64 {
@@ -24,13 +25,12 @@ fn limit(points: u64) -> Duration {
     Duration::from_secs(600 + points / 10)
 }
 
-#[test]
-fn short_work_that_crashes_in_any_call_is_recovered() {
-    let (seed, wanted) = (seed(), points() * 6 / 10);
+/// Crashes in every call of short work, of one seed after the other.
+fn crash_in_any_call(seed: u64, wanted: u64, case_of: impl Fn(u64) -> Case) {
     let _watchdog = Watchdog::start("a crash", seed, limit(wanted));
     let mut tally = Tally::default();
     for round in 0.. {
-        let case = Case::new(seed.wrapping_add(round), 5 + (round % 4) as u32 * 12);
+        let case = case_of(round);
         for calls in 0..=case.calls() {
             if let Err(cause) = case.stopping_after(calls).run(&mut tally) {
                 panic!("{cause}");
@@ -40,16 +40,15 @@ fn short_work_that_crashes_in_any_call_is_recovered() {
             break;
         }
     }
-    println!("{tally:?}");
+    println!("{} crash points: {tally:?}", tally.points());
 }
 
-#[test]
-fn long_work_that_crashes_somewhere_is_recovered() {
-    let (seed, wanted) = (seed().wrapping_add(1 << 32), points() * 4 / 10);
+/// Crashes in some calls of long work, of one seed after the other.
+fn crash_somewhere(seed: u64, wanted: u64, case_of: impl Fn(u64) -> Case) {
     let _watchdog = Watchdog::start("a crash", seed, limit(wanted));
     let mut tally = Tally::default();
     for round in 0.. {
-        let case = Case::new(seed.wrapping_add(round), 200);
+        let case = case_of(round);
         let mut rng = fastrand::Rng::with_seed(case.seed);
         let calls = case.calls();
         for _ in 0..8 {
@@ -61,5 +60,44 @@ fn long_work_that_crashes_somewhere_is_recovered() {
             break;
         }
     }
-    println!("{tally:?}");
+    println!("{} crash points: {tally:?}", tally.points());
+}
+
+fn short(seed: u64, round: u64) -> Case {
+    Case::new(seed.wrapping_add(round), 5 + (round % 4) as u32 * 12)
+}
+
+fn long(seed: u64, round: u64) -> Case {
+    Case::new(seed.wrapping_add(round), 200)
+}
+
+/// Two or three.
+fn processes(round: u64) -> usize {
+    2 + (round % 3 == 2) as usize
+}
+
+#[test]
+fn short_work_that_crashes_in_any_call_is_recovered() {
+    let seed = seed();
+    crash_in_any_call(seed, points() * 4 / 10, |round| short(seed, round));
+}
+
+#[test]
+fn long_work_that_crashes_somewhere_is_recovered() {
+    let seed = seed().wrapping_add(1 << 32);
+    crash_somewhere(seed, points() * 3 / 10, |round| long(seed, round));
+}
+
+#[test]
+fn short_work_of_several_processes_that_crashes_in_any_call_is_recovered() {
+    let seed = seed().wrapping_add(2 << 32);
+    let case_of = |round| short(seed, round).among(processes(round));
+    crash_in_any_call(seed, points() * 2 / 10, case_of);
+}
+
+#[test]
+fn long_work_of_several_processes_that_crashes_somewhere_is_recovered() {
+    let seed = seed().wrapping_add(3 << 32);
+    let case_of = |round| long(seed, round).among(processes(round));
+    crash_somewhere(seed, points() / 10, case_of);
 }

@@ -1,5 +1,6 @@
 //! Crashes: random work on a simulated disk that stops after some call, every kind of outcome of that, recovery,
-//! crashes in the recovery and in the work after it, and the comparison with the model after each.
+//! crashes in the recovery and in the work after it, and the comparison with the model after each. The work is that of one
+//! process or of several that share the store: stores opened on one disk, with nothing in common but its files.
 //!
 //! Everything follows from a [`Case`], so a case that fails can be run again.
 
@@ -24,6 +25,8 @@ pub struct Case {
     pub seed: u64,
     /// Things that are done before the crash.
     pub steps: u32,
+    /// Processes that share the store; one has it to itself.
+    pub processes: usize,
     /// Calls of the disk that succeed; all of them when it is `None`.
     pub stop_after: Option<u64>,
     /// How the disk lies, to test the tests.
@@ -61,9 +64,15 @@ impl Case {
         Case {
             seed,
             steps,
+            processes: 1,
             stop_after: None,
             lie: None,
         }
+    }
+
+    /// The same case in so many processes.
+    pub fn among(self, processes: usize) -> Case {
+        Case { processes, ..self }
     }
 
     /// The same case with a crash after so many calls.
@@ -88,6 +97,13 @@ impl Case {
             // What was freed and not overwritten is as good as new, and must not be taken for it.
             .overwrite_freed(rng.bool())
             .fold_parts([0, 2, 5, 40][rng.usize(..4)], 1)
+            .share(self.processes > 1)
+    }
+
+    /// Opens the store in all processes, one after the other.
+    fn open(&self, disk: &SimDisk) -> Result<Vec<Store>, Error> {
+        let open = |_| self.options().open_on(disk.platform());
+        (0..self.processes).map(open).collect()
     }
 
     fn disk(&self) -> SimDisk {
@@ -108,9 +124,9 @@ impl Case {
             stop_after: None,
             ..*self
         };
-        if let Ok(store) = self.options().open_on(disk.platform()) {
-            let _ = whole.work(&store, &mut history);
-            drop(store);
+        if let Ok(mut stores) = self.open(&disk) {
+            let _ = whole.work(&disk, &mut stores, &mut history);
+            drop(stores);
         }
         disk.calls()
     }
@@ -131,10 +147,10 @@ impl Case {
             disk.stop_after(calls);
         }
         let mut history = History::new();
-        let store = match self.options().open_on(disk.platform()) {
-            Ok(store) => {
-                self.work(&store, &mut history)?;
-                Some(store)
+        let stores = match self.open(&disk) {
+            Ok(mut stores) => {
+                self.work(&disk, &mut stores, &mut history)?;
+                Some(stores)
             }
             Err(error) => stop_only(&error).map(|()| None)?,
         };
@@ -143,7 +159,7 @@ impl Case {
         let cut: Vec<_> = (0..POWER_CUTS)
             .map(|cut| Crash::PowerCut(self.seed.wrapping_add(cut)).of(&disk, &history))
             .collect();
-        drop(store);
+        drop(stores);
         let mut after = After {
             case: self,
             rng: Rng::with_seed(self.seed ^ self.stop_after.unwrap_or(u64::MAX)),
@@ -155,14 +171,48 @@ impl Case {
     }
 
     /// The work before the crash. Ends early when the disk stops.
-    fn work(&self, store: &Store, history: &mut History) -> Checked {
+    fn work(&self, disk: &SimDisk, stores: &mut Vec<Store>, history: &mut History) -> Checked {
         let mut workload = Workload::new(self.seed, self.seed ^ 1);
-        let done = ended_by_stop(workload.run(store, history, self.steps))?;
+        let mut done = self.steps > 0;
+        for steps in self.parts() {
+            done = ended_by_stop(workload.run_among(stores, history, steps))?
+                && (self.processes == 1 || self.come_and_go(disk, stores, history)?);
+            if !done {
+                break;
+            }
+        }
         drop(workload);
         if done && self.seed.is_multiple_of(4) {
+            self.close(stores, history)?;
+        }
+        Ok(())
+    }
+
+    /// Steps between which processes come and go, where there are several.
+    fn parts(&self) -> impl Iterator<Item = u32> {
+        let parts = if self.processes == 1 { 1 } else { 3 };
+        (0..parts).map(move |part| (self.steps + part) / parts)
+    }
+
+    /// One of the processes closes the store, and another one opens it. `false`: the disk stopped.
+    fn come_and_go(&self, disk: &SimDisk, stores: &mut Vec<Store>, history: &mut History) -> Checked<bool> {
+        if let Err(error) = stores.remove(0).close() {
+            return stop_only(&error).map(|()| false);
+        }
+        history.all_synced();
+        match self.options().open_on(disk.platform()) {
+            Ok(store) => stores.push(store),
+            Err(error) => return stop_only(&error).map(|()| false),
+        }
+        Ok(true)
+    }
+
+    /// All processes close the store; after the first there is nothing that a power cut takes.
+    fn close(&self, stores: &[Store], history: &mut History) -> Checked {
+        for store in stores {
             match store.clone().close() {
                 Ok(()) => history.all_synced(),
-                Err(error) => stop_only(&error)?,
+                Err(error) => return stop_only(&error),
             }
         }
         Ok(())
@@ -201,7 +251,7 @@ impl After<'_> {
         let mut path = vec![last];
         for _ in 0..self.rng.u32(..=MORE_CRASHES_MAX) {
             let opened = self.open_and_work(&disk, &mut history, last);
-            let store = opened.map_err(|cause| format!("{cause}\ncrashes: {path:?}"))?;
+            let stores = opened.map_err(|cause| format!("{cause}\ncrashes: {path:?}"))?;
             last = if self.rng.bool() {
                 Crash::Kill
             } else {
@@ -209,7 +259,7 @@ impl After<'_> {
             };
             path.push(last);
             let next = last.of(&disk, &history);
-            drop(store);
+            drop(stores);
             (disk, history) = next;
         }
         self.finish(&disk, &mut history, last)
@@ -217,19 +267,19 @@ impl After<'_> {
     }
 
     /// Opens the store, which may be stopped in it, and works until the disk stops or enough was done.
-    fn open_and_work(&mut self, disk: &SimDisk, history: &mut History, last: Crash) -> Checked<Option<Store>> {
+    fn open_and_work(&mut self, disk: &SimDisk, history: &mut History, last: Crash) -> Checked<Option<Vec<Store>>> {
         let in_recovery = self.rng.bool();
         if in_recovery {
             disk.stop_after(self.rng.u64(..24));
         }
-        let store = match self.case.options().open_on(disk.platform()) {
-            Ok(store) => store,
+        let stores = match self.case.open(disk) {
+            Ok(stores) => stores,
             Err(error) => {
                 self.tally.stopped_recoveries += 1;
                 return stop_only(&error).map(|()| None);
             }
         };
-        self.compare(&store, history, last)?;
+        self.compare(self.any(&stores), history, last)?;
         if !in_recovery {
             disk.stop_after(self.rng.u64(..60));
         }
@@ -240,8 +290,13 @@ impl After<'_> {
             self.rng.u64(..)
         };
         let mut workload = Workload::new(shape, self.rng.u64(..));
-        ended_by_stop(workload.run(&store, history, self.case.steps.min(20)))?;
-        Ok(Some(store))
+        ended_by_stop(workload.run_among(&stores, history, self.case.steps.min(20)))?;
+        Ok(Some(stores))
+    }
+
+    /// Not always the process that recovered the store.
+    fn any<'a>(&self, stores: &'a [Store]) -> &'a Store {
+        &stores[self.case.seed as usize % stores.len()]
     }
 
     fn compare(&mut self, store: &Store, history: &mut History, last: Crash) -> Checked {
@@ -254,26 +309,31 @@ impl After<'_> {
 
     /// A recovery that nothing disturbs; now and then everything that can be asked of a store after it.
     fn finish(&mut self, disk: &SimDisk, history: &mut History, last: Crash) -> Checked {
-        let store = self.case.options().open_on(disk.platform()).map_err(cannot_open)?;
-        self.compare(&store, history, last)?;
+        let stores = self.case.open(disk).map_err(cannot_open)?;
+        self.compare(self.any(&stores), history, last)?;
         if self.rng.u8(..8) > 0 {
             // Not dropped in vain: it is closed, which must not fail.
-            return store.close().map_err(|error| format!("closing: {error}"));
+            return close_all(stores);
         }
-        check_sound(&store)?;
+        check_sound(self.any(&stores))?;
         let mut workload = Workload::new(self.rng.u64(..), self.rng.u64(..));
-        match workload.run(&store, history, 20) {
+        match workload.run_among(&stores, history, 20) {
             Ok(()) => {}
             Err(ended) => return Err(format!("after recovery: {ended:?}")),
         }
         drop(workload);
-        check_sound(&store)?;
-        store.close().map_err(|error| format!("closing: {error}"))?;
+        check_sound(self.any(&stores))?;
+        close_all(stores)?;
         history.all_synced();
-        let store = self.case.options().open_on(disk.platform()).map_err(cannot_open)?;
-        history.recovered(&store)?;
-        check_sound(&store)
+        let stores = self.case.open(disk).map_err(cannot_open)?;
+        history.recovered(self.any(&stores))?;
+        check_sound(self.any(&stores))
     }
+}
+
+fn close_all(stores: Vec<Store>) -> Checked {
+    let closed = stores.into_iter().try_for_each(Store::close);
+    closed.map_err(|error| format!("closing: {error}"))
 }
 
 fn cannot_open(error: Error) -> String {

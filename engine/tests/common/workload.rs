@@ -45,6 +45,8 @@ struct Target {
 pub struct Workload {
     shape: Rng,
     content: Rng,
+    /// Which of several processes does it.
+    who: Rng,
     /// Snapshots that are held, with what they must show.
     held: Vec<(Snapshot, Map, Pairs)>,
 }
@@ -54,20 +56,30 @@ impl Workload {
         Workload {
             shape: Rng::with_seed(shape),
             content: Rng::with_seed(content),
+            who: Rng::with_seed(!shape),
             held: Vec::new(),
         }
     }
 
     /// Does up to `steps` things.
     pub fn run(&mut self, store: &Store, history: &mut History, steps: u32) -> Step {
+        self.run_among(std::slice::from_ref(store), history, steps)
+    }
+
+    /// The same in several processes that share the store, each time in any of them.
+    pub fn run_among(&mut self, stores: &[Store], history: &mut History, steps: u32) -> Step {
         for _ in 0..steps {
-            self.step(store, history)?;
+            let who = self.who.usize(..stores.len());
+            self.step(&stores[who], history)?;
         }
-        let now = store.snapshot()?.commit();
-        if now != history.written {
-            return Err(wrong(format!("commit {now} instead of {}", history.written)));
+        for store in stores {
+            let now = store.snapshot()?.commit();
+            if now != history.written {
+                return Err(wrong(format!("commit {now} instead of {}", history.written)));
+            }
         }
-        self.look(store)
+        let who = self.who.usize(..stores.len());
+        self.look(&stores[who])
     }
 
     fn step(&mut self, store: &Store, history: &mut History) -> Step {

@@ -87,7 +87,13 @@ impl Store {
 impl Core {
     fn check_meta(&self, durable: &Meta, report: &mut CheckReport) {
         match Meta::read(&*self.data) {
-            Ok(Some((newest, _))) if newest == *durable => {}
+            Ok(Some((newest, true))) if newest == *durable => {}
+            Ok(Some((newest, false))) if newest == *durable => report.problems.push(format!(
+                "one of the two copies of the newest meta page, pages {} and {} of the data file, is not intact; opening \
+                 the store for writing writes it again",
+                newest.first_page(),
+                newest.first_page() + 1
+            )),
             Ok(Some((newest, _))) => report.problems.push(format!(
                 "the newest intact meta page is number {}, number {} was written",
                 newest.sequence, durable.sequence
@@ -228,16 +234,31 @@ impl Core {
                 uses.of_page[page as usize]
             ));
         }
-        // Read-only stores do not know what a crash left behind above the base.
-        if self.settings.read_only {
-            return;
-        }
         let used = (0..bitmap.pages()).filter(|&page| bitmap.is_used(page));
-        let lost = used.filter(|&page| uses.of_page[page as usize] == NOT_SEEN).count();
-        if lost > 0 {
-            problems.push(format!("{lost} pages count as used, but nothing refers to them"));
+        let lost: Vec<u32> = used.filter(|&page| uses.of_page[page as usize] == NOT_SEEN).collect();
+        if !lost.is_empty() {
+            problems.push(format!(
+                "{} pages count as used, but nothing refers to them: {}",
+                lost.len(),
+                listed(&lost)
+            ));
         }
     }
+}
+
+/// Ascending page numbers for people: `7, 12 to 15`; not all when they are in very many places.
+fn listed(pages: &[u32]) -> String {
+    const PLACES_MAX: usize = 20;
+    let runs: Vec<&[u32]> = pages.chunk_by(|one, next| one + 1 == *next).collect();
+    let shown = runs.iter().take(PLACES_MAX).map(|run| match run {
+        [page] => page.to_string(),
+        _ => format!("{} to {}", run[0], run[run.len() - 1]),
+    });
+    let mut text = shown.collect::<Vec<_>>().join(", ");
+    if runs.len() > PLACES_MAX {
+        text.push_str(", and others");
+    }
+    text
 }
 
 /// Every pair must belong to a map that has a name.

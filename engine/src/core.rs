@@ -54,6 +54,8 @@ pub(crate) struct Core {
     pub(crate) folder_runs: AtomicBool,
     pub(crate) streams: Streams,
     pub(crate) bells: Bells,
+    /// What opening found damaged and passed over, for [`crate::Options::salvage`].
+    pub(crate) passed_over: Mutex<Vec<String>>,
     /// Why folding does not get on at the moment.
     fold_error: Mutex<Option<Error>>,
     pub(crate) counters: Counters,
@@ -147,12 +149,25 @@ impl Core {
             folder_runs: AtomicBool::new(false),
             streams: Streams::default(),
             bells: Bells::default(),
+            passed_over: Mutex::default(),
             fold_error: Mutex::new(None),
             counters: Counters::default(),
             pace: Pace::default(),
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
+        }
+    }
+
+    /// Notes damage that opening passes over, where it may; elsewhere it stays an error.
+    pub(crate) fn pass_over<T>(&self, done: Result<T>) -> Result<Option<T>> {
+        match done {
+            Err(error) if self.settings.is_salvage && error.kind() == Kind::Damaged => {
+                let mut passed_over = self.passed_over.lock().unwrap_or_else(|e| e.into_inner());
+                passed_over.push(error.fact());
+                Ok(None)
+            }
+            done => done.map(Some),
         }
     }
 

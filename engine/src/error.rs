@@ -328,6 +328,14 @@ impl Error {
         &self.0
     }
 
+    /// What happened, without advice.
+    pub(crate) fn fact(&self) -> String {
+        match self.reason() {
+            Reason::Damaged(what) => what.clone(),
+            _ => self.to_string(),
+        }
+    }
+
     /// Stored bytes that a layer above cannot make sense of.
     #[doc(hidden)]
     pub fn damaged(what: impl Into<String>) -> Error {

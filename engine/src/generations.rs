@@ -386,6 +386,12 @@ impl Core {
             self.control().names_synced.load(Ordering::Acquire) != 0 || is_planted(PlantedBug::DirectoryNotSynced);
         if !names_synced || filled == 0 && !is_planted(PlantedBug::DirectoryNotSynced) {
             self.platform.storage.sync().map_err(|error| {
+                if filled == 0 {
+                    // The sync may have dropped the name: the next one would succeed without it, and a power cut take the
+                    // file. So whoever opens the store next makes it anew.
+                    self.segments.forget(slot);
+                    let _ = self.platform.storage.remove(&file_name(slot));
+                }
                 // The file has its length now and would count as known the next time, with a name that may not last.
                 self.poisoned_by(Error::io("syncing the store's directory", error))
             })?;
@@ -540,12 +546,41 @@ impl Core {
         Ok(())
     }
 
+    /// Writes into the header of the log, which has no records, which meta page is the newest. So whoever opens a store that
+    /// was closed, of which that page has rotted, both copies, does not take the one before for it.
+    ///
+    /// The header was synced, and is written over: that it may be torn by a power cut is no harm, because the meta page
+    /// has everything else that it says.
+    fn note_durable_base(&self) -> Result<()> {
+        let tail = &self.control().tail.0;
+        let slot = tail.slot.load(Ordering::Relaxed) as u16;
+        if self.entry(slot).tail.load(Ordering::Relaxed) != LOG_START {
+            return Ok(());
+        }
+        let doing = |error| Error::io(format!("writing the header of {}", file_name(slot)), error);
+        let file = self.log_file(slot)?;
+        let mut head = vec![0; LOG_START as usize];
+        file.read_at(&mut head, 0).map_err(doing)?;
+        let newest = tail.meta_sequence.load(Ordering::Relaxed);
+        match SegmentHeader::decode(&head, self.store) {
+            Some(header) if header.meta_sequence != newest => {
+                let header = SegmentHeader {
+                    meta_sequence: newest,
+                    ..header
+                };
+                file.write_at(&header.encode(), 0).map_err(doing)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Leaves only headers of the log files, when nothing in them is needed any more: closing, after the last fold.
     pub(crate) fn empty_log_files(&self) -> Result<()> {
         let durable = self.control().durable.0.load(Ordering::Acquire);
         if durable != self.control().visible.0.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.note_durable_base()?;
         self.remove_unused_log_files(LOG_FILES_KEPT);
         for (slot, entry) in self.region.generations() {
             let filled = entry.filled.load(Ordering::Relaxed);

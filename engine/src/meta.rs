@@ -143,10 +143,15 @@ impl Meta {
         long.iter().all(|&number| number < LONG_NUMBER_MAX) && short.iter().all(|&number| number < SHORT_NUMBER_MAX)
     }
 
+    /// Page of the first of its two copies.
+    pub(crate) fn first_page(&self) -> u64 {
+        (self.sequence % 2) * 2
+    }
+
     /// Writes both copies. The caller has synced what the meta page refers to, and syncs the file afterwards.
     pub(crate) fn write(&self, data: &dyn File) -> std::io::Result<()> {
         let page = self.encode();
-        let first = (self.sequence % 2) * 2;
+        let first = self.first_page();
         data.write_at(&page, first * PAGE_BYTES as u64)?;
         data.write_at(&page, (first + 1) * PAGE_BYTES as u64)
     }

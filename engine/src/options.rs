@@ -39,6 +39,7 @@ pub struct Options {
     retain_log_bytes: u64,
     maintenance: Maintenance,
     network_filesystem: bool,
+    salvage: bool,
     overwrite_freed: bool,
     generation_bytes: Option<(u64, u64)>,
     fold_parts: Option<(usize, u64)>,
@@ -58,6 +59,7 @@ impl Default for Options {
             retain_log_bytes: 0,
             maintenance: Maintenance::Background,
             network_filesystem: false,
+            salvage: false,
             overwrite_freed: false,
             generation_bytes: None,
             fold_parts: None,
@@ -127,6 +129,17 @@ impl Options {
         self
     }
 
+    /// Opens what is left of a damaged store, for [`Snapshot::salvage`](crate::Snapshot::salvage): read-only, in
+    /// [`ReadMode::Verified`], and what opening finds damaged is noted by
+    /// [`Snapshot::salvage_maps`](crate::Snapshot::salvage_maps) where it is an error otherwise: a bitmap of used pages
+    /// that rotted, a data file that was cut off, a hole in the log, behind which nothing is shown. What other calls show
+    /// of such a store may be older than what was acknowledged. A store without any intact meta page cannot be opened so
+    /// either. Default: no.
+    pub fn salvage(mut self, salvage: bool) -> Options {
+        self.salvage = salvage;
+        self
+    }
+
     /// Fills freed pages with 0xDD, for tests.
     #[doc(hidden)]
     pub fn overwrite_freed(mut self, overwrite: bool) -> Options {
@@ -180,7 +193,7 @@ impl Options {
         let directory = directory.as_ref();
         let doing = |error| Error::io(format!("opening {}", directory.display()), error);
         if !duramen_io::exists(directory) {
-            if !self.create || self.read_only {
+            if !self.create || self.is_read_only() {
                 return Err(Reason::NoStore {
                     path: directory.display().to_string(),
                 }
@@ -206,7 +219,7 @@ impl Options {
             );
             return Err(Reason::InvalidArgument(cause).into());
         }
-        let platform = if self.read_only {
+        let platform = if self.is_read_only() {
             duramen_io::real_platform_read_only(directory)
         } else {
             duramen_io::real_platform(directory)
@@ -219,6 +232,10 @@ impl Options {
         Store::open_with(platform, self.settings())
     }
 
+    fn is_read_only(&self) -> bool {
+        self.read_only || self.salvage
+    }
+
     fn settings(&self) -> Settings {
         let machine_bytes = self.machine_bytes.unwrap_or_else(duramen_io::memory_limit_bytes);
         let share = (machine_bytes / 8).min(1 << 30);
@@ -228,12 +245,13 @@ impl Options {
         let most = (memory_bytes / 10).clamp(GENERATION_BYTES_MIN, GENERATION_BYTES_MAX);
         let (least, most) = self.generation_bytes.unwrap_or((GENERATION_BYTES_MIN, most));
         Settings {
-            create: self.create && !self.read_only,
-            read_only: self.read_only,
+            create: self.create && !self.is_read_only(),
+            read_only: self.is_read_only(),
+            is_salvage: self.salvage,
             durability: self.durability,
             memory_bytes,
             machine_bytes,
-            reads: self.reads,
+            reads: if self.salvage { ReadMode::Verified } else { self.reads },
             retain_log_bytes: self.retain_log_bytes,
             background: self.maintenance == Maintenance::Background,
             processors: std::thread::available_parallelism().map_or(1, usize::from),
@@ -242,7 +260,7 @@ impl Options {
             generation_bytes_min: least,
             generation_bytes_max: most,
             log_files_max: self.log_files_max,
-            is_shared: self.share && !self.read_only,
+            is_shared: self.share && !self.is_read_only(),
         }
     }
 }
@@ -252,6 +270,8 @@ impl Options {
 pub(crate) struct Settings {
     pub(crate) create: bool,
     pub(crate) read_only: bool,
+    /// Whether what is damaged is passed over.
+    pub(crate) is_salvage: bool,
     pub(crate) durability: Durability,
     pub(crate) memory_bytes: u64,
     /// What the machine has, or the control group may have.

@@ -21,8 +21,9 @@ pub enum ReadMode {
     /// the device while a page is brought into memory is a signal (SIGBUS), as with every memory-mapped store.
     #[default]
     Mapped,
-    /// By a system call per page, verified every time. Errors of the device, and bytes that rot later, are errors of
-    /// the call. Values are copied. Several times slower.
+    /// By a system call per page, verified every time. Errors of the device, bytes that rot later, and a data file that
+    /// somebody cuts off are errors of the call. Values are copied. Several times slower. What is not folded yet is read
+    /// through a mapping of the log in this mode too.
     Verified,
 }
 

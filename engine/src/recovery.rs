@@ -114,13 +114,15 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     let (meta, is_whole) =
         Meta::read(&*data)?.ok_or_else(|| Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page")))?;
     let pages_in_file = (data.len().map_err(doing)? / PAGE_BYTES as u64) as u32;
-    if pages_in_file < meta.data_pages {
-        let lost = meta.data_pages - pages_in_file;
-        return Err(Error::damaged(format!(
-            "the data file ends {lost} pages before its last used one"
-        )));
-    }
-    let bitmap = Bitmap::load(&*data, meta.bitmap, pages_in_file)?;
+    let mut passed_over = Vec::new();
+    let bitmap = match load_bitmap(&*data, &meta, pages_in_file) {
+        // Only who writes needs to know which pages are free.
+        Err(error) if settings.is_salvage && error.kind() == Kind::Damaged => {
+            passed_over.push(error.fact());
+            Bitmap::new(pages_in_file.max(meta.data_pages))
+        }
+        loaded => loaded?,
+    };
     let region = Arc::new(if has_private_region {
         if !settings.read_only {
             // What an attempt that found the disk full has left there takes room. That it is missing is no harm.
@@ -151,6 +153,10 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         meta,
         lock,
     );
+    core.passed_over
+        .lock()
+        .unwrap_or_else(|e| e.into_inner())
+        .append(&mut passed_over);
     core.control()
         .next_capacity
         .store(settings.generation_bytes_min, Ordering::Relaxed);
@@ -171,6 +177,17 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     }
     core.region.is_ready(meta.store);
     Ok(core)
+}
+
+/// Which pages are used, in a data file that has them all.
+fn load_bitmap(data: &dyn File, meta: &Meta, pages_in_file: u32) -> Result<Bitmap> {
+    if pages_in_file < meta.data_pages {
+        let lost = meta.data_pages - pages_in_file;
+        return Err(Error::damaged(format!(
+            "the data file ends {lost} pages before its last used one"
+        )));
+    }
+    Bitmap::load(data, meta.bitmap, pages_in_file)
 }
 
 /// Comes in among those who share the store.
@@ -347,7 +364,12 @@ fn make_store(platform: &Platform) -> Result<()> {
     meta.write(&*file).map_err(doing)?;
     file.sync_data().map_err(doing)?;
     platform.storage.rename(NEW_DATA_FILE, DATA_FILE).map_err(doing)?;
-    platform.storage.sync().map_err(doing)
+    platform.storage.sync().map_err(|error| {
+        // A sync that failed may have dropped the name: the next one would succeed without it, and a power cut leave a log
+        // without a data file. So whoever comes next makes the store anew.
+        let _ = platform.storage.remove(DATA_FILE);
+        doing(error)
+    })
 }
 
 /// A log file with an intact header of this store.
@@ -513,6 +535,14 @@ impl<'a> Recovery<'a> {
         for (index, one) in found.iter().enumerate() {
             self.replay(one, &found[index + 1..])?;
         }
+        self.core.pass_over(self.check_claims())?;
+        let replayed = self.accepted.len();
+        self.begin()?;
+        Ok(replayed)
+    }
+
+    /// Nothing that records say was durable may be missing.
+    fn check_claims(&self) -> Result<()> {
         if self.synced_claim > self.last_commit {
             return Err(Error::damaged(format!(
                 "the log ends at commit {}, but commit {} was synced",
@@ -525,9 +555,7 @@ impl<'a> Recovery<'a> {
                 self.meta.sequence as u32, self.meta_claim
             )));
         }
-        let replayed = self.accepted.len();
-        self.begin()?;
-        Ok(replayed)
+        Ok(())
     }
 
     /// Replays one log file, or finds that it does not belong to the chain. `later` are the files after it.
@@ -648,12 +676,12 @@ impl<'a> Recovery<'a> {
                 match operation.kind {
                     OperationKind::DeleteRange => index.note(header.commit, position),
                     OperationKind::Run => {
-                        self.adopt_run(decode_root(operation.value))?;
+                        core.pass_over(self.adopt_run(decode_root(operation.value)))?;
                         index.note(header.commit, position);
                     }
                     OperationKind::Put | OperationKind::Delete | OperationKind::PutExtent => {
                         if operation.kind == OperationKind::PutExtent {
-                            self.adopt_extent(extent_of(operation.value), is_unsynced)?;
+                            core.pass_over(self.adopt_extent(extent_of(operation.value), is_unsynced))?;
                         }
                         self.note_map(operation.full_key, operation.value);
                         let hash = key_hash(core.hash_seed, operation.full_key);

@@ -45,14 +45,6 @@ impl Lost {
     }
 }
 
-/// The fact in an error, without advice.
-fn fact(error: &Error) -> String {
-    match error.reason() {
-        Reason::Damaged(what) => what.clone(),
-        _ => error.to_string(),
-    }
-}
-
 fn cannot_be_read(error: &Error) -> bool {
     error.kind() == Kind::Damaged || matches!(error.reason(), Reason::Io { .. })
 }
@@ -74,7 +66,7 @@ impl PageSource for Salvaged<'_> {
     fn passes_over(self, error: &Error) -> bool {
         let passes = cannot_be_read(error);
         if passes {
-            self.lost.note(fact(error));
+            self.lost.note(error.fact());
         }
         passes
     }
@@ -136,7 +128,7 @@ impl<'a> Salvage<'a> {
                     let key = printable(split(self.scan.key()).1);
                     self.source
                         .lost
-                        .note(format!("the value of key {key}: {}", fact(&error)));
+                        .note(format!("the value of key {key}: {}", error.fact()));
                 }
                 Err(error) => return Err(error),
             }
@@ -158,12 +150,16 @@ impl Snapshot {
     }
 
     /// The maps of a damaged store, as far as they can be found, for [`Snapshot::salvage`]. One whose name is lost gets
-    /// a name with its number.
+    /// a name with its number. What opening with [`crate::Options::salvage`] passed over is noted too.
     ///
     /// # Errors
     /// [`Reason::SnapshotEnded`].
     pub fn salvage_maps(&self, lost: &Lost) -> Result<Vec<Map>> {
         self.pinned().alive()?;
+        let passed_over = &self.pinned().core().passed_over;
+        let passed_over = passed_over.lock().unwrap_or_else(|e| e.into_inner());
+        passed_over.iter().for_each(|what| lost.note(what.clone()));
+        drop(passed_over);
         let mut names = self.readable_names(lost)?;
         let mut rest = Salvage::over(self, FullRange::from_map(FIRST_USER_MAP), lost);
         while rest.scan.next()?.is_some() {

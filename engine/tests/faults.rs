@@ -1,6 +1,7 @@
 //! A disk that fails and a disk that is full: every call returns, with success or with an error that says what to do;
 //! nothing acknowledged is lost; after a failed sync nothing more is promised until the store is opened anew;
-//! a full store can be emptied, and then there is room again.
+//! a full store can be emptied, and then there is room again. The same where several processes share the store: an error
+//! that stops it in one of them stops it in all.
 
 mod common;
 
@@ -24,6 +25,8 @@ struct Failing {
     nth: u64,
     kind: FailKind,
     span: FailSpan,
+    /// That share the store; one has it to itself.
+    processes: usize,
 }
 
 impl Failing {
@@ -37,16 +40,12 @@ impl Failing {
         let disk = SimDisk::new(self.seed);
         disk.fail(self.nth, self.kind, self.span);
         let mut history = History::new();
-        let options = small_options().fold_parts([0, 2, 5, 40][self.seed as usize % 4], 1);
-        let store = match options.open_on(disk.platform()) {
-            Ok(store) => {
-                self.work(&store, &mut history)?;
-                Some(store)
-            }
-            Err(error) => self.expected(&error).map(|()| None)?,
-        };
+        let stores = self.open(&disk)?;
+        if !stores.is_empty() {
+            self.work(&stores, &mut history)?;
+        }
         let (killed, cut) = (disk.kill(), disk.power_cut(self.seed));
-        drop(store);
+        drop(stores);
         disk.stop_failing();
         // Three ways on: the same process opens the store again, another one after a kill, one after a power cut.
         for disk in [disk, killed] {
@@ -56,12 +55,29 @@ impl Failing {
         reopened(&cut, history)
     }
 
+    /// Opens the store in as many processes as can.
+    fn open(&self, disk: &SimDisk) -> Checked<Vec<Store>> {
+        let mut stores = Vec::new();
+        for _ in 0..self.processes {
+            let options = small_options()
+                .fold_parts([0, 2, 5, 40][self.seed as usize % 4], 1)
+                .share(self.processes > 1);
+            match options.open_on(disk.platform()) {
+                Ok(store) => stores.push(store),
+                // Whoever found no room for the memory to share has the store to himself.
+                Err(error) if !stores.is_empty() && matches!(error.reason(), Reason::InUse { .. }) => {}
+                Err(error) => self.expected(&error)?,
+            }
+        }
+        Ok(stores)
+    }
+
     /// Goes on after errors, as a program would that hopes for the best.
-    fn work(&self, store: &Store, history: &mut History) -> Checked {
+    fn work(&self, stores: &[Store], history: &mut History) -> Checked {
         let mut workload = Workload::new(self.seed, self.seed ^ 1);
         let mut stopped = false;
         for _ in 0..self.steps {
-            let error = match workload.run(store, history, 1) {
+            let error = match workload.run_among(stores, history, 1) {
                 Ok(()) if stopped => return Err("the store went on after it had stopped".into()),
                 Ok(()) => continue,
                 Err(Ended::Stopped(error)) => error,
@@ -72,8 +88,16 @@ impl Failing {
                 return Err(format!("the store has stopped and answers {error}"));
             }
             // The error that stops the store may be that of the call itself.
+            let store = &stores[0];
             let snapshot = store.snapshot();
-            stopped |= [&Some(error.kind()), &snapshot.as_ref().err().map(Error::kind)].contains(&&Some(Kind::Reopen));
+            let said = stores
+                .iter()
+                .map(|store| store.snapshot().err().map(|error| error.kind()));
+            let said: Vec<Option<Kind>> = said.collect();
+            if said.iter().any(|kind| *kind != said[0]) {
+                return Err(format!("the store has stopped in some processes alone: {said:?}"));
+            }
+            stopped |= error.kind() == Kind::Reopen || said[0] == Some(Kind::Reopen);
             if !matches!(error.reason(), Reason::Unknown { .. }) {
                 history.refused_if_pending();
             }
@@ -115,7 +139,7 @@ fn reopened(disk: &SimDisk, mut history: History) -> Checked {
     store.close().map_err(|error| format!("closing: {error}"))
 }
 
-fn fail_every_call(kind: FailKind, span: FailSpan, rounds: u64) {
+fn fail_every_call(kind: FailKind, span: FailSpan, processes: usize, rounds: u64) {
     let seed = seed();
     let _watchdog = Watchdog::start("a failing disk", seed, HANG * 5);
     for round in 0..rounds {
@@ -125,11 +149,12 @@ fn fail_every_call(kind: FailKind, span: FailSpan, rounds: u64) {
             nth: u64::MAX,
             kind,
             span,
+            processes,
         };
         let disk = SimDisk::new(case.seed);
-        let store = small_options().open_on(disk.platform()).unwrap();
-        case.work(&store, &mut History::new()).unwrap();
-        drop(store);
+        let stores = case.open(&disk).unwrap();
+        case.work(&stores, &mut History::new()).unwrap();
+        drop(stores);
         for nth in 1..=disk.calls() {
             if let Err(cause) = (Failing { nth, ..case }).run() {
                 panic!("{cause}");
@@ -140,22 +165,42 @@ fn fail_every_call(kind: FailKind, span: FailSpan, rounds: u64) {
 
 #[test]
 fn one_call_without_space_loses_nothing() {
-    fail_every_call(FailKind::NoSpace, FailSpan::Once, 2);
+    fail_every_call(FailKind::NoSpace, FailSpan::Once, 1, 2);
 }
 
 #[test]
 fn no_space_from_any_call_on_loses_nothing() {
-    fail_every_call(FailKind::NoSpace, FailSpan::Forever, 2);
+    fail_every_call(FailKind::NoSpace, FailSpan::Forever, 1, 2);
 }
 
 #[test]
 fn one_failing_call_loses_nothing() {
-    fail_every_call(FailKind::Io, FailSpan::Once, 2);
+    fail_every_call(FailKind::Io, FailSpan::Once, 1, 2);
 }
 
 #[test]
 fn failing_from_any_call_on_loses_nothing() {
-    fail_every_call(FailKind::Io, FailSpan::Forever, 2);
+    fail_every_call(FailKind::Io, FailSpan::Forever, 1, 2);
+}
+
+#[test]
+fn one_call_without_space_loses_nothing_of_several_processes() {
+    fail_every_call(FailKind::NoSpace, FailSpan::Once, 3, 2);
+}
+
+#[test]
+fn no_space_from_any_call_on_loses_nothing_of_several_processes() {
+    fail_every_call(FailKind::NoSpace, FailSpan::Forever, 2, 2);
+}
+
+#[test]
+fn one_failing_call_loses_nothing_of_several_processes() {
+    fail_every_call(FailKind::Io, FailSpan::Once, 3, 2);
+}
+
+#[test]
+fn failing_from_any_call_on_loses_nothing_of_several_processes() {
+    fail_every_call(FailKind::Io, FailSpan::Forever, 2, 2);
 }
 
 #[test]

@@ -528,3 +528,28 @@ fn a_store_that_somebody_makes_while_another_one_opens_it_is_not_made_again() {
         Some(&b"acknowledged"[..])
     );
 }
+
+#[test]
+fn files_whose_names_could_not_be_made_durable_are_made_anew() {
+    // The sync of the directory fails, and drops the name of the data file, or of the log; the next one succeeds without.
+    let mut failed = 0;
+    for nth in 1..40 {
+        for seed in 0..8 {
+            let disk = SimDisk::new(seed);
+            disk.fail(nth, FailKind::Io, FailSpan::Once);
+            if options().open_on(disk.platform()).is_ok() {
+                continue;
+            }
+            failed += 1;
+            let store = options().open_on(disk.platform()).unwrap();
+            let map = store.map("map").unwrap().with_durability(Durability::Synced);
+            map.put(b"key", b"value").unwrap();
+            let after = disk.power_cut(seed);
+            let store = options().open_on(after.platform()).unwrap();
+            let map = store.map("map").unwrap();
+            let found = map.get(b"key").unwrap();
+            assert_eq!(found.as_deref(), Some(&b"value"[..]), "call {nth}, seed {seed}");
+        }
+    }
+    assert!(failed > 0);
+}

@@ -77,6 +77,11 @@ impl StoreArguments {
         self.open(Options::new().read_only(true))
     }
 
+    /// Opens what is left of a store that may be damaged, for reading.
+    pub fn open_to_salvage(&self) -> Outcome<Store> {
+        self.open(Options::new().salvage(true))
+    }
+
     /// Opens a store that exists.
     pub fn open_to_write(&self) -> Outcome<Store> {
         self.open(Options::new().create(false))

@@ -31,6 +31,7 @@ const COMMANDS: &[&[&str]] = &[
     &["redrive"],
     &["stat"],
     &["check"],
+    &["salvage"],
     &["copy"],
     &["dump"],
     &["load"],

@@ -35,6 +35,7 @@ const COMMANDS: &[&str] = &[
     "redrive",
     "stat",
     "check",
+    "salvage",
     "copy",
     "dump",
     "load",

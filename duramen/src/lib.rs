@@ -81,6 +81,8 @@ mod documentation {
     mod large_values {}
     #[doc = include_str!("../../docs/guide/space-and-snapshots.md")]
     mod space_and_snapshots {}
+    #[doc = include_str!("../../docs/guide/accidents.md")]
+    mod accidents {}
     #[doc = include_str!("../../docs/guide/async-commits.md")]
     mod async_commits {}
     #[doc = include_str!("../../docs/guide/topics.md")]

@@ -45,7 +45,10 @@ pub struct Dump {
 
 impl Dump {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let store = self.store.open_to_read()?;
+        let store = match self.skip_damaged {
+            true => self.store.open_to_salvage()?,
+            false => self.store.open_to_read()?,
+        };
         let snapshot = store.snapshot()?;
         if self.skip_damaged {
             self.tell_of_topics(&store);

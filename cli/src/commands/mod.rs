@@ -14,6 +14,7 @@ mod maps;
 mod publish;
 mod put;
 mod redrive;
+mod salvage;
 mod scan;
 mod stat;
 mod subscribe;
@@ -42,6 +43,7 @@ pub enum Command {
     Redrive(redrive::Redrive),
     Stat(stat::Stat),
     Check(check::Check),
+    Salvage(salvage::Salvage),
     Copy(copy::Copy),
     Dump(dump::Dump),
     Load(load::Load),
@@ -71,6 +73,7 @@ impl Command {
             Command::Redrive(redrive) => redrive.run(output),
             Command::Stat(stat) => stat.run(output),
             Command::Check(check) => check.run(output),
+            Command::Salvage(salvage) => salvage.run(output),
             Command::Copy(copy) => copy.run(output),
             Command::Dump(dump) => dump.run(output),
             Command::Load(load) => load.run(output),

@@ -1,0 +1,167 @@
+//! `duramen salvage`: copies what can be read of a damaged store into a new one, and lists what was lost.
+//!
+//! Everything is read by system calls, page by page; what cannot be read is passed over and noted. The new store is
+//! written in batches and closed, which makes it durable, before success or loss is reported.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use duramen::topic::Topics;
+use duramen::{Batch, Durability, Lost, Map, Options, Snapshot, Store};
+use serde_json::json;
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::opening::StoreArguments;
+use crate::output::{Output, say};
+use crate::progress::Meter;
+use crate::text::counted;
+
+const EXAMPLES: &str = r"Examples:
+  Copy what can be read of a damaged store, and see what could not:
+    $ duramen salvage shop rest
+    $ duramen check rest
+  What was lost, for a script:
+    $ duramen salvage shop rest-2 --json
+
+Exit code 5 when anything was lost; the new store is whole, and has all the rest. The damaged store is not
+changed. Topics are left out: what a subscriber was promised cannot be promised for half of them.";
+
+/// Longest batch; the same as that of `load`, for the same reason.
+const BATCH_PAIRS_MAX: usize = 256;
+const BATCH_BYTES_MAX: usize = 1 << 20;
+/// Values of this length go on their own, because a batch would hold a copy.
+const LONE_VALUE_BYTES: usize = 1 << 20;
+
+/// Copy what can be read of a damaged store into a new one
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Salvage {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// Directory of the new store: missing or empty
+    target: PathBuf,
+}
+
+impl Salvage {
+    pub fn run(self, output: &mut Output) -> Outcome {
+        let store = self.store.open_to_salvage()?;
+        let target = make_target(&self.target)?;
+        // Where that cannot be read there may be some.
+        if Topics::exist(&store).unwrap_or(true) {
+            say("topics, if there are any, are left out");
+        }
+        let lost = Lost::new();
+        let snapshot = store.snapshot()?;
+        let mut copying = Copying::into(target);
+        let maps = snapshot.salvage_maps(&lost)?;
+        for map in &maps {
+            copying.copy(&snapshot, map, &lost)?;
+        }
+        let pairs = copying.finish()?;
+        let lost = self.all_lost(&store, &lost);
+        self.report(maps.len() as u64, pairs, &lost, output)?;
+        Ok(if lost.is_empty() { Exit::Done } else { Exit::Damaged })
+    }
+
+    /// What could not be read, and what the checker finds beside that: of a page that another one took the place of,
+    /// nobody who only reads knows.
+    fn all_lost(&self, store: &Store, lost: &Lost) -> Vec<String> {
+        let mut all = lost.list();
+        let problems = match store.check(&mut |_| ()) {
+            Ok(report) => report.problems,
+            Err(error) => vec![format!("the check: {error}")],
+        };
+        let is_new = |problem: &String| !all.iter().any(|line| problem.contains(line.as_str()));
+        let more: Vec<String> = problems.into_iter().filter(is_new).collect();
+        all.extend(more);
+        all
+    }
+
+    fn report(&self, maps: u64, pairs: u64, lost: &[String], output: &mut Output) -> Outcome<()> {
+        if output.is_json {
+            let (from, to) = (&self.store.directory, &self.target);
+            return output.json(&json!({
+                "from": from.display().to_string(),
+                "to": to.display().to_string(),
+                "maps": maps,
+                "pairs": pairs,
+                "lost": lost,
+            }));
+        }
+        for line in lost {
+            output.line(format_args!("lost: {line}"))?;
+        }
+        say(format_args!(
+            "copied {} with {} to {}",
+            counted(maps, "map"),
+            counted(pairs, "pair"),
+            self.target.display()
+        ));
+        Ok(())
+    }
+}
+
+/// Makes the new store, where there is nothing yet.
+fn make_target(directory: &Path) -> Outcome<Store> {
+    if directory.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
+        let message = format!("{} is not empty; nothing was copied", directory.display());
+        return Err(Failure::wrong_call(message).hint("name a directory that is missing or empty"));
+    }
+    Ok(Options::new().durability(Durability::Written).open(directory)?)
+}
+
+/// A copy under way.
+struct Copying {
+    target: Store,
+    batch: Batch,
+    batch_bytes: usize,
+    /// Pairs in committed batches.
+    pairs: u64,
+    meter: Meter,
+}
+
+impl Copying {
+    fn into(target: Store) -> Copying {
+        Copying {
+            target,
+            batch: Batch::new(),
+            batch_bytes: 0,
+            pairs: 0,
+            meter: Meter::new("copying", "pairs"),
+        }
+    }
+
+    fn copy(&mut self, snapshot: &Snapshot, map: &Map, lost: &Lost) -> Outcome<()> {
+        let to = self.target.map(map.name())?;
+        let mut walk = snapshot.salvage(map, lost)?;
+        while let Some((key, value)) = walk.next()? {
+            if value.len() >= LONE_VALUE_BYTES {
+                self.commit()?;
+                to.put(key, &value)?;
+                self.pairs += 1;
+                continue;
+            }
+            self.batch.put(&to, key, &value)?;
+            self.batch_bytes += key.len() + value.len();
+            if self.batch.len() >= BATCH_PAIRS_MAX || self.batch_bytes >= BATCH_BYTES_MAX {
+                self.commit()?;
+            }
+        }
+        self.commit()
+    }
+
+    fn commit(&mut self) -> Outcome<()> {
+        let pairs = self.batch.len() as u64;
+        self.target.write(std::mem::take(&mut self.batch))?;
+        self.batch_bytes = 0;
+        self.pairs += pairs;
+        self.meter.update(self.pairs, self.pairs);
+        Ok(())
+    }
+
+    fn finish(self) -> Outcome<u64> {
+        self.target.close()?;
+        Ok(self.pairs)
+    }
+}

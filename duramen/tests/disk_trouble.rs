@@ -1,0 +1,492 @@
+//! Trouble of real disks, on real files: file systems that are full, devices that fail, data files that are cut off or
+//! changed under a running process.
+//!
+//! The test program starts itself again, because what it is about may end a process by a signal, and in a mount namespace
+//! of its own where a file system is made for it: one in memory, and ext4 in a file. Where that is not allowed the test says
+//! so on standard error, whatever the test harness captures, and passes; with `DURAMEN_TOOLS_REQUIRED` set it fails.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::{Place, assert_sound, by_hand, forwards};
+use duramen::{Batch, Durability, Error, Kind, Map, Options, ReadMode, Store, TransactionOptions};
+
+const ROLE: &str = "DURAMEN_TROUBLE_ROLE";
+const PLACE: &str = "DURAMEN_TROUBLE_PLACE";
+const SIGBUS: i32 = 7;
+const PAGE: u64 = 4096;
+
+/// What the child process does.
+#[test]
+#[ignore = "the other tests run it as a process of its own"]
+fn child_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let place = PathBuf::from(std::env::var(PLACE).expect("a place"));
+    match role.as_str() {
+        "full tmpfs" => on_full_disk(&mount_memory(&place, 24)),
+        "full ext4" => on_full_disk(&mount_ext4(&place, 32)),
+        "failing device" => on_failing_device(&place),
+        "cut verified" => read_what_is_cut_off(&place, ReadMode::Verified),
+        "cut mapped" => read_what_is_cut_off(&place, ReadMode::Mapped),
+        other => panic!("no role {other:?}"),
+    }
+}
+
+fn child(role: &str, place: &Path, through: &[&str]) -> Output {
+    let program = std::env::current_exe().expect("this program");
+    let program = program.to_str().expect("a path that is text");
+    let line = [
+        through,
+        &[
+            program,
+            "--exact",
+            "child_process",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ],
+    ]
+    .concat();
+    let mut command = Command::new(line[0]);
+    command.args(&line[1..]).env(ROLE, role).env(PLACE, place);
+    command.output().expect("a process")
+}
+
+/// What makes a mount namespace here, if anything does: as root, or in a user namespace.
+fn namespace(with_loop_devices: bool) -> Option<&'static [&'static str]> {
+    const AS_ROOT: &[&str] = &["unshare", "--mount"];
+    const AS_USER: &[&str] = &["unshare", "--user", "--map-root-user", "--mount"];
+    let works = |line: &[&str]| {
+        let tried = Command::new(line[0]).args(&line[1..]).arg("true").output();
+        tried.is_ok_and(|output| output.status.success())
+    };
+    let can_loop = || {
+        let tried = Command::new("losetup").arg("--find").output();
+        tried.is_ok_and(|output| output.status.success())
+    };
+    if works(AS_ROOT) && (!with_loop_devices || can_loop()) {
+        return Some(AS_ROOT);
+    }
+    (!with_loop_devices && works(AS_USER)).then_some(AS_USER)
+}
+
+/// Runs the child where it may mount file systems; says so where nobody may.
+fn in_namespace(role: &str, with_loop_devices: bool) {
+    let Some(through) = namespace(with_loop_devices) else {
+        let message = format!("SKIPPED: {role}: no file systems can be mounted here (it takes root and `unshare`)\n");
+        assert!(std::env::var_os("DURAMEN_TOOLS_REQUIRED").is_none(), "{message}");
+        // Not by a macro: what those print of a test that passes is not shown.
+        let _ = std::io::stderr().write_all(message.as_bytes());
+        return;
+    };
+    let place = Place::new();
+    let output = child(role, &place.beside(""), through);
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{role}: {:?}\n{said}", output.status);
+    println!("{said}");
+}
+
+fn run(line: &[&str]) {
+    let output = Command::new(line[0]).args(&line[1..]).output().expect("a command");
+    assert!(
+        output.status.success(),
+        "{line:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A file system in memory of some MiB.
+fn mount_memory(place: &Path, size: u32) -> PathBuf {
+    let mounted = place.join("memory");
+    std::fs::create_dir(&mounted).unwrap();
+    let size = format!("size={size}m");
+    run(&["mount", "-t", "tmpfs", "-o", &size, "none", mounted.to_str().unwrap()]);
+    mounted
+}
+
+/// An ext4 file system of some MiB in a file.
+fn mount_ext4(place: &Path, size: u64) -> PathBuf {
+    let (image, mounted) = (image(place), place.join("ext4"));
+    File::create(&image).unwrap().set_len(size << 20).unwrap();
+    std::fs::create_dir(&mounted).unwrap();
+    let (image, directory) = (image.to_str().unwrap(), mounted.to_str().unwrap());
+    run(&["mkfs.ext4", "-q", "-m", "0", image]);
+    run(&["mount", "-o", "loop", image, directory]);
+    mounted
+}
+
+fn image(place: &Path) -> PathBuf {
+    place.join("image")
+}
+
+// Full disks.
+
+/// A file that takes all room but some pages.
+struct Ballast {
+    path: PathBuf,
+}
+
+impl Ballast {
+    fn leaving(root: &Path, pages: u64) -> Ballast {
+        let path = root.join("ballast");
+        let mut file = File::create(&path).unwrap();
+        let mut length = 0;
+        for piece in [vec![1; 1 << 20], vec![1; PAGE as usize]] {
+            while file.write_all(&piece).is_ok() {
+                length += piece.len() as u64;
+            }
+            // A piece may have been written in part.
+            length = length.max(file.metadata().unwrap().len());
+        }
+        file.set_len(length.saturating_sub(pages * PAGE)).unwrap();
+        // What the file system only promised so far, it has to keep now.
+        let _ = file.sync_all();
+        Ballast { path }
+    }
+}
+
+impl Drop for Ballast {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// What a store must hold.
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Does something, and notes it if it was acknowledged.
+fn do_something(store: &Store, map: &Map, model: &mut Model, rng: &mut fastrand::Rng) -> Result<(), Error> {
+    let key = rng.u16(..300).to_be_bytes().to_vec();
+    let value = vec![rng.u8(..); [50, 900, 3_000, 70_000][rng.usize(..4)]];
+    match rng.u32(..10) {
+        0 => {
+            map.delete(&key)?;
+            model.remove(&key);
+        }
+        1 => {
+            let end = [&key[..], &[0xFF]].concat();
+            map.delete_range(&key[..]..&end[..])?;
+            model.retain(|found, _| !(&key..&end).contains(&found));
+        }
+        2 => store.maintain()?,
+        3 => store.sync()?,
+        4 => {
+            let mut batch = Batch::new();
+            batch.put(map, &key, &value)?;
+            batch.put(map, b"~beside", &value[..50])?;
+            store.write(batch)?;
+            model.insert(b"~beside".to_vec(), value[..50].to_vec());
+            model.insert(key, value);
+        }
+        5 => {
+            store.transact_with(TransactionOptions::new().durability(Durability::Synced), |tx| {
+                tx.put(map, &key, &value)
+            })?;
+            model.insert(key, value);
+        }
+        _ => {
+            map.put(&key, &value)?;
+            model.insert(key, value);
+        }
+    }
+    Ok(())
+}
+
+fn assert_holds(store: &Store, map: &Map, model: &Model) {
+    let snapshot = store.snapshot().unwrap();
+    let found: Model = forwards(&mut snapshot.range(map, ..).unwrap()).into_iter().collect();
+    assert!(
+        found == *model,
+        "{} pairs, {} were acknowledged",
+        found.len(),
+        model.len()
+    );
+}
+
+/// The disk fills up at another place in each round. What is refused did not happen, what was acknowledged is there; with
+/// room again everything goes on.
+fn on_full_disk(root: &Path) {
+    let mut rng = fastrand::Rng::with_seed(common::seed());
+    let (path, mut model) = (root.join("store"), Model::new());
+    let mut store = by_hand().open(&path).unwrap();
+    let mut map = store.map("map").unwrap();
+    let mut refused = 0;
+    for pages in (0..90).chain((90..400).step_by(10)) {
+        let ballast = Ballast::leaving(root, pages);
+        if pages % 4 == 3 {
+            // A full disk does not keep the store closed.
+            drop((map, store));
+            store = by_hand().open(&path).unwrap();
+            map = store.map("map").unwrap();
+        }
+        for _ in 0..20 {
+            if let Err(error) = do_something(&store, &map, &mut model, &mut rng) {
+                assert_eq!(error.kind(), Kind::MakeSpace, "{error:?}");
+                refused += 1;
+            }
+        }
+        assert_holds(&store, &map, &model);
+        // Deleting is what makes room: there is a reserve for it.
+        map.delete_range(&200u16.to_be_bytes()[..]..).unwrap();
+        model.retain(|key, _| key.as_slice() < &200u16.to_be_bytes()[..]);
+        drop(ballast);
+        store.maintain().unwrap();
+        map.put(b"room again", &[1; 3_000]).unwrap();
+        model.insert(b"room again".to_vec(), vec![1; 3_000]);
+        assert_holds(&store, &map, &model);
+        assert_sound(&store);
+    }
+    assert!(refused > 100, "the disk was full {refused} times");
+    drop((map, store));
+    let store = by_hand().open(&path).unwrap();
+    assert_holds(&store, &store.map("map").unwrap(), &model);
+    println!("{refused} calls found the disk full");
+}
+
+#[test]
+fn full_file_system_in_memory_refuses_and_loses_nothing() {
+    in_namespace("full tmpfs", false);
+}
+
+#[test]
+fn full_ext4_refuses_and_loses_nothing() {
+    in_namespace("full ext4", true);
+}
+
+// Devices that fail, and files that are cut off.
+
+const KEYS: u32 = 4_000;
+
+fn value_of(number: u32) -> Vec<u8> {
+    let length = if number.is_multiple_of(100) { 9_000 } else { 900 };
+    let mut value = number.to_be_bytes().to_vec();
+    value.resize(length, number as u8);
+    value
+}
+
+/// A store whose newest root lies at the beginning of its file, in what has come free there, and most leaves behind it.
+fn make_store(path: &Path) {
+    let store = by_hand().open(path).unwrap();
+    let map = store.map("map").unwrap();
+    map.put(b"room", &vec![0; 1 << 20]).unwrap();
+    store.maintain().unwrap();
+    (0..KEYS).for_each(|number| map.put(&number.to_be_bytes(), &value_of(number)).unwrap());
+    map.put(b"long", &vec![3; 1 << 20]).unwrap();
+    store.maintain().unwrap();
+    map.delete(b"room").unwrap();
+    store.maintain().unwrap();
+    for number in 0..3 {
+        map.put(&u32::to_be_bytes(number), &value_of(number)).unwrap();
+        store.maintain().unwrap();
+    }
+    drop(map);
+    store.close().unwrap();
+}
+
+/// Reads everything in every way. Returns how many calls were answered rightly; the errors must be of these kinds.
+fn read_everything(store: &Store, kinds: &[Kind]) -> (u32, u32) {
+    let (mut right, mut failed) = (0, 0);
+    let mut note = |outcome: Result<bool, Error>| match outcome {
+        Ok(is_right) => {
+            assert!(is_right, "something else was read than was written");
+            right += 1;
+        }
+        Err(error) => {
+            assert!(kinds.contains(&error.kind()), "{error:?}");
+            failed += 1;
+        }
+    };
+    let map = match store.maps().get("map") {
+        Ok(map) => map.expect("the map"),
+        Err(error) => {
+            note(Err(error));
+            return (right, failed);
+        }
+    };
+    let snapshot = store.snapshot().unwrap();
+    for number in 0..KEYS {
+        let found = snapshot.get(&map, &number.to_be_bytes());
+        note(found.map(|value| value.is_some_and(|value| *value == *value_of(number))));
+    }
+    note(
+        snapshot
+            .get(&map, b"long")
+            .map(|value| value.is_some_and(|value| *value == *vec![3; 1 << 20])),
+    );
+    note(
+        map.multi_get(&[0u32, 1999, 3999].map(u32::to_be_bytes))
+            .map(|values| values.iter().all(Option::is_some)),
+    );
+    note(
+        snapshot
+            .count(&map, ..&2000u32.to_be_bytes()[..])
+            .map(|count| count == 2000),
+    );
+    let transaction = store.begin(TransactionOptions::new()).unwrap();
+    note(
+        transaction
+            .get(&map, &3_999u32.to_be_bytes())
+            .map(|value| value.is_some()),
+    );
+    drop(transaction);
+    let mut cursor = snapshot.range(&map, ..).unwrap();
+    let walked = loop {
+        match cursor.next() {
+            Ok(Some(_)) => {}
+            Ok(None) => break Ok(true),
+            Err(error) => break Err(error),
+        }
+    };
+    note(walked);
+    (right, failed)
+}
+
+/// A device of which the second half does not answer any more.
+fn on_failing_device(place: &Path) {
+    let mounted = mount_ext4(place, 32);
+    let path = mounted.join("store");
+    make_store(&path);
+    run(&["sync", "-f", mounted.to_str().unwrap()]);
+    // What the kernel remembers of the file would be served from there.
+    let data = File::open(path.join("data")).unwrap();
+    let store = by_hand().reads(ReadMode::Verified).open(&path).unwrap();
+    assert_eq!(read_everything(&store, &[]).1, 0);
+    forget_cached(&data);
+    File::options()
+        .write(true)
+        .open(image(place))
+        .unwrap()
+        .set_len(0)
+        .unwrap();
+    let (right, failed) = read_everything(&store, &[Kind::Retry]);
+    println!("{right} calls were answered, {failed} failed");
+    assert!(failed > 0, "the device never failed");
+    let error = store
+        .maintain()
+        .and_then(|()| store.map("map").and_then(|map| map.put(b"key", &[1; 100_000])))
+        .err();
+    println!("writing: {error:?}");
+    // Nothing can be closed properly any more.
+    std::process::exit(0);
+}
+
+fn forget_cached(file: &File) {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the descriptor is open; the call takes no memory.
+    let done = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    assert_eq!(done, 0);
+}
+
+#[test]
+fn device_that_fails_gives_errors_and_no_signal_in_verified_mode() {
+    in_namespace("failing device", true);
+}
+
+/// Somebody cuts the data file off while a process has the store open.
+fn read_what_is_cut_off(place: &Path, reads: ReadMode) {
+    let path = place.join("store");
+    make_store(&path);
+    let store = by_hand().reads(reads).open(&path).unwrap();
+    assert_eq!(
+        store.map("map").unwrap().get(&7u32.to_be_bytes()).unwrap().unwrap(),
+        value_of(7)
+    );
+    let data = File::options().write(true).open(path.join("data")).unwrap();
+    let length = data.metadata().unwrap().len();
+    data.set_len(length / 2).unwrap();
+    let (right, failed) = read_everything(&store, &[Kind::Damaged]);
+    println!("{right} calls were answered, {failed} failed");
+    assert!(right > 100 && failed > 100, "{right} {failed}");
+    let problems = store.check(&mut |_| ()).unwrap().problems;
+    assert!(
+        problems.iter().any(|problem| problem.contains("ends before")),
+        "{problems:?}"
+    );
+    // Commits go into the log, which is whole; what cannot be folded stays there.
+    let map = store.map("map").unwrap();
+    map.put(&7u32.to_be_bytes(), b"newer").unwrap();
+    let error = (0..KEYS)
+        .step_by(50)
+        .try_for_each(|number| map.put(&number.to_be_bytes(), b"newest"))
+        .and_then(|()| store.maintain())
+        .expect_err("what is missing cannot be folded");
+    assert_eq!(error.kind(), Kind::Damaged, "{error}");
+    assert!(map.get(&7u32.to_be_bytes()).unwrap().is_some());
+    drop(map);
+    assert_eq!(store.close().unwrap_err().kind(), Kind::Damaged);
+}
+
+#[test]
+fn data_file_that_is_cut_off_under_a_process_gives_errors_and_no_signal_in_verified_mode() {
+    let place = Place::new();
+    let output = child("cut verified", &place.beside(""), &[]);
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}\n{said}", output.status);
+    // What is missing stays missing, also where the process has made the file longer again; what is left can be saved.
+    match Options::new().read_only(true).open(place.beside("store")) {
+        Ok(store) => assert_ne!(store.check(&mut |_| ()).unwrap().problems, [""; 0]),
+        Err(error) => assert_eq!(error.kind(), Kind::Damaged, "{error}"),
+    }
+    let store = Options::new().salvage(true).open(place.beside("store")).unwrap();
+    let (snapshot, lost) = (store.snapshot().unwrap(), duramen::Lost::new());
+    let map = store.maps().get("map").unwrap().expect("the map");
+    let mut walk = snapshot.salvage(&map, &lost).unwrap();
+    let mut saved = 0;
+    while walk.next().unwrap().is_some() {
+        saved += 1;
+    }
+    assert!(saved > 100 && !lost.list().is_empty(), "{saved} pairs");
+}
+
+/// This is what the guide says of the mapped mode: no promise can be made there.
+#[test]
+fn data_file_that_is_cut_off_under_a_process_is_a_signal_in_mapped_mode() {
+    let place = Place::new();
+    let output = child("cut mapped", &place.beside(""), &[]);
+    assert_eq!(output.status.signal(), Some(SIGBUS), "{:?}", output.status);
+}
+
+#[test]
+fn bytes_that_change_under_a_process_are_found_at_the_next_read_or_by_the_checker() {
+    for reads in [ReadMode::Verified, ReadMode::Mapped] {
+        let place = Place::new();
+        make_store(&place.path());
+        let store = by_hand().reads(reads).open(place.path()).unwrap();
+        let map = store.map("map").unwrap();
+        let key = 2_001u32.to_be_bytes();
+        assert_eq!(map.get(&key).unwrap().unwrap(), value_of(2_001));
+        let data = File::options()
+            .read(true)
+            .write(true)
+            .open(place.path().join("data"))
+            .unwrap();
+        let bytes = std::fs::read(place.path().join("data")).unwrap();
+        let wanted = value_of(2_001);
+        let at = bytes
+            .windows(wanted.len())
+            .position(|window| window == wanted)
+            .expect("the value");
+        data.write_all_at(&[!bytes[at + 500]], at as u64 + 500).unwrap();
+        let page = format!("page {} ", at as u64 / PAGE);
+        match reads {
+            ReadMode::Verified => {
+                let error = map.get(&key).unwrap_err();
+                assert!(
+                    error.kind() == Kind::Damaged && error.to_string().contains(&page),
+                    "{error}"
+                );
+            }
+            // Verified at the first touch, and not again.
+            ReadMode::Mapped => assert_ne!(map.get(&key).unwrap().unwrap(), wanted),
+        }
+        let problems = store.check(&mut |_| ()).unwrap().problems;
+        assert!(problems.iter().any(|problem| problem.contains(&page)), "{problems:?}");
+    }
+}

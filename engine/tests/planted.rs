@@ -14,12 +14,17 @@ const POINTS_MAX: u64 = 6000;
 
 /// Short and long work in turn, until something is wrong or there were so many crash points. Always the same.
 fn check_crashes(points: u64, lie: Option<Lie>) -> Checked {
+    check_crashes_among(1, points, lie)
+}
+
+/// The same in so many processes that share the store.
+fn check_crashes_among(processes: usize, points: u64, lie: Option<Lie>) -> Checked {
     let mut tally = Tally::default();
     for seed in 0.. {
         let steps = if seed % 2 == 0 { 20 } else { 120 };
         let case = Case {
             lie,
-            ..Case::new(seed, steps)
+            ..Case::new(seed, steps).among(processes)
         };
         let mut rng = fastrand::Rng::with_seed(seed);
         let calls = 40 + steps as u64 * 2;
@@ -145,6 +150,20 @@ fn a_disk_that_does_not_sync_its_directory_is_found() {
 #[test]
 fn acknowledging_before_the_sync_is_found() {
     is_found_by_crashes(PlantedBug::AcknowledgeBeforeSync);
+}
+
+#[test]
+fn bugs_are_found_in_several_processes_as_in_one() {
+    assert_eq!(check_crashes_among(2, 400, None), Ok(()));
+    for bug in [
+        PlantedBug::AcknowledgeBeforeSync,
+        PlantedBug::ReclaimIgnoresDurableBase,
+        PlantedBug::FoldAheadOfSync,
+        PlantedBug::ValuesNotSynced,
+        PlantedBug::DirectoryNotSynced,
+    ] {
+        is_found(bug, || check_crashes_among(2, POINTS_MAX, None));
+    }
 }
 
 #[test]

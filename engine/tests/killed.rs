@@ -451,8 +451,9 @@ fn stop_an_heir(point: u64, heir_step: u64, heir_point: u64, is_heir_killed: boo
         if is_heir_stopped {
             // SAFETY: the number of our own child, for which nobody has waited.
             unsafe { libc::kill(heir.id() as libc::pid_t, signal) };
-            heir.wait().expect("an end");
         }
+        // Where it was not stopped its end was waited for.
+        let _ = heir.wait();
         folding.join().expect("an end").expect("a fold");
     });
     let found = State::found(&maps);

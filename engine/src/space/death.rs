@@ -7,6 +7,7 @@ use duramen_io::Owner;
 
 use super::Space;
 use super::retired::StoredRetired;
+use crate::bitmap::Blocks;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::{FoldCosts, Room};
 
@@ -56,19 +57,22 @@ impl Space {
         let count = state.retired_count();
         state.retired.resize(count, StoredRetired::default());
         state.staged = 0;
+        // Whoever dies between two steps leaves too few blocks counted, not too many; and pages count once.
+        state.taken.blocks = Blocks::default();
+        state.taken_value_pages = 0;
         for index in 0..state.taken_bits.len() {
             let bits = state.taken_bits[index];
             for bit in (0..64).filter(|bit| bits >> bit & 1 == 1) {
                 state.bitmap.set(index as u32 * 64 + bit, 1, false);
             }
             if bits != 0 {
+                state.count_given_up(bits.count_ones().into());
                 state.taken_bits.put(index, 0);
                 kill_point();
                 state.end_long_step();
             }
         }
         state.taken = Room::default();
-        state.taken_value_pages = 0;
         state.taken_beyond = 0;
         self.mirror(&state);
     }

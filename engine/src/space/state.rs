@@ -155,6 +155,7 @@ impl<'a> DerefMut for Locked<'a> {
 impl Locked<'_> {
     /// What was done so far stands, whoever dies; what comes is another step.
     pub(super) fn end_step(&mut self) {
+        debug_assert!(self.state.is_each_page_counted_once(), "{:?}", self.state);
         kill_point();
         let next = self.head.step.load(Ordering::Relaxed) + 1;
         let places = self.head.counts[next as usize % 2].iter().zip(self.state.counts());
@@ -361,6 +362,13 @@ impl State<'_> {
         }
     }
 
+    /// Pages that a tree took are free again.
+    pub(super) fn count_given_up(&mut self, pages: u64) {
+        let promised = pages.min(self.taken.pages);
+        self.taken.pages -= promised;
+        self.taken_beyond = self.taken_beyond.saturating_sub(pages - promised);
+    }
+
     /// Makes the file longer or shorter in what is known of it.
     pub(super) fn extend(&mut self, more: u32) {
         self.bitmap.extend(more);
@@ -378,6 +386,12 @@ impl State<'_> {
     pub(super) fn base(&self) -> u64 {
         self.bitmap.pages() as u64 - self.bitmap.free() - self.retired_pages - self.taken.pages - self.taken_beyond
     }
+
+    /// Whether there are no more retired and taken pages than used ones. It must hold after each step.
+    fn is_each_page_counted_once(&self) -> bool {
+        let used = u64::from(self.bitmap.pages()) - self.bitmap.free();
+        self.retired_pages + self.taken.pages + self.taken_beyond <= used
+    }
 }
 
 #[cfg(test)]
@@ -385,7 +399,31 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
+    use crate::space::Claim;
     use crate::{Maintenance, Options};
+
+    /// Whoever dies in the middle of it, and whoever dies in taking over from him, leaves counts that can be taken over.
+    #[test]
+    fn every_step_of_giving_up_a_tree_counts_each_page_once() {
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
+        let core = store.core();
+        let before = core.space.lock().bitmap.free();
+        for (claim, wants) in [(Claim::Promised, 400), (Claim::Beyond, 300)] {
+            for _ in 0..wants {
+                let taken = core.space.take(claim, Want::Leaves(9), &core.pages);
+                taken.expect("there is room");
+            }
+        }
+        let steps = core.control().space.step.load(Ordering::Relaxed);
+        core.space.give_up_tree();
+        let steps = core.control().space.step.load(Ordering::Relaxed) - steps;
+        assert!(steps > 3, "{steps} steps: too little for more than one");
+        let state = core.space.lock();
+        let grown = u64::from(state.bitmap.pages()) - state.bitmap.free();
+        assert!(state.bitmap.free() > before && grown < 100, "{:?}", &*state);
+        assert_eq!((state.taken.pages, state.taken_beyond), (0, 0));
+    }
 
     const PAGES: u32 = 400_000;
     const RUN_PAGES: u32 = 64;

@@ -221,7 +221,7 @@ pub fn run() -> Result<ExitCode> {
             place,
         } => {
             let task = one_task(&workload)?;
-            workloads::run_member(&place.context(&task)?, &member)?;
+            workloads::run_member(&task, &place.context(&task)?, &member)?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -1,5 +1,5 @@
-//! The matrix of faults for the workloads that start the lab again: `open`, whose writer is killed, and `mega/processes`. The
-//! other cells of it are in `src/workloads/tests.rs`. The faulty peers are those that keep their data in files.
+//! The matrix of faults for the workloads that start the lab again: `open`, whose writer is killed, `mega/processes` and
+//! `sharing`. The other cells of it are in `src/workloads/tests.rs`. The faulty peers are those that keep their data in files.
 
 mod common;
 
@@ -40,8 +40,22 @@ fn mega_in_several_processes_catches_a_lost_write() {
 }
 
 #[test]
+fn sharing_catches_a_stale_value() {
+    for form in ["sharing/threads", "sharing/processes"] {
+        must_catch(form, "faulty-stale-kept", "0.001");
+    }
+}
+
+#[test]
+fn sharing_catches_a_lost_write() {
+    for form in ["sharing/threads", "sharing/processes"] {
+        must_catch(form, "faulty-loses-kept", "0.01");
+    }
+}
+
+#[test]
 fn workloads_without_deletes_cannot_see_that_none_are_done() {
-    for workload in ["open", "mega/processes"] {
+    for workload in ["open", "mega/processes", "sharing/threads", "sharing/processes"] {
         assert_eq!(
             caught(workload, "faulty-keeps-deleted-kept", "0.0005"),
             None,

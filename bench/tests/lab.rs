@@ -274,8 +274,8 @@ fn cell_that_reaches_its_limit_is_shown_as_stopped() {
 #[test]
 fn several_processes_share_a_store_where_the_peer_allows_it() {
     let place = Place::new();
-    let peers = ["--peers", "lmdb,sqlite,redb"];
-    let output = place.run(&[&["mega/processes"][..], &peers, &TINY].concat());
+    let peers = ["--peers", "duramen,lmdb,sqlite,redb"];
+    let output = place.run(&[&["mega/processes", "sharing/processes"][..], &peers, &TINY].concat());
     let report = text(&output.stdout);
     assert!(output.status.success(), "{report}\n{}", text(&output.stderr));
     assert!(report.contains("several processes cannot share one store"), "{report}");
@@ -286,12 +286,10 @@ fn several_processes_share_a_store_where_the_peer_allows_it() {
         .iter()
         .filter(|run| run["peer"] != "redb")
     {
-        let phases = &run["outcome"]["passed"]["phases"];
-        for phase in 0..3 {
-            assert!(
-                phases[phase]["operations"].as_u64().is_some_and(|count| count > 0),
-                "{run}"
-            );
+        let phases = run["outcome"]["passed"]["phases"].as_array().expect("phases");
+        assert!(phases.len() >= 2, "{run}");
+        for phase in phases {
+            assert!(phase["operations"].as_u64().is_some_and(|count| count > 0), "{run}");
         }
     }
 }

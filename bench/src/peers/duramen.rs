@@ -39,6 +39,7 @@ impl Driver for Duramen {
             ],
             is_persistent: true,
             is_broker: true,
+            is_shared_by_processes: true,
             ..Description::default()
         }
     }

@@ -1,33 +1,31 @@
 //! elmdb's published load: 16 writers, 20 readers and 8 listers at once on a store of 1,000,000 records.
 //!
 //! `mega/60s` runs 60 seconds with all three classes alive throughout; `mega/counts` has the published counts; and
-//! `mega/processes` is the first one with the workers spread over four processes that share one store.
+//! `mega/processes` is the first one with each of the 44 workers in a process of its own; they share one store.
 //!
 //! Every value found is verified against its key. A key that its writer was acknowledged before the read began must be
 //! found; the number of acknowledged keys of each writer is kept in memory that all workers share, a mapped file when
 //! they are processes. A lister must see every loaded record, in order, and every record acknowledged before its pass.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Context as _, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
+use anyhow::{Result, anyhow, bail, ensure};
 
 use super::loads::{load_in_batches, read_back};
+use super::members::{Crew, MemberArguments, Members, await_start, tell};
 use super::{Context, Recorder, Resources, Variant, Workload};
-use crate::children::end_with_this_thread;
 use crate::crew::{Shift, Worked, crew};
 use crate::data::{Checker, Generator, Keys, Length, Values, key_text};
-use crate::measure::{Done, Latencies, Timeline, TimelineCounts, Work};
+use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer, Setting};
 use crate::shared::SharedCounters;
 
 const WRITERS: usize = 16;
 const READERS: usize = 20;
 const LISTERS: usize = 8;
-const PROCESSES: usize = 4;
+/// A process for each worker.
+const PROCESSES: usize = WRITERS + READERS + LISTERS;
 /// Single-record writes of a writer, and point reads of a reader, in the published counts.
 const OPERATIONS: usize = 250_000;
 /// Passes of a lister in the published counts.
@@ -41,7 +39,7 @@ const SECONDS_MIN: f64 = 0.3;
 pub const WORKLOAD: Workload = Workload {
     name: "mega",
     about: "elmdb's load: 1M records; 16 writers, 20 readers and 8 listers at once, for 60 s, by the published counts, and \
-        spread over 4 processes",
+        each in a process of its own",
     variants: &[
         Variant {
             label: "60s",
@@ -149,38 +147,6 @@ struct Team {
     listers: Crew,
 }
 
-/// The workers of one kind.
-#[derive(Default)]
-struct Crew {
-    done: Done,
-    nanos: u64,
-}
-
-impl Crew {
-    fn add(&mut self, worked: Worked, hits: Option<u64>) {
-        self.nanos = self.nanos.max(worked.nanos);
-        let planned = worked
-            .stopped_at_of
-            .map(|planned| planned.saturating_sub(worked.operations));
-        self.done.operations += worked.operations;
-        self.done.workers_cpu_nanos += worked.cpu_nanos;
-        self.done.hits = hits.map_or(self.done.hits, |hits| Some(self.done.hits.unwrap_or(0) + hits));
-        self.done.latencies.get_or_insert_default().merge(&worked.latencies);
-        self.done.timeline.get_or_insert_default().merge(&worked.timeline);
-        if let Some(left) = planned {
-            self.done.stopped_at_of = Some(self.done.stopped_at_of.unwrap_or(0).saturating_add(left));
-        }
-    }
-
-    /// What was left becomes what was planned, now that it is known how much was done.
-    fn into_done(mut self) -> Done {
-        let done = self.done.operations;
-        self.done.stopped_at_of = self.done.stopped_at_of.map(|left| left.saturating_add(done));
-        self.done.wall_nanos = Some(self.nanos);
-        self.done
-    }
-}
-
 impl Team {
     fn into_phases(self) -> Vec<Done> {
         [self.writers, self.readers, self.listers].map(Crew::into_done).into()
@@ -224,14 +190,11 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Does the share of one of `processes`, which has every so-manieth worker of each kind.
+    /// Does the share of one of `processes`, which has every so-manieth worker.
     fn team(&self, peer: &dyn Peer, process: usize, processes: usize) -> Result<Team> {
-        let mine = |count: usize| (process..count).step_by(processes);
-        let workers: Vec<(usize, usize)> = mine(WRITERS)
-            .map(|id| (0, id))
-            .chain(mine(READERS).map(|id| (1, id)))
-            .chain(mine(LISTERS).map(|id| (2, id)))
-            .collect();
+        let all = [WRITERS, READERS, LISTERS].into_iter().enumerate();
+        let all = all.flat_map(|(kind, count)| (0..count).map(move |id| (kind, id)));
+        let workers: Vec<(usize, usize)> = all.skip(process).step_by(processes).collect();
         let hits: Vec<AtomicU64> = workers.iter().map(|_| AtomicU64::new(0)).collect();
         let reads: Vec<Option<Reads>> = workers
             .iter()
@@ -405,35 +368,6 @@ impl Reads {
     }
 }
 
-/// What a process of `mega/processes` is told.
-#[derive(clap::Args)]
-pub struct MemberArguments {
-    /// Its number.
-    #[arg(long)]
-    process: usize,
-    /// The file with the counters that all share.
-    #[arg(long)]
-    counters: PathBuf,
-}
-
-/// What a process of `mega/processes` tells when it is done.
-#[derive(Serialize, Deserialize)]
-struct Told {
-    crews: Vec<ToldCrew>,
-    process_cpu_nanos: u64,
-}
-
-#[derive(Serialize, Deserialize)]
-struct ToldCrew {
-    operations: u64,
-    left: Option<u64>,
-    hits: Option<u64>,
-    cpu_nanos: u64,
-    nanos: u64,
-    latencies: Vec<(u64, u64)>,
-    timeline: TimelineCounts,
-}
-
 /// One process of `mega/processes`: opens the store, says so, waits for a line, works, and tells what it did.
 pub fn run_member(context: &Context, arguments: &MemberArguments) -> Result<()> {
     let values = Values::new(context.seed, Length::Mega);
@@ -441,126 +375,25 @@ pub fn run_member(context: &Context, arguments: &MemberArguments) -> Result<()> 
     let load = Load::new(context, &values, &counters);
     let peer = open(context)?;
     println!("ready");
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line)?;
+    await_start()?;
     let team = load.team(&*peer, arguments.process, PROCESSES)?;
-    let crews = [team.writers, team.readers, team.listers].map(|crew| ToldCrew {
-        operations: crew.done.operations,
-        left: crew.done.stopped_at_of,
-        hits: crew.done.hits,
-        cpu_nanos: crew.done.workers_cpu_nanos,
-        nanos: crew.nanos,
-        latencies: crew.done.latencies.unwrap_or_default().counts(),
-        timeline: crew.done.timeline.unwrap_or_default().counts(),
-    });
     peer.close()?;
-    let told = Told {
-        crews: crews.into(),
-        process_cpu_nanos: crate::measure::process_cpu_nanos(),
-    };
-    println!("{}", serde_json::to_string(&told)?);
-    Ok(())
-}
-
-/// Processes that are ended when this is dropped, so that none goes on writing into a directory that is removed. When this
-/// process is killed, the kernel ends them.
-struct Members(Vec<Child>);
-
-impl Drop for Members {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // One that has ended already cannot be ended again.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    tell([team.writers, team.readers, team.listers])
 }
 
 fn run_processes(context: &Context, counters: &Path) -> Result<Vec<Done>> {
-    let mut members = Members(Vec::new());
-    let mut pipes = Vec::new();
-    for process in 0..PROCESSES {
-        let mut child = start_member(context, counters, process)?;
-        pipes.push(BufReader::new(child.stdout.take().context("a member's output is a pipe")?).lines());
-        members.0.push(child);
+    let mut members = Members::start(context, "mega/processes", counters, PROCESSES)?;
+    let (crews, cpu) = members.work()?;
+    members.end()?;
+    let [writers, readers, listers] = crews.try_into().map_err(|_| anyhow!("a process told of other crews"))?;
+    let mut phases = Team {
+        writers,
+        readers,
+        listers,
     }
-    for pipe in &mut pipes {
-        let line = pipe
-            .next()
-            .context("a process ended before it had opened the store")??;
-        ensure!(line == "ready", "a process said {line:?}");
-    }
-    for child in &mut members.0 {
-        child
-            .stdin
-            .take()
-            .context("a member's input is a pipe")?
-            .write_all(b"go\n")?;
-    }
-    let mut team = Team::default();
-    let mut cpu = 0;
-    for pipe in &mut pipes {
-        let line = pipe
-            .next()
-            .context("a process ended before it had told what it did; its message is above")??;
-        let told: Told = serde_json::from_str(&line)?;
-        cpu += told.process_cpu_nanos;
-        for (crew, told) in [&mut team.writers, &mut team.readers, &mut team.listers]
-            .into_iter()
-            .zip(told.crews)
-        {
-            crew.add(told.worked(), told.hits);
-        }
-    }
-    for child in &mut members.0 {
-        let status = child.wait()?;
-        ensure!(status.success(), "a process ended with {status}");
-    }
-    let mut phases = team.into_phases();
+    .into_phases();
     phases.iter_mut().for_each(|done| done.other_processes_cpu_nanos = cpu);
     Ok(phases)
-}
-
-impl ToldCrew {
-    fn worked(&self) -> Worked {
-        Worked {
-            operations: self.operations,
-            stopped_at_of: self.left.map(|left| left.saturating_add(self.operations)),
-            cpu_nanos: self.cpu_nanos,
-            nanos: self.nanos,
-            latencies: Latencies::from_counts(&self.latencies),
-            timeline: Timeline::from_counts(&self.timeline),
-        }
-    }
-}
-
-fn start_member(context: &Context, counters: &Path, process: usize) -> Result<Child> {
-    let limit = context.pace.limit.saturating_sub(crate::measure::now_nanos()) / 1_000_000_000;
-    let mut command = Command::new("/proc/self/exe");
-    command
-        .args(["member", "mega/processes"])
-        .args(["--process", &process.to_string()])
-        .arg("--counters")
-        .arg(counters)
-        .args(["--peer", &context.driver.describe().name])
-        .args(["--durability", &context.class.to_string()])
-        .args(["--seed", &context.seed.to_string()])
-        .args(["--scale", &context.scale.to_string()])
-        .args(["--limit", &limit.max(1).to_string()])
-        .arg("--directory")
-        .arg(context.directory);
-    if let Some(seconds) = context.pace.seconds {
-        command.args(["--seconds", &seconds.to_string()]);
-    }
-    if let Some(rate) = context.pace.rate {
-        command.args(["--rate", &rate.to_string()]);
-    }
-    end_with_this_thread(&mut command);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("starting a process that shares the store")
 }
 
 #[cfg(test)]

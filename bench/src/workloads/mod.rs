@@ -11,12 +11,14 @@ mod loads;
 mod map;
 mod map_mixed;
 mod mega;
+mod members;
 mod messages;
 mod open;
 mod overwrites;
 mod reads;
 mod redb_table;
 mod scarce_memory;
+mod sharing;
 mod sizes;
 mod state;
 mod state_stability;
@@ -37,7 +39,7 @@ use crate::data::{Checker, Tally, Values};
 use crate::measure::{Done, Meter, Phase, Work};
 use crate::peer::{CACHE_BYTES, Class, Driver, Peer, Setting, Unsupported};
 
-pub use mega::{MemberArguments, run_member};
+pub use members::MemberArguments;
 pub use open::write_until_killed;
 
 /// A workload that can be run.
@@ -120,6 +122,7 @@ pub const ALL: &[Workload] = &[
     synced_puts::WORKLOAD,
     open::WORKLOAD,
     mega::WORKLOAD,
+    sharing::WORKLOAD,
     map::WORKLOAD,
     map_mixed::WORKLOAD,
     state::WORKLOAD,
@@ -141,6 +144,15 @@ pub const ALL: &[Workload] = &[
     messages::groups::WORKLOAD,
     messages::catch_up::WORKLOAD,
 ];
+
+/// Does the share of one of several processes that share a store.
+pub fn run_member(task: &Task, context: &Context, arguments: &MemberArguments) -> Result<()> {
+    match task.workload.name {
+        name if name == mega::WORKLOAD.name => mega::run_member(context, arguments),
+        name if name == sharing::WORKLOAD.name => sharing::run_member(context, arguments),
+        name => bail!("{name:?} has no processes of its own"),
+    }
+}
 
 /// One workload in one of its forms.
 #[derive(Clone, Copy)]

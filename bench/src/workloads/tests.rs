@@ -162,7 +162,7 @@ fn must_catch(name: &str, fault: &str, scale: f64) {
 
 /// The matrix: one test for each workload and each fault that it must catch. Not in it, but tested below: a workload without
 /// deletes cannot see what is wrong with them, and what was acknowledged too early only a crash can show
-/// (`tests/classes.rs`). The cells of `open` and `mega/processes`, which start the lab again, are in `tests/faults.rs`, and
+/// (`tests/classes.rs`). The cells of `open`, `mega/processes` and `sharing`, which start the lab again, are in `tests/faults.rs`, and
 /// those of rows that were stopped in `stopped.rs`.
 macro_rules! matrix {
     ($($test:ident: $name:literal catches $fault:literal at $scale:literal,)*) => {

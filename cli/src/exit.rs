@@ -15,7 +15,7 @@ Exit codes:
   0  done (also when the reader of a pipe went away)
   1  the key is not there; `check` or `torture` found problems
   2  the call is wrong: usage, unknown map, no store there, a file that cannot be read
-  3  nothing is wrong, try again: the store is in use, or a conflict
+  3  nothing is wrong, try again: somebody has the store to himself, or a conflict
   4  no space left; nothing was lost
   5  damaged: the store, or the dump to be loaded, is not what was written
   6  the store stopped after an input/output error: run the command again, look at the disk
@@ -149,8 +149,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Says who holds a store. The lock file names the last process that wrote; when that one has ended, the holder is
-/// somebody who only reads.
+/// Says who holds a store. The lock file names the last process that had it to itself; when that one has ended, the holder
+/// is somebody who only reads.
 fn in_use(path: &str, holder: &str) -> Failure {
     const WAIT: &str = "`--wait SECONDS` waits for it";
     let process = holder.split(' ').next().and_then(|id| id.parse::<u32>().ok());

@@ -219,9 +219,24 @@ fn commands_that_read_make_no_store() {
 }
 
 #[test]
-fn a_store_in_use_is_refused_with_the_name_of_its_holder() {
+fn commands_read_and_write_a_store_that_a_program_has_open() {
     let scratch = shop();
-    let held = Store::open(scratch.path("shop")).unwrap();
+    let store = Store::open(scratch.path("shop")).unwrap();
+    let map = store.map("stock").unwrap();
+    map.put(b"plums", b"3").unwrap();
+    assert_eq!(scratch.done(&["get", "shop", "plums"]).text(), "3\n");
+    scratch.done(&["put", "shop", "plums", "4"]);
+    assert_eq!(map.get(b"plums").unwrap().unwrap(), b"4");
+    map.put(b"plums", b"5").unwrap();
+    assert_eq!(scratch.done(&["get", "shop", "plums"]).text(), "5\n");
+    store.close().unwrap();
+    assert_eq!(scratch.done(&["get", "shop", "plums"]).text(), "5\n");
+}
+
+#[test]
+fn a_store_that_a_program_has_to_itself_is_refused_with_the_name_of_its_holder() {
+    let scratch = shop();
+    let held = Options::new().exclusive(true).open(scratch.path("shop")).unwrap();
     for arguments in [&["get", "shop", "pears"][..], &["put", "shop", "k", "v"]] {
         let ended = scratch.run(arguments);
         assert_eq!(ended.code, 3, "{}", ended.stderr);

@@ -28,7 +28,7 @@
 //!
 //! | to | see |
 //! |---|---|
-//! | open a store | [`Store::open`], [`Options`] |
+//! | open a store, in one process or several | [`Store::open`], [`Options`] |
 //! | read and write single keys, each write a commit | [`Map`] |
 //! | write several things at once without reading | [`Batch`], [`Store::write`] |
 //! | read and write as one | [`Store::transact`], [`Transaction`], [`TransactionOptions`] |
@@ -47,7 +47,11 @@
 //! # What holds everywhere
 //!
 //! - Every type is `Send` and `Sync` where its borrow allows; handles are cheap clones of one store, which closes when the
-//!   last of them is dropped. One process has a store open for writing.
+//!   last of them is dropped.
+//! - Several processes open the same store with the same call, and all of them read and write; any may be killed at any
+//!   moment. One that is stopped in the middle of a commit makes writers wait, then gives them [`Reason::Busy`] with its
+//!   number; handles that a child inherited through `fork` answer [`Reason::Forked`]; another version of the library is
+//!   refused with [`Reason::OtherVersion`]. [`Options::exclusive`] is for those who want a store alone.
 //! - A commit is visible to everybody as soon as it is written, and lasts as its [`Durability`] says once its call returns.
 
 mod typed;
@@ -85,6 +89,8 @@ mod documentation {
     mod accidents {}
     #[doc = include_str!("../../docs/guide/async-commits.md")]
     mod async_commits {}
+    #[doc = include_str!("../../docs/guide/processes.md")]
+    mod processes {}
     #[doc = include_str!("../../docs/guide/topics.md")]
     mod topics {}
     #[doc = include_str!("../../docs/guide/groups.md")]

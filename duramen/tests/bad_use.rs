@@ -753,20 +753,26 @@ fn log_without_its_data_file_is_not_made_into_an_empty_store() {
 }
 
 #[test]
-fn second_opening_is_refused_and_names_the_holder() {
+fn opening_that_cannot_go_with_another_is_refused_and_names_the_holder() {
     let place = Place::new();
-    let store = Store::open(place.path()).unwrap();
+    let alone = || Options::new().exclusive(true);
     let process = std::process::id().to_string();
-    for options in [Options::new(), Options::new().read_only(true)] {
-        refused!(
-            options.open(place.path()),
-            Retry,
-            Reason::InUse { .. },
-            &process,
-            "close it there"
-        );
+    for (first, seconds) in [
+        (alone(), vec![Options::new(), Options::new().read_only(true), alone()]),
+        (Options::new(), vec![alone(), alone().read_only(true)]),
+    ] {
+        let store = first.open(place.path()).unwrap();
+        for second in seconds {
+            refused!(
+                second.open(place.path()),
+                Retry,
+                Reason::InUse { .. },
+                &process,
+                "close it there"
+            );
+        }
+        drop(store);
     }
-    drop(store);
     let readers = [(); 2].map(|()| Options::new().read_only(true).open(place.path()).unwrap());
     refused!(Store::open(place.path()), Retry, Reason::InUse { .. }, "in use");
     drop(readers);
@@ -893,7 +899,8 @@ fn closed_store_refuses_everything_but_open_snapshots_go_on() {
     }
     assert_eq!(snapshot.get(&map, b"a").unwrap().unwrap(), b"1");
     assert_eq!(forwards(&mut snapshot.range(&map, ..).unwrap()).len(), 1);
-    refused!(Store::open(place.path()), Retry, Reason::InUse { .. }, "in use");
+    let alone = || Options::new().exclusive(true).open(place.path());
+    refused!(alone(), Retry, Reason::InUse { .. }, "in use");
     drop((snapshot, map));
     let store = Store::open(place.path()).unwrap();
     assert_eq!(

@@ -304,18 +304,23 @@ fn report(line: std::fmt::Arguments<'_>) {
 fn child_process() {
     let Ok(path) = std::env::var(CHILD_PATH) else { return };
     match std::env::var(CHILD_ROLE).unwrap().as_str() {
-        "hold" => hold(&path),
-        "try" => report(format_args!(
-            "{}",
-            Store::open(&path).map_or_else(|error| error.to_string(), |_| "open".into())
-        )),
+        "hold" => hold(&path, Options::new()),
+        "hold-alone" => hold(&path, Options::new().exclusive(true)),
+        "try" => report(format_args!("{}", attempt(&path, Options::new()))),
+        "try-alone" => report(format_args!("{}", attempt(&path, Options::new().exclusive(true)))),
         role => write_for_ever(&path, if role == "restless" { restless() } else { Options::new() }),
     }
 }
 
+fn attempt(path: &str, options: Options) -> String {
+    options
+        .open(path)
+        .map_or_else(|error| error.to_string(), |_| "open".into())
+}
+
 /// Has the store open until the supervisor closes the pipe.
-fn hold(path: &str) {
-    let store = Store::open(path).unwrap();
+fn hold(path: &str, options: Options) {
+    let store = options.open(path).unwrap();
     store.map("held").unwrap().put(b"key", b"value").unwrap();
     report(format_args!("open"));
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
@@ -562,26 +567,31 @@ fn nothing_acknowledged_is_lost_and_nothing_is_torn_however_often_the_writer_is_
     assert!(ledger.acknowledged > 10 * kills as u64);
 }
 
+fn assert_refused(options: Options, path: &Path, holder: u32) {
+    let error = options.open(path).unwrap_err();
+    let Reason::InUse { path, holder: named } = error.reason() else {
+        panic!("{error}")
+    };
+    assert_eq!(named.split(' ').next().unwrap(), holder.to_string());
+    assert!(Path::new(path).ends_with("store"), "{path}");
+    assert_eq!(error.kind(), Kind::Retry);
+    assert!(error.to_string().contains(&format!("process {holder}")), "{error}");
+    assert!(error.to_string().contains("close it there"), "{error}");
+}
+
 #[test]
-fn store_that_a_process_has_open_is_refused_and_the_process_is_named() {
+fn store_that_a_process_has_to_itself_is_refused_and_the_process_is_named() {
     let place = Place::new();
-    let mut child = spawn(&place.path(), "hold", &[]);
+    let mut child = spawn(&place.path(), "hold-alone", &[]);
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     assert_eq!(next_report(&mut lines).unwrap(), "open");
     for options in [
         Options::new(),
         Options::new().create(false),
         Options::new().read_only(true),
+        Options::new().exclusive(true),
     ] {
-        let error = options.open(place.path()).unwrap_err();
-        let Reason::InUse { path, holder } = error.reason() else {
-            panic!("{error}")
-        };
-        assert_eq!(holder.split(' ').next().unwrap(), child.id().to_string());
-        assert!(Path::new(path).ends_with("store"), "{path}");
-        assert_eq!(error.kind(), Kind::Retry);
-        assert!(error.to_string().contains(&child.id().to_string()), "{error}");
-        assert!(error.to_string().contains("close it there"), "{error}");
+        assert_refused(options, &place.path(), child.id());
     }
     child.kill().unwrap();
     child.wait().unwrap();
@@ -590,15 +600,51 @@ fn store_that_a_process_has_open_is_refused_and_the_process_is_named() {
 }
 
 #[test]
-fn other_process_is_refused_while_this_one_has_the_store_open() {
+fn who_wants_a_store_alone_is_refused_while_another_process_has_it_open_which_is_named() {
+    let place = Place::new();
+    let mut child = spawn(&place.path(), "hold", &[]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    assert_eq!(next_report(&mut lines).unwrap(), "open");
+    assert_refused(Options::new().exclusive(true), &place.path(), child.id());
+    // Everybody else is let in, to read and to write.
+    let held = |store: &Store| {
+        store
+            .map("held")
+            .unwrap()
+            .get(b"key")
+            .unwrap()
+            .map(|value| value.to_vec())
+    };
+    let reader = Options::new().read_only(true).open(place.path()).unwrap();
+    let writer = Options::new().create(false).open(place.path()).unwrap();
+    assert_eq!(held(&reader).unwrap(), b"value");
+    writer.map("held").unwrap().put(b"key", b"newer").unwrap();
+    assert_eq!(held(&reader).unwrap(), b"newer");
+    let error = reader.map("held").unwrap().put(b"key", b"of the reader").unwrap_err();
+    assert!(matches!(error.reason(), Reason::ReadOnly), "{error}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    writer.map("held").unwrap().put(b"key", b"newest").unwrap();
+    writer.close().unwrap();
+    assert_eq!(held(&reader).unwrap(), b"newest");
+    reader.close().unwrap();
+    let store = Options::new().exclusive(true).open(place.path()).unwrap();
+    assert_eq!(held(&store).unwrap(), b"newest");
+    assert_sound(&store);
+}
+
+#[test]
+fn process_that_wants_a_store_alone_is_refused_while_anything_of_this_one_holds_it() {
     let place = Place::new();
     let store = Store::open(place.path()).unwrap();
-    let ask = || {
-        let mut child = spawn(&place.path(), "try", &[]);
+    let ask_as = |role: &str| {
+        let mut child = spawn(&place.path(), role, &[]);
         let answer = next_report(&mut BufReader::new(child.stdout.take().unwrap())).unwrap();
         child.wait().unwrap();
         answer
     };
+    let ask = || ask_as("try-alone");
+    assert_eq!(ask_as("try"), "open");
     let answer = ask();
     assert!(
         answer.contains("in use by process") && answer.contains(&std::process::id().to_string()),

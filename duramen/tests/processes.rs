@@ -4,7 +4,6 @@
 //! The test program starts itself again as a writer. A writer has keys of its own, and what it does follows from its number
 //! and that of the step alone; it tells of every step that was acknowledged. So the supervisor's ledger is one number for
 //! each: after a kill the store must show, for that writer, the state after the last acknowledged step or the next.
-//! Sharing is being built, so it is asked for by a switch that only tests have.
 
 mod common;
 
@@ -28,7 +27,7 @@ const WRITERS: u8 = 3;
 const KEYS: u32 = 60;
 
 fn options() -> Options {
-    restless().share(true)
+    restless()
 }
 
 struct Maps {

@@ -83,7 +83,7 @@ pub(crate) fn fold_loop(core: &Core) {
 
 /// The right to fold. `None`: another process has it, and folds what there is.
 fn hold_to_fold(core: &Core) -> Result<Option<MaintenanceGuard<'_>>> {
-    if core.settings.is_shared {
+    if core.is_shared() {
         core.try_hold_maintenance()
     } else {
         core.hold_maintenance().map(Some)

@@ -14,8 +14,8 @@
 //!   listener's (Acquire) sees what the commit's (Release) published, and finds the append; if it comes after, the commit
 //!   finds the bell armed, and tells the listeners.
 //!
-//! A bell is memory of one process. What is needed to find new appends is in the store; a way to wake listeners in other
-//! processes can be added at `ring` and at `Listener::wait`.
+//! A bell is memory of one process; what other processes append rings it too, see `ringing`. What is needed to find new
+//! appends is in the store.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,12 +24,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::store::Store;
+use crate::checksum::checksum;
+use crate::region::BELL_SLOTS;
 
 /// Rung by every commit that appends to a sequence.
 #[derive(Debug)]
 pub struct Bell {
     name: String,
+    /// Where those who append count for other processes.
+    pub(crate) slot: usize,
     /// How many listeners there are. Changed under the commit lock.
     watched: AtomicU32,
     /// 1: somebody may be about to sleep.
@@ -38,9 +41,10 @@ pub struct Bell {
 }
 
 impl Bell {
-    fn new(name: &str) -> Bell {
+    fn new(name: &str, slot: usize) -> Bell {
         Bell {
             name: name.into(),
+            slot,
             watched: AtomicU32::new(0),
             armed: AtomicU32::new(0),
             listeners: Mutex::default(),
@@ -74,6 +78,15 @@ impl Bell {
         }
         // Outside the lock: a waker may do anything, and the last handle of a listener may be dropped here.
         told.iter().for_each(|(token, listener)| listener.tell(*token));
+    }
+
+    /// Adds a listener. The caller has the commit lock.
+    pub(crate) fn add(&self, listener: &Arc<Listener>, token: u64) {
+        let mut listeners = locked(&self.listeners);
+        listeners.push((token, Arc::downgrade(listener)));
+        self.watched.store(listeners.len() as u32, Ordering::Relaxed);
+        drop(listeners);
+        self.arm();
     }
 
     /// Ends what `Store::listen` began.
@@ -165,39 +178,53 @@ impl Listener {
 }
 
 /// The bells that somebody of this process has a handle of, by the key of the counter.
-#[derive(Debug, Default)]
+type Known = HashMap<Vec<u8>, Weak<Bell>>;
+
+/// All of them, apart by where their sequences are counted for.
+#[derive(Debug)]
 pub(crate) struct Bells {
-    known: Mutex<HashMap<Vec<u8>, Weak<Bell>>>,
+    slots: Box<[Mutex<Known>]>,
+}
+
+impl Default for Bells {
+    fn default() -> Bells {
+        Bells {
+            slots: (0..BELL_SLOTS).map(|_| Mutex::default()).collect(),
+        }
+    }
 }
 
 impl Bells {
     /// The bell of a sequence.
     pub(crate) fn bell(&self, counter: &[u8], name: &str) -> Arc<Bell> {
-        let mut known = locked(&self.known);
+        // The same in all processes.
+        let slot = checksum(counter) as usize % BELL_SLOTS;
+        let mut known = locked(&self.slots[slot]);
         if let Some(bell) = known.get(counter).and_then(Weak::upgrade) {
             return bell;
         }
         if known.len() == known.capacity() {
             known.retain(|_, bell| bell.strong_count() > 0);
         }
-        let bell = Arc::new(Bell::new(name));
+        let bell = Arc::new(Bell::new(name, slot));
         known.insert(counter.to_vec(), Arc::downgrade(&bell));
         bell
     }
-}
 
-impl Store {
-    /// Lets a listener know of every append to a sequence from now on, by a token of its choice. What was appended before
-    /// is to be looked for afterwards; the bell is armed.
-    #[doc(hidden)]
-    pub fn listen(&self, bell: &Bell, listener: &Arc<Listener>, token: u64) {
-        let guard = self.core().hold_commits();
-        let mut listeners = locked(&bell.listeners);
-        listeners.push((token, Arc::downgrade(listener)));
-        bell.watched.store(listeners.len() as u32, Ordering::Relaxed);
-        drop(listeners);
-        bell.arm();
-        drop(guard);
+    /// Rings those of a slot.
+    pub(crate) fn ring(&self, slot: usize) {
+        let known: Vec<Arc<Bell>> = locked(&self.slots[slot]).values().filter_map(Weak::upgrade).collect();
+        // Outside the lock: a waker may do anything.
+        known.iter().for_each(|bell| bell.ring());
+    }
+
+    /// Whether anybody listens to any of them.
+    pub(crate) fn has_listeners(&self) -> bool {
+        let is_watched = |bell: &Weak<Bell>| {
+            let bell = bell.upgrade();
+            bell.is_some_and(|bell| bell.watched.load(Ordering::Relaxed) != 0)
+        };
+        self.slots.iter().any(|known| locked(known).values().any(is_watched))
     }
 }
 
@@ -216,16 +243,17 @@ mod tests {
         for number in 0..10_000u32 {
             bells.bell(&number.to_be_bytes(), "dropped");
         }
-        assert!(locked(&bells.known).len() < 100);
+        let known = bells.slots.iter().map(|known| locked(known).len());
+        assert!(known.sum::<usize>() < 10 * BELL_SLOTS);
         assert!(Arc::ptr_eq(&held, &bells.bell(b"held", "held")));
     }
 
     #[test]
     fn a_bell_that_is_not_armed_is_silent() {
-        let bell = Bell::new("bell");
+        let bell = Bell::new("bell", 0);
         let listener = Listener::new();
-        bell.watched.store(1, Ordering::Relaxed);
-        locked(&bell.listeners).push((7, Arc::downgrade(&listener)));
+        bell.add(&listener, 7);
+        bell.armed.store(0, Ordering::Relaxed);
         bell.ring();
         assert_eq!(listener.wait(Duration::ZERO), [0; 0]);
         bell.arm();

@@ -22,7 +22,7 @@ impl Core {
     /// Looks for processes that have died, and gives back what they had.
     pub(crate) fn bury_the_dead(&self) {
         let is_left = is_planted(PlantedBug::DeadNotBuried) || is_planted(PlantedBug::OpenedUndecided);
-        if !self.settings.is_shared || is_left {
+        if !self.is_shared() || is_left {
             return;
         }
         let is_dead = |owner: Owner| owner != self.region.me() && self.region.is_dead(owner);
@@ -69,6 +69,7 @@ impl Core {
         }
         kill_point();
         self.region.unpin_all_of(owner);
+        self.region.bells().forget(owner);
         let Ok(Some(maintenance)) = self.try_hold_maintenance() else {
             // Somebody folds just now: another time.
             return;

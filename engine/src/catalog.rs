@@ -48,6 +48,8 @@ pub(crate) struct Catalog {
 
 /// No such number of changes: somebody is to look.
 const NOT_SEEN: u64 = u64::MAX;
+/// The number of changes before a view that nobody knows the age of.
+pub(crate) const LONG_AGO: u64 = u64::MAX;
 
 impl Catalog {
     /// The shared part of all handles of a map.

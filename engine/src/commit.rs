@@ -181,14 +181,14 @@ impl Core {
 
     #[inline]
     fn note_promised(&self, costs: FoldCosts) {
-        if self.settings.is_shared {
+        if self.is_shared() {
             self.region.process(self.region.me()).is_promised(costs);
         }
     }
 
     #[inline]
     fn note_not_promised(&self, costs: FoldCosts) {
-        if self.settings.is_shared {
+        if self.is_shared() {
             self.region.process(self.region.me()).is_not_promised(costs);
         }
     }
@@ -216,7 +216,7 @@ impl Core {
                     let commit = self.write_record(draft)?;
                     let is_awaited = guard.release();
                     self.wake_waiting_streams();
-                    draft.ring();
+                    draft.ring(|slot| self.ring_elsewhere(slot));
                     // While one has the store to himself, all others wait for him.
                     if token == NOT_EXCLUSIVE {
                         turn::committed(record_bytes(draft.body.len()), is_awaited);

@@ -52,6 +52,8 @@ pub(crate) struct Core {
     pub(crate) syncer_runs: AtomicBool,
     /// Whether the folding thread runs; where it was not asked for, or could not be started, commits fold.
     pub(crate) folder_runs: AtomicBool,
+    /// Whether the thread that rings for what other processes append runs.
+    pub(crate) ringer_runs: AtomicBool,
     pub(crate) streams: Streams,
     pub(crate) bells: Bells,
     /// What opening found damaged and passed over, for [`crate::Options::salvage`].
@@ -124,6 +126,7 @@ impl Core {
         durable: Meta,
         lock: StoreLock,
     ) -> Core {
+        let pace = Pace::new(region.clone());
         Core {
             platform,
             data,
@@ -147,12 +150,13 @@ impl Core {
             process: duramen_io::process_id(),
             syncer_runs: AtomicBool::new(false),
             folder_runs: AtomicBool::new(false),
+            ringer_runs: AtomicBool::new(false),
             streams: Streams::default(),
             bells: Bells::default(),
             passed_over: Mutex::default(),
             fold_error: Mutex::new(None),
             counters: Counters::default(),
-            pace: Pace::default(),
+            pace,
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
@@ -169,6 +173,12 @@ impl Core {
             }
             done => done.map(Some),
         }
+    }
+
+    /// Whether other processes may have the store open too.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.region.seat().is_shared()
     }
 
     pub(crate) fn control(&self) -> &Control {
@@ -267,7 +277,7 @@ impl Core {
     /// Makes sure that all of the data file is mapped, which another process may have made longer.
     #[inline]
     pub(crate) fn cover_data(&self) -> Result<()> {
-        if !self.settings.is_shared {
+        if !self.is_shared() {
             return Ok(());
         }
         let bytes = self.space.file_bytes();
@@ -349,6 +359,7 @@ impl Core {
         if self.settled.load(Ordering::SeqCst) && !self.region.is_forked() && !self.is_in_use() {
             let held = self.lock.lock().unwrap_or_else(|e| e.into_inner()).take();
             if let Some(StoreLock::Seat) = held {
+                self.region.bells().forget(self.region.me());
                 self.region.leave();
             }
         }
@@ -493,6 +504,12 @@ impl Core {
         wake(word, u32::MAX);
     }
 
+    /// How many commits have made, renamed or dropped maps.
+    #[inline]
+    pub(crate) fn catalog_changes(&self) -> u64 {
+        self.control().catalog.load(Ordering::Acquire)
+    }
+
     /// Makes sure that handles of maps know what other processes did to those.
     #[inline]
     pub(crate) fn know_maps_under_lock(&self) -> Result<()> {
@@ -560,6 +577,12 @@ impl Core {
         let lock = &self.control().maintenance_lock.0;
         let word = self.region.hold(lock, || self.repair_maintenance());
         self.remember(MaintenanceGuard { _word: word, state })
+    }
+
+    /// Whether this process keeps versions for commit streams.
+    pub(crate) fn has_history(&self) -> bool {
+        let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        !state.history.is_empty()
     }
 
     /// Learns what other processes have done meanwhile.

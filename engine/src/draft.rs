@@ -289,11 +289,15 @@ impl Draft {
         self.stamps.iter().copied()
     }
 
-    /// Tells those who wait for appends to the sequences of the draft, which is committed.
+    /// Tells those who wait for appends to the sequences of the draft, which is committed: those in this process, and by
+    /// `elsewhere`, which gets where each sequence is counted for, those in others.
     #[inline]
-    pub(crate) fn ring(&self) {
+    pub(crate) fn ring(&self, elsewhere: impl Fn(usize)) {
         let numbered = self.appends.iter().filter_map(|append| append.numbered.as_ref());
-        numbered.for_each(|numbered| numbered.bell.ring());
+        numbered.for_each(|numbered| {
+            numbered.bell.ring();
+            elsewhere(numbered.bell.slot);
+        });
     }
 
     /// Adds an addition to a counter. Returns its index.

@@ -365,7 +365,8 @@ impl Error {
 /// The holder of a store in a sentence.
 fn in_words(holder: &str) -> String {
     if holder.starts_with(|first: char| first.is_ascii_digit()) {
-        format!("process {holder}")
+        let word = if holder.contains(", ") { "processes" } else { "process" };
+        format!("{word} {holder}")
     } else {
         holder.to_string()
     }

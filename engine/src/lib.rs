@@ -70,6 +70,7 @@ mod changes;
 mod future;
 mod map;
 mod options;
+mod ringing;
 mod sequence;
 mod snapshot;
 mod store;

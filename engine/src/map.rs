@@ -41,11 +41,12 @@ impl fmt::Debug for Map {
 }
 
 impl Map {
-    pub(crate) fn new(store: &Store, id: u32, name: &str) -> Map {
+    /// `changes` is what [`Core::catalog_changes`] said before the view was taken that showed the map.
+    pub(crate) fn new(store: &Store, id: u32, name: &str, changes: u64) -> Map {
         let core = store.core();
         let info = core.catalog.info(id, name);
-        if core.settings.is_shared {
-            // The view that showed the map may be older than what other processes did to it.
+        if core.catalog_changes() != changes {
+            // The view may be older than what another process did to the map.
             core.catalog.doubt();
         }
         Map::of(store, info, name)
@@ -430,12 +431,13 @@ impl Maps<'_> {
         let core = self.store.core();
         core.healthy()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
+        let changes = core.catalog_changes();
         let id = core.with_view(|view| {
             with_source!(core, source => {
                 view.get(source, &key)?.map(|id| map_id(&id)).transpose()
             })
         })?;
-        Ok(id.map(|id| Map::new(self.store, id, name)))
+        Ok(id.map(|id| Map::new(self.store, id, name, changes)))
     }
 
     /// Makes a map.

@@ -20,6 +20,9 @@ pub enum Maintenance {
     Manual,
 }
 
+/// How often opening a store for reading is tried, while others come and go.
+const READING_ATTEMPTS: u32 = 3;
+
 /// Options for opening a store. The defaults are safe; [`Store::open`] uses them.
 ///
 /// ```
@@ -44,7 +47,7 @@ pub struct Options {
     generation_bytes: Option<(u64, u64)>,
     fold_parts: Option<(usize, u64)>,
     log_files_max: usize,
-    share: bool,
+    exclusive: bool,
 }
 
 impl Default for Options {
@@ -64,7 +67,7 @@ impl Default for Options {
             generation_bytes: None,
             fold_parts: None,
             log_files_max: GENERATIONS_MAX,
-            share: false,
+            exclusive: false,
         }
     }
 }
@@ -81,8 +84,11 @@ impl Options {
         self
     }
 
-    /// Opens the store for reading only: nothing in its directory is written, which may be read-only itself. Commits
-    /// that a crash left in the log are read from there. Default: no.
+    /// Opens the store for reading only. While nobody else has it open, nothing in its directory is written, which may be
+    /// read-only itself, and commits that a crash left in the log are read from there; whoever wants to write then is
+    /// refused with [`Reason::InUse`]. Beside others that have it open, this one takes part in the memory that they
+    /// share: it sees each commit as they do and keeps nobody out, and it must be allowed to write the store's files.
+    /// Default: no.
     pub fn read_only(mut self, read_only: bool) -> Options {
         self.read_only = read_only;
         self
@@ -175,10 +181,12 @@ impl Options {
         self
     }
 
-    /// Shares the store with other processes that open it so. Not for use yet: for tests of what is being built.
-    #[doc(hidden)]
-    pub fn share(mut self, share: bool) -> Options {
-        self.share = share;
+    /// Opens the store for this process alone: while others have it open this is refused, and while this one has it open
+    /// they are, with [`Reason::InUse`] and the number of the process. Default: no, other processes may open the store
+    /// with the same call, and all of them read and write. With [`Options::read_only`] it only keeps writers out: others
+    /// that open the store so may read it too.
+    pub fn exclusive(mut self, exclusive: bool) -> Options {
+        self.exclusive = exclusive;
         self
     }
 
@@ -219,17 +227,39 @@ impl Options {
             );
             return Err(Reason::InvalidArgument(cause).into());
         }
-        let platform = if self.is_read_only() {
-            duramen_io::real_platform_read_only(directory)
-        } else {
-            duramen_io::real_platform(directory)
-        };
-        self.open_on(platform.map_err(doing)?)
+        if !self.is_read_only() {
+            return self.open_on(duramen_io::real_platform(directory).map_err(doing)?);
+        }
+        let alone = duramen_io::real_platform_read_only(directory).map_err(doing)?;
+        if self.salvage {
+            return self.open_on(alone);
+        }
+        // Those who share a store write to the memory that they share, also those who only read.
+        let beside_others = duramen_io::real_platform(directory).map_err(doing)?;
+        self.open_to_read(beside_others, alone)
     }
 
     /// Opens the store on a given platform: a simulated disk, in tests.
     pub fn open_on(self, platform: Platform) -> Result<Store> {
-        Store::open_with(platform, self.settings())
+        match self.read_only && !self.salvage {
+            true => self.open_to_read(platform.clone(), platform),
+            false => Store::open_with(platform, self.settings()),
+        }
+    }
+
+    /// Somebody may open the store, or close it, between the two attempts.
+    fn open_to_read(self, beside_others: Platform, alone: Platform) -> Result<Store> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            if let Some(store) = Store::open_beside_others(&beside_others, &self.settings())? {
+                return Ok(store);
+            }
+            match Store::open_with(alone.clone(), self.settings()) {
+                Err(error) if attempt < READING_ATTEMPTS && matches!(error.reason(), Reason::InUse { .. }) => {}
+                opened => return opened,
+            }
+        }
     }
 
     fn is_read_only(&self) -> bool {
@@ -260,7 +290,7 @@ impl Options {
             generation_bytes_min: least,
             generation_bytes_max: most,
             log_files_max: self.log_files_max,
-            is_shared: self.share && !self.is_read_only(),
+            is_exclusive: self.exclusive,
         }
     }
 }
@@ -286,6 +316,6 @@ pub(crate) struct Settings {
     pub(crate) generation_bytes_min: u64,
     pub(crate) generation_bytes_max: u64,
     pub(crate) log_files_max: usize,
-    /// Whether other processes may have the store open too.
-    pub(crate) is_shared: bool,
+    /// Whether no other process may have the store open too.
+    pub(crate) is_exclusive: bool,
 }

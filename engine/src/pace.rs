@@ -9,14 +9,17 @@
 //!
 //! The price aims at half of the log (`LogRoom::planned`): then the next fold has as much to do as this one, and the rate
 //! does not change from fold to fold. A fifth of what is left is for a fold that takes longer than was foreseen. The price
-//! is set again every few milliseconds while the fold goes on, and when a generation is full. Commits that came more slowly
+//! is set again every few milliseconds while the fold goes on, and when a generation is full. It lies in the shared region:
+//! whichever process folds, the commits of all pay. Commits that came more slowly
 //! than they might have may make up for that, up to a quarter of the room.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use duramen_io::ProcessorTime;
+
+use crate::region::{PaceWords, Region};
 
 /// Shorter pauses are left to the commits that follow: a sleep wakes up late by a good part of this.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
@@ -58,18 +61,9 @@ pub(crate) struct LogRoom {
 /// See the module. All orderings are relaxed: the numbers only steer speed.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    /// Nanoseconds that a KiB of log is to take.
-    price: AtomicU64,
-    /// When the next byte may come, in nanoseconds of the store's clock. In the past: somebody may make up for that.
-    next: AtomicU64,
-    /// How much at most, in nanoseconds.
-    credit: AtomicU64,
-    /// Parts of its log that the last generation held when it was full: with small records its index is full first.
-    fill: AtomicU64,
+    region: Arc<Region>,
     /// How much of a processor the last thread that folded had while it was ready to work, in thousandths.
     share: AtomicU32,
-    /// Nanoseconds that commits have paused, all together.
-    paused: AtomicU64,
     fold: Mutex<Fold>,
 }
 
@@ -135,6 +129,20 @@ impl Fold {
 }
 
 impl Pace {
+    /// That of a store, which all who share the store keep to. The fold that goes on is one of this process, or of another.
+    pub(crate) fn new(region: Arc<Region>) -> Pace {
+        Pace {
+            region,
+            share: AtomicU32::new(WHOLE_SHARE),
+            fold: Mutex::default(),
+        }
+    }
+
+    #[inline]
+    fn words(&self) -> &PaceWords {
+        &self.region.control().pace.0
+    }
+
     fn fold(&self) -> std::sync::MutexGuard<'_, Fold> {
         self.fold.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -142,7 +150,7 @@ impl Pace {
     /// A fold of so many bytes of log begins, up to the generation of number `newest`.
     pub(crate) fn begins(&self, newest: u32, bytes: u64, now: Duration) {
         // What came before it was free, so nothing of that time is left to be used.
-        self.next.fetch_max(nanos(now), Ordering::Relaxed);
+        self.words().next.fetch_max(nanos(now), Ordering::Relaxed);
         let mut fold = self.fold();
         (fold.newest, fold.bytes) = (newest, bytes);
         fold.stage = Stage::Begun;
@@ -200,7 +208,12 @@ impl Pace {
             fold.finish_time = if is_first { took } else { (fold.finish_time + took) / 2 };
         }
         fold.stage = Stage::Idle;
-        self.price.store(0, Ordering::Relaxed);
+        self.costs_nothing();
+    }
+
+    /// Nobody folds: the last one who did is done, or dead.
+    pub(crate) fn costs_nothing(&self) {
+        self.words().price.store(0, Ordering::Relaxed);
     }
 
     /// How many threads have half of so many processors together, as far as the last fold tells.
@@ -215,12 +228,16 @@ impl Pace {
     /// A generation was full when its log of `capacity` bytes held `bytes`.
     pub(crate) fn filled(&self, bytes: u64, capacity: u64) {
         let parts = (bytes * FILL_PARTS).checked_div(capacity).unwrap_or(FILL_PARTS);
-        self.fill.store(parts.clamp(1, FILL_PARTS), Ordering::Relaxed);
+        self.words().fill.store(parts.clamp(1, FILL_PARTS), Ordering::Relaxed);
     }
 
     /// Bytes that a generation of this capacity is going to hold, as far as the last one tells.
     pub(crate) fn usable(&self, capacity: u64) -> u64 {
-        capacity / FILL_PARTS * self.fill.load(Ordering::Relaxed)
+        match self.words().fill.load(Ordering::Relaxed) {
+            // None was full yet.
+            0 => capacity / FILL_PARTS * FILL_PARTS,
+            parts => capacity / FILL_PARTS * parts,
+        }
     }
 
     /// Sets the price to what the log has left. To be called now and then while the fold goes on.
@@ -235,26 +252,27 @@ impl Pace {
             Stage::Finishing(_) => CREDIT_MIN,
             _ => CREDIT_MIN.max(left / BURST_PARTS),
         };
-        self.credit.store(nanos(credit), Ordering::Relaxed);
-        self.price.store(price, Ordering::Relaxed);
+        self.words().credit.store(nanos(credit), Ordering::Relaxed);
+        self.words().price.store(price, Ordering::Relaxed);
     }
 
     /// Whether bytes cost anything.
     pub(crate) fn is_on(&self) -> bool {
-        self.price.load(Ordering::Relaxed) > 0
+        self.words().price.load(Ordering::Relaxed) > 0
     }
 
     /// The pause that a commit of `bytes` is to make.
     pub(crate) fn pause(&self, bytes: u64, now: impl Fn() -> Duration) -> Option<Duration> {
-        let price = self.price.load(Ordering::Relaxed);
+        let words = self.words();
+        let price = words.price.load(Ordering::Relaxed);
         if price == 0 {
             return None;
         }
         let (now, most) = (nanos(now()), nanos(DEBT_MAX));
         let share = (bytes.saturating_mul(price) / 1024).min(most);
-        let credit = self.credit.load(Ordering::Relaxed);
+        let credit = words.credit.load(Ordering::Relaxed);
         let mut from = now;
-        let _ = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+        let _ = words.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
             from = next.clamp(now.saturating_sub(credit), now + most);
             Some(from + share)
         });
@@ -266,12 +284,12 @@ impl Pace {
 
     /// A commit has paused for so long.
     pub(crate) fn has_paused(&self, time: Duration) {
-        self.paused.fetch_add(nanos(time), Ordering::Relaxed);
+        self.words().paused.fetch_add(nanos(time), Ordering::Relaxed);
     }
 
     /// Time that commits have paused since the store was opened, all together.
     pub(crate) fn paused(&self) -> Duration {
-        Duration::from_nanos(self.paused.load(Ordering::Relaxed))
+        Duration::from_nanos(self.words().paused.load(Ordering::Relaxed))
     }
 }
 
@@ -298,20 +316,6 @@ impl PauseWatch {
     }
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace {
-            price: AtomicU64::new(0),
-            next: AtomicU64::new(0),
-            credit: AtomicU64::new(0),
-            fill: AtomicU64::new(FILL_PARTS),
-            share: AtomicU32::new(WHOLE_SHARE),
-            paused: AtomicU64::new(0),
-            fold: Mutex::default(),
-        }
-    }
-}
-
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -321,6 +325,10 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    fn pace() -> Pace {
+        Pace::new(Arc::new(Region::private().expect("memory")))
+    }
 
     fn second(seconds: f64) -> Duration {
         Duration::from_secs_f64(seconds)
@@ -335,7 +343,7 @@ mod tests {
 
     /// A pace that has seen a fold of 64 MiB take two seconds, and one for the syncs.
     fn measured() -> Pace {
-        let pace = Pace::default();
+        let pace = pace();
         pace.begins(1, 64 * MIB, second(0.0));
         pace.merges(second(0.0));
         pace.set_price(second(0.0), room(128));
@@ -347,7 +355,7 @@ mod tests {
 
     /// How long so many MiB of commits of 4 KiB take, when nothing else slows them down, and all time before was used.
     fn time_for(pace: &Pace, mebibytes: u64, begin: Duration) -> Duration {
-        pace.next.store(nanos(begin), Ordering::Relaxed);
+        pace.words().next.store(nanos(begin), Ordering::Relaxed);
         let mut now = begin;
         for _ in 0..mebibytes * 256 {
             now += pace.pause(4096, || now).unwrap_or_default();
@@ -369,6 +377,22 @@ mod tests {
         assert!(time_for(&pace, 16, second(4.0)) > Duration::ZERO);
         pace.ends(second(5.0));
         assert_eq!(time_for(&pace, 16, second(5.0)), Duration::ZERO);
+    }
+
+    #[test]
+    fn commits_of_a_process_that_does_not_fold_pay_like_those_of_the_one_that_does() {
+        let folding = measured();
+        let other = Pace::new(folding.region.clone());
+        assert_eq!(time_for(&other, 16, second(4.0)), Duration::ZERO);
+        folding.begins(1, 64 * MIB, second(4.0));
+        folding.merges(second(4.0));
+        folding.set_price(second(4.0), room(128));
+        let price = time_for(&folding, 16, second(4.0));
+        assert!(price > Duration::ZERO && other.is_on());
+        assert_eq!(time_for(&other, 16, second(4.0)), price);
+        // The one that folded is dead.
+        other.costs_nothing();
+        assert_eq!(time_for(&other, 16, second(5.0)), Duration::ZERO);
     }
 
     #[test]
@@ -420,10 +444,10 @@ mod tests {
         assert!(is_about(time_for(&pace, 8, second(4.0)), 3.0));
         pace.set_price(second(4.0), room(0));
         // Three seconds for the 64 KiB that there always are.
-        pace.next.store(nanos(second(9.0)), Ordering::Relaxed);
+        pace.words().next.store(nanos(second(9.0)), Ordering::Relaxed);
         let part = pace.pause(4096, || second(9.0)).expect("a pause");
         assert!(is_about(part, 3.0 * 4096.0 / 65536.0));
-        pace.next.store(nanos(second(19.0)), Ordering::Relaxed);
+        pace.words().next.store(nanos(second(19.0)), Ordering::Relaxed);
         assert_eq!(pace.pause(64 * MIB, || second(19.0)), Some(DEBT_MAX));
     }
 
@@ -476,7 +500,7 @@ mod tests {
 
     #[test]
     fn pauses_leave_as_many_processors_as_commits_pause_at_a_time() {
-        let pace = Pace::default();
+        let pace = pace();
         let mut watch = PauseWatch::default();
         let mut now = 0;
         let mut after = |elapsed, paused, extra| {
@@ -497,7 +521,7 @@ mod tests {
 
     #[test]
     fn the_smaller_the_share_of_a_processor_the_more_threads_have_one() {
-        let pace = Pace::default();
+        let pace = pace();
         let threads = || [1, 2, 16].map(|processors| pace.threads_for_half(processors));
         let had = |worked, waited| {
             pace.had(ProcessorTime {
@@ -536,7 +560,7 @@ mod tests {
 
     #[test]
     fn the_first_fold_is_judged_by_its_own_progress() {
-        let pace = Pace::default();
+        let pace = pace();
         pace.begins(1, 64 * MIB, second(1.0));
         pace.merges(second(1.0));
         pace.merged(100, 1000);
@@ -546,7 +570,7 @@ mod tests {
 
     #[test]
     fn generations_count_as_full_as_the_last_one_got() {
-        let pace = Pace::default();
+        let pace = pace();
         assert_eq!(pace.usable(64 * MIB), 64 * MIB);
         pace.filled(24 * MIB, 64 * MIB);
         assert_eq!(pace.usable(64 * MIB), 24 * MIB);

@@ -11,12 +11,13 @@
 //! byte 64 + n  held by the process of entry n
 //! ```
 //!
-//! A lock on all bytes, which is how a process has a store to itself and how those that only read keep writers out,
-//! excludes all of these.
+//! A lock on all bytes, which is how a process has a store to itself and how those that only read a store which nobody else
+//! has open keep writers out, excludes all of these.
 //!
 //! Invariants: who is attached by its entry and has no lock on its byte is dead. An entry of a dead process is given to
 //! another one only when no word of the region names it any more; words change from naming a dead process only under byte 1.
 
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -57,7 +58,9 @@ pub(crate) struct ProcessEntry {
     pub(crate) reading: AtomicU32,
 }
 
-const _: () = assert!(size_of::<ProcessEntry>() == 64);
+/// Bytes of an entry.
+pub(crate) const PROCESS_BYTES: usize = 64;
+const _: () = assert!(size_of::<ProcessEntry>() == PROCESS_BYTES);
 
 impl ProcessEntry {
     /// Release: whoever sees that the entry is taken sees whose it is.
@@ -103,6 +106,13 @@ impl ProcessEntry {
 
     pub(crate) fn is_attached(&self) -> bool {
         self.attached.load(Ordering::Acquire) != 0
+    }
+
+    /// The number of the process in an entry as it lies in the file; `None`: nobody has it.
+    pub(crate) fn process_in(bytes: &[u8; PROCESS_BYTES]) -> Option<u32> {
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let (attached, process) = (offset_of!(ProcessEntry, attached), offset_of!(ProcessEntry, process));
+        (word(attached) != 0).then(|| word(process))
     }
 }
 
@@ -158,6 +168,12 @@ impl Seat {
         }))
     }
 
+    /// Whether somebody has locked the store as a whole. What cannot be told counts as no.
+    pub(crate) fn is_whole_taken(platform: &Platform) -> bool {
+        let locks = platform.storage.byte_locks(LOCK_FILE);
+        locks.is_ok_and(|locks| locks.is_taken(PROBED_BYTE).unwrap_or(false))
+    }
+
     /// Lets others open the store.
     pub(crate) fn open_gate(&self) {
         if let Some(locks) = &self.locks {
@@ -165,22 +181,19 @@ impl Seat {
         }
     }
 
-    /// Closes the gate again, to leave. `false`: others have been opening or leaving for long, or there are no locks to
-    /// be had; waiting does not help against that.
+    /// Closes the gate again, to leave. `false`: others have been opening or leaving for long, or it cannot be locked.
     pub(crate) fn close_gate(&self) -> bool {
         let Some(locks) = &self.locks else { return false };
         let mut waited = Duration::ZERO;
-        while let Ok(is_closed) = locks.take(GATE_BYTE) {
-            if is_closed {
-                return true;
-            }
-            if waited >= GATE_WAIT {
-                return false;
+        loop {
+            match locks.take(GATE_BYTE) {
+                Ok(true) => return true,
+                Ok(false) if waited < GATE_WAIT => {}
+                Ok(false) | Err(_) => return false,
             }
             std::thread::sleep(GATE_STEP);
             waited += GATE_STEP;
         }
-        false
     }
 
     /// Whether others may share the store.

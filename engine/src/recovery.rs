@@ -88,7 +88,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     // Before a lock is left in a directory that is not ours.
     look()?;
     // Nobody can attach to private memory.
-    let (seat, lock) = if settings.is_shared && !has_private_region {
+    let (seat, lock) = if !settings.is_exclusive && !has_private_region {
         (take_seat(&platform, &path)?, StoreLock::Seat)
     } else {
         let lock = take_lock(&platform, &path, settings.read_only)?;
@@ -192,13 +192,33 @@ fn load_bitmap(data: &dyn File, meta: &Meta, pages_in_file: u32) -> Result<Bitma
 
 /// Comes in among those who share the store.
 fn take_seat(platform: &Platform, path: &str) -> Result<Seat> {
-    Seat::enter(platform, path)?.ok_or_else(|| {
-        Reason::InUse {
-            path: path.to_string(),
-            holder: holder_of(platform, false),
-        }
-        .into()
-    })
+    Seat::enter(platform, path)?.ok_or_else(|| in_use(platform, path))
+}
+
+fn in_use(platform: &Platform, path: &str) -> Error {
+    let (path, holder) = (path.to_string(), holder_of(platform));
+    Reason::InUse { path, holder }.into()
+}
+
+/// Opens a store for reading that others have open, as one of those who share it. `None`: nobody has, or nobody who shares
+/// it, or this process may not write their memory.
+pub(crate) fn attach_to_read(platform: &Platform, settings: &Settings) -> Result<Option<Core>> {
+    let path = platform.storage.path().display().to_string();
+    // Where there is none, none is made.
+    let is_there = |files: Vec<String>| files.iter().any(|name| name == REGION_FILE);
+    if settings.is_exclusive || !platform.storage.list().is_ok_and(is_there) {
+        return Ok(None);
+    }
+    let Some(seat) = Seat::enter(platform, &path).ok().flatten() else {
+        return Ok(None);
+    };
+    if !seat.is_anybody_else_alive() {
+        return Ok(None);
+    }
+    match attach(platform.clone(), settings.clone(), &path, seat) {
+        Err(error) if matches!(error.reason(), Reason::Io { error, .. } if is_unwritable(error)) => Ok(None),
+        attached => attached.map(Some),
+    }
 }
 
 /// Opens a store that others have open: everything is where they have put it.
@@ -233,6 +253,12 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
         StoreLock::Seat,
     );
     core.region.seat().open_gate();
+    if core.settings.read_only {
+        // Whoever only reads waits for nobody who is alive.
+        let commits = &core.control().commit_lock.0;
+        core.region.free_if_dead(commits, || core.repair_commits());
+        return Ok(core);
+    }
     core.bury_the_dead();
     // When this returns it is decided whether the last commit of a process stands that had died before. Whoever is stopped
     // inside a commit of his own is waited for, and not for ever.
@@ -275,13 +301,7 @@ fn take_lock(platform: &Platform, path: &str, read_only: bool) -> Result<Option<
     };
     let lock = match platform.storage.lock(LOCK_FILE, mode) {
         Ok(Some(lock)) => lock,
-        Ok(None) => {
-            return Err(Reason::InUse {
-                path: path.to_string(),
-                holder: holder_of(platform, read_only),
-            }
-            .into());
-        }
+        Ok(None) => return Err(in_use(platform, path)),
         // A directory that cannot be written has no writers to be protected from.
         Err(error) if read_only && is_unwritable(&error) => return Ok(None),
         Err(error) => return Err(Error::io(format!("locking the store at {path}"), error)),
@@ -313,14 +333,25 @@ fn write_holder(platform: &Platform) -> std::io::Result<()> {
     file.write_at(text.as_bytes(), 0)
 }
 
-/// Who holds the store. The lock file names the last process that wrote, which may be long gone when those who hold
-/// the store now only read it.
-fn holder_of(platform: &Platform, read_only: bool) -> String {
-    let shared = platform.storage.lock(LOCK_FILE, LockMode::Shared);
-    match shared {
-        Ok(Some(_)) if !read_only => "processes that only read it".into(),
+/// Who holds the store. The lock file names the last process that had it to itself, which may be long gone when those who
+/// hold the store now share it, or only read it.
+fn holder_of(platform: &Platform) -> String {
+    if let Ok(Some(_)) = platform.storage.lock(LOCK_FILE, LockMode::Shared) {
+        return "processes that only read it".into();
+    }
+    match Region::attached_in(platform) {
+        Ok(processes) if !processes.is_empty() && !Seat::is_whole_taken(platform) => named(&processes),
         _ => read_holder(platform),
     }
+}
+
+/// Processes with their names, as far as this one can see them.
+fn named(processes: &[u32]) -> String {
+    let name = |process: &u32| match duramen_io::process_name(*process) {
+        Some(name) => format!("{process} {name}"),
+        None => process.to_string(),
+    };
+    processes.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 fn read_holder(platform: &Platform) -> String {

@@ -10,8 +10,9 @@
 //! 0        Control
 //! 4 KiB    processes, 64 bytes each
 //! 12 KiB   what the allocator has changed and can undo
-//! 44 KiB   log generations, 128 bytes each, allocated in steps
-//! 556 KiB  snapshot slots, 64 bytes each, allocated in steps
+//! 44 KiB   what rings in all processes
+//! 48 KiB   log generations, 128 bytes each, allocated in steps
+//! 560 KiB  snapshot slots, 64 bytes each, allocated in steps
 //! 5 MiB    memory of the allocator's arrays
 //! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
@@ -19,6 +20,7 @@
 //! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor claimed names a version whose
 //! pages and generations nobody may reuse.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -31,14 +33,18 @@ use crate::error::{Error, Reason, Result};
 use crate::limits::{
     GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PROCESSES_MAX, REGION_SPAN_BYTES, REGION_SPAN_BYTES_MIN, SNAPSHOTS_MAX,
 };
-use crate::processes::{ProcessEntry, Seat};
+use crate::processes::{PROCESS_BYTES, ProcessEntry, Seat};
 use crate::undo::UndoLog;
 
+mod bells;
 mod layout;
 mod memory;
 mod slots;
 
-pub(crate) use layout::{ArrayHead, Control, GenerationEntry, GenerationState, Piece, SPACE_COUNTS, SpaceHead, Tail};
+pub(crate) use bells::{BELL_SLOTS, SharedBells};
+pub(crate) use layout::{
+    ArrayHead, Control, GenerationEntry, GenerationState, Line, PaceWords, Piece, SPACE_COUNTS, SpaceHead, Tail,
+};
 pub(crate) use slots::{Pin, Pins, Slot};
 
 /// Name of the region's file in the store directory.
@@ -46,10 +52,11 @@ pub(crate) const REGION_FILE: &str = "shared";
 
 const CONTROL_BYTES: u64 = 4 << 10;
 const PROCESSES_START: u64 = CONTROL_BYTES;
-const PROCESS_BYTES: u64 = size_of::<ProcessEntry>() as u64;
-const UNDO_START: u64 = PROCESSES_START + PROCESSES_MAX as u64 * PROCESS_BYTES;
-const GENERATIONS_START: u64 = UNDO_START + (32 << 10);
-const _: () = assert!(size_of::<UndoLog>() as u64 <= GENERATIONS_START - UNDO_START);
+const UNDO_START: u64 = PROCESSES_START + (PROCESSES_MAX * PROCESS_BYTES) as u64;
+const BELLS_START: u64 = UNDO_START + (32 << 10);
+const _: () = assert!(size_of::<UndoLog>() as u64 <= BELLS_START - UNDO_START);
+const GENERATIONS_START: u64 = BELLS_START + (4 << 10);
+const _: () = assert!(size_of::<SharedBells>() as u64 <= GENERATIONS_START - BELLS_START);
 const GENERATION_BYTES: u64 = size_of::<GenerationEntry>() as u64;
 const GENERATIONS_STEP: usize = 64;
 const SLOTS_START: u64 = GENERATIONS_START + GENERATIONS_MAX as u64 * GENERATION_BYTES;
@@ -67,7 +74,7 @@ const VERSION_WORDS: usize = 5 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x01");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x02");
 
 /// How often somebody looks who holds a lock before he gives up: about five seconds.
 const BUSY_LOOKS: u32 = 50;
@@ -117,8 +124,9 @@ impl Region {
             file.allocate(offset, bytes)
                 .map_err(|error| full_or_io("the shared region", bytes, error))?;
         }
-        let region = Region::map(file, seat)?;
+        let region = Region::map_what_we_may(file, seat)?;
         let control = region.control();
+        control.span.store(region.span, Ordering::Relaxed);
         control.slots_allocated.store(SLOTS_STEP as u32, Ordering::Relaxed);
         control
             .generations_allocated
@@ -139,7 +147,7 @@ impl Region {
         if file.len().map_err(doing)? < GENERATIONS_START {
             return Err(in_the_making(path));
         }
-        let mut region = Region::map(file, seat)?;
+        let mut region = Region::map_as_its_maker(file, seat)?;
         region.check_layout(path)?;
         let free = (0..PROCESSES_MAX as u16).map(Owner::new);
         let free: Vec<Owner> = free.filter(|&owner| !region.process(owner).is_attached()).collect();
@@ -151,6 +159,20 @@ impl Region {
         Err(Reason::TooManyProcesses { open: PROCESSES_MAX }.into())
     }
 
+    /// The processes that have an entry in the region of a directory, for messages: it may be one that nobody uses any more.
+    pub(crate) fn attached_in(platform: &Platform) -> std::io::Result<Vec<u32>> {
+        let file = platform.storage.open(REGION_FILE, OpenMode::Read)?;
+        let mut head = [0; 8];
+        file.read_at(&mut head, 0)?;
+        if u64::from_le_bytes(head) != LAYOUT {
+            return Ok(Vec::new());
+        }
+        let mut table = [0; PROCESSES_MAX * PROCESS_BYTES];
+        file.read_at(&mut table, PROCESSES_START)?;
+        let entries = table.as_chunks::<PROCESS_BYTES>().0;
+        Ok(entries.iter().filter_map(ProcessEntry::process_in).collect())
+    }
+
     /// Refuses a region that a library made which does not agree with this one.
     fn check_layout(&self, path: &str) -> Result<()> {
         let control = self.control();
@@ -159,22 +181,24 @@ impl Region {
             0 => return Err(in_the_making(path)),
             LAYOUT if control.library.each_ref().map(|word| word.load(Ordering::Relaxed)) == library() => {}
             _ => {
-                let found = control
-                    .library
-                    .each_ref()
-                    .map(|word| word.load(Ordering::Relaxed).to_le_bytes());
-                let found = String::from_utf8_lossy(found.as_flattened())
-                    .trim_end_matches('\0')
-                    .to_string();
                 return Err(Reason::OtherVersion {
                     path: path.to_string(),
-                    found,
+                    found: self.library(),
                     ours: LIBRARY.to_string(),
                 }
                 .into());
             }
         }
         Ok(())
+    }
+
+    /// Version of the library that made the region.
+    pub(crate) fn library(&self) -> String {
+        let words = &self.control().library;
+        let bytes = words.each_ref().map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        String::from_utf8_lossy(bytes.as_flattened())
+            .trim_end_matches('\0')
+            .to_string()
     }
 
     /// Lets others attach.
@@ -217,33 +241,50 @@ impl Region {
         &self.seat
     }
 
-    fn map(file: Arc<dyn File>, seat: Seat) -> Result<Region> {
+    fn map_what_we_may(file: Arc<dyn File>, seat: Seat) -> Result<Region> {
         let doing_map = |error| Error::io("mapping the shared region", error);
         // A limit (`ulimit -v`, a container, valgrind) may leave fewer addresses: fewer and smaller indexes fit then.
         // Of what there is, an eighth: the data file and the log need some too.
         let mut span = REGION_SPAN_BYTES;
-        let mapping = loop {
+        loop {
             match file.map(span, Access::ReadWrite) {
-                Ok(mapping) if span == REGION_SPAN_BYTES => break mapping,
-                // Another process may use all of it.
-                Err(error) if seat.is_shared() => return Err(doing_map(error)),
+                Ok(mapping) if span == REGION_SPAN_BYTES => return Ok(Region::of(file, mapping, span, seat)),
                 Ok(_) => {
                     span = (span / 8).max(REGION_SPAN_BYTES_MIN);
-                    break file.map(span, Access::ReadWrite).map_err(doing_map)?;
+                    let mapping = file.map(span, Access::ReadWrite).map_err(doing_map)?;
+                    return Ok(Region::of(file, mapping, span, seat));
                 }
                 Err(_) if span > REGION_SPAN_BYTES_MIN => span /= 2,
                 Err(error) => return Err(doing_map(error)),
             }
+        }
+    }
+
+    /// Maps as much as the process did that made the region, which may use all of it.
+    fn map_as_its_maker(file: Arc<dyn File>, seat: Seat) -> Result<Region> {
+        let mut span = [0; 8];
+        file.read_at(&mut span, offset_of!(Control, span) as u64)
+            .map_err(|error| Error::io("reading the shared region", error))?;
+        // A region that is not whole, or not of this layout, is refused once its head can be read.
+        let span = u64::from_le_bytes(span).clamp(REGION_SPAN_BYTES_MIN, REGION_SPAN_BYTES);
+        let doing = |error| {
+            let doing =
+                format!("mapping the shared region, for which {span} bytes of addresses are needed (`ulimit -v`)");
+            Error::io(doing, error)
         };
-        let is_last = AtomicBool::new(!seat.is_shared());
-        Ok(Region {
+        let mapping = file.map(span, Access::ReadWrite).map_err(doing)?;
+        Ok(Region::of(file, mapping, span, seat))
+    }
+
+    fn of(file: Arc<dyn File>, mapping: Mapping, span: u64, seat: Seat) -> Region {
+        Region {
             mapping,
             span,
             file,
+            is_last: AtomicBool::new(!seat.is_shared()),
             seat,
-            is_last,
             forks: duramen_io::forks(),
-        })
+        }
     }
 
     /// A region in the memory of this process alone, for stores that are opened read-only.
@@ -361,10 +402,17 @@ impl Region {
         unsafe { &*(self.mapping.base().add(UNDO_START as usize) as *const UndoLog) }
     }
 
+    /// What rings in all processes.
+    #[inline]
+    pub(crate) fn bells(&self) -> &SharedBells {
+        // SAFETY: as for `control`; it is allocated with it, at a multiple of a page.
+        unsafe { &*(self.mapping.base().add(BELLS_START as usize) as *const SharedBells) }
+    }
+
     /// The entry of a process.
     pub(crate) fn process(&self, owner: Owner) -> &ProcessEntry {
         assert!((owner.number() as usize) < PROCESSES_MAX);
-        let offset = PROCESSES_START as usize + owner.number() as usize * PROCESS_BYTES as usize;
+        let offset = PROCESSES_START as usize + owner.number() as usize * PROCESS_BYTES;
         // SAFETY: as for `control`; the entries are allocated with it.
         unsafe { &*(self.mapping.base().add(offset) as *const ProcessEntry) }
     }

@@ -182,6 +182,7 @@ impl Core {
         drop(self.hold_commits());
         control.freeing.store(0, Ordering::SeqCst);
         wake(&control.freeing, u32::MAX);
+        self.pace.costs_nothing();
         if control.installing.load(Ordering::Acquire) == 0 {
             if !is_planted(PlantedBug::TreeNotGivenUp) {
                 self.space.give_up_tree();

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use crate::base::{Extent, PageSource};
-use crate::catalog::is_reserved;
+use crate::catalog::{LONG_AGO, is_reserved};
 use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::MAP_ID_BYTES;
@@ -173,7 +173,15 @@ impl Snapshot {
         let store = Store::behind(&self.pinned().handle);
         // What a layer above keeps in maps of its own means nothing without that layer.
         names.retain(|_, name| !is_reserved(name));
-        Ok(names.iter().map(|(&id, name)| Map::new(&store, id, name)).collect())
+        // Nobody knows what others did to the maps since the snapshot was taken.
+        let core = store.core();
+        let changes = if core.is_shared() {
+            LONG_AGO
+        } else {
+            core.catalog_changes()
+        };
+        let maps = names.iter().map(|(&id, name)| Map::new(&store, id, name, changes));
+        Ok(maps.collect())
     }
 
     fn readable_names(&self, lost: &Lost) -> Result<BTreeMap<u32, String>> {

@@ -49,7 +49,8 @@ pub struct Statistics {
     pub generations: GenerationStatistics,
     /// Open snapshots, transactions and streams.
     pub snapshots: Vec<SnapshotStatistics>,
-    /// The processes that have the store open.
+    /// The processes that have the store open. One that is dead is listed until another has given back what it had: for a
+    /// tenth of a second or two, while any of them writes.
     pub processes: Vec<ProcessStatistics>,
     /// Memory by part, without the kernel's page cache.
     pub memory: MemoryStatistics,
@@ -105,6 +106,10 @@ pub struct ProcessStatistics {
     pub process: u32,
     /// How long it has had the store open.
     pub age: Duration,
+    /// Version of the library in it: the same in all that share a store.
+    pub version: String,
+    /// Snapshots, transactions and streams that it holds.
+    pub snapshots: usize,
     /// Whether it is the one that asks.
     pub is_this: bool,
 }
@@ -213,9 +218,13 @@ impl Core {
 
     fn process_figures(&self) -> Vec<ProcessStatistics> {
         let (now, me) = (self.platform.clock.wall(), self.region.me());
+        let slots = self.region.slots_in_use();
+        let held_by = |owner| slots.iter().filter(|(_, _, slot)| slot.is_of(owner)).count();
         let figures = |(owner, entry): (Owner, &ProcessEntry)| ProcessStatistics {
             process: entry.process.load(Ordering::Relaxed),
             age: now.saturating_sub(Duration::from_millis(entry.since.load(Ordering::Relaxed))),
+            version: self.region.library(),
+            snapshots: held_by(owner),
             is_this: owner == me,
         };
         self.region.processes().map(figures).collect()

@@ -70,16 +70,24 @@ impl Store {
         Options::new().open(directory)
     }
 
+    /// Opens a store for reading that others have open; `None`: nobody has whom this process can join.
+    pub(crate) fn open_beside_others(platform: &Platform, settings: &Settings) -> Result<Option<Store>> {
+        Ok(recovery::attach_to_read(platform, settings)?.map(Store::over))
+    }
+
     pub(crate) fn open_with(platform: Platform, settings: Settings) -> Result<Store> {
-        let core = Arc::new(recovery::open(platform, settings)?);
+        Ok(Store::over(recovery::open(platform, settings)?))
+    }
+
+    fn over(core: Core) -> Store {
         let opened = Opened {
-            core,
+            core: Arc::new(core),
             threads: Mutex::new(Vec::new()),
         };
         if opened.core.settings.background && !opened.core.settings.read_only {
             opened.spawn("duramen-fold", &opened.core.folder_runs, background::fold_loop);
         }
-        Ok(Store::of(&Arc::new(opened)))
+        Store::of(&Arc::new(opened))
     }
 
     fn of(opened: &Arc<Opened>) -> Store {
@@ -328,11 +336,13 @@ impl Opened {
         self.core.wake_streams();
         self.stop_threads();
         let settled = if self.core.settings.read_only {
+            self.core.leave_as_reader();
             Ok(())
         } else {
-            self.core.settle_or_leave()
+            let settled = self.core.settle_or_leave();
+            self.core.forget_history();
+            settled
         };
-        self.core.forget_history();
         self.core.let_go();
         self.core.region.seat().open_gate();
         settled
@@ -341,6 +351,7 @@ impl Opened {
     fn stop_threads(&self) {
         self.core.ask(|work| work.stop = true);
         self.core.ask_for_fold();
+        self.core.region.bells().wake();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(|e| e.into_inner()));
         // A waker that the syncing thread calls may drop the last handle there.
         let is_other = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
@@ -369,10 +380,23 @@ impl Drop for Opened {
 impl Core {
     /// Gives back what is kept for streams that begin later: none does.
     fn forget_history(&self) {
+        // Closing must not wait for who folds when there is nothing to give back.
+        if !self.has_history() {
+            return;
+        }
         let Ok(mut state) = self.hold_maintenance() else {
             return;
         };
         state.history.drain(..).for_each(|(pin, ..)| self.region.unpin(&pin));
+    }
+
+    /// Whoever only reads folds nothing; but the memory that was shared goes with the last one. The gate is as after
+    /// [`Core::settle_or_leave`].
+    fn leave_as_reader(&self) {
+        let seat = self.region.seat();
+        if seat.is_shared() && seat.close_gate() && !seat.is_anybody_else_alive() && !self.is_in_use() {
+            self.region.goes_with_this_process();
+        }
     }
 
     /// Leaves nothing to replay, unless others go on with the store: then only nothing that a power cut could take. From

@@ -95,6 +95,8 @@ impl TransactionOptions {
 pub struct Transaction {
     store: Store,
     pinned: Pinned,
+    /// How many changes of maps there were before the snapshot was taken.
+    catalog_changes: u64,
     layers: Vec<Layer>,
     /// What all layers but the newest hold; that one changes with every write.
     below: Held,
@@ -252,6 +254,7 @@ impl Transaction {
         } else {
             NOT_EXCLUSIVE
         };
+        let catalog_changes = core.catalog_changes();
         let pinned = match Pinned::new(store, &core.control().visible.0, Purpose::Transaction) {
             Ok(pinned) => pinned,
             Err(error) => {
@@ -265,6 +268,7 @@ impl Transaction {
         Ok(Transaction {
             store: store.clone(),
             pinned,
+            catalog_changes,
             layers: vec![Layer::new()],
             below: Held::default(),
             savepoints: Vec::new(),
@@ -629,7 +633,7 @@ impl Transaction {
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         self.note_read(|reads| reads.key(&key))?;
         let id = self.read(&key)?.map(|id| map_id(&id)).transpose()?;
-        Ok(id.map(|id| Map::new(&self.store, id, name)))
+        Ok(id.map(|id| Map::new(&self.store, id, name, self.catalog_changes)))
     }
 
     /// Gives a map another name.

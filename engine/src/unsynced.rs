@@ -72,7 +72,6 @@ mod tests {
 
     fn open(disk: &SimDisk) -> Store {
         let options = Options::new()
-            .share(true)
             .maintenance(Maintenance::Manual)
             .durability(Durability::Written)
             .generation_bytes(32 << 10, 64 << 10);

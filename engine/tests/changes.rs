@@ -732,13 +732,11 @@ fn a_waiting_stream_keeps_the_store_open() {
     let store = Store::open(directory.path()).unwrap();
     let mut changes = store.changes(ChangesFrom::Now).unwrap();
     drop(store);
-    assert!(matches!(
-        Store::open(directory.path()).unwrap_err().reason(),
-        Reason::InUse { .. }
-    ));
+    let alone = || Options::new().exclusive(true).open(directory.path());
+    assert!(matches!(alone().unwrap_err().reason(), Reason::InUse { .. }));
     assert_eq!(changes.next(Duration::from_millis(20)).unwrap(), None);
     drop(changes);
-    Store::open(directory.path()).unwrap();
+    alone().unwrap();
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn options() -> Options {
 }
 
 fn is_in_use(path: &std::path::Path) -> bool {
-    match options().open(path) {
+    match options().exclusive(true).open(path) {
         Ok(store) => {
             store.close().unwrap();
             false
@@ -154,7 +154,7 @@ fn closing_while_others_use_their_handles_hurts_nobody() {
         for round in 0..40u64 {
             // Opened while threads of the rounds before may still be on their way out.
             let store = loop {
-                match options().open(directory.path()) {
+                match options().exclusive(round % 2 == 0).open(directory.path()) {
                     Ok(store) => break store,
                     Err(error) => assert!(matches!(error.reason(), Reason::InUse { .. }), "{error}"),
                 }

@@ -30,7 +30,6 @@ const FOLDING_STEP: u64 = 5;
 
 fn options() -> Options {
     Options::new()
-        .share(true)
         .durability(Durability::Written)
         .maintenance(Maintenance::Manual)
         .overwrite_freed(true)

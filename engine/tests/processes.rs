@@ -8,7 +8,6 @@ use duramen_io::{FailKind, FailSpan, SimDisk};
 
 fn options() -> Options {
     Options::new()
-        .share(true)
         .durability(Durability::Written)
         .maintenance(Maintenance::Manual)
         .overwrite_freed(true)
@@ -242,29 +241,93 @@ fn the_last_one_leaves_nothing_to_replay_and_a_failed_sync_stops_both() {
 }
 
 #[test]
-fn only_those_who_ask_for_it_share_a_store() {
+fn who_wants_a_store_alone_shuts_others_out_and_is_shut_out_by_them() {
     let disk = SimDisk::new(9);
+    let (me, with) = (std::process::id(), |options: Options| options.open_on(disk.platform()));
+    let alone = || options().exclusive(true);
+    let assert_refused = |options: Options| {
+        let error = with(options).unwrap_err();
+        let Reason::InUse { holder, .. } = error.reason() else {
+            panic!("{error}")
+        };
+        assert!(holder.starts_with(&me.to_string()), "{error}");
+    };
     let one = open(&disk);
-    let alone = || options().share(false).open_on(disk.platform());
-    let error = alone().unwrap_err();
-    assert!(matches!(error.reason(), Reason::InUse { .. }), "{error}");
-    let error = options().read_only(true).open_on(disk.platform()).unwrap_err();
-    assert!(matches!(error.reason(), Reason::InUse { .. }), "{error}");
+    let other = open(&disk);
+    assert_refused(alone());
     one.close().unwrap();
-    let alone = alone().unwrap();
-    let error = options().open_on(disk.platform()).unwrap_err();
-    assert!(matches!(error.reason(), Reason::InUse { .. }), "{error}");
-    alone.close().unwrap();
+    assert_refused(alone());
+    other.close().unwrap();
+    let only = with(alone()).unwrap();
+    assert_refused(options());
+    assert_refused(options().read_only(true));
+    assert_refused(alone());
+    only.close().unwrap();
+    let reader = with(options().read_only(true)).unwrap();
+    for writer in [options(), alone()] {
+        let error = with(writer).unwrap_err();
+        assert!(error.to_string().contains("only read it"), "{error}");
+    }
+    reader.close().unwrap();
     open(&disk).close().unwrap();
+}
+
+#[test]
+fn who_only_reads_beside_others_sees_what_they_write_and_keeps_nobody_out() {
+    let disk = SimDisk::new(11);
+    let writer = open(&disk);
+    let map = writer.map("map").unwrap();
+    map.put(b"key", b"old").unwrap();
+    let reader = options().read_only(true).open_on(disk.platform()).unwrap();
+    let seen = reader.map("map").unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    for key in 0..2_000u32 {
+        map.put(&key.to_be_bytes(), &[7; 300]).unwrap();
+        assert_eq!(seen.get(&key.to_be_bytes()).unwrap().unwrap(), [7; 300]);
+    }
+    map.put(b"key", b"new").unwrap();
+    (0..3).for_each(|_| writer.maintain().unwrap());
+    assert_eq!(snapshot.get(&seen, b"key").unwrap().unwrap(), b"old");
+    assert_eq!(seen.get(b"key").unwrap().unwrap(), b"new");
+    let held: Vec<usize> = writer
+        .stat()
+        .unwrap()
+        .processes
+        .iter()
+        .map(|found| found.snapshots)
+        .collect();
+    assert_eq!(held, [0, 1]);
+    let refusals = [
+        seen.put(b"key", b"of the reader").err(),
+        reader.begin(TransactionOptions::new()).err(),
+        reader.map("missing").err(),
+        reader.maintain().err(),
+    ];
+    for refusal in refusals {
+        let refusal = refusal.expect("who only reads is refused");
+        assert!(matches!(refusal.reason(), Reason::ReadOnly), "{refusal}");
+    }
+    writer.close().unwrap();
+    assert_eq!(seen.get(b"key").unwrap().unwrap(), b"new");
+    // Another writer comes while only readers are there.
+    let writer = open(&disk);
+    writer.map("map").unwrap().put(b"key", b"newest").unwrap();
+    assert_eq!(seen.get(b"key").unwrap().unwrap(), b"newest");
+    writer.close().unwrap();
+    drop((snapshot, seen));
+    reader.close().unwrap();
+    let store = options().exclusive(true).open_on(disk.platform()).unwrap();
+    assert_eq!(store.map("map").unwrap().get(b"key").unwrap().unwrap(), b"newest");
+    assert_sound(&store);
 }
 
 #[test]
 fn forked_child_can_do_nothing_with_the_handles_and_no_harm() {
     let directory = tempfile::tempdir().unwrap();
-    for is_shared in [false, true] {
-        let path = directory.path().join(is_shared.to_string());
+    for is_exclusive in [false, true] {
+        let path = directory.path().join(is_exclusive.to_string());
         let store = options()
-            .share(is_shared)
+            .exclusive(is_exclusive)
             .maintenance(Maintenance::Background)
             .open(&path)
             .unwrap();

@@ -473,6 +473,15 @@ impl std::fmt::Debug for Crowded {
     }
 }
 
+impl Crowded {
+    fn act(&self) {
+        let somebody = self.before_lock.lock().unwrap().take();
+        if let Some(act) = somebody {
+            act();
+        }
+    }
+}
+
 impl Storage for Crowded {
     fn open(&self, name: &str, mode: OpenMode) -> std::io::Result<Arc<dyn File>> {
         self.storage.open(name, mode)
@@ -490,13 +499,11 @@ impl Storage for Crowded {
         self.storage.sync()
     }
     fn lock(&self, name: &str, mode: LockMode) -> std::io::Result<Option<Lock>> {
-        let somebody = self.before_lock.lock().unwrap().take();
-        if let Some(act) = somebody {
-            act();
-        }
+        self.act();
         self.storage.lock(name, mode)
     }
     fn byte_locks(&self, name: &str) -> std::io::Result<Box<dyn ByteLocks>> {
+        self.act();
         self.storage.byte_locks(name)
     }
     fn path(&self) -> &Path {
@@ -506,6 +513,12 @@ impl Storage for Crowded {
 
 #[test]
 fn a_store_that_somebody_makes_while_another_one_opens_it_is_not_made_again() {
+    for is_exclusive in [false, true] {
+        open_while_somebody_makes_it(options().exclusive(is_exclusive));
+    }
+}
+
+fn open_while_somebody_makes_it(second: Options) {
     let disk = SimDisk::new(1);
     let somebody = disk.platform();
     let makes_and_puts = move || {
@@ -522,7 +535,7 @@ fn a_store_that_somebody_makes_while_another_one_opens_it_is_not_made_again() {
         storage: Arc::new(storage),
         ..platform
     };
-    let store = options().open_on(platform).unwrap();
+    let store = second.open_on(platform).unwrap();
     assert_eq!(
         store.map("map").unwrap().get(b"key").unwrap().as_deref(),
         Some(&b"acknowledged"[..])

@@ -334,3 +334,37 @@ fn what_a_transaction_depends_on_must_not_change_before_it_commits() {
     assert!(is_conflict(commit_after(&|| map.put(b"c", b"").unwrap())));
     commit_after(&|| map.put(b"d", b"").unwrap()).unwrap();
 }
+
+#[test]
+fn listener_of_one_store_is_told_of_what_the_other_appends() {
+    let disk = SimDisk::new(31);
+    let (one, other) = (open(&disk), open(&disk));
+    let here = begun(&one, b"orders/");
+    let there = sequence(&other, b"orders/");
+    let elsewhere = begun(&other, b"invoices/");
+    let listener = Listener::new();
+    one.listen(here.bell(), &listener, 7);
+    let tokens = |timeout: Duration| {
+        let mut told = listener.wait(timeout);
+        // A bell may ring for nothing; it is armed again before one looks.
+        here.bell().arm();
+        told.dedup();
+        told
+    };
+    // What may have been appended before the thread that rings began.
+    tokens(Duration::from_millis(300));
+    for round in 0..50 {
+        append(&elsewhere, "nobody listens");
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(|| tokens(Duration::from_secs(60)));
+            append(&there, "told");
+            assert_eq!(asleep.join().unwrap(), [7], "round {round}");
+        });
+        assert_eq!(heads(&one, &here).len(), round + 1);
+    }
+    // Whoever dies or leaves without having told is told for.
+    here.bell().arm();
+    other.close().unwrap();
+    assert_eq!(tokens(Duration::from_secs(60)), [7]);
+    here.bell().forget(&listener);
+}

@@ -169,6 +169,39 @@ fn extending_a_lease_keeps_the_message() {
 }
 
 #[test]
+fn a_lease_that_is_extended_in_one_process_is_not_taken_back_in_another() {
+    let disk = SimDisk::new(16);
+    let (_, _, topic) = one_topic(&disk);
+    publish(&topic, 3);
+    let here = topic.group("group", Start::Beginning, options()).unwrap();
+    let run = receive(&here, 2).unwrap();
+    one(&here).retry("no").unwrap();
+    disk.advance(SECOND);
+    let again = one(&here);
+    // Another process: it has nothing in common with this one but the disk.
+    let store = open(&disk);
+    let there = topics(&store)
+        .get("orders")
+        .unwrap()
+        .unwrap()
+        .existing_group("group")
+        .unwrap();
+    assert!(receive(&there, 3).is_none());
+    disk.advance(8 * SECOND);
+    run.extend(10 * SECOND).unwrap();
+    again.extend(10 * SECOND).unwrap();
+    disk.advance(4 * SECOND);
+    assert!(receive(&there, 3).is_none());
+    run.acknowledge().unwrap();
+    disk.advance(7 * SECOND);
+    assert!(receive(&there, 3).is_none());
+    disk.advance(6 * SECOND);
+    let taken = one(&there);
+    assert_eq!((taken.offset(), taken.tries()), (2, 3));
+    assert!(matches!(facts(again.acknowledge()), TopicError::LeaseLost { .. }));
+}
+
+#[test]
 fn what_failed_comes_back_later_and_later() {
     let disk = SimDisk::new(4);
     let (_, _, topic) = one_topic(&disk);

@@ -1,7 +1,7 @@
 //! `duramen stat`: what a store is made of.
 
 use clap::Args;
-use duramen::Statistics;
+use duramen::{ProcessStatistics, Statistics};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Outcome};
@@ -32,6 +32,7 @@ impl Stat {
         } else {
             print_maps(&statistics, output)?;
             print_figures(&statistics, output)?;
+            print_processes(&statistics, output)?;
         }
         Ok(Exit::Done)
     }
@@ -81,6 +82,33 @@ fn print_figures(statistics: &Statistics, output: &mut Output) -> Outcome<()> {
     Ok(())
 }
 
+/// The processes that have the store open, but for the one that was started to ask.
+fn others(statistics: &Statistics) -> impl Iterator<Item = &ProcessStatistics> {
+    statistics.processes.iter().filter(|process| !process.is_this)
+}
+
+fn print_processes(statistics: &Statistics, output: &mut Output) -> Outcome<()> {
+    let count = others(statistics).count() as u64;
+    output.line(format_args!("{:<18} {}", "open in", counted_processes(count)))?;
+    for process in others(statistics) {
+        let held = counted(process.snapshots as u64, "snapshot");
+        let (seconds, version) = (process.age.as_secs(), &process.version);
+        output.line(format_args!(
+            "  process {:<8} for {seconds} s, {held}, version {version}",
+            process.process
+        ))?;
+    }
+    Ok(())
+}
+
+fn counted_processes(count: u64) -> String {
+    match count {
+        0 => "no process".into(),
+        1 => "1 process".into(),
+        more => format!("{more} processes"),
+    }
+}
+
 /// Only what says something about the store on disk: figures of a process that was opened for this are not its.
 fn to_json(statistics: &Statistics) -> Value {
     let maps: Vec<Value> = statistics
@@ -88,8 +116,19 @@ fn to_json(statistics: &Statistics) -> Value {
         .iter()
         .map(|map| json!({"map": map.name, "pairs": map.pairs}))
         .collect();
+    let processes: Vec<Value> = others(statistics)
+        .map(|process| {
+            json!({
+                "process": process.process,
+                "open_seconds": process.age.as_secs(),
+                "version": process.version,
+                "snapshots": process.snapshots,
+            })
+        })
+        .collect();
     json!({
         "maps": maps,
+        "processes": processes,
         "commit": statistics.commit,
         "synced_commit": statistics.synced_commit,
         "base_commit": statistics.base_commit,

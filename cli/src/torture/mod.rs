@@ -43,7 +43,7 @@ const OPENING_STEP: Duration = Duration::from_millis(10);
 fn open(directory: &Path) -> Result<Store, String> {
     let began = Instant::now();
     loop {
-        let options = Options::new().share(true).durability(Durability::Written);
+        let options = Options::new().durability(Durability::Written);
         match options.open(directory) {
             Err(error) if error.kind() == Kind::Retry && began.elapsed() < OPENING_MAX => {
                 std::thread::sleep(OPENING_STEP);

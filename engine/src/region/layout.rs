@@ -21,6 +21,8 @@ pub(crate) struct Control {
     pub(super) library: [AtomicU64; LIBRARY_WORDS],
     /// What never changes: which store it is.
     pub(super) store: [AtomicU64; 2],
+    /// Bytes of addresses that the process took which made the region: all that others may find in it is below.
+    pub(super) span: AtomicU64,
     /// How many processes ever attached.
     pub(crate) arrivals: AtomicU64,
     /// Serialises commits.
@@ -33,6 +35,8 @@ pub(crate) struct Control {
     pub(crate) durable: Line<AtomicU64>,
     /// Token of the exclusive transaction that is open, or zero. Other writers wait on it.
     pub(crate) exclusive: Line<AtomicU32>,
+    /// How fast commits may come.
+    pub(crate) pace: Line<PaceWords>,
     /// Held while somebody syncs the log for everybody.
     pub(crate) sync_lock: Line<WordLock>,
     /// Changes whenever `synced` does; waiters sleep on it.
@@ -144,6 +148,23 @@ impl Text {
             .collect();
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
+}
+
+/// How fast commits may come while somebody folds; see `pace`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct PaceWords {
+    /// Nanoseconds that a KiB of log is to take.
+    pub(crate) price: AtomicU64,
+    /// When the next byte may come, in nanoseconds of the store's clock. In the past: somebody may make up for that.
+    pub(crate) next: AtomicU64,
+    /// How much at most, in nanoseconds.
+    pub(crate) credit: AtomicU64,
+    /// Parts of its log that the last generation held when it was full: with small records its index is full first. Zero:
+    /// none was.
+    pub(crate) fill: AtomicU64,
+    /// Nanoseconds that commits have paused, all together.
+    pub(crate) paused: AtomicU64,
 }
 
 /// Where the next record goes. Written under the commit lock.

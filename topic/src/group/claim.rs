@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use duramen_engine::{Listener, Result};
 
 use super::deliveries::{Claim, Deliveries};
-use super::memory::{Expired, Memory, OpenRun, OpenSingle};
+use super::memory::{Expired, ExpiredLease, Memory, OpenRun, OpenSingle};
 use super::record::GroupOptions;
 use super::settle::Failed;
 use super::state::{Cursor, Lease, Run, Single};
@@ -196,22 +196,24 @@ impl Group {
     /// Takes leases back that ran out.
     fn take_back(&self, memory: &mut Memory, expired: &Expired, options: &GroupOptions) -> Result<()> {
         let home = self.topic.home();
-        let failed = home.store.transact_with(written(), |tx| {
-            let mut failed = Vec::new();
-            for &(first, token) in &expired.runs {
-                failed.extend(self.take_back_run(tx, first, token, options)?);
+        let (failed, is_known) = home.store.transact_with(written(), |tx| {
+            let (mut failed, mut is_known) = (Vec::new(), true);
+            for lease in &expired.runs {
+                is_known &= self.take_back_run(tx, lease, options, &mut failed)?;
             }
-            for &(offset, token) in &expired.singles {
-                failed.extend(self.take_back_single(tx, offset, token, options)?);
+            for lease in &expired.singles {
+                is_known &= self.take_back_single(tx, lease, options, &mut failed)?;
             }
-            Ok(failed)
+            Ok((failed, is_known))
         })?;
-        for &(first, token) in &expired.runs {
-            memory.run_over(first, token);
+        for lease in &expired.runs {
+            memory.run_over(lease.offset, lease.token);
         }
-        for &(offset, token) in &expired.singles {
-            memory.single_over(offset, token);
+        for lease in &expired.singles {
+            memory.single_over(lease.offset, lease.token);
         }
+        // What another process has done to the rows is read from them in the next turn.
+        memory.is_doubtful |= !is_known;
         failed
             .iter()
             .for_each(|(offset, failed)| self.note_failed(memory, *offset, *failed));
@@ -229,21 +231,22 @@ impl Group {
         memory.singles.entry(offset).or_insert(waits);
     }
 
+    /// Returns whether the lease was as it was thought to be.
     fn take_back_run(
         &self,
         tx: &mut duramen_engine::Transaction,
-        first: u64,
-        token: u64,
+        expired: &ExpiredLease,
         options: &GroupOptions,
-    ) -> Result<Vec<(u64, Failed)>> {
+        failed: &mut Vec<(u64, Failed)>,
+    ) -> Result<bool> {
+        let (first, token) = (expired.offset, expired.token);
         let states = &self.topic.home().tables.states;
         let key = Run::key(self.shared.id, first);
         let run = tx.get(states, &key)?.map(|run| Run::decode(&run)).transpose()?;
-        let Some(run) = run.filter(|run| run.lease.token == token) else {
-            return Ok(Vec::new());
+        let Some(run) = run.filter(|run| expired.is(&run.lease)) else {
+            return Ok(false);
         };
         tx.delete(states, &key)?;
-        let mut failed = Vec::new();
         for offset in first..run.end {
             match self.single_in(tx, offset)? {
                 Some(Single::Settled { .. }) => tx.delete(states, &Single::key(self.shared.id, offset))?,
@@ -254,22 +257,25 @@ impl Group {
                 )),
             }
         }
-        Ok(failed)
+        Ok(true)
     }
 
+    /// Returns whether the lease was as it was thought to be.
     fn take_back_single(
         &self,
         tx: &mut duramen_engine::Transaction,
-        offset: u64,
-        token: u64,
+        expired: &ExpiredLease,
         options: &GroupOptions,
-    ) -> Result<Option<(u64, Failed)>> {
+        failed: &mut Vec<(u64, Failed)>,
+    ) -> Result<bool> {
+        let (offset, token) = (expired.offset, expired.token);
         match self.single_in(tx, offset)? {
-            Some(Single::Again { lease, tries }) if lease.token == token => {
-                let failed = self.fail_in(tx, offset, (token, tries), None, &ran_out(&lease), options)?;
-                Ok(Some((offset, failed)))
+            Some(Single::Again { lease, tries }) if expired.is(&lease) => {
+                let fate = self.fail_in(tx, offset, (token, tries), None, &ran_out(&lease), options)?;
+                failed.push((offset, fate));
+                Ok(true)
             }
-            _ => Ok(None),
+            _ => Ok(false),
         }
     }
 

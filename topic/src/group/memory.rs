@@ -57,8 +57,25 @@ pub(crate) struct Memory {
 /// What is due now.
 #[derive(Debug, Default)]
 pub(crate) struct Expired {
-    pub(crate) runs: Vec<(u64, u64)>,
-    pub(crate) singles: Vec<(u64, u64)>,
+    pub(crate) runs: Vec<ExpiredLease>,
+    pub(crate) singles: Vec<ExpiredLease>,
+}
+
+/// A lease that ran out, as far as is known here: a member in another process may have extended it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpiredLease {
+    /// Its message, or the first one.
+    pub(crate) offset: u64,
+    pub(crate) token: u64,
+    /// Its deadline as it was written.
+    pub(crate) written: u64,
+}
+
+impl ExpiredLease {
+    /// Whether this is still the lease that ran out.
+    pub(crate) fn is(&self, lease: &Lease) -> bool {
+        lease.token == self.token && lease.deadline == self.written
+    }
 }
 
 impl Memory {
@@ -67,15 +84,28 @@ impl Memory {
         self.runs.values().map(|run| run.left).sum::<u64>() + self.singles.len() as u64
     }
 
-    /// Leases that have run out, by first message and token.
+    /// Leases that have run out.
     pub(crate) fn expired(&self, now: Duration) -> Expired {
         let runs = self.runs.iter().filter(|(_, run)| run.deadline <= now);
         let singles = self.singles.iter().filter_map(|(offset, single)| match single {
-            OpenSingle::Again { token, deadline, .. } if *deadline <= now => Some((*offset, *token)),
+            OpenSingle::Again {
+                token,
+                deadline,
+                written,
+            } if *deadline <= now => Some(ExpiredLease {
+                offset: *offset,
+                token: *token,
+                written: *written,
+            }),
             _ => None,
         });
+        let runs = runs.map(|(first, run)| ExpiredLease {
+            offset: *first,
+            token: run.token,
+            written: run.written,
+        });
         Expired {
-            runs: runs.map(|(first, run)| (*first, run.token)).collect(),
+            runs: runs.collect(),
             singles: singles.collect(),
         }
     }

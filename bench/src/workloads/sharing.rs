@@ -101,7 +101,11 @@ fn by_processes(context: &Context, recorder: &mut Recorder) -> Result<Vec<u64>> 
     let mut members = Members::start(context, "sharing/processes", &file, WORKERS)?;
     let cpu_of = |members: &mut Members, before: u64| -> Result<(Done, u64)> {
         let (crews, cpu) = members.work()?;
-        let mut done = crews.into_iter().next().context("a process told of no crew")?.into_done();
+        let mut done = crews
+            .into_iter()
+            .next()
+            .context("a process told of no crew")?
+            .into_done();
         done.other_processes_cpu_nanos = cpu - before;
         Ok((done, cpu))
     };
@@ -120,7 +124,11 @@ fn by_processes(context: &Context, recorder: &mut Recorder) -> Result<Vec<u64>> 
         members.end()?;
     }
     drop(members);
-    let acknowledged = counters.all().iter().map(|count| count.load(Ordering::Acquire)).collect();
+    let acknowledged = counters
+        .all()
+        .iter()
+        .map(|count| count.load(Ordering::Acquire))
+        .collect();
     std::fs::remove_file(&file)?;
     Ok(acknowledged)
 }
@@ -192,7 +200,10 @@ impl<'a> Load<'a> {
         let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
         let peer = self.context.open()?;
         if !acknowledged.is_empty() {
-            ensure!(acknowledged.len() == WORKERS, "somebody did not tell what he was acknowledged");
+            ensure!(
+                acknowledged.len() == WORKERS,
+                "somebody did not tell what he was acknowledged"
+            );
             read_back_shares(&*peer, self.put.all(), acknowledged, present).context("what was put")?;
         }
         read_back(&*peer, self.loaded.all(), present).context("what was there before")?;

@@ -25,7 +25,7 @@ const STEPS: u64 = 300;
 
 /// Several processes open the store.
 fn options() -> Options {
-    restless().share(true)
+    restless()
 }
 
 /// Where a writer lives: what makes it, and a line for the shell that finds `$STORE` and sets up the rest.

@@ -59,9 +59,7 @@ impl Failing {
     fn open(&self, disk: &SimDisk) -> Checked<Vec<Store>> {
         let mut stores = Vec::new();
         for _ in 0..self.processes {
-            let options = small_options()
-                .fold_parts([0, 2, 5, 40][self.seed as usize % 4], 1)
-                .share(self.processes > 1);
+            let options = small_options().fold_parts([0, 2, 5, 40][self.seed as usize % 4], 1);
             match options.open_on(disk.platform()) {
                 Ok(store) => stores.push(store),
                 // Whoever found no room for the memory to share has the store to himself.

@@ -13,7 +13,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Several processes open the store.
 fn options() -> Options {
-    small_options().share(true)
+    small_options()
 }
 
 fn open(disk: &SimDisk) -> duramen_engine::Result<Store> {

@@ -97,7 +97,6 @@ impl Case {
             // What was freed and not overwritten is as good as new, and must not be taken for it.
             .overwrite_freed(rng.bool())
             .fold_parts([0, 2, 5, 40][rng.usize(..4)], 1)
-            .share(self.processes > 1)
     }
 
     /// Opens the store in all processes, one after the other.

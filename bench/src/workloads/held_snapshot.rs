@@ -25,7 +25,7 @@ const OVERWRITES: usize = 500_000;
 const SECONDS: f64 = 3_600.0;
 const SECONDS_MIN: f64 = 0.2;
 /// Files beyond this end the hour.
-const FILES_BYTES_MAX: u64 = 32 << 30;
+const FILES_BYTES_MAX: u64 = 16 << 30;
 /// Between two looks at the files.
 const LOOK: Duration = Duration::from_secs(1);
 const LONG: &str = "1h";

@@ -568,10 +568,11 @@ impl Core {
             self.catalog
                 .has_changed(control.catalog.fetch_add(1, Ordering::AcqRel) + 1);
         }
+        // Whoever finds the name of a new map from here on gets a handle that works.
+        draft.created.iter().for_each(|&id| self.catalog.created(id));
         kill_point();
         // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
         control.visible.0.store(commit, Ordering::Release);
-        draft.created.iter().for_each(|&id| self.catalog.created(id));
         draft.dropped.iter().for_each(|&id| self.catalog.dropped(id));
         draft
             .renamed

@@ -422,6 +422,7 @@ impl<W: Words> Bitmap<W> {
     }
 
     /// The first page at or after `page` that a search may take, or `pages`.
+    #[inline]
     fn next_free(&self, mut page: u32, spared: Spared) -> u32 {
         while page < self.counts.pages {
             let rest = self.searched_bits(page as usize / 64, spared) >> (page % 64);
@@ -434,6 +435,7 @@ impl<W: Words> Bitmap<W> {
     }
 
     /// The end of the run that begins at `page`, looking no further than `wanted` pages.
+    #[inline]
     fn end_of_free(&self, page: u32, wanted: u32, spared: Spared) -> u32 {
         let limit = (page as u64 + wanted as u64).min(self.counts.pages as u64) as u32;
         let mut end = page;

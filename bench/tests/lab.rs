@@ -330,7 +330,7 @@ fn processes_that_share_a_store_end_when_their_cell_is_killed() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .expect("the lab starts");
-    wait_until("four processes", || children(cell.id()).len() == 4);
+    wait_until("a process for each worker", || children(cell.id()).len() == 44);
     let members = children(cell.id());
     // Killed before they work, they would end with the pipe that they read from; the counters are above 0 when they do.
     let counters = place.file("store.counters");

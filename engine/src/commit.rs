@@ -360,12 +360,17 @@ impl Core {
         self.generations_to_replay() <= WAITING_GENERATIONS_MAX
     }
 
-    /// Whether there are generations that nobody needs any more.
+    /// Whether there are generations that nobody needs any more, and that are free soon.
     fn is_about_to_recycle(&self) -> bool {
         let pins = self.region.pins();
-        self.region.generations().any(|(_, entry)| {
-            let (birth, death) = (entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed));
-            entry.state() == GenerationState::Folded && (pins.everything || !pins.hold(birth, death))
+        self.region.generations().any(|(_, entry)| match entry.state() {
+            GenerationState::Folded => {
+                let (birth, death) = (entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed));
+                pins.everything || !pins.hold(birth, death)
+            }
+            // Its memory is being given back.
+            GenerationState::Preparing => entry.memory.place().1 > 0,
+            _ => false,
         })
     }
 

@@ -165,6 +165,19 @@ impl Core {
 
     fn discard_standby(&self, slot: u16) {
         let entry = self.entry(slot);
+        self.take_back(entry);
+        self.give_memory_back(entry);
+    }
+
+    /// From here on nobody takes or reads a generation but this process. Under the commit lock, under which others look.
+    fn take_back(&self, entry: &GenerationEntry) {
+        entry.set_prepared_by(self.region.me());
+        kill_point();
+    }
+
+    /// The rest, without the commit lock where there is a choice: cutting the file that is the memory takes milliseconds, for
+    /// which every commit would wait. Whoever dies in here is buried as one who prepared the generation.
+    fn give_memory_back(&self, entry: &GenerationEntry) {
         self.region.give_back(&entry.memory);
         kill_point();
         // Last: from here on somebody else may prepare it, with other memory.
@@ -201,11 +214,14 @@ impl Core {
 
     fn discard_standbys(&self, is_chosen: impl Fn(u16) -> bool) {
         // Rotation takes standbys under the commit lock.
-        let _commits = self.hold_commits();
-        self.region
-            .generations()
+        let commits = self.hold_commits();
+        let standbys = self.region.generations();
+        let chosen: Vec<_> = standbys
             .filter(|(slot, entry)| entry.state() == GenerationState::Standby && is_chosen(*slot))
-            .for_each(|(slot, _)| self.discard_standby(slot));
+            .inspect(|(_, entry)| self.take_back(entry))
+            .collect();
+        drop(commits);
+        chosen.into_iter().for_each(|(_, entry)| self.give_memory_back(entry));
     }
 
     /// Freezes the active generation when it is large, or far behind in memory, and holds nothing.
@@ -477,11 +493,11 @@ impl Core {
         // Under the commit lock, because conflict checks walk the generations under it; and while no commit stream reads.
         // One that goes on for long is left alone: there is another time.
         self.while_nobody_reads(|| {
-            let _commits = self.hold_commits();
+            let commits = self.hold_commits();
             self.control().tail.0.checkable_since.fetch_max(last, Ordering::Relaxed);
-            self.region.give_back(&entry.memory);
-            kill_point();
-            entry.set_state(GenerationState::Unused);
+            self.take_back(entry);
+            drop(commits);
+            self.give_memory_back(entry);
         });
     }
 

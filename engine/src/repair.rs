@@ -67,8 +67,6 @@ impl Core {
             match entry.state() {
                 // It was to be published next.
                 GenerationState::Active if slot != active => entry.set_state(GenerationState::Standby),
-                // Its memory was given back first.
-                GenerationState::Standby if entry.memory.place().1 == 0 => entry.set_state(GenerationState::Unused),
                 _ => {}
             }
         }

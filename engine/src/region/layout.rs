@@ -206,7 +206,7 @@ pub(crate) enum GenerationState {
     Frozen = 3,
     /// In the base, but snapshots or transactions may still read it, or the base is not durable yet.
     Folded = 4,
-    /// Somebody is preparing it to become a standby.
+    /// Somebody is preparing it to become a standby, or giving back what it had.
     Preparing = 5,
 }
 
@@ -328,6 +328,11 @@ impl GenerationEntry {
             bytes: self.bytes.load(Ordering::Relaxed),
             value_pages: self.value_pages.load(Ordering::Relaxed),
         }
+    }
+
+    /// Takes an entry that others may still look at under a lock of the caller's.
+    pub(crate) fn set_prepared_by(&self, owner: Owner) {
+        self.state.store(prepared_by(owner), Ordering::Release);
     }
 
     /// Whether this process prepares the entry.

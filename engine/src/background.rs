@@ -106,6 +106,7 @@ fn give_up_or_pause(core: &Core, error: Error) {
     match (error.kind(), error.reason()) {
         (Kind::MakeSpace, _) | (_, Reason::TooManySnapshots { .. }) => {
             core.note_fold_error(Some(error));
+            core.region.cut_memory();
             core.report_progress();
             std::thread::sleep(PAUSE);
         }

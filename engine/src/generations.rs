@@ -285,6 +285,7 @@ impl Core {
         let least = self.settings.generation_bytes_min;
         match self.prepare_standby(next, 0) {
             Err(error) if error.kind() == Kind::MakeSpace && next > least => {
+                self.region.cut_memory();
                 self.control().next_capacity.store(least, Ordering::Relaxed);
                 self.prepare_standby(least, 0)
             }

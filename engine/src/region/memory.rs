@@ -12,6 +12,10 @@ const MEMORY_STEP: u64 = 64 << 10;
 
 /// Freed memory that is kept at the end: enough for the index of the smallest generation.
 const MEMORY_SPARE_BYTES: u64 = 256 << 10;
+/// The end of the file is cut off when it is so many times as long as it has to be. Cutting takes the kernel up to 20 ms,
+/// for which whoever writes to a page of the file that is not at hand waits; and a store that goes on as before needs the
+/// memory again. A quiet store cuts all of it (`cut_memory`).
+const MEMORY_SURPLUS: u64 = 4;
 
 impl Region {
     /// First byte of a piece of memory.
@@ -94,12 +98,15 @@ impl Region {
         Ok((offset, bytes))
     }
 
-    /// Gives a piece of memory back, and the end of the file behind all pieces to the file system.
+    /// Gives a piece of memory back; and the end of the file behind all pieces to the file system, if it is long.
     pub(crate) fn give_back(&self, owner: &Piece) {
         let _growing = self.hold_growth();
         owner.bytes.store(0, Ordering::Release);
         // A little is kept: on a disk that is full by now, deletions still need the next generation's index.
-        self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES);
+        let end = self.end_of_memory() + MEMORY_SPARE_BYTES;
+        if self.file.len().is_ok_and(|length| length > end * MEMORY_SURPLUS) {
+            self.cut(end);
+        }
     }
 
     /// Makes sure that there is memory for a few more small indexes.

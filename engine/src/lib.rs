@@ -93,6 +93,8 @@ pub use changes::{Change, Changes, ChangesFrom, CommitChanges};
 pub use check::CheckReport;
 pub use commit::{Commit, Durability};
 pub use copy::Compaction;
+#[doc(hidden)]
+pub use duramen_io::prefetch;
 pub use error::{Error, Kind, Reason, Result};
 pub use future::CommitFuture;
 pub use limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};

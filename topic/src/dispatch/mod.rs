@@ -41,10 +41,19 @@ pub struct DispatcherOptions {
     stuck_after: Duration,
 }
 
+/// Threads that call subscribers where so many processors are. What they take, publishers do not get; and the longer a round
+/// takes, the more messages each call of the next one brings, so fewer threads deliver as much for less.
+fn threads_for(processors: usize) -> usize {
+    (processors / 2).clamp(1, THREADS_MAX)
+}
+
+/// More of them only where a program asks for it: they all take their turns from one queue.
+const THREADS_MAX: usize = 2;
+
 impl Default for DispatcherOptions {
     fn default() -> DispatcherOptions {
         DispatcherOptions {
-            threads: 2,
+            threads: threads_for(std::thread::available_parallelism().map_or(1, usize::from)),
             spare_threads: 8,
             stuck_after: Duration::from_millis(10),
         }
@@ -52,12 +61,12 @@ impl Default for DispatcherOptions {
 }
 
 impl DispatcherOptions {
-    /// Two threads, up to eight more while callbacks are stuck for 10 ms.
+    /// A thread for every two processors, two at most; up to eight more while callbacks are stuck for 10 ms.
     pub fn new() -> DispatcherOptions {
         DispatcherOptions::default()
     }
 
-    /// Threads that call subscribers. Default: 2.
+    /// Threads that call subscribers. Default: half as many as there are processors, at least one and at most two.
     pub fn threads(mut self, threads: usize) -> DispatcherOptions {
         self.threads = threads;
         self
@@ -237,6 +246,11 @@ mod tests {
     use super::*;
     use crate::record::TopicOptions;
     use crate::topics::TopicsOptions;
+
+    #[test]
+    fn half_of_the_processors_are_left_to_publishers() {
+        assert_eq!([1, 2, 3, 4, 8, 64].map(threads_for), [1, 1, 1, 2, 2, 2]);
+    }
 
     #[test]
     fn topics_that_are_gone_and_those_without_subscribers_are_forgotten() {

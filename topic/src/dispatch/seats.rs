@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use duramen_engine::Result;
+use duramen_engine::{Result, prefetch};
 
 use super::{Callback, SubscriberId};
 use crate::follower::{SlowPolicy, pass_over};
@@ -83,6 +83,10 @@ impl Policy {
         }
     }
 }
+
+/// So far ahead the memory of subscribers is asked for. What they remember lies in as many places as there are subscribers, and
+/// with very many of them in no cache: without this, rounds of 100 seats among 100,000 waited for it a third of their time.
+const PREFETCHED_SEATS: usize = 4;
 
 /// A subscriber that is to be called.
 pub(super) struct Turn {
@@ -290,16 +294,26 @@ impl Round {
                 continue;
             }
             place.state = SeatState::Called;
-            return Some(Turn {
+            let turn = Turn {
                 seat,
                 holder: place.holder,
                 position: place.position,
                 policy: place.policy,
                 callback: place.callback.take().expect("who waits sits on his callback"),
-            });
+            };
+            self.prefetch(seat as usize + PREFETCHED_SEATS);
+            return Some(turn);
         }
         self.next = 0;
         None
+    }
+
+    /// Asks for what a subscriber remembers: it is called soon.
+    #[inline]
+    fn prefetch(&self, seat: usize) {
+        if let Some(callback) = self.seats.get(seat).and_then(|seat| seat.callback.as_deref()) {
+            prefetch(std::ptr::from_ref(callback).cast());
+        }
     }
 
     /// Returns a callback that is no longer needed, and whether there is more for it to do.

@@ -1,17 +1,24 @@
 //! A broker as the published ones are built that keep everything in memory: every message is kept for ever in the list of
 //! its topic, and every subscriber has a channel of its own, into which the publisher puts the message, and which a task
-//! empties. Tasks run on as many threads as there are processors. Nothing survives anything.
+//! empties. Tasks run on as many threads as there are processors. Who follows a topic in a thread of his own reads the list, and
+//! sleeps at its end until it is longer. Nothing survives anything.
 
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 
 use crate::broker::{Broker, Receiver};
 use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
+
+/// How long a message is waited for.
+const WAIT: Duration = Duration::from_secs(20);
+/// Messages that are taken from the list together.
+const FOLLOWED_AT_ONCE: usize = 4096;
 
 /// The driver.
 pub struct Channels;
@@ -58,11 +65,35 @@ struct Opened {
 
 #[derive(Default)]
 struct Topic {
-    kept: Mutex<Vec<Message>>,
+    kept: Mutex<Kept>,
+    /// There is more, for those who sleep.
+    grown: Condvar,
     subscribers: RwLock<Vec<Arc<Subscriber>>>,
 }
 
 type Message = Arc<[u8]>;
+
+#[derive(Default)]
+struct Kept {
+    messages: Vec<Message>,
+    /// How many sleep until there are more.
+    asleep: usize,
+}
+
+impl Topic {
+    /// The messages from a place on, once there are any; none came for long: none.
+    fn since(&self, first: usize) -> Vec<Message> {
+        let mut kept = locked(&self.kept);
+        if kept.messages.len() <= first {
+            kept.asleep += 1;
+            let is_short = |kept: &mut Kept| kept.messages.len() <= first;
+            let slept = self.grown.wait_timeout_while(kept, WAIT, is_short);
+            kept = slept.unwrap_or_else(PoisonError::into_inner).0;
+            kept.asleep -= 1;
+        }
+        kept.messages[first..].iter().take(FOLLOWED_AT_ONCE).cloned().collect()
+    }
+}
 
 struct Subscriber {
     channel: Mutex<VecDeque<Message>>,
@@ -130,7 +161,10 @@ impl Broker for Opened {
         let message: Message = payload.into();
         // Until it is in all channels, so that everybody has the same order.
         let mut kept = locked(&topic.kept);
-        kept.push(message.clone());
+        kept.messages.push(message.clone());
+        if kept.asleep > 0 {
+            topic.grown.notify_all();
+        }
         let subscribers = topic.subscribers.read().unwrap_or_else(PoisonError::into_inner);
         for subscriber in subscribers.iter() {
             locked(&subscriber.channel).push_back(message.clone());
@@ -153,6 +187,18 @@ impl Broker for Opened {
             is_ready: AtomicBool::new(false),
             receiver: Mutex::new((0, receiver)),
         }));
+        Ok(())
+    }
+
+    fn follow(&self, topic: usize, receiver: &mut Receiver, messages: u64) -> Result<()> {
+        while receiver.taken() < messages && !receiver.is_wrong() {
+            let first = receiver.taken();
+            let batch = self.topics[topic].since(first as usize);
+            if batch.is_empty() {
+                receiver.fail(format!("message {first} does not come"));
+            }
+            receiver.take((first..).zip(batch.iter().map(|message| &**message)));
+        }
         Ok(())
     }
 

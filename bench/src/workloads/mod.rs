@@ -5,6 +5,7 @@
 //! wrong value; when the limit of the cell stopped a row, it reads back what was acknowledged until then. The workloads of
 //! brokers are in `messages`; where those of clusters go is in `docs/lab/adding-a-workload.md`.
 
+mod control;
 mod first;
 mod held_snapshot;
 mod loads;
@@ -143,6 +144,7 @@ pub const ALL: &[Workload] = &[
     messages::fanout::WORKLOAD,
     messages::groups::WORKLOAD,
     messages::catch_up::WORKLOAD,
+    messages::growth::WORKLOAD,
 ];
 
 /// Does the share of one of several processes that share a store.

@@ -4,24 +4,20 @@
 //! A control thread sleeps a millisecond at a time beside the writes; how late it wakes is what the machine did to
 //! everybody, whatever the store does.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
 use anyhow::Result;
 
+use super::control::beside_control;
 use super::loads::{load_row, read_back_versions};
 use super::{Context, Recorder, Resources, Workload, only};
 use crate::analysis::time_text;
 use crate::crew::alone;
 use crate::data::{Generator, Length, Values};
-use crate::measure::{Done, Latencies, Work, now_nanos};
+use crate::measure::{Done, Latencies, Work};
 use crate::peer::Class;
 
 /// Seconds of overwriting at scale 1, and the least of any scale.
 const SECONDS: f64 = 60.0;
 const SECONDS_MIN: f64 = 0.2;
-/// Between two looks of the control thread at the clock.
-const CONTROL: Duration = Duration::from_millis(1);
 
 pub const WORKLOAD: Workload = Workload {
     name: "overwrites",
@@ -77,24 +73,5 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     recorder.phase("sync and close", Work::Writes, || {
         peer.sync()?;
         peer.close().map(|()| Done::untimed(1))
-    })
-}
-
-/// Does something while a control thread sleeps and wakes, and says how late that thread woke each time.
-fn beside_control<T>(work: impl FnOnce() -> T) -> (T, Latencies) {
-    let goes_on = AtomicBool::new(true);
-    std::thread::scope(|scope| {
-        let control = scope.spawn(|| {
-            let mut late = Latencies::default();
-            while goes_on.load(Ordering::Relaxed) {
-                let due = now_nanos() + CONTROL.as_nanos() as u64;
-                std::thread::sleep(CONTROL);
-                late.record(now_nanos().saturating_sub(due));
-            }
-            late
-        });
-        let done = work();
-        goes_on.store(false, Ordering::Relaxed);
-        (done, control.join().unwrap_or_default())
     })
 }

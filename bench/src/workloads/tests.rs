@@ -103,6 +103,10 @@ honest! {
     honest_peers_pass_fanout_in_turn: "fanout/1M-1k-10k-in-turn" at 0.005,
     honest_peers_pass_groups: "groups" at 0.005,
     honest_peers_pass_catch_up: "catch-up" at 0.001,
+    honest_peers_pass_growth_of_topics: "growth/topics-1k" at 0.01,
+    honest_peers_pass_growth_of_subscribers: "growth/idle-1k" at 0.01,
+    honest_peers_pass_growth_of_messages: "growth/kept-100k" at 0.01,
+    honest_peers_pass_growth_of_sizes: "growth/size-64kB" at 0.001,
 }
 
 /// Wherever the limit of a cell falls, also between two measured phases, an honest peer does not fail for it.
@@ -131,6 +135,10 @@ fn limit_of_the_cell_stops_workloads_of_messages_at_any_time_and_fails_none() {
         "fanout/1M-1k-10k",
         "groups",
         "catch-up",
+        "growth/topics-1k",
+        "growth/idle-1k",
+        "growth/kept-100k",
+        "growth/size-4kB",
     ];
     for name in all {
         for millis in [0, 2, 10, 40] {
@@ -235,6 +243,18 @@ matrix! {
     catch_up_catches_a_message_that_is_missing: "catch-up" catches "faulty-gap" at 0.0001,
     catch_up_catches_a_message_that_came_twice: "catch-up" catches "faulty-twice" at 0.0001,
     catch_up_catches_a_message_that_came_too_late: "catch-up" catches "faulty-swaps" at 0.0001,
+    growth_of_topics_catches_a_message_that_is_missing: "growth/topics-1k" catches "faulty-gap" at 0.05,
+    growth_of_topics_catches_a_message_that_came_twice: "growth/topics-1k" catches "faulty-twice" at 0.05,
+    growth_of_topics_catches_a_message_that_came_too_late: "growth/topics-1k" catches "faulty-swaps" at 0.05,
+    growth_of_subscribers_catches_a_message_that_is_missing: "growth/idle-1k" catches "faulty-gap" at 0.01,
+    growth_of_subscribers_catches_a_message_that_came_twice: "growth/idle-1k" catches "faulty-twice" at 0.01,
+    growth_of_subscribers_catches_a_message_that_came_too_late: "growth/idle-1k" catches "faulty-swaps" at 0.01,
+    growth_of_messages_catches_a_message_that_is_missing: "growth/kept-100k" catches "faulty-gap" at 0.01,
+    growth_of_messages_catches_a_message_that_came_twice: "growth/kept-100k" catches "faulty-twice" at 0.01,
+    growth_of_messages_catches_a_message_that_came_too_late: "growth/kept-100k" catches "faulty-swaps" at 0.01,
+    growth_of_sizes_catches_a_message_that_is_missing: "growth/size-4kB" catches "faulty-gap" at 0.005,
+    growth_of_sizes_catches_a_message_that_came_twice: "growth/size-4kB" catches "faulty-twice" at 0.005,
+    growth_of_sizes_catches_a_message_that_came_too_late: "growth/size-4kB" catches "faulty-swaps" at 0.005,
 }
 
 #[test]

@@ -6,6 +6,7 @@ pub mod crowd;
 mod deliveries;
 pub mod fanout;
 pub mod groups;
+pub mod growth;
 pub mod latency;
 pub mod publish;
 pub mod synced_publish;
@@ -26,6 +27,7 @@ pub const NAMES: &[&str] = &[
     fanout::WORKLOAD.name,
     groups::WORKLOAD.name,
     catch_up::WORKLOAD.name,
+    growth::WORKLOAD.name,
 ];
 
 /// Bytes of a payload.
@@ -50,7 +52,18 @@ fn publish_each(context: &Context, broker: &dyn Broker, topic: usize, count: u64
 
 /// Publishes messages to a topic, so many of them together, numbered from 0.
 fn publish_batches(context: &Context, shift: &Shift, broker: &dyn Broker, topic: usize, count: u64) -> Result<Worked> {
-    let mut payloads: Vec<Payload> = (0..BATCH).map(|_| Payload::new(context.seed, PAYLOAD_BYTES)).collect();
+    publish_batches_of(context, shift, broker, (topic, PAYLOAD_BYTES), count)
+}
+
+/// The same to a topic, of so many bytes each.
+fn publish_batches_of(
+    context: &Context,
+    shift: &Shift,
+    broker: &dyn Broker,
+    (topic, bytes): (usize, usize),
+    count: u64,
+) -> Result<Worked> {
+    let mut payloads: Vec<Payload> = (0..BATCH).map(|_| Payload::new(context.seed, bytes)).collect();
     let goes_on = true.into();
     shift.work_while(count.div_ceil(BATCH as u64), &goes_on, |step| {
         let first = step * BATCH as u64;

@@ -31,7 +31,7 @@ pub const PAYLOAD_BYTES_MIN: usize = 16;
 
 /// An open broker. Topics are numbered from 0.
 pub trait Broker: Send + Sync {
-    /// Makes so many topics, which keep everything.
+    /// Makes so many topics, which keep everything, unless they are there from before.
     fn make_topics(&mut self, count: usize) -> Result<()>;
     /// Publishes a message by itself, acknowledged as the class says.
     fn publish(&self, topic: usize, payload: &[u8]) -> Result<()>;

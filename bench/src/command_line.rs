@@ -79,9 +79,10 @@ enum Command {
         #[command(flatten)]
         place: PlaceArguments,
     },
-    /// Writes pairs until it is killed; prints a byte for each that was acknowledged.
+    /// Writes pairs or publishes messages until it is killed; prints a byte for each that was acknowledged.
     #[command(hide = true)]
     Writer {
+        workload: String,
         #[arg(long)]
         puts: usize,
         #[command(flatten)]
@@ -204,9 +205,13 @@ pub fn run() -> Result<ExitCode> {
             println!("{}", serde_json::to_string(&record)?);
             Ok(ExitCode::SUCCESS)
         }
-        Command::Writer { puts, place } => {
-            let task = one_task("open")?;
-            workloads::write_until_killed(&place.context(&task)?, puts, std::io::stdout().lock())?;
+        Command::Writer { workload, puts, place } => {
+            let task = one_task(&workload)?;
+            let (context, acknowledgements) = (place.context(&task)?, std::io::stdout().lock());
+            match task.workload.is_of_messages() {
+                true => workloads::publish_until_killed(&context, puts, acknowledgements)?,
+                false => workloads::write_until_killed(&context, puts, acknowledgements)?,
+            }
             Ok(ExitCode::SUCCESS)
         }
         Command::Serve { name } => {

@@ -77,6 +77,26 @@ fn peer_that_acknowledges_before_it_writes_is_caught_by_the_kill() {
     );
 }
 
+#[test]
+fn messages_and_their_pairs_are_there_when_their_publisher_was_killed() {
+    for class in ["written", "synced"] {
+        let place = Place::new();
+        let output = place.run(&[
+            "killed-publisher",
+            "--scale",
+            "0.003",
+            "--repeat",
+            "1",
+            "--durability",
+            class,
+        ]);
+        let report = text(&output.stdout);
+        assert!(output.status.success(), "{report}\n{}", text(&output.stderr));
+        let is_note = |line: &str| line.contains("duramen 1: killed after") && line.contains(" 0 of them lost");
+        assert!(report.lines().any(is_note), "{report}");
+    }
+}
+
 /// What a trace shows between one acknowledgement and the next.
 #[derive(Debug, Default)]
 struct Between {
@@ -98,6 +118,7 @@ fn traced(peer: &str, class: &str) -> Option<Vec<Between>> {
         .args([
             lab,
             "writer",
+            "open",
             "--puts",
             "5",
             "--peer",

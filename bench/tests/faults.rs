@@ -1,5 +1,5 @@
-//! The matrix of faults for the workloads that start the lab again: `open`, whose writer is killed, `mega/processes` and
-//! `sharing`. The other cells of it are in `src/workloads/tests.rs`. The faulty peers are those that keep their data in files.
+//! The matrix of faults for the workloads that start the lab again: `open` and `killed-publisher`, whose writer is killed,
+//! `mega/processes` and `sharing`. The other cells of it are in `src/workloads/tests.rs`. The faulty peers are those that keep their data in files.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn caught(workload: &str, peer: &str, scale: &str) -> Option<String> {
 
 fn must_catch(workload: &str, peer: &str, scale: &str) {
     let error = caught(workload, peer, scale).unwrap_or_else(|| panic!("{workload} did not notice {peer}"));
-    let names_it = ["key ", "records"].iter().any(|word| error.contains(word));
+    let names_it = ["key ", "records", "message"].iter().any(|word| error.contains(word));
     assert!(names_it, "{workload}: {peer}: {error}");
 }
 
@@ -27,6 +27,18 @@ fn open_catches_a_stale_value() {
 #[test]
 fn open_catches_a_lost_write() {
     must_catch("open", "faulty-loses-kept", "0.0012");
+}
+
+#[test]
+fn killed_publisher_catches_a_message_that_is_missing_that_came_twice_or_too_late() {
+    for fault in ["faulty-gap", "faulty-twice", "faulty-swaps"] {
+        must_catch("killed-publisher", fault, "0.003");
+    }
+}
+
+#[test]
+fn killed_publisher_catches_messages_that_were_acknowledged_too_early() {
+    must_catch("killed-publisher", "faulty-late", "0.003");
 }
 
 #[test]

@@ -47,7 +47,9 @@ pub fn open(directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
 impl Broker for Opened {
     fn make_topics(&mut self, count: usize) -> Result<()> {
         for number in self.topics.len()..count {
-            let topic = self.all.create(&format!("topic.{number}"), TopicOptions::new())?;
+            let topic = self
+                .all
+                .get_or_create(&format!("topic.{number}"), TopicOptions::new())?;
             self.topics.push(topic);
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Brokers with a planted fault, to test the workloads of messages. As with other faulty peers, they are reached by name
 //! only and never listed. They are Duramen, but for what they do with one message of fifty.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,13 +20,20 @@ enum Fault {
     Twice,
     /// It is published after the one that follows.
     Swaps,
+    /// It is acknowledged, with its pair, before it is published; so a process that is killed loses it.
+    Late,
 }
 
 /// The driver of a faulty broker.
 pub struct Faulty(Fault);
 
 /// All faulty brokers.
-pub const ALL: &[&dyn Driver] = &[&Faulty(Fault::Gap), &Faulty(Fault::Twice), &Faulty(Fault::Swaps)];
+pub const ALL: &[&dyn Driver] = &[
+    &Faulty(Fault::Gap),
+    &Faulty(Fault::Twice),
+    &Faulty(Fault::Swaps),
+    &Faulty(Fault::Late),
+];
 
 const EVERY: u64 = 50;
 
@@ -35,6 +43,7 @@ impl Driver for Faulty {
             Fault::Gap => "faulty-gap",
             Fault::Twice => "faulty-twice",
             Fault::Swaps => "faulty-swaps",
+            Fault::Late => "faulty-late",
         };
         Description {
             name: name.to_string(),
@@ -42,6 +51,7 @@ impl Driver for Faulty {
             classes: [Class::Synced, Class::Written]
                 .map(|class| (class, "claimed, wrongly".to_string()))
                 .to_vec(),
+            is_persistent: true,
             is_broker: true,
             is_no_store: true,
             ..Description::default()
@@ -58,6 +68,7 @@ impl Driver for Faulty {
             fault: self.0,
             published: AtomicU64::new(0),
             held: std::sync::Mutex::default(),
+            late: std::sync::Mutex::default(),
         }))
     }
 }
@@ -67,11 +78,36 @@ struct Wrong {
     fault: Fault,
     published: AtomicU64,
     held: std::sync::Mutex<Option<(usize, Vec<u8>)>>,
+    late: std::sync::Mutex<VecDeque<Late>>,
 }
+
+/// Acknowledged and not published.
+struct Late {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    topic: usize,
+    payload: Vec<u8>,
+}
+
+/// So many messages wait.
+const LATE: usize = 16;
 
 impl Wrong {
     fn is_chosen(&self) -> bool {
         self.published.fetch_add(1, Ordering::Relaxed) % EVERY == EVERY / 2
+    }
+
+    /// Publishes what was put off some messages before in place of this one.
+    fn put_off(&self, message: Late) -> Result<()> {
+        let mut late = self.late.lock().expect("nobody panics with it");
+        late.push_back(message);
+        match late.len() > LATE {
+            true => late.pop_front().map_or(Ok(()), |first| {
+                self.inner
+                    .put_and_publish(&first.key, &first.value, first.topic, &first.payload)
+            }),
+            false => Ok(()),
+        }
     }
 }
 
@@ -89,7 +125,7 @@ impl Broker for Wrong {
                 *held = Some((topic, payload.to_vec()));
                 return Ok(());
             }
-            (false, _) => {}
+            (true, Fault::Late) | (false, _) => {}
         }
         self.inner.publish(topic, payload)?;
         let mut held = self.held.lock().expect("nobody panics with it");
@@ -124,8 +160,16 @@ impl Broker for Wrong {
     }
 
     fn put_and_publish(&self, key: &[u8], value: &[u8], topic: usize, payload: &[u8]) -> Result<()> {
-        self.inner.put(key, value)?;
-        self.publish(topic, payload)
+        if self.fault != Fault::Late {
+            self.inner.put(key, value)?;
+            return self.publish(topic, payload);
+        }
+        self.put_off(Late {
+            key: key.to_vec(),
+            value: value.to_vec(),
+            topic,
+            payload: payload.to_vec(),
+        })
     }
 
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {

@@ -8,6 +8,7 @@
 mod control;
 mod first;
 mod held_snapshot;
+mod killing;
 mod loads;
 mod map;
 mod map_mixed;
@@ -41,6 +42,7 @@ use crate::measure::{Done, Meter, Phase, Work};
 use crate::peer::{CACHE_BYTES, Class, Driver, Peer, Setting, Unsupported};
 
 pub use members::MemberArguments;
+pub use messages::killed_publisher::publish_until_killed;
 pub use open::write_until_killed;
 
 /// A workload that can be run.
@@ -145,6 +147,7 @@ pub const ALL: &[Workload] = &[
     messages::groups::WORKLOAD,
     messages::catch_up::WORKLOAD,
     messages::growth::WORKLOAD,
+    messages::killed_publisher::WORKLOAD,
 ];
 
 /// Does the share of one of several processes that share a store.

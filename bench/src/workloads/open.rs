@@ -6,26 +6,19 @@
 //! the class it claims (for `synced` only the part of it that a killed process can show: nobody cuts the power).
 
 use std::cell::Cell;
-use std::io::{BufReader, ErrorKind, Read, Write};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::io::Write;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 
+use super::killing::{Writing, kill_after};
 use super::loads::{load_measured, read_back};
 use super::{Context, Recorder, Resources, Workload, only};
-use crate::children::end_with_this_thread;
 use crate::data::{Checker, Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
 
-/// The writer is killed after one put for so many pairs in the store ..
+/// The writer is killed after one put for so many pairs in the store.
 const PAIRS_PER_PUT: usize = 10;
-/// .. or after this time.
-const WRITING_MAX: Duration = Duration::from_secs(10);
-/// What a pipe holds: the acknowledgements that the writer may be ahead of who counts them.
-const PIPE_BYTES: usize = 1 << 16;
 
 pub const WORKLOAD: Workload = Workload {
     name: "open",
@@ -130,86 +123,12 @@ fn writer_keys(seed: u64, puts: usize) -> Keys {
     Generator::new(seed, "writer").keys(puts * 4, 16)
 }
 
-/// Starts a writer, kills it after `puts` acknowledgements, and returns the keys that were acknowledged.
+/// Kills a writer after `puts` acknowledgements, and returns the keys that were acknowledged.
 fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
-    // So many that it must wait for us before it could end: on a busy machine it may run long before we do.
-    let planned = puts + PIPE_BYTES;
-    let mut writer = start_writer(context, planned)?;
-    let pipe = writer.stdout.take().context("the writer's output is a pipe")?;
-    let acknowledged = count_until(&writer, BufReader::new(pipe), puts);
-    // On an error too: nothing may go on writing into a directory that is about to be removed.
-    kill_group(&writer);
-    let status = writer.wait()?;
-    wait_for_group(&writer);
-    let acknowledged = acknowledged?;
-    ensure!(
-        !status.success() && acknowledged > 0,
-        "the writer ended by itself ({status}) before it could be killed"
-    );
-    let keys = writer_keys(context.seed, planned);
+    let writing = Writing::planned(puts);
+    let acknowledged = kill_after(context, WORKLOAD.name, writing)?;
+    let keys = writer_keys(context.seed, writing.planned);
     Ok(Keys::collect(16, keys.iter().take(acknowledged)))
-}
-
-fn start_writer(context: &Context, puts: usize) -> Result<Child> {
-    // SAFETY: asks for the orphans of our children to become ours, and touches nothing else.
-    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
-    let mut command = Command::new("/proc/self/exe");
-    end_with_this_thread(&mut command);
-    command
-        // A driver of another language is a process of the writer's; both are killed at the same moment.
-        .process_group(0)
-        .args([
-            "writer",
-            "--peer",
-            &context.driver.describe().name,
-            "--durability",
-            &context.class.to_string(),
-        ])
-        .args([
-            "--seed",
-            &context.seed.to_string(),
-            "--puts",
-            &puts.to_string(),
-            "--directory",
-        ])
-        .arg(context.directory)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("starting the writing process")
-}
-
-/// Kills the writer and the processes that it started.
-fn kill_group(writer: &Child) {
-    // SAFETY: the group is the writer's own, and is there as long as the writer was not waited for.
-    unsafe { libc::kill(-(writer.id() as libc::pid_t), libc::SIGKILL) };
-}
-
-/// Waits until no process of the writer's is left, after the writer was waited for: one that is still ending may hold the
-/// lock of its store.
-fn wait_for_group(writer: &Child) {
-    let group = -(writer.id() as libc::pid_t);
-    // SAFETY: only processes of the group are waited for, which nobody else here knows.
-    while unsafe { libc::waitpid(group, std::ptr::null_mut(), 0) } > 0 {}
-}
-
-/// Counts acknowledgements, kills the writer when there are enough, and counts what was still in the pipe.
-fn count_until(writer: &Child, mut pipe: impl Read, puts: usize) -> Result<usize> {
-    let started = Instant::now();
-    let mut acknowledged = 0;
-    let mut is_killed = false;
-    let mut one = [0];
-    loop {
-        match pipe.read_exact(&mut one) {
-            Ok(()) => acknowledged += 1,
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(acknowledged),
-            Err(error) => bail!("reading the writer's acknowledgements: {error}"),
-        }
-        if !is_killed && (acknowledged >= puts || started.elapsed() > WRITING_MAX) {
-            kill_group(writer);
-            is_killed = true;
-        }
-    }
 }
 
 /// The writing process: puts its keys one by one and writes one byte to `acknowledgements` after each.

@@ -170,8 +170,8 @@ fn must_catch(name: &str, fault: &str, scale: f64) {
 
 /// The matrix: one test for each workload and each fault that it must catch. Not in it, but tested below: a workload without
 /// deletes cannot see what is wrong with them, and what was acknowledged too early only a crash can show
-/// (`tests/classes.rs`). The cells of `open`, `mega/processes` and `sharing`, which start the lab again, are in `tests/faults.rs`, and
-/// those of rows that were stopped in `stopped.rs`.
+/// (`tests/classes.rs`). The cells of `open`, `killed-publisher`, `mega/processes` and `sharing`, which start the lab again, are in
+/// `tests/faults.rs`, and those of rows that were stopped in `stopped.rs`.
 macro_rules! matrix {
     ($($test:ident: $name:literal catches $fault:literal at $scale:literal,)*) => {
         const MATRIX: &[(&str, &str)] = &[$(($name, $fault)),*];
@@ -261,7 +261,7 @@ matrix! {
 fn every_workload_is_in_the_matrix_with_each_fault_of_its_reads_and_writes() {
     for workload in super::ALL
         .iter()
-        .filter(|workload| !["open", "sharing"].contains(&workload.name))
+        .filter(|workload| !["open", "sharing", "killed-publisher"].contains(&workload.name))
     {
         let faults: &[&str] = match workload.is_of_messages() {
             true => &["faulty-gap", "faulty-twice", "faulty-swaps"],

@@ -7,6 +7,7 @@ mod deliveries;
 pub mod fanout;
 pub mod groups;
 pub mod growth;
+pub mod killed_publisher;
 pub mod latency;
 pub mod publish;
 pub mod synced_publish;
@@ -28,6 +29,7 @@ pub const NAMES: &[&str] = &[
     groups::WORKLOAD.name,
     catch_up::WORKLOAD.name,
     growth::WORKLOAD.name,
+    killed_publisher::WORKLOAD.name,
 ];
 
 /// Bytes of a payload.

@@ -6,7 +6,9 @@
 //! ```
 
 use std::hint::black_box;
+use std::time::Duration;
 
+use duramen::topic::{GroupOptions, Start, Topic, TopicOptions, TopicWrites, Topics, TopicsOptions};
 use duramen::{Batch, Durability, Maintenance, Map, Options, Result, Store};
 
 /// Pairs that the reading paths find in the store.
@@ -101,6 +103,57 @@ const PATHS: &[Path] = &[
         is_folded: true,
         run: |_, map, keys, count| (0..count).try_for_each(|at| map.delete(&keys[at % keys.len()])),
     },
+    Path {
+        name: "transaction",
+        about: "put a new pair in a transaction, with its share of the folding",
+        is_folded: true,
+        run: |store, map, _, count| {
+            let put = |key: &Key| store.transact(|tx| tx.put(map, key, &VALUE));
+            fresh(count).iter().try_for_each(put)
+        },
+    },
+    Path {
+        name: "publish",
+        about: "publish a message, with its share of the folding",
+        is_folded: true,
+        run: |store, _, _, count| {
+            let topic = topic(store)?;
+            (0..count).try_for_each(|_| topic.publish(&VALUE).map(drop))
+        },
+    },
+    Path {
+        name: "publish-many",
+        about: "publish a message together with 99 others, with its share of the folding",
+        is_folded: true,
+        run: |store, _, _, count| publish_many(&topic(store)?, count),
+    },
+    Path {
+        name: "put-publish",
+        about: "put a new pair and publish a message in one transaction, with its share of the folding",
+        is_folded: true,
+        run: |store, map, _, count| {
+            let topic = topic(store)?;
+            let both = |key: &Key| {
+                store.transact(|tx| {
+                    tx.put(map, key, &VALUE)?;
+                    tx.publish(&topic, &VALUE).map(drop)
+                })
+            };
+            fresh(count).iter().try_for_each(both)
+        },
+    },
+    Path {
+        name: "receive-one",
+        about: "publish with 99 others, receive and acknowledge a message, with its share of the folding",
+        is_folded: true,
+        run: |store, _, _, count| receive(&topic(store)?, count, 1),
+    },
+    Path {
+        name: "receive-many",
+        about: "publish and receive a message with 99 others, and acknowledge it by itself, with its share of the folding",
+        is_folded: true,
+        run: |store, _, _, count| receive(&topic(store)?, count, 100),
+    },
 ];
 
 fn get(store: &Store, map: &Map, keys: &[Key], count: usize) -> Result<()> {
@@ -134,6 +187,31 @@ fn put_in_batches(store: &Store, map: &Map, keys: &[Key]) -> Result<()> {
         keys.iter().try_for_each(|key| batch.put(map, key, &VALUE))?;
         store.write(batch)?;
     }
+    Ok(())
+}
+
+fn topic(store: &Store) -> Result<Topic> {
+    // No thread but this one.
+    let topics = Topics::open_with(store, TopicsOptions::new().background(false))?;
+    topics.create("messages", TopicOptions::new())
+}
+
+fn publish_many(topic: &Topic, count: usize) -> Result<()> {
+    for _ in 0..count / 100 {
+        topic.publish_all([&VALUE; 100])?;
+    }
+    Ok(())
+}
+
+/// Publishes messages, and lets a member of a group receive so many at a time and acknowledge each by itself.
+fn receive(topic: &Topic, count: usize, at_once: usize) -> Result<()> {
+    publish_many(topic, count)?;
+    let group = topic.group("group", Start::Beginning, GroupOptions::new())?;
+    let mut member = group.member("member");
+    while let Some(deliveries) = member.receive(at_once, Duration::ZERO)? {
+        deliveries.into_iter().try_for_each(|delivery| delivery.acknowledge())?;
+    }
+    assert_eq!(group.describe()?.acknowledged, count as u64);
     Ok(())
 }
 

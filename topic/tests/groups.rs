@@ -145,6 +145,51 @@ fn a_lease_of_a_redelivery_belongs_to_nobody_but_who_has_it() {
 }
 
 #[test]
+fn a_message_handed_out_by_itself_is_settled_once_and_lost_by_a_reset() {
+    let disk = SimDisk::new(17);
+    let (store, _, topic) = one_topic(&disk);
+    publish(&topic, 4);
+    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let lone = one(&group);
+    assert_eq!(lone.offset(), 0);
+    lone.acknowledge().unwrap();
+    assert_eq!(facts(lone.acknowledge()), TopicError::AlreadySettled { offset: 0 });
+    let again = store.transact(|tx| tx.acknowledge(&lone));
+    assert_eq!(facts(again), TopicError::AlreadySettled { offset: 0 });
+    assert_eq!(facts(lone.retry("late")), TopicError::AlreadySettled { offset: 0 });
+    // In one transaction it is settled once, too.
+    let lone = one(&group);
+    let twice = store.transact(|tx| {
+        tx.acknowledge(&lone)?;
+        tx.acknowledge(&lone)
+    });
+    assert_eq!(facts(twice), TopicError::AlreadySettled { offset: 1 });
+    // Who says that it failed, and who acknowledges it, meet.
+    let mut late = store.begin(TransactionOptions::new()).unwrap();
+    late.acknowledge(&lone).unwrap();
+    lone.retry("no").unwrap();
+    assert!(matches!(late.commit().unwrap_err().reason(), Reason::Conflict { .. }));
+    assert!(matches!(
+        facts(lone.acknowledge()),
+        TopicError::LeaseLost { offset: 1, .. }
+    ));
+    // After a reset it is nobody's, or with somebody else, whether by itself or with others.
+    let lone = one(&group);
+    group.reset(Start::Beginning).unwrap();
+    assert!(matches!(
+        facts(lone.acknowledge()),
+        TopicError::LeaseLost { offset: 2, .. }
+    ));
+    let all = receive(&group, 4).unwrap();
+    assert!(matches!(
+        facts(lone.acknowledge()),
+        TopicError::LeaseLost { offset: 2, .. }
+    ));
+    all.acknowledge().unwrap();
+    assert_eq!(facts(lone.acknowledge()), TopicError::AlreadySettled { offset: 2 });
+}
+
+#[test]
 fn extending_a_lease_keeps_the_message() {
     let disk = SimDisk::new(3);
     let (_, _, topic) = one_topic(&disk);

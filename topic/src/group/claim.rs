@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use duramen_engine::{Listener, Result};
 
 use super::deliveries::{Claim, Deliveries};
+use super::desk::{Answer, Wish};
 use super::memory::{Expired, ExpiredLease, Memory, OpenRun, OpenSingle};
 use super::record::GroupOptions;
+use super::serve::SERVED_TOGETHER_MAX;
 use super::settle::Failed;
 use super::state::{Cursor, Lease, Run, Single};
 use super::{Group, written};
@@ -36,7 +38,7 @@ const SWEEP_AGAIN: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Member {
     group: Group,
-    name: String,
+    name: Arc<str>,
     listener: Arc<Listener>,
 }
 
@@ -84,7 +86,7 @@ impl Member {
         loop {
             self.listener.wait(Duration::ZERO);
             self.group.topic.shared().sequence.bell().arm();
-            let next = match self.group.turn(&self.name, messages)? {
+            let next = match self.turn(messages)? {
                 Turn::Got(deliveries) => return Ok(Some(deliveries)),
                 Turn::Nothing(next) => next,
             };
@@ -97,6 +99,19 @@ impl Member {
             self.listener.wait(left.min(TICK).min(soon));
         }
     }
+
+    /// A few messages together with what others want; many, or where that is not plain, in a turn of its own.
+    fn turn(&self, most: usize) -> Result<Turn> {
+        if most <= SERVED_TOGETHER_MAX {
+            let member = self.name.clone();
+            match self.group.ask(&Wish::Messages { member, most }).transpose()? {
+                Some(Answer::Messages(deliveries)) => return Ok(Turn::Got(deliveries)),
+                Some(Answer::Nothing(next)) => return Ok(Turn::Nothing(next)),
+                Some(Answer::Acknowledged) | None => {}
+            }
+        }
+        self.group.turn(&self.name, most)
+    }
 }
 
 impl Drop for Member {
@@ -108,20 +123,24 @@ impl Drop for Member {
 impl Group {
     /// One turn of a member.
     fn turn(&self, member: &str, most: usize) -> Result<Turn> {
-        let mut turn = locked(&self.shared.turn);
-        let now = self.topic.home().store.monotonic_clock();
-        let is_fresh = |memory: &Memory| {
-            memory.garbage < GARBAGE_MAX && !memory.is_doubtful && now.saturating_sub(memory.swept) < SWEEP_EVERY
-        };
-        if !turn.as_ref().is_some_and(is_fresh) {
-            let swept = self.sweep(turn.as_ref())?;
-            *turn = Some(swept);
-        }
-        let memory = turn.as_mut().expect("it was swept just now");
+        let mut turn = self.shared.turn();
+        self.refresh(&mut turn, self.topic.home().store.monotonic_clock())?;
+        let memory = turn.as_mut().expect("it was read just now");
         let got = self.turn_with(memory, member, most);
         // After an error nobody knows how far it came. What is known of deadlines stays.
         memory.is_doubtful |= got.is_err();
         got
+    }
+
+    /// Reads the rows again when that is due.
+    pub(super) fn refresh(&self, turn: &mut Option<Memory>, now: Duration) -> Result<()> {
+        let is_fresh = |memory: &Memory| {
+            memory.garbage < GARBAGE_MAX && !memory.is_doubtful && now.saturating_sub(memory.swept) < SWEEP_EVERY
+        };
+        if !turn.as_ref().is_some_and(is_fresh) {
+            *turn = Some(self.sweep(turn.as_ref())?);
+        }
+        Ok(())
     }
 
     fn turn_with(&self, memory: &mut Memory, member: &str, most: usize) -> Result<Turn> {
@@ -134,11 +153,11 @@ impl Group {
         let expired = memory.expired(now);
         // What cannot be taken back, because its dead letter does not find its topic, or it is damaged, must not keep
         // everything else from being handed out. It is told when there is nothing else.
-        let stuck = self.take_back_in_parts(memory, expired, &options).err();
+        let stuck = self.take_back_in_parts(memory, expired, options).err();
         memory.is_doubtful |= stuck.is_some();
         let due = memory.due(now, most);
         if !due.is_empty()
-            && let Some(deliveries) = self.claim_again(memory, &due, &options, member)?
+            && let Some(deliveries) = self.claim_again(memory, &due, options, member)?
         {
             return Ok(Turn::Got(deliveries));
         }
@@ -150,7 +169,7 @@ impl Group {
         let room = limit.saturating_sub(memory.in_flight()).min(most as u64);
         let fresh = match room {
             0 => None,
-            room => self.claim_fresh(memory, room as usize, &options, member)?,
+            room => self.claim_fresh(memory, room as usize, options, member)?,
         };
         memory.is_full |= room == 0;
         let soon = (room == 0).then(|| now + SWEEP_AGAIN);
@@ -162,11 +181,11 @@ impl Group {
         }
     }
 
-    fn lease(&self, options: &GroupOptions, member: &str) -> Lease {
+    pub(super) fn lease(&self, options: &GroupOptions, member: &str) -> Lease {
         let store = &self.topic.home().store;
         let length = millis(options.lease);
         Lease {
-            token: store.random_number(),
+            token: self.shared.token(store),
             length,
             deadline: millis(store.wall_clock()).saturating_add(length),
             member: member.into(),
@@ -371,10 +390,8 @@ impl Group {
                     written: lease.deadline,
                 };
                 memory.runs.insert(first, open);
-                let claim = Claim::Run {
-                    first,
-                    token: lease.token,
-                };
+                let token = lease.token;
+                let claim = Claim::Run { first, end, token };
                 return Ok(Some(Deliveries::fresh(self, messages, claim)));
             }
         }

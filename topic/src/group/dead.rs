@@ -23,7 +23,6 @@ use crate::messages::Received;
 use crate::read::{ReadLimits, Reading, Start};
 use crate::record::millis;
 use crate::topic::{Topic, publish_in};
-use crate::topics::locked;
 
 const TOPIC: &str = "dead-letter-topic";
 const OFFSET: &str = "dead-letter-offset";
@@ -113,11 +112,11 @@ impl Group {
     /// commit.
     pub fn redrive(&self, most: u64) -> Result<Redriven> {
         let record = self.record(&self.topic.snapshot()?)?;
-        let Some(name) = Group::options_of(&record).dead_letters else {
+        let Some(name) = &Group::options_of(&record).dead_letters else {
             let cause = format!("group {:?} has no dead-letter topic; configure one", self.shared.name);
             return Err(TopicError::InvalidOptions { cause }.into());
         };
-        let dead = self.topic.topics().get_or_create(&name, Default::default())?;
+        let dead = self.topic.topics().get_or_create(name, Default::default())?;
         // By its number: with those of their topics before them, the names of two groups may look alike.
         let progress = dead.durable(&format!("redrive.{}", self.shared.id), Start::Beginning)?;
         let mut total = Redriven::default();
@@ -140,7 +139,7 @@ impl Group {
         if left == 0 {
             return Ok(None);
         }
-        let mut turn = locked(&self.shared.turn);
+        let mut turn = self.shared.turn();
         // What is brought back is found by reading the rows.
         turn.iter_mut().for_each(|memory| memory.is_doubtful = true);
         let home = self.topic.home();

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use duramen_engine::{Result, Transaction};
 
+use super::desk::Wish;
 use super::memory::OpenSingle;
 use super::settle::{Failed, Verdict};
 use super::{Group, written};
 use crate::messages::{Messages, Received};
 use crate::subscription::TICK;
-use crate::topics::locked;
 
 /// By what a member has a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
     /// It belongs to messages that were handed out together, for the first time.
-    Run { first: u64, token: u64 },
+    Run { first: u64, end: u64, token: u64 },
     /// It was handed out again.
     Again { token: u64 },
 }
@@ -25,6 +25,11 @@ impl Claim {
         match self {
             Claim::Run { token, .. } | Claim::Again { token } => token,
         }
+    }
+
+    /// Whether it is one message that was handed out by itself, for the first time.
+    pub(crate) fn is_lone(self) -> bool {
+        matches!(self, Claim::Run { first, end, .. } if end == first + 1)
     }
 }
 
@@ -72,6 +77,11 @@ impl Deliveries {
         self.messages.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn claim(&self) -> Claim {
+        self.claim
+    }
+
     fn offsets(&self) -> Vec<u64> {
         self.messages.iter().map(|message| message.offset()).collect()
     }
@@ -85,7 +95,7 @@ impl Deliveries {
         let store = &self.group.topic.home().store;
         store.transact_with(written(), |tx| self.acknowledge_in(tx))?;
         self.group.remember(|memory| match self.claim {
-            Claim::Run { first, token } => memory.run_over(first, token),
+            Claim::Run { first, token, .. } => memory.run_over(first, token),
             Claim::Again { token } => {
                 let offsets = self.messages.iter().map(|message| message.offset());
                 offsets.for_each(|offset| memory.single_over(offset, token));
@@ -156,7 +166,15 @@ impl Delivery {
     /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`], and
     /// those of a commit.
     pub fn acknowledge(&self) -> Result<()> {
-        self.settle(Verdict::Done)
+        let wish = Wish::Acknowledged {
+            claim: self.claim,
+            offset: self.offset(),
+            tries: self.tries,
+        };
+        match self.group.ask(&wish) {
+            Some(answer) => answer.map(|_| ()),
+            None => self.settle(Verdict::Done),
+        }
     }
 
     /// It failed, and is to be delivered again after the time that the group's back-off list says; after the last try it
@@ -199,8 +217,9 @@ impl Delivery {
         let failed = store.transact_with(written(), |tx| self.settle_in(tx, verdict))?;
         self.group.remember(|memory| {
             match self.claim {
-                Claim::Run { first, token } => memory.left_run(first, token),
-                Claim::Again { token } => memory.single_over(self.offset(), token),
+                // Only an acknowledgement takes the run with its message.
+                Claim::Run { first, token, .. } if failed.is_some() => memory.left_run(first, token),
+                claim => memory.settled(claim, self.offset()),
             }
             if let Some(failed) = failed {
                 self.group.note_failed(memory, self.offset(), failed);
@@ -220,7 +239,7 @@ impl Delivery {
 impl Group {
     /// Changes what the process remembers, and wakes members that wait for room.
     fn remember(&self, change: impl FnOnce(&mut super::memory::Memory)) {
-        let mut turn = locked(&self.shared.turn);
+        let mut turn = self.shared.turn();
         let Some(memory) = turn.as_mut() else { return };
         change(memory);
         let is_awaited = std::mem::take(&mut memory.is_full);
@@ -233,12 +252,12 @@ impl Group {
     fn extend(&self, claim: Claim, offsets: &[u64], by: Duration) -> Result<()> {
         let store = &self.topic.home().store;
         // The turn first: whoever takes leases back shall not act on the old deadline while this commits.
-        let mut turn = locked(&self.shared.turn);
+        let mut turn = self.shared.turn();
         let written = store.transact_with(written(), |tx| self.extend_in(tx, claim, offsets, by))?;
         let until = store.monotonic_clock().saturating_add(by);
         let Some(memory) = turn.as_mut() else { return Ok(()) };
         match claim {
-            Claim::Run { first, token } => {
+            Claim::Run { first, token, .. } => {
                 let run = memory.runs.get_mut(&first).filter(|run| run.token == token);
                 run.into_iter()
                     .for_each(|run| (run.deadline, run.written) = (until, written));

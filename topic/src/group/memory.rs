@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::deliveries::Claim;
 use super::state::{Lease, Single};
 
 /// Messages that were handed out together.
@@ -125,6 +126,15 @@ impl Memory {
             OpenSingle::Again { deadline, .. } => *deadline,
         });
         runs.chain(singles).min()
+    }
+
+    /// A message that a member had was settled, or waits, by a row of its own or by none.
+    pub(crate) fn settled(&mut self, claim: Claim, offset: u64) {
+        match claim {
+            Claim::Run { first, token, .. } if claim.is_lone() => self.run_over(first, token),
+            Claim::Run { first, token, .. } => self.left_run(first, token),
+            Claim::Again { token } => self.single_over(offset, token),
+        }
     }
 
     /// A message of a run was settled, or waits, by a row of its own.

@@ -12,18 +12,23 @@
 mod claim;
 mod dead;
 mod deliveries;
+mod desk;
 mod durable;
 mod memory;
 mod record;
+mod serve;
 mod settle;
 pub(crate) mod state;
 mod sweep;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
 
-use duramen_engine::{Durability, Error, Listener, Reason, Result, Snapshot, Transaction, TransactionOptions};
+use duramen_engine::{
+    Durability, Error, Listener, Reason, Result, Snapshot, Store, Transaction, TransactionOptions, Value,
+};
 
 use crate::error::TopicError;
 use crate::name::check_name;
@@ -32,6 +37,7 @@ use crate::record::millis;
 use crate::tables::{Tables, after_id, name_key};
 use crate::topic::Topic;
 use crate::topics::{locked, next_id};
+use desk::Desk;
 use memory::Memory;
 use record::{GroupRecord, Kind};
 use state::{Cursor, Row, Single};
@@ -76,10 +82,32 @@ pub struct Group {
 pub(crate) struct Shared {
     id: u32,
     name: String,
+    /// Key of the record.
+    key: Vec<u8>,
+    /// The record as it was read last, with its bytes.
+    known: Mutex<Option<(Vec<u8>, Arc<GroupRecord>)>>,
     /// Whoever hands out messages has it. `None`: the rows are to be read first.
     turn: Mutex<Option<Memory>>,
+    /// Members that wait for the turn.
+    desk: Desk,
+    /// The next token of a lease, counted on from a random number; 0: none was drawn.
+    tokens: AtomicU64,
     /// Members that may be asleep.
     members: Mutex<Vec<Weak<Listener>>>,
+}
+
+impl Shared {
+    /// A token that no other lease has: asking for a random number each time would be a call of the kernel.
+    fn token(&self, store: &Store) -> u64 {
+        if self.tokens.load(Ordering::Relaxed) == 0 {
+            let first = store.random_number();
+            // Whoever comes second counts on from what the first has drawn.
+            let _ = self
+                .tokens
+                .compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        self.tokens.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 impl fmt::Debug for Group {
@@ -411,7 +439,11 @@ impl Group {
             Arc::new(Shared {
                 id: record.id,
                 name: name.into(),
+                key: name_key(topic.shared().id, name),
+                known: Mutex::new(None),
                 turn: Mutex::new(None),
+                desk: Desk::default(),
+                tokens: AtomicU64::new(0),
                 members: Mutex::default(),
             })
         };
@@ -439,10 +471,6 @@ impl Group {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.shared.name
-    }
-
-    fn key(&self) -> Vec<u8> {
-        name_key(self.topic.shared().id, &self.shared.name)
     }
 
     fn deleted(&self) -> Error {
@@ -476,23 +504,35 @@ impl Group {
         pending(&reading, self.shared.id, &cursor)
     }
 
-    fn record(&self, snapshot: &Snapshot) -> Result<GroupRecord> {
-        let record = self.topic.group_record(snapshot, &self.shared.name)?;
-        let is_this = |record: &GroupRecord| record.id == self.shared.id;
-        record.filter(is_this).ok_or_else(|| self.deleted())
+    fn record(&self, snapshot: &Snapshot) -> Result<Arc<GroupRecord>> {
+        self.known_record(snapshot.get(&self.topic.home().tables.groups, &self.shared.key)?)
     }
 
     /// The record in a transaction.
-    fn record_in(&self, tx: &Transaction) -> Result<GroupRecord> {
-        let record = tx.get(&self.topic.home().tables.groups, &self.key())?;
-        let record = record.map(|record| GroupRecord::decode(&record)).transpose()?;
-        let is_this = |record: &GroupRecord| record.id == self.shared.id;
-        record.filter(is_this).ok_or_else(|| self.deleted())
+    fn record_in(&self, tx: &Transaction) -> Result<Arc<GroupRecord>> {
+        self.known_record(tx.get(&self.topic.home().tables.groups, &self.shared.key)?)
     }
 
-    fn options_of(record: &GroupRecord) -> GroupOptions {
+    /// Takes a stored record apart, unless it is the same as the last time.
+    fn known_record(&self, stored: Option<Value<'_>>) -> Result<Arc<GroupRecord>> {
+        let stored = stored.ok_or_else(|| self.deleted())?;
+        let mut known = locked(&self.shared.known);
+        if let Some((bytes, record)) = &*known
+            && **bytes == *stored
+        {
+            return Ok(record.clone());
+        }
+        let record = Arc::new(GroupRecord::decode(&stored)?);
+        if record.id != self.shared.id {
+            return Err(self.deleted());
+        }
+        *known = Some((stored.to_vec(), record.clone()));
+        Ok(record)
+    }
+
+    fn options_of(record: &GroupRecord) -> &GroupOptions {
         match &record.kind {
-            Kind::Group(options) => options.clone(),
+            Kind::Group(options) => options,
             Kind::Durable => unreachable!("a handle of a group is never made for a durable subscription"),
         }
     }
@@ -527,9 +567,9 @@ impl Group {
     fn change(&self, change: impl Fn(&mut GroupRecord)) -> Result<()> {
         let home = self.topic.home();
         home.store.transact(|tx| {
-            let mut record = self.record_in(tx)?;
+            let mut record = (*self.record_in(tx)?).clone();
             change(&mut record);
-            tx.put(&home.tables.groups, &self.key(), &record.encode())
+            tx.put(&home.tables.groups, &self.shared.key, &record.encode())
         })
     }
 
@@ -543,7 +583,7 @@ impl Group {
             Reading::new(&self.topic, &snapshot).resolve(start)?
         };
         let home = self.topic.home();
-        let mut turn = locked(&self.shared.turn);
+        let mut turn = self.shared.turn();
         *turn = None;
         let cursor = Cursor {
             next: from,

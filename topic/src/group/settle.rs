@@ -56,6 +56,24 @@ impl Group {
         })
     }
 
+    /// What to say of a message that was handed out by itself, and whose run is gone without a row of its own. As a rule it
+    /// was settled, as every message below the cursor is that no row speaks of.
+    fn gone(&self, tx: &Transaction, offset: u64, lost: duramen_engine::Error) -> Result<duramen_engine::Error> {
+        let cursor = self.cursor_in(tx)?;
+        let mut is_open = offset >= cursor.next;
+        let (low, _) = Row::runs_from(self.shared.id, cursor.floor.min(offset));
+        let (high, _) = Row::runs_from(self.shared.id, offset + 1);
+        let mut runs = tx.range(&self.topic.home().tables.states, &low[..]..&high[..])?;
+        while let Some((key, row)) = runs.next()? {
+            is_open |= matches!(Row::decode(key, &row)?, Row::Run(_, run) if offset < run.end);
+        }
+        Ok(match is_open {
+            // The group was reset.
+            true => lost,
+            false => TopicError::AlreadySettled { offset }.into(),
+        })
+    }
+
     /// Refuses to settle what the member does not have (any more).
     fn check_claim(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<()> {
         let single = self.single_in(tx, offset)?;
@@ -63,7 +81,11 @@ impl Group {
             return Err(TopicError::AlreadySettled { offset }.into());
         }
         match (claim, single) {
-            (Claim::Run { first, token }, None) => self.run_in(tx, first, token, offset).map(|_| ()),
+            (Claim::Run { first, token, .. }, None) if claim.is_lone() => match self.run_in(tx, first, token, offset) {
+                Err(error) if is_lost(&error) => Err(self.gone(tx, offset, error)?),
+                run => run.map(|_| ()),
+            },
+            (Claim::Run { first, token, .. }, None) => self.run_in(tx, first, token, offset).map(|_| ()),
             (Claim::Run { .. }, Some(_)) => Err(lost(offset, "it failed, or was given back, before")),
             (Claim::Again { token }, Some(Single::Again { lease, .. })) if lease.token == token => Ok(()),
             (Claim::Again { .. }, _) => Err(lost(offset, "its lease ran out, or the group was reset")),
@@ -90,10 +112,16 @@ impl Group {
     ) -> Result<Option<Failed>> {
         self.check_claim(tx, claim, offset)
             .or_else(|error| self.or_deleted(tx, error))?;
+        let states = &self.topic.home().tables.states;
+        if let (Claim::Run { first, .. }, true, Verdict::Done) = (claim, claim.is_lone(), verdict) {
+            // The run is its only row. Whoever says meanwhile that it failed writes another.
+            tx.depends_on_key(states, &Single::key(self.shared.id, offset))?;
+            return tx.delete(states, &Run::key(self.shared.id, first)).map(|()| None);
+        }
         if let Claim::Run { first, .. } = claim {
             // Whoever settles the whole run meanwhile writes no row of this message.
             let key = Run::key(self.shared.id, first);
-            tx.depends_on_key(&self.topic.home().tables.states, &key)?;
+            tx.depends_on_key(states, &key)?;
         }
         match verdict {
             Verdict::Done => {
@@ -101,13 +129,14 @@ impl Group {
                 self.put_single(tx, offset, &Single::Settled { token }).map(|()| None)
             }
             Verdict::Retry { delay, error } => {
-                let options = Group::options_of(&self.record_in(tx)?);
-                self.fail_in(tx, offset, (claim.token(), tries), delay, error, &options)
+                let record = self.record_in(tx)?;
+                let options = Group::options_of(&record);
+                self.fail_in(tx, offset, (claim.token(), tries), delay, error, options)
                     .map(Some)
             }
             Verdict::GiveUp { error } => {
-                let options = Group::options_of(&self.record_in(tx)?);
-                self.give_up_in(tx, offset, (claim.token(), tries), error, &options)?;
+                let record = self.record_in(tx)?;
+                self.give_up_in(tx, offset, (claim.token(), tries), error, Group::options_of(&record))?;
                 Ok(Some(Failed::GivenUp))
             }
         }
@@ -172,7 +201,7 @@ impl Group {
     }
 
     fn settle_rows_in(&self, tx: &mut Transaction, claim: Claim, offsets: &[u64]) -> Result<()> {
-        let Claim::Run { first, token } = claim else {
+        let Claim::Run { first, token, .. } = claim else {
             let token = claim.token();
             for &offset in offsets {
                 if self.has_still(tx, claim, offset)? {
@@ -209,7 +238,7 @@ impl Group {
             deadline: until,
             ..lease
         };
-        if let Claim::Run { first, token } = claim {
+        if let Claim::Run { first, token, .. } = claim {
             let run = self.run_in(tx, first, token, first)?;
             let lease = longer(run.lease);
             tx.put(states, &Run::key(self.shared.id, first), &Run { lease, ..run }.encode())?;
@@ -226,6 +255,10 @@ impl Group {
         }
         Ok(until)
     }
+}
+
+fn is_lost(error: &duramen_engine::Error) -> bool {
+    matches!(TopicError::of(error), Some(TopicError::LeaseLost { .. }))
 }
 
 fn lost(offset: u64, cause: &'static str) -> duramen_engine::Error {

@@ -24,10 +24,10 @@ use std::time::Duration;
 use duramen_io::{Owner, wait, wake};
 
 use crate::base::Stored;
-use crate::checksum::checksum;
+use crate::checksum::{checksum, key_hash};
 use crate::conflict::Checks;
 use crate::core::{Core, with_source};
-use crate::draft::{Add, AddTo, Append, Draft, Numbered};
+use crate::draft::{Add, AddTo, Draft, Numbering};
 use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::limits::{
     LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
@@ -39,6 +39,8 @@ use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState};
 use crate::sequence::SequenceState;
 use crate::turn;
+use crate::value::Value;
+use crate::view::View;
 
 /// A pause is made in steps of this: it is over when the fold is.
 const PAUSE_STEP: Duration = Duration::from_millis(5);
@@ -208,7 +210,7 @@ impl Core {
             self.know_maps_under_lock()?;
             draft.maps.iter().try_for_each(|map| map.alive())?;
             if let Some(checks) = checks {
-                self.check_conflicts(checks)?;
+                self.check_conflicts(checks, draft)?;
             }
             match self.make_room(draft, has_spare)? {
                 Room::Ready => {
@@ -411,19 +413,39 @@ impl Core {
 
     /// Fills in what depends on the newest state: numbers and sums.
     fn fill_in(&self, draft: &mut Draft) -> Result<()> {
-        if draft.appends.is_empty() && draft.adds.is_empty() {
+        if draft.appends.is_empty() && draft.sequences.is_empty() && draft.adds.is_empty() {
             return Ok(());
         }
-        let view = self.view_under_lock()?;
+        self.cover_data()?;
+        let mut newest = Newest { core: self, view: None };
+        self.fill_in_appends(draft, &mut newest)?;
+        self.fill_in_sequences(draft, &mut newest)?;
+        for index in 0..draft.adds.len() {
+            let Add { operation, delta, base } = draft.adds[index];
+            let full_key = draft.full_key(operation);
+            let sum = match base {
+                AddTo::Newest => {
+                    let value = newest.get(full_key, draft.planned[operation].hash)?;
+                    self.sum(full_key, value.as_deref(), delta)
+                }
+                AddTo::Nothing => self.sum(full_key, None, delta),
+                AddTo::Operation(earlier) => match draft.stored(earlier)? {
+                    Stored::Inline(value) => self.sum(full_key, Some(value), delta),
+                    Stored::Deleted => self.sum(full_key, None, delta),
+                    Stored::Extent(extent) => Err(self.not_a_counter(full_key, extent.length)),
+                },
+            }?;
+            draft.set_value(operation, sum.to_be_bytes());
+        }
+        Ok(())
+    }
+
+    /// Numbers of appends.
+    fn fill_in_appends<'a>(&'a self, draft: &mut Draft, newest: &mut Newest<'a>) -> Result<()> {
         let seed = self.hash_seed;
-        for append in std::mem::take(&mut draft.appends) {
-            let next = with_source!(self, source => view.get(source, &append.counter))?;
-            if let Some(numbered) = &append.numbered {
-                self.fill_in_sequence(draft, &append, numbered, next.as_deref())?;
-                draft.appends.push(append);
-                continue;
-            }
-            let next = match next {
+        let appends = std::mem::take(&mut draft.appends);
+        for append in &appends {
+            let next = match newest.get(&append.counter, key_hash(seed, &append.counter))? {
                 Some(next) => u64::from_be_bytes(
                     (*next)
                         .try_into()
@@ -440,53 +462,48 @@ impl Core {
                 (next + append.operations.len() as u64).to_be_bytes(),
             );
             draft.rehash(append.counter_operation, seed);
-            draft.appends.push(append);
         }
-        for index in 0..draft.adds.len() {
-            let Add { operation, delta, base } = draft.adds[index];
-            let full_key = draft.full_key(operation);
-            let sum = match base {
-                AddTo::Newest => {
-                    let value = with_source!(self, source => view.get(source, full_key))?;
-                    self.sum(full_key, value.as_deref(), delta)
-                }
-                AddTo::Nothing => self.sum(full_key, None, delta),
-                AddTo::Operation(earlier) => match draft.stored(earlier)? {
-                    Stored::Inline(value) => self.sum(full_key, Some(value), delta),
-                    Stored::Deleted => self.sum(full_key, None, delta),
-                    Stored::Extent(extent) => Err(self.not_a_counter(full_key, extent.length)),
-                },
-            }?;
-            draft.set_value(operation, sum.to_be_bytes());
-        }
+        draft.appends = appends;
         Ok(())
     }
 
-    /// Numbers, times and positions of what is appended to a sequence. Its time never goes back, whatever the clock does.
-    fn fill_in_sequence(
-        &self,
-        draft: &mut Draft,
-        append: &Append,
-        numbered: &Numbered,
-        held: Option<&[u8]>,
-    ) -> Result<()> {
-        let name = || numbered.bell.name().into();
-        let held = held.ok_or_else(|| Reason::TopicDeleted { name: name() })?;
-        let mut state = SequenceState::decode(held)?;
+    /// Numbers, times and positions of what is appended to sequences. Their time never goes back, whatever the clock does.
+    fn fill_in_sequences<'a>(&'a self, draft: &mut Draft, newest: &mut Newest<'a>) -> Result<()> {
+        if draft.sequences.is_empty() {
+            return Ok(());
+        }
+        let wall = self.platform.clock.wall().as_millis() as u64;
         let seed = self.hash_seed;
-        state.time = state.time.max(self.platform.clock.wall().as_millis() as u64);
-        let first = state.next;
-        for (&(operation, place), bytes) in append.operations.iter().zip(&numbered.bytes) {
-            draft.set_key_end(operation, state.next, seed);
-            draft.set_value(operation, state.stamp_bytes());
-            draft.stamps[place] = state.stamp();
-            state.advance(*bytes);
+        for sequence in 0..draft.sequences.len() {
+            let counter = draft.sequences[sequence].counter_operation;
+            let held = newest.get(draft.full_key(counter), draft.planned[counter].hash)?;
+            let sequence = &mut draft.sequences[sequence];
+            let name = || sequence.place.bell.name().into();
+            let held = held.ok_or_else(|| Reason::TopicDeleted { name: name() })?;
+            let state = SequenceState::decode(&held)?;
+            let time = state.time.max(wall);
+            sequence.state = SequenceState { time, ..state };
         }
-        for &(operation, head) in &numbered.bodies {
-            draft.set_key_end(operation, first + head as u64, seed);
+        for place in 0..draft.heads.len() {
+            let head = draft.heads[place];
+            let state = draft.sequences[head.sequence].state;
+            draft.set_key_end(head.operation, state.next, seed);
+            draft.set_value(head.operation, state.stamp_bytes());
+            if let Some(body) = head.body {
+                draft.set_key_end(body, state.next, seed);
+            }
+            draft.heads[place].stamp = state.stamp();
+            draft.sequences[head.sequence].state.advance(head.bytes);
         }
-        draft.set_value(append.counter_operation, state.encode());
-        draft.rehash(append.counter_operation, seed);
+        for sequence in 0..draft.sequences.len() {
+            let Numbering {
+                counter_operation,
+                state,
+                ..
+            } = &draft.sequences[sequence];
+            let (counter, state) = (*counter_operation, state.encode());
+            draft.set_value(counter, state);
+        }
         Ok(())
     }
 
@@ -687,6 +704,31 @@ impl Core {
     pub(crate) fn sync(&self) -> Result<()> {
         self.healthy()?;
         self.wait_synced(self.control().visible.0.load(Ordering::Acquire))
+    }
+}
+
+/// What keys hold now, under the commit lock.
+struct Newest<'a> {
+    core: &'a Core,
+    /// All of the store, once something is not in the generation that takes commits.
+    view: Option<View>,
+}
+
+impl<'a> Newest<'a> {
+    fn get(&mut self, full_key: &[u8], hash: u64) -> Result<Option<Value<'a>>> {
+        let core = self.core;
+        let active = core.generation_view(core.control().tail.0.slot.load(Ordering::Relaxed) as u16)?;
+        with_source!(core, source => {
+            // Counters change often: nearly always it is there.
+            if let Some((_, entry)) = active.recent(source, full_key, hash, u64::MAX)? {
+                return entry.resolve(source);
+            }
+            let view = match &mut self.view {
+                Some(view) => view,
+                none => none.insert(core.view_under_lock()?),
+            };
+            view.get(source, full_key)
+        })
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::base::{Cursor, PageSource, Root};
 use crate::checksum::key_hash;
 use crate::core::{Core, with_source};
+use crate::draft::{Draft, Planned};
 use crate::error::{Error, Reason, Result, printable};
 use crate::full_key::FullRange;
 use crate::index::IndexCursor;
@@ -18,6 +19,7 @@ use crate::view::{GenerationView, Note};
 pub(crate) struct Checks {
     /// The commit that the transaction sees.
     pub(crate) since: u64,
+    /// Beside those of the draft's operations that say so themselves.
     pub(crate) keys: Vec<Vec<u8>>,
     pub(crate) ranges: Vec<FullRange>,
     /// Runs of changes whose keys are written; their keys are checked one by one.
@@ -26,7 +28,7 @@ pub(crate) struct Checks {
 
 impl Core {
     /// Refuses the commit when something that it depends on was changed since. Under the commit lock.
-    pub(crate) fn check_conflicts(&self, checks: &Checks) -> Result<()> {
+    pub(crate) fn check_conflicts(&self, checks: &Checks, draft: &Draft) -> Result<()> {
         let control = self.control();
         let oldest = control.tail.0.checkable_since.load(Ordering::Relaxed);
         if checks.since < oldest {
@@ -40,6 +42,13 @@ impl Core {
             return Ok(());
         }
         let newer = self.generations_after(checks.since)?;
+        let checked = |(_, planned): &(usize, &Planned)| planned.is_checked;
+        for (operation, planned) in draft.planned.iter().enumerate().filter(checked) {
+            let key = draft.full_key(operation);
+            if self.changed_since(&newer, key, planned.hash, checks.since)? {
+                return Err(self.conflict(key));
+            }
+        }
         for key in &checks.keys {
             let hash = key_hash(self.hash_seed, key);
             if self.changed_since(&newer, key, hash, checks.since)? {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use crate::base::Stored;
-use crate::bell::Bell;
 use crate::catalog::MapInfo;
 use crate::checksum::key_hash;
 use crate::error::{Reason, Result};
@@ -12,7 +11,7 @@ use crate::full_key::{COUNTERS, FullKey, check_key};
 use crate::limits::{INLINE_VALUE_BYTES_MAX, KEY_BYTES_MAX, PAGE_BYTES};
 use crate::log::{Body, Operation, OperationKind};
 use crate::promises::FoldCosts;
-use crate::sequence::{SequenceState, Stamp};
+use crate::sequence::{Place, SequenceState, Stamp};
 use crate::view::decode_root;
 
 /// A commit being put together.
@@ -21,6 +20,9 @@ pub(crate) struct Draft {
     pub(crate) body: Body,
     pub(crate) planned: Vec<Planned>,
     pub(crate) appends: Vec<Append>,
+    pub(crate) sequences: Vec<Numbering>,
+    /// Appends to them, in the order of the calls.
+    pub(crate) heads: Vec<Head>,
     pub(crate) adds: Vec<Add>,
     pub(crate) maps: Vec<Arc<MapInfo>>,
     /// Maps that the commit makes and drops, and new names it gives.
@@ -28,8 +30,6 @@ pub(crate) struct Draft {
     pub(crate) dropped: Vec<u32>,
     pub(crate) renamed: Vec<(u32, String)>,
     pub(crate) assigned: Vec<u64>,
-    /// What appends to sequences got, in the order of the calls.
-    pub(crate) stamps: Vec<Stamp>,
     pub(crate) adds_anything: bool,
     pub(crate) notes: u64,
     /// What folding the draft takes beyond what its operations and bytes say; see [`fold_costs`].
@@ -59,6 +59,8 @@ pub(crate) struct Planned {
     pub(crate) position: u32,
     pub(crate) hash: u64,
     pub(crate) is_note: bool,
+    /// Whether the commit conflicts with changes of the key since its transaction began.
+    pub(crate) is_checked: bool,
 }
 
 /// Appends of one prefix: the operations whose keys end in the assigned number, and the counter.
@@ -68,18 +70,29 @@ pub(crate) struct Append {
     /// Index of the counter's operation in `planned`, then of the others, with their places in `assigned`.
     pub(crate) counter_operation: usize,
     pub(crate) operations: Vec<(usize, usize)>,
-    /// Of a sequence: what else the commit fills in, and whom it tells.
-    pub(crate) numbered: Option<Numbered>,
 }
 
-/// Appends to a sequence. Their `operations` are the heads; the places are those of their stamps.
+/// A sequence that is appended to.
 #[derive(Debug)]
-pub(crate) struct Numbered {
-    pub(crate) bell: Arc<Bell>,
-    /// Bytes of each head with its body.
-    pub(crate) bytes: Vec<u64>,
-    /// Operations whose keys end in the same number as that of a head, by its place in `operations`.
-    pub(crate) bodies: Vec<(usize, usize)>,
+pub(crate) struct Numbering {
+    pub(crate) place: Arc<Place>,
+    pub(crate) counter_operation: usize,
+    /// How far it has come, as the commit finds it and counts on.
+    pub(crate) state: SequenceState,
+}
+
+/// An append to a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    /// Which one of the draft.
+    pub(crate) sequence: usize,
+    pub(crate) operation: usize,
+    /// The operation whose key ends in the same number, if there is one.
+    pub(crate) body: Option<usize>,
+    /// Bytes of both.
+    pub(crate) bytes: u64,
+    /// What the commit gave it.
+    pub(crate) stamp: Stamp,
 }
 
 /// An addition: the value of the planned operation is filled in under the lock.
@@ -113,13 +126,14 @@ impl Draft {
             body: Body::new(),
             planned: Vec::new(),
             appends: Vec::new(),
+            sequences: Vec::new(),
+            heads: Vec::new(),
             adds: Vec::new(),
             maps: Vec::new(),
             created: Vec::new(),
             dropped: Vec::new(),
             renamed: Vec::new(),
             assigned: Vec::new(),
-            stamps: Vec::new(),
             adds_anything: false,
             notes: 0,
             costs: FoldCosts::default(),
@@ -130,13 +144,14 @@ impl Draft {
         self.body.clear();
         self.planned.clear();
         self.appends.clear();
+        self.sequences.clear();
+        self.heads.clear();
         self.adds.clear();
         self.maps.clear();
         self.created.clear();
         self.dropped.clear();
         self.renamed.clear();
         self.assigned.clear();
-        self.stamps.clear();
         self.adds_anything = false;
         self.notes = 0;
         self.costs = FoldCosts::default();
@@ -159,6 +174,7 @@ impl Draft {
             position,
             hash,
             is_note: false,
+            is_checked: false,
         });
         self.costs += fold_costs(kind, value);
         self.adds_anything |= kind != OperationKind::Delete;
@@ -172,6 +188,7 @@ impl Draft {
             position,
             hash: 0,
             is_note: true,
+            is_checked: false,
         });
         self.costs += fold_costs(kind, value);
         self.adds_anything |= kind == OperationKind::Run;
@@ -191,6 +208,7 @@ impl Draft {
             position,
             hash: 0,
             is_note: false,
+            is_checked: false,
         });
         let operation = self.planned.len() - 1;
         let place = self.assigned.len();
@@ -205,12 +223,12 @@ impl Draft {
                     position,
                     hash: 0,
                     is_note: false,
+                    is_checked: false,
                 });
                 self.appends.push(Append {
                     counter: counter.to_vec(),
                     counter_operation: self.planned.len() - 1,
                     operations: vec![(operation, place)],
-                    numbered: None,
                 });
             }
         }
@@ -220,83 +238,70 @@ impl Draft {
     /// Adds an append to a sequence: a head, whose first bytes the commit fills in, and what is too long for it.
     pub(crate) fn push_numbered(
         &mut self,
-        prefix: &[u8],
+        place: &Arc<Place>,
         (map, head): (u32, &[u8]),
         body: Option<(u32, OperationKind, &[u8])>,
         bytes: u64,
-        bell: &Arc<Bell>,
+        seed: u64,
     ) -> Result<()> {
-        let operation = self.push_unnumbered(map, prefix, OperationKind::Put, head)?;
-        let body = body.map(|(map, kind, value)| self.push_unnumbered(map, prefix, kind, value));
+        let operation = self.push_unnumbered(map, &place.prefix, OperationKind::Put, head)?;
+        let body = body.map(|(map, kind, value)| self.push_unnumbered(map, &place.prefix, kind, value));
         let body = body.transpose()?;
-        let place = self.stamps.len();
-        self.stamps.push(Stamp::default());
-        let append = self.sequence(map, prefix, bell)?;
-        let numbered = append.numbered.as_mut().expect("a sequence has only numbered appends");
-        numbered.bytes.push(bytes);
-        numbered.bodies.extend(body.map(|body| (body, append.operations.len())));
-        append.operations.push((operation, place));
+        let sequence = self.sequence(place, seed);
+        self.heads.push(Head {
+            sequence,
+            operation,
+            body,
+            bytes,
+            stamp: Stamp::default(),
+        });
         Ok(())
     }
 
     /// Adds a put whose key ends in a number that is filled in later. Returns its index.
     fn push_unnumbered(&mut self, map: u32, prefix: &[u8], kind: OperationKind, value: &[u8]) -> Result<usize> {
-        let key = FullKey::new(map, &[prefix, &[0; 8]].concat())?;
+        let key = FullKey::unnumbered(map, prefix)?;
         let position = self.body.push(kind, &key, value) as u32;
         self.planned.push(Planned {
             position,
             hash: 0,
             is_note: false,
+            is_checked: false,
         });
         self.costs += fold_costs(kind, value);
         self.adds_anything = true;
         Ok(self.planned.len() - 1)
     }
 
-    /// The appends to a sequence, with the operation of its counter.
-    fn sequence(&mut self, map: u32, prefix: &[u8], bell: &Arc<Bell>) -> Result<&mut Append> {
-        let is_it = |append: &Append| {
-            let numbered = append.numbered.as_ref();
-            numbered.is_some_and(|numbered| Arc::ptr_eq(&numbered.bell, bell))
-        };
+    /// The sequence of a place, with the operation of its counter, which the draft has once.
+    fn sequence(&mut self, place: &Arc<Place>, seed: u64) -> usize {
+        let is_it = |known: &Numbering| Arc::ptr_eq(&known.place.bell, &place.bell);
         // The one of the append before, nearly always.
-        if let Some(place) = self.appends.iter().rposition(is_it) {
-            return Ok(&mut self.appends[place]);
+        if let Some(sequence) = self.sequences.iter().rposition(is_it) {
+            return sequence;
         }
-        let counter = counter_of(map, prefix)?;
-        let state = SequenceState::default().encode();
-        let position = self.body.push(OperationKind::Put, &counter, &state) as u32;
-        self.planned.push(Planned {
-            position,
-            hash: 0,
-            is_note: false,
+        let state = SequenceState::default();
+        let counter_operation = self.push(OperationKind::Put, &place.counter, &state.encode(), seed);
+        self.sequences.push(Numbering {
+            place: place.clone(),
+            counter_operation,
+            state,
         });
-        self.appends.push(Append {
-            counter: counter.to_vec(),
-            counter_operation: self.planned.len() - 1,
-            operations: Vec::new(),
-            numbered: Some(Numbered {
-                bell: bell.clone(),
-                bytes: Vec::new(),
-                bodies: Vec::new(),
-            }),
-        });
-        Ok(self.appends.last_mut().expect("it was pushed just now"))
+        self.sequences.len() - 1
     }
 
     /// What appends to sequences got, in the order of the calls.
     pub(crate) fn stamps(&self) -> impl Iterator<Item = Stamp> {
-        self.stamps.iter().copied()
+        self.heads.iter().map(|head| head.stamp)
     }
 
     /// Tells those who wait for appends to the sequences of the draft, which is committed: those in this process, and by
     /// `elsewhere`, which gets where each sequence is counted for, those in others.
     #[inline]
     pub(crate) fn ring(&self, elsewhere: impl Fn(usize)) {
-        let numbered = self.appends.iter().filter_map(|append| append.numbered.as_ref());
-        numbered.for_each(|numbered| {
-            numbered.bell.ring();
-            elsewhere(numbered.bell.slot);
+        self.sequences.iter().for_each(|sequence| {
+            sequence.place.bell.ring();
+            elsewhere(sequence.place.bell.slot);
         });
     }
 

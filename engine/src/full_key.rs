@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::ops::{Bound, Deref, RangeBounds};
 
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, MAP_ID_BYTES};
 
 /// The map that holds the names of all maps.
@@ -39,6 +39,20 @@ impl FullKey {
     }
 }
 
+impl FullKey {
+    /// The key of a number in a sequence, which is not known yet: the prefix and eight zeros.
+    #[inline]
+    pub(crate) fn unnumbered(map: u32, prefix: &[u8]) -> Result<FullKey> {
+        let mut key = [0; KEY_BYTES_MAX];
+        let length = prefix.len() + 8;
+        match key.get_mut(..prefix.len()) {
+            Some(front) if length <= KEY_BYTES_MAX => front.copy_from_slice(prefix),
+            _ => return Err(too_long(length)),
+        }
+        FullKey::new(map, &key[..length])
+    }
+}
+
 impl Deref for FullKey {
     type Target = [u8];
 
@@ -67,15 +81,17 @@ unsafe fn copy_short(key: &[u8], target: *mut u8) {
     }
 }
 
+#[cold]
+fn too_long(length: usize) -> Error {
+    let max = KEY_BYTES_MAX;
+    Reason::KeyTooLong { length, max }.into()
+}
+
 /// Refuses keys that are too long.
 #[inline]
 pub(crate) fn check_key(key: &[u8]) -> Result<()> {
     if key.len() > KEY_BYTES_MAX {
-        return Err(Reason::KeyTooLong {
-            length: key.len(),
-            max: KEY_BYTES_MAX,
-        }
-        .into());
+        return Err(too_long(key.len()));
     }
     Ok(())
 }

@@ -24,7 +24,6 @@ use crate::bell::Bell;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::draft::{Draft, counter_of};
 use crate::error::{Error, Reason, Result};
-use crate::full_key::FullKey;
 use crate::future::CommitFuture;
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
 use crate::log::OperationKind;
@@ -61,7 +60,8 @@ impl SequenceState {
     pub(crate) fn encode(self) -> [u8; STATE_BYTES] {
         let mut bytes = [0; STATE_BYTES];
         bytes[..8].copy_from_slice(&self.next.to_be_bytes());
-        bytes[8..].copy_from_slice(&[self.time.to_be_bytes(), self.bytes.to_be_bytes()].concat());
+        bytes[8..16].copy_from_slice(&self.time.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.bytes.to_be_bytes());
         bytes
     }
 
@@ -157,8 +157,16 @@ impl Body {
 pub struct Sequence {
     heads: Map,
     bodies: Map,
-    prefix: Arc<[u8]>,
-    bell: Arc<Bell>,
+    place: Arc<Place>,
+}
+
+/// Where a sequence is, for those who append to it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) prefix: Arc<[u8]>,
+    /// Full key of the counter.
+    pub(crate) counter: Box<[u8]>,
+    pub(crate) bell: Arc<Bell>,
 }
 
 impl Sequence {
@@ -168,11 +176,15 @@ impl Sequence {
     /// [`Reason::KeyTooLong`].
     pub fn new(heads: &Map, bodies: &Map, prefix: &[u8], name: &str) -> Result<Sequence> {
         let counter = counter_of(heads.info.id, prefix)?;
-        Ok(Sequence {
+        let place = Place {
+            prefix: prefix.into(),
             bell: heads.store.core().bells.bell(&counter, name),
+            counter: counter.to_vec().into(),
+        };
+        Ok(Sequence {
             heads: heads.clone(),
             bodies: bodies.clone(),
-            prefix: prefix.into(),
+            place: Arc::new(place),
         })
     }
 
@@ -188,12 +200,12 @@ impl Sequence {
 
     /// What stands in front of the number in every key.
     pub fn prefix(&self) -> &[u8] {
-        &self.prefix
+        &self.place.prefix
     }
 
     /// What every append rings.
     pub fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+        &self.place.bell
     }
 
     /// The store it is in.
@@ -201,8 +213,13 @@ impl Sequence {
         &self.heads.store
     }
 
-    pub(crate) fn counter(&self) -> Result<FullKey> {
-        counter_of(self.heads.info.id, &self.prefix)
+    /// Full key of its counter.
+    pub(crate) fn counter(&self) -> &[u8] {
+        &self.place.counter
+    }
+
+    pub(crate) fn place(&self) -> &Arc<Place> {
+        &self.place
     }
 
     /// Appends items in one commit, one after the other, and returns what the first of them got.
@@ -244,7 +261,7 @@ impl Sequence {
             }
             let number = core.append(draft, None, NOT_EXCLUSIVE)?;
             let assigned = Vec::new();
-            Ok((draft.stamps[0], Commit { number, assigned }))
+            Ok((draft.heads[0].stamp, Commit { number, assigned }))
         });
         let is_undone = |error: &Error| !matches!(error.reason(), Reason::Unknown { .. });
         if appended.as_ref().is_err_and(is_undone) {
@@ -262,7 +279,7 @@ impl Sequence {
         let body = body
             .as_ref()
             .map(|(kind, value)| (self.bodies.info.id, *kind, &**value));
-        draft.push_numbered(&self.prefix, head, body, item.bytes(), &self.bell)
+        draft.push_numbered(&self.place, head, body, item.bytes(), self.store().core().hash_seed)
     }
 }
 
@@ -270,7 +287,7 @@ impl Snapshot {
     /// How far a sequence has come; `None`: it has not begun, or has ended.
     #[doc(hidden)]
     pub fn sequence_state(&self, sequence: &Sequence) -> Result<Option<SequenceState>> {
-        let held = self.get_full(&sequence.heads, &sequence.counter()?)?;
+        let held = self.get_full(&sequence.heads, sequence.counter())?;
         held.map(|held| SequenceState::decode(&held)).transpose()
     }
 }

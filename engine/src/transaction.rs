@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::{EXTENT_BYTES, Extent, Root};
 use crate::batch::{pages_of, stored};
-use crate::bell::Bell;
 use crate::catalog::check_name;
 use crate::checksum::key_hash;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
@@ -24,7 +23,7 @@ use crate::limits::{
 use crate::log::OperationKind;
 use crate::map::{Map, check_value, counters_of, map_id, next_map_id};
 use crate::planted::{PlantedBug, is_planted};
-use crate::sequence::{Body, Ticket};
+use crate::sequence::{Body, Place, Ticket};
 use crate::snapshot::{Cursor, Pinned, Purpose};
 use crate::store::{Store, with_draft};
 use crate::value::{Entry, Value};
@@ -128,7 +127,7 @@ const APPEND_BYTES: usize = 24;
 #[derive(Debug)]
 struct Append {
     map: u32,
-    prefix: Vec<u8>,
+    prefix: Arc<[u8]>,
     kind: OperationKind,
     value: Vec<u8>,
     /// What a sequence knows beside that.
@@ -138,7 +137,7 @@ struct Append {
 /// An append to a sequence.
 #[derive(Debug)]
 struct Numbered {
-    bell: Arc<Bell>,
+    place: Arc<Place>,
     body: Option<Body>,
     bytes: u64,
     ticket: Ticket,
@@ -544,7 +543,7 @@ impl Transaction {
         self.extents.extend(extents);
         self.appends.push(Append {
             map,
-            prefix: prefix.to_vec(),
+            prefix: prefix.into(),
             kind,
             value: value.into_owned(),
             numbered: None,
@@ -858,7 +857,7 @@ impl Transaction {
             if draft.is_empty() {
                 // Nothing to write, but what was read must still be true.
                 let _guard = core.hold_commits();
-                core.check_conflicts(&checks)?;
+                core.check_conflicts(&checks, draft)?;
                 return Ok(Commit {
                     number: self.snapshot_commit(),
                     assigned: Vec::new(),
@@ -912,14 +911,10 @@ impl Transaction {
             since: self.snapshot_commit(),
             ..Checks::default()
         };
+        // Single keys that it writes stand in the draft, or in a run.
         for layer in &self.layers {
             checks.ranges.extend(layer.deleted_ranges());
             checks.runs.extend(layer.run());
-            for (key, written) in layer.entries().into_iter().flatten() {
-                if !matches!(written, Written::Add { .. }) {
-                    checks.keys.push(key.clone());
-                }
-            }
         }
         checks.ranges.extend(self.needed.iter().cloned());
         checks.keys.extend(self.needed_keys.iter().cloned());
@@ -992,22 +987,41 @@ impl Transaction {
         if let Some(root) = run {
             draft.push_note(OperationKind::Run, &COUNTERS.to_be_bytes(), &encode_root(root));
         }
-        for (key, written) in self.merged() {
-            match written {
-                Written::Put(value) => draft.push(OperationKind::Put, key, value, seed),
-                Written::PutExtent(extent) => draft.push(OperationKind::PutExtent, key, &extent.encode(), seed),
-                Written::Delete => draft.push(OperationKind::Delete, key, &[], seed),
-                Written::Add { delta, .. } => draft.push_add(key, *delta, AddTo::Newest, seed),
-            };
+        match &self.layers[..] {
+            // There is nothing to merge.
+            [layer] => layer
+                .entries()
+                .into_iter()
+                .flatten()
+                .for_each(|(key, written)| self.draft_one(draft, key, written)),
+            _ => self
+                .merged()
+                .into_iter()
+                .for_each(|(key, written)| self.draft_one(draft, key, written)),
         }
         self.kept_appends().try_for_each(|append| match &append.numbered {
             None => draft.push_append(append.map, &append.prefix, append.kind, &append.value),
             Some(numbered) => {
                 let body = numbered.body.as_ref().map(Body::as_put);
                 let head = (append.map, append.value.as_slice());
-                draft.push_numbered(&append.prefix, head, body, numbered.bytes, &numbered.bell)
+                draft.push_numbered(&numbered.place, head, body, numbered.bytes, seed)
             }
         })
+    }
+
+    fn draft_one(&self, draft: &mut Draft, key: &[u8], written: &Written) {
+        let seed = self.pinned.view.hash_seed;
+        let operation = match written {
+            Written::Put(value) => draft.push(OperationKind::Put, key, value, seed),
+            Written::PutExtent(extent) => draft.push(OperationKind::PutExtent, key, &extent.encode(), seed),
+            Written::Delete => draft.push(OperationKind::Delete, key, &[], seed),
+            Written::Add { delta, .. } => {
+                draft.push_add(key, *delta, AddTo::Newest, seed);
+                return;
+            }
+        };
+        // While it runs exclusively, nobody else writes.
+        draft.planned[operation].is_checked = self.token == NOT_EXCLUSIVE;
     }
 
     /// What the layers that are not a run come to: of several writes of a key only the last.

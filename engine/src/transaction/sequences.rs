@@ -41,11 +41,11 @@ impl Transaction {
         let ticket = Ticket::default();
         self.appends.push(Append {
             map,
-            prefix: sequence.prefix().to_vec(),
+            prefix: sequence.place().prefix.clone(),
             kind: OperationKind::Put,
             value: item.head.to_vec(),
             numbered: Some(Numbered {
-                bell: sequence.bell().clone(),
+                place: sequence.place().clone(),
                 body,
                 bytes: item.bytes(),
                 ticket: ticket.clone(),
@@ -78,7 +78,7 @@ impl Transaction {
     pub fn begin_sequence(&mut self, sequence: &Sequence) -> Result<()> {
         self.needs(sequence.heads())?;
         let start = SequenceState::default().encode();
-        self.write(&sequence.counter()?, Written::Put(start.as_slice().into()))
+        self.write(sequence.counter(), Written::Put(start.as_slice().into()))
     }
 
     /// Ends a sequence, with all that was appended to it. Whoever appends later is told so.
@@ -88,16 +88,16 @@ impl Transaction {
             let id = self.needs(map)?;
             self.delete_full_range(FullRange::prefix(id, sequence.prefix())?)?;
         }
-        self.write(&sequence.counter()?, Written::Delete)
+        self.write(sequence.counter(), Written::Delete)
     }
 
     /// How far a sequence has come; `None`: it has not begun, or has ended.
     #[doc(hidden)]
     pub fn sequence_state(&self, sequence: &Sequence) -> Result<Option<SequenceState>> {
         self.pinned.alive()?;
-        let counter = sequence.counter()?;
-        self.note_read(|reads| reads.key(&counter))?;
-        let held = self.read(&counter)?;
+        let counter = sequence.counter();
+        self.note_read(|reads| reads.key(counter))?;
+        let held = self.read(counter)?;
         held.map(|held| SequenceState::decode(&held)).transpose()
     }
 }

@@ -359,6 +359,26 @@ mod tests {
     }
 
     #[test]
+    fn who_sleeps_is_woken_by_the_turn_that_comes_free_and_by_his_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_store, group) = group(directory.path(), 3, GroupOptions::new());
+        let (done, served) = std::sync::mpsc::channel();
+        let turn = group.shared.turn();
+        for _ in 0..3 {
+            let (group, done) = (group.clone(), done.clone());
+            std::thread::spawn(move || done.send(handed(group.ask(&messages(1))).len()));
+        }
+        while locked(&group.shared.desk.queue).len() < 3 {
+            std::thread::yield_now();
+        }
+        // Now they look a few times, and sleep.
+        std::thread::sleep(Duration::from_millis(100));
+        drop(turn);
+        let soon = Duration::from_secs(60);
+        assert!((0..3).all(|_| served.recv_timeout(soon).expect("somebody sleeps on") == 1));
+    }
+
+    #[test]
     fn who_comes_while_somebody_has_the_turn_is_not_slept_through() {
         let directory = tempfile::tempdir().unwrap();
         let (_store, group) = group(directory.path(), 3_000, GroupOptions::new());

@@ -19,7 +19,8 @@ Exit codes:
   4  no space left; nothing was lost
   5  damaged: the store, or the dump to be loaded, is not what was written
   6  the store stopped after an input/output error: run the command again, look at the disk
-  7  the store, or a snapshot of it, was closed meanwhile";
+  7  the store, or a snapshot of it, was closed meanwhile
+  8  written, but not known to survive a power cut: another process was stopped, see the message";
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub enum Exit {
     Damaged = 5,
     Reopen = 6,
     Closed = 7,
+    NotSynced = 8,
 }
 
 impl Exit {
@@ -42,6 +44,7 @@ impl Exit {
             Kind::Damaged => Exit::Damaged,
             Kind::Reopen => Exit::Reopen,
             Kind::Closed => Exit::Closed,
+            Kind::Sync => Exit::NotSynced,
             _ => Exit::WrongCall,
         }
     }
@@ -57,6 +60,7 @@ impl Exit {
             Exit::Damaged => "damaged",
             Exit::Reopen => "reopen",
             Exit::Closed => "closed",
+            Exit::NotSynced => "not_synced",
         }
     }
 }

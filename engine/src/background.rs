@@ -98,15 +98,18 @@ fn is_time_to_tidy(quiet_ticks: u32) -> bool {
 
 fn has_much_to_fold(core: &Core) -> bool {
     let share = core.space.used_bytes() / SOON_SHARE_OF_BASE;
-    core.space.figures().pending_bytes >= share.max(SOON_BYTES_MIN)
+    let figures = core.space.figures();
+    figures.is_ok_and(|figures| figures.pending_bytes >= share.max(SOON_BYTES_MIN))
 }
 
-/// A full disk may get room again, and damage keeps only writers out; with any other error nothing is certain any more.
+/// A full disk may get room again, a process that was stopped may go on, and damage keeps only writers out; with any other
+/// error nothing is certain any more.
 fn give_up_or_pause(core: &Core, error: Error) {
     match (error.kind(), error.reason()) {
-        (Kind::MakeSpace, _) | (_, Reason::TooManySnapshots { .. }) => {
+        (Kind::MakeSpace, _) | (_, Reason::TooManySnapshots { .. } | Reason::Busy { .. }) => {
             core.note_fold_error(Some(error));
-            core.region.cut_memory();
+            // Who cannot be waited for here is not in the way of the next round.
+            let _ = core.region.cut_memory();
             core.report_progress();
             std::thread::sleep(PAUSE);
         }
@@ -134,9 +137,7 @@ pub(crate) fn sync_loop(core: &Core) {
         work.sync = false;
         let stop = work.stop;
         drop(work);
-        // A failed sync poisons the store; the futures find that out themselves.
-        let _ = core.wait_synced(core.control().visible.0.load(Ordering::Acquire));
-        core.wake_futures();
+        core.sync_for_futures();
         if stop {
             return;
         }

@@ -265,10 +265,7 @@ impl Batch {
             }
             commit(core, draft)
         });
-        if committed
-            .as_ref()
-            .is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. }))
-        {
+        if committed.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
             extents
                 .iter()
                 .for_each(|extent| core.space.give_back(extent.page, extent.pages()));

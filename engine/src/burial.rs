@@ -36,10 +36,8 @@ impl Core {
             return;
         }
         // Whoever is at it may wait for this, being too young to do it itself.
-        if self.is_told_of_data_sync() {
-            self.region
-                .free_if_dead(&self.control().data_sync_lock.0, || self.sync_after_death());
-        }
+        self.sync_data_for_the_dead();
+        self.region.free_if_dead(&self.control().data_sync_lock.0, || ());
         let lock = &self.control().burial_lock.0;
         // Whoever was at it may be dead itself.
         self.region.free_if_dead(lock, || ());
@@ -76,17 +74,24 @@ impl Core {
         };
         // Somebody else may have taken the commit lock over and not have decided yet whether the last commit stands. Until then
         // it is not known what the log refers to.
-        let Ok(decided) = self.hold_commits_patiently() else {
+        let Ok(decided) = self.hold_commits() else {
             return;
         };
         drop(decided);
-        self.free_loose_pages(owner);
+        if self.free_loose_pages(owner).is_err() {
+            return;
+        }
         let entry = self.region.process(owner);
         entry.forget_promised();
         kill_point();
-        self.recount_promises();
+        if self.recount_promises().is_err() {
+            return;
+        }
         drop(maintenance);
         entry.reading.store(0, Ordering::SeqCst);
+        if !self.settle_syncs_of(owner) {
+            return;
+        }
         // Who is about to take a lock over has looked who is dead, and must find the same one in this place until it has.
         let Some(burial) = self.region.seat().bury() else {
             return;
@@ -121,23 +126,29 @@ impl Core {
         self.region.free_locks_of_dead();
         self.space.free_lock_of_dead();
         let free = |lock: &WordLock, repair: &dyn Fn()| self.region.free_if_dead(lock, repair);
-        free(&control.sync_lock.0, &|| self.repair_sync());
+        free(&control.sync_lock.0, &|| ());
         free(&control.preparing_lock.0, &|| ());
         free(&control.commit_lock.0, &|| self.repair_commits());
-        free(&control.maintenance_lock.0, &|| self.repair_maintenance());
+        free(&control.maintenance_lock.0, &|| self.owe_maintenance());
     }
 
     /// Frees pages of long values and of runs that never came into the log.
-    fn free_loose_pages(&self, owner: Owner) {
-        if !self.space.has_loose_runs(owner) {
-            return;
+    ///
+    /// # Errors
+    /// [`crate::Reason::Busy`].
+    fn free_loose_pages(&self, owner: Owner) -> Result<()> {
+        if !self.space.has_loose_runs(owner)? {
+            return Ok(());
         }
         match self.pages_in_log(&self.region.version()) {
             Ok(referred_to) => self
                 .space
                 .free_loose_pages_of(owner, |page| referred_to.contains(&page)),
             // They are only lost until the store is opened anew, and whoever reads what is damaged says so.
-            Err(error) => self.note_fold_error(Some(error)),
+            Err(error) => {
+                self.note_fold_error(Some(error));
+                Ok(())
+            }
         }
     }
 
@@ -192,8 +203,9 @@ impl Core {
     /// A log file that was being made ready, or removed: it may be there or not, under a name that may last or not.
     fn give_up_preparing(&self, slot: u16, entry: &GenerationEntry) {
         entry.incarnation.fetch_add(1, Ordering::AcqRel);
-        if entry.memory.place().1 > 0 {
-            self.region.give_back(&entry.memory);
+        if entry.memory.place().1 > 0 && self.region.give_back(&entry.memory).is_err() {
+            // Another time.
+            return;
         }
         kill_point();
         let file = self.platform.storage.open(&file_name(slot), OpenMode::Write);

@@ -43,7 +43,7 @@ use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::{MAP_ID_BYTES, STREAM_KEYS_MAX};
 use crate::log::{LOG_START, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, record_bytes};
 use crate::map::{Map, map_id};
-use crate::region::{GenerationEntry, GenerationState, Pin, Version};
+use crate::region::{GenerationEntry, GenerationState, Patience, Pin, Version};
 use crate::scan::Scan;
 use crate::snapshot::{Purpose, describe};
 use crate::store::Handle;
@@ -53,11 +53,15 @@ use crate::view::{GenerationView, Note, entry_at, in_tree};
 /// How long a stream waits at a time while generations are freed.
 const FREEING_WAIT: Duration = Duration::from_millis(10);
 /// How long whoever frees a generation waits for streams, each of which reads one commit at a time.
+/// So many of those are as long as the time between two looks at who is waited for.
+const FREEING_WAITS_PER_LOOK: u32 = 10;
 const FREEING_STEP: Duration = Duration::from_micros(200);
 const FREEING_ROUNDS_MAX: u32 = 500;
 
 /// Commits that a stream lies behind when it begins to remember what it read (see [`Latest`]).
 const FAR_BEHIND: u64 = 256;
+/// How long a stream sleeps that nobody will wake.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Where a stream of commits begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,7 +256,11 @@ impl Changes {
     /// Sleeps until there may be something to deliver; `false`: the time is over. `word` was read before the caller
     /// found that there is nothing.
     fn wait(&self, core: &Core, word: u32, timeout: Duration) -> bool {
-        let guard = core.hold_commits();
+        let Some(guard) = core.hold_commits_soon() else {
+            // Somebody was stopped inside a commit, perhaps, and is not waited for: this looks again by itself.
+            wait(&core.control().streams_word, word, Some(timeout.min(LOOK_AGAIN)));
+            return true;
+        };
         core.control().streams_waiting.0.store(1, Ordering::Relaxed);
         drop(guard);
         // Pairs with the fence in `announce_synced`, which knows nothing of the commit lock.
@@ -264,7 +272,7 @@ impl Changes {
     fn read(&mut self, core: &Core, limit: u64) -> Result<Option<CommitChanges>> {
         let number = self.position + 1;
         let mut follower = locked(&self.follower);
-        let retained = core.keep_generations();
+        let retained = core.keep_generations()?;
         let version = follower.hold(core)?.version.clone();
         let (start, body) = self.reader.record(core, &version, number)?;
         let Reader {
@@ -374,7 +382,11 @@ impl Core {
 
     /// Keeps all generations as they are while a stream reads. Whoever frees one waits for that, and first lets nobody
     /// else begin.
-    fn keep_generations(&self) -> KeptGenerations<'_> {
+    ///
+    /// # Errors
+    /// [`Reason::Busy`] when a process was stopped while it freed one.
+    fn keep_generations(&self) -> Result<KeptGenerations<'_>> {
+        let (mut patience, mut rounds) = (Patience::default(), 0);
         let reading = &self.region.process(self.region.me()).reading;
         let freeing = &self.control().freeing;
         loop {
@@ -382,10 +394,15 @@ impl Core {
             reading.fetch_add(1, Ordering::SeqCst);
             let kept = KeptGenerations { reading };
             if freeing.load(Ordering::SeqCst) == 0 {
-                return kept;
+                return Ok(kept);
             }
             drop(kept);
-            wait(freeing, 1, Some(FREEING_WAIT));
+            rounds += !wait(freeing, 1, Some(FREEING_WAIT)) as u32;
+            if rounds.is_multiple_of(FREEING_WAITS_PER_LOOK)
+                && let Some(holder) = self.control().maintenance_lock.0.holder()
+            {
+                patience.look(&self.region, holder, 0)?;
+            }
         }
     }
 
@@ -535,7 +552,7 @@ impl Hold {
     /// Pins what is published now. Also returns the end of the log.
     fn newest(core: &Core) -> Result<(Hold, u64)> {
         // Under the commit lock no generation can begin before this follows those that will.
-        let _guard = core.hold_commits();
+        let _guard = core.hold_commits()?;
         let (pin, version, commit) = core.region.pin(0, &core.control().visible.0)?;
         describe(core, &pin, Purpose::Changes);
         let hold = Hold { pin, version, commit };

@@ -74,10 +74,11 @@ impl Store {
         let pinned = Pinned::new(self, &core.control().visible.0, Purpose::Snapshot)?;
         let mut report = CheckReport::default();
         core.check_meta(&state.durable, &mut report);
+        core.check_region(&mut report);
         let version = core.region.version();
         let uses = core.check_base(&version, progress, &mut report)?;
         core.check_log(&version, &mut report);
-        core.check_space(uses, &state.durable, &mut report);
+        core.check_space(uses, &state.durable, &mut report)?;
         drop(state);
         check_names(&pinned, &mut report);
         Ok(report)
@@ -85,6 +86,14 @@ impl Store {
 }
 
 impl Core {
+    fn check_region(&self, report: &mut CheckReport) {
+        if self.region.is_cut_off().unwrap_or(true) {
+            let problem = "the file `shared` was cut off, in which processes keep what they share; close the store in all of \
+                           them: nothing is lost by that";
+            report.problems.push(problem.to_string());
+        }
+    }
+
     fn check_meta(&self, durable: &Meta, report: &mut CheckReport) {
         match Meta::read(&*self.data) {
             Ok(Some((newest, true))) if newest == *durable => {}
@@ -110,7 +119,7 @@ impl Core {
         progress: &mut dyn FnMut(Progress),
         report: &mut CheckReport,
     ) -> Result<Uses> {
-        let total = self.space.figures().file_pages;
+        let total = self.space.figures()?.file_pages;
         let mut uses = Uses {
             of_page: vec![NOT_SEEN; total as usize],
         };
@@ -215,8 +224,8 @@ impl Core {
     }
 
     /// Compares what was found with what the allocator believes.
-    fn check_space(&self, mut uses: Uses, durable: &Meta, report: &mut CheckReport) {
-        let (bitmap, loose, retired) = self.space.contents();
+    fn check_space(&self, mut uses: Uses, durable: &Meta, report: &mut CheckReport) -> Result<()> {
+        let (bitmap, loose, retired) = self.space.contents()?;
         let problems = &mut report.problems;
         uses.of_page.resize(bitmap.pages() as usize, NOT_SEEN);
         uses.mark(0, META_PAGES, "meta pages", problems);
@@ -243,6 +252,7 @@ impl Core {
                 listed(&lost)
             ));
         }
+        Ok(())
     }
 }
 

@@ -18,7 +18,7 @@
 //! 4. outside the lock: one waiter syncs for all who wait (no timer: whoever comes while a sync runs is served by the
 //!    next one; compare arXiv 2606.18187).
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use duramen_io::{Owner, wait, wake};
@@ -36,7 +36,7 @@ use crate::limits::{
 use crate::log::{LOG_START, LogView, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
-use crate::region::{GenerationEntry, GenerationState};
+use crate::region::{GenerationEntry, GenerationState, Patience};
 use crate::sequence::SequenceState;
 use crate::turn;
 use crate::value::Value;
@@ -44,6 +44,8 @@ use crate::view::View;
 
 /// A pause is made in steps of this: it is over when the fold is.
 const PAUSE_STEP: Duration = Duration::from_millis(5);
+/// Whoever has waited so long for a fold, and was not woken, looks who folds.
+const FOLD_LOOK: Duration = Duration::from_millis(90);
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;
 
@@ -105,7 +107,7 @@ impl Core {
     pub(crate) fn commit(&self, draft: &mut Draft, checks: Option<&Checks>, durability: Durability) -> Result<u64> {
         let commit = self.append(draft, checks, NOT_EXCLUSIVE)?;
         if durability == Durability::Synced && !is_planted(PlantedBug::AcknowledgeBeforeSync) {
-            self.wait_synced(commit)?;
+            self.wait_durable(commit)?;
         }
         Ok(commit)
     }
@@ -127,9 +129,12 @@ impl Core {
         let mut appended = self.append_promised(draft, checks, token);
         if let Err(error) = &appended
             && error.kind() == Kind::MakeSpace
-            && self.give_end_back()?
         {
-            appended = self.append_promised(draft, checks, token);
+            match self.give_end_back() {
+                Ok(true) => appended = self.append_promised(draft, checks, token),
+                Ok(false) => {}
+                Err(error) => appended = Err(error),
+            }
         }
         if let Err(error) = &appended {
             self.space.settle(costs);
@@ -174,7 +179,7 @@ impl Core {
         }
         // A fold takes less than was promised for it, and frees what was deleted. Not for puts: what the store has to
         // spare then is for deleting.
-        if adds_anything || self.space.figures().pending_operations == 0 {
+        if adds_anything || self.space.figures()?.pending_operations == 0 {
             return Err(error);
         }
         self.maintain()?;
@@ -197,9 +202,10 @@ impl Core {
 
     fn append_promised(&self, draft: &mut Draft, checks: Option<&Checks>, token: u32) -> Result<u64> {
         let (mut rounds, mut has_spare) = (0, !draft.adds_anything);
+        let mut patience = Patience::default();
         loop {
             let seen = self.progress_seen();
-            let guard = self.hold_commits_patiently()?;
+            let guard = self.hold_commits()?;
             self.writable()?;
             let exclusive = self.control().exclusive.0.load(Ordering::Relaxed);
             if exclusive != NOT_EXCLUSIVE && exclusive != token {
@@ -230,7 +236,7 @@ impl Core {
                     // A fold may take as long as it takes; but when none is due, nothing will make room.
                     let nothing_to_fold = self.region.version().generations.len() == 1 && !self.is_base_ahead();
                     rounds = if nothing_to_fold { rounds + 1 } else { 0 };
-                    self.wait_for_fold(seen, rounds)?;
+                    self.wait_for_fold(seen, rounds, &mut patience)?;
                     has_spare = !draft.adds_anything;
                 }
                 Room::Prepare => {
@@ -240,7 +246,7 @@ impl Core {
                         false => self.keep_spare(),
                     };
                     match kept {
-                        Err(error) if self.waits_for_fold(&error) => self.wait_for_fold(seen, 0)?,
+                        Err(error) if self.waits_for_fold(&error) => self.wait_for_fold(seen, 0, &mut patience)?,
                         kept => {
                             kept?;
                             has_spare = true;
@@ -256,7 +262,7 @@ impl Core {
         let word = &self.control().exclusive.0;
         loop {
             self.writable()?;
-            let guard = self.hold_commits_patiently()?;
+            let guard = self.hold_commits()?;
             let holder = word.load(Ordering::Relaxed);
             if holder == NOT_EXCLUSIVE {
                 let count = self.control().exclusive_tokens.fetch_add(1, Ordering::Relaxed);
@@ -281,7 +287,10 @@ impl Core {
     }
 
     /// Waits until a fold freed a generation, or folds where nobody does it in the background.
-    fn wait_for_fold(&self, seen: u32, rounds: u32) -> Result<()> {
+    ///
+    /// # Errors
+    /// What keeps the log from being folded; [`Reason::Busy`] when a process was stopped while it folds.
+    fn wait_for_fold(&self, seen: u32, rounds: u32, patience: &mut Patience) -> Result<()> {
         if rounds == if self.folds_in_background() { WAIT_ROUNDS_MAX } else { 2 } {
             return Err(self.no_log_file());
         }
@@ -294,6 +303,13 @@ impl Core {
         let waited = self.platform.clock.monotonic().saturating_sub(begun);
         self.pace.has_paused(waited);
         self.writable()?;
+        let (lock, beat) = (&self.control().maintenance_lock.0, &self.control().maintenance_beat);
+        // A dead one is buried by those who fold here.
+        if waited >= FOLD_LOOK
+            && let Some(holder) = lock.holder().filter(|&holder| !self.region.is_dead(holder))
+        {
+            patience.look(&self.region, holder, beat.load(Ordering::Relaxed))?;
+        }
         self.take_fold_error().map_or(Ok(()), Err)
     }
 
@@ -621,90 +637,6 @@ impl Core {
             }
         }
     }
-
-    /// Waits until a commit survives power loss; the first one who waits syncs for all.
-    pub(crate) fn wait_synced(&self, commit: u64) -> Result<()> {
-        let control = self.control();
-        loop {
-            let word = control.sync_word.0.load(Ordering::Acquire);
-            if control.synced.0.load(Ordering::Acquire) >= commit {
-                return Ok(());
-            }
-            if self.is_poisoned() {
-                return Err(Reason::Unknown {
-                    commit,
-                    cause: self.cause(),
-                }
-                .into());
-            }
-            match control.sync_lock.0.try_lock(self.region.me()) {
-                Some(leading) => {
-                    let synced = self.sync_log();
-                    // The lock first, then the word: who is woken while the lock is still held would find it taken and
-                    // sleep again, with nobody but the clock to wake it (`tests/schedules.rs` has this schedule).
-                    drop(leading);
-                    let unknown = |error: Error| Reason::Unknown {
-                        commit,
-                        cause: error.to_string(),
-                    };
-                    self.announce_synced(synced.map_err(unknown)?);
-                }
-                // A leader that stops, or dies, must not hold the others up for ever.
-                None => {
-                    if !wait(&control.sync_word.0, word, Some(Duration::from_millis(20))) {
-                        self.region.free_if_dead(&control.sync_lock.0, || self.repair_sync());
-                    }
-                }
-            }
-        }
-    }
-
-    /// Syncs the log up to what is visible now, and returns how far that is; the caller holds the sync lock, and
-    /// announces it afterwards.
-    fn sync_log(&self) -> Result<u64> {
-        let control = self.control();
-        let (version, visible) = self.region.read_version(&control.visible.0);
-        if control.synced.0.load(Ordering::Acquire) >= visible {
-            return Ok(visible);
-        }
-        self.sync_values()?;
-        // Oldest first: a later generation must not be durable before an earlier one is.
-        for &slot in &version.generations {
-            let entry = self.entry(slot);
-            let tail = entry.tail.load(Ordering::Acquire);
-            if entry.synced_tail.load(Ordering::Acquire) == tail {
-                continue;
-            }
-            let doing = |error| Error::io("syncing the log", error);
-            let synced = self.log_file(slot).and_then(|file| file.sync_data().map_err(doing));
-            if let Err(cause) = synced {
-                self.poison(&cause);
-                return Err(cause);
-            }
-            entry.synced_tail.store(tail, Ordering::Release);
-        }
-        // Somebody else may have been told meanwhile of a page of the data file that could not be written.
-        self.unpoisoned()?;
-        self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-        Ok(visible)
-    }
-
-    /// Publishes how far the log is durable and wakes all who wait.
-    fn announce_synced(&self, commit: u64) {
-        let control = self.control();
-        control.synced.0.fetch_max(commit, Ordering::AcqRel);
-        control.sync_word.0.fetch_add(1, Ordering::AcqRel);
-        wake(&control.sync_word.0, u32::MAX);
-        // Pairs with the fence in `Changes::wait`: either the stream sees the new number, or we see that it waits.
-        fence(Ordering::SeqCst);
-        self.wake_waiting_streams();
-    }
-
-    /// Makes everything that is visible now survive power loss.
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.healthy()?;
-        self.wait_synced(self.control().visible.0.load(Ordering::Acquire))
-    }
 }
 
 /// What keys hold now, under the commit lock.
@@ -736,7 +668,7 @@ impl<'a> Newest<'a> {
 /// sector that is torn in a power cut would take them along.
 fn next_position(entry: &GenerationEntry) -> u64 {
     let tail = entry.tail.load(Ordering::Relaxed);
-    let synced = entry.synced_tail.load(Ordering::Acquire);
+    let synced = entry.synced_tail();
     if synced > tail / SECTOR_BYTES * SECTOR_BYTES {
         tail.next_multiple_of(SECTOR_BYTES)
     } else {

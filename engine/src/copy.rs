@@ -67,7 +67,7 @@ impl Store {
         let core = self.core();
         let _user = core.enter()?;
         core.maintain()?;
-        let bytes_before = core.data_bytes();
+        let bytes_before = core.data_bytes()?;
         with_progress(progress, |progress| {
             let mut state = core.hold_maintenance()?;
             core.rewrite(&mut state, progress)
@@ -77,7 +77,7 @@ impl Store {
         drop(state);
         Ok(Compaction {
             bytes_before,
-            bytes_after: core.data_bytes(),
+            bytes_after: core.data_bytes()?,
         })
     }
 }
@@ -91,7 +91,7 @@ const REWRITTEN_BYTES_MAX: u64 = 1 << 30;
 impl Core {
     /// Moves the base to the front of its file when most of that is free, so that the rest can go.
     pub(crate) fn compact_if_sparse(&self, state: &mut MaintenanceState) -> Result<()> {
-        let figures = self.space.figures();
+        let figures = self.space.figures()?;
         let used = self.space.used_bytes();
         let is_sparse = figures.free_pages * PAGE_BYTES as u64 > used.max(SPARSE_BYTES_MIN);
         if is_sparse && figures.retired_pages == 0 && used < REWRITTEN_BYTES_MAX {
@@ -100,8 +100,8 @@ impl Core {
         Ok(())
     }
 
-    fn data_bytes(&self) -> u64 {
-        self.space.figures().file_pages * PAGE_BYTES as u64
+    fn data_bytes(&self) -> Result<u64> {
+        Ok(self.space.figures()?.file_pages * PAGE_BYTES as u64)
     }
 
     /// Fills this store, which is new and empty, with everything that a view of another one shows.
@@ -110,7 +110,7 @@ impl Core {
             with_source!(other.core(), source => self.write_tree(source, &other.view, Claim::Beyond, progress))?;
         let commit = other.view.commit;
         let control = self.control();
-        let guard = self.hold_commits();
+        let guard = self.hold_commits()?;
         // The log of the copy begins after the commit that it shows.
         control.visible.0.store(commit, Ordering::Release);
         control.synced.0.store(commit, Ordering::Release);
@@ -125,7 +125,7 @@ impl Core {
         drop(guard);
         let mut state = self.hold_maintenance()?;
         self.control().installing.store(version.number, Ordering::Release);
-        self.finish_install();
+        self.finish_install()?;
         self.note_published(&mut state, sink.birth, version.number);
         self.maintain_frozen(&mut state)
     }
@@ -202,7 +202,7 @@ impl Core {
             Claim::Behind
         };
         self.replace(state, first, progress)?;
-        let figures = self.space.figures();
+        let figures = self.space.figures()?;
         let used_pages = self.space.used_bytes() / PAGE_BYTES as u64;
         if 2 * figures.retired_pages <= used_pages || figures.free_pages >= used_pages {
             self.replace(state, Claim::Front, progress)
@@ -223,7 +223,7 @@ impl Core {
             retired: &retired,
             adopted: &[],
         };
-        self.publish_tree(state, tree, |next| next.root = root);
+        self.publish_tree(state, tree, |next| next.root = root)?;
         self.make_durable(state)?;
         self.reclaim(state).map(drop)
     }

@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FullRange};
 use crate::index::Index;
 use crate::limits::MAP_ID_BYTES;
-use crate::log::{LogView, Segments};
+use crate::log::{LogView, Segments, file_name};
 use crate::map::map_id;
 use crate::meta::Meta;
 use crate::options::Settings;
@@ -24,6 +24,7 @@ use crate::pages::{Pages, ReadMode};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
 use crate::scan::Scan;
 use crate::space::Space;
+use crate::syncing::Syncs;
 use crate::view::{GenerationView, View};
 
 /// See the module.
@@ -62,6 +63,7 @@ pub(crate) struct Core {
     fold_error: Mutex<Option<Error>>,
     pub(crate) counters: Counters,
     pub(crate) pace: Pace,
+    pub(crate) syncs: Syncs,
     /// Calls that write outside the commit lock, and would go on doing so while the store is closed.
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
@@ -157,6 +159,7 @@ impl Core {
             fold_error: Mutex::new(None),
             counters: Counters::default(),
             pace,
+            syncs: Syncs::default(),
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
@@ -206,8 +209,20 @@ impl Core {
 
     /// The log file of a generation, which exists.
     pub(crate) fn log_file(&self, slot: u16) -> Result<Arc<dyn File>> {
+        self.log_file_since(slot).map(|(file, _)| file)
+    }
+
+    /// The same, and the moment at which it was opened, or a later one.
+    pub(crate) fn log_file_since(&self, slot: u16) -> Result<(Arc<dyn File>, u64)> {
         let incarnation = self.entry(slot).incarnation.load(Ordering::Acquire);
-        self.segments.file(slot, incarnation)
+        self.segments.file(slot, incarnation, &self.control().moments)
+    }
+
+    /// The log file of a generation that is being prepared, made where there is none.
+    pub(crate) fn create_log_file(&self, slot: u16) -> Result<Arc<dyn File>> {
+        let incarnation = self.entry(slot).incarnation.load(Ordering::Acquire);
+        let created = self.segments.create(slot, incarnation, &self.control().moments);
+        created.map(|(file, _)| file)
     }
 
     /// The log of a generation that is alive, or held. Another process may have made its file.
@@ -230,7 +245,7 @@ impl Core {
 
     #[cold]
     fn map_log(&self, slot: u16, incarnation: u32) -> Result<LogView> {
-        self.segments.file(slot, incarnation)?;
+        self.segments.file(slot, incarnation, &self.control().moments)?;
         let mapped = self.segments.view(slot, incarnation);
         mapped.ok_or_else(|| Error::damaged(format!("the log file of slot {slot} was removed while it is in use")))
     }
@@ -267,6 +282,9 @@ impl Core {
     fn fill_view(&self, view: &mut View, version: &Version, is_seen: impl Fn(&GenerationView) -> bool) -> Result<()> {
         for &slot in &version.generations {
             let generation = self.generation_view(slot)?;
+            if self.read_mode() == ReadMode::Verified {
+                self.check_log_length(slot)?;
+            }
             if is_seen(&generation) {
                 view.generations.push(generation);
             }
@@ -274,11 +292,32 @@ impl Core {
         Ok(())
     }
 
-    /// Makes sure that all of the data file is mapped, which another process may have made longer.
+    /// Refuses a log file that somebody has cut off: reading what is missing of its mapping would be a signal.
+    #[cold]
+    fn check_log_length(&self, slot: u16) -> Result<()> {
+        let end = self.entry(slot).tail.load(Ordering::Acquire);
+        let doing = |error| Error::io("looking how long a log file is", error);
+        let length = self.log_file(slot)?.len().map_err(doing)?;
+        if length < end {
+            let name = file_name(slot);
+            return Err(Error::damaged(format!(
+                "{name} has {length} bytes of {end}: it was cut off"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Makes sure that all of the data file is mapped, which another process may have made longer, and that no page counts as
+    /// verified here which another process has written anew since.
     #[inline]
     pub(crate) fn cover_data(&self) -> Result<()> {
         if !self.is_shared() {
             return Ok(());
+        }
+        // After the version was read: whoever wrote a page of it anew had found it free, and the count says so.
+        let freed = self.control().freed.load(Ordering::Acquire);
+        if !self.pages.has_seen_freed(freed) {
+            self.pages.forget_freed(freed);
         }
         let bytes = self.space.file_bytes();
         if bytes <= self.pages.span() {
@@ -470,6 +509,14 @@ impl Core {
         Reason::Poisoned { cause }.into()
     }
 
+    /// The same, unless another process was only in the way: then nothing happened.
+    pub(crate) fn poisoned_unless_busy(&self, cause: Error) -> Error {
+        match cause.reason() {
+            Reason::Busy { .. } => cause,
+            _ => self.poisoned_by(cause),
+        }
+    }
+
     pub(crate) fn cause(&self) -> String {
         self.control().cause.read().unwrap_or_else(|| "an earlier error".into())
     }
@@ -552,41 +599,71 @@ impl Core {
     }
 
     /// Waits for the commit lock and takes it.
-    #[inline]
-    pub(crate) fn hold_commits(&self) -> WordLockGuard<'_> {
-        self.region
-            .hold(&self.control().commit_lock.0, || self.repair_commits())
-    }
-
-    /// The same, unless a process that is alive has had the lock for long: it was stopped inside a commit.
     ///
     /// # Errors
-    /// [`Reason::Busy`].
+    /// [`Reason::Busy`] when a process that is alive has had the lock for long: it was stopped inside a commit.
     #[inline]
-    pub(crate) fn hold_commits_patiently(&self) -> Result<WordLockGuard<'_>> {
+    pub(crate) fn hold_commits(&self) -> Result<WordLockGuard<'_>> {
         let lock = &self.control().commit_lock.0;
-        self.region.hold_patiently(lock, || self.repair_commits())
+        self.region.hold(lock, || self.repair_commits())
+    }
+
+    /// The same for who has something else to do when it is not free soon.
+    pub(crate) fn hold_commits_soon(&self) -> Option<WordLockGuard<'_>> {
+        let lock = &self.control().commit_lock.0;
+        self.region.hold_soon(lock, || self.repair_commits())
     }
 
     /// Waits until nobody else folds, makes durable or reclaims. The newest durable meta page is the memory of who does.
     ///
     /// # Errors
-    /// Those of reading that page, when another process has written it.
+    /// [`Reason::Busy`] when a process was stopped in that; those of putting in order what was left half done, and of
+    /// reading that page, when another process has written it.
     pub(crate) fn hold_maintenance(&self) -> Result<MaintenanceGuard<'_>> {
-        let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
         let lock = &self.control().maintenance_lock.0;
-        let word = self.region.hold(lock, || self.repair_maintenance());
-        self.remember(MaintenanceGuard { _word: word, state })
+        let beat = || self.control().maintenance_beat.load(Ordering::Relaxed);
+        let word = self.region.hold_while_still(lock, beat, || self.owe_maintenance())?;
+        self.remember(word)
     }
 
-    /// Whether this process keeps versions for commit streams.
-    pub(crate) fn has_history(&self) -> bool {
+    /// Says to those who wait for the maintenance lock, which the caller has, that it gets on.
+    #[inline]
+    pub(crate) fn beat(&self) {
+        // Relaxed: a sign of life, which nothing else depends on.
+        self.control().maintenance_beat.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Leaves it to whoever has the maintenance lock next to put in order what was begun.
+    pub(crate) fn owe_maintenance(&self) {
+        // Before the lock is free: pairs with the load in `remember`, which has the lock.
+        self.control().maintenance_owed.store(1, Ordering::Release);
+    }
+
+    /// The same if it was given up because another process was in the way.
+    pub(crate) fn owed_if_busy<T>(&self, done: Result<T>) -> Result<T> {
+        done.inspect_err(|error| {
+            if matches!(error.reason(), Reason::Busy { .. }) {
+                self.owe_maintenance();
+            }
+        })
+    }
+
+    /// Takes what this process keeps of versions for commit streams.
+    pub(crate) fn take_history(&self) -> VecDeque<(Pin, Version, u64)> {
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        std::mem::take(&mut state.history)
+    }
+
+    /// Puts in order what was left half done, and learns what other processes have done meanwhile.
+    fn remember<'a>(&'a self, word: WordLockGuard<'a>) -> Result<MaintenanceGuard<'a>> {
+        self.beat();
+        // Nobody has it for long who does not have the word.
         let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-        !state.history.is_empty()
-    }
-
-    /// Learns what other processes have done meanwhile.
-    fn remember<'a>(&self, mut held: MaintenanceGuard<'a>) -> Result<MaintenanceGuard<'a>> {
+        let mut held = MaintenanceGuard { state, _word: word };
+        if self.control().maintenance_owed.load(Ordering::Acquire) != 0 {
+            self.repair_maintenance()?;
+            self.control().maintenance_owed.store(0, Ordering::Release);
+        }
         self.cover_data()?;
         let newest = self.control().tail.0.meta_sequence.load(Ordering::Acquire);
         if held.durable.sequence as u32 != newest {
@@ -609,23 +686,22 @@ impl Core {
     }
 
     /// Waits until nobody else prepares generations.
-    pub(crate) fn hold_preparing(&self) -> WordLockGuard<'_> {
+    ///
+    /// # Errors
+    /// [`Reason::Busy`].
+    pub(crate) fn hold_preparing(&self) -> Result<WordLockGuard<'_>> {
         self.region.hold(&self.control().preparing_lock.0, || ())
     }
 
     /// The same, unless somebody does so just now.
     pub(crate) fn try_hold_maintenance(&self) -> Result<Option<MaintenanceGuard<'_>>> {
-        let Ok(state) = self.maintenance.try_lock() else {
-            return Ok(None);
-        };
         let lock = &self.control().maintenance_lock.0;
         let mut word = lock.try_lock(self.region.me());
         if word.is_none() {
-            self.region.free_if_dead(lock, || self.repair_maintenance());
+            self.region.free_if_dead(lock, || self.owe_maintenance());
             word = lock.try_lock(self.region.me());
         }
-        word.map(|word| self.remember(MaintenanceGuard { _word: word, state }))
-            .transpose()
+        word.map(|word| self.remember(word)).transpose()
     }
 
     /// Notes why folding does not get on, or that it does again.
@@ -646,7 +722,7 @@ impl Core {
         let mut waiting = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
         let (ready, rest) = std::mem::take(&mut *waiting)
             .into_iter()
-            .partition(|(commit, _)| everyone || *commit <= synced);
+            .partition(|(commit, _)| everyone || *commit <= synced || self.was_given_up(*commit).is_some());
         *waiting = rest;
         drop(waiting);
         let ready: Vec<(u64, std::task::Waker)> = ready;
@@ -666,9 +742,9 @@ impl Core {
 
 /// The right to fold, to make durable and to reclaim, and what whoever has it remembers.
 pub(crate) struct MaintenanceGuard<'a> {
-    /// Let go before the other threads of this process come to it.
-    _word: WordLockGuard<'a>,
     state: MutexGuard<'a, MaintenanceState>,
+    /// Let go after that, so that nobody waits for the state who has the word.
+    _word: WordLockGuard<'a>,
 }
 
 impl Deref for MaintenanceGuard<'_> {

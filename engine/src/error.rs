@@ -22,6 +22,9 @@ pub enum Kind {
     MakeSpace,
     /// Stored bytes are not what was written; restore them from a copy.
     Damaged,
+    /// The commit was made and can be seen, but another process keeps it from being known whether it survives power loss.
+    /// Call [`crate::Store::sync`] later; the same call again would make the commit a second time.
+    Sync,
     /// The store stopped itself after an input/output error; open it anew.
     Reopen,
     /// The store, snapshot or transaction has ended.
@@ -198,6 +201,19 @@ pub enum Reason {
         /// How long this call waited.
         waited: std::time::Duration,
     },
+    /// A commit was made, and a process that was stopped keeps it from being known whether it survives power loss. It is
+    /// as durable as a written one.
+    #[error(
+        "commit {commit} is written, and not known to survive power loss: process {process} has been holding up syncs for {waited:?}; let it go on if it was stopped, or end it, and call `sync` (writing again would write twice)"
+    )]
+    NotSynced {
+        /// The number of the commit.
+        commit: u64,
+        /// Id of the process, as it sees it.
+        process: u32,
+        /// How long this call waited.
+        waited: std::time::Duration,
+    },
     /// Another transaction changed what this one read or wrote.
     #[error("key {key} of map {map:?} was changed by another transaction since this one began; run it again")]
     Conflict {
@@ -314,6 +330,7 @@ impl Error {
             | Reason::TooManySnapshots { .. } => Kind::Retry,
             Reason::Full { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
             Reason::Damaged(_) => Kind::Damaged,
+            Reason::NotSynced { .. } => Kind::Sync,
             Reason::Poisoned { .. } | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,
             Reason::SnapshotEnded | Reason::Closed => Kind::Closed,
             Reason::Above { kind, .. } => *kind,
@@ -326,6 +343,11 @@ impl Error {
     /// The facts.
     pub fn reason(&self) -> &Reason {
         &self.0
+    }
+
+    /// Whether the record of a commit is, or may be, in the log although the call failed: what it refers to must stay.
+    pub(crate) fn is_of_a_made_commit(&self) -> bool {
+        matches!(self.reason(), Reason::Unknown { .. } | Reason::NotSynced { .. })
     }
 
     /// What happened, without advice.

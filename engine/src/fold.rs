@@ -101,7 +101,7 @@ impl Core {
     pub(crate) fn give_space_back(&self, state: &mut MaintenanceState, slack: Slack) -> Result<()> {
         for _ in 0..3 {
             self.space.cut(slack, &self.pages)?;
-            if !self.space.has_surplus(slack) {
+            if !self.space.has_surplus(slack)? {
                 return Ok(());
             }
             self.renew_durable(state)?;
@@ -112,13 +112,13 @@ impl Core {
 
     /// Lets the log have what the data file does not need, on a disk that has no room for both. `false`: that is nothing.
     pub(crate) fn give_end_back(&self) -> Result<bool> {
-        if !self.space.has_surplus(Slack::Least) {
+        if !self.space.has_surplus(Slack::Least)? {
             return Ok(false);
         }
         let mut state = self.hold_maintenance()?;
-        let before = self.space.figures().file_pages;
+        let before = self.space.figures()?.file_pages;
         self.give_space_back(&mut state, Slack::Least)?;
-        Ok(self.space.figures().file_pages < before)
+        Ok(self.space.figures()?.file_pages < before)
     }
 
     /// The same without closing the active generation.
@@ -144,7 +144,7 @@ impl Core {
     /// A fold relies on the pages that the one before it replaced, and that may have failed halfway; and a snapshot may
     /// have been dropped since.
     fn free_what_is_counted_on(&self, state: &mut MaintenanceState) -> Result<()> {
-        if self.space.has_retired() {
+        if self.space.has_retired()? {
             self.make_durable(state)?;
             self.reclaim(state)?;
         }
@@ -153,18 +153,18 @@ impl Core {
 
     /// Frees what was replaced and is not needed any more. `false`: that is nothing.
     pub(crate) fn free_retired(&self) -> Result<bool> {
-        if !self.space.has_retired() {
+        if !self.space.has_retired()? {
             return Ok(false);
         }
         let mut state = self.hold_maintenance()?;
-        let before = self.space.figures().free_pages;
+        let before = self.space.figures()?.free_pages;
         self.free_what_is_counted_on(&mut state)?;
-        Ok(self.space.figures().free_pages > before)
+        Ok(self.space.figures()?.free_pages > before)
     }
 
     /// Lets commits go on in a new generation, so that what is there can be folded. `false`: that must wait for a fold.
     fn freeze_active(&self) -> Result<bool> {
-        let _guard = self.hold_commits();
+        let _guard = self.hold_commits()?;
         let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
         let entry = self.entry(active);
         let is_empty = entry.first_commit.load(Ordering::Relaxed) > self.control().visible.0.load(Ordering::Relaxed);
@@ -195,6 +195,7 @@ impl Core {
         let mut reported = self.platform.clock.monotonic();
         let (mut can_prepare, mut populated) = (true, Populated::default());
         let mut report = |done| {
+            self.beat();
             let now = self.platform.clock.monotonic();
             if now.saturating_sub(reported) < REPORT_INTERVAL {
                 return Ok(());
@@ -204,7 +205,7 @@ impl Core {
             self.set_price();
             // For commits that go on. On a full disk the one that needs a generation says so.
             if can_prepare && self.folds_in_background() && !self.closed.load(Ordering::Relaxed) {
-                can_prepare = unless_full(self.keep_growing_spare().map(|()| true))?.unwrap_or(false);
+                can_prepare = self.keep_growing_spare_if_possible()?;
                 self.populate_ahead(&mut populated);
             }
             Ok(())
@@ -219,7 +220,7 @@ impl Core {
             sink.abandon();
             return Err(error);
         }
-        self.install(state, root, last_commit, frozen, sink);
+        self.install(state, root, last_commit, frozen, sink)?;
         self.pace.finishes(self.platform.clock.monotonic());
         self.set_price();
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
@@ -266,33 +267,58 @@ impl Core {
     }
 
     /// Publishes the folded root; from here on the fold stands.
-    fn install(&self, state: &mut MaintenanceState, root: Root, last_commit: u64, frozen: &[u16], sink: FileSink<'_>) {
+    fn install(
+        &self,
+        state: &mut MaintenanceState,
+        root: Root,
+        last_commit: u64,
+        frozen: &[u16],
+        sink: FileSink<'_>,
+    ) -> Result<()> {
         let tree = NewTree {
             birth: sink.birth,
             retired: &sink.retired,
             adopted: &sink.adopted,
         };
-        self.publish_tree(state, tree, |next| {
+        let published = self.publish_tree(state, tree, |next| {
             next.root = root;
             next.base_commit = last_commit;
             next.generations.retain(|slot| !frozen.contains(slot));
         });
+        published.map(drop)
     }
 
     /// Publishes a tree, and puts everything in order that this changes. From the publication on it stands, whoever dies.
+    ///
+    /// # Errors
+    /// [`crate::Reason::Busy`], before the publication or after it: whoever has the maintenance next gives the tree up, or
+    /// puts in order what it changed.
     pub(crate) fn publish_tree(
         &self,
         state: &mut MaintenanceState,
         tree: NewTree<'_>,
         change: impl FnOnce(&mut Version),
-    ) -> Version {
+    ) -> Result<Version> {
+        let birth = tree.birth;
+        let published = self.owed_if_busy(self.try_publish_tree(state, tree, change))?;
+        let settled = self.finish_install();
+        self.note_published(state, birth, published.number);
+        self.owed_if_busy(settled).map(|()| published)
+    }
+
+    fn try_publish_tree(
+        &self,
+        state: &MaintenanceState,
+        tree: NewTree<'_>,
+        change: impl FnOnce(&mut Version),
+    ) -> Result<Version> {
         let retired = tree.retired.iter().map(|&item| Retired {
             birth: state.published_as(item),
             ..item
         });
-        self.space.stage(retired, tree.adopted);
+        self.space.stage(retired, tree.adopted)?;
         kill_point();
-        let guard = self.hold_commits();
+        let guard = self.hold_commits()?;
         let mut next = self.region.version();
         next.number += 1;
         change(&mut next);
@@ -302,14 +328,12 @@ impl Core {
         self.region.publish(&next);
         kill_point();
         drop(guard);
-        self.finish_install();
-        self.note_published(state, tree.birth, next.number);
-        next
+        Ok(next)
     }
 
     /// Puts in order what a published tree changes: generations that it holds are folded, and pages that it does not hold
     /// are retired. With the maintenance lock; whoever dies in here is followed by another one, who does it again.
-    pub(crate) fn finish_install(&self) {
+    pub(crate) fn finish_install(&self) -> Result<()> {
         let death = self.control().installing.load(Ordering::Acquire);
         let version = self.region.version();
         assert!(
@@ -322,9 +346,10 @@ impl Core {
             }
         }
         let pins = self.pins();
-        self.space.install(death, &pins);
+        self.space.install(death, &pins)?;
         self.count_branches(version.root);
         self.control().installing.store(0, Ordering::Release);
+        Ok(())
     }
 
     fn is_folded(&self, entry: &GenerationEntry, death: u64) {
@@ -420,7 +445,7 @@ impl Core {
         let version = self.region.version();
         self.write_meta(state, &version).map_err(|error| match error.reason() {
             // Only room that was asked for and not given: after a failed sync even a full disk leaves nothing certain.
-            crate::error::Reason::Full { .. } => error,
+            crate::error::Reason::Full { .. } | crate::error::Reason::Busy { .. } => error,
             _ => self.poisoned_by(error),
         })
     }
@@ -449,17 +474,18 @@ impl Core {
         kill_point();
         meta.write(&*self.data).map_err(doing)?;
         kill_point();
-        self.sync_data_file("making the base durable")?;
+        // From here on a power cut may bring it back.
+        self.owed_if_busy(self.sync_data_file("making the base durable"))?;
+        self.owed_if_busy(self.is_durable(&meta))?;
         state.durable = meta;
-        self.is_durable(&meta);
         self.space.cut(Slack::Usual, &self.pages)
     }
 
     /// A meta page is durable. First the allocator learns of it: the place of the next bitmap must never be that of one that
     /// counts.
-    pub(crate) fn is_durable(&self, meta: &Meta) {
+    pub(crate) fn is_durable(&self, meta: &Meta) -> Result<()> {
         kill_point();
-        self.space.saved(meta.bitmap, meta.data_pages);
+        self.space.saved(meta.bitmap, meta.data_pages)?;
         kill_point();
         self.durable_is(meta.version);
         let control = self.control();
@@ -471,6 +497,7 @@ impl Core {
             .0
             .meta_sequence
             .store(meta.sequence as u32, Ordering::Release);
+        Ok(())
     }
 
     /// Header checksum of the record of a commit that ends a generation.
@@ -494,7 +521,8 @@ impl Core {
     fn reclaim_too_early(&self, _state: &mut MaintenanceState) -> Result<()> {
         if is_planted(PlantedBug::ReclaimIgnoresDurableBase) {
             let pins = self.region.pins();
-            self.space.reclaim(&pins, u64::MAX, self.settings.overwrite_freed)?;
+            self.space
+                .reclaim(&pins, u64::MAX, self.settings.overwrite_freed, &self.pages)?;
         }
         Ok(())
     }
@@ -506,8 +534,12 @@ impl Core {
         if is_planted(PlantedBug::ReclaimIgnoresSnapshots) {
             pins = Pins::default();
         }
-        self.space
-            .reclaim(&pins, self.durable_version(), self.settings.overwrite_freed)?;
+        self.space.reclaim(
+            &pins,
+            self.durable_version(),
+            self.settings.overwrite_freed,
+            &self.pages,
+        )?;
         self.recycle(state)
     }
 

@@ -16,7 +16,8 @@ use crate::store::Handle;
 /// system gives none, polling it does, and takes as long as a sync does.
 ///
 /// # Errors
-/// Resolves to [`Reason::Unknown`] when the sync failed.
+/// Resolves to [`Reason::Unknown`] when the sync failed, and to [`Reason::NotSynced`] when another process was stopped and
+/// keeps it from being known.
 #[must_use = "the commit is made, but only the future tells when it is durable"]
 #[derive(Debug)]
 pub struct CommitFuture {
@@ -58,13 +59,15 @@ impl Future for CommitFuture {
             if self.durability == Durability::Written || core.control().synced.0.load(Ordering::Acquire) >= number {
                 return Some(Ok(self.commit.clone()));
             }
-            core.is_poisoned().then(|| {
-                Err(Reason::Unknown {
+            let unknown = || {
+                Reason::Unknown {
                     commit: number,
                     cause: core.cause(),
                 }
-                .into())
-            })
+                .into()
+            };
+            let error = core.is_poisoned().then(unknown).or_else(|| core.was_given_up(number));
+            error.map(Err)
         };
         if let Some(outcome) = outcome() {
             return Poll::Ready(outcome);
@@ -76,7 +79,7 @@ impl Future for CommitFuture {
         core.ask(|work| work.sync = true);
         if !core.syncer_runs.load(Ordering::Acquire) {
             // There is no thread to be had: late is better than never.
-            let synced = core.wait_synced(number);
+            let synced = core.wait_durable(number);
             core.wake_futures();
             return Poll::Ready(synced.map(|()| self.commit.clone()));
         }

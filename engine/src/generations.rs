@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::core::{Core, MaintenanceState};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Reason, Result};
 use crate::index::Index;
 use crate::limits::{
     CHECKABLE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX, LOG_GROWTH_BYTES,
@@ -115,15 +115,13 @@ impl Core {
             .write_at(&header.encode(), 0)
             .map_err(|error| full_or_io("the log", LOG_START, error))?;
         kill_point();
-        entry.number.store(number, Ordering::Relaxed);
         entry.first_commit.store(first_commit, Ordering::Relaxed);
         entry.last_commit.store(u64::MAX, Ordering::Relaxed);
-        entry.tail.store(LOG_START, Ordering::Relaxed);
-        entry.synced_tail.store(0, Ordering::Relaxed);
         entry.operations.store(0, Ordering::Relaxed);
         entry.bytes.store(0, Ordering::Relaxed);
         entry.value_pages.store(0, Ordering::Relaxed);
         entry.death.store(u64::MAX, Ordering::Relaxed);
+        entry.begin(number, LOG_START);
         Ok(())
     }
 
@@ -178,7 +176,8 @@ impl Core {
     /// The rest, without the commit lock where there is a choice: cutting the file that is the memory takes milliseconds, for
     /// which every commit would wait. Whoever dies in here is buried as one who prepared the generation.
     fn give_memory_back(&self, entry: &GenerationEntry) {
-        self.region.give_back(&entry.memory);
+        // While somebody who was stopped keeps it from being given back, whoever prepares the entry next does that first.
+        let _ = self.region.give_back(&entry.memory);
         kill_point();
         // Last: from here on somebody else may prepare it, with other memory.
         entry.set_state(GenerationState::Unused);
@@ -186,7 +185,7 @@ impl Core {
 
     /// Leaves a quiet store with generations of the smallest size, and files and memory to match.
     pub(crate) fn leave_large_generations(&self, state: &mut MaintenanceState) -> Result<()> {
-        self.discard_standbys(|slot| self.is_large(slot));
+        self.discard_standbys(|slot| self.is_large(slot))?;
         self.trim_log_files()?;
         let least = self.settings.generation_bytes_min;
         self.control().next_capacity.store(least, Ordering::Relaxed);
@@ -195,13 +194,12 @@ impl Core {
         for _ in 0..2 {
             if self.leave_large_active()? {
                 self.maintain_frozen(state)?;
-                self.discard_standbys(|_| true);
+                self.discard_standbys(|_| true)?;
                 self.keep_spare()?;
                 self.trim_log_files()?;
             }
         }
-        self.region.cut_memory();
-        Ok(())
+        self.region.cut_memory()
     }
 
     /// Whether a generation takes more memory, or more of the disk, than a new one of the smallest size.
@@ -212,9 +210,9 @@ impl Core {
             || entry.filled.load(Ordering::Relaxed) > FIRST_FILLED_BYTES.min(capacity)
     }
 
-    fn discard_standbys(&self, is_chosen: impl Fn(u16) -> bool) {
+    fn discard_standbys(&self, is_chosen: impl Fn(u16) -> bool) -> Result<()> {
         // Rotation takes standbys under the commit lock.
-        let commits = self.hold_commits();
+        let commits = self.hold_commits()?;
         let standbys = self.region.generations();
         let chosen: Vec<_> = standbys
             .filter(|(slot, entry)| entry.state() == GenerationState::Standby && is_chosen(*slot))
@@ -222,15 +220,16 @@ impl Core {
             .collect();
         drop(commits);
         chosen.into_iter().for_each(|(_, entry)| self.give_memory_back(entry));
+        Ok(())
     }
 
     /// Freezes the active generation when it is large, or far behind in memory, and holds nothing.
     fn leave_large_active(&self) -> Result<bool> {
-        let _commits = self.hold_commits();
+        let _commits = self.hold_commits()?;
         let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
         let visible = self.control().visible.0.load(Ordering::Relaxed);
         let is_empty = self.entry(active).first_commit.load(Ordering::Relaxed) > visible;
-        let is_in_the_way = self.is_large(active) || self.region.memory_has_holes();
+        let is_in_the_way = self.is_large(active) || self.region.memory_has_holes()?;
         Ok(is_empty && is_in_the_way && self.can_rotate() && self.rotate(0, 0)?)
     }
 
@@ -245,7 +244,7 @@ impl Core {
     /// Makes sure that one generation is left when the next one is taken: deletions need it when the disk is full.
     pub(crate) fn keep_spare(&self) -> Result<()> {
         // One at a time: of those who find one missing together only the first makes it.
-        let _one = self.hold_preparing();
+        let _one = self.hold_preparing()?;
         for _ in self.standbys()..2 {
             self.prepare_next()?;
         }
@@ -264,7 +263,7 @@ impl Core {
         let factor = if is_kept { 1 } else { GROWN_FACTOR };
         let least = settings.generation_bytes_min * factor;
         let most = share.max(least).min(settings.generation_bytes_max);
-        let _one = self.hold_preparing();
+        let _one = self.hold_preparing()?;
         for _ in self.standbys()..2 {
             let last = self.control().next_capacity.load(Ordering::Relaxed);
             self.control()
@@ -279,13 +278,22 @@ impl Core {
         Ok(())
     }
 
+    /// The same ahead of commits that go on; one that needs a generation says what is missing. `false`: it is of no use to
+    /// try again soon.
+    pub(crate) fn keep_growing_spare_if_possible(&self) -> Result<bool> {
+        match self.keep_growing_spare() {
+            Err(error) if error.kind() == Kind::MakeSpace || matches!(error.reason(), Reason::Busy { .. }) => Ok(false),
+            kept => kept.map(|()| true),
+        }
+    }
+
     /// Prepares a generation as large as the next one shall be. On a full disk a small one, and small ones from then on.
     fn prepare_next(&self) -> Result<Option<u16>> {
         let next = self.control().next_capacity.load(Ordering::Relaxed);
         let least = self.settings.generation_bytes_min;
         match self.prepare_standby(next, 0) {
             Err(error) if error.kind() == Kind::MakeSpace && next > least => {
-                self.region.cut_memory();
+                self.region.cut_memory()?;
                 self.control().next_capacity.store(least, Ordering::Relaxed);
                 self.prepare_standby(least, 0)
             }
@@ -380,7 +388,7 @@ impl Core {
 
     fn prepare_slot(&self, slot: u16, capacity: u64, entries: usize) -> Result<()> {
         let entry = self.entry(slot);
-        let file = self.segments.create(slot, entry.incarnation.load(Ordering::Acquire))?;
+        let file = self.create_log_file(slot)?;
         kill_point();
         let first = FIRST_FILLED_BYTES.min(capacity);
         let filled = entry.filled.load(Ordering::Relaxed);
@@ -415,6 +423,9 @@ impl Core {
             self.control().names_synced.store(1, Ordering::Release);
         }
         let bytes = Index::bytes_for(capacity).max(Index::bytes_for_entries(entries));
+        if entry.memory.place().1 > 0 {
+            self.region.give_back(&entry.memory)?;
+        }
         let taken = self.region.take(&entry.memory, bytes as u64);
         let (memory, memory_bytes) = match taken {
             Ok(taken) => taken,
@@ -494,7 +505,10 @@ impl Core {
         // Under the commit lock, because conflict checks walk the generations under it; and while no commit stream reads.
         // One that goes on for long is left alone: there is another time.
         self.while_nobody_reads(|| {
-            let commits = self.hold_commits();
+            // Whoever was stopped inside a commit keeps it from being freed now.
+            let Some(commits) = self.hold_commits_soon() else {
+                return;
+            };
             self.control().tail.0.checkable_since.fetch_max(last, Ordering::Relaxed);
             self.take_back(entry);
             drop(commits);
@@ -651,7 +665,7 @@ mod tests {
         assert!((LEAST * 4..MOST).contains(&eighth), "{eighth}");
         let mut capacities = Vec::new();
         for _ in 0..8 {
-            core.discard_standbys(|_| true);
+            core.discard_standbys(|_| true).expect("nobody else");
             core.keep_growing_spare().expect("room");
             assert_eq!(standbys(core).len(), 2);
             capacities.extend(standbys(core).into_iter().max());
@@ -709,7 +723,7 @@ mod tests {
     fn index_memory_of_all_that_wait_to_be_used_comes_piece_by_piece() {
         let store = store(&SimDisk::new(6), MOST);
         let core = store.core();
-        core.discard_standbys(|_| true);
+        core.discard_standbys(|_| true).expect("nobody else");
         for _ in 0..2 {
             core.prepare_standby(8 * MOST, 0).expect("room").expect("a log file");
         }
@@ -742,8 +756,8 @@ mod tests {
         let store = store(&disk, MOST);
         let core = store.core();
         core.control().next_capacity.store(MOST, Ordering::Relaxed);
-        core.discard_standbys(|_| true);
-        core.region.cut_memory();
+        core.discard_standbys(|_| true).expect("nobody else");
+        core.region.cut_memory().expect("nobody else");
         disk.set_capacity(Some(disk.allocated_bytes() + MOST / 4));
         core.keep_spare().expect("room for two small ones");
         assert_eq!(standbys(core), [LEAST; 2]);

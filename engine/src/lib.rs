@@ -59,6 +59,7 @@ mod newest;
 mod page_sink;
 mod recovery;
 mod repair;
+mod syncing;
 mod unsynced;
 
 mod burial;

@@ -87,7 +87,7 @@ impl Core {
             return Ok(());
         }
         let synced = self.sync_data_file("syncing long values");
-        synced.map_err(|error| self.poisoned_by(error))
+        synced.map_err(|error| self.poisoned_unless_busy(error))
     }
 
     /// Lets the next sync of the log sync the data file first.
@@ -109,22 +109,6 @@ impl Core {
             return Ok(());
         }
         self.sync_data_file("syncing long values")
-    }
-
-    /// Makes everything in the data file durable, or stops the store. One at a time, and never after a failure: the kernel
-    /// tells once of a page that it could not write, and who asks again is told that all is well.
-    pub(crate) fn sync_data_file(&self, doing: &str) -> Result<()> {
-        let control = self.control();
-        let _one = self.hold_data_sync();
-        self.unpoisoned()?;
-        let arrivals = control.arrivals.load(Ordering::Acquire);
-        control.data_sync_arrivals.store(arrivals, Ordering::Release);
-        let written = control.values_written.load(Ordering::Acquire);
-        control.values_unsynced_bytes.store(0, Ordering::Relaxed);
-        let synced = self.data.sync_data().map_err(|error| Error::io(doing, error));
-        synced.inspect_err(|cause| self.poison(cause))?;
-        control.values_synced.fetch_max(written, Ordering::Relaxed);
-        Ok(())
     }
 }
 

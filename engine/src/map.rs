@@ -170,10 +170,7 @@ impl Map {
             .core()
             .ready_values(extent.pages(), values)
             .and_then(|()| self.write_one(OperationKind::PutExtent, &full_key, &extent.encode(), may_tear));
-        if written
-            .as_ref()
-            .is_err_and(|error| !matches!(error.reason(), Reason::Unknown { .. }))
-        {
+        if written.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
             self.core().space.give_back(extent.page, extent.pages());
         }
         written
@@ -315,7 +312,7 @@ impl Map {
             core.commit(draft, Some(&checks), self.durability)
         });
         match (&committed, extent) {
-            (Err(error), Some(extent)) if !matches!(error.reason(), Reason::Unknown { .. }) => {
+            (Err(error), Some(extent)) if !error.is_of_a_made_commit() => {
                 core.space.give_back(extent.page, extent.pages());
             }
             _ => {}

@@ -117,6 +117,10 @@ impl Options {
     /// Bytes of the commit stream that are kept for [`Store::changes`] beyond what the log holds anyway. The space of
     /// what those commits replaced is kept with them, while the store is open. At most 32 generations of the log are
     /// kept, however small they are. Default: 0.
+    ///
+    /// Where several processes share the store, each keeps what it folds itself, by its own number, for streams that begin in
+    /// it; and any process may be the one that folds. So a stream that begins later finds what its own process has kept, and
+    /// otherwise [`Reason::NotRetained`]. A stream that is open keeps what it needs, whoever folds.
     pub fn retain_log_bytes(mut self, bytes: u64) -> Options {
         self.retain_log_bytes = bytes;
         self
@@ -217,16 +221,7 @@ impl Options {
             }
             .into());
         }
-        if !self.network_filesystem
-            && let Some(name) = duramen_io::is_network_filesystem(directory).map_err(doing)?
-        {
-            let cause = format!(
-                "{} is on a network file system ({name}), whose locks, mappings and syncs cannot be relied upon; \
-                 use a local disk, or allow it with `allow_network_filesystem`",
-                directory.display()
-            );
-            return Err(Reason::InvalidArgument(cause).into());
-        }
+        self.check_filesystem(directory, duramen_io::is_network_filesystem(directory).map_err(doing)?)?;
         if !self.is_read_only() {
             return self.open_on(duramen_io::real_platform(directory).map_err(doing)?);
         }
@@ -259,6 +254,21 @@ impl Options {
                 Err(error) if attempt < READING_ATTEMPTS && matches!(error.reason(), Reason::InUse { .. }) => {}
                 opened => return opened,
             }
+        }
+    }
+
+    /// Refuses a directory on a network file system, by its name, unless that was asked for.
+    fn check_filesystem(&self, directory: &Path, network: Option<String>) -> Result<()> {
+        match (network, self.network_filesystem) {
+            (Some(name), false) => {
+                let cause = format!(
+                    "{} is on a network file system ({name}), whose locks, mappings and syncs cannot be relied upon; \
+                     use a local disk, or allow it with `allow_network_filesystem`",
+                    directory.display()
+                );
+                Err(Reason::InvalidArgument(cause).into())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -318,4 +328,21 @@ pub(crate) struct Settings {
     pub(crate) log_files_max: usize,
     /// Whether no other process may have the store open too.
     pub(crate) is_exclusive: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_file_systems_are_refused_by_name_unless_asked_for() {
+        let check = |options: Options, name: Option<&str>| {
+            options.check_filesystem(Path::new("somewhere"), name.map(str::to_string))
+        };
+        let error = check(Options::new(), Some("NFS")).expect_err("it is a network file system");
+        assert!(matches!(error.reason(), Reason::InvalidArgument(_)), "{error}");
+        assert!(error.to_string().contains("(NFS)"), "{error}");
+        check(Options::new(), None).expect("a local disk");
+        check(Options::new().allow_network_filesystem(true), Some("NFS")).expect("it was asked for");
+    }
 }

@@ -107,9 +107,8 @@ impl<'a> FileSink<'a> {
         if run.next < run.end {
             let (want, first, count) = &mut self.taken[run.place];
             *count = run.next - *first;
-            self.core
-                .space
-                .give_back_run(self.claim, *want, run.next, run.end - run.next);
+            let space = &self.core.space;
+            space.give_back_run(self.claim, *want, run.next, run.end - run.next)?;
         }
         if run.buffer.is_empty() {
             return Ok(run.buffer);
@@ -122,6 +121,7 @@ impl<'a> FileSink<'a> {
             .map_err(|error| Error::io("writing pages", error))?;
         self.core.data.start_writeback(first, run.buffer.len() as u64);
         self.core.pages.written(run.next - count, count);
+        self.core.beat();
         Ok(run.buffer)
     }
 
@@ -136,7 +136,10 @@ impl<'a> FileSink<'a> {
     pub(crate) fn abandon(&mut self) {
         (self.leaves, self.branches) = (Run::default(), Run::default());
         for (want, page, count) in std::mem::take(&mut self.taken) {
-            self.core.space.give_back_run(self.claim, want, page, count);
+            // What could not be given back now is given up with the whole tree by whoever has the maintenance next.
+            let _ = self
+                .core
+                .owed_if_busy(self.core.space.give_back_run(self.claim, want, page, count));
         }
     }
 

@@ -22,8 +22,14 @@ pub enum ReadMode {
     #[default]
     Mapped,
     /// By a system call per page, verified every time. Errors of the device, bytes that rot later, and a data file that
-    /// somebody cuts off are errors of the call. Values are copied. Several times slower. What is not folded yet is read
-    /// through a mapping of the log in this mode too.
+    /// somebody cuts off are errors of the call. Values are copied. Several times slower.
+    ///
+    /// What is not folded yet is read through a mapping of the log in this mode too, and what processes share is a mapped
+    /// file. Each snapshot looks whether the log files that it needs are as long as what was written to them, and is an
+    /// error when one was cut off. One that is cut off later, while a snapshot is in use or a commit enters its operations,
+    /// the shared file cut off under a running process, and a device that fails when the kernel reads a page of these
+    /// back, are a signal (SIGBUS): without a handler for signals, which a library must not install, nothing but not
+    /// mapping them would keep that from happening, and memory that processes share cannot but be mapped.
     Verified,
 }
 
@@ -44,6 +50,8 @@ pub(crate) struct Pages {
     /// for nothing would drive out what is needed: so pages are read alone, and ahead only where it is known which come.
     exceeds_memory: AtomicBool,
     verified: VerifiedBits,
+    /// How often pages had come free when `verified` was last made to agree with that.
+    seen_freed: AtomicU64,
 }
 
 impl Pages {
@@ -60,6 +68,7 @@ impl Pages {
             kept_bytes: machine_bytes / 2,
             exceeds_memory: AtomicBool::new(false),
             verified: VerifiedBits::default(),
+            seen_freed: AtomicU64::new(0),
         };
         pages.cover(length.max(1))?;
         Ok(pages)
@@ -179,6 +188,30 @@ impl Pages {
     /// Forgets that pages were verified: they are about to get new content.
     pub(crate) fn forget(&self, page: u32, pages: u32) {
         (page..page + pages).for_each(|page| self.verified.clear(page));
+    }
+
+    /// Whether this process knows of all pages that came free, of which another one may have written some anew; `freed`
+    /// counts how often some did.
+    #[inline]
+    pub(crate) fn has_seen_freed(&self, freed: u64) -> bool {
+        // Acquire: pairs with the Release in `forget_freed`.
+        self.seen_freed.load(Ordering::Acquire) >= freed
+    }
+
+    /// Forgets that any page was verified, because some of them may be others by now.
+    #[cold]
+    pub(crate) fn forget_freed(&self, freed: u64) {
+        self.verified.clear_all();
+        // Release, and afterwards: whoever finds the number finds the bits cleared.
+        self.seen_freed.fetch_max(freed, Ordering::AcqRel);
+    }
+
+    /// Notes that this process freed pages itself, and has forgotten them, as the count went from `before` to the next.
+    pub(crate) fn freed_here(&self, before: u64) {
+        let next = before + 1;
+        let _ = self
+            .seen_freed
+            .compare_exchange(before, next, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
@@ -412,6 +445,18 @@ impl VerifiedBits {
         let piece = self.pieces[page as usize / PIECE_BITS].load(Ordering::Acquire);
         // SAFETY: null, or a piece that lives until the drop.
         unsafe { piece.as_ref() }
+    }
+
+    fn clear_all(&self) {
+        for piece in &self.pieces {
+            // SAFETY: as in `piece`.
+            let words = unsafe { piece.load(Ordering::Acquire).as_ref() };
+            // Relaxed: `seen_freed` orders it before what relies on it.
+            words
+                .into_iter()
+                .flatten()
+                .for_each(|word| word.store(0, Ordering::Relaxed));
+        }
     }
 
     fn piece_or_new(&self, page: u32) -> &VerifiedPiece {

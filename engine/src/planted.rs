@@ -49,6 +49,8 @@ pub enum PlantedBug {
     /// Whoever opens the store does not wait until it is decided whether the last commit of a dead process stands. Nobody
     /// buries the dead just then either, as when somebody else is at it.
     OpenedUndecided,
+    /// A sync counts although somebody else may have been told of something that could not be written.
+    SyncedInDoubt,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -162,7 +162,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         .store(settings.generation_bytes_min, Ordering::Relaxed);
     let replayed = Recovery::of(&core, meta, is_whole, files)?.run()?;
     core.count_branches(meta.root);
-    core.space.keep_room_for_bitmap();
+    core.space.keep_room_for_bitmap()?;
     if replayed > REPLAYED_MAX && !core.settings.read_only {
         // A program that crashes soon after every start must not pile up log files.
         match core.maintain_all() {
@@ -263,7 +263,7 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
     // When this returns it is decided whether the last commit of a process stands that had died before. Whoever is stopped
     // inside a commit of his own is waited for, and not for ever.
     if !is_planted(PlantedBug::OpenedUndecided) {
-        drop(core.hold_commits_patiently());
+        drop(core.hold_commits());
     }
     Ok(core)
 }
@@ -724,12 +724,11 @@ impl<'a> Recovery<'a> {
         })?;
         self.write_again(found, bytes, unsynced, scanned.tail)?;
         core.space.promise_recovered(costs);
-        entry.number.store(found.header.generation, Ordering::Relaxed);
         entry.first_commit.store(found.header.first_commit, Ordering::Relaxed);
         entry.last_commit.store(scanned.last_commit, Ordering::Relaxed);
         entry.last_header.store(scanned.previous, Ordering::Relaxed);
-        entry.tail.store(scanned.tail, Ordering::Relaxed);
-        entry.synced_tail.store(scanned.tail, Ordering::Relaxed);
+        entry.begin(found.header.generation, scanned.tail);
+        entry.is_now_synced_to(entry.end());
         entry.capacity.store(found.length, Ordering::Relaxed);
         entry.operations.store(costs.operations, Ordering::Relaxed);
         entry.bytes.store(costs.bytes, Ordering::Relaxed);

@@ -8,11 +8,11 @@
 //!
 //! ```text
 //! 0        Control
-//! 4 KiB    processes, 64 bytes each
-//! 12 KiB   what the allocator has changed and can undo
-//! 44 KiB   what rings in all processes
-//! 48 KiB   log generations, 128 bytes each, allocated in steps
-//! 560 KiB  snapshot slots, 64 bytes each, allocated in steps
+//! 4 KiB    processes, 128 bytes each
+//! 20 KiB   what the allocator has changed and can undo
+//! 52 KiB   what rings in all processes
+//! 56 KiB   log generations, 128 bytes each, allocated in steps
+//! 568 KiB  snapshot slots, 64 bytes each, allocated in steps
 //! 5 MiB    memory of the allocator's arrays
 //! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
@@ -74,8 +74,11 @@ const VERSION_WORDS: usize = 5 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x02");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x03");
 
+/// How often, and after how long, somebody looks again whether the region is whole.
+const LENGTH_LOOKS_MAX: u32 = 20;
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How often somebody looks who holds a lock before he gives up: about five seconds.
 const BUSY_LOOKS: u32 = 50;
 
@@ -88,6 +91,28 @@ pub(crate) struct Version {
     pub(crate) base_commit: u64,
     /// Slots of the live generations, oldest first; the last one takes commits.
     pub(crate) generations: ArrayVec<u16, LIVE_GENERATIONS_MAX>,
+}
+
+/// Who somebody waits for, and how often in turn he looked and found that nothing changes.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    seen: Option<(Owner, u32)>,
+    looks: u32,
+}
+
+impl Patience {
+    /// To be called every [`LOOK_INTERVAL`], with who does not come to an end, and what changes when he gets on.
+    ///
+    /// # Errors
+    /// [`Reason::Busy`] after about five seconds in which nothing changed.
+    pub(crate) fn look(&mut self, region: &Region, holder: Owner, beat: u32) -> Result<()> {
+        let is_still = self.seen.replace((holder, beat)) == Some((holder, beat));
+        self.looks = if is_still { self.looks + 1 } else { 1 };
+        if self.looks < BUSY_LOOKS || holder == region.me() {
+            return Ok(());
+        }
+        Err(region.busy(holder, LOOK_INTERVAL * self.looks))
+    }
 }
 
 /// The mapped region.
@@ -136,7 +161,7 @@ impl Region {
 
     /// Takes this process's entry in the table, which nobody else has.
     pub(crate) fn sit_down(&self, process: u32, now: Duration) {
-        let arrival = self.control().arrivals.fetch_add(1, Ordering::Relaxed);
+        let arrival = self.control().moments.fetch_add(1, Ordering::SeqCst);
         self.process(self.me()).occupy(process, now, arrival);
     }
 
@@ -149,6 +174,7 @@ impl Region {
         }
         let mut region = Region::map_as_its_maker(file, seat)?;
         region.check_layout(path)?;
+        region.check_length(path)?;
         let free = (0..PROCESSES_MAX as u16).map(Owner::new);
         let free: Vec<Owner> = free.filter(|&owner| !region.process(owner).is_attached()).collect();
         for owner in free {
@@ -190,6 +216,38 @@ impl Region {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a region whose file somebody has cut off: reading what is missing ends a process with a signal.
+    fn check_length(&self, path: &str) -> Result<()> {
+        if !self.is_cut_off()? {
+            return Ok(());
+        }
+        let (path, holder) = (
+            path.to_string(),
+            format!("processes whose shared memory, the file `{REGION_FILE}`, was cut off"),
+        );
+        Err(Reason::InUse { path, holder }.into())
+    }
+
+    /// Whether the file of the region ends before what those who share it have in it.
+    pub(crate) fn is_cut_off(&self) -> Result<bool> {
+        for _ in 0..LENGTH_LOOKS_MAX {
+            // Others give memory back and take some meanwhile: then the length and what they have do not belong together.
+            if self.is_whole()? {
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Ok(true)
+    }
+
+    fn is_whole(&self) -> Result<bool> {
+        let doing = |error| Error::io("looking how long the shared region is", error);
+        let length = self.file.len().map_err(doing)?;
+        let generations = u64::from(self.control().generations_allocated.load(Ordering::Acquire));
+        // First what says where the rest is.
+        Ok(length >= GENERATIONS_START + generations * GENERATION_BYTES && length >= self.end_of_memory())
     }
 
     /// Version of the library that made the region.
@@ -308,30 +366,39 @@ impl Region {
     /// Waits for a lock of the region and takes it. From a holder that has died it is taken over: then `repair` is called
     /// first, with the lock, to put in order what it guards. Whoever dies in that is followed by another one, who begins
     /// it anew.
-    #[inline]
-    pub(crate) fn hold<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> WordLockGuard<'a> {
-        let held = lock.lock_unless(self.me(), |holder| self.take_from_dead(lock, holder, &repair));
-        held.unwrap_or_else(|taken_over| taken_over)
-    }
-
-    /// The same, for a lock that nobody has for long who is not stopped.
     ///
     /// # Errors
-    /// [`Reason::Busy`] with the process that is stopped.
+    /// [`Reason::Busy`] when one process that is alive has had the lock for long: it was stopped.
     #[inline]
-    pub(crate) fn hold_patiently<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Result<WordLockGuard<'a>> {
-        let mut looks = 0;
+    pub(crate) fn hold<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Result<WordLockGuard<'a>> {
+        self.hold_while_still(lock, || 0, repair)
+    }
+
+    /// The same for a lock that others may have for as long as it takes, as long as `beat` changes meanwhile.
+    #[inline]
+    pub(crate) fn hold_while_still<'a>(
+        &self,
+        lock: &'a WordLock,
+        beat: impl Fn() -> u32,
+        repair: impl Fn(),
+    ) -> Result<WordLockGuard<'a>> {
+        let mut patience = Patience::default();
         let held = lock.lock_unless(self.me(), |holder| {
-            looks += 1;
             let taken_over = self.take_from_dead(lock, holder, &repair).map(Ok);
-            taken_over.or_else(|| (looks >= BUSY_LOOKS && holder != self.me()).then(|| Err(self.busy(holder))))
+            taken_over.or_else(|| patience.look(self, holder, beat()).err().map(Err))
         });
         held.or_else(|taken_over| taken_over)
     }
 
-    fn busy(&self, holder: Owner) -> Error {
+    /// The same for who has something else to do when the lock is not free soon. `None`: it is not.
+    pub(crate) fn hold_soon<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Option<WordLockGuard<'a>> {
+        let held = lock.lock_unless(self.me(), |holder| Some(self.take_from_dead(lock, holder, &repair)));
+        held.map_or_else(|taken_over| taken_over, Some)
+    }
+
+    /// Somebody has been waited for in vain.
+    pub(crate) fn busy(&self, holder: Owner, waited: Duration) -> Error {
         let process = self.process(holder).process.load(Ordering::Relaxed);
-        let waited = LOOK_INTERVAL * BUSY_LOOKS;
         Reason::Busy { process, waited }.into()
     }
 
@@ -451,13 +518,13 @@ impl Region {
     }
 
     /// Whoever dies with this lock leaves everything in order: what it guards is changed by single stores.
-    fn hold_growth(&self) -> WordLockGuard<'_> {
+    fn hold_growth(&self) -> Result<WordLockGuard<'_>> {
         self.hold(&self.control().growth_lock.0, || ())
     }
 
     /// Makes an entry one of those that [`Region::generations`] goes through. Its user has claimed it, or is recovery.
     pub(crate) fn use_generation(&self, slot: u16) -> Result<()> {
-        let _growing = self.hold_growth();
+        let _growing = self.hold_growth()?;
         while slot as u32 >= self.control().generations_allocated.load(Ordering::Relaxed) {
             let count = self.control().generations_allocated.load(Ordering::Relaxed);
             let offset = GENERATIONS_START + count as u64 * GENERATION_BYTES;

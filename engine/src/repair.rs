@@ -18,7 +18,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use duramen_io::{File, Owner, WordLockGuard, wake};
+use duramen_io::{File, wake};
 
 use crate::checksum::{checksum, key_hash};
 use crate::core::Core;
@@ -28,12 +28,8 @@ use crate::limits::LOG_SPAN_BYTES;
 use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, record_bytes};
 use crate::meta::Meta;
 use crate::planted::{PlantedBug, is_planted, kill_point};
-use crate::processes::ProcessEntry;
 use crate::promises::FoldCosts;
 use crate::region::{GenerationState, Tail};
-
-/// How often somebody looks whether an older process takes over from a dead one: two seconds.
-const LOOKS_OF_OTHERS: u32 = 20;
 
 /// A record that its writer left whole.
 struct Left {
@@ -173,33 +169,36 @@ impl Core {
 }
 
 impl Core {
-    /// Puts in order what somebody left who died with the maintenance lock, which the caller has now.
-    pub(crate) fn repair_maintenance(&self) {
+    /// Puts in order what somebody left who died with the maintenance lock, or gave up because another process was in the
+    /// way. The caller has the lock.
+    ///
+    /// # Errors
+    /// Those of that. It is to be done again then.
+    pub(crate) fn repair_maintenance(&self) -> Result<()> {
         let control = self.control();
         // It may have had the commit lock too: whoever takes that over says whether a tree was published.
-        drop(self.hold_commits());
+        drop(self.hold_commits()?);
         control.freeing.store(0, Ordering::SeqCst);
         wake(&control.freeing, u32::MAX);
         self.pace.costs_nothing();
         if control.installing.load(Ordering::Acquire) == 0 {
             if !is_planted(PlantedBug::TreeNotGivenUp) {
-                self.space.give_up_tree();
+                self.space.give_up_tree()?;
             }
         } else if !is_planted(PlantedBug::TreeNotPutInOrder) {
-            self.finish_install();
+            self.finish_install()?;
         }
-        if let Err(error) = self.finish_meta() {
-            self.poison(&error);
-        }
-        self.recount_promises();
+        self.finish_meta().map_err(|error| self.poisoned_unless_busy(error))?;
+        self.recount_promises()?;
         self.report_progress();
+        Ok(())
     }
 
     /// Takes back what is promised to nobody: to commits of dead processes, or to generations that they folded. With the
     /// maintenance lock: whoever folds settles what he has folded.
-    pub(crate) fn recount_promises(&self) {
+    pub(crate) fn recount_promises(&self) -> Result<()> {
         // What is in the log changes under this lock alone.
-        let _commits = self.hold_commits();
+        let _commits = self.hold_commits()?;
         self.space.promised_at_most(|| {
             let mut promised = FoldCosts::default();
             let entries = self.region.generations().map(|(_, entry)| entry);
@@ -211,6 +210,7 @@ impl Core {
             }
             promised
         });
+        Ok(())
     }
 
     /// Makes a meta page durable that was written, or was being written: a power cut may bring it back, so nothing must be
@@ -223,83 +223,9 @@ impl Core {
             let written = newest.write(&*self.data);
             written.map_err(|error| Error::io("making the base durable", error))?;
             self.sync_data_file("making the base durable")?;
-            self.is_durable(&newest);
+            self.is_durable(&newest)?;
         }
         Ok(())
-    }
-
-    /// Whoever died while it synced the log may have been told that something could not be written, and told nobody; a
-    /// file that is opened after that is not told again. So what is not known to be synced is written once more.
-    pub(crate) fn repair_sync(&self) {
-        for &slot in &self.region.version().generations {
-            if let Err(error) = self.write_unsynced_again(slot) {
-                self.poison(&error);
-            }
-        }
-    }
-
-    fn write_unsynced_again(&self, slot: u16) -> Result<()> {
-        let entry = self.entry(slot);
-        // What is below the end of the records does not change.
-        let (start, end) = (
-            entry.synced_tail.load(Ordering::Acquire),
-            entry.tail.load(Ordering::Acquire),
-        );
-        if start >= end {
-            return Ok(());
-        }
-        let doing = |error| Error::io("writing the log again", error);
-        let file = self.log_file(slot)?;
-        let mut bytes = vec![0; (end - start) as usize];
-        file.read_at(&mut bytes, start).map_err(doing)?;
-        file.write_at(&bytes, start).map_err(doing)
-    }
-
-    /// Waits until nobody else syncs the data file. From a dead process somebody takes the lock over who had the file open
-    /// before, if there is one: it is told too when something could not be written. Otherwise all that is not known to be
-    /// durable is written again.
-    pub(crate) fn hold_data_sync(&self) -> WordLockGuard<'_> {
-        let lock = &self.control().data_sync_lock.0;
-        let mut looks = 0;
-        let held = lock.lock_unless(self.region.me(), |holder| {
-            looks += 1;
-            if self.is_told_of_data_sync() {
-                return self.region.take_from_dead(lock, holder, &|| self.sync_after_death());
-            }
-            // The others look as often.
-            let is_time_to_doubt = looks >= LOOKS_OF_OTHERS || !self.is_anybody_told_of_data_sync();
-            let doubt = || {
-                if let Err(error) = self.write_unsynced_pages_again() {
-                    self.poison(&error);
-                }
-            };
-            is_time_to_doubt.then(|| self.region.take_from_dead(lock, holder, &doubt))?
-        });
-        held.unwrap_or_else(|taken_over| taken_over)
-    }
-
-    /// Asks whether everything could be written, in the place of a dead process: by a description of the file that was open
-    /// before. Not as another sync of this process's own: who is told of that one would be others, should this process die.
-    pub(crate) fn sync_after_death(&self) {
-        let doing = |error| Error::io("syncing the data file after a process died in that", error);
-        if let Err(error) = self.data.sync_data().map_err(doing) {
-            self.poison(&error);
-        }
-    }
-
-    /// Whether this process had the data file open when somebody last began to sync it.
-    pub(crate) fn is_told_of_data_sync(&self) -> bool {
-        self.was_open_before(self.region.process(self.region.me()))
-    }
-
-    fn was_open_before(&self, process: &ProcessEntry) -> bool {
-        process.arrival.load(Ordering::Relaxed) < self.control().data_sync_arrivals.load(Ordering::Acquire)
-    }
-
-    fn is_anybody_told_of_data_sync(&self) -> bool {
-        let is_alive = |owner: Owner| self.region.seat().is_alive(owner);
-        let mut processes = self.region.processes();
-        processes.any(|(owner, process)| self.was_open_before(process) && is_alive(owner))
     }
 }
 
@@ -337,7 +263,7 @@ mod tests {
 
     use super::*;
     use crate::log::Body;
-    use crate::{ChangesFrom, Durability, Maintenance, Options, Store};
+    use crate::{ChangesFrom, Durability, Maintenance, Options, Reason, Store};
 
     fn open(disk: &SimDisk) -> Store {
         let options = Options::new()
@@ -406,5 +332,37 @@ mod tests {
             assert_eq!(store.check(&mut |_| ()).expect("a check").problems, [""; 0]);
             assert_eq!(map.count().expect("a count"), 3);
         }
+    }
+
+    /// The other process was stopped inside a commit when the tree was to be published.
+    #[test]
+    fn tree_that_could_not_be_published_is_given_up_by_the_next_who_folds() {
+        let disk = SimDisk::new(2);
+        let options = || {
+            let options = Options::new().maintenance(Maintenance::Manual);
+            options
+                .generation_bytes(32 << 10, 64 << 10)
+                .durability(Durability::Written)
+        };
+        let open = || options().open_on(disk.platform()).expect("a store");
+        let (store, other) = (open(), open());
+        let map = store.map("map").expect("a map");
+        let put_all = |byte: u8| {
+            (0..1_000u32).for_each(|number| map.put(&number.to_be_bytes(), &[byte; 100]).expect("a put"));
+        };
+        put_all(1);
+        let core = store.core();
+        let mut state = core.hold_maintenance().expect("nobody else has it");
+        let lock = &other.core().control().commit_lock.0;
+        let stopped = lock.try_lock(other.core().region.me()).expect("nobody else has it");
+        let error = core.fold(&mut state).expect_err("it cannot be published");
+        assert!(matches!(error.reason(), Reason::Busy { .. }), "{error}");
+        drop((state, stopped));
+        // By whoever comes next.
+        other.maintain().expect("a fold");
+        put_all(2);
+        store.maintain().expect("a fold");
+        assert!((0..1_000u32).all(|number| map.get(&number.to_be_bytes()).unwrap().unwrap() == [2; 100]));
+        assert_eq!(store.check(&mut |_| ()).expect("a check").problems, [""; 0]);
     }
 }

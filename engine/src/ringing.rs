@@ -38,7 +38,9 @@ impl Store {
             opened.spawn("duramen-bells", &core.ringer_runs, ring_loop);
         }
         // Under the lock, see `bell`.
-        let guard = core.hold_commits();
+        // Where somebody was stopped inside a commit, whoever listens may not be told of it when it goes on, and finds out by
+        // looking for himself.
+        let guard = core.hold_commits_soon();
         if core.is_shared() {
             core.hear_others();
         }

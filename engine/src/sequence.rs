@@ -23,7 +23,7 @@ use crate::batch::{pages_of, stored};
 use crate::bell::Bell;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::draft::{Draft, counter_of};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use crate::future::CommitFuture;
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
 use crate::log::OperationKind;
@@ -173,7 +173,7 @@ impl Sequence {
     /// The sequence of a prefix, whether it has begun or not. `name` is for messages.
     ///
     /// # Errors
-    /// [`Reason::KeyTooLong`].
+    /// [`crate::Reason::KeyTooLong`].
     pub fn new(heads: &Map, bodies: &Map, prefix: &[u8], name: &str) -> Result<Sequence> {
         let counter = counter_of(heads.info.id, prefix)?;
         let place = Place {
@@ -225,11 +225,11 @@ impl Sequence {
     /// Appends items in one commit, one after the other, and returns what the first of them got.
     ///
     /// # Errors
-    /// [`Reason::TopicDeleted`], and those of a commit.
+    /// [`crate::Reason::TopicDeleted`], and those of a commit.
     pub fn append(&self, items: &[Item<'_>], durability: Durability) -> Result<Stamp> {
         let (stamp, commit) = self.append_written(items, durability)?;
         if durability == Durability::Synced {
-            self.store().core().wait_synced(commit.number())?;
+            self.store().core().wait_durable(commit.number())?;
         }
         Ok(stamp)
     }
@@ -263,7 +263,7 @@ impl Sequence {
             let assigned = Vec::new();
             Ok((draft.heads[0].stamp, Commit { number, assigned }))
         });
-        let is_undone = |error: &Error| !matches!(error.reason(), Reason::Unknown { .. });
+        let is_undone = |error: &Error| !error.is_of_a_made_commit();
         if appended.as_ref().is_err_and(is_undone) {
             let give_back = |extent: &crate::base::Extent| core.space.give_back(extent.page, extent.pages());
             extents.iter().for_each(give_back);

@@ -104,7 +104,7 @@ impl<'a, T: Plain> SharedArray<'a, T> {
         let [old, new] = [&self.head.pieces[now], &self.head.pieces[next]];
         // Left by somebody who died while the array moved.
         if new.place().1 > 0 {
-            self.region.give_back(new);
+            self.region.give_back(new)?;
         }
         let (offset, _) = self.region.take_for_array(new, bytes)?;
         let target = self.region.memory(offset).cast::<T>();
@@ -113,7 +113,8 @@ impl<'a, T: Plain> SharedArray<'a, T> {
         // Release: whoever finds the new piece finds the elements in it.
         self.head.current.store(next as u64, Ordering::Release);
         if old.place().1 > 0 {
-            self.region.give_back(old);
+            // What is not given back now is so when the array moves again.
+            let _ = self.region.give_back(old);
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ const LEAVES_BETWEEN_LOOKS: u32 = 64;
 impl Core {
     /// Moves pages to the front, where that lets a good part of the file go. Returns whether it did.
     pub(crate) fn shrink(&self, state: &mut MaintenanceState) -> Result<bool> {
-        let figures = self.space.figures();
+        let figures = self.space.figures()?;
         let used = self.space.used_bytes() / PAGE_BYTES as u64;
         let wanted = used + used / ROOM_PARTS + WORTH_BYTES_MIN / PAGE_BYTES as u64;
         let surplus = figures.file_pages.saturating_sub(wanted);
@@ -69,7 +69,7 @@ impl Core {
             retired: &sink.retired,
             adopted: &[],
         };
-        self.publish_tree(state, tree, |next| next.root = root);
+        self.publish_tree(state, tree, |next| next.root = root)?;
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         self.make_durable(state)?;
         self.reclaim(state)?;
@@ -207,9 +207,9 @@ mod tests {
     fn file_with_free_pages_all_over_is_cut_and_holds_what_it_held() {
         let disk = SimDisk::new(1);
         let (store, model) = scattered(&disk);
-        let before = store.core().space.figures();
+        let before = store.core().space.figures().expect("nobody else");
         assert!(shrink(&store));
-        let after = store.core().space.figures();
+        let after = store.core().space.figures().expect("nobody else");
         let used = after.file_pages - after.free_pages;
         assert!(after.file_pages < before.file_pages * 4 / 5, "{before:?} {after:?}");
         assert!(after.file_pages < used * 5 / 4 + 300, "{after:?}");
@@ -240,7 +240,7 @@ mod tests {
     fn what_a_reader_holds_is_moved_once_and_the_file_cut_when_he_ends() {
         let disk = SimDisk::new(1);
         let (store, model) = scattered(&disk);
-        let before = store.core().space.figures();
+        let before = store.core().space.figures().expect("nobody else");
         let (map, snapshot) = (store.map("map").expect("a map"), store.snapshot().expect("a snapshot"));
         assert!(shrink(&store));
         assert!(
@@ -251,14 +251,14 @@ mod tests {
             let held = snapshot.get(&map, key).expect("what nobody overwrote").expect("a pair");
             assert_eq!(&*held, value);
         }
-        assert!(store.core().space.figures().file_pages > before.file_pages * 9 / 10);
+        assert!(store.core().space.figures().expect("nobody else").file_pages > before.file_pages * 9 / 10);
         drop(snapshot);
         // As the thread that folds does in a quiet store.
         let mut state = store.core().hold_maintenance().expect("nobody else");
         store.core().reclaim(&mut state).expect("nothing in the way");
         store.core().give_space_back(&mut state, Slack::Least).expect("room");
         drop(state);
-        let after = store.core().space.figures();
+        let after = store.core().space.figures().expect("nobody else");
         assert!(after.file_pages < before.file_pages * 4 / 5, "{before:?} {after:?}");
         assert_holds(&store, &model);
     }
@@ -280,7 +280,7 @@ mod tests {
         disk.write_raw("data", place.expect("its leaf") as u64, b"A");
         let store = open(&disk);
         let pages_in_use = || {
-            let figures = store.core().space.figures();
+            let figures = store.core().space.figures().expect("nobody else");
             figures.file_pages - figures.free_pages
         };
         let before = pages_in_use();

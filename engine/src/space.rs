@@ -13,8 +13,8 @@
 //! the next fold begins, and a snapshot that is taken from now on does not see them. So a fold never meets a full disk,
 //! and because deletions may use the reserve, a full store can always be emptied.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use duramen_io::File;
 
@@ -53,6 +53,8 @@ const LARGE_FILE_PAGES: u64 = 16 * LARGE_PIECE_PAGES;
 pub(crate) struct Space {
     file: Arc<dyn File>,
     region: Arc<Region>,
+    /// Pages that are to be given back, while somebody who was stopped has the lock.
+    owed: Mutex<Vec<(u32, u32)>>,
 }
 
 /// What pages are taken from.
@@ -156,10 +158,11 @@ impl Space {
     /// A space whose used pages are those of `bitmap`, which is stored as `saved`. Only for reading, until
     /// [`Space::be_ready_to_retire`].
     pub(crate) fn new(file: Arc<dyn File>, region: Arc<Region>, bitmap: Bitmap, saved: SavedBitmap) -> Result<Space> {
-        let space = Space { file, region };
+        let owed = Mutex::default();
+        let space = Space { file, region, owed };
         space.head().promises.begin();
         space.head().preloaded.store(bitmap.pages() as u64, Ordering::Relaxed);
-        let mut state = space.lock();
+        let mut state = space.lock()?;
         state.reserve_bits(bitmap.pages() as u64)?;
         state.extend(bitmap.pages());
         state.bitmap.take_over(&bitmap);
@@ -172,12 +175,13 @@ impl Space {
 
     /// The space of a store that other processes have open.
     pub(crate) fn attach(file: Arc<dyn File>, region: Arc<Region>) -> Space {
-        Space { file, region }
+        let owed = Mutex::default();
+        Space { file, region, owed }
     }
 
     /// Makes room for all that writing may make of the file.
     pub(crate) fn be_ready_to_retire(&self) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let pages = state.bitmap.pages() as u64;
         state.reserve(pages)
     }
@@ -186,9 +190,9 @@ impl Space {
         &self.region.control().space
     }
 
-    fn lock(&self) -> Locked<'_> {
+    fn lock(&self) -> Result<Locked<'_>> {
         let head = self.head();
-        let guard = self.region.hold(&head.lock.0, || self.undo());
+        let guard = self.region.hold(&head.lock.0, || self.undo())?;
         let step = head.step.load(Ordering::Acquire);
         let undo = self.region.undo_log();
         undo.begin(step);
@@ -199,12 +203,12 @@ impl Space {
                 .each_ref()
                 .map(|count| count.load(Ordering::Relaxed)),
         );
-        Locked {
+        Ok(Locked {
             state,
             head,
             undo,
             _guard: guard,
-        }
+        })
     }
 
     /// The arrays, with nothing known of them.
@@ -303,7 +307,7 @@ impl Space {
         if needed.missing_in(self.available()) == 0 {
             return Ok(());
         }
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         self.have_locked(&mut state, needed, pages)
     }
 
@@ -356,7 +360,7 @@ impl Space {
 
     /// Takes free pages, and says which: as many as wanted, or fewer where that makes sense.
     pub(crate) fn take(&self, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let mut where_from = claim;
         if !claim.is_promised() {
             let beside = self.promised().and(Room::RESERVE);
@@ -458,49 +462,61 @@ impl Space {
         }
     }
 
-    /// Pages that were taken and are not needed after all.
+    /// Loose pages that were taken and are not needed after all. When somebody who was stopped has the lock, they are given
+    /// back with the next ones; the latest moment is the end of this process.
     pub(crate) fn give_back(&self, page: u32, count: u32) {
-        let mut state = self.lock();
-        state.bitmap.set(page, count, false);
-        state.loose.set(page, count, false);
+        let mut owed = self.owed.lock().unwrap_or_else(|e| e.into_inner());
+        owed.push((page, count));
+        let Ok(mut state) = self.lock() else { return };
+        for (page, count) in owed.drain(..) {
+            state.bitmap.set(page, count, false);
+            state.loose.set(page, count, false);
+        }
         self.mirror(&state);
     }
 
     /// Pages that were taken for a new tree, which does not need them.
-    pub(crate) fn give_back_run(&self, claim: Claim, want: Want, page: u32, count: u32) {
-        let mut state = self.lock();
+    ///
+    /// # Errors
+    /// [`Reason::Busy`]: the tree must be given up.
+    pub(crate) fn give_back_run(&self, claim: Claim, want: Want, page: u32, count: u32) -> Result<()> {
+        if claim == Claim::Loose {
+            self.give_back(page, count);
+            return Ok(());
+        }
+        let mut state = self.lock()?;
         match claim {
             Claim::Promised | Claim::Part => state.count_taken(want, count, u64::wrapping_sub),
             Claim::Beyond | Claim::Behind | Claim::Front => state.taken_beyond -= count as u64,
-            Claim::Loose => state.loose.set(page, count, false),
+            Claim::Loose => {}
         }
-        if claim != Claim::Loose {
-            state.mark_taken(page, count, false);
-        }
+        state.mark_taken(page, count, false);
         state.bitmap.set(page, count, false);
         self.mirror(&state);
+        Ok(())
     }
 
     /// Notes what becomes of pages when a tree is published that is ready now: those that are retired then, and those that a
     /// commit brought and it refers to.
-    pub(crate) fn stage(&self, retired: impl IntoIterator<Item = Retired>, adopted: &[Extent]) {
+    pub(crate) fn stage(&self, retired: impl IntoIterator<Item = Retired>, adopted: &[Extent]) -> Result<()> {
         let retired = retired.into_iter().map(Retired::encode);
         let adopted = adopted
             .iter()
             .map(|extent| Retired::encode_adopted(extent.page, extent.pages()));
         let staged: Vec<StoredRetired> = retired.chain(adopted).collect();
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         assert_eq!(state.staged, 0, "one tree is published at a time");
         // There is room: each page is one of these at most once.
         state.retired.append(&staged);
         state.staged = staged.len() as u64;
+        Ok(())
     }
 
     /// The tree was published as version `death`: what was taken for it belongs to the base, and what it does not hold is
     /// retired. `pins` are those of snapshots, looked up after it was published. Whoever dies in here is followed by
     /// another one, who goes on.
-    pub(crate) fn install(&self, death: u64, pins: &Pins) {
-        let mut state = self.lock();
+    pub(crate) fn install(&self, death: u64, pins: &Pins) -> Result<()> {
+        let mut state = self.lock()?;
         while state.staged > 0 {
             let last = *state.retired.last().expect("what is staged is among the elements");
             if let Some((page, pages)) = Retired::decode_adopted(last) {
@@ -528,6 +544,7 @@ impl Space {
         state.taken_bits.fill(0);
         kill_point();
         self.mirror(&state);
+        Ok(())
     }
 
     /// Retires the first of the staged elements; those that are none come last.
@@ -548,7 +565,7 @@ impl Space {
 
     /// Marks pages as used that a replayed record refers to.
     pub(crate) fn mark_used(&self, page: u32, count: u32) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         if page < META_PAGES || page as u64 + count as u64 > state.bitmap.pages() as u64 {
             return Err(Error::damaged(format!(
                 "the log refers to pages {page}+{count}, beyond the data file"
@@ -566,14 +583,14 @@ impl Space {
     }
 
     /// Whether there are pages that the newest base does not use and that are not free.
-    pub(crate) fn has_retired(&self) -> bool {
-        self.lock().retired_pages > 0
+    pub(crate) fn has_retired(&self) -> Result<bool> {
+        Ok(self.lock()?.retired_pages > 0)
     }
 
     /// Frees retired pages that neither a snapshot nor the durable base needs. With `overwrite` freed pages are filled
     /// with 0xDD, so that tests notice whoever still reads them.
-    pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, overwrite: bool) -> Result<u64> {
-        let mut state = self.lock();
+    pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, overwrite: bool, pages: &Pages) -> Result<u64> {
+        let mut state = self.lock()?;
         assert_eq!(state.staged, 0, "nothing is freed while a tree is published");
         // As long as no base of `death` or later is durable, recovery may go back to one that refers to these pages, or
         // replay records that do.
@@ -582,6 +599,10 @@ impl Space {
         // Before anything is free: whoever dies in the middle leaves too little counted, not too much.
         state.awaited = awaited.fold(Room::default(), |room, item| room.and(item.room()));
         let (mut freed, mut overwritten, mut index) = (0, Ok(()), 0);
+        if state.all_retired().any(|item| !is_kept(&item)) {
+            // Before anybody can take them. Release: pairs with the load in `cover_data`.
+            pages.freed_here(self.region.control().freed.fetch_add(1, Ordering::AcqRel));
+        }
         while let Some(&stored) = state.retired.get(index) {
             let item = Retired::decode(stored);
             if is_kept(&item) {
@@ -589,6 +610,7 @@ impl Space {
                 continue;
             }
             freed += item.pages as u64;
+            pages.forget(item.page, item.pages);
             state.bitmap.set(item.page, item.pages, false);
             state.retired_pages -= item.pages as u64;
             let last = state.retired.len() - 1;
@@ -615,7 +637,7 @@ impl Space {
     /// Writes the bitmap of the pages that the newest base uses: all used pages but those that are retired or loose.
     /// `previous` is the saved bitmap that this one replaces: it is not marked.
     pub(crate) fn save(&self, previous: SavedBitmap, pages: &Pages) -> Result<(SavedBitmap, u32)> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let (page, count) = self.room_for_bitmap(&mut state, pages)?;
         // Until it is what counts. Whoever dies before that leaves the place to the next one.
         state.for_bitmap = (page, count);
@@ -666,23 +688,24 @@ impl Space {
     }
 
     /// Keeps room for the next bitmap, if there is any. On a disk that is full it could not be had in one piece later.
-    pub(crate) fn keep_room_for_bitmap(&self) {
-        let mut state = self.lock();
+    pub(crate) fn keep_room_for_bitmap(&self) -> Result<()> {
+        let mut state = self.lock()?;
         let count = state.bitmap.image_pages(GROWTH_PAGES_MAX);
         if let Some((page, count)) = state.find_any(Want::Piece(count)) {
             state.bitmap.set(page, count, true);
             state.for_bitmap = (page, count);
             self.mirror(&state);
         }
+        Ok(())
     }
 
     /// A meta page that refers to this bitmap, and to no page from `end` on, is durable. The pages of the bitmap that no
     /// meta page needs any more take the next one.
-    pub(crate) fn saved(&self, bitmap: SavedBitmap, end: u32) {
-        let mut state = self.lock();
+    pub(crate) fn saved(&self, bitmap: SavedBitmap, end: u32) -> Result<()> {
+        let mut state = self.lock()?;
         if state.saved == (bitmap.page, bitmap.pages) {
             // Somebody died right after this.
-            return;
+            return Ok(());
         }
         state.for_bitmap = (0, 0);
         state.durable_ends = [state.durable_ends[1], end];
@@ -697,6 +720,7 @@ impl Space {
         // It was made when the file was longer.
         state.bitmap.set(old.0 + needed, old.1 - needed, false);
         self.mirror(&state);
+        Ok(())
     }
 
     /// Bytes of the pages in use, those that are only retired not counted.
@@ -704,25 +728,25 @@ impl Space {
         self.head().base.load(Ordering::Relaxed) * PAGE_BYTES as u64
     }
 
-    pub(crate) fn figures(&self) -> SpaceFigures {
-        let state = self.lock();
+    pub(crate) fn figures(&self) -> Result<SpaceFigures> {
+        let state = self.lock()?;
         let pending = self.head().promises.pending();
-        SpaceFigures {
+        Ok(SpaceFigures {
             file_pages: state.bitmap.pages() as u64,
             // Nothing is kept where the next bitmap goes.
             free_pages: state.bitmap.free() + state.for_bitmap.1 as u64,
             retired_pages: state.retired_pages,
             pending_operations: pending.operations,
             pending_bytes: pending.bytes,
-        }
+        })
     }
 
     /// Copies of the bitmaps of used and of loose pages and of the retired pages, for the checker.
-    pub(crate) fn contents(&self) -> (Bitmap, Bitmap, Vec<Retired>) {
-        let state = self.lock();
+    pub(crate) fn contents(&self) -> Result<(Bitmap, Bitmap, Vec<Retired>)> {
+        let state = self.lock()?;
         let mut used = state.bitmap.copy();
         // Nothing is there yet.
         used.set(state.for_bitmap.0, state.for_bitmap.1, false);
-        (used, state.loose.copy(), state.all_retired().collect())
+        Ok((used, state.loose.copy(), state.all_retired().collect()))
     }
 }

@@ -149,14 +149,14 @@ impl Store {
         let core = self.core();
         core.healthy()?;
         let version = core.region.version();
-        let figures = core.space.figures();
+        let figures = core.space.figures()?;
         let (log_bytes, live_log_bytes, generations) = core.log_figures();
         Ok(Statistics {
             commit: core.control().visible.0.load(Ordering::Acquire),
             synced_commit: core.control().synced.0.load(Ordering::Acquire),
             base_commit: version.base_commit,
             // Before the pins of `maps` are taken: they are not the user's.
-            snapshots: core.snapshot_figures(),
+            snapshots: core.snapshot_figures()?,
             processes: core.process_figures(),
             maps: self.map_figures()?,
             page_bytes: PAGE_BYTES as u64,
@@ -230,8 +230,8 @@ impl Core {
         self.region.processes().map(figures).collect()
     }
 
-    fn snapshot_figures(&self) -> Vec<SnapshotStatistics> {
-        let (_, _, retired) = self.space.contents();
+    fn snapshot_figures(&self) -> Result<Vec<SnapshotStatistics>> {
+        let (_, _, retired) = self.space.contents()?;
         let now = self.platform.clock.wall();
         let figures = |(index, version, slot): (u32, u64, &crate::region::Slot)| {
             let pinned = retired
@@ -247,6 +247,6 @@ impl Core {
                 ended: slot.is_ended(),
             }
         };
-        self.region.slots_in_use().into_iter().map(figures).collect()
+        Ok(self.region.slots_in_use().into_iter().map(figures).collect())
     }
 }

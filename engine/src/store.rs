@@ -243,7 +243,8 @@ impl Store {
     /// Commits several writes at once, without reading.
     ///
     /// # Errors
-    /// Those of a commit: [`Reason::Full`], [`Reason::Unknown`], [`Reason::Poisoned`], [`Reason::MapDropped`].
+    /// Those of a commit: [`Reason::Full`], [`Reason::Unknown`], [`Reason::Poisoned`], [`Reason::MapDropped`],
+    /// [`Reason::Busy`], and [`Reason::NotSynced`], after which the commit is there.
     pub fn write(&self, batch: Batch) -> Result<Commit> {
         batch.commit(self)
     }
@@ -260,7 +261,8 @@ impl Store {
     /// Makes everything committed so far survive power loss.
     ///
     /// # Errors
-    /// [`Reason::Unknown`] when the sync failed.
+    /// [`Reason::Unknown`] when the sync failed; [`Reason::Busy`] when another process was stopped and keeps it from being
+    /// known.
     pub fn sync(&self) -> Result<()> {
         self.core().sync()
     }
@@ -294,7 +296,8 @@ impl Store {
     /// Folds what is in the log, makes the result durable and frees what nobody needs, now.
     ///
     /// # Errors
-    /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Poisoned`], [`Reason::Io`].
+    /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Poisoned`], [`Reason::Io`]; [`Reason::Busy`] when another process was
+    /// stopped while it did so.
     pub fn maintain(&self) -> Result<()> {
         self.core().maintain()
     }
@@ -328,11 +331,11 @@ impl Opened {
 
     fn close(&self) -> Result<()> {
         self.core.own()?;
-        // From here on other handles are refused; whoever is committing has the lock.
+        // From here on other handles are refused; whoever is committing here has the lock.
         if self.core.closed.swap(true, Ordering::SeqCst) {
             return Err(Reason::Closed.into());
         }
-        drop(self.core.hold_commits());
+        drop(self.core.hold_commits_soon());
         self.core.wake_streams();
         self.stop_threads();
         let settled = if self.core.settings.read_only {
@@ -380,14 +383,8 @@ impl Drop for Opened {
 impl Core {
     /// Gives back what is kept for streams that begin later: none does.
     fn forget_history(&self) {
-        // Closing must not wait for who folds when there is nothing to give back.
-        if !self.has_history() {
-            return;
-        }
-        let Ok(mut state) = self.hold_maintenance() else {
-            return;
-        };
-        state.history.drain(..).for_each(|(pin, ..)| self.region.unpin(&pin));
+        let history = self.take_history();
+        history.into_iter().for_each(|(pin, ..)| self.region.unpin(&pin));
     }
 
     /// Whoever only reads folds nothing; but the memory that was shared goes with the last one. The gate is as after

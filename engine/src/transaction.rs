@@ -807,11 +807,11 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Reason::Conflict`] (run the transaction again), [`Reason::TooOld`], [`Reason::Full`] (nothing was written),
-    /// [`Reason::Unknown`] (the store must be reopened), [`Reason::MapDropped`], [`Reason::Poisoned`].
+    /// [`Reason::Unknown`] (the store must be reopened), [`Reason::NotSynced`] (it is committed), [`Reason::MapDropped`], [`Reason::Poisoned`].
     pub fn commit(mut self) -> Result<Commit> {
         let commit = self.append_all()?;
         if self.durability == Durability::Synced {
-            self.core().wait_synced(commit.number)?;
+            self.core().wait_durable(commit.number)?;
         }
         Ok(commit)
     }
@@ -856,7 +856,7 @@ impl Transaction {
             self.draft(draft, run)?;
             if draft.is_empty() {
                 // Nothing to write, but what was read must still be true.
-                let _guard = core.hold_commits();
+                let _guard = core.hold_commits()?;
                 core.check_conflicts(&checks, draft)?;
                 return Ok(Commit {
                     number: self.snapshot_commit(),
@@ -884,7 +884,7 @@ impl Transaction {
         self.finished = match &commit {
             Ok(_) => true,
             // The record may have reached the log: its pages must stay.
-            Err(error) => matches!(error.reason(), Reason::Unknown { .. }),
+            Err(error) => error.is_of_a_made_commit(),
         };
         if commit.is_ok() {
             let free = |extent: &Extent| core.space.give_back(extent.page, extent.pages());

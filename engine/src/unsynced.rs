@@ -26,7 +26,7 @@ impl Core {
     /// See the module.
     pub(crate) fn write_unsynced_pages_again(&self) -> Result<()> {
         // What the log refers to is known once it is decided whether the last commit of a dead process stands.
-        drop(self.hold_commits());
+        drop(self.hold_commits()?);
         let (pin, version, _) = self.region.pin(0, &self.control().visible.0)?;
         let written = self.cover_data().and_then(|()| self.write_pages_again(&version));
         self.region.unpin(&pin);

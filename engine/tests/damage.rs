@@ -433,3 +433,31 @@ fn who_walks_on_after_damage_is_told_again_and_who_turns_round_goes_back() {
         assert!(met > 3, "{met} of {pages} pages");
     }
 }
+
+/// Without the look at its length this test would end with a signal.
+#[test]
+fn log_file_that_was_cut_off_is_an_error_for_a_snapshot_of_verified_mode() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let store = small_options().reads(ReadMode::Verified).open(&path).unwrap();
+    let map = store.map("map").unwrap();
+    (0..100u8).for_each(|key| map.put(&[key], &[key; 200]).unwrap());
+    assert_eq!(map.get(&[1]).unwrap().unwrap(), [1; 200]);
+    let logs = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
+    for log in logs.filter(|log| log.to_string_lossy().contains("wal-")) {
+        std::fs::File::options()
+            .write(true)
+            .open(&log)
+            .unwrap()
+            .set_len(4096)
+            .unwrap();
+    }
+    let error = map.get(&[1]).unwrap_err();
+    assert_eq!(error.kind(), Kind::Damaged);
+    assert!(
+        error.to_string().contains("wal-") && error.to_string().contains("cut off"),
+        "{error}"
+    );
+    // Closing would fold what is not there.
+    std::mem::forget((map, store));
+}

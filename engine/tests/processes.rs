@@ -440,3 +440,32 @@ fn power_cut_takes_only_a_suffix_of_what_nobody_synced_whoever_wrote_it() {
         assert_sound(&store);
     }
 }
+
+#[test]
+fn page_that_another_process_wrote_anew_is_verified_again() {
+    const MARK: &[u8] = b"marked as written by the second process";
+    let disk = SimDisk::new(41);
+    let stores = [open(&disk), open(&disk)];
+    let maps = stores.each_ref().map(|store| store.map("map").unwrap());
+    let key = |number: u32| number.to_be_bytes();
+    (0..2_000).for_each(|number| maps[1].put(&key(number), &[1; 60]).unwrap());
+    stores[1].maintain().unwrap();
+    let read_all = |map: &duramen_engine::Map| (0..2_000).filter(|&number| map.get(&key(number)).is_ok()).count();
+    // The first one touches all pages, again and again, while the other one writes all of them anew.
+    for _ in 0..4 {
+        assert_eq!(read_all(&maps[0]), 2_000);
+        (0..2_000).for_each(|number| maps[1].put(&key(number), MARK).unwrap());
+        stores[1].maintain().unwrap();
+    }
+    let data = disk.read_raw("data");
+    let marks = data
+        .windows(MARK.len())
+        .enumerate()
+        .filter(|(_, window)| *window == MARK);
+    marks.for_each(|(place, _)| disk.write_raw("data", place as u64, b"M"));
+    assert_eq!(
+        read_all(&maps[0]),
+        0,
+        "no page is served that was damaged before it was touched"
+    );
+}

@@ -5,10 +5,10 @@ mod common;
 
 use common::small_options;
 use duramen_engine::{Kind, Options, Reason, Store};
-use duramen_io::SimDisk;
+use duramen_io::{OpenMode, SimDisk};
 
 /// What is written at the beginning of the region by who makes it: its layout, and the version of the library.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x02");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x03");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Several processes open the store.
@@ -89,4 +89,21 @@ fn region_that_is_not_finished_or_cut_off_is_not_attached_to() {
     assert!(matches!(error.reason(), Reason::InUse { .. }), "{error}");
     disk.write_raw("shared", layout, &LAYOUT.to_le_bytes());
     open(&disk).unwrap().close().unwrap();
+    // What is in use of it ends where it ends, or earlier.
+    let whole = disk.read_raw("shared").len() as u64;
+    for cut in [4 << 10, 100 << 10, 600 << 10, 5 << 20, (6 << 20) + 4096] {
+        assert!(cut < whole, "{cut} of {whole}");
+        let cut_off = disk.kill();
+        let region = cut_off.platform().storage.open("shared", OpenMode::Write).unwrap();
+        // As on a machine where nobody has died: a copy of the disk on which others are there still.
+        let locks = cut_off.platform().storage.byte_locks("lock").unwrap();
+        assert!(locks.take(64).unwrap());
+        region.set_len(cut).unwrap();
+        let error = open(&cut_off).unwrap_err();
+        assert!(matches!(error.reason(), Reason::InUse { .. }), "{cut}: {error}");
+        locks.release(64).unwrap();
+        // Nobody is there any more.
+        let store = open(&cut_off).unwrap();
+        assert_eq!(store.map("map").unwrap().get(b"key").unwrap().unwrap(), b"value");
+    }
 }

@@ -36,7 +36,7 @@ impl Maps {
         let map = |name| {
             loop {
                 match store.map(name) {
-                    Err(error) if error.kind() == Kind::Retry => {}
+                    Err(error) if matches!(error.kind(), Kind::Retry | Kind::Sync) => {}
                     map => return map,
                 }
             }

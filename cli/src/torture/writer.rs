@@ -88,7 +88,8 @@ fn make_accounts(store: &Store, maps: &Maps) -> Result<(), String> {
             Ok(())
         });
         match made {
-            Err(error) if error.kind() == Kind::Retry => {}
+            // Made and not known to be synced counts the next time as made.
+            Err(error) if matches!(error.kind(), Kind::Retry | Kind::Sync) => {}
             made => return made.map_err(|error| format!("making the accounts: {error}")),
         }
     }
@@ -119,8 +120,11 @@ impl Writer<'_> {
             self.append(&mut tx, number)?;
         }
         reporter.tell(&Message::Begins(number))?;
-        tx.commit()?;
-        Ok(())
+        match tx.commit() {
+            // It stands whoever is killed, which is all that is done here.
+            Err(error) if error.kind() == Kind::Sync => Ok(reporter.tell(&Message::Busy)?),
+            committed => Ok(committed.map(drop)?),
+        }
     }
 
     /// Writes the transaction down, counts it, and removes an old one.

@@ -8,7 +8,7 @@
 //!          60 meta sequence u32 | zeros
 //! ```
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use duramen_io::{Access, File, Mapping, OpenMode, Platform, prefetch};
@@ -123,7 +123,8 @@ struct Segment {
 
 #[derive(Debug, Default)]
 struct Open {
-    file: Option<Arc<dyn File>>,
+    /// With the moment at which it was open.
+    file: Option<(Arc<dyn File>, u64)>,
     mapping: Option<Mapping>,
 }
 
@@ -143,17 +144,18 @@ impl Segments {
         }
     }
 
-    /// The file of a slot, which exists, opened and mapped when it is not.
-    pub(crate) fn file(&self, slot: u16, incarnation: u32) -> Result<Arc<dyn File>> {
-        self.open(slot, incarnation, self.mode)
+    /// The file of a slot, which exists, opened and mapped when it is not; and at which of the store's moments, or before,
+    /// it was opened. `moments` counts them.
+    pub(crate) fn file(&self, slot: u16, incarnation: u32, moments: &AtomicU64) -> Result<(Arc<dyn File>, u64)> {
+        self.open(slot, incarnation, self.mode, moments)
     }
 
     /// The same for one that may have to be made.
-    pub(crate) fn create(&self, slot: u16, incarnation: u32) -> Result<Arc<dyn File>> {
-        self.open(slot, incarnation, OpenMode::Create)
+    pub(crate) fn create(&self, slot: u16, incarnation: u32, moments: &AtomicU64) -> Result<(Arc<dyn File>, u64)> {
+        self.open(slot, incarnation, OpenMode::Create, moments)
     }
 
-    fn open(&self, slot: u16, incarnation: u32, mode: OpenMode) -> Result<Arc<dyn File>> {
+    fn open(&self, slot: u16, incarnation: u32, mode: OpenMode, moments: &AtomicU64) -> Result<(Arc<dyn File>, u64)> {
         let segment = self.places[slot as usize].get_or_init(Default::default);
         let mut open = segment.lock();
         if segment.incarnation.load(Ordering::Relaxed) != incarnation {
@@ -172,9 +174,11 @@ impl Segments {
             segment.base.store(mapping.base(), Ordering::Release);
             open.mapping = Some(mapping);
         }
-        open.file = Some(file.clone());
+        // After it was opened, so that it is not taken to be older than it is.
+        let opened = moments.load(Ordering::SeqCst);
+        open.file = Some((file.clone(), opened));
         self.files_open.fetch_add(1, Ordering::Relaxed);
-        Ok(file)
+        Ok((file, opened))
     }
 
     /// The bytes of a generation that is alive or held. `None`: this process has not mapped its file yet.

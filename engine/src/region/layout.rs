@@ -23,8 +23,8 @@ pub(crate) struct Control {
     pub(super) store: [AtomicU64; 2],
     /// Bytes of addresses that the process took which made the region: all that others may find in it is below.
     pub(super) span: AtomicU64,
-    /// How many processes ever attached.
-    pub(crate) arrivals: AtomicU64,
+    /// Counts what has an order among processes: attaching, opening a log file, beginning to sync. See `syncing`.
+    pub(crate) moments: AtomicU64,
     /// Serialises commits.
     pub(crate) commit_lock: Line<WordLock>,
     /// Number of the newest commit that readers may see. Released by the committer, acquired by snapshots.
@@ -48,10 +48,12 @@ pub(crate) struct Control {
     pub(crate) values_unsynced_bytes: AtomicU64,
     /// Held while the data file is synced.
     pub(crate) data_sync_lock: Line<WordLock>,
-    /// How many processes had attached when the data file was last begun to be synced.
-    pub(crate) data_sync_arrivals: AtomicU64,
     /// Held by whoever folds, makes durable and reclaims.
     pub(crate) maintenance_lock: Line<WordLock>,
+    /// Changes while that goes on: who waits for it and sees no change is waiting for somebody who was stopped.
+    pub(crate) maintenance_beat: AtomicU32,
+    /// Nonzero: whoever takes that lock has something to put in order first, see `repair`.
+    pub(crate) maintenance_owed: AtomicU32,
     /// The published version that has the durable root; always counts as pinned.
     pub(crate) durable_version: AtomicU64,
     /// The version that a new tree is about to be published as, or was, and is not wholly put in order yet; or zero.
@@ -91,6 +93,8 @@ pub(crate) struct Control {
     /// Held by whoever makes the region larger, hands out its memory or takes it back. What it guards is changed by single
     /// stores, each of which leaves everything in order.
     pub(crate) growth_lock: Line<WordLock>,
+    /// Counts how often pages of the data file came free: what was verified of them before is to be verified again.
+    pub(crate) freed: AtomicU64,
     /// Snapshot slots and log generations that have memory behind them.
     pub(super) slots_allocated: AtomicU32,
     pub(super) generations_allocated: AtomicU32,
@@ -280,8 +284,8 @@ pub(crate) struct GenerationEntry {
     pub(crate) incarnation: AtomicU32,
     /// End of the records in the log file.
     pub(crate) tail: AtomicU64,
-    /// End of the part that is known to survive power loss.
-    pub(crate) synced_tail: AtomicU64,
+    /// End of the part that is known to survive power loss, with the number of the generation: see [`LogEnd`].
+    synced_end: AtomicU64,
     /// Length of the file that has blocks: filled with zeros, or allocated right before a long record took them.
     pub(crate) filled: AtomicU64,
     /// Length at which the generation is complete.
@@ -295,7 +299,59 @@ pub(crate) struct GenerationEntry {
     pub(crate) death: AtomicU64,
 }
 
+/// An end of the records of one generation. As a number it is larger the later it comes in the log, also where a log file
+/// is used again: so who was stopped with an old one in hand takes nothing back with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LogEnd {
+    generation: u32,
+    position: u32,
+}
+
+impl LogEnd {
+    fn encode(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.position)
+    }
+}
+
 impl GenerationEntry {
+    /// Gives the entry to a generation without records, of which nothing is synced.
+    pub(crate) fn begin(&self, number: u32, start: u64) {
+        // Synced first and the number last, Release, for `end`: whoever finds the tail of the new generation finds that the
+        // old one's syncs count no more, and whoever finds the new number finds its tail.
+        let synced = LogEnd {
+            generation: number,
+            position: 0,
+        };
+        self.synced_end.fetch_max(synced.encode(), Ordering::AcqRel);
+        self.tail.store(start, Ordering::Release);
+        self.number.store(number, Ordering::Release);
+    }
+
+    /// Where its records end now. Nothing is promised of a generation that may be another one meanwhile, but that noting
+    /// this end as synced changes nothing of that one.
+    pub(crate) fn end(&self) -> LogEnd {
+        // Acquire: pairs with the stores in `begin`, and that of the tail with whoever wrote the records before it.
+        let generation = self.number.load(Ordering::Acquire);
+        let position = self.tail.load(Ordering::Acquire) as u32;
+        LogEnd { generation, position }
+    }
+
+    /// Whether all records up to an end survive power loss.
+    pub(crate) fn is_synced_to(&self, end: LogEnd) -> bool {
+        self.synced_end.load(Ordering::Acquire) >= end.encode()
+    }
+
+    /// Notes that they do.
+    pub(crate) fn is_now_synced_to(&self, end: LogEnd) {
+        self.synced_end.fetch_max(end.encode(), Ordering::AcqRel);
+    }
+
+    /// Position up to which the records of the present generation are known to survive power loss. For who holds what keeps
+    /// it from becoming another one.
+    pub(crate) fn synced_tail(&self) -> u64 {
+        self.synced_end.load(Ordering::Acquire) & u64::from(u32::MAX)
+    }
+
     pub(crate) fn state(&self) -> GenerationState {
         match self.state.load(Ordering::Acquire) & STATE_MASK {
             0 => GenerationState::Unused,

@@ -52,7 +52,7 @@ impl Region {
 
     /// Finds memory for an index and makes it the piece of `owner`, who has none. Returns its place.
     pub(crate) fn take(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
-        let _growing = self.hold_growth();
+        let _growing = self.hold_growth()?;
         let bytes = bytes.next_multiple_of(MEMORY_STEP);
         self.take_between(owner, bytes, INDEXES_START..self.span)
     }
@@ -60,7 +60,7 @@ impl Region {
     /// The same for an array: apart from the indexes as long as they are small, so that an index always fits where one
     /// was before.
     pub(crate) fn take_for_array(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
-        let _growing = self.hold_growth();
+        let _growing = self.hold_growth()?;
         let bytes = bytes.next_multiple_of(PAGE_BYTES as u64);
         match self.find(MEMORY_START..INDEXES_START, bytes) {
             Some(_) => self.take_between(owner, bytes, MEMORY_START..INDEXES_START),
@@ -99,19 +99,23 @@ impl Region {
     }
 
     /// Gives a piece of memory back; and the end of the file behind all pieces to the file system, if it is long.
-    pub(crate) fn give_back(&self, owner: &Piece) {
-        let _growing = self.hold_growth();
+    ///
+    /// # Errors
+    /// [`Reason::Busy`]: the owner has it still.
+    pub(crate) fn give_back(&self, owner: &Piece) -> Result<()> {
+        let _growing = self.hold_growth()?;
         owner.bytes.store(0, Ordering::Release);
         // A little is kept: on a disk that is full by now, deletions still need the next generation's index.
         let end = self.end_of_memory() + MEMORY_SPARE_BYTES;
         if self.file.len().is_ok_and(|length| length > end * MEMORY_SURPLUS) {
             self.cut(end);
         }
+        Ok(())
     }
 
     /// Makes sure that there is memory for a few more small indexes.
     pub(crate) fn keep_spare_memory(&self) -> Result<()> {
-        let _growing = self.hold_growth();
+        let _growing = self.hold_growth()?;
         self.file
             .allocate(self.end_of_memory().max(INDEXES_START), MEMORY_SPARE_BYTES)
             .map_err(|error| full_or_io("index memory", MEMORY_SPARE_BYTES, error))
@@ -119,27 +123,28 @@ impl Region {
 
     /// Gives all memory that is nobody's back, behind the last piece and between pieces. For a quiet store, whose next
     /// indexes are prepared.
-    pub(crate) fn cut_memory(&self) {
-        let _growing = self.hold_growth();
+    pub(crate) fn cut_memory(&self) -> Result<()> {
+        let _growing = self.hold_growth()?;
         self.cut(self.end_of_memory());
         let mut end = MEMORY_START;
         for (used, length) in self.pieces() {
             self.file.discard(end, used - end);
             end = used + length;
         }
+        Ok(())
     }
 
     /// Whether indexes lie further from the beginning than all of them take together.
-    pub(crate) fn memory_has_holes(&self) -> bool {
-        let _growing = self.hold_growth();
+    pub(crate) fn memory_has_holes(&self) -> Result<bool> {
+        let _growing = self.hold_growth()?;
         let mut pieces = self.pieces();
         pieces.retain(|&(used, _)| used >= INDEXES_START);
         let in_use: u64 = pieces.iter().map(|&(_, bytes)| bytes).sum();
         let end = pieces.last().map_or(INDEXES_START, |&(used, length)| used + length);
-        end > INDEXES_START + in_use
+        Ok(end > INDEXES_START + in_use)
     }
 
-    fn end_of_memory(&self) -> u64 {
+    pub(super) fn end_of_memory(&self) -> u64 {
         let slots_end = SLOTS_START + self.control().slots_allocated.load(Ordering::Relaxed) as u64 * SLOT_BYTES;
         self.pieces().last().map_or(slots_end, |&(used, length)| used + length)
     }

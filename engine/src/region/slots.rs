@@ -114,7 +114,13 @@ impl Region {
 
     /// Makes slot number `count` usable, unless somebody else just did.
     fn add_slot(&self, count: usize) -> Result<()> {
-        let _growing = self.hold_growth();
+        let used = &self.control().slots_used.0;
+        if count < self.control().slots_allocated.load(Ordering::Acquire) as usize {
+            // Whoever begins to read must not wait for somebody who was stopped while he made room.
+            let _ = used.compare_exchange(count as u32, count as u32 + 1, Ordering::SeqCst, Ordering::Relaxed);
+            return Ok(());
+        }
+        let _growing = self.hold_growth()?;
         if count == self.control().slots_allocated.load(Ordering::Relaxed) as usize {
             let offset = SLOTS_START + count as u64 * SLOT_BYTES;
             let bytes = SLOTS_STEP as u64 * SLOT_BYTES;
@@ -125,7 +131,6 @@ impl Region {
                 .slots_allocated
                 .store((count + SLOTS_STEP) as u32, Ordering::Release);
         }
-        let used = &self.control().slots_used.0;
         let _ = used.compare_exchange(count as u32, count as u32 + 1, Ordering::SeqCst, Ordering::Relaxed);
         Ok(())
     }

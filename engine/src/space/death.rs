@@ -8,6 +8,7 @@ use duramen_io::Owner;
 use super::Space;
 use super::retired::StoredRetired;
 use crate::bitmap::Blocks;
+use crate::error::Result;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::{FoldCosts, Room};
 
@@ -52,8 +53,8 @@ impl Space {
     }
 
     /// Gives back what a process took for a tree that died before it was published.
-    pub(crate) fn give_up_tree(&self) {
-        let mut state = self.lock();
+    pub(crate) fn give_up_tree(&self) -> Result<()> {
+        let mut state = self.lock()?;
         let count = state.retired_count();
         state.retired.resize(count, StoredRetired::default());
         state.staged = 0;
@@ -75,20 +76,19 @@ impl Space {
         state.taken = Room::default();
         state.taken_beyond = 0;
         self.mirror(&state);
+        Ok(())
     }
 
     /// Whether a process took pages that may still be loose.
-    pub(crate) fn has_loose_runs(&self, owner: Owner) -> bool {
-        let state = self.lock();
-        state
-            .loose_runs
-            .iter()
-            .any(|&[_, found]| found == u64::from(owner.number()))
+    pub(crate) fn has_loose_runs(&self, owner: Owner) -> Result<bool> {
+        let state = self.lock()?;
+        let mut runs = state.loose_runs.iter();
+        Ok(runs.any(|&[_, found]| found == u64::from(owner.number())))
     }
 
     /// Frees the loose pages of a process that is dead, but for those that `is_referred_to` by the log.
-    pub(crate) fn free_loose_pages_of(&self, owner: Owner, is_referred_to: impl Fn(u32) -> bool) {
-        let mut state = self.lock();
+    pub(crate) fn free_loose_pages_of(&self, owner: Owner, is_referred_to: impl Fn(u32) -> bool) -> Result<()> {
+        let mut state = self.lock()?;
         let dead = u64::from(owner.number());
         // What was given back since it was taken may be somebody else's.
         let others: HashSet<u32> = state.loose_pages(|found| found != dead).collect();
@@ -109,5 +109,6 @@ impl Space {
             }
         }
         self.mirror(&state);
+        Ok(())
     }
 }

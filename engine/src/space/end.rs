@@ -34,8 +34,8 @@ impl Slack {
 
 impl Space {
     /// Whether the file has an end that could be cut off, were both meta pages to forget it.
-    pub(crate) fn has_surplus(&self, slack: Slack) -> bool {
-        let mut state = self.lock();
+    pub(crate) fn has_surplus(&self, slack: Slack) -> Result<bool> {
+        let mut state = self.lock()?;
         let count = state.bitmap.image_pages(GROWTH_PAGES_MAX);
         let kept = self.promised().and(Room::RESERVE);
         let lower = state
@@ -52,7 +52,7 @@ impl Space {
                 }
             }
         }
-        self.surplus(&state, end) > slack.pages(&state.bitmap)
+        Ok(self.surplus(&state, end) > slack.pages(&state.bitmap))
     }
 
     /// Free pages behind `end` that are not promised to anybody.
@@ -72,7 +72,7 @@ impl Space {
 
     /// Cuts free pages off the end of the file that neither meta page knows.
     pub(crate) fn cut(&self, slack: Slack, pages: &Pages) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         self.cut_file(&mut state, slack)?;
         pages.cover(state.bitmap.pages() as u64 * PAGE_BYTES as u64)?;
         if slack == Slack::Least {

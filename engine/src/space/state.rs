@@ -408,7 +408,7 @@ mod tests {
         let options = Options::new().maintenance(Maintenance::Manual);
         let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
         let core = store.core();
-        let before = core.space.lock().bitmap.free();
+        let before = core.space.lock().expect("nobody else").bitmap.free();
         for (claim, wants) in [(Claim::Promised, 400), (Claim::Beyond, 300)] {
             for _ in 0..wants {
                 let taken = core.space.take(claim, Want::Leaves(9), &core.pages);
@@ -416,10 +416,10 @@ mod tests {
             }
         }
         let steps = core.control().space.step.load(Ordering::Relaxed);
-        core.space.give_up_tree();
+        core.space.give_up_tree().expect("nobody else");
         let steps = core.control().space.step.load(Ordering::Relaxed) - steps;
         assert!(steps > 3, "{steps} steps: too little for more than one");
-        let state = core.space.lock();
+        let state = core.space.lock().expect("nobody else");
         let grown = u64::from(state.bitmap.pages()) - state.bitmap.free();
         assert!(state.bitmap.free() > before && grown < 100, "{:?}", &*state);
         assert_eq!((state.taken.pages, state.taken_beyond), (0, 0));
@@ -432,7 +432,7 @@ mod tests {
     fn leaves_beside_a_run(run: u32) -> Vec<u32> {
         let options = Options::new().maintenance(Maintenance::Manual);
         let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
-        let mut state = store.core().space.lock();
+        let mut state = store.core().space.lock().expect("nobody else");
         let before = state.bitmap.pages();
         let free: Vec<u32> = (0..before).filter(|&page| !state.bitmap.is_used(page)).collect();
         free.iter().for_each(|&page| state.bitmap.set(page, 1, true));

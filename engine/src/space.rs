@@ -600,8 +600,12 @@ impl Space {
         state.awaited = awaited.fold(Room::default(), |room, item| room.and(item.room()));
         let (mut freed, mut overwritten, mut index) = (0, Ok(()), 0);
         if state.all_retired().any(|item| !is_kept(&item)) {
-            // Before anybody can take them. Release: pairs with the load in `cover_data`.
-            pages.freed_here(self.region.control().freed.fetch_add(1, Ordering::AcqRel));
+            // Before anybody can take them. First what this process has seen: a snapshot that begins between the two would
+            // forget all that was verified here. Nobody else counts without the lock.
+            let count = &self.region.control().freed;
+            pages.freed_here(count.load(Ordering::Relaxed));
+            // Release: pairs with the load in `cover_data`.
+            count.fetch_add(1, Ordering::AcqRel);
         }
         while let Some(&stored) = state.retired.get(index) {
             let item = Retired::decode(stored);

@@ -24,6 +24,8 @@ const STOP_SHORT: Duration = Duration::from_millis(50);
 const STOP_LONG: Duration = Duration::from_secs(7);
 /// Whoever says nothing for so long hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
+/// Between two looks the supervisor itself did not run, if it took so long: then nobody else may have.
+const SUSPENDED_AFTER: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(20);
 
 /// What is to be done.
@@ -95,6 +97,8 @@ struct Supervisor<'p> {
     told: Receiver<Told>,
     tell: Sender<Told>,
     lives: u64,
+    /// When it was last looked for those who hang.
+    looked: Instant,
     sum: Sum,
 }
 
@@ -109,6 +113,7 @@ pub fn torture(plan: &Plan) -> Outcome<Sum> {
         told,
         tell,
         lives: 0,
+        looked: Instant::now(),
         sum: Sum::default(),
     };
     let began = Instant::now();
@@ -287,6 +292,12 @@ impl Supervisor<'_> {
     }
 
     fn find_silent(&mut self) {
+        // Whoever stops the supervisor, by Ctrl-Z for example, stops those with it who have the same terminal.
+        let gap = self.looked.elapsed();
+        self.looked = Instant::now();
+        if gap > SUSPENDED_AFTER {
+            self.members.iter_mut().for_each(|member| member.heard += gap);
+        }
         for member in &self.members {
             if member.stopped_until.is_none() && member.heard.elapsed() > SILENCE_MAX {
                 let (role, slot, process) = (member.role, member.slot, member.child.id());

@@ -162,7 +162,11 @@ impl Core {
                     drop(leading);
                     attempt
                 }
-                None if self.is_stuck(Synced::Log, lock, has_waited) => self.sync_log(false),
+                None if self.is_stuck(Synced::Log, lock, has_waited) => {
+                    // Whoever was stopped may be dead by now, and then somebody is to have the lock.
+                    self.region.free_if_dead(lock, || ());
+                    self.sync_log(false)
+                }
                 // A leader that stops, or dies, must not hold the others up for ever.
                 None => {
                     has_waited = !wait(&control.sync_word.0, word, Some(STEP));
@@ -282,7 +286,9 @@ impl Core {
     fn hold_data_sync(&self) -> Option<WordLockGuard<'_>> {
         let lock = &self.control().data_sync_lock.0;
         if self.is_stuck(Synced::Data, lock, false) {
-            return None;
+            // Whoever was stopped may be dead by now.
+            self.region.free_if_dead(lock, || ());
+            return lock.try_lock(self.region.me());
         }
         let held = lock.lock_unless(self.region.me(), |holder| {
             let taken_over = self.region.take_from_dead(lock, holder, &|| ()).map(Some);
@@ -306,6 +312,8 @@ impl Core {
             let again = || self.write_unsynced_pages_again();
             return self.write_again(Synced::Data, &begun, again).map(Attempt::InDoubt);
         }
+        // Once more: whoever was told of something, and has come to the end of its sync since, has stopped the store before.
+        self.unpoisoned()?;
         let written = control.values_written.load(Ordering::Acquire);
         control.values_unsynced_bytes.store(0, Ordering::Relaxed);
         let synced = self.data.sync_data().map_err(|error| Error::io(doing, error));
@@ -674,6 +682,21 @@ mod tests {
             let all_survive = (0..10).all(|seed| survives(seed, of, bytes));
             plant(None);
             assert!(!all_survive, "{of:?}: nothing was noticed");
+        }
+    }
+
+    #[test]
+    fn process_that_dies_after_others_gave_it_up_is_in_nobodys_way() {
+        for (of, bytes) in [(Synced::Log, 100), (Synced::Data, 100_000)] {
+            let disk = SimDisk::new(1);
+            let told = Told::of(&disk, of, bytes);
+            let other = open(&disk);
+            let error = other.sync().expect_err("it cannot be known");
+            assert!(matches!(error.reason(), Reason::Busy { .. }), "{of:?}: {error}");
+            told.dies();
+            other
+                .sync()
+                .unwrap_or_else(|error| panic!("{of:?}: it was written again: {error}"));
         }
     }
 

@@ -386,7 +386,7 @@ impl Core {
     /// # Errors
     /// [`Reason::Busy`] when a process was stopped while it freed one.
     fn keep_generations(&self) -> Result<KeptGenerations<'_>> {
-        let (mut patience, mut rounds) = (Patience::default(), 0);
+        let (mut patience, mut rounds) = (Patience::default(), 0u32);
         let reading = &self.region.process(self.region.me()).reading;
         let freeing = &self.control().freeing;
         loop {
@@ -397,7 +397,12 @@ impl Core {
                 return Ok(kept);
             }
             drop(kept);
-            rounds += !wait(freeing, 1, Some(FREEING_WAIT)) as u32;
+            if wait(freeing, 1, Some(FREEING_WAIT)) {
+                // It gets on, perhaps with the next generation by now.
+                (patience, rounds) = (Patience::default(), 0);
+                continue;
+            }
+            rounds += 1;
             if rounds.is_multiple_of(FREEING_WAITS_PER_LOOK)
                 && let Some(holder) = self.control().maintenance_lock.0.holder()
             {
@@ -929,7 +934,7 @@ impl<'a, S: Source<'a>> Collector<'_, S> {
 
 /// The names of all maps after a commit.
 fn names_at(core: &Core, version: &Version, commit: u64) -> Result<HashMap<u32, String>> {
-    let _retained = core.keep_generations();
+    let _retained = core.keep_generations()?;
     let generations = core.generations_between(version.base_commit, u32::MAX)?;
     let mut names = HashMap::new();
     let mut damage = Ok(());
@@ -950,4 +955,34 @@ fn name_of(full_key: &[u8]) -> String {
 
 fn locked(follower: &Mutex<Follower>) -> MutexGuard<'_, Follower> {
     follower.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{Maintenance, Options};
+
+    #[test]
+    fn streams_wait_for_somebody_who_frees_one_generation_after_the_other() {
+        let disk = SimDisk::new(1);
+        let open = || Options::new().maintenance(Maintenance::Manual).open_on(disk.platform());
+        let (store, other) = (open().expect("a store"), open().expect("a store"));
+        let _maintenance = store.core().hold_maintenance().expect("nobody else has it");
+        let freeing = &store.core().control().freeing;
+        freeing.store(1, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    std::thread::sleep(Duration::from_millis(2));
+                    freeing.store(0, Ordering::SeqCst);
+                    freeing.store(1, Ordering::SeqCst);
+                    wake(freeing, u32::MAX);
+                }
+                freeing.store(0, Ordering::SeqCst);
+            });
+            other.core().keep_generations().map(drop).expect("nobody was stopped");
+        });
+    }
 }

@@ -127,6 +127,8 @@ impl Core {
         let mut done = 0;
         let source = self.pages.verified();
         base::check_tree(source, version.root, self.hash_seed, &mut problems, &mut |visit| {
+            // Others wait for the maintenance meanwhile.
+            self.beat();
             match visit {
                 Visit::Page {
                     number, pages, birth, ..
@@ -294,5 +296,30 @@ fn check_names(pinned: &Pinned, report: &mut CheckReport) {
         // What keeps the counts from being made was met on the way through the base.
         (Err(error), _) | (_, Err(error)) if report.problems.is_empty() => report.problems.push(error.to_string()),
         (Err(_), _) | (_, Err(_)) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use duramen_io::SimDisk;
+
+    use crate::{Durability, Maintenance, Options};
+
+    #[test]
+    fn whoever_waits_for_a_check_sees_that_it_gets_on() {
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written);
+        let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        (0..1_000u32).for_each(|number| map.put(&number.to_be_bytes(), &[7; 100]).expect("a put"));
+        store.maintain().expect("a fold");
+        let beat = || store.core().control().maintenance_beat.load(Ordering::Relaxed);
+        let before = beat();
+        let report = store.check(&mut |_| ()).expect("a check");
+        assert_eq!(report.problems, [""; 0]);
+        assert!(beat() >= before + 1_000 * 100 / 4096, "a sign of life for each page");
     }
 }

@@ -502,6 +502,8 @@ impl Core {
 
     fn free_generation(&self, slot: u16, last: u64) {
         let entry = self.entry(slot);
+        // Each may take a while, and there may be hundreds.
+        self.beat();
         // Under the commit lock, because conflict checks walk the generations under it; and while no commit stream reads.
         // One that goes on for long is left alone: there is another time.
         self.while_nobody_reads(|| {

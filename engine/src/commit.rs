@@ -665,13 +665,46 @@ impl<'a> Newest<'a> {
 }
 
 /// Where the next record goes. Bytes that a sync made durable share no sector with what is written later, because a
-/// sector that is torn in a power cut would take them along.
+/// sector that is torn in a power cut would take them along. Nor do those that a sync is about to make durable: most of
+/// what comes during a sync is written after the device has these.
 fn next_position(entry: &GenerationEntry) -> u64 {
     let tail = entry.tail.load(Ordering::Relaxed);
-    let synced = entry.synced_tail();
+    let synced = entry.syncing_tail();
     if synced > tail / SECTOR_BYTES * SECTOR_BYTES {
         tail.next_multiple_of(SECTOR_BYTES)
     } else {
         tail
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{Durability, Maintenance, Options};
+
+    #[test]
+    fn record_that_comes_during_a_sync_shares_no_sector_with_what_is_synced() {
+        let disk = SimDisk::new(1);
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written);
+        let store = options.clone().open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        let tail = &store.core().control().tail.0;
+        let start = || tail.writing_at.load(Ordering::Relaxed);
+        map.put(b"before", b"value").expect("a put");
+        let entry = store.core().entry(tail.slot.load(Ordering::Relaxed) as u16);
+        entry.may_be_synced_to(entry.end());
+        map.put(b"during", b"value").expect("a put");
+        assert!(start().is_multiple_of(SECTOR_BYTES));
+        map.put(b"packed", b"value").expect("a put");
+        assert!(!start().is_multiple_of(SECTOR_BYTES));
+        let store = options.open_on(disk.kill().platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        for key in [b"before", b"during", b"packed"] {
+            assert!(map.get(key).expect("a sound store").is_some(), "{key:?}");
+        }
     }
 }

@@ -242,6 +242,8 @@ impl Core {
         if doubtful.is_some() {
             return Ok(doubtful);
         }
+        // Before: what is written meanwhile begins at another sector than what survives power loss at the end.
+        entry.may_be_synced_to(end);
         if let Err(error) = file.sync_data() {
             let cause = Error::io("syncing the log", error);
             self.poison(&cause);

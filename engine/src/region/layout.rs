@@ -286,6 +286,8 @@ pub(crate) struct GenerationEntry {
     pub(crate) tail: AtomicU64,
     /// End of the part that is known to survive power loss, with the number of the generation: see [`LogEnd`].
     synced_end: AtomicU64,
+    /// The same of what somebody is syncing, or was.
+    syncing_end: AtomicU64,
     /// Length of the file that has blocks: filled with zeros, or allocated right before a long record took them.
     pub(crate) filled: AtomicU64,
     /// Length at which the generation is complete.
@@ -344,6 +346,20 @@ impl GenerationEntry {
     /// Notes that they do.
     pub(crate) fn is_now_synced_to(&self, end: LogEnd) {
         self.synced_end.fetch_max(end.encode(), Ordering::AcqRel);
+    }
+
+    /// Notes that they may from here on: somebody is about to sync them.
+    pub(crate) fn may_be_synced_to(&self, end: LogEnd) {
+        self.syncing_end.fetch_max(end.encode(), Ordering::SeqCst);
+    }
+
+    /// Position up to which the records of the present generation may survive power loss by a sync that goes on, or by one
+    /// that is over. As for `synced_tail`.
+    pub(crate) fn syncing_tail(&self) -> u64 {
+        let end = self.syncing_end.load(Ordering::SeqCst);
+        let is_of_present = end >> 32 == u64::from(self.number.load(Ordering::Relaxed));
+        let position = if is_of_present { end & u64::from(u32::MAX) } else { 0 };
+        position.max(self.synced_tail())
     }
 
     /// Position up to which the records of the present generation are known to survive power loss. For who holds what keeps

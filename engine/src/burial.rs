@@ -55,9 +55,10 @@ impl Core {
     fn bury(&self, owner: Owner) {
         self.free_locks_of_the_dead();
         self.control().names_synced.store(0, Ordering::Release);
+        let mut are_given_up = true;
         let prepared = self.region.generations();
         for (slot, entry) in prepared.filter(|(_, entry)| entry.is_prepared_by(owner)) {
-            self.give_up_preparing(slot, entry);
+            are_given_up &= self.give_up_preparing(slot, entry);
         }
         let exclusive = &self.control().exclusive.0;
         let token = exclusive.load(Ordering::Acquire);
@@ -89,7 +90,8 @@ impl Core {
         }
         drop(maintenance);
         entry.reading.store(0, Ordering::SeqCst);
-        if !self.settle_syncs_of(owner) {
+        // Another time otherwise: by its place what it had prepared is found.
+        if !self.settle_syncs_of(owner) || !are_given_up {
             return;
         }
         // Who is about to take a lock over has looked who is dead, and must find the same one in this place until it has.
@@ -201,16 +203,17 @@ impl Core {
     }
 
     /// A log file that was being made ready, or removed: it may be there or not, under a name that may last or not.
-    fn give_up_preparing(&self, slot: u16, entry: &GenerationEntry) {
+    /// `false`: its memory cannot be given back now.
+    fn give_up_preparing(&self, slot: u16, entry: &GenerationEntry) -> bool {
         entry.incarnation.fetch_add(1, Ordering::AcqRel);
         if entry.memory.place().1 > 0 && self.region.give_back(&entry.memory).is_err() {
-            // Another time.
-            return;
+            return false;
         }
         kill_point();
         let file = self.platform.storage.open(&file_name(slot), OpenMode::Write);
         let length = file.and_then(|file| file.len()).unwrap_or(0);
         entry.filled.store(length, Ordering::Relaxed);
         entry.set_state(GenerationState::Unused);
+        true
     }
 }

@@ -380,7 +380,8 @@ impl Core {
             // entry between the two.
             self.region.use_generation(slot)?;
             if self.entry(slot).start_preparing(self.region.me()) {
-                self.region.use_generation(slot)?;
+                let used = self.region.use_generation(slot);
+                used.inspect_err(|_| self.entry(slot).set_state(GenerationState::Unused))?;
                 return Ok(Some(slot));
             }
         }

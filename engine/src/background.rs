@@ -55,10 +55,10 @@ pub(crate) fn fold_loop(core: &Core) {
                 state = core.hold_maintenance()?;
                 core.give_space_back(&mut state, Slack::Usual)?;
                 if quiet >= LONG_QUIET_TICKS {
-                    core.compact_if_sparse(&mut state)?;
                     let now = core.platform.clock.monotonic();
                     let is_due = shrunk.is_none_or(|last| now.saturating_sub(last) >= SHRINKING_INTERVAL);
-                    if is_due && core.shrink(&mut state)? {
+                    // What moving pages cannot do, rewriting all of them can.
+                    if is_due && (core.shrink(&mut state)? | core.compact_if_sparse(&mut state)?) {
                         shrunk = Some(now);
                     }
                     core.give_space_back(&mut state, Slack::Least)?;

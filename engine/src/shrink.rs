@@ -29,6 +29,11 @@ const WORTH_BYTES_MIN: u64 = 1 << 20;
 const LEAVES_BETWEEN_LOOKS: u32 = 64;
 
 impl Core {
+    /// Whether work on the file that nobody asked for is in nobody's way.
+    pub(crate) fn has_nothing_to_fold(&self) -> bool {
+        self.region.version().generations.len() == 1 && !self.closed.load(Ordering::Relaxed)
+    }
+
     /// Moves pages to the front, where that lets a good part of the file go. Returns whether it did.
     pub(crate) fn shrink(&self, state: &mut MaintenanceState) -> Result<bool> {
         let figures = self.space.figures()?;
@@ -42,7 +47,7 @@ impl Core {
         if !is_worth_it || !is_possible {
             return Ok(false);
         }
-        let is_wanted = || self.region.version().generations.len() == 1 && !self.closed.load(Ordering::Relaxed);
+        let is_wanted = || self.has_nothing_to_fold();
         let version = self.region.version();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Front);
         let moved = with_source!(self, source => {
@@ -57,11 +62,7 @@ impl Core {
             Ok(root) if root != version.root => root,
             done => {
                 sink.abandon();
-                return match done {
-                    // Nobody asked for it: neither damage that no change has met nor a full disk is to stop anybody.
-                    Err(error) if !matches!(error.kind(), Kind::Damaged | Kind::MakeSpace) => Err(error),
-                    _ => Ok(false),
-                };
+                return unless_it_is_not_to_be(done.map(|_| false));
             }
         };
         let tree = NewTree {
@@ -75,6 +76,15 @@ impl Core {
         self.reclaim(state)?;
         self.give_space_back(state, Slack::Least)?;
         Ok(true)
+    }
+}
+
+/// What came of work on the file that nobody asked for: neither damage that no change has met nor a full disk is to stop
+/// anybody.
+pub(crate) fn unless_it_is_not_to_be(done: Result<bool>) -> Result<bool> {
+    match done {
+        Err(error) if matches!(error.kind(), Kind::Damaged | Kind::MakeSpace) => Ok(false),
+        done => done,
     }
 }
 

@@ -236,6 +236,23 @@ impl<'a> Branch<'a> {
         }
     }
 
+    /// Which part of the range of a child lies before `key`, from 0 to 1, as far as heads tell.
+    #[inline(always)]
+    pub(super) fn share_before(&self, child: usize, key: &[u8]) -> f64 {
+        let Ok(suffix) = page::after_prefix(self.bytes, key) else {
+            return 0.0;
+        };
+        let low = if child == 0 { 0 } else { self.head(child - 1) };
+        let high = if child + 1 == self.count {
+            u64::MAX
+        } else {
+            self.head(child)
+        };
+        // Separators with the same head: not a number, or too large a one.
+        let share = head_u64(suffix).wrapping_sub(low) as f64 / high.wrapping_sub(low) as f64;
+        share.min(1.0)
+    }
+
     /// `end` separators have heads up to `head`, the last of them exactly `head`: counts those up to `suffix`.
     #[cold]
     fn route_among_equal_heads(&self, suffix: &[u8], head: u64, end: usize) -> usize {

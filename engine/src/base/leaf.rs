@@ -17,12 +17,20 @@ use crate::error::Result;
 use crate::limits::{FULL_KEY_BYTES_MAX, INLINE_VALUE_BYTES_MAX, PAGE_BYTES, VALUE_BYTES_MAX};
 
 use super::page::{self, HEADER_BYTES, head_u32, misplaced, u16_at, u32_at, u64_at};
-use super::{EXTENT_BYTES, Extent, Location};
+use super::{EXTENT_BYTES, Extent, LINE_BYTES, Location};
 
 /// Bytes of a record beside its suffix and value.
 pub(super) const RECORD_HEADER_BYTES: usize = 4;
-/// Bytes a pair takes beside its suffix and value: tag, slot, head, record header.
-pub(super) const PAIR_BYTES: usize = 1 + 2 + 4 + RECORD_HEADER_BYTES;
+/// Bytes a pair takes in the arrays: tag, slot, head.
+const ARRAYS_BYTES: usize = 1 + 2 + 4;
+/// Bytes a pair takes beside its suffix and value.
+pub(super) const PAIR_BYTES: usize = ARRAYS_BYTES + RECORD_HEADER_BYTES;
+/// About one part in so many of a leaf is free.
+const FREE_PARTS: usize = 9;
+/// Enough for most records of random keys, of which about thirty share a leaf: where one lies among them varies by about
+/// two and a half to either side, and it takes two or three lines itself.
+const LIKELY_LINES: usize = 10;
+const PAGE_LINES: usize = PAGE_BYTES / LINE_BYTES;
 /// Value field of a value in pages of its own.
 pub(super) const EXTENT: u16 = 0x8000;
 /// Value field of a deletion.
@@ -37,6 +45,16 @@ pub(super) fn value_bytes(field: u16) -> usize {
         DELETED => 0,
         length => length as usize,
     }
+}
+
+/// The lines in which a record is likely to lie, in a leaf of so many pairs, of which this share lies before it: if the
+/// records are about equally long, and the leaf about as full as others.
+#[inline(always)]
+pub(super) fn likely_lines(pairs: usize, share: f64) -> Range<usize> {
+    let top = (HEADER_BYTES + ARRAYS_BYTES * pairs + PAGE_BYTES / FREE_PARTS).min(PAGE_BYTES);
+    let record = top + ((PAGE_BYTES - top) as f64 * share) as usize;
+    let line = record / LINE_BYTES;
+    line.saturating_sub(LIKELY_LINES / 2)..(line + LIKELY_LINES.div_ceil(2)).min(PAGE_LINES)
 }
 
 /// Where the parts of a record are in its leaf.

@@ -17,6 +17,7 @@ use crate::limits::{BRANCH_BYTES, BRANCH_PAGES, FULL_KEY_BYTES_MAX, INLINE_VALUE
 
 mod damage;
 mod leaf_ends;
+mod likely;
 mod overwrite;
 mod parts;
 mod read_ahead;

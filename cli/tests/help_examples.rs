@@ -1,4 +1,4 @@
-//! Every example in the help of every command runs, and succeeds.
+//! Every example in the help of every command runs, and ends as it says.
 
 mod common;
 
@@ -74,7 +74,9 @@ fn every_example_in_the_help_succeeds() {
         assert_eq!(prepared.code, 0, "{}", prepared.stderr);
         for example in examples(&help(&scratch, command)) {
             let ended = scratch.shell(example);
-            assert_eq!(ended.code, 0, "{example}\n{}", ended.stderr);
+            // The store has topics, which are not saved.
+            let expected = if example.starts_with("duramen salvage") { 5 } else { 0 };
+            assert_eq!(ended.code, expected, "{example}\n{}", ended.stderr);
         }
     }
 }

@@ -133,3 +133,17 @@ fn a_group_takes_gives_up_and_takes_again() {
     assert_eq!(scratch.done(&["groups", "shop", "sales"]).text(), "");
     assert_eq!(scratch.run(&["groups", "pause", "shop", "sales", "packers"]).code, 2);
 }
+
+#[test]
+fn topics_are_named_as_lost_when_a_store_is_salvaged() {
+    let scratch = shop();
+    scratch.done(&["put", "shop", "apples", "3", "--map", "stock"]);
+    let ended = scratch.run(&["salvage", "shop", "rest", "--json"]);
+    assert_eq!(ended.code, 5, "{}", ended.stderr);
+    let report = &ended.json()[0];
+    assert_eq!(
+        report["lost"],
+        serde_json::json!(["topic \"sales\" with its messages and groups"])
+    );
+    assert_eq!(report["pairs"], 1);
+}

@@ -24,7 +24,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen salvage shop rest-2 --json
 
 Exit code 5 when anything was lost; the new store is whole, and has all the rest. The damaged store is not
-changed. Topics are left out: what a subscriber was promised cannot be promised for half of them.";
+changed. Topics count as lost, because what a subscriber was promised cannot be promised for half of them: their
+messages can be read from the damaged store, as far as they can be read (duramen subscribe).";
 
 /// Longest batch; the same as that of `load`, for the same reason.
 const BATCH_PAIRS_MAX: usize = 256;
@@ -47,10 +48,6 @@ impl Salvage {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_salvage()?;
         let target = make_target(&self.target)?;
-        // Where that cannot be read there may be some.
-        if Topics::exist(&store).unwrap_or(true) {
-            say("topics, if there are any, are left out");
-        }
         let lost = Lost::new();
         let snapshot = store.snapshot()?;
         let mut copying = Copying::into(target);
@@ -75,6 +72,7 @@ impl Salvage {
         let is_new = |problem: &String| !all.iter().any(|line| problem.contains(line.as_str()));
         let more: Vec<String> = problems.into_iter().filter(is_new).collect();
         all.extend(more);
+        all.extend(lost_topics(store));
         all
     }
 
@@ -99,6 +97,21 @@ impl Salvage {
             self.target.display()
         ));
         Ok(())
+    }
+}
+
+/// Topics are not copied: a line for each.
+fn lost_topics(store: &Store) -> Vec<String> {
+    let names = || match Topics::exist(store)? {
+        true => Topics::open(store)?.list(),
+        false => Ok(Vec::new()),
+    };
+    match names() {
+        Ok(names) => names
+            .iter()
+            .map(|name| format!("topic \"{name}\" with its messages and groups"))
+            .collect(),
+        Err(_) => vec!["topics, if there are any: what they are called cannot be read".to_string()],
     }
 }
 

@@ -29,14 +29,16 @@ use crate::conflict::Checks;
 use crate::core::{Core, with_source};
 use crate::draft::{Add, AddTo, Draft, Numbering};
 use crate::error::{Error, Kind, Reason, Result, printable};
+use crate::full_key::{FullRange, split};
 use crate::limits::{
-    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
+    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, MAP_ID_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
     WAITING_GENERATIONS_MAX,
 };
 use crate::log::{LOG_START, LogView, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, Patience};
+use crate::scan::Scan;
 use crate::sequence::SequenceState;
 use crate::turn;
 use crate::value::Value;
@@ -467,7 +469,7 @@ impl Core {
                         .try_into()
                         .map_err(|_| Error::damaged("a counter of appends has the wrong length"))?,
                 ),
-                None => 0,
+                None => newest.first_number(&append.counter[MAP_ID_BYTES..])?,
             };
             for (number, &(operation, place)) in (next..).zip(&append.operations) {
                 draft.set_key_end(operation, number, seed);
@@ -655,11 +657,38 @@ impl<'a> Newest<'a> {
             if let Some((_, entry)) = active.recent(source, full_key, hash, u64::MAX)? {
                 return entry.resolve(source);
             }
-            let view = match &mut self.view {
-                Some(view) => view,
-                none => none.insert(core.view_under_lock()?),
-            };
-            view.get(source, full_key)
+            self.view()?.get(source, full_key)
+        })
+    }
+
+    fn view(&mut self) -> Result<&View> {
+        Ok(match &mut self.view {
+            Some(view) => view,
+            none => none.insert(self.core.view_under_lock()?),
+        })
+    }
+}
+
+impl Newest<'_> {
+    /// The first number under a prefix (`map_and_prefix`) of which no counter is known: pairs may have been put there whose
+    /// keys look as if they had been appended, as `load` and `salvage` do.
+    fn first_number(&mut self, map_and_prefix: &[u8]) -> Result<u64> {
+        let (map, prefix) = split(map_and_prefix);
+        let core = self.core;
+        let view = self.view()?;
+        with_source!(core, source => {
+            let mut scan = Scan::new(source, view, &[], FullRange::prefix(map, prefix)?);
+            scan.seek_end();
+            while scan.prev()?.is_some() {
+                if let Ok(number) = scan.key()[map_and_prefix.len()..].try_into() {
+                    let next = u64::from_be_bytes(number).checked_add(1);
+                    return next.ok_or_else(|| {
+                        let what = "a key with the prefix of the append ends in the highest number there is; use another prefix";
+                        Reason::InvalidArgument(what.to_string()).into()
+                    });
+                }
+            }
+            Ok(0)
         })
     }
 }

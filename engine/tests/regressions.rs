@@ -566,3 +566,34 @@ fn files_whose_names_could_not_be_made_durable_are_made_anew() {
     }
     assert!(failed > 0);
 }
+
+#[test]
+fn appends_go_on_after_pairs_that_were_put_where_they_go() {
+    let store = options().open_on(SimDisk::new(1).platform()).unwrap();
+    let map = store.map("map").unwrap();
+    let key = |prefix: &[u8], number: u64| [prefix, &number.to_be_bytes()].concat();
+    // As a dump that is loaded: no append was ever made here.
+    for number in 0..3 {
+        map.put(&key(b"a/", number), b"loaded").unwrap();
+        map.put(&key(b"b/", number), b"loaded").unwrap();
+    }
+    map.delete(&key(b"b/", 2)).unwrap();
+    map.put(&[key(b"a/", 9), b"longer".to_vec()].concat(), b"").unwrap();
+    map.put(b"a/z", b"shorter").unwrap();
+    assert_eq!(map.append(b"a/", b"new").unwrap(), 3);
+    store.maintain().unwrap();
+    assert_eq!(map.append(b"b/", b"new").unwrap(), 2);
+    assert_eq!(map.append(b"c/", b"new").unwrap(), 0);
+    // From here on it is counted, whatever becomes of the pairs.
+    map.delete(&key(b"a/", 3)).unwrap();
+    map.put(&key(b"a/", 7), b"put").unwrap();
+    assert_eq!(map.append(b"a/", b"new").unwrap(), 4);
+    for number in 0..3 {
+        let held = map.get(&key(b"a/", number)).unwrap();
+        assert_eq!(held.as_deref(), Some(&b"loaded"[..]));
+    }
+    map.put(&key(b"d/", u64::MAX), b"").unwrap();
+    let refused = map.append(b"d/", b"new").unwrap_err();
+    assert!(matches!(refused.reason(), Reason::InvalidArgument(_)), "{refused}");
+    assert_eq!(map.append(b"e/", b"new").unwrap(), 0);
+}

@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::io::Read;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
 use common::Scratch;
 
 fn shop() -> Scratch {
@@ -55,6 +59,106 @@ fn keys_headers_and_lines_arrive() {
     assert_eq!((&json[3]["payload"], &json[3]["offset"]), (&"three".into(), &6.into()));
     assert_eq!(scratch.run(&["publish", "shop", "sales"]).code, 2);
     assert_eq!(scratch.run(&["publish", "shop", "missing", "x"]).code, 2);
+}
+
+#[test]
+fn arguments_files_and_standard_input_are_messages() {
+    let scratch = shop();
+    let json = scratch
+        .done(&["publish", "shop", "sales", "--json", "4 quinces", "-5", "\\x2d"])
+        .json();
+    let offsets: Vec<_> = json.iter().map(|published| &published["offset"]).collect();
+    assert_eq!(offsets, [3, 4, 5]);
+    let ended = scratch.shell("printf 'two\nlines' | duramen publish shop sales before - after");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let files = "printf a > a; printf b > b; duramen publish shop sales --file a --file b";
+    assert_eq!(scratch.shell(files).code, 0);
+    assert_eq!(
+        scratch.done(&["subscribe", "shop", "sales", "--from", "3"]).text(),
+        "3\t4 quinces\n4\t-5\n5\t-\n6\tbefore\n7\ttwo\\nlines\n8\tafter\n9\ta\n10\tb\n"
+    );
+    for wrong in [
+        &["-", "-"][..],
+        &["x", "--file", "a"],
+        &["x", "--lines"],
+        &["--file", "none"],
+    ] {
+        let ended = scratch.run(&[&["publish", "shop", "sales"], wrong].concat());
+        assert_eq!(ended.code, 2, "{wrong:?}: {}", ended.stderr);
+    }
+    assert_eq!(scratch.done(&["subscribe", "shop", "sales", "--from", "11"]).text(), "");
+}
+
+#[test]
+fn a_pattern_stands_for_all_topics_that_match() {
+    let scratch = shop();
+    scratch.done(&["publish", "shop", "sales.eu", "12 apples", "--create"]);
+    scratch.done(&["publish", "shop", "returns", "1 plum", "--create"]);
+    let printed = |arguments: &[&str]| scratch.done(&[&["subscribe", "shop"], arguments].concat());
+    assert_eq!(printed(&["sales.>"]).text(), "sales.eu\t0\t12 apples\n");
+    let all = printed(&["*", "--from", "last:1"]);
+    let mut lines: Vec<&str> = all.text().lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["returns\t0\t1 plum", "sales\t2\t3 plums"]);
+    assert_eq!(printed(&["*.us"]).text(), "");
+    assert_eq!(printed(&[">", "--json", "--count", "2"]).json().len(), 2);
+    for wrong in [&["sales.>.x"][..], &["sales*"], &["sales.>", "--group", "packers"]] {
+        let ended = scratch.run(&[&["subscribe", "shop"], wrong].concat());
+        assert_eq!(ended.code, 2, "{wrong:?}: {}", ended.stderr);
+    }
+}
+
+/// A command that goes on by itself; it ends with its test.
+struct Follower(Child);
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a command that follows, publishes for it from other processes, and insists that it ends with `expected`.
+fn follows(scratch: &Scratch, arguments: &[&str], expected: &str) {
+    let mut command = scratch.command(common::BINARY);
+    command
+        .args([&["subscribe", "shop"], arguments, &["--follow"]].concat())
+        .stdout(Stdio::piped());
+    let mut follower = Follower(command.spawn().expect("the binary runs"));
+    for message in ["one", "two", "three"] {
+        std::thread::sleep(Duration::from_millis(300));
+        scratch.done(&["publish", "shop", "sales", message]);
+    }
+    let mut printed = String::new();
+    let mut stdout = follower.0.stdout.take().expect("it is piped");
+    stdout.read_to_string(&mut printed).expect("text");
+    assert_eq!(printed, expected, "{arguments:?}");
+    assert!(follower.0.wait().expect("it ends").success(), "{arguments:?}");
+}
+
+#[test]
+fn who_follows_sees_what_others_publish_meanwhile_and_keeps_nobody_out() {
+    let scratch = shop();
+    follows(
+        &scratch,
+        &["sales", "--from", "last:1", "--count", "3"],
+        "2\t3 plums\n3\tone\n4\ttwo\n",
+    );
+    follows(
+        &scratch,
+        &["sales", "--from", "tail", "--count", "3"],
+        "6\tone\n7\ttwo\n8\tthree\n",
+    );
+    follows(
+        &scratch,
+        &["*", "--from", "tail", "--count", "2"],
+        "sales\t9\tone\nsales\t10\ttwo\n",
+    );
+    scratch.done(&["groups", "create", "shop", "sales", "packers"]);
+    scratch.done(&["groups", "reset", "shop", "sales", "packers", "last:1"]);
+    let taken = ["sales", "--group", "packers", "--count", "3"];
+    follows(&scratch, &taken, "11\tthree\n12\tone\n13\ttwo\n");
+    assert_eq!(scratch.done(&["check", "shop"]).code, 0);
 }
 
 #[test]
@@ -117,7 +221,7 @@ fn a_group_takes_gives_up_and_takes_again() {
     scratch.done(&["groups", "pause", "shop", "sales", "packers"]);
     assert_eq!(taken(&[]), "");
     scratch.done(&["groups", "resume", "shop", "sales", "packers"]);
-    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    std::thread::sleep(Duration::from_millis(1_100));
     assert_eq!(taken(&[]), "2\t3 plums\n");
     let letters = scratch.done(&["dead-letters", "shop", "sales.dead", "--json"]).json();
     assert_eq!(

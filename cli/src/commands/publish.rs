@@ -1,12 +1,12 @@
 //! `duramen publish`: publishes messages, from the command line, a file, or the lines of standard input.
 
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use duramen::topic::{Message, Topic, TopicOptions, Topics};
-use duramen::{Durability, Options};
+use duramen::{Durability, Options, VALUE_BYTES_MAX};
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Outcome};
@@ -18,8 +18,11 @@ const EXAMPLES: &str = r"Examples:
   Publish one message; the topic is made with --create when it is missing:
     $ duramen publish shop sales '1 apple' --create
     $ duramen publish shop sales '2 pears' --key order-7 --header currency=EUR
-  A file as it is, or each line of standard input as a message, 1000 a second at most:
+  Several, in one commit: all of them are there, or none:
+    $ duramen publish shop sales '3 plums' '4 quinces'
+  A file or standard input as one message; each line of standard input as one, 1000 a second at most:
     $ duramen publish shop pictures --file logo.png --create
+    $ date | duramen publish shop sales -
     $ printf 'one\ntwo\n' | duramen publish shop sales --lines --rate 1000";
 
 /// Publish messages; they survive power loss when the command ends
@@ -32,13 +35,18 @@ pub struct Publish {
     /// The topic
     topic: String,
 
-    /// The message
-    #[arg(required_unless_present_any = ["file", "lines"], conflicts_with_all = ["file", "lines"], allow_negative_numbers = true)]
-    message: Option<String>,
+    /// The messages, in one commit; `-` takes one from standard input, as it comes (a message of one dash is `\x2d`)
+    #[arg(
+        value_name = "MESSAGE",
+        required_unless_present_any = ["files", "lines"],
+        conflicts_with_all = ["files", "lines"],
+        allow_negative_numbers = true
+    )]
+    messages: Vec<String>,
 
-    /// Publish a file, as it is
-    #[arg(long, value_name = "FILE", conflicts_with = "lines")]
-    file: Option<PathBuf>,
+    /// Publish a file, as it is; may be given several times
+    #[arg(long = "file", value_name = "FILE", conflicts_with = "lines")]
+    files: Vec<PathBuf>,
 
     /// Publish each line of standard input, as it is
     #[arg(long)]
@@ -73,7 +81,8 @@ impl Publish {
     pub fn run(self, output: &mut Output) -> Outcome {
         let key = self.key.as_ref().map(|key| self.notation.notation().parse("key", key));
         let key = key.transpose()?;
-        let single = self.single()?;
+        // Before the store is opened: a pipe may be slow.
+        let payloads = self.payloads()?;
         let store = match self.create {
             true => self.store.open_or_create(Options::new())?,
             false => self.store.open_to_write()?,
@@ -82,36 +91,47 @@ impl Publish {
             true => Topics::open(&store)?.get_or_create(&self.topic, TopicOptions::new())?,
             false => super::topics::existing(&store, &self.topic)?,
         };
-        let published = match single {
-            Some(payload) => {
-                let offset = topic.publish(self.dress(&payload, key.as_deref()))?.offset;
-                if output.is_json {
-                    output.json(&json!({"topic": self.topic, "offset": offset}))?;
-                }
-                1
-            }
-            None => self.publish_lines(&topic, key.as_deref())?,
-        };
-        store.sync()?;
-        store.close()?;
-        if self.lines {
-            match output.is_json {
-                true => output.json(&json!({"topic": self.topic, "published": published}))?,
-                false => say(format_args!("published {}", counted(published, "message"))),
-            }
+        match self.lines {
+            true => self.publish_lines(&topic, key.as_deref(), output)?,
+            false => self.publish_all(&topic, &payloads, key.as_deref(), output)?,
         }
+        store.close()?;
         Ok(Exit::Done)
     }
 
-    fn single(&self) -> Outcome<Option<Vec<u8>>> {
-        match (&self.message, &self.file) {
-            (Some(text), _) => self.notation.notation().parse("message", text).map(Some),
-            (None, Some(path)) => {
-                let failed = |error| Failure::of_io(&format!("reading {}", path.display()), &error);
-                std::fs::read(path).map(Some).map_err(failed)
-            }
-            (None, None) => Ok(None),
+    /// What is to be published, but for lines, which are read as they come.
+    fn payloads(&self) -> Outcome<Vec<Vec<u8>>> {
+        let dashes = self.messages.iter().filter(|text| *text == "-").count();
+        if dashes > 1 {
+            return Err(Failure::wrong_call(
+                "standard input can be one message only; give `-` once",
+            ));
         }
+        let of_text = |text: &String| match text.as_str() {
+            "-" => from_stdin(),
+            text => self.notation.notation().parse("message", text),
+        };
+        let of_file = |path: &PathBuf| {
+            let failed = |error| Failure::of_io(&format!("reading {}", path.display()), &error);
+            std::fs::read(path).map_err(failed)
+        };
+        let texts = self.messages.iter().map(of_text);
+        texts.chain(self.files.iter().map(of_file)).collect()
+    }
+
+    fn publish_all(&self, topic: &Topic, payloads: &[Vec<u8>], key: Option<&[u8]>, output: &mut Output) -> Outcome<()> {
+        let first = match payloads {
+            // Without a copy: it may be long.
+            [one] => Some(topic.publish(self.dress(one, key))?),
+            all => topic.publish_all(all.iter().map(|payload| self.dress(payload, key)))?,
+        };
+        let first = first.map_or(0, |published| published.offset);
+        if output.is_json {
+            for offset in first..first + payloads.len() as u64 {
+                output.json(&json!({"topic": self.topic, "offset": offset}))?;
+            }
+        }
+        Ok(())
     }
 
     fn dress<'m>(&'m self, payload: &'m [u8], key: Option<&'m [u8]>) -> Message<'m> {
@@ -126,7 +146,7 @@ impl Publish {
     }
 
     /// Publishes lines as they come; the sync at the end makes all of them last.
-    fn publish_lines(&self, topic: &Topic, key: Option<&[u8]>) -> Outcome<u64> {
+    fn publish_lines(&self, topic: &Topic, key: Option<&[u8]>, output: &mut Output) -> Outcome<()> {
         let topic = topic.with_durability(Durability::Written);
         let began = Instant::now();
         let mut published = 0;
@@ -139,6 +159,28 @@ impl Publish {
                 std::thread::sleep(due.saturating_sub(began.elapsed()));
             }
         }
-        Ok(published)
+        topic.topics().store().sync()?;
+        match output.is_json {
+            true => output.json(&json!({"topic": self.topic, "published": published})),
+            false => {
+                say(format_args!("published {}", counted(published, "message")));
+                Ok(())
+            }
+        }
     }
+}
+
+/// Standard input, up to one byte more than a message may have: then publishing it says so.
+fn from_stdin() -> Outcome<Vec<u8>> {
+    if io::stdin().is_terminal() {
+        say("reading the message from the terminal; end it with Ctrl-D");
+    }
+    let mut payload = Vec::new();
+    let failed = |error| Failure::of_io("reading the message", &error);
+    io::stdin()
+        .lock()
+        .take(VALUE_BYTES_MAX + 1)
+        .read_to_end(&mut payload)
+        .map_err(failed)?;
+    Ok(payload)
 }

@@ -1,13 +1,15 @@
-//! `duramen subscribe`: prints messages of a topic, or takes them as a member of a group.
+//! `duramen subscribe`: prints messages of a topic, or of all topics of a pattern, or takes them as a member of a group.
 
+use std::io::Write;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use duramen::topic::{Received, Start, Topic};
+use duramen::topic::{Messages, Pattern, Received, Start, Topics};
+use duramen::{Result, Store};
 use serde_json::{Value, json};
 
 use super::topics::existing;
-use crate::exit::{Exit, Outcome};
+use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::{NotationArguments, StoreArguments};
 use crate::output::Output;
 use crate::text::Notation;
@@ -17,12 +19,18 @@ const EXAMPLES: &str = r"Examples:
     $ duramen subscribe shop sales
     $ duramen subscribe shop sales --from last:2 --json
     $ duramen subscribe shop sales --from 1 --count 10
+  Of all topics whose names match, also of those that are made later; the topic comes first:
+    $ duramen subscribe shop 'sales.>'
+  Go on with what is published, until it is interrupted or has printed so many:
+    $ duramen subscribe shop sales --follow --count 2
   As a member of a group, which acknowledges what it prints, or only looks:
     $ duramen subscribe shop sales --group packers --count 1
     $ duramen subscribe shop sales --group packers --no-ack";
 
-/// Messages read at once.
+/// Messages received at once by a member of a group.
 const BATCH: usize = 1000;
+/// How long one call waits for messages with `--follow`.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Print messages of a topic, in order
 #[derive(Args, Debug)]
@@ -31,12 +39,16 @@ pub struct Subscribe {
     #[command(flatten)]
     store: StoreArguments,
 
-    /// The topic
+    /// The topic, or a pattern: `*` stands for one part of a name, `>` for all that follow
     topic: String,
 
     /// Where to begin: beginning, tail, an offset, last:COUNT, or time:SECONDS since 1970
     #[arg(long, value_name = "PLACE", default_value = "beginning", value_parser = start, conflicts_with = "group")]
     from: Start,
+
+    /// Wait for messages that are published later, and print them as they come
+    #[arg(long)]
+    follow: bool,
 
     /// Messages at most
     #[arg(long, value_name = "COUNT")]
@@ -76,47 +88,76 @@ pub fn start(text: &str) -> Result<Start, String> {
 
 impl Subscribe {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let most = self.count.unwrap_or(u64::MAX);
-        if let Some(group) = &self.group {
-            let store = self.store.open_to_write()?;
-            self.take(&existing(&store, &self.topic)?, group, most, output)?;
-            store.close()?;
-            return Ok(Exit::Done);
+        // Whoever only reads keeps out those who want to write, when he comes first: nothing would ever come.
+        let store = match self.follow || self.group.is_some() {
+            true => self.store.open_to_write()?,
+            false => self.store.open_to_read()?,
+        };
+        match &self.group {
+            Some(group) => self.take(&store, group, output)?,
+            None if self.topic.contains(['*', '>']) => self.read_all(&store, output)?,
+            None => {
+                let mut subscription = existing(&store, &self.topic)?.subscribe(self.from)?;
+                self.read(|patience| subscription.next_batch(patience), output)?;
+            }
         }
-        let store = self.store.open_to_read()?;
-        self.read(&existing(&store, &self.topic)?, most, output)?;
+        store.close()?;
         Ok(Exit::Done)
     }
 
-    fn read(&self, topic: &Topic, most: u64, output: &mut Output) -> Outcome<()> {
-        let (mut from, mut left) = (self.from, most);
+    fn read_all(&self, store: &Store, output: &mut Output) -> Outcome<()> {
+        let pattern = Pattern::new(&self.topic)?;
+        // Who only reads cannot make what topics need, and finds nothing where there are none.
+        if !self.follow && !Topics::exist(store)? {
+            return Ok(());
+        }
+        let mut subscription = Topics::open(store)?.subscribe(&pattern, self.from)?;
+        self.read(|patience| subscription.next_batch(patience), output)
+    }
+
+    /// Prints what `next` returns until it has no more, or, with `--follow`, for ever.
+    fn read(&self, mut next: impl FnMut(Duration) -> Result<Option<Messages>>, output: &mut Output) -> Outcome<()> {
+        let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 {
-            let messages = topic.read(from, BATCH.min(usize::try_from(left).unwrap_or(BATCH)))?;
-            for message in messages.iter() {
+            let Some(messages) = next(self.patience())? else {
+                if self.follow {
+                    continue;
+                }
+                break;
+            };
+            let some = usize::try_from(left).unwrap_or(usize::MAX).min(messages.len());
+            for message in messages.iter().take(some) {
                 self.print(&message, output)?;
             }
-            if messages.is_empty() {
-                break;
+            if self.follow {
+                output.flush()?;
             }
-            left -= messages.len() as u64;
-            from = Start::Offset(messages.offsets().end);
+            left -= some as u64;
         }
         Ok(())
     }
 
-    fn take(&self, topic: &Topic, group: &str, most: u64, output: &mut Output) -> Outcome<()> {
-        let mut member = topic.existing_group(group)?.member("duramen subscribe");
-        let mut left = most;
+    fn take(&self, store: &Store, group: &str, output: &mut Output) -> Outcome<()> {
+        if self.topic.contains(['*', '>']) {
+            return Err(Failure::wrong_call("a group has one topic: name it, not a pattern"));
+        }
+        let mut member = existing(store, &self.topic)?
+            .existing_group(group)?
+            .member("duramen subscribe");
+        let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 {
             let batch = BATCH.min(usize::try_from(left).unwrap_or(BATCH));
-            let Some(deliveries) = member.receive(batch, Duration::ZERO)? else {
+            let Some(deliveries) = member.receive(batch, self.patience())? else {
+                if self.follow {
+                    continue;
+                }
                 break;
             };
             for message in deliveries.messages().iter() {
                 self.print(&message, output)?;
             }
             // What a reader that went away has not seen is not acknowledged.
-            std::io::Write::flush(output)?;
+            output.flush()?;
             if !self.no_ack {
                 deliveries.acknowledge()?;
             }
@@ -125,15 +166,20 @@ impl Subscribe {
         Ok(())
     }
 
+    fn patience(&self) -> Duration {
+        match self.follow {
+            true => PATIENCE,
+            false => Duration::ZERO,
+        }
+    }
+
     fn print(&self, message: &Received<'_>, output: &mut Output) -> Outcome<()> {
         let notation = self.notation.notation();
-        match output.is_json {
-            true => output.json(&object(message, notation)),
-            false => output.line(format_args!(
-                "{}\t{}",
-                message.offset(),
-                notation.show(message.payload())
-            )),
+        let (offset, payload) = (message.offset(), notation.show(message.payload()));
+        match (output.is_json, message.topic() == self.topic) {
+            (true, _) => output.json(&object(message, notation)),
+            (false, true) => output.line(format_args!("{offset}\t{payload}")),
+            (false, false) => output.line(format_args!("{}\t{offset}\t{payload}", message.topic())),
         }
     }
 }

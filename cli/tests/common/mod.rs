@@ -57,7 +57,8 @@ impl Scratch {
         self.directory.path().join(name)
     }
 
-    fn command(&self, program: &str) -> Command {
+    /// A program that is to run in the scratch directory, where `duramen` is the binary under test.
+    pub fn command(&self, program: &str) -> Command {
         let binaries = Path::new(BINARY).parent().expect("the binary lies in a directory");
         let mut command = Command::new(program);
         let path = std::env::var("PATH").unwrap_or_default();

@@ -166,7 +166,7 @@ pub enum TopicError {
         /// The end of the topic.
         next: u64,
     },
-    /// A publisher's sequence that does not grow.
+    /// Options that contradict themselves, or ask for what cannot be.
     #[error("options of a topic or group make no sense: {cause}")]
     InvalidOptions {
         /// What is wrong, and what would do.

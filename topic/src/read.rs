@@ -175,7 +175,7 @@ impl<'a> Reading<'a> {
             }
             collecting.push(offset, &head, |bytes, _| self.fetch(offset, bytes))?;
         }
-        if collecting.len() == 0 {
+        if collecting.len() == 0 && limits.messages > 0 {
             self.check_end(from)?;
         }
         Ok(collecting.finish())

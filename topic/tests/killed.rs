@@ -1,8 +1,9 @@
-//! Exactly-once processing, shown by killing a real consumer again and again: with the acknowledgement in the transaction
-//! that does the work every message is processed once; the same program without that processes some twice.
+//! Exactly-once processing, shown by real consumers that share a group and are killed again and again: with the
+//! acknowledgement in the transaction that does the work every message is processed once; the same program without that
+//! processes some twice.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use duramen_engine::{Durability, Map, Options, Store};
@@ -12,6 +13,9 @@ use duramen_topic::{GroupOptions, Start, Topic, TopicError, TopicOptions, TopicW
 const CONSUMER: &str = "DURAMEN_TEST_CONSUMER";
 /// Where.
 const DIRECTORY: &str = "DURAMEN_TEST_DIRECTORY";
+
+/// How many of them there are at any time.
+const CONSUMERS: usize = 3;
 
 fn kills() -> u32 {
     std::env::var("DURAMEN_KILLS")
@@ -51,20 +55,19 @@ fn consumer() {
     let group = opened.topic.group("group", Start::Beginning, options).expect("a group");
     let mut member = group.member("consumer");
     loop {
-        let next = opened.topic.describe().expect("the topic").next;
-        opened.topic.publish(&next.to_be_bytes()).expect("it is published");
+        opened.topic.publish(b"work").expect("it is published");
         let Some(deliveries) = member.receive(5, Duration::ZERO).expect("messages") else {
             continue;
         };
         for delivery in deliveries {
-            let payload = delivery.message().payload();
+            let offset = delivery.offset().to_be_bytes();
             let done = match way.as_str() {
                 "together" => opened.store.transact(|tx| {
-                    tx.add(&opened.counts, payload, 1)?;
+                    tx.add(&opened.counts, &offset, 1)?;
                     tx.acknowledge(&delivery)
                 }),
                 _ => {
-                    opened.counts.add(payload, 1).expect("it is counted");
+                    opened.counts.add(&offset, 1).expect("it is counted");
                     std::thread::sleep(Duration::from_micros(500));
                     delivery.acknowledge()
                 }
@@ -77,25 +80,47 @@ fn consumer() {
     }
 }
 
-/// Starts the consumer and kills it, many times. Returns how many messages were published, and how often each was counted.
-fn killed_again_and_again(way: &str) -> (u64, Vec<i64>) {
-    let directory = tempfile::tempdir().expect("a directory");
-    let mut rng = fastrand::Rng::new();
-    for _ in 0..kills() {
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
+/// A consumer that runs, until it is killed or dropped.
+struct Consumer(Child);
+
+impl Consumer {
+    fn start(way: &str, directory: &Path) -> Consumer {
+        let child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "consumer", "--ignored", "--nocapture"])
             .env(CONSUMER, way)
-            .env(DIRECTORY, directory.path())
+            .env(DIRECTORY, directory)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .spawn()
-            .expect("the consumer starts");
-        std::thread::sleep(Duration::from_millis(rng.u64(5..80)));
-        let ended = child.try_wait().expect("the consumer can be asked");
-        assert!(ended.is_none(), "the consumer ended by itself: {ended:?}");
-        child.kill().expect("it is killed");
-        child.wait().expect("it is gone");
+            .spawn();
+        Consumer(child.expect("the consumer starts"))
     }
+
+    fn kill(mut self) {
+        let ended = self.0.try_wait().expect("the consumer can be asked");
+        assert!(ended.is_none(), "the consumer ended by itself: {ended:?}");
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts consumers of one group and kills now this one and now that one, many times. Returns how many messages were
+/// published, and how often each was counted.
+fn killed_again_and_again(way: &str) -> (u64, Vec<i64>) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let start = || Consumer::start(way, directory.path());
+    let mut rng = fastrand::Rng::new();
+    let mut consumers: Vec<Consumer> = (0..CONSUMERS).map(|_| start()).collect();
+    for _ in 0..kills() {
+        std::thread::sleep(Duration::from_millis(rng.u64(5..80)));
+        consumers.swap_remove(rng.usize(..CONSUMERS)).kill();
+        consumers.push(start());
+    }
+    consumers.into_iter().for_each(Consumer::kill);
     let opened = open(directory.path());
     finish(&opened);
     let next = opened.topic.describe().expect("the topic").next;
@@ -118,7 +143,7 @@ fn finish(opened: &Opened) {
         };
         for delivery in deliveries {
             let done = opened.store.transact(|tx| {
-                tx.add(&opened.counts, delivery.message().payload(), 1)?;
+                tx.add(&opened.counts, &delivery.offset().to_be_bytes(), 1)?;
                 tx.acknowledge(&delivery)
             });
             done.expect("it is processed");

@@ -153,6 +153,8 @@ fn retention_lets_go_of_the_oldest_and_says_what_is_left() {
         first: 2900,
     };
     assert_eq!(facts(topic.read(Start::Offset(5), 1)), trimmed);
+    // Whoever wants none is not told that there are none.
+    assert!(topic.read(Start::Beginning, 0).unwrap().is_empty());
     disk.advance(100 * SECOND);
     assert_eq!(kept(TopicOptions::new().keep_for(SECOND)), 0);
     assert_eq!(

@@ -108,7 +108,7 @@ impl Deliveries {
         self.group.settle_all_in(tx, self.claim, &self.offsets())
     }
 
-    /// Gives the member so much time from now on.
+    /// Gives the member so much time from now on. What was settled before stays so.
     ///
     /// # Errors
     /// As [`Deliveries::acknowledge`].
@@ -204,10 +204,11 @@ impl Delivery {
         self.settle(Verdict::GiveUp { error: why })
     }
 
-    /// Gives the member so much time from now on, for this message and all that were handed out with it.
+    /// Gives the member so much time from now on, for this message and, when it is delivered for the first time, all that
+    /// were handed out with it. What was settled before stays so.
     ///
     /// # Errors
-    /// As [`Delivery::acknowledge`].
+    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::GroupDeleted`], and those of a commit.
     pub fn extend(&self, by: Duration) -> Result<()> {
         self.group.extend(self.claim, &[self.offset()], by)
     }

@@ -88,7 +88,9 @@ impl GroupOptions {
         self
     }
 
-    /// The topic to which messages go that failed the last time; made when it is missing. Default: none.
+    /// The topic to which messages go that failed the last time; made with the group, or by [`crate::Group::configure`], when
+    /// it is missing. Whoever deletes it later keeps messages from being given up: that is [`crate::TopicError::UnknownTopic`],
+    /// and they stay pending. Default: none.
     pub fn dead_letters(mut self, topic: &str) -> GroupOptions {
         self.dead_letters = Some(topic.into());
         self

@@ -30,6 +30,7 @@ use crate::core::{Core, with_source};
 use crate::draft::{Add, AddTo, Draft, Numbering};
 use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::full_key::{FullRange, split};
+use crate::index::{Finger, Version};
 use crate::limits::{
     LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, MAP_ID_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
     WAITING_GENERATIONS_MAX,
@@ -492,10 +493,13 @@ impl Core {
         }
         let wall = self.platform.clock.wall().as_millis() as u64;
         let seed = self.hash_seed;
+        let generation = self.active_generation();
         for sequence in 0..draft.sequences.len() {
             let counter = draft.sequences[sequence].counter_operation;
-            let held = newest.get(draft.full_key(counter), draft.planned[counter].hash)?;
+            let fingers = draft.sequences[sequence].place.fingers.of(generation);
+            let held = newest.get_near(draft.full_key(counter), draft.planned[counter].hash, fingers.counter)?;
             let sequence = &mut draft.sequences[sequence];
+            sequence.fingers = fingers;
             let name = || sequence.place.bell.name().into();
             let held = held.ok_or_else(|| Reason::TopicDeleted { name: name() })?;
             let state = SequenceState::decode(&held)?;
@@ -622,22 +626,33 @@ impl Core {
         Ok(commit)
     }
 
-    fn enter_in_index(&self, slot: u16, log: LogView, draft: &Draft, commit: u64, body: u32) {
+    fn enter_in_index(&self, slot: u16, log: LogView, draft: &mut Draft, commit: u64, body: u32) {
         let index = self.index(slot);
-        for (operation, planned) in draft.planned.iter().enumerate() {
+        for operation in 0..draft.planned.len() {
             kill_point();
-            if planned.is_note {
-                index.note(commit, body + planned.position);
-            } else {
-                index.insert(
-                    log,
-                    draft.full_key(operation),
-                    planned.hash,
-                    commit,
-                    body + planned.position,
-                );
+            let planned = draft.planned[operation];
+            let position = body + planned.position;
+            match draft.finger(planned.near).copied() {
+                _ if planned.is_note => index.note(commit, position),
+                None => index.insert(log, draft.full_key(operation), planned.hash, commit, position),
+                Some(finger) => {
+                    let (key, version) = (draft.full_key(operation), Version { commit, position });
+                    let finger = index.insert_near(log, key, planned.hash, version, finger);
+                    if let Some(kept) = draft.finger(planned.near) {
+                        *kept = finger;
+                    }
+                }
             }
         }
+        let generation = self.entry(slot).number.load(Ordering::Relaxed);
+        let keep = |sequence: &Numbering| sequence.place.fingers.keep(generation, sequence.fingers);
+        draft.sequences.iter().for_each(keep);
+    }
+
+    /// Number of the generation that takes commits. Under the commit lock.
+    fn active_generation(&self) -> u32 {
+        let slot = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
+        self.entry(slot).number.load(Ordering::Relaxed)
     }
 }
 
@@ -650,11 +665,16 @@ struct Newest<'a> {
 
 impl<'a> Newest<'a> {
     fn get(&mut self, full_key: &[u8], hash: u64) -> Result<Option<Value<'a>>> {
+        self.get_near(full_key, hash, Finger::NONE)
+    }
+
+    /// The same; in the generation that takes commits, the finger may lead to the key.
+    fn get_near(&mut self, full_key: &[u8], hash: u64, finger: Finger) -> Result<Option<Value<'a>>> {
         let core = self.core;
         let active = core.generation_view(core.control().tail.0.slot.load(Ordering::Relaxed) as u16)?;
         with_source!(core, source => {
             // Counters change often: nearly always it is there.
-            if let Some((_, entry)) = active.recent(source, full_key, hash, u64::MAX)? {
+            if let Some((_, entry)) = active.newest_near(source, full_key, hash, finger)? {
                 return entry.resolve(source);
             }
             self.view()?.get(source, full_key)

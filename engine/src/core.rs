@@ -351,6 +351,7 @@ impl Core {
         remember_slot(pin.index);
         // What is empty now has nothing for this commit later either, and every read would look there.
         let mut view = self.empty_view(&version, commit);
+        view.generations = spare_generations();
         let filled = self
             .cover_data()
             .and_then(|()| self.fill_view(&mut view, &version, |generation| generation.has_anything()));
@@ -415,6 +416,7 @@ impl Core {
         let pin = PinGuard { core: self, pin };
         let result = read(&view);
         drop(pin);
+        keep_generations(view.generations);
         result
     }
 
@@ -805,6 +807,24 @@ fn slot_hint() -> usize {
 
 fn remember_slot(index: u32) {
     SLOT_HINT.with(|hint| hint.set(index as usize));
+}
+
+thread_local! {
+    /// Memory for the generations of a view, which every snapshot needs and nearly always one snapshot after the other.
+    static SPARE_GENERATIONS: std::cell::Cell<Vec<GenerationView>> = const { std::cell::Cell::new(Vec::new()) };
+}
+
+#[inline]
+fn spare_generations() -> Vec<GenerationView> {
+    // A thread that is ending has none.
+    SPARE_GENERATIONS.try_with(std::cell::Cell::take).unwrap_or_default()
+}
+
+/// Gives the memory back to which views of this thread come next.
+#[inline]
+pub(crate) fn keep_generations(mut generations: Vec<GenerationView>) {
+    generations.clear();
+    let _ = SPARE_GENERATIONS.try_with(|spare| spare.set(generations));
 }
 
 /// Runs `$body` with `$source` bound to the pages in the store's read mode.

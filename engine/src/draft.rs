@@ -7,12 +7,16 @@ use crate::base::Stored;
 use crate::catalog::MapInfo;
 use crate::checksum::key_hash;
 use crate::error::{Reason, Result};
-use crate::full_key::{COUNTERS, FullKey, check_key};
+use crate::full_key::{COUNTERS, FullKey, check_key, check_key_bytes};
+use crate::index::{Finger, Fingers};
 use crate::limits::{INLINE_VALUE_BYTES_MAX, KEY_BYTES_MAX, PAGE_BYTES};
 use crate::log::{Body, Operation, OperationKind};
 use crate::promises::FoldCosts;
 use crate::sequence::{Place, SequenceState, Stamp};
 use crate::view::decode_root;
+
+/// Bytes of the number at the end of the key of an append.
+const NUMBER_BYTES: usize = 8;
 
 /// A commit being put together.
 #[derive(Debug)]
@@ -61,6 +65,28 @@ pub(crate) struct Planned {
     pub(crate) is_note: bool,
     /// Whether the commit conflicts with changes of the key since its transaction began.
     pub(crate) is_checked: bool,
+    /// Which finger may lead to the key.
+    pub(crate) near: Near,
+}
+
+impl Planned {
+    fn at(position: u32, hash: u64) -> Planned {
+        Planned {
+            position,
+            hash,
+            is_note: false,
+            is_checked: false,
+            near: Near::Nothing,
+        }
+    }
+}
+
+/// Which finger may lead to a key. The number is that of a sequence of the draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Near {
+    Nothing,
+    Counter(u8),
+    Head(u8),
 }
 
 /// Appends of one prefix: the operations whose keys end in the assigned number, and the counter.
@@ -79,6 +105,8 @@ pub(crate) struct Numbering {
     pub(crate) counter_operation: usize,
     /// How far it has come, as the commit finds it and counts on.
     pub(crate) state: SequenceState,
+    /// Where its rows belong, as the commit finds it and goes on.
+    pub(crate) fingers: Fingers,
 }
 
 /// An append to a sequence.
@@ -170,12 +198,7 @@ impl Draft {
     pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8], seed: u64) -> usize {
         let position = self.body.push(kind, full_key, value) as u32;
         let hash = key_hash(seed, full_key);
-        self.planned.push(Planned {
-            position,
-            hash,
-            is_note: false,
-            is_checked: false,
-        });
+        self.planned.push(Planned::at(position, hash));
         self.costs += fold_costs(kind, value);
         self.adds_anything |= kind != OperationKind::Delete;
         self.planned.len() - 1
@@ -185,10 +208,8 @@ impl Draft {
     pub(crate) fn push_note(&mut self, kind: OperationKind, low: &[u8], value: &[u8]) {
         let position = self.body.push(kind, low, value) as u32;
         self.planned.push(Planned {
-            position,
-            hash: 0,
             is_note: true,
-            is_checked: false,
+            ..Planned::at(position, 0)
         });
         self.costs += fold_costs(kind, value);
         self.adds_anything |= kind == OperationKind::Run;
@@ -204,12 +225,7 @@ impl Draft {
         let full = FullKey::new(map, &key)?;
         let counter = counter_of(map, prefix)?;
         let position = self.body.push(kind, &full, value) as u32;
-        self.planned.push(Planned {
-            position,
-            hash: 0,
-            is_note: false,
-            is_checked: false,
-        });
+        self.planned.push(Planned::at(position, 0));
         let operation = self.planned.len() - 1;
         let place = self.assigned.len();
         self.assigned.push(0);
@@ -219,12 +235,7 @@ impl Draft {
             Some(append) => append.operations.push((operation, place)),
             None => {
                 let position = self.body.push(OperationKind::Put, &counter, &[0; 8]) as u32;
-                self.planned.push(Planned {
-                    position,
-                    hash: 0,
-                    is_note: false,
-                    is_checked: false,
-                });
+                self.planned.push(Planned::at(position, 0));
                 self.appends.push(Append {
                     counter: counter.to_vec(),
                     counter_operation: self.planned.len() - 1,
@@ -248,6 +259,7 @@ impl Draft {
         let body = body.map(|(map, kind, value)| self.push_unnumbered(map, &place.prefix, kind, value));
         let body = body.transpose()?;
         let sequence = self.sequence(place, seed);
+        self.planned[operation].near = u8::try_from(sequence).map_or(Near::Nothing, Near::Head);
         self.heads.push(Head {
             sequence,
             operation,
@@ -260,14 +272,10 @@ impl Draft {
 
     /// Adds a put whose key ends in a number that is filled in later. Returns its index.
     fn push_unnumbered(&mut self, map: u32, prefix: &[u8], kind: OperationKind, value: &[u8]) -> Result<usize> {
-        let key = FullKey::unnumbered(map, prefix)?;
-        let position = self.body.push(kind, &key, value) as u32;
-        self.planned.push(Planned {
-            position,
-            hash: 0,
-            is_note: false,
-            is_checked: false,
-        });
+        check_key_bytes(prefix.len() + NUMBER_BYTES)?;
+        let key = [&map.to_be_bytes(), prefix, &[0; NUMBER_BYTES]];
+        let position = self.body.push_joined(kind, key, value) as u32;
+        self.planned.push(Planned::at(position, 0));
         self.costs += fold_costs(kind, value);
         self.adds_anything = true;
         Ok(self.planned.len() - 1)
@@ -282,12 +290,25 @@ impl Draft {
         }
         let state = SequenceState::default();
         let counter_operation = self.push(OperationKind::Put, &place.counter, &state.encode(), seed);
+        let sequence = self.sequences.len();
+        self.planned[counter_operation].near = u8::try_from(sequence).map_or(Near::Nothing, Near::Counter);
         self.sequences.push(Numbering {
             place: place.clone(),
             counter_operation,
             state,
+            fingers: Fingers::NONE,
         });
-        self.sequences.len() - 1
+        sequence
+    }
+
+    /// The finger that may lead to the key of an operation, to be read and replaced.
+    #[inline]
+    pub(crate) fn finger(&mut self, near: Near) -> Option<&mut Finger> {
+        match near {
+            Near::Nothing => None,
+            Near::Counter(sequence) => Some(&mut self.sequences[sequence as usize].fingers.counter),
+            Near::Head(sequence) => Some(&mut self.sequences[sequence as usize].fingers.head),
+        }
     }
 
     /// What appends to sequences got, in the order of the calls.

@@ -39,17 +39,28 @@ impl FullKey {
     }
 }
 
-impl FullKey {
-    /// The key of a number in a sequence, which is not known yet: the prefix and eight zeros.
-    #[inline]
-    pub(crate) fn unnumbered(map: u32, prefix: &[u8]) -> Result<FullKey> {
-        let mut key = [0; KEY_BYTES_MAX];
-        let length = prefix.len() + 8;
-        match key.get_mut(..prefix.len()) {
-            Some(front) if length <= KEY_BYTES_MAX => front.copy_from_slice(prefix),
-            _ => return Err(too_long(length)),
-        }
-        FullKey::new(map, &key[..length])
+/// Room for a full key where it is used: one that is returned is copied, all of its kilobyte.
+pub(crate) struct KeyRoom([MaybeUninit<u8>; FULL_KEY_BYTES_MAX]);
+
+impl KeyRoom {
+    #[inline(always)]
+    pub(crate) fn new() -> KeyRoom {
+        KeyRoom([const { MaybeUninit::uninit() }; FULL_KEY_BYTES_MAX])
+    }
+
+    /// Joins a map id and a key.
+    #[inline(always)]
+    pub(crate) fn join(&mut self, map: u32, key: &[u8]) -> Result<&[u8]> {
+        check_key(key)?;
+        let length = MAP_ID_BYTES + key.len();
+        let target = self.0.as_mut_ptr().cast::<u8>();
+        // SAFETY: all copies stay inside the room, because the length of the key was checked, and the key is not part of
+        // it; they write the first `length` bytes.
+        Ok(unsafe {
+            target.cast::<[u8; MAP_ID_BYTES]>().write(map.to_be_bytes());
+            copy_short(key, target.add(MAP_ID_BYTES));
+            std::slice::from_raw_parts(target, length)
+        })
     }
 }
 
@@ -90,8 +101,14 @@ fn too_long(length: usize) -> Error {
 /// Refuses keys that are too long.
 #[inline]
 pub(crate) fn check_key(key: &[u8]) -> Result<()> {
-    if key.len() > KEY_BYTES_MAX {
-        return Err(too_long(key.len()));
+    check_key_bytes(key.len())
+}
+
+/// Refuses keys of so many bytes if they are too long.
+#[inline]
+pub(crate) fn check_key_bytes(length: usize) -> Result<()> {
+    if length > KEY_BYTES_MAX {
+        return Err(too_long(length));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::conflict::Checks;
 use crate::core::{Core, with_source};
 use crate::draft::AddTo;
 use crate::error::{Reason, Result};
-use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
+use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
 use crate::limits::{ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::snapshot::{Pinned, Purpose};
@@ -83,9 +83,15 @@ impl Map {
         self.id_in(core)
     }
 
-    fn full_key(&self, key: &[u8]) -> Result<FullKey> {
+    /// Refuses to work with a map that was dropped.
+    #[inline]
+    fn known(&self) -> Result<()> {
         self.core().know_maps()?;
-        self.info.alive()?;
+        self.info.alive()
+    }
+
+    fn full_key(&self, key: &[u8]) -> Result<FullKey> {
+        self.known()?;
         FullKey::new(self.info.id, key)
     }
 
@@ -138,11 +144,13 @@ impl Map {
     /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`] and those of a commit: [`Reason::Full`], [`Reason::Unknown`],
     /// [`Reason::Poisoned`], [`Reason::ReadOnly`], [`Reason::MapDropped`].
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        let full_key = self.full_key(key)?;
+        self.known()?;
+        let mut room = KeyRoom::new();
+        let full_key = room.join(self.info.id, key)?;
         if value.len() > LOGGED_VALUE_BYTES_MAX {
             return self.put_stream(key, value.len() as u64, &mut &value[..]);
         }
-        self.single(OperationKind::Put, &full_key, value)
+        self.single(OperationKind::Put, full_key, value)
     }
 
     /// Stores a value of `length` bytes, up to 1 GiB, from a stream, without holding it in memory.
@@ -181,7 +189,8 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn delete(&self, key: &[u8]) -> Result<()> {
-        self.single(OperationKind::Delete, &self.full_key(key)?, &[])
+        self.known()?;
+        self.single(OperationKind::Delete, KeyRoom::new().join(self.info.id, key)?, &[])
     }
 
     fn single(&self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> Result<()> {

@@ -240,7 +240,7 @@ impl<'a, S: PageSource> Input<'a, S> {
             Input::Layer(rank, cursor) => {
                 let stored = match cursor.written() {
                     Written::Put(value) => Some(Stored::Inline(value)),
-                    Written::PutExtent(extent) => Some(Stored::Extent(*extent)),
+                    Written::PutExtent(extent) => Some(Stored::Extent(extent)),
                     Written::Delete => Some(Stored::Deleted),
                     Written::Add { .. } => None,
                 };

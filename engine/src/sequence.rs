@@ -25,6 +25,7 @@ use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::draft::{Draft, counter_of};
 use crate::error::{Error, Result};
 use crate::future::CommitFuture;
+use crate::index::KeptFingers;
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
 use crate::log::OperationKind;
 use crate::map::{Map, check_value};
@@ -167,6 +168,7 @@ pub(crate) struct Place {
     /// Full key of the counter.
     pub(crate) counter: Box<[u8]>,
     pub(crate) bell: Arc<Bell>,
+    pub(crate) fingers: KeptFingers,
 }
 
 impl Sequence {
@@ -180,6 +182,7 @@ impl Sequence {
             prefix: prefix.into(),
             bell: heads.store.core().bells.bell(&counter, name),
             counter: counter.to_vec().into(),
+            fingers: KeptFingers::default(),
         };
         Ok(Sequence {
             heads: heads.clone(),

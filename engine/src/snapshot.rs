@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Extent, count_below};
 use crate::checksum::{checksum, key_hash};
-use crate::core::{Core, with_source};
+use crate::core::{Core, keep_generations, with_source};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{FullKey, FullRange};
 use crate::limits::{MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
@@ -96,6 +96,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         self.handle.core.unpin(&self.pin);
+        keep_generations(std::mem::take(&mut self.view.generations));
     }
 }
 

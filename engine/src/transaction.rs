@@ -1,20 +1,20 @@
 //! Write transactions: reads from a snapshot, writes into layers of its own, one commit at the end.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::RangeBounds;
+use std::ops::{Range, RangeBounds};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::{EXTENT_BYTES, Extent, Root};
 use crate::batch::{pages_of, stored};
-use crate::catalog::check_name;
+use crate::catalog::{MapInfo, check_name};
 use crate::checksum::key_hash;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::conflict::Checks;
 use crate::core::{Core, with_source};
 use crate::draft::{AddTo, Draft};
 use crate::error::{Error, Reason, Result};
-use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange};
+use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
 use crate::future::CommitFuture;
 use crate::limits::{
     ATTEMPTS_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, READ_SET_BYTES_MAX, RESOLVED_BYTES_MAX, SAVEPOINTS_MAX,
@@ -28,9 +28,12 @@ use crate::snapshot::{Cursor, Pinned, Purpose};
 use crate::store::{Store, with_draft};
 use crate::value::{Entry, Value};
 use crate::view::{encode_root, in_tree};
-use crate::write_set::{Layer, Written};
+use crate::write_set::{Addition, Entries, Layer, Written};
 
 mod sequences;
+mod work;
+
+use work::Reused;
 
 /// How a transaction runs and commits.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,29 +99,39 @@ pub struct Transaction {
     pinned: Pinned,
     /// How many changes of maps there were before the snapshot was taken.
     catalog_changes: u64,
+    work: Reused,
+    reads: Option<Mutex<Reads>>,
+    token: u32,
+    durability: Durability,
+    memory_bytes: usize,
+    finished: bool,
+}
+
+/// What a transaction is to do.
+#[derive(Debug, Default)]
+struct Work {
+    /// Not empty while the transaction runs.
     layers: Vec<Layer>,
     /// What all layers but the newest hold; that one changes with every write.
     below: Held,
     savepoints: Vec<Mark>,
     appends: Vec<Append>,
+    /// The values of all of them, one behind the other.
+    append_values: Vec<u8>,
     append_bytes: u64,
     /// Values written to the data file, to give back unless the transaction commits.
     extents: Vec<Extent>,
-    maps: Vec<Map>,
-    /// Ids of the maps that it opened by name, as its snapshot shows them.
-    opened: Vec<u32>,
+    /// What must still be there when it commits.
+    maps: Vec<Arc<MapInfo>>,
+    /// The maps that it opened by name, as its snapshot shows them.
+    opened: Vec<Map>,
     /// Ids of the maps that it makes: until it commits they are its own.
     new_maps: Vec<u32>,
     dropped: Vec<u32>,
     renamed: Vec<(u32, String)>,
-    reads: Option<Mutex<Reads>>,
     /// What must not change before it commits, whatever else it read.
     needed: Vec<FullRange>,
     needed_keys: Vec<Vec<u8>>,
-    token: u32,
-    durability: Durability,
-    memory_bytes: usize,
-    finished: bool,
 }
 
 /// What an append takes in a record beyond prefix and value, roughly.
@@ -127,14 +140,19 @@ const APPEND_BYTES: usize = 24;
 #[derive(Debug)]
 struct Append {
     map: u32,
-    prefix: Arc<[u8]>,
     kind: OperationKind,
-    value: Vec<u8>,
-    /// What a sequence knows beside that.
-    numbered: Option<Numbered>,
+    /// Where its value is among those of all.
+    value: Range<usize>,
+    to: AppendTo,
 }
 
-/// An append to a sequence.
+#[derive(Debug)]
+enum AppendTo {
+    Prefix(Box<[u8]>),
+    Sequence(Numbered),
+}
+
+/// What an append to a sequence knows beside its head.
 #[derive(Debug)]
 struct Numbered {
     place: Arc<Place>,
@@ -144,14 +162,21 @@ struct Numbered {
 }
 
 impl Append {
-    /// Bytes that appends take in the record at most: each may be the only one of its prefix.
-    fn bytes(appends: &[Append]) -> u64 {
-        let bytes = |append: &Append| {
-            let body = append.numbered.as_ref().and_then(|numbered| numbered.body.as_ref());
-            let body = body.map_or(0, |body| appended_bytes(append.prefix.len(), body.value.len()));
-            appended_bytes(append.prefix.len(), append.value.len()) + body
+    /// Bytes that it takes in the record at most: it may be the only one of its prefix.
+    fn bytes(&self) -> u64 {
+        let (prefix, body) = match &self.to {
+            AppendTo::Prefix(prefix) => (prefix.len(), None),
+            AppendTo::Sequence(numbered) => (numbered.place.prefix.len(), numbered.body.as_ref()),
         };
-        appends.iter().map(|append| bytes(append) as u64).sum()
+        let body = body.map_or(0, |body| appended_bytes(prefix, body.value.len()));
+        (appended_bytes(prefix, self.value.len()) + body) as u64
+    }
+
+    fn numbered(&self) -> Option<&Numbered> {
+        match &self.to {
+            AppendTo::Prefix(_) => None,
+            AppendTo::Sequence(numbered) => Some(numbered),
+        }
     }
 }
 
@@ -268,21 +293,9 @@ impl Transaction {
             store: store.clone(),
             pinned,
             catalog_changes,
-            layers: vec![Layer::new()],
-            below: Held::default(),
-            savepoints: Vec::new(),
-            appends: Vec::new(),
-            append_bytes: 0,
-            extents: Vec::new(),
-            maps: Vec::new(),
-            opened: Vec::new(),
-            new_maps: Vec::new(),
-            dropped: Vec::new(),
-            renamed: Vec::new(),
+            work: Reused::begin(),
             // Nobody else writes while an exclusive one runs.
             reads: (options.serializable && !options.exclusive).then(Default::default),
-            needed: Vec::new(),
-            needed_keys: Vec::new(),
             token,
             durability: options.durability.unwrap_or(core.settings.durability),
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
@@ -351,8 +364,8 @@ impl Transaction {
 
     /// What the transaction itself did to a key, if anything.
     fn own(&self, full_key: &[u8]) -> Result<Option<Entry<'_>>> {
-        for layer in self.layers.iter().rev() {
-            if let Some(written) = layer.entries().and_then(|entries| entries.get(full_key)) {
+        for layer in self.work.layers.iter().rev() {
+            if let Some(written) = layer.written(full_key) {
                 return Ok(Some(written.entry()));
             }
             if let Some(root) = layer.run() {
@@ -405,7 +418,7 @@ impl Transaction {
     fn cursor(&self, range: FullRange) -> Result<Cursor<'_>> {
         self.pinned.alive()?;
         self.note_read(|reads| reads.range(&range))?;
-        Ok(Cursor::new(&self.pinned, &self.layers, range))
+        Ok(Cursor::new(&self.pinned, &self.work.layers, range))
     }
 
     /// How many pairs lie in a range, own writes included. With own writes in the map this walks the range.
@@ -414,7 +427,7 @@ impl Transaction {
     /// As [`crate::Snapshot::get`].
     pub fn count<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<u64> {
         let range = FullRange::of(map.id_in(self.pinned.core())?, range)?;
-        if self.layers.iter().all(Layer::is_empty) {
+        if self.work.layers.iter().all(Layer::is_empty) {
             self.pinned.alive()?;
             self.note_read(|reads| reads.range(&range))?;
             return self.pinned.count(&range);
@@ -434,15 +447,17 @@ impl Transaction {
     /// [`Reason::Full`].
     pub fn put(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
         check_value(value)?;
-        let full_key = self.for_writing(map, key)?;
+        let id = self.needs(map)?;
+        let mut room = KeyRoom::new();
+        let full_key = room.join(id, key)?;
         let written = if value.len() > LOGGED_VALUE_BYTES_MAX {
             let extent = self.core().write_value(value.len() as u64, &mut &value[..])?;
-            self.extents.push(extent);
+            self.work.extents.push(extent);
             Written::PutExtent(extent)
         } else {
-            Written::Put(value.into())
+            Written::Put(value)
         };
-        self.write(&full_key, written)
+        self.write(full_key, written)
     }
 
     /// Removes a key.
@@ -450,8 +465,8 @@ impl Transaction {
     /// # Errors
     /// As [`Transaction::put`].
     pub fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
-        let full_key = self.for_writing(map, key)?;
-        self.write(&full_key, Written::Delete)
+        let id = self.needs(map)?;
+        self.write(KeyRoom::new().join(id, key)?, Written::Delete)
     }
 
     /// Removes all keys of a range: also those that others add before this commits, which is a conflict.
@@ -482,23 +497,23 @@ impl Transaction {
 
     /// What all layers hold.
     fn held(&self) -> Held {
-        let newest = Held::of(self.layers.last());
+        let newest = Held::of(self.work.layers.last());
         Held {
-            bytes: self.below.bytes + newest.bytes,
-            addition_bytes: self.below.addition_bytes + newest.addition_bytes,
-            ranges: self.below.ranges + newest.ranges,
+            bytes: self.work.below.bytes + newest.bytes,
+            addition_bytes: self.work.below.addition_bytes + newest.addition_bytes,
+            ranges: self.work.below.ranges + newest.ranges,
         }
     }
 
     /// After layers were added or taken away.
     fn count_below(&mut self) {
-        let newest = self.layers.len().saturating_sub(1);
-        self.below = Held::of(&self.layers[..newest]);
+        let newest = self.work.layers.len().saturating_sub(1);
+        self.work.below = Held::of(&self.work.layers[..newest]);
     }
 
     /// Refuses more appends and additions than fit into a record.
     fn check_resolved(&self, more: usize) -> Result<()> {
-        if self.append_bytes + (self.held().addition_bytes + more) as u64 <= RESOLVED_BYTES_MAX {
+        if self.work.append_bytes + (self.held().addition_bytes + more) as u64 <= RESOLVED_BYTES_MAX {
             return Ok(());
         }
         Err(Reason::TransactionTooLarge {
@@ -540,16 +555,18 @@ impl Transaction {
         };
         self.check_resolved(appended_bytes(prefix.len(), logged))?;
         let (kind, value) = stored(self.core(), value, &mut extents)?;
-        self.extents.extend(extents);
-        self.appends.push(Append {
-            map,
-            prefix: prefix.into(),
-            kind,
-            value: value.into_owned(),
-            numbered: None,
-        });
-        self.append_bytes += Append::bytes(&self.appends[self.appends.len() - 1..]);
+        self.work.extents.extend(extents);
+        self.push_append(map, kind, &value, AppendTo::Prefix(prefix.into()));
         Ok(())
+    }
+
+    fn push_append(&mut self, map: u32, kind: OperationKind, value: &[u8], to: AppendTo) {
+        let start = self.work.append_values.len();
+        self.work.append_values.extend_from_slice(value);
+        let value = start..self.work.append_values.len();
+        let append = Append { map, kind, value, to };
+        self.work.append_bytes += append.bytes();
+        self.work.appends.push(append);
     }
 
     /// Adds to a counter; see [`Map::add`]. It does not conflict with the additions of others, only with other
@@ -558,7 +575,7 @@ impl Transaction {
     /// # Errors
     /// As [`Transaction::put`], [`Reason::NotACounter`], [`Reason::CounterOverflow`].
     pub fn add(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
-        let full_key = self.for_writing(map, key)?;
+        let full_key = FullKey::new(self.needs(map)?, key)?;
         self.check_resolved(full_key.len() + APPEND_BYTES)?;
         let shown = self.read(&full_key)?;
         let sum = self.core().sum(&full_key, shown.as_deref(), delta)?.to_be_bytes();
@@ -566,19 +583,19 @@ impl Transaction {
             Some(Some(before)) => Written::Add {
                 // What is shown may be in range when the sum of the additions alone is not.
                 delta: self.core().sum(&full_key, Some(&before.to_be_bytes()), delta)?,
-                shown: sum,
+                shown: &sum,
             },
-            Some(None) => Written::Put(sum.as_slice().into()),
-            None => Written::Add { delta, shown: sum },
+            Some(None) => Written::Put(&sum),
+            None => Written::Add { delta, shown: &sum },
         };
         self.write(&full_key, written)
     }
 
     /// `None`: the transaction did not touch the key; `Some(None)`: it wrote it; else what it added so far.
     fn own_addition(&self, full_key: &[u8]) -> Result<Option<Option<i64>>> {
-        for layer in self.layers.iter().rev() {
-            if let Some(Written::Add { delta, .. }) = layer.entries().and_then(|entries| entries.get(full_key)) {
-                return Ok(Some(Some(*delta)));
+        for layer in self.work.layers.iter().rev() {
+            if let Some(Written::Add { delta, .. }) = layer.written(full_key) {
+                return Ok(Some(Some(delta)));
             }
             if self.replaces(layer, full_key)? || layer.deletes(full_key) {
                 return Ok(Some(None));
@@ -593,7 +610,7 @@ impl Transaction {
             let hash = key_hash(self.pinned.view.hash_seed, full_key);
             return with_source!(self.core(), source => Ok(in_tree(source, root, full_key, hash)?.is_some()));
         }
-        let written = layer.entries().and_then(|entries| entries.get(full_key));
+        let written = layer.written(full_key);
         Ok(written.is_some_and(|written| !matches!(written, Written::Add { .. })))
     }
 
@@ -610,13 +627,13 @@ impl Transaction {
     /// The map of a name, which may be a reserved one, made when it is missing.
     pub(crate) fn named(&mut self, name: &str) -> Result<Map> {
         if let Some(map) = self.existing_named(name)? {
-            self.opened.push(map.info.id);
+            self.work.opened.push(map.clone());
             return Ok(map);
         }
         let id = next_map_id(self.core());
         let key = FullKey::new(CATALOG, name.as_bytes())?;
-        self.write(&key, Written::Put(id.to_le_bytes().as_slice().into()))?;
-        self.new_maps.push(id);
+        self.write(&key, Written::Put(&id.to_le_bytes()))?;
+        self.work.new_maps.push(id);
         let info = self.core().catalog.pending(id, name);
         Ok(Map::of(&self.store, info, name))
     }
@@ -643,17 +660,14 @@ impl Transaction {
         let map = self
             .existing_map(from)?
             .ok_or_else(|| Reason::UnknownMap { name: from.into() })?;
-        self.opened.push(map.info.id);
+        self.work.opened.push(map.clone());
         if self.existing_map(to)?.is_some() {
             return Err(Reason::MapExists { name: to.into() }.into());
         }
         let id = self.needs(&map)?;
         self.write(&FullKey::new(CATALOG, from.as_bytes())?, Written::Delete)?;
-        self.write(
-            &FullKey::new(CATALOG, to.as_bytes())?,
-            Written::Put(id.to_le_bytes().as_slice().into()),
-        )?;
-        self.renamed.push((id, to.to_string()));
+        self.write(&FullKey::new(CATALOG, to.as_bytes())?, Written::Put(&id.to_le_bytes()))?;
+        self.work.renamed.push((id, to.to_string()));
         Ok(())
     }
 
@@ -665,12 +679,12 @@ impl Transaction {
         let map = self
             .existing_map(name)?
             .ok_or_else(|| Reason::UnknownMap { name: name.into() })?;
-        self.opened.push(map.info.id);
+        self.work.opened.push(map.clone());
         let id = self.needs(&map)?;
         self.write(&FullKey::new(CATALOG, name.as_bytes())?, Written::Delete)?;
         self.delete_full_range(FullRange::map(id))?;
         self.delete_full_range(counters_of(id)?)?;
-        self.dropped.push(id);
+        self.work.dropped.push(id);
         Ok(())
     }
 
@@ -679,22 +693,23 @@ impl Transaction {
     /// # Errors
     /// [`Reason::InvalidArgument`] when there are too many.
     pub fn savepoint(&mut self) -> Result<Savepoint> {
-        if self.savepoints.len() == SAVEPOINTS_MAX {
+        if self.work.savepoints.len() == SAVEPOINTS_MAX {
             let cause = format!("a transaction can have {SAVEPOINTS_MAX} savepoints; roll back or commit first");
             return Err(Reason::InvalidArgument(cause).into());
         }
         let number = NEXT_SAVEPOINT.fetch_add(1, Ordering::Relaxed);
-        self.layers.push(Layer::new());
-        self.count_below();
-        self.savepoints.push(Mark {
+        let work = &mut *self.work;
+        work.layers.push(Layer::new());
+        work.savepoints.push(Mark {
             number,
-            layer: self.layers.len() - 1,
-            appends: self.appends.len(),
-            maps: self.maps.len(),
-            new_maps: self.new_maps.len(),
-            dropped: self.dropped.len(),
-            renamed: self.renamed.len(),
+            layer: work.layers.len() - 1,
+            appends: work.appends.len(),
+            maps: work.maps.len(),
+            new_maps: work.new_maps.len(),
+            dropped: work.dropped.len(),
+            renamed: work.renamed.len(),
         });
+        self.count_below();
         Ok(Savepoint { number })
     }
 
@@ -704,77 +719,82 @@ impl Transaction {
     /// # Errors
     /// [`Reason::InvalidArgument`] when the savepoint is gone or belongs to another transaction.
     pub fn rollback_to(&mut self, savepoint: &Savepoint) -> Result<()> {
-        let Some(place) = self.savepoints.iter().position(|mark| mark.number == savepoint.number) else {
+        let Some(place) = self
+            .work
+            .savepoints
+            .iter()
+            .position(|mark| mark.number == savepoint.number)
+        else {
             let cause = "the savepoint is gone, because the transaction was rolled back to an earlier one, or it \
                          belongs to another transaction; roll back to one that is there";
             return Err(Reason::InvalidArgument(cause.into()).into());
         };
-        self.savepoints.truncate(place + 1);
-        let mark = &self.savepoints[place];
-        self.append_bytes -= Append::bytes(&self.appends[mark.appends..]);
-        self.appends.truncate(mark.appends);
-        self.maps.truncate(mark.maps);
-        self.dropped.truncate(mark.dropped);
-        self.renamed.truncate(mark.renamed);
+        let work = &mut *self.work;
+        work.savepoints.truncate(place + 1);
+        let mark = &work.savepoints[place];
+        if let Some(first) = work.appends.get(mark.appends) {
+            work.append_values.truncate(first.value.start);
+        }
+        let gone = work.appends.drain(mark.appends..);
+        work.append_bytes -= gone.map(|append| append.bytes()).sum::<u64>();
+        work.maps.truncate(mark.maps);
+        work.dropped.truncate(mark.dropped);
+        work.renamed.truncate(mark.renamed);
         let core = &self.pinned.handle.core;
-        self.new_maps
+        work.new_maps
             .drain(mark.new_maps..)
             .for_each(|id| core.catalog.discarded(id));
-        for layer in self.layers.drain(mark.layer..) {
+        for layer in work.layers.drain(mark.layer..) {
             if let Some(root) = layer.run() {
                 core.drop_run(root, false)?;
             }
         }
-        self.layers.push(Layer::new());
+        work.layers.push(Layer::new());
         self.count_below();
         Ok(())
     }
 
     fn needs(&mut self, map: &Map) -> Result<u32> {
         self.pinned.alive()?;
-        let is_own = self.is_new(map);
+        let is_own = self.is_new(&map.info);
         let id = if is_own {
             map.id_in(self.pinned.core())?
         } else {
             let id = map.writable_id_in(self.pinned.core());
-            id.map_err(|error| self.conflict_if_opened(map, error))?
+            id.map_err(|error| self.conflict_if_opened(&map.info, error))?
         };
-        if self.dropped.contains(&id) {
+        if self.work.dropped.contains(&id) {
             return Err(Reason::MapDropped {
                 name: map.name().into(),
             }
             .into());
         }
-        if !self.maps.iter().any(|known| Arc::ptr_eq(&known.info, &map.info)) {
-            self.maps.push(map.clone());
+        if !self.work.maps.iter().any(|known| Arc::ptr_eq(known, &map.info)) {
+            self.work.maps.push(map.info.clone());
         }
         Ok(id)
     }
 
     /// Who asked for the map by its name meant whichever has that name: with a newer snapshot it is another one, or
     /// none, so the transaction can be run again. Not so with a handle that was there before.
-    fn conflict_if_opened(&self, map: &Map, error: Error) -> Error {
+    fn conflict_if_opened(&self, map: &MapInfo, error: Error) -> Error {
         let is_dropped = matches!(error.reason(), Reason::MapDropped { .. });
-        match FullKey::new(CATALOG, map.name().as_bytes()) {
-            Ok(key) if is_dropped && self.opened.contains(&map.info.id) => self.core().conflict(&key),
+        let opened = self.work.opened.iter().find(|opened| opened.info.id == map.id);
+        match opened.map(|opened| FullKey::new(CATALOG, opened.name().as_bytes())) {
+            Some(Ok(key)) if is_dropped => self.core().conflict(&key),
             _ => error,
         }
     }
 
-    fn for_writing(&mut self, map: &Map, key: &[u8]) -> Result<FullKey> {
-        let id = self.needs(map)?;
-        FullKey::new(id, key)
-    }
-
     fn top(&mut self) -> &mut Layer {
-        if self.layers.last().is_none_or(|layer| layer.run().is_some()) {
-            self.layers.push(Layer::new());
+        if self.work.layers.last().is_none_or(|layer| layer.run().is_some()) {
+            self.work.layers.push(Layer::new());
             self.count_below();
         }
-        self.layers.last_mut().expect("there is a layer now")
+        self.work.layers.last_mut().expect("there is a layer now")
     }
 
-    fn write(&mut self, full_key: &[u8], written: Written) -> Result<()> {
+    fn write(&mut self, full_key: &[u8], written: Written<'_>) -> Result<()> {
         self.top().write(full_key, written);
         if self.held().bytes > self.memory_bytes {
             self.spill()?;
@@ -784,19 +804,19 @@ impl Transaction {
 
     /// Moves the layer that takes most memory to the data file.
     fn spill(&mut self) -> Result<()> {
-        let layers = self.layers.iter().enumerate();
+        let layers = self.work.layers.iter().enumerate();
         let largest = layers.max_by_key(|(_, layer)| layer.bytes());
         let (place, _) = largest.expect("what takes memory is in some layer");
-        let root = self.pinned.core().write_run(&self.layers[place..=place])?;
-        let additions = self.layers[place].become_run(root);
+        let root = self.pinned.core().write_run(&self.work.layers[place..=place])?;
+        let additions = self.work.layers[place].become_run(root);
         if !additions.is_empty() {
             // Right above the run, and of the same savepoint.
             let mut kept = Layer::new();
             additions
-                .into_iter()
-                .for_each(|(key, written)| kept.write(&key, written));
-            self.layers.insert(place + 1, kept);
-            let later = self.savepoints.iter_mut().filter(|mark| mark.layer > place);
+                .iter()
+                .for_each(|addition| kept.write(&addition.key, addition.written()));
+            self.work.layers.insert(place + 1, kept);
+            let later = self.work.savepoints.iter_mut().filter(|mark| mark.layer > place);
             later.for_each(|mark| mark.layer += 1);
         }
         self.count_below();
@@ -831,7 +851,7 @@ impl Transaction {
     fn append_all(&mut self) -> Result<Commit> {
         self.pinned.alive()?;
         self.fit_into_a_record()?;
-        let is_empty = self.layers.iter().all(Layer::is_empty) && self.appends.is_empty();
+        let is_empty = self.work.layers.iter().all(Layer::is_empty) && self.work.appends.is_empty();
         let mut checks = self.checks();
         if is_empty && checks.keys.is_empty() && checks.ranges.is_empty() {
             return Ok(Commit {
@@ -845,14 +865,20 @@ impl Transaction {
         } else {
             self.core().value_durability(self.durability)
         };
-        if run.is_some() || !self.extents.is_empty() {
-            self.core().ready_values(pages_of(&self.extents), values)?;
+        if run.is_some() || !self.work.extents.is_empty() {
+            self.core().ready_values(pages_of(&self.work.extents), values)?;
         }
         // Before the commit: a fold may take the run apart right after it.
         let unused = self.unused_extents()?;
-        let core = self.pinned.handle.core.clone();
+        let mut maps = std::mem::take(&mut self.work.maps);
+        let core = self.core();
         let commit: Result<Commit> = with_draft(|draft| {
             draft.values_may_tear(values == Durability::Written);
+            if !self.work.new_maps.is_empty() {
+                maps.retain(|map| !self.is_new(map));
+            }
+            // What the draft had is empty, and its memory goes to the next transaction.
+            std::mem::swap(&mut draft.maps, &mut maps);
             self.draft(draft, run)?;
             if draft.is_empty() {
                 // Nothing to write, but what was read must still be true.
@@ -863,16 +889,15 @@ impl Transaction {
                     assigned: Vec::new(),
                 });
             }
-            draft.created.extend(&self.new_maps);
-            draft.dropped.extend(&self.dropped);
-            draft.renamed.extend(self.renamed.iter().cloned());
+            draft.created.extend(&self.work.new_maps);
+            draft.dropped.extend(&self.work.dropped);
+            draft.renamed.extend(self.work.renamed.iter().cloned());
             let number = core.append(draft, Some(&checks), self.token);
-            let gone = |map: &&Map| map.info.alive().is_err() && !self.is_new(map);
-            let number = number.map_err(|error| match self.maps.iter().find(gone) {
+            let number = number.map_err(|error| match draft.maps.iter().find(|map| map.alive().is_err()) {
                 Some(map) => self.conflict_if_opened(map, error),
                 None => error,
             })?;
-            let tickets = self.kept_appends().filter_map(|append| append.numbered.as_ref());
+            let tickets = self.kept_appends().filter_map(Append::numbered);
             tickets
                 .zip(draft.stamps())
                 .for_each(|(numbered, stamp)| numbered.ticket.resolve(stamp));
@@ -881,15 +906,16 @@ impl Transaction {
                 assigned: draft.assigned().to_vec(),
             })
         });
+        if commit.is_ok() {
+            let free = |extent: &Extent| core.space.give_back(extent.page, extent.pages());
+            unused.iter().for_each(free);
+        }
         self.finished = match &commit {
             Ok(_) => true,
             // The record may have reached the log: its pages must stay.
             Err(error) => error.is_of_a_made_commit(),
         };
-        if commit.is_ok() {
-            let free = |extent: &Extent| core.space.give_back(extent.page, extent.pages());
-            unused.iter().for_each(free);
-        }
+        self.work.maps = maps;
         commit
     }
 
@@ -897,7 +923,7 @@ impl Transaction {
     /// there.
     fn fit_into_a_record(&mut self) -> Result<()> {
         let held = self.held();
-        let bytes = self.append_bytes + (held.bytes + held.addition_bytes) as u64;
+        let bytes = self.work.append_bytes + (held.bytes + held.addition_bytes) as u64;
         if bytes > RESOLVED_BYTES_MAX {
             self.spill()
         } else {
@@ -912,12 +938,12 @@ impl Transaction {
             ..Checks::default()
         };
         // Single keys that it writes stand in the draft, or in a run.
-        for layer in &self.layers {
+        for layer in &self.work.layers {
             checks.ranges.extend(layer.deleted_ranges());
             checks.runs.extend(layer.run());
         }
-        checks.ranges.extend(self.needed.iter().cloned());
-        checks.keys.extend(self.needed_keys.iter().cloned());
+        checks.ranges.extend_from_slice(&self.work.needed);
+        checks.keys.extend_from_slice(&self.work.needed_keys);
         if let Some(reads) = self.reads.as_ref().filter(|_| !is_planted(PlantedBug::ReadsNotChecked)) {
             let reads = reads.lock().unwrap_or_else(|e| e.into_inner());
             checks.keys.extend(reads.keys.iter().cloned());
@@ -936,21 +962,21 @@ impl Transaction {
 
     /// When a layer is a run, all layers become one run. Returns it.
     fn settle_layers(&mut self, checks: &mut Checks) -> Result<Option<Root>> {
-        if self.layers.iter().all(|layer| layer.run().is_none()) {
+        if self.work.layers.iter().all(|layer| layer.run().is_none()) {
             return Ok(None);
         }
         let core = self.pinned.handle.core.clone();
-        let root = core.write_run(&self.layers)?;
+        let root = core.write_run(&self.work.layers)?;
         let mut merged = Layer::new();
-        let mut additions: Vec<(Vec<u8>, Written)> = Vec::new();
-        for mut layer in std::mem::take(&mut self.layers) {
+        let mut additions: Vec<Addition> = Vec::new();
+        for mut layer in std::mem::take(&mut self.work.layers) {
             for range in layer.deleted_ranges() {
-                additions.retain(|(key, _)| !range.contains(key));
+                additions.retain(|addition| !range.contains(&addition.key));
                 merged.delete_range(range);
             }
             let mut kept = Vec::new();
             for addition in additions {
-                if !self.replaces(&layer, &addition.0)? {
+                if !self.replaces(&layer, &addition.key)? {
                     kept.push(addition);
                 }
             }
@@ -961,13 +987,13 @@ impl Transaction {
             }
         }
         merged.become_run(root);
-        self.layers = vec![merged, Layer::new()];
+        self.work.layers = vec![merged, Layer::new()];
         self.count_below();
-        for (key, written) in additions {
+        for addition in &additions {
             // Of several additions to a key the last one holds the sum of all.
-            self.top().write(&key, written);
+            self.top().write(&addition.key, addition.written());
         }
-        self.savepoints.clear();
+        self.work.savepoints.clear();
         if !checks.runs.is_empty() {
             checks.runs = vec![root];
         }
@@ -977,46 +1003,47 @@ impl Transaction {
     /// The record's operations: range deletes, the run, single operations, appends.
     fn draft(&self, draft: &mut Draft, run: Option<Root>) -> Result<()> {
         let seed = self.pinned.view.hash_seed;
-        self.maps
-            .iter()
-            .filter(|map| !self.is_new(map))
-            .for_each(|map| draft.needs(&map.info));
-        for range in crate::view::union(self.layers.iter().flat_map(|layer| layer.deleted_ranges()).collect()) {
-            draft.push_note(OperationKind::DeleteRange, &range.low, &range.high);
+        if self.held().ranges > 0 {
+            let deleted = self.work.layers.iter().flat_map(Layer::deleted_ranges);
+            for range in crate::view::union(deleted.collect()) {
+                draft.push_note(OperationKind::DeleteRange, &range.low, &range.high);
+            }
         }
         if let Some(root) = run {
             draft.push_note(OperationKind::Run, &COUNTERS.to_be_bytes(), &encode_root(root));
         }
-        match &self.layers[..] {
+        match &self.work.layers[..] {
             // There is nothing to merge.
             [layer] => layer
                 .entries()
                 .into_iter()
-                .flatten()
+                .flat_map(Entries::iter)
                 .for_each(|(key, written)| self.draft_one(draft, key, written)),
             _ => self
                 .merged()
                 .into_iter()
                 .for_each(|(key, written)| self.draft_one(draft, key, written)),
         }
-        self.kept_appends().try_for_each(|append| match &append.numbered {
-            None => draft.push_append(append.map, &append.prefix, append.kind, &append.value),
-            Some(numbered) => {
-                let body = numbered.body.as_ref().map(Body::as_put);
-                let head = (append.map, append.value.as_slice());
-                draft.push_numbered(&numbered.place, head, body, numbered.bytes, seed)
+        self.kept_appends().try_for_each(|append| {
+            let value = &self.work.append_values[append.value.clone()];
+            match &append.to {
+                AppendTo::Prefix(prefix) => draft.push_append(append.map, prefix, append.kind, value),
+                AppendTo::Sequence(numbered) => {
+                    let body = numbered.body.as_ref().map(Body::as_put);
+                    draft.push_numbered(&numbered.place, (append.map, value), body, numbered.bytes, seed)
+                }
             }
         })
     }
 
-    fn draft_one(&self, draft: &mut Draft, key: &[u8], written: &Written) {
+    fn draft_one(&self, draft: &mut Draft, key: &[u8], written: Written<'_>) {
         let seed = self.pinned.view.hash_seed;
         let operation = match written {
             Written::Put(value) => draft.push(OperationKind::Put, key, value, seed),
             Written::PutExtent(extent) => draft.push(OperationKind::PutExtent, key, &extent.encode(), seed),
             Written::Delete => draft.push(OperationKind::Delete, key, &[], seed),
             Written::Add { delta, .. } => {
-                draft.push_add(key, *delta, AddTo::Newest, seed);
+                draft.push_add(key, delta, AddTo::Newest, seed);
                 return;
             }
         };
@@ -1025,44 +1052,41 @@ impl Transaction {
     }
 
     /// What the layers that are not a run come to: of several writes of a key only the last.
-    fn merged(&self) -> BTreeMap<&[u8], &Written> {
-        let mut merged: BTreeMap<&[u8], &Written> = BTreeMap::new();
-        for layer in &self.layers {
+    fn merged(&self) -> BTreeMap<&[u8], Written<'_>> {
+        let mut merged: BTreeMap<&[u8], Written<'_>> = BTreeMap::new();
+        for layer in &self.work.layers {
             for range in layer.deleted_ranges() {
                 merged.retain(|key, _| !range.contains(key));
             }
-            merged.extend(
-                layer
-                    .entries()
-                    .into_iter()
-                    .flatten()
-                    .map(|(key, written)| (key.as_slice(), written)),
-            );
+            merged.extend(layer.entries().into_iter().flat_map(Entries::iter));
         }
         merged
     }
 
     /// The appends to maps that the transaction does not drop.
     fn kept_appends(&self) -> impl Iterator<Item = &Append> {
-        self.appends.iter().filter(|append| !self.dropped.contains(&append.map))
+        self.work
+            .appends
+            .iter()
+            .filter(|append| !self.work.dropped.contains(&append.map))
     }
 
-    fn is_new(&self, map: &Map) -> bool {
-        self.new_maps.contains(&map.info.id)
+    fn is_new(&self, map: &MapInfo) -> bool {
+        self.work.new_maps.contains(&map.id)
     }
 
     /// Values that the transaction wrote and then replaced: the record will not refer to them.
     fn unused_extents(&self) -> Result<Vec<Extent>> {
         let core = self.core();
         let mut used: Vec<u32> = Vec::new();
-        if self.extents.is_empty() {
+        if self.work.extents.is_empty() {
             return Ok(Vec::new());
         }
         used.extend(self.merged().values().filter_map(|written| match written {
             Written::PutExtent(extent) => Some(extent.page),
             _ => None,
         }));
-        for root in self.layers.iter().filter_map(Layer::run) {
+        for root in self.work.layers.iter().filter_map(Layer::run) {
             with_source!(core, source => crate::base::walk(source, root, &mut |visit| {
                 if let crate::base::Visit::Extent(extent) = visit {
                     used.push(extent.page);
@@ -1071,37 +1095,39 @@ impl Transaction {
             }))?;
         }
         let appended = self.kept_appends().flat_map(|append| {
-            let body = append.numbered.as_ref().and_then(|numbered| numbered.body.as_ref());
-            let body = body.map(|body| (body.kind, &body.value));
-            [Some((append.kind, &append.value)), body].into_iter().flatten()
+            let body = append.numbered().and_then(|numbered| numbered.body.as_ref());
+            let body = body.map(|body| (body.kind, body.value.as_slice()));
+            let own = (append.kind, &self.work.append_values[append.value.clone()]);
+            [Some(own), body].into_iter().flatten()
         });
         for (_, value) in appended.filter(|(kind, _)| *kind == OperationKind::PutExtent) {
-            let extent = Extent::decode(value.as_slice().try_into().expect("an encoded extent"));
+            let extent = Extent::decode(value.try_into().expect("an encoded extent"));
             used.push(extent.page);
         }
         used.sort_unstable();
         let is_unused = |extent: &&Extent| used.binary_search(&extent.page).is_err();
-        Ok(self.extents.iter().filter(is_unused).copied().collect())
+        Ok(self.work.extents.iter().filter(is_unused).copied().collect())
     }
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        let core = self.pinned.handle.core.clone();
+        let core = &self.pinned.handle.core;
         if core.region.is_forked() {
             // All of it is the parent's, who goes on with it.
             return;
         }
         if !self.finished {
-            for root in self.layers.iter().filter_map(Layer::run) {
+            for root in self.work.layers.iter().filter_map(Layer::run) {
                 // The pages are only lost until the store is opened again.
                 let _ = core.drop_run(root, false);
             }
-            self.extents
+            self.work
+                .extents
                 .iter()
                 .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
             // Handles of maps that were never made must not write to them.
-            self.new_maps.iter().for_each(|&id| core.catalog.discarded(id));
+            self.work.new_maps.iter().for_each(|&id| core.catalog.discarded(id));
         }
         if self.token != NOT_EXCLUSIVE {
             core.end_exclusive();

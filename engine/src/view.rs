@@ -8,7 +8,7 @@ use crate::base::{self, Location, Root, Stored};
 use crate::checksum::key_hash;
 use crate::error::Result;
 use crate::full_key::FullRange;
-use crate::index::{Index, Keys};
+use crate::index::{Finger, Index, Keys, Version};
 use crate::log::{LogView, Operation, OperationKind};
 use crate::value::{Entry, Source, Value};
 
@@ -190,6 +190,32 @@ impl GenerationView {
         limit: u64,
     ) -> Result<Option<(u64, Entry<'a>)>> {
         let point = self.index.find(self.log, full_key, hash, limit);
+        self.after_notes(source, full_key, hash, point, limit)
+    }
+
+    /// The newest commit of all in this generation that touched a key, looked for at a finger first. Under the commit lock.
+    #[inline]
+    pub(crate) fn newest_near<'a, S: Source<'a>>(
+        self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+        finger: Finger,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        let point = self.index.find_near(self.log, full_key, hash, finger);
+        self.after_notes(source, full_key, hash, point, u64::MAX)
+    }
+
+    /// What `point`, the newest single operation up to `limit`, comes to with the notes that are newer.
+    #[inline(always)]
+    fn after_notes<'a, S: Source<'a>>(
+        self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+        point: Option<Version>,
+        limit: u64,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
         if self.index.has_notes() {
             let newer_than = point.map_or(0, |version| version.commit);
             if let Some(found) = self.noted(source, full_key, hash, newer_than, limit)? {

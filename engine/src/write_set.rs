@@ -1,38 +1,16 @@
 //! What a transaction has written so far: layers, oldest first. A savepoint begins a new layer, rolling back to it
 //! drops the layers above; a layer that grows too large for memory moves into the data file as a sorted run.
 
-use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::Arc;
 
-use crate::base::{Extent, Root};
+use crate::base::Root;
 use crate::full_key::FullRange;
-use crate::value::{Entry, Value};
+use crate::value::Entry;
 
-/// What a transaction does to one key.
-#[derive(Clone, Debug)]
-pub(crate) enum Written {
-    Put(Arc<[u8]>),
-    PutExtent(Extent),
-    Delete,
-    /// An addition to a counter that this transaction has not otherwise written: it does not conflict. `shown` is
-    /// what the transaction itself reads until then.
-    Add {
-        delta: i64,
-        shown: [u8; 8],
-    },
-}
+mod entries;
 
-impl Written {
-    pub(crate) fn entry(&self) -> Entry<'_> {
-        match self {
-            Written::Put(value) => Entry::Inline(Value::borrowed(value)),
-            Written::PutExtent(extent) => Entry::Extent(*extent),
-            Written::Delete => Entry::Deleted,
-            Written::Add { shown, .. } => Entry::Inline(Value::borrowed(shown)),
-        }
-    }
-}
+use entries::Pair;
+pub(crate) use entries::{Entries, Written};
 
 /// One layer of writes. Its range deletes apply to what lies below it.
 #[derive(Debug)]
@@ -47,8 +25,23 @@ pub(crate) struct Layer {
 
 #[derive(Debug)]
 enum Content {
-    Memory(BTreeMap<Vec<u8>, Written>),
+    Memory(Entries),
     Run(Root),
+}
+
+/// An addition to a counter, taken out of a layer.
+#[derive(Debug)]
+pub(crate) struct Addition {
+    pub(crate) key: Vec<u8>,
+    delta: i64,
+    shown: [u8; 8],
+}
+
+impl Addition {
+    pub(crate) fn written(&self) -> Written<'_> {
+        let Addition { delta, shown, .. } = self;
+        Written::Add { delta: *delta, shown }
+    }
 }
 
 /// Overhead of an entry in a `BTreeMap`, roughly.
@@ -58,10 +51,21 @@ impl Layer {
     pub(crate) fn new() -> Layer {
         Layer {
             deleted: Vec::new(),
-            content: Content::Memory(BTreeMap::new()),
+            content: Content::Memory(Entries::default()),
             bytes: 0,
             addition_bytes: 0,
         }
+    }
+
+    /// Makes it an empty one, with the memory of a few entries if it has that.
+    pub(crate) fn clear(&mut self) {
+        self.deleted.clear();
+        match &mut self.content {
+            Content::Memory(entries) => entries.clear(),
+            Content::Run(_) => self.content = Content::Memory(Entries::default()),
+        }
+        self.bytes = 0;
+        self.addition_bytes = 0;
     }
 
     /// Memory that making the layer a run would free.
@@ -75,7 +79,7 @@ impl Layer {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.deleted.is_empty() && matches!(&self.content, Content::Memory(map) if map.is_empty())
+        self.deleted.is_empty() && matches!(&self.content, Content::Memory(entries) if entries.is_empty())
     }
 
     /// The root, when the layer is a run.
@@ -87,7 +91,7 @@ impl Layer {
     }
 
     /// The entries, when the layer is in memory.
-    pub(crate) fn entries(&self) -> Option<&BTreeMap<Vec<u8>, Written>> {
+    pub(crate) fn entries(&self) -> Option<&Entries> {
         match &self.content {
             Content::Memory(entries) => Some(entries),
             Content::Run(_) => None,
@@ -108,24 +112,24 @@ impl Layer {
         after > 0 && self.deleted[after - 1].contains(full_key)
     }
 
+    /// What the layer, when it is in memory, does to one key.
+    pub(crate) fn written(&self, full_key: &[u8]) -> Option<Written<'_>> {
+        self.entries()?.get(full_key)
+    }
+
     /// Writes one key. The layer must be in memory.
-    pub(crate) fn write(&mut self, full_key: &[u8], written: Written) {
+    pub(crate) fn write(&mut self, full_key: &[u8], written: Written<'_>) {
         let Content::Memory(entries) = &mut self.content else {
             panic!("a run does not change")
         };
-        let (bytes, addition_bytes) = weight(full_key, &written);
-        let replaced = entries.insert(full_key.to_vec(), written);
+        let (bytes, addition_bytes) = weight(full_key, written);
         self.bytes += bytes;
         self.addition_bytes += addition_bytes;
-        if let Some(replaced) = replaced {
-            self.forget(full_key, &replaced);
-        }
-    }
-
-    fn forget(&mut self, full_key: &[u8], written: &Written) {
-        let (bytes, addition_bytes) = weight(full_key, written);
-        self.bytes -= bytes;
-        self.addition_bytes -= addition_bytes;
+        entries.insert(full_key, written, |replaced| {
+            let (bytes, addition_bytes) = weight(full_key, replaced);
+            self.bytes -= bytes;
+            self.addition_bytes -= addition_bytes;
+        });
     }
 
     /// Deletes a range, which is not empty. The layer must be in memory.
@@ -133,10 +137,11 @@ impl Layer {
         let Content::Memory(entries) = &mut self.content else {
             panic!("a run does not change")
         };
-        let inside = (Bound::Included(range.low.clone()), Bound::Excluded(range.high.clone()));
-        let keys: Vec<Vec<u8>> = entries.range(inside).map(|(key, _)| key.clone()).collect();
-        let removed: Vec<_> = keys.iter().filter_map(|key| entries.remove_entry(key)).collect();
-        removed.iter().for_each(|(key, written)| self.forget(key, written));
+        entries.remove(&range.low, &range.high, |(key, written)| {
+            let (bytes, addition_bytes) = weight(key, written);
+            self.bytes -= bytes;
+            self.addition_bytes -= addition_bytes;
+        });
         self.join_deleted(range);
     }
 
@@ -152,21 +157,26 @@ impl Layer {
     }
 
     /// Turns the layer's entries into a run, but for additions, which are returned: they are resolved at commit.
-    pub(crate) fn become_run(&mut self, root: Root) -> Vec<(Vec<u8>, Written)> {
+    pub(crate) fn become_run(&mut self, root: Root) -> Vec<Addition> {
         let Content::Memory(entries) = std::mem::replace(&mut self.content, Content::Run(root)) else {
             panic!("the layer is a run already")
         };
         self.bytes = 0;
         self.addition_bytes = 0;
-        entries
-            .into_iter()
-            .filter(|(_, written)| matches!(written, Written::Add { .. }))
-            .collect()
+        let addition = |(key, written): Pair<'_>| match written {
+            Written::Add { delta, shown } => Some(Addition {
+                key: key.to_vec(),
+                delta,
+                shown: *shown,
+            }),
+            _ => None,
+        };
+        entries.iter().filter_map(addition).collect()
     }
 }
 
 /// Memory that an entry takes, roughly: what a run can hold, and what it cannot.
-fn weight(full_key: &[u8], written: &Written) -> (usize, usize) {
+fn weight(full_key: &[u8], written: Written<'_>) -> (usize, usize) {
     let entry = full_key.len() + ENTRY_BYTES;
     match written {
         Written::Put(value) => (entry + value.len(), 0),
@@ -177,8 +187,8 @@ fn weight(full_key: &[u8], written: &Written) -> (usize, usize) {
 
 /// A walk over a layer in memory.
 pub(crate) struct LayerCursor<'a> {
-    entries: &'a BTreeMap<Vec<u8>, Written>,
-    at: Option<(&'a Vec<u8>, &'a Written)>,
+    entries: &'a Entries,
+    at: Option<Pair<'a>>,
 }
 
 impl<'a> LayerCursor<'a> {
@@ -191,10 +201,10 @@ impl<'a> LayerCursor<'a> {
     }
 
     pub(crate) fn key(&self) -> Option<&'a [u8]> {
-        self.at.map(|(key, _)| key.as_slice())
+        self.at.map(|(key, _)| key)
     }
 
-    pub(crate) fn written(&self) -> &'a Written {
+    pub(crate) fn written(&self) -> Written<'a> {
         self.at.expect("the cursor stands on an entry").1
     }
 
@@ -203,33 +213,21 @@ impl<'a> LayerCursor<'a> {
     }
 
     pub(crate) fn seek(&mut self, key: &[u8]) {
-        self.at = self
-            .entries
-            .range::<[u8], _>((Bound::Included(key), Bound::Unbounded))
-            .next();
+        self.at = self.entries.first_from(Bound::Included(key));
     }
 
     pub(crate) fn seek_before(&mut self, key: &[u8]) {
-        self.at = self
-            .entries
-            .range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key)))
-            .next_back();
+        self.at = self.entries.last_below(key);
     }
 
     pub(crate) fn next(&mut self) {
         let (key, _) = self.at.expect("the cursor stands on an entry");
-        self.at = self
-            .entries
-            .range::<[u8], _>((Bound::Excluded(key.as_slice()), Bound::Unbounded))
-            .next();
+        self.at = self.entries.first_from(Bound::Excluded(key));
     }
 
     pub(crate) fn prev(&mut self) {
         let (key, _) = self.at.expect("the cursor stands on an entry");
-        self.at = self
-            .entries
-            .range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key.as_slice())))
-            .next_back();
+        self.at = self.entries.last_below(key);
     }
 }
 
@@ -267,13 +265,13 @@ mod tests {
         let mut layer = Layer::new();
         let addition = || Written::Add {
             delta: 1,
-            shown: [0; 8],
+            shown: &[0; 8],
         };
-        layer.write(b"a", Written::Put(vec![0; 100].into()));
+        layer.write(b"a", Written::Put(&[0; 100]));
         layer.write(b"b", addition());
         let (one, other) = (layer.bytes(), layer.addition_bytes());
         assert!(one > 100 && (1..100).contains(&other), "{one} {other}");
-        layer.write(b"a", Written::Put(vec![0; 50].into()));
+        layer.write(b"a", Written::Put(&[0; 50]));
         assert_eq!(layer.bytes(), one - 50);
         layer.write(b"a", addition());
         assert_eq!((layer.bytes(), layer.addition_bytes()), (0, 2 * other));

@@ -1,7 +1,7 @@
 //! A leaf: up to 32 entries in the order in which they arrived.
 //!
 //! ```text
-//! line 0     count, frame (skip, sure, prefix), closed | 32 tags, one byte of the key's hash each | 16 bytes unused
+//! line 0     count, frame (skip, sure, prefix), state | 32 tags, one byte of the key's hash each | 16 bytes unused
 //! lines 1-2  32 references: offset of the newest version record of the entry
 //! lines 3-4  32 positions: where the key is in the log
 //! lines 5-6  32 heads of 4 bytes
@@ -27,12 +27,18 @@ pub(super) const LEAF_ENTRIES: usize = 32;
 pub(super) const LEAF_HEAD_BYTES: usize = 4;
 const TAG_WORDS: usize = LEAF_ENTRIES / 8;
 
+const OPEN: u32 = 0;
+/// The leaf was once left as it is by an uneven split and must be divided evenly the next time.
+const CLOSED: u32 = 1;
+/// There are copies of the leaf, or they are being made; who made them died, perhaps, before they could be reached.
+const COPIED: u32 = 2;
+
 #[repr(C, align(64))]
 pub(super) struct Leaf {
     count: AtomicU32,
     frame: StoredFrame,
-    /// Not zero: this leaf was once left as it is by an uneven split and must be divided evenly the next time.
-    closed: AtomicU32,
+    /// [`OPEN`] or what became of the leaf. For writers only.
+    state: AtomicU32,
     tags: [AtomicU64; TAG_WORDS],
     unused: [AtomicU64; 2],
     references: [AtomicU32; LEAF_ENTRIES],
@@ -80,7 +86,7 @@ impl Leaf {
     pub(super) fn format(&self, frame: Frame, entries: &[Entry]) {
         assert!(entries.len() <= LEAF_ENTRIES);
         self.frame.set(frame);
-        self.closed.store(0, Relaxed);
+        self.state.store(OPEN, Relaxed);
         self.unused.iter().for_each(|word| word.store(0, Relaxed));
         for (slot, entry) in entries.iter().enumerate() {
             self.fill(slot, *entry);
@@ -119,11 +125,21 @@ impl Leaf {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Relaxed) != 0
+        self.state.load(Relaxed) != OPEN
     }
 
     pub(super) fn close(&self) {
-        self.closed.store(1, Relaxed);
+        self.state.store(CLOSED, Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn is_copied(&self) -> bool {
+        self.state.load(Relaxed) == COPIED
+    }
+
+    /// To be called before the copies can be reached, so that no writer after this one takes the leaf for one of the tree.
+    pub(super) fn is_being_copied(&self) {
+        self.state.store(COPIED, Relaxed);
     }
 
     /// Newest version record of the entry in `slot`. Acquire: pairs with Release in [`Leaf::set_reference`].

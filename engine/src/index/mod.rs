@@ -31,6 +31,7 @@ mod arena;
 mod branch;
 mod cursor;
 mod filter;
+mod finger;
 mod head;
 mod leaf;
 mod room;
@@ -45,11 +46,13 @@ use arrayvec::ArrayVec;
 
 pub(crate) use arena::Versions;
 pub(crate) use cursor::IndexCursor;
+pub(crate) use finger::{Finger, Fingers, KeptFingers};
 
 use crate::checksum::key_tag;
 use arena::{Arena, HEIGHT_MAX, Header, LINE_BYTES, NONE, VersionRecord};
 use branch::{Bound, Branch, Slots};
 use filter::Filter;
+use finger::At;
 use head::Frame;
 use leaf::Leaf;
 
@@ -92,7 +95,7 @@ struct Step {
 type Path = ArrayVec<Step, HEIGHT_MAX>;
 
 /// "durindx" and the version of the layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"durindx\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"durindx\x02");
 /// A log of a quiet store, whose index is to be small.
 const SMALL_LOG_BYTES: usize = 1 << 20;
 /// One part in this many of the memory is the filter: a 64th of the log or a little more.
@@ -219,6 +222,21 @@ impl Index {
         let leaf: &Leaf = self.arena.at(self.descend(keys, full_key, Bound::AtMost, |_| ()));
         let slot = leaf.find(&self.arena, keys, full_key, key_tag(hash), leaf.count())?;
         self.visible(leaf.reference(slot), newest_commit)
+    }
+
+    /// Newest version of a key of all that are there, looked for at a finger first. The caller holds the commit lock.
+    pub(crate) fn find_near<'a, K: Keys<'a>>(
+        &self,
+        keys: K,
+        full_key: &[u8],
+        hash: u64,
+        finger: Finger,
+    ) -> Option<Version> {
+        match self.at_finger(keys, finger, full_key, key_tag(hash)) {
+            Some(At::Slot(leaf, slot)) => self.visible(leaf.reference(slot), u64::MAX),
+            Some(At::Room(_)) => None,
+            None => self.find(keys, full_key, hash, u64::MAX),
+        }
     }
 
     /// Newest version with `commit <= newest_commit` of those from `reference` back.

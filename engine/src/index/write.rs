@@ -10,9 +10,10 @@ use arrayvec::ArrayVec;
 
 use super::arena::{NONE, VersionRecord, count_up, count_up_wide};
 use super::branch::{BRANCH_HEAD_BYTES, BRANCH_SLOTS, BUILT_SLOTS_MAX, Bound, Branch, Child, Children, Placed};
+use super::finger::At;
 use super::head::{Fences, Frame};
 use super::leaf::{Entry, LEAF_ENTRIES, LEAF_HEAD_BYTES, Leaf, Order, leaf_head};
-use super::{Index, Keys, Path, Step, Version, key_tag};
+use super::{Finger, Index, Keys, Path, Step, Version, key_tag};
 
 /// As many of the latest arrivals must be at the end of the order, one beside the other, for a load to count as
 /// sequential. By chance that happens to one full leaf in 30,000.
@@ -30,38 +31,104 @@ impl Index {
     ///
     /// The caller holds the commit lock and has asked [`Index::has_room`].
     pub(crate) fn insert<'a, K: Keys<'a>>(&self, keys: K, full_key: &[u8], hash: u64, commit: u64, position: u32) {
-        debug_assert!(position != NONE && keys.key(position) == full_key);
         self.filter.prefetch(&self.arena, hash);
         let mut path = Path::new();
-        let leaf_offset = self.descend(keys, full_key, Bound::AtMost, |step| path.push(step));
-        let leaf: &Leaf = self.arena.at(leaf_offset);
-        let (tag, count) = (key_tag(hash), leaf.count());
-        let counters = &self.arena.header().counters;
-        let version = Version { commit, position };
-        if let Some(slot) = leaf.find(&self.arena, keys, full_key, tag, count) {
-            let newest = leaf.reference(slot);
-            if self.is_new(version, newest) {
-                leaf.set_reference(slot, self.arena.allocate_version(version, newest));
-                count_up_wide(&counters.versions);
+        let leaf = self.descend(keys, full_key, Bound::AtMost, |step| path.push(step));
+        self.insert_in(leaf, &path, keys, full_key, hash, Version { commit, position });
+    }
+
+    /// The same for a key that may belong where a finger leads to. Returns the finger to where it does belong. Conditions
+    /// as for [`Index::insert`].
+    pub(crate) fn insert_near<'a, K: Keys<'a>>(
+        &self,
+        keys: K,
+        full_key: &[u8],
+        hash: u64,
+        version: Version,
+        finger: Finger,
+    ) -> Finger {
+        match self.at_finger(keys, finger, full_key, key_tag(hash)) {
+            Some(At::Slot(leaf, slot)) => {
+                debug_assert!(self.leads_to(keys, full_key, leaf));
+                self.renew(leaf, slot, version);
+                return finger;
             }
+            Some(At::Room(leaf)) => {
+                debug_assert!(self.leads_to(keys, full_key, leaf));
+                leaf.push(self.entry(leaf, keys, full_key, hash, version));
+                self.count_entry();
+                return finger;
+            }
+            None => {}
+        }
+        self.filter.prefetch(&self.arena, hash);
+        let mut path = Path::new();
+        let leaf = self.descend(keys, full_key, Bound::AtMost, |step| path.push(step));
+        let found = self.finger(keys, leaf, &path, full_key);
+        self.insert_in(leaf, &path, keys, full_key, hash, version);
+        found
+    }
+
+    /// Adds an operation to the leaf that `path` leads to, or to what the leaf is divided into.
+    #[inline(always)]
+    fn insert_in<'a, K: Keys<'a>>(
+        &self,
+        leaf_offset: u32,
+        path: &Path,
+        keys: K,
+        full_key: &[u8],
+        hash: u64,
+        version: Version,
+    ) {
+        debug_assert!(version.position != NONE && keys.key(version.position) == full_key);
+        let leaf: &Leaf = self.arena.at(leaf_offset);
+        let count = leaf.count();
+        if let Some(slot) = leaf.find(&self.arena, keys, full_key, key_tag(hash), count) {
+            self.renew(leaf, slot, version);
             return;
         }
-        self.filter.add(&self.arena, hash);
-        let reference = self.arena.allocate_version(version, NONE);
-        let head = leaf_head(leaf.frame().head(keys, full_key));
-        let entry = Entry {
-            head,
-            reference,
-            position,
-            tag,
-        };
+        let entry = self.entry(leaf, keys, full_key, hash, version);
         if count < LEAF_ENTRIES {
             leaf.push(entry);
         } else {
-            self.divide_leaf(keys, &path, leaf_offset, full_key, entry);
+            self.divide_leaf(keys, path, leaf_offset, full_key, entry);
         }
+        self.count_entry();
+    }
+
+    /// Gives the key in a slot a newer version.
+    #[inline]
+    fn renew(&self, leaf: &Leaf, slot: usize, version: Version) {
+        let newest = leaf.reference(slot);
+        if self.is_new(version, newest) {
+            leaf.set_reference(slot, self.arena.allocate_version(version, newest));
+            count_up_wide(&self.arena.header().counters.versions);
+        }
+    }
+
+    /// An entry for a key that is new.
+    #[inline]
+    fn entry<'a, K: Keys<'a>>(&self, leaf: &Leaf, keys: K, full_key: &[u8], hash: u64, version: Version) -> Entry {
+        self.filter.add(&self.arena, hash);
+        Entry {
+            head: leaf_head(leaf.frame().head(keys, full_key)),
+            reference: self.arena.allocate_version(version, NONE),
+            position: version.position,
+            tag: key_tag(hash),
+        }
+    }
+
+    #[inline]
+    fn count_entry(&self) {
+        let counters = &self.arena.header().counters;
         count_up_wide(&counters.entries);
         count_up_wide(&counters.versions);
+    }
+
+    /// Whether a descent ends at this leaf.
+    fn leads_to<'a, K: Keys<'a>>(&self, keys: K, full_key: &[u8], leaf: &Leaf) -> bool {
+        let reached = self.descend(keys, full_key, Bound::AtMost, |_| ());
+        std::ptr::eq(leaf, self.arena.at::<Leaf>(reached))
     }
 
     /// Adds a special record (a range delete, an attached run). Conditions as for [`Index::insert`].
@@ -99,6 +166,7 @@ impl Index {
         } else if is_open && rank == 0 && is_descending(&order) {
             self.start_leaf_before(keys, leaf_offset, fences, &order, entry)
         } else {
+            leaf.is_being_copied();
             let mut entries: Entries = order.iter().map(|ranked| leaf.entry(*ranked)).collect();
             entries.insert(rank, entry);
             self.halve(keys, leaf.frame(), fences, &entries)

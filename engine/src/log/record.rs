@@ -240,15 +240,22 @@ impl Body {
 
     /// Appends an operation; `full_key` is map id and key. Returns its position in the body.
     pub(crate) fn push(&mut self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> usize {
+        self.push_joined(kind, [full_key], value)
+    }
+
+    /// The same for a full key in several parts.
+    #[inline]
+    pub(crate) fn push_joined<const N: usize>(&mut self, kind: OperationKind, key: [&[u8]; N], value: &[u8]) -> usize {
         let position = self.len();
-        let key_length = full_key.len() as u64 - 4;
+        let full_key_length = key.iter().map(|part| part.len()).sum::<usize>();
+        let key_length = full_key_length as u64 - 4;
         let refers = matches!(kind, OperationKind::PutExtent | OperationKind::Run);
         let flags = if refers && self.values_may_tear { MAY_BE_TORN } else { 0 };
         let header = kind as u64 | u64::from(flags) << 8 | key_length << 16 | (value.len() as u64) << 32;
         self.bytes
-            .reserve(OPERATION_HEADER_BYTES + full_key.len() + value.len() + 8);
+            .reserve(OPERATION_HEADER_BYTES + full_key_length + value.len() + 8);
         self.bytes.extend_from_slice(&header.to_le_bytes());
-        self.bytes.extend_from_slice(full_key);
+        key.iter().for_each(|part| self.bytes.extend_from_slice(part));
         self.bytes.extend_from_slice(value);
         position
     }

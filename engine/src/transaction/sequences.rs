@@ -2,7 +2,7 @@
 
 use std::ops::RangeBounds;
 
-use super::{APPEND_BYTES, Append, Numbered, Transaction, appended_bytes};
+use super::{APPEND_BYTES, AppendTo, Numbered, Transaction, appended_bytes};
 use crate::batch::stored;
 use crate::error::Result;
 use crate::full_key::{FullKey, FullRange};
@@ -37,21 +37,15 @@ impl Transaction {
             }
             None => None,
         };
-        self.extents.extend(extents);
+        self.work.extents.extend(extents);
         let ticket = Ticket::default();
-        self.appends.push(Append {
-            map,
-            prefix: sequence.place().prefix.clone(),
-            kind: OperationKind::Put,
-            value: item.head.to_vec(),
-            numbered: Some(Numbered {
-                place: sequence.place().clone(),
-                body,
-                bytes: item.bytes(),
-                ticket: ticket.clone(),
-            }),
-        });
-        self.append_bytes += Append::bytes(&self.appends[self.appends.len() - 1..]);
+        let numbered = Numbered {
+            place: sequence.place().clone(),
+            body,
+            bytes: item.bytes(),
+            ticket: ticket.clone(),
+        };
+        self.push_append(map, OperationKind::Put, item.head, AppendTo::Sequence(numbered));
         Ok(ticket)
     }
 
@@ -60,7 +54,9 @@ impl Transaction {
     #[doc(hidden)]
     pub fn depends_on<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
         self.pinned.alive()?;
-        self.needed.push(FullRange::of(map.id_in(self.pinned.core())?, range)?);
+        self.work
+            .needed
+            .push(FullRange::of(map.id_in(self.pinned.core())?, range)?);
         Ok(())
     }
 
@@ -69,7 +65,7 @@ impl Transaction {
     pub fn depends_on_key(&mut self, map: &Map, key: &[u8]) -> Result<()> {
         self.pinned.alive()?;
         let key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
-        self.needed_keys.push(key.to_vec());
+        self.work.needed_keys.push(key.to_vec());
         Ok(())
     }
 
@@ -78,7 +74,7 @@ impl Transaction {
     pub fn begin_sequence(&mut self, sequence: &Sequence) -> Result<()> {
         self.needs(sequence.heads())?;
         let start = SequenceState::default().encode();
-        self.write(sequence.counter(), Written::Put(start.as_slice().into()))
+        self.write(sequence.counter(), Written::Put(&start))
     }
 
     /// Ends a sequence, with all that was appended to it. Whoever appends later is told so.

@@ -2,6 +2,7 @@
 //! and with writers that die. Here is what they share.
 
 mod death;
+mod fingers;
 mod model;
 mod readers;
 mod room;
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 
 use super::arena::LINE_BYTES;
 use super::leaf::LEAF_ENTRIES;
-use super::{Index, IndexCursor, Keys, Version};
+use super::{Finger, Index, IndexCursor, Keys, Version};
 use crate::checksum::key_hash;
 use crate::limits::FULL_KEY_BYTES_MAX;
 
@@ -173,6 +174,9 @@ struct Tester {
     log: Log,
     model: Model,
     commit: u64,
+    /// Fingers of all ages: every other insert and every find begins at one of them.
+    fingers: Vec<Finger>,
+    inserts: usize,
 }
 
 impl Tester {
@@ -185,19 +189,23 @@ impl Tester {
             log: Log::default(),
             model: Model::new(),
             commit: 1,
+            fingers: vec![Finger::NONE; 9],
+            inserts: 0,
         }
     }
 
     fn insert(&mut self, key: &[u8]) {
-        let position = self.log.append(key);
-        self.index.insert(&self.log, key, hash(key), self.commit, position);
-        self.model.entry(key.to_vec()).or_default().insert(
-            0,
-            Version {
-                commit: self.commit,
-                position,
-            },
-        );
+        let (position, commit) = (self.log.append(key), self.commit);
+        let version = Version { commit, position };
+        self.inserts += 1;
+        if self.inserts.is_multiple_of(2) {
+            self.index.insert(&self.log, key, hash(key), commit, position);
+        } else {
+            let place = self.inserts / 2 % self.fingers.len();
+            let finger = self.fingers[place];
+            self.fingers[place] = self.index.insert_near(&self.log, key, hash(key), version, finger);
+        }
+        self.model.entry(key.to_vec()).or_default().insert(0, version);
     }
 
     fn visible(versions: &[Version], commit: u64) -> Option<Version> {
@@ -205,9 +213,12 @@ impl Tester {
     }
 
     fn check_finds(&self, commit: u64) {
-        for (key, versions) in &self.model {
+        for (number, (key, versions)) in self.model.iter().enumerate() {
             let found = self.index.find(&self.log, key, hash(key), commit);
             assert_eq!(found, Self::visible(versions, commit), "key {key:?} at {commit}");
+            let finger = self.fingers[number % self.fingers.len()];
+            let newest = self.index.find_near(&self.log, key, hash(key), finger);
+            assert_eq!(newest.as_ref(), versions.first(), "key {key:?} near {finger:?}");
         }
     }
 

@@ -368,3 +368,37 @@ fn listener_of_one_store_is_told_of_what_the_other_appends() {
     assert_eq!(tokens(Duration::from_secs(60)), [7]);
     here.bell().forget(&listener);
 }
+
+/// Each process remembers where in the index it wrote the rows of a sequence. Another one may have written there meanwhile,
+/// and the index may be another.
+#[test]
+fn rows_are_written_where_they_belong_whoever_wrote_meanwhile() {
+    let disk = SimDisk::new(37);
+    let stores = [open(&disk), open(&disk)];
+    let maps = stores.each_ref().map(|store| store.map("pairs").unwrap());
+    let prefixes: [&[u8]; 3] = [b"invoices/", b"orders/", b"returns/"];
+    prefixes.iter().for_each(|prefix| drop(begun(&stores[0], prefix)));
+    let sequences = stores
+        .each_ref()
+        .map(|store| prefixes.map(|prefix| sequence(store, prefix)));
+    let (mut random, mut counts) = (fastrand::Rng::with_seed(37), [0; 3]);
+    for _ in 0..8_000 {
+        let (who, which) = (random.usize(..2), random.usize(..3));
+        assert_eq!(append(&sequences[who][which], "a head"), counts[which]);
+        counts[which] += 1;
+        // Keys on either side of them and in between, so that leaves are divided.
+        maps[who].put(&random.u64(..).to_be_bytes(), &[7; 20]).unwrap();
+        if random.u32(..400) == 0 {
+            stores[who].maintain().unwrap();
+        }
+    }
+    for store in 0..2 {
+        for which in 0..3 {
+            let found = heads(&stores[store], &sequences[store][which]);
+            assert_eq!(found.len() as u64, counts[which]);
+        }
+    }
+    let folds: u64 = stores.iter().map(|store| store.stat().unwrap().counts.folds).sum();
+    assert!(folds > 5, "{folds} folds: the index was hardly ever another one");
+    assert_eq!(stores[0].check(&mut |_| ()).unwrap().problems, [""; 0]);
+}

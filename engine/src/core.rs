@@ -286,6 +286,9 @@ impl Core {
                 self.check_log_length(slot)?;
             }
             if is_seen(&generation) {
+                if view.generations.capacity() == 0 {
+                    view.generations = spare_generations();
+                }
                 view.generations.push(generation);
             }
         }
@@ -351,7 +354,6 @@ impl Core {
         remember_slot(pin.index);
         // What is empty now has nothing for this commit later either, and every read would look there.
         let mut view = self.empty_view(&version, commit);
-        view.generations = spare_generations();
         let filled = self
             .cover_data()
             .and_then(|()| self.fill_view(&mut view, &version, |generation| generation.has_anything()));
@@ -823,8 +825,10 @@ fn spare_generations() -> Vec<GenerationView> {
 /// Gives the memory back to which views of this thread come next.
 #[inline]
 pub(crate) fn keep_generations(mut generations: Vec<GenerationView>) {
-    generations.clear();
-    let _ = SPARE_GENERATIONS.try_with(|spare| spare.set(generations));
+    if generations.capacity() > 0 {
+        generations.clear();
+        let _ = SPARE_GENERATIONS.try_with(|spare| spare.set(generations));
+    }
 }
 
 /// Runs `$body` with `$source` bound to the pages in the store's read mode.

@@ -29,10 +29,10 @@ use crate::conflict::Checks;
 use crate::core::{Core, with_source};
 use crate::draft::{Add, AddTo, Draft, Numbering};
 use crate::error::{Error, Kind, Reason, Result, printable};
-use crate::full_key::{FullRange, split};
+use crate::full_key::{FullRange, successor};
 use crate::index::{Finger, Version};
 use crate::limits::{
-    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, MAP_ID_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
+    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
     WAITING_GENERATIONS_MAX,
 };
 use crate::log::{LOG_START, LogView, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
@@ -470,7 +470,7 @@ impl Core {
                         .try_into()
                         .map_err(|_| Error::damaged("a counter of appends has the wrong length"))?,
                 ),
-                None => newest.first_number(&append.counter[MAP_ID_BYTES..])?,
+                None => newest.first_number(draft.full_key(append.operations[0].0))?,
             };
             for (number, &(operation, place)) in (next..).zip(&append.operations) {
                 draft.set_key_end(operation, number, seed);
@@ -690,22 +690,26 @@ impl<'a> Newest<'a> {
 }
 
 impl Newest<'_> {
-    /// The first number under a prefix (`map_and_prefix`) of which no counter is known: pairs may have been put there whose
-    /// keys look as if they had been appended, as `load` and `salvage` do.
-    fn first_number(&mut self, map_and_prefix: &[u8]) -> Result<u64> {
-        let (map, prefix) = split(map_and_prefix);
+    /// The number that appends begin with under a prefix that has no counter: 0, or the one after the greatest that is there,
+    /// because a store that was loaded or salvaged has the pairs of appends without their counters. `first` is the full key
+    /// of number 0.
+    #[cold]
+    fn first_number(&mut self, first: &[u8]) -> Result<u64> {
+        let (prefix, _) = first.split_at(first.len() - 8);
+        // Nobody counted to more than this.
+        let last = [prefix, &i64::MAX.to_be_bytes()].concat();
+        let range = FullRange {
+            low: first.to_vec(),
+            high: successor(&last),
+        };
         let core = self.core;
         let view = self.view()?;
         with_source!(core, source => {
-            let mut scan = Scan::new(source, view, &[], FullRange::prefix(map, prefix)?);
+            let mut scan = Scan::new(source, view, &[], range);
             scan.seek_end();
             while scan.prev()?.is_some() {
-                if let Ok(number) = scan.key()[map_and_prefix.len()..].try_into() {
-                    let next = u64::from_be_bytes(number).checked_add(1);
-                    return next.ok_or_else(|| {
-                        let what = "a key with the prefix of the append ends in the highest number there is; use another prefix";
-                        Reason::InvalidArgument(what.to_string()).into()
-                    });
+                if let Ok(number) = scan.key()[prefix.len()..].try_into() {
+                    return Ok(u64::from_be_bytes(number) + 1);
                 }
             }
             Ok(0)

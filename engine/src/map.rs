@@ -345,12 +345,12 @@ impl Map {
     }
 
     /// Stores a value under `prefix` followed by a number of 8 big-endian bytes that is assigned at commit: dense, in
-    /// commit order, from 0, never given again. Returns the number. The first append under a prefix goes on after the
-    /// greatest key of that form which is there, however it came there: so appends go on in a store that was loaded
-    /// from a dump. To find it, it goes back over longer and shorter keys with the prefix.
+    /// commit order, never given again. Returns the number. The first one is 0, or, where such keys were put before anything was
+    /// appended, as in a store that was loaded from a dump, the one after the greatest (of those below 2^63; to find it, it goes
+    /// back over longer keys with the prefix).
     ///
     /// # Errors
-    /// As [`Map::put`], and [`Reason::InvalidArgument`] when that key has the highest number there is.
+    /// As [`Map::put`].
     pub fn append(&self, prefix: &[u8], value: &[u8]) -> Result<u64> {
         let mut batch = Batch::new();
         batch.append(self, prefix, value)?;

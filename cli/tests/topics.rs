@@ -239,6 +239,16 @@ fn a_group_takes_gives_up_and_takes_again() {
 }
 
 #[test]
+fn what_holds_topics_is_not_listed_among_maps() {
+    let scratch = shop();
+    assert_eq!(
+        scratch.done(&["stat", "shop", "--json"]).json()[0]["maps"],
+        serde_json::json!([])
+    );
+    assert!(scratch.done(&["stat", "shop"]).text().starts_with("0 maps\n"));
+}
+
+#[test]
 fn topics_are_named_as_lost_when_a_store_is_salvaged() {
     let scratch = shop();
     scratch.done(&["put", "shop", "apples", "3", "--map", "stock"]);

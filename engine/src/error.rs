@@ -100,7 +100,7 @@ pub enum Reason {
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A map handle of one store was used with another.
-    #[error("the handle of map {name:?} belongs to another store; open the map in this store")]
+    #[error("{}", foreign(name))]
     ForeignMap {
         /// The name of the map.
         name: String,
@@ -459,4 +459,12 @@ pub(crate) fn unless_full<T>(done: Result<T>) -> Result<Option<T>> {
         Err(error) if error.kind() == Kind::MakeSpace => Ok(None),
         done => done.map(Some),
     }
+}
+
+/// What it is that belongs to another store: layers above the engine have maps whose names no user knows.
+fn foreign(map: &str) -> String {
+    if crate::catalog::is_reserved(map) {
+        return "the handle of a topic or group belongs to another store; open it in this store".to_string();
+    }
+    format!("the handle of map {map:?} belongs to another store; open the map in this store")
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use duramen_io::Owner;
 
+use crate::catalog::is_reserved;
 use crate::core::Core;
 use crate::error::Result;
 use crate::full_key::{CATALOG, FullRange};
@@ -189,6 +190,9 @@ impl Store {
         let mut maps = Vec::new();
         while let Some((key, id)) = scan.next(pinned.core())? {
             let name = String::from_utf8_lossy(&key[4..]).into_owned();
+            if is_reserved(&name) {
+                continue;
+            }
             maps.push(MapStatistics {
                 name,
                 pairs: pinned.count(&FullRange::map(map_id(&id)?))?,

@@ -367,3 +367,19 @@ fn durability_is_that_of_the_handle() {
         assert!((2..=3).contains(&kept), "{kept}");
     }
 }
+
+#[test]
+fn a_transaction_of_another_store_refuses_a_topic_as_what_it_is() {
+    let (store, _, _) = one_topic(&SimDisk::new(21));
+    let (_other, _, foreign) = one_topic(&SimDisk::new(22));
+    let refused = store
+        .transact(|tx| tx.publish(&foreign, b"astray").map(drop))
+        .unwrap_err();
+    assert!(matches!(refused.reason(), Reason::ForeignMap { .. }), "{refused}");
+    assert!(
+        refused
+            .to_string()
+            .contains("of a topic or group belongs to another store"),
+        "{refused}"
+    );
+}

@@ -726,7 +726,7 @@ impl Core {
         let mut waiting = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
         let (ready, rest) = std::mem::take(&mut *waiting)
             .into_iter()
-            .partition(|(commit, _)| everyone || *commit <= synced || self.was_given_up(*commit).is_some());
+            .partition(|(commit, _)| everyone || *commit <= synced || self.was_given_up(*commit, 0).is_some());
         *waiting = rest;
         drop(waiting);
         let ready: Vec<(u64, std::task::Waker)> = ready;

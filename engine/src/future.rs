@@ -24,6 +24,9 @@ pub struct CommitFuture {
     handle: Arc<Handle>,
     commit: Commit,
     durability: Durability,
+    /// How many attempts to sync for futures had come to an end when it first asked for one. What came of those is not an
+    /// answer to it: the process that was in the way may have gone on since.
+    asked_after: Option<u64>,
 }
 
 impl CommitFuture {
@@ -40,6 +43,7 @@ impl CommitFuture {
             handle: handle.clone(),
             commit,
             durability,
+            asked_after: None,
         }
     }
 
@@ -53,11 +57,12 @@ impl Future for CommitFuture {
     type Output = Result<Commit>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Commit>> {
-        let core = &self.handle.core;
-        let number = self.commit.number;
+        let this = self.get_mut();
+        let (core, number) = (&this.handle.core, this.commit.number);
+        let attempts = *this.asked_after.get_or_insert_with(|| core.sync_attempts());
         let outcome = || {
-            if self.durability == Durability::Written || core.control().synced.0.load(Ordering::Acquire) >= number {
-                return Some(Ok(self.commit.clone()));
+            if this.durability == Durability::Written || core.control().synced.0.load(Ordering::Acquire) >= number {
+                return Some(Ok(this.commit.clone()));
             }
             let unknown = || {
                 Reason::Unknown {
@@ -66,7 +71,10 @@ impl Future for CommitFuture {
                 }
                 .into()
             };
-            let error = core.is_poisoned().then(unknown).or_else(|| core.was_given_up(number));
+            let error = core
+                .is_poisoned()
+                .then(unknown)
+                .or_else(|| core.was_given_up(number, attempts));
             error.map(Err)
         };
         if let Some(outcome) = outcome() {
@@ -81,7 +89,7 @@ impl Future for CommitFuture {
             // There is no thread to be had: late is better than never.
             let synced = core.wait_durable(number);
             core.wake_futures();
-            return Poll::Ready(synced.map(|()| self.commit.clone()));
+            return Poll::Ready(synced.map(|()| this.commit.clone()));
         }
         // The sync may have ended between the first look and the registration.
         outcome().map_or(Poll::Pending, Poll::Ready)

@@ -43,8 +43,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a process waits for an older one to sync what a dead one may have been told of, before it writes that again.
 const OLDER_AFTER: Duration = Duration::from_secs(2);
 const STEP: Duration = Duration::from_millis(20);
-/// Instead of the number of a sync: somebody writes again what a dead process may have been told of.
-const WRITES_AGAIN: u64 = u64::MAX;
+/// In the number of a sync: it is none, but somebody writes again what a dead process may have been told of.
+const WRITES_AGAIN: u64 = 1 << 63;
+
+fn writes_again(number: u64) -> bool {
+    number & WRITES_AGAIN != 0
+}
 
 /// What is synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +61,22 @@ pub(crate) enum Synced {
 #[derive(Debug, Default)]
 pub(crate) struct Syncs {
     own: [OwnSyncs; 2],
-    /// The newest commit that the thread which syncs for futures gave up on, which process was in the way, and for how long.
-    given_up: Mutex<Option<(u64, u32, Duration)>>,
+    futures: Mutex<FutureSyncs>,
+}
+
+/// What became of syncs for futures.
+#[derive(Debug, Default)]
+struct FutureSyncs {
+    /// How many attempts have come to an end.
+    attempts: u64,
+    /// The newest commit that the last one gave up on, which process was in the way, and for how long.
+    given_up: Option<(u64, u32, Duration)>,
+}
+
+impl Syncs {
+    fn futures(&self) -> MutexGuard<'_, FutureSyncs> {
+        self.futures.lock().unwrap_or_else(|e| e.into_inner())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -121,14 +139,22 @@ impl Core {
             // A failed sync has stopped the store; the futures find that out themselves.
             _ => None,
         };
-        *self.syncs.given_up.lock().unwrap_or_else(|e| e.into_inner()) = given_up;
+        let mut futures = self.syncs.futures();
+        (futures.attempts, futures.given_up) = (futures.attempts + 1, given_up);
+        drop(futures);
         self.wake_futures();
     }
 
-    /// Whether waiting for a commit to be durable was given up.
-    pub(crate) fn was_given_up(&self, commit: u64) -> Option<Error> {
-        let given_up = self.syncs.given_up.lock().unwrap_or_else(|e| e.into_inner());
-        let (_, process, waited) = (*given_up).filter(|&(newest, ..)| commit <= newest)?;
+    /// How many attempts to sync for futures have come to an end.
+    pub(crate) fn sync_attempts(&self) -> u64 {
+        self.syncs.futures().attempts
+    }
+
+    /// Whether waiting for a commit to be durable was given up, in an attempt that came to its end after so many others.
+    pub(crate) fn was_given_up(&self, commit: u64, attempts: u64) -> Option<Error> {
+        let futures = self.syncs.futures();
+        let is_it = |&(newest, ..): &(u64, u32, Duration)| commit <= newest && attempts < futures.attempts;
+        let (_, process, waited) = futures.given_up.filter(is_it)?;
         let reason = Reason::NotSynced {
             commit,
             process,
@@ -334,7 +360,7 @@ impl Core {
         let number = self.note_of(Synced::Data, self.region.process(dead));
         let is_told = |entry: &ProcessEntry| entry.arrival.load(Ordering::Relaxed) < number;
         let mut processes = self.region.processes();
-        number != WRITES_AGAIN && processes.any(|(owner, entry)| is_told(entry) && self.region.seat().is_alive(owner))
+        !writes_again(number) && processes.any(|(owner, entry)| is_told(entry) && self.region.seat().is_alive(owner))
     }
 
     /// Syncs the data file in the place of processes that died in that, if this one is told of all that they were told of.
@@ -395,7 +421,7 @@ impl Core {
     /// caller has the lock.
     fn write_again(&self, of: Synced, begun: &Begun<'_>, write: impl FnOnce() -> Result<()>) -> Result<Owner> {
         // From here on nobody begins to sync beside us, or we see that it did: both store first and look then.
-        begun.word.store(WRITES_AGAIN, Ordering::SeqCst);
+        begun.word.store(WRITES_AGAIN | self.next_moment(), Ordering::SeqCst);
         let others = self.others_in_sync(of);
         if let Some(&(alive, _)) = others.iter().find(|(owner, _)| !self.region.is_dead(*owner)) {
             return Ok(alive);
@@ -436,9 +462,13 @@ impl Core {
 
     fn begin_sync(&self, of: Synced) -> Begun<'_> {
         let word = &self.own_entry().syncing[of as usize];
-        let number = self.control().moments.fetch_add(1, Ordering::SeqCst) + 1;
-        word.store(number, Ordering::SeqCst);
+        word.store(self.next_moment(), Ordering::SeqCst);
         Begun { word }
+    }
+
+    /// A number that nothing else has.
+    fn next_moment(&self) -> u64 {
+        self.control().moments.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     /// The other processes that are in the middle of a sync, dead or alive.
@@ -469,9 +499,9 @@ impl Core {
         }
         let is_doubtful = |&(owner, number): &(Owner, u64)| {
             let entry = self.region.process(owner);
-            let is_told_more = number == WRITES_AGAIN || number <= opened;
+            let is_told_more = writes_again(number) || number <= opened;
             // Another sync by now may concern other files; but then this one came to its end.
-            is_told_more && (number == WRITES_AGAIN || concerns(entry) || self.note_of(of, entry) != number)
+            is_told_more && (writes_again(number) || concerns(entry) || self.note_of(of, entry) != number)
         };
         self.others_in_sync(of)
             .into_iter()
@@ -650,10 +680,16 @@ mod tests {
             let mut batch = crate::Batch::new();
             batch.durability(Durability::Synced);
             batch.put(&map, b"key", b"newer").expect("a short pair");
-            let waits = other.write_async(batch);
-            let error = resolved(waits.expect("it is committed")).expect_err("it cannot be known");
+            let mut later = crate::Batch::new();
+            later.durability(Durability::Synced);
+            later.put(&map, b"key", b"newest").expect("a short pair");
+            let waits = other.write_async(batch).expect("it is committed");
+            let later = other.write_async(later).expect("it is committed");
+            let error = resolved(waits).expect_err("it cannot be known");
             assert!(matches!(error.reason(), Reason::NotSynced { .. }), "{of:?}: {error}");
             told.goes_on(of);
+            let synced = resolved(later);
+            synced.unwrap_or_else(|error| panic!("{of:?}: what nobody waited for then was given up: {error}"));
             other.sync().expect("nobody is in the middle of a sync any more");
             let report = other.check(&mut |_| ()).expect("a check");
             assert_eq!(report.problems, [""; 0], "{of:?}");
@@ -699,6 +735,27 @@ mod tests {
             other
                 .sync()
                 .unwrap_or_else(|error| panic!("{of:?}: it was written again: {error}"));
+        }
+    }
+
+    #[test]
+    fn note_of_one_who_writes_again_is_not_taken_for_that_of_another() {
+        let disk = SimDisk::new(1);
+        let (one, other) = (open(&disk), open(&disk));
+        let core = one.core();
+        for of in [Synced::Log, Synced::Data] {
+            let begun = core.begin_sync(of);
+            core.write_again(of, &begun, || Ok(())).expect("nobody is in the way");
+            let seen = other.core().others_in_sync(of);
+            assert!(matches!(seen[..], [(owner, note)] if owner == core.region.me() && writes_again(note)));
+            // Another one in the same entry, and in the same way, before whoever looked goes on.
+            core.write_again(of, &begun, || Ok(())).expect("nobody is in the way");
+            other.core().resolve(of, &seen);
+            let left = other.core().others_in_sync(of);
+            assert!(left.len() == 1 && left != seen, "{of:?}: {left:?}");
+            assert!(other.core().in_doubt(of, u64::MAX >> 1, |_| false).is_some(), "{of:?}");
+            other.core().resolve(of, &left);
+            assert_eq!(other.core().others_in_sync(of), []);
         }
     }
 

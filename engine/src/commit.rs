@@ -29,7 +29,7 @@ use crate::conflict::Checks;
 use crate::core::{Core, with_source};
 use crate::draft::{Add, AddTo, Draft, Numbering};
 use crate::error::{Error, Kind, Reason, Result, printable};
-use crate::full_key::{FullRange, successor};
+use crate::full_key::FullRange;
 use crate::index::{Finger, Version};
 use crate::limits::{
     LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
@@ -45,6 +45,8 @@ use crate::turn;
 use crate::value::Value;
 use crate::view::View;
 
+/// Numbers of appends that are looked for are below this.
+const NUMBERS_END: u64 = 1 << 48;
 /// A pause is made in steps of this: it is over when the fold is.
 const PAUSE_STEP: Duration = Duration::from_millis(5);
 /// Whoever has waited so long for a fold, and was not woken, looks who folds.
@@ -696,11 +698,10 @@ impl Newest<'_> {
     #[cold]
     fn first_number(&mut self, first: &[u8]) -> Result<u64> {
         let (prefix, _) = first.split_at(first.len() - 8);
-        // Nobody counted to more than this.
-        let last = [prefix, &i64::MAX.to_be_bytes()].concat();
+        // Nobody counted to this. Text that has the length of a number is more.
         let range = FullRange {
             low: first.to_vec(),
-            high: successor(&last),
+            high: [prefix, &NUMBERS_END.to_be_bytes()].concat(),
         };
         let core = self.core;
         let view = self.view()?;

@@ -346,8 +346,7 @@ impl Map {
 
     /// Stores a value under `prefix` followed by a number of 8 big-endian bytes that is assigned at commit: dense, in
     /// commit order, never given again. Returns the number. The first one is 0, or, where such keys were put before anything was
-    /// appended, as in a store that was loaded from a dump, the one after the greatest (of those below 2^63; to find it, it goes
-    /// back over longer keys with the prefix).
+    /// appended, as in a store that was loaded from a dump, the one after the greatest (of those below 2^48).
     ///
     /// # Errors
     /// As [`Map::put`].

@@ -32,6 +32,11 @@ fn child_process() {
     match role.as_str() {
         "full tmpfs" => on_full_disk(&mount_memory(&place, 24)),
         "full ext4" => on_full_disk(&mount_ext4(&place, 32)),
+        "slow ext4" => {
+            let below = mount_ext4(&place, 128);
+            on_slow_device(&place, &below, &mount_ext4(&below, 64));
+        }
+        "busy" => be_busy(&place),
         "failing device" => on_failing_device(&place),
         "cut verified" => read_what_is_cut_off(&place, ReadMode::Verified),
         "cut mapped" => read_what_is_cut_off(&place, ReadMode::Mapped),
@@ -259,6 +264,63 @@ fn full_file_system_in_memory_refuses_and_loses_nothing() {
 #[test]
 fn full_ext4_refuses_and_loses_nothing() {
     in_namespace("full ext4", true);
+}
+
+// Slow devices.
+
+/// How long nothing gets written: longer than anybody waits for a process that does not get on.
+const OUTAGE_SECONDS: u32 = 8;
+
+/// Writes, folds and syncs until a file is gone.
+fn be_busy(place: &Path) {
+    let (path, alive) = (place.join("ext4/ext4/store"), place.join("alive"));
+    let store = by_hand().open(&path).unwrap();
+    let map = store.map("busy").unwrap();
+    for number in 0u64.. {
+        map.put(&(number % 100).to_be_bytes(), &[1; 1_000]).unwrap();
+        store.maintain().unwrap();
+        if !alive.exists() {
+            break;
+        }
+    }
+}
+
+/// Two processes wait until the device answers, one of them for locks of the other. No call fails for it. `below`: the
+/// file system that has the device, in a file.
+fn on_slow_device(place: &Path, below: &Path, root: &Path) {
+    let store = by_hand().open(root.join("store")).unwrap();
+    let map = store.map("map").unwrap();
+    let alive = place.join("alive");
+    File::create(&alive).unwrap();
+    let other = std::thread::spawn({
+        let place = place.to_owned();
+        move || child("busy", &place, &[])
+    });
+    while store.maps().get("busy").unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let below = below.to_str().unwrap();
+    // It ends before anybody can be killed in it, who would leave a file system that cannot be unmounted.
+    let outage = format!("fsfreeze -f {below} && sleep {OUTAGE_SECONDS}; fsfreeze -u {below}");
+    let mut outage = Command::new("sh").args(["-c", &outage]).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::thread::scope(|scope| {
+        scope.spawn(|| store.maintain().expect("a fold"));
+        scope.spawn(|| map.put(b"key", &[1; 100]).expect("a put"));
+        scope.spawn(|| store.sync().expect("a sync"));
+        scope.spawn(|| map.put(b"long", &[1; 100_000]).expect("a put of a long value"));
+    });
+    assert!(outage.wait().unwrap().success());
+    std::fs::remove_file(&alive).unwrap();
+    let other = other.join().unwrap();
+    let said = String::from_utf8_lossy(&other.stdout) + String::from_utf8_lossy(&other.stderr);
+    assert!(other.status.success(), "{said}");
+    assert_sound(&store);
+}
+
+#[test]
+fn process_whose_device_takes_long_is_not_taken_for_one_that_was_stopped() {
+    in_namespace("slow ext4", true);
 }
 
 // Devices that fail, and files that are cut off.

@@ -18,10 +18,10 @@
 //! 4. outside the lock: one waiter syncs for all who wait (no timer: whoever comes while a sync runs is served by the
 //!    next one; compare arXiv 2606.18187).
 
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
 
-use duramen_io::{Owner, wait, wake};
+use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, wait, wake};
 
 use crate::base::Stored;
 use crate::checksum::{checksum, key_hash};
@@ -51,6 +51,12 @@ const NUMBERS_END: u64 = 1 << 48;
 const PAUSE_STEP: Duration = Duration::from_millis(5);
 /// Whoever has waited so long for a fold, and was not woken, looks who folds.
 const FOLD_LOOK: Duration = Duration::from_millis(90);
+/// How long a process that has the store to itself may be stopped before others give up.
+const STOPPED_FOR: Duration = Duration::from_secs(5);
+/// How long a sync waits for a record that is being written to the sector with which it ends; first without sleeping.
+const PASSING_MAX: Duration = Duration::from_millis(200);
+const PASSING_STEP: Duration = Duration::from_millis(1);
+const PASSING_SPINS: u32 = 1_000;
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;
 
@@ -62,9 +68,14 @@ fn exclusive_token(owner: Owner, count: u32) -> u32 {
     1 << 31 | u32::from(owner.number()) << 20 | count & 0xF_FFFF
 }
 
+/// Who has this token.
+fn owner_of(token: u32) -> Owner {
+    Owner::new((token >> 20 & 0x7FF) as u16)
+}
+
 /// Whether a process has this token.
 pub(crate) fn is_token_of(owner: Owner, token: u32) -> bool {
-    token != NOT_EXCLUSIVE && token >> 20 == exclusive_token(owner, 0) >> 20
+    token != NOT_EXCLUSIVE && owner_of(token) == owner
 }
 
 /// What a commit returns.
@@ -207,7 +218,7 @@ impl Core {
 
     fn append_promised(&self, draft: &mut Draft, checks: Option<&Checks>, token: u32) -> Result<u64> {
         let (mut rounds, mut has_spare) = (0, !draft.adds_anything);
-        let mut patience = Patience::default();
+        let (mut patience, mut stopped_since) = (Patience::default(), None);
         loop {
             let seen = self.progress_seen();
             let guard = self.hold_commits()?;
@@ -215,7 +226,7 @@ impl Core {
             let exclusive = self.control().exclusive.0.load(Ordering::Relaxed);
             if exclusive != NOT_EXCLUSIVE && exclusive != token {
                 drop(guard);
-                wait(&self.control().exclusive.0, exclusive, Some(Duration::from_millis(20)));
+                self.wait_for_exclusive(exclusive, &mut stopped_since)?;
                 continue;
             }
             self.know_maps_under_lock()?;
@@ -265,6 +276,7 @@ impl Core {
     /// Shuts all other writers out until `end_exclusive`. Returns the token that lets the holder commit.
     pub(crate) fn begin_exclusive(&self) -> Result<u32> {
         let word = &self.control().exclusive.0;
+        let mut stopped_since = None;
         loop {
             self.writable()?;
             let guard = self.hold_commits()?;
@@ -276,8 +288,38 @@ impl Core {
                 return Ok(token);
             }
             drop(guard);
-            wait(word, holder, Some(Duration::from_millis(20)));
+            self.wait_for_exclusive(holder, &mut stopped_since)?;
         }
+    }
+
+    /// Waits while somebody has the store to himself, for as long as he takes, or for a while: the caller looks again.
+    /// `stopped_since`: the token of one who was found stopped, and when that was.
+    ///
+    /// # Errors
+    /// [`Reason::Busy`] when his process has been stopped for about five seconds.
+    fn wait_for_exclusive(&self, token: u32, stopped_since: &mut Option<(u32, Duration)>) -> Result<()> {
+        let word = &self.control().exclusive.0;
+        let holder = owner_of(token);
+        if wait(word, token, Some(LOOK_INTERVAL)) || holder == self.region.me() {
+            return Ok(());
+        }
+        if self.region.is_dead(holder) {
+            // A token comes once: another one, or one of another process in its place, stays.
+            let _ = word.compare_exchange(token, NOT_EXCLUSIVE, Ordering::AcqRel, Ordering::Relaxed);
+            wake(word, u32::MAX);
+        }
+        let is_stopped = self.region.hindrance_of(holder) == Some(Hindrance::Stopped);
+        let now = self.platform.clock.monotonic();
+        match *stopped_since {
+            Some((before, since)) if is_stopped && before == token => {
+                let waited = now.saturating_sub(since);
+                if waited >= STOPPED_FOR {
+                    return Err(self.region.busy(holder, waited));
+                }
+            }
+            _ => *stopped_since = is_stopped.then_some((token, now)),
+        }
+        Ok(())
     }
 
     /// Lets the other writers in again.
@@ -571,7 +613,7 @@ impl Core {
         let slot = tail.slot.load(Ordering::Relaxed) as u16;
         let entry = self.entry(slot);
         let commit = control.visible.0.load(Ordering::Relaxed) + 1;
-        let start = next_position(entry);
+        let mut start = next_position(entry);
         let header = RecordHeader {
             commit,
             synced: control.synced.0.load(Ordering::Acquire),
@@ -588,6 +630,13 @@ impl Core {
         let (record, sum) = draft.body.seal(&header);
         let length = record.len() as u64;
         tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
+        // Pairs with the fence in `writer_in_sector`: whoever begins to sync has seen where this record goes, or is seen here.
+        fence(Ordering::SeqCst);
+        let moved = next_position(entry);
+        if moved != start {
+            start = moved;
+            tail.writing_at.store(start, Ordering::Release);
+        }
         kill_point();
         if let Err(error) = file.write_at(record, start) {
             let cause = Error::io(format!("writing commit {commit} to the log"), error);
@@ -649,6 +698,43 @@ impl Core {
         let generation = self.entry(slot).number.load(Ordering::Relaxed);
         let keep = |sequence: &Numbering| sequence.place.fingers.keep(generation, sequence.fingers);
         draft.sequences.iter().for_each(keep);
+    }
+
+    /// Waits while a record is being written to the sector in which those end that somebody is about to sync, and has said
+    /// so: it is written before that sync, or to another sector. Not for long for a process that was stopped.
+    pub(crate) fn let_record_pass(&self, slot: u16, end: u64) {
+        let Some(writer) = self.writer_in_sector(slot, end) else {
+            return;
+        };
+        for _ in 0..PASSING_SPINS {
+            std::hint::spin_loop();
+            if self.writer_in_sector(slot, end).is_none() {
+                return;
+            }
+        }
+        let begun = Instant::now();
+        while self.writer_in_sector(slot, end) == Some(writer)
+            && begun.elapsed() < PASSING_MAX
+            && !self.region.is_dead(writer)
+        {
+            std::thread::sleep(PASSING_STEP);
+        }
+    }
+
+    /// Who is writing a record to the sector in which the records of a generation end there.
+    fn writer_in_sector(&self, slot: u16, end: u64) -> Option<Owner> {
+        // Pairs with the fence in `write_record`.
+        fence(Ordering::SeqCst);
+        let control = self.control();
+        let (tail, entry) = (&control.tail.0, self.entry(slot));
+        let start = tail.writing_at.load(Ordering::Acquire);
+        // Acquire: what was written is there for whoever syncs.
+        let is_written = entry.tail.load(Ordering::Acquire) > start;
+        let is_in_sector = (end..end.next_multiple_of(SECTOR_BYTES)).contains(&start);
+        if is_written || !is_in_sector || tail.slot.load(Ordering::Acquire) != u32::from(slot) {
+            return None;
+        }
+        control.commit_lock.0.holder()
     }
 
     /// Number of the generation that takes commits. Under the commit lock.
@@ -737,6 +823,37 @@ mod tests {
 
     use super::*;
     use crate::{Durability, Maintenance, Options};
+
+    #[test]
+    fn who_writes_to_the_sector_that_is_about_to_be_synced_is_seen_until_the_record_is_there() {
+        let disk = SimDisk::new(1);
+        let store = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written)
+            .open_on(disk.platform())
+            .expect("a store");
+        store.map("map").expect("a map").put(b"key", b"value").expect("a put");
+        let core = store.core();
+        let tail = &core.control().tail.0;
+        let slot = tail.slot.load(Ordering::Relaxed) as u16;
+        let (entry, me) = (core.entry(slot), core.region.me());
+        let end = entry.end().position();
+        assert!(!end.is_multiple_of(SECTOR_BYTES));
+        let begin = |start| tail.begin_writing(9, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
+        begin(end);
+        assert_eq!(core.writer_in_sector(slot, end), None, "nobody writes");
+        let held = core.hold_commits().expect("the lock");
+        assert_eq!(core.writer_in_sector(slot, end), Some(me));
+        assert_eq!(core.writer_in_sector(slot + 1, end), None, "that is another file");
+        begin(end.next_multiple_of(SECTOR_BYTES));
+        assert_eq!(core.writer_in_sector(slot, end), None, "that is another sector");
+        begin(end);
+        assert_eq!(core.writer_in_sector(slot, end), Some(me));
+        entry.tail.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(core.writer_in_sector(slot, end), None, "it is there");
+        entry.tail.fetch_sub(1, Ordering::Relaxed);
+        drop(held);
+    }
 
     #[test]
     fn record_that_comes_during_a_sync_shares_no_sector_with_what_is_synced() {

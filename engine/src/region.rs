@@ -26,7 +26,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use duramen_io::{Access, File, LOOK_INTERVAL, Mapping, OpenMode, Owner, Platform, WordLock, WordLockGuard, wake};
+use duramen_io::{
+    Access, File, Hindrance, LOOK_INTERVAL, Mapping, OpenMode, Owner, Platform, WordLock, WordLockGuard, wake,
+};
 
 use crate::base::Root;
 use crate::error::{Error, Reason, Result};
@@ -81,6 +83,10 @@ const LENGTH_LOOKS_MAX: u32 = 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How often somebody looks who holds a lock before he gives up: about five seconds.
 const BUSY_LOOKS: u32 = 50;
+/// The same for a holder that is seen to wait for its device: about a minute.
+const DEVICE_LOOKS: u32 = 600;
+/// In how many looks, in the end, it is not seen to.
+const DEVICE_DOUBTS: u32 = 10;
 
 /// A version as published: the base and the generations above it, oldest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,17 +104,28 @@ pub(crate) struct Version {
 pub(crate) struct Patience {
     seen: Option<(Owner, u32)>,
     looks: u32,
+    /// In how many of them it was seen to wait for its device.
+    device_looks: u32,
 }
 
 impl Patience {
     /// To be called every [`LOOK_INTERVAL`], with who does not come to an end, and what changes when he gets on.
     ///
     /// # Errors
-    /// [`Reason::Busy`] after about five seconds in which nothing changed.
+    /// [`Reason::Busy`] after about five seconds in which nothing changed; after a minute when its device is that slow.
     pub(crate) fn look(&mut self, region: &Region, holder: Owner, beat: u32) -> Result<()> {
         let is_still = self.seen.replace((holder, beat)) == Some((holder, beat));
-        self.looks = if is_still { self.looks + 1 } else { 1 };
-        if self.looks < BUSY_LOOKS || holder == region.me() {
+        if !is_still {
+            (self.looks, self.device_looks) = (0, 0);
+        }
+        self.looks += 1;
+        if holder == region.me() || self.looks - self.device_looks < BUSY_LOOKS - DEVICE_DOUBTS {
+            return Ok(());
+        }
+        if region.hindrance_of(holder) == Some(Hindrance::Device) {
+            self.device_looks += 1;
+        }
+        if self.looks - self.device_looks < BUSY_LOOKS && self.looks < DEVICE_LOOKS {
             return Ok(());
         }
         Err(region.busy(holder, LOOK_INTERVAL * self.looks))
@@ -394,6 +411,13 @@ impl Region {
     pub(crate) fn hold_soon<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Option<WordLockGuard<'a>> {
         let held = lock.lock_unless(self.me(), |holder| Some(self.take_from_dead(lock, holder, &repair)));
         held.map_or_else(|taken_over| taken_over, Some)
+    }
+
+    /// What keeps another process from getting on, as far as that can be seen. The number that it has noted may mean another
+    /// one here, where they run in different containers: so this makes somebody wait for longer, or less long, and decides
+    /// nothing else.
+    pub(crate) fn hindrance_of(&self, owner: Owner) -> Option<Hindrance> {
+        duramen_io::hindrance_of(self.process(owner).process.load(Ordering::Relaxed))
     }
 
     /// Somebody has been waited for in vain.

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use duramen_io::{LOOK_INTERVAL, Owner, WordLock, WordLockGuard, wait, wake};
+use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, WordLock, WordLockGuard, wait, wake};
 
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
@@ -40,6 +40,8 @@ use crate::processes::ProcessEntry;
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// How long somebody waits who cannot.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The same for a process that is seen to wait for its device.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a process waits for an older one to sync what a dead one may have been told of, before it writes that again.
 const OLDER_AFTER: Duration = Duration::from_secs(2);
 const STEP: Duration = Duration::from_millis(20);
@@ -270,6 +272,7 @@ impl Core {
         }
         // Before: what is written meanwhile begins at another sector than what survives power loss at the end.
         entry.may_be_synced_to(end);
+        self.let_record_pass(slot, end.position());
         if let Err(error) = file.sync_data() {
             let cause = Error::io("syncing the log", error);
             self.poison(&cause);
@@ -550,7 +553,8 @@ impl Core {
     /// Gives up once syncs have been in doubt for long; `since` is when that began.
     fn still_patient(&self, since: &mut Option<Instant>, owner: Owner) -> Result<()> {
         let waited = since.get_or_insert_with(Instant::now).elapsed();
-        if waited < PATIENCE || owner == self.region.me() {
+        let is_slow = || waited < DEVICE_PATIENCE && self.region.hindrance_of(owner) == Some(Hindrance::Device);
+        if waited < PATIENCE || owner == self.region.me() || is_slow() {
             return Ok(());
         }
         Err(self.region.busy(owner, waited))

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use duramen_engine::planted::{kill_points_left, stop_at};
-use duramen_engine::{Batch, Durability, Kind, Maintenance, Options, Reason, Result, Store};
+use duramen_engine::{Batch, Durability, Kind, Maintenance, Options, Reason, Result, Store, TransactionOptions};
 
 const PATH: &str = "DURAMEN_STOPPED_PATH";
 const POINT: &str = "DURAMEN_STOPPED_POINT";
@@ -43,6 +43,12 @@ fn perform(store: &Store, step: &str) -> Result<()> {
     match step {
         "sync" => put(store, b"its own", 100, Durability::Synced),
         "sync with values" => put(store, b"its own", 100_000, Durability::Synced),
+        "exclusive" => store.transact_with(TransactionOptions::new().exclusive(), |tx| {
+            tx.put(&store.map("map")?, b"its own", b"value")?;
+            // SAFETY: it only stops this process.
+            unsafe { libc::raise(libc::SIGSTOP) };
+            Ok(())
+        }),
         _ => store.maintain(),
     }
 }
@@ -356,4 +362,55 @@ fn commits_end_with_busy_once_the_log_is_full_while_the_one_who_folds_is_stopped
             assert!(written.max() > Some(100), "the log takes more than that");
         });
     }
+}
+
+/// Whoever else wants to write while a process that has the store to itself is stopped.
+fn write_beside_exclusive(store: &Store) -> [Result<()>; 2] {
+    let alone = || store.transact_with(TransactionOptions::new().exclusive(), |_| Ok(()));
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| put(store, b"beside", 100, Durability::Written));
+        let also_alone = scope.spawn(alone);
+        [write, also_alone].map(|thread| thread.join().expect("no panic"))
+    })
+}
+
+#[test]
+fn nobody_waits_without_end_for_a_process_stopped_in_an_exclusive_transaction() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    let store = prepared(&path, Maintenance::Manual);
+    let mut other = Other::start(&path, "exclusive", FAR);
+    other.go();
+    other.is_stopped();
+    for done in write_beside_exclusive(&store) {
+        assert_eq!(outcome("beside", done, other.id()), Outcome::Refused);
+    }
+    other.goes_on();
+    other.hear();
+    for done in write_beside_exclusive(&store) {
+        done.expect("nobody has the store to himself");
+    }
+    other.go();
+    assert!(other.child.wait().expect("an end").success());
+    let map = store.map("map").expect("a map");
+    for key in [&b"its own"[..], b"beside", b"afterwards"] {
+        assert!(map.get(key).expect("a read").is_some(), "{key:?}");
+    }
+}
+
+#[test]
+fn process_killed_in_an_exclusive_transaction_is_in_nobodys_way_even_if_nobody_folds() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    let store = prepared(&path, Maintenance::Manual);
+    let mut other = Other::start(&path, "exclusive", FAR);
+    other.go();
+    other.is_stopped();
+    other.child.kill().expect("an end");
+    other.child.wait().expect("an end");
+    for done in write_beside_exclusive(&store) {
+        done.expect("whoever had the store to himself is dead");
+    }
+    let map = store.map("map").expect("a map");
+    assert!(map.get(b"its own").expect("a read").is_none());
 }

@@ -20,8 +20,8 @@ mod sim;
 pub use fork::forks;
 pub use interface::*;
 pub use machine::{
-    is_network_filesystem, kill_this_process, match_bytes, memory_limit_bytes, prefetch, process_id, process_is_alive,
-    process_name, stop_this_process,
+    Hindrance, hindrance_of, is_network_filesystem, kill_this_process, match_bytes, memory_limit_bytes, prefetch,
+    process_id, process_is_alive, process_name, stop_this_process,
 };
 pub use real::{
     create_directory, exists, is_directory, is_occupied, is_within, memory_file, real_platform, real_platform_read_only,

@@ -99,6 +99,40 @@ pub fn process_is_alive(process: u32) -> bool {
     }
 }
 
+/// What keeps a process from getting on, as far as that can be seen from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hindrance {
+    /// Somebody has stopped all of it, as `kill -STOP` or a debugger does.
+    Stopped,
+    /// A thread of it sleeps in the kernel until a device has answered.
+    Device,
+}
+
+/// What keeps another process from getting on; `None`: nothing, or nothing that can be seen. Process numbers are reused and
+/// differ between containers: an answer may be about another process.
+pub fn hindrance_of(process: u32) -> Option<Hindrance> {
+    if process == process_id() {
+        return None;
+    }
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
+    let state = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread.ok()?.path().join("stat")).ok()?;
+        state_in(&stat)
+    };
+    hindrance_in(threads.filter_map(state))
+}
+
+/// What the states of a process's threads come to.
+fn hindrance_in(threads: impl Iterator<Item = char>) -> Option<Hindrance> {
+    // The first thread may have ended before the others.
+    let states: Vec<char> = threads.filter(|state| !matches!(state, 'Z' | 'X')).collect();
+    if states.contains(&'D') {
+        return Some(Hindrance::Device);
+    }
+    let are_stopped = !states.is_empty() && states.iter().all(|state| matches!(state, 'T' | 't'));
+    are_stopped.then_some(Hindrance::Stopped)
+}
+
 /// The state letter in `/proc/<pid>/stat`, which follows the name in parentheses; the name may hold parentheses too.
 fn state_in(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
@@ -255,6 +289,43 @@ mod tests {
         }
         assert!(!process_is_alive(child.id()));
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn process_is_stopped_when_all_of_its_threads_are_and_none_waits_for_a_device() {
+        for (states, hindrance) in [
+            ("T", Some(Hindrance::Stopped)),
+            ("ZTt", Some(Hindrance::Stopped)),
+            ("TD", Some(Hindrance::Device)),
+            ("SRD", Some(Hindrance::Device)),
+            ("TS", None),
+            ("R", None),
+            ("Z", None),
+            ("", None),
+        ] {
+            assert_eq!(hindrance_in(states.chars()), hindrance, "{states:?}");
+        }
+    }
+
+    #[test]
+    fn stopped_process_is_told_from_one_that_sleeps() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let becomes = |hindrance| {
+            (0..1_000).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                hindrance_of(child.id()) == hindrance
+            })
+        };
+        assert!(becomes(None));
+        let id = Pid::from_raw(child.id() as i32).unwrap();
+        rustix::process::kill_process(id, rustix::process::Signal::STOP).unwrap();
+        assert!(becomes(Some(Hindrance::Stopped)));
+        rustix::process::kill_process(id, rustix::process::Signal::CONT).unwrap();
+        assert!(becomes(None));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(hindrance_of(child.id()), None);
+        assert_eq!(hindrance_of(process_id()), None);
     }
 
     #[test]

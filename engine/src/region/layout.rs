@@ -313,6 +313,10 @@ impl LogEnd {
     fn encode(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.position)
     }
+
+    pub(crate) fn position(self) -> u64 {
+        self.position.into()
+    }
 }
 
 impl GenerationEntry {

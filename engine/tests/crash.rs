@@ -101,3 +101,64 @@ fn long_work_of_several_processes_that_crashes_somewhere_is_recovered() {
     let case_of = |round| long(seed, round).among(processes(round));
     crash_somewhere(seed, points() / 10, case_of);
 }
+
+/// Crash points of the everyday run after one of several processes died: the others wait for a tenth of a second each time
+/// they find a lock that it had.
+const DEATHS_SHARE: u64 = 20;
+/// Cases with deaths in one program: each leaves a thread and its addresses behind.
+const ROUNDS_OF_A_PROGRAM: u64 = 10;
+const DEATHS_OF_A_CASE: u32 = 4;
+const FIRST_ROUND: &str = "DURAMEN_CRASH_ROUND";
+const SEED: &str = "DURAMEN_SEED";
+
+#[test]
+#[ignore = "the test of deaths runs it as a program of its own"]
+fn child_process() {
+    let Ok(first) = std::env::var(FIRST_ROUND) else { return };
+    let first: u64 = first.parse().expect("a number");
+    let seed = seed().wrapping_add(4 << 32);
+    let mut tally = Tally::default();
+    for round in first..first + ROUNDS_OF_A_PROGRAM {
+        let case = short(seed, round).among(processes(round));
+        let mut rng = fastrand::Rng::with_seed(case.seed);
+        let calls = case.calls();
+        for _ in 0..DEATHS_OF_A_CASE {
+            // It makes about as many itself.
+            if let Err(cause) = case.run_with_death(rng.u64(..=calls / case.processes as u64), &mut tally) {
+                panic!("{cause}");
+            }
+        }
+    }
+    println!("\n{} points, {tally:?}", tally.points());
+}
+
+/// Crash points of some rounds, in another program.
+fn deaths_from(round: u64, seed: u64) -> u64 {
+    let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", "child_process", "--ignored", "--nocapture"]);
+    let output = command.env(FIRST_ROUND, round.to_string()).env(SEED, seed.to_string());
+    let output = output.output().expect("a program");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let points = said.lines().find_map(|line| line.split_once(" points, "));
+    match points {
+        Some((points, tally)) if output.status.success() => {
+            println!("{points} points, {tally}");
+            points.parse().expect("a number")
+        }
+        _ => panic!("{said}{}", String::from_utf8_lossy(&output.stderr)),
+    }
+}
+
+#[test]
+fn others_go_on_after_one_of_several_processes_died_in_a_call_and_so_does_who_comes_after_a_power_cut() {
+    let (seed, wanted) = (seed(), points() / DEATHS_SHARE);
+    let _watchdog = Watchdog::start("a death", seed, limit(points()));
+    let mut points = 0;
+    for round in (0..).step_by(ROUNDS_OF_A_PROGRAM as usize) {
+        points += deaths_from(round, seed);
+        if points >= wanted {
+            break;
+        }
+    }
+    println!("{points} crash points after a death");
+}

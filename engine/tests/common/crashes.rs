@@ -49,12 +49,22 @@ pub struct Tally {
     pub after_power_cut: u64,
     /// Recoveries that were themselves stopped.
     pub stopped_recoveries: u64,
+    /// Stores that went on after another process died, which were compared too.
+    pub after_death: u64,
 }
 
 impl Tally {
+    /// Counts what was counted elsewhere.
+    pub fn add(&mut self, other: &Tally) {
+        self.after_kill += other.after_kill;
+        self.after_power_cut += other.after_power_cut;
+        self.stopped_recoveries += other.stopped_recoveries;
+        self.after_death += other.after_death;
+    }
+
     /// Crash points whose outcome was compared.
     pub fn points(&self) -> u64 {
-        self.after_kill + self.after_power_cut
+        self.after_kill + self.after_power_cut + self.after_death
     }
 }
 
@@ -83,7 +93,7 @@ impl Case {
         }
     }
 
-    fn options(&self) -> Options {
+    pub fn options(&self) -> Options {
         let mut rng = Rng::with_seed(self.seed ^ 0x6f70_7469_6f6e);
         let most = rng.u64(48..128) << 10;
         let reads = if rng.u8(..4) == 0 {
@@ -105,7 +115,7 @@ impl Case {
         (0..self.processes).map(open).collect()
     }
 
-    fn disk(&self) -> SimDisk {
+    pub fn disk(&self) -> SimDisk {
         let disk = SimDisk::new(self.seed);
         match self.lie {
             None => {}
@@ -220,13 +230,13 @@ impl Case {
 
 /// A way to crash.
 #[derive(Clone, Copy, Debug)]
-enum Crash {
+pub enum Crash {
     Kill,
     PowerCut(u64),
 }
 
 impl Crash {
-    fn of(self, disk: &SimDisk, history: &History) -> (SimDisk, History) {
+    pub fn of(self, disk: &SimDisk, history: &History) -> (SimDisk, History) {
         let mut history = history.clone();
         match self {
             Crash::Kill => (disk.kill(), history),
@@ -239,14 +249,14 @@ impl Crash {
 }
 
 /// What follows a crash: recoveries, more work and more crashes.
-struct After<'a> {
-    case: &'a Case,
-    rng: Rng,
-    tally: &'a mut Tally,
+pub struct After<'a> {
+    pub case: &'a Case,
+    pub rng: Rng,
+    pub tally: &'a mut Tally,
 }
 
 impl After<'_> {
-    fn follow(&mut self, (mut disk, mut history): (SimDisk, History), mut last: Crash) -> Checked {
+    pub fn follow(&mut self, (mut disk, mut history): (SimDisk, History), mut last: Crash) -> Checked {
         let mut path = vec![last];
         for _ in 0..self.rng.u32(..=MORE_CRASHES_MAX) {
             let opened = self.open_and_work(&disk, &mut history, last);

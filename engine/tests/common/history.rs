@@ -4,7 +4,7 @@
 //! A commit that was issued and not answered may be there or not.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use duramen_engine::{Snapshot, Store};
 
@@ -20,8 +20,8 @@ pub struct Pairs {
 /// Maps by name.
 pub type State = BTreeMap<String, Pairs>;
 
-/// All states since the store was last opened.
-#[derive(Clone, Debug)]
+/// All states since the store was last opened. Clones go on by themselves.
+#[derive(Debug)]
 pub struct History {
     states: BTreeMap<u64, State>,
     /// The newest commit that was answered.
@@ -30,6 +30,18 @@ pub struct History {
     pub synced: u64,
     /// Whether the newest state is that of a commit without an answer.
     pending: bool,
+    /// Where the newest of this history always is, for others.
+    shown: Option<Arc<Mutex<History>>>,
+}
+
+impl Clone for History {
+    fn clone(&self) -> History {
+        History {
+            states: self.states.clone(),
+            shown: None,
+            ..*self
+        }
+    }
 }
 
 impl History {
@@ -40,6 +52,19 @@ impl History {
             written: 0,
             synced: 0,
             pending: false,
+            shown: None,
+        }
+    }
+
+    /// The same, of which the newest is shown there as soon as it changes.
+    pub fn shown_in(self, place: &Arc<Mutex<History>>) -> History {
+        let shown = Some(Arc::clone(place));
+        History { shown, ..self }
+    }
+
+    fn show(&self) {
+        if let Some(place) = &self.shown {
+            *place.lock().expect("no panic") = self.clone();
         }
     }
 
@@ -58,6 +83,7 @@ impl History {
         assert!(!self.pending, "one commit at a time");
         self.states.insert(self.written + 1, state);
         self.pending = true;
+        self.show();
     }
 
     /// The commit that was issued last was answered.
@@ -68,6 +94,7 @@ impl History {
         if synced {
             self.synced = self.written;
         }
+        self.show();
     }
 
     /// The commit that was issued last was refused: nothing of it is there.
@@ -80,6 +107,7 @@ impl History {
     pub fn refused_if_pending(&mut self) {
         self.pending = false;
         self.states.remove(&(self.written + 1));
+        self.show();
     }
 
     /// Whether the fate of the newest commit is open.
@@ -90,11 +118,13 @@ impl History {
     /// Everything answered so far must survive a power cut.
     pub fn all_synced(&mut self) {
         self.synced = self.written;
+        self.show();
     }
 
     /// The store says that this commit survives a power cut.
     pub fn promised(&mut self, commit: u64) {
         self.synced = self.synced.max(commit);
+        self.show();
     }
 
     /// The power went: what was answered without a sync may be gone.
@@ -104,16 +134,7 @@ impl History {
 
     /// Compares a store that was just opened, which makes durable what it shows, and goes on from there.
     pub fn recovered(&mut self, store: &Store) -> Checked {
-        let snapshot = store.snapshot().map_err(|error| format!("a snapshot: {error}"))?;
-        let found = snapshot.commit();
-        let newest = *self.states.last_key_value().expect("never empty").0;
-        if found < self.written || found > newest {
-            let (written, synced) = (self.written, self.synced);
-            return Err(format!(
-                "the store recovered commit {found}, not one of {written}..={newest} (synced {synced})"
-            ));
-        }
-        compare(store, &snapshot, &self.states[&found]).map_err(|cause| format!("after commit {found}: {cause}"))?;
+        let found = self.found(store)?;
         let durable = store.snapshot_durable().map_err(|error| error.to_string())?.commit();
         if durable != found {
             return Err(format!(
@@ -124,6 +145,29 @@ impl History {
         self.states = BTreeMap::from([(found, state)]);
         (self.written, self.synced, self.pending) = (found, found, false);
         Ok(())
+    }
+
+    /// Compares a store that goes on after another process died, whose last commit has been decided by now.
+    pub fn survived(&mut self, store: &Store) -> Checked {
+        let found = self.found(store)?;
+        self.states.retain(|&commit, _| commit <= found);
+        (self.written, self.pending) = (found, false);
+        Ok(())
+    }
+
+    /// The commit that a store shows, which may be the newest one or one that was not answered.
+    fn found(&self, store: &Store) -> Checked<u64> {
+        let snapshot = store.snapshot().map_err(|error| format!("a snapshot: {error}"))?;
+        let found = snapshot.commit();
+        let newest = *self.states.last_key_value().expect("never empty").0;
+        if found < self.written || found > newest {
+            let (written, synced) = (self.written, self.synced);
+            return Err(format!(
+                "the store has commit {found}, not one of {written}..={newest} (synced {synced})"
+            ));
+        }
+        compare(store, &snapshot, &self.states[&found]).map_err(|cause| format!("after commit {found}: {cause}"))?;
+        Ok(found)
     }
 
     /// Compares a snapshot of the running store with the state of its commit.

@@ -1,10 +1,12 @@
 //! What the suites that crash, fail and damage stores share: seeds, a watchdog, a model of the store's commits
-//! (`history`), random work on both (`workload`) and the crashes themselves (`crashes`).
+//! (`history`), random work on both (`workload`), the crashes themselves (`crashes`), and the deaths of one process among
+//! several (`deaths`).
 
 // Each suite is a program of its own and uses a part of this.
 #![allow(dead_code)]
 
 pub mod crashes;
+pub mod deaths;
 pub mod history;
 pub mod workload;
 

@@ -18,6 +18,7 @@ mod history;
 mod inode;
 mod plan;
 mod platform;
+mod process;
 mod survival;
 
 use std::sync::{Arc, Mutex};
@@ -27,6 +28,7 @@ use crate::interface::{Clock, Platform};
 
 use disk::Disk;
 use platform::{SharedDisk, SimClock, locked};
+use process::SimProcess;
 
 pub use plan::{FailKind, FailSpan};
 
@@ -58,7 +60,16 @@ impl SimDisk {
 
     /// The disk as the engine sees it. Each call makes another user of the same disk, with random numbers of its own.
     pub fn platform(&self) -> Platform {
-        platform::platform(&self.disk, &self.clock)
+        platform::platform(&self.disk, &self.clock, SimProcess::default())
+    }
+
+    /// The disk as it is for a process that dies in one of its calls, when `calls` of them (as [`SimDisk::calls`] counts)
+    /// have succeeded. That call happens in part, or not, or as a whole, and never returns, as no other one of that process
+    /// does: its thread calls `afterwards`, and then stays where it is for ever, with all that it has but its byte locks. So a
+    /// test loses a thread, and what that has.
+    pub fn platform_of_one_who_dies(&self, calls: u64, afterwards: impl FnOnce() + Send + 'static) -> Platform {
+        let process = SimProcess::mortal(calls, Box::new(afterwards));
+        platform::platform(&self.disk, &self.clock, process)
     }
 
     /// A new disk with one of the legal outcomes of a power cut at this moment; this disk goes on. The new machine

@@ -66,6 +66,8 @@ pub(super) struct Plan {
     pub(super) stop_after: Option<u64>,
     /// Calls until the failing one, how, and for how long.
     pub(super) failure: Option<(u64, FailKind, FailSpan)>,
+    /// How many more calls the process that calls just now has to live.
+    pub(super) caller_lives: Option<u64>,
     is_stopped: bool,
 }
 
@@ -85,6 +87,12 @@ impl Plan {
                 return Ok(Fate::Stopping);
             }
             *left -= 1;
+        }
+        if let Some(left) = self.caller_lives {
+            self.caller_lives = left.checked_sub(1);
+            if left == 0 {
+                return Ok(Fate::Stopping);
+            }
         }
         Ok(self.next_failure(needs_space))
     }

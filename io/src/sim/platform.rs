@@ -16,6 +16,7 @@ use crate::memory::ALIGNMENT;
 
 use super::directory::InodeId;
 use super::disk::Disk;
+use super::process::SimProcess;
 
 /// A disk that several handles share.
 pub(super) type SharedDisk = Arc<Mutex<Disk>>;
@@ -25,29 +26,51 @@ pub(super) fn locked(disk: &SharedDisk) -> MutexGuard<'_, Disk> {
     disk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The traits over one disk and one clock.
-pub(super) fn platform(disk: &SharedDisk, clock: &Arc<SimClock>) -> Platform {
+/// The traits over one disk and one clock, as one process has them.
+pub(super) fn platform(disk: &SharedDisk, clock: &Arc<SimClock>, process: SimProcess) -> Platform {
     let random = SimRandom {
         numbers: Mutex::new(locked(disk).random.fork()),
     };
+    let disk = DiskOfProcess {
+        disk: Arc::clone(disk),
+        process: Arc::new(process),
+    };
     Platform {
-        storage: Arc::new(SimStorage { disk: Arc::clone(disk) }),
+        storage: Arc::new(SimStorage { disk }),
         clock: Arc::clone(clock) as Arc<dyn Clock>,
         random: Arc::new(random),
     }
 }
 
+/// A disk as one process calls it.
+#[derive(Clone, Debug)]
+struct DiskOfProcess {
+    disk: SharedDisk,
+    process: Arc<SimProcess>,
+}
+
+impl DiskOfProcess {
+    fn call<T>(&self, call: impl FnOnce(&mut Disk) -> io::Result<T>) -> io::Result<T> {
+        self.process.call(&self.disk, call)
+    }
+
+    /// What a process does with what it has open, even dead.
+    fn locked(&self) -> MutexGuard<'_, Disk> {
+        locked(&self.disk)
+    }
+}
+
 #[derive(Debug)]
 struct SimStorage {
-    disk: SharedDisk,
+    disk: DiskOfProcess,
 }
 
 impl Storage for SimStorage {
     fn open(&self, name: &str, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        let inode = locked(&self.disk).open(name, mode)?;
+        let inode = self.disk.call(|disk| disk.open(name, mode))?;
         let writable = mode != OpenMode::Read;
         Ok(Arc::new(SimFile {
-            disk: Arc::clone(&self.disk),
+            disk: self.disk.clone(),
             inode,
             name: name.to_owned(),
             writable,
@@ -55,25 +78,25 @@ impl Storage for SimStorage {
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        locked(&self.disk).list()
+        self.disk.call(|disk| disk.list())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        locked(&self.disk).remove(name)
+        self.disk.call(|disk| disk.remove(name))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        locked(&self.disk).rename(from, to)
+        self.disk.call(|disk| disk.rename(from, to))
     }
 
     fn sync(&self) -> io::Result<()> {
-        locked(&self.disk).sync_directory()
+        self.disk.call(|disk| disk.sync_directory())
     }
 
     fn lock(&self, name: &str, mode: LockMode) -> io::Result<Option<Lock>> {
-        let is_taken = locked(&self.disk).lock(name, mode)?;
+        let is_taken = self.disk.call(|disk| disk.lock(name, mode))?;
         let guard = || SimLock {
-            disk: Arc::clone(&self.disk),
+            disk: self.disk.clone(),
             name: name.to_owned(),
             mode,
         };
@@ -83,9 +106,10 @@ impl Storage for SimStorage {
     }
 
     fn byte_locks(&self, name: &str) -> io::Result<Box<dyn ByteLocks>> {
-        let holder = locked(&self.disk).byte_holder(name)?;
+        let holder = self.disk.call(|disk| disk.byte_holder(name))?;
+        self.disk.process.has_byte_locks(name, holder);
         Ok(Box::new(SimByteLocks {
-            disk: Arc::clone(&self.disk),
+            disk: self.disk.clone(),
             name: name.to_owned(),
             holder,
         }))
@@ -98,35 +122,37 @@ impl Storage for SimStorage {
 
 #[derive(Debug)]
 struct SimByteLocks {
-    disk: SharedDisk,
+    disk: DiskOfProcess,
     name: String,
     holder: u64,
 }
 
 impl ByteLocks for SimByteLocks {
     fn take(&self, byte: u64) -> io::Result<bool> {
-        locked(&self.disk).take_byte(&self.name, byte, self.holder)
+        self.disk.call(|disk| disk.take_byte(&self.name, byte, self.holder))
     }
 
     fn release(&self, byte: u64) -> io::Result<()> {
-        locked(&self.disk).free_bytes(&self.name, self.holder, |found| found == byte);
+        self.disk
+            .locked()
+            .free_bytes(&self.name, self.holder, |found| found == byte);
         Ok(())
     }
 
     fn is_taken(&self, byte: u64) -> io::Result<bool> {
-        locked(&self.disk).is_byte_taken(&self.name, byte, self.holder)
+        self.disk.call(|disk| disk.is_byte_taken(&self.name, byte, self.holder))
     }
 }
 
 impl Drop for SimByteLocks {
     fn drop(&mut self) {
-        locked(&self.disk).free_bytes(&self.name, self.holder, |_| true);
+        self.disk.locked().free_bytes(&self.name, self.holder, |_| true);
     }
 }
 
 #[derive(Debug)]
 struct SimLock {
-    disk: SharedDisk,
+    disk: DiskOfProcess,
     name: String,
     mode: LockMode,
 }
@@ -135,13 +161,13 @@ impl LockGuard for SimLock {}
 
 impl Drop for SimLock {
     fn drop(&mut self) {
-        locked(&self.disk).unlock(&self.name, self.mode);
+        self.disk.locked().unlock(&self.name, self.mode);
     }
 }
 
 #[derive(Debug)]
 struct SimFile {
-    disk: SharedDisk,
+    disk: DiskOfProcess,
     inode: InodeId,
     /// The name it was opened by.
     name: String,
@@ -160,65 +186,70 @@ impl SimFile {
 
 impl Drop for SimFile {
     fn drop(&mut self) {
-        locked(&self.disk).close(self.inode);
+        self.disk.locked().close(self.inode);
     }
 }
 
 impl File for SimFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(locked(&self.disk).running_inode(self.inode)?.length())
+        self.disk.call(|disk| Ok(disk.running_inode(self.inode)?.length()))
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let mut disk = locked(&self.disk);
-        let inode = disk.running_inode(self.inode)?;
-        if !buffer.is_empty() && offset.saturating_add(buffer.len() as u64) > inode.length() {
-            let message = format!("read {}: the file ends at {}", self.name, inode.length());
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
-        }
-        inode.read(offset, buffer);
-        Ok(())
+        self.disk.call(|disk| {
+            let inode = disk.running_inode(self.inode)?;
+            if !buffer.is_empty() && offset.saturating_add(buffer.len() as u64) > inode.length() {
+                let message = format!("read {}: the file ends at {}", self.name, inode.length());
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
+            }
+            inode.read(offset, buffer);
+            Ok(())
+        })
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.check_writable()?;
-        locked(&self.disk).write(self.inode, &self.name, bytes, offset)
+        self.disk.call(|disk| disk.write(self.inode, &self.name, bytes, offset))
     }
 
     fn allocate(&self, offset: u64, length: u64) -> io::Result<()> {
         self.check_writable()?;
-        locked(&self.disk).allocate(self.inode, &self.name, offset, length)
+        self.disk
+            .call(|disk| disk.allocate(self.inode, &self.name, offset, length))
     }
 
     fn write_zeros(&self, offset: u64, length: u64) -> io::Result<()> {
         self.check_writable()?;
-        locked(&self.disk).write_zeros(self.inode, &self.name, offset, length)
+        self.disk
+            .call(|disk| disk.write_zeros(self.inode, &self.name, offset, length))
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
         self.check_writable()?;
-        locked(&self.disk).set_length(self.inode, &self.name, length)
+        self.disk.call(|disk| disk.set_length(self.inode, &self.name, length))
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        locked(&self.disk).sync_file(self.inode, &self.name)
+        self.disk.call(|disk| disk.sync_file(self.inode, &self.name))
     }
 
     fn start_writeback(&self, offset: u64, length: u64) {
-        locked(&self.disk).note_writeback(&self.name, offset, length);
+        self.disk.locked().note_writeback(&self.name, offset, length);
     }
 
     fn allocated_bytes(&self) -> io::Result<u64> {
-        Ok(locked(&self.disk).running_inode(self.inode)?.allocated_bytes())
+        self.disk
+            .call(|disk| Ok(disk.running_inode(self.inode)?.allocated_bytes()))
     }
 
     fn map(&self, reserve: u64, access: Access) -> io::Result<Mapping> {
         if access == Access::ReadWrite {
             self.check_writable()?;
         }
-        let memory = locked(&self.disk)
-            .running_inode(self.inode)?
-            .map(reserve, access == Access::ReadWrite)?;
+        let memory = self.disk.call(|disk| {
+            disk.running_inode(self.inode)?
+                .map(reserve, access == Access::ReadWrite)
+        })?;
         // The memory may be longer; what was not asked for is not shown, as on the real machine.
         let length = (reserve as usize).next_multiple_of(ALIGNMENT);
         assert!(length <= memory.length());

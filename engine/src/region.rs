@@ -76,7 +76,7 @@ const VERSION_WORDS: usize = 5 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x05");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x06");
 
 /// How often, and after how long, somebody looks again whether the region is whole.
 const LENGTH_LOOKS_MAX: u32 = 20;
@@ -178,7 +178,11 @@ impl Region {
 
     /// Takes this process's entry in the table, which nobody else has.
     pub(crate) fn sit_down(&self, process: u32, now: Duration) {
-        let arrival = self.control().moments.fetch_add(1, Ordering::SeqCst);
+        let control = self.control();
+        // First: when this process has begun something, whoever looks must not overlook it.
+        let entries = u32::from(self.me().number()) + 1;
+        control.entries_used.fetch_max(entries, Ordering::SeqCst);
+        let arrival = control.moments.fetch_add(1, Ordering::SeqCst);
         self.process(self.me()).occupy(process, now, arrival);
     }
 
@@ -468,7 +472,8 @@ impl Region {
 
     /// All processes that are attached, dead ones too.
     pub(crate) fn processes(&self) -> impl Iterator<Item = (Owner, &ProcessEntry)> {
-        let owners = (0..PROCESSES_MAX as u16).map(Owner::new);
+        let used = self.control().entries_used.load(Ordering::SeqCst);
+        let owners = (0..used as u16).map(Owner::new);
         let entries = owners.map(|owner| (owner, self.process(owner)));
         entries.filter(|(_, entry)| entry.is_attached())
     }

@@ -25,6 +25,8 @@ pub(crate) struct Control {
     pub(super) span: AtomicU64,
     /// Counts what has an order among processes: attaching, opening a log file, beginning to sync. See `syncing`.
     pub(crate) moments: AtomicU64,
+    /// How many entries of the table of processes have been anybody's, from the first one on.
+    pub(super) entries_used: AtomicU32,
     /// Serialises commits.
     pub(crate) commit_lock: Line<WordLock>,
     /// Number of the newest commit that readers may see. Released by the committer, acquired by snapshots.

@@ -69,6 +69,7 @@ impl Core {
         kill_point();
         self.region.unpin_all_of(owner);
         self.region.bells().forget(owner);
+        self.region.brakes().forget(owner);
         let Ok(Some(maintenance)) = self.try_hold_maintenance() else {
             // Somebody folds just now: another time.
             return;

@@ -23,6 +23,7 @@ mod index;
 mod log;
 
 mod bitmap;
+mod brake;
 mod meta;
 mod pages;
 mod promises;
@@ -90,6 +91,8 @@ pub mod fuzzing;
 pub use batch::Batch;
 #[doc(hidden)]
 pub use bell::{Bell, Listener};
+#[doc(hidden)]
+pub use brake::{BRAKES_MAX, Brake, HeldBack};
 pub use changes::{Change, Changes, ChangesFrom, CommitChanges};
 pub use check::CheckReport;
 pub use commit::{Commit, Durability};

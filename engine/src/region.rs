@@ -11,8 +11,9 @@
 //! 4 KiB    processes, 128 bytes each
 //! 20 KiB   what the allocator has changed and can undo
 //! 52 KiB   what rings in all processes
-//! 56 KiB   log generations, 128 bytes each, allocated in steps
-//! 568 KiB  snapshot slots, 64 bytes each, allocated in steps
+//! 56 KiB   who holds those back that append
+//! 72 KiB   log generations, 128 bytes each, allocated in steps
+//! 584 KiB  snapshot slots, 64 bytes each, allocated in steps
 //! 5 MiB    memory of the allocator's arrays
 //! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
@@ -39,11 +40,14 @@ use crate::processes::{PROCESS_BYTES, ProcessEntry, Seat};
 use crate::undo::UndoLog;
 
 mod bells;
+mod brakes;
 mod layout;
 mod memory;
 mod slots;
 
 pub(crate) use bells::{BELL_SLOTS, SharedBells};
+pub use brakes::BRAKES_MAX;
+pub(crate) use brakes::{SharedBrake, SharedBrakes};
 pub(crate) use layout::{
     ArrayHead, Control, GenerationEntry, GenerationState, Line, PaceWords, Piece, SPACE_COUNTS, SpaceHead, Tail,
 };
@@ -57,8 +61,10 @@ const PROCESSES_START: u64 = CONTROL_BYTES;
 const UNDO_START: u64 = PROCESSES_START + (PROCESSES_MAX * PROCESS_BYTES) as u64;
 const BELLS_START: u64 = UNDO_START + (32 << 10);
 const _: () = assert!(size_of::<UndoLog>() as u64 <= BELLS_START - UNDO_START);
-const GENERATIONS_START: u64 = BELLS_START + (4 << 10);
-const _: () = assert!(size_of::<SharedBells>() as u64 <= GENERATIONS_START - BELLS_START);
+const BRAKES_START: u64 = BELLS_START + (4 << 10);
+const _: () = assert!(size_of::<SharedBells>() as u64 <= BRAKES_START - BELLS_START);
+const GENERATIONS_START: u64 = BRAKES_START + (16 << 10);
+const _: () = assert!(size_of::<SharedBrakes>() as u64 <= GENERATIONS_START - BRAKES_START);
 const GENERATION_BYTES: u64 = size_of::<GenerationEntry>() as u64;
 const GENERATIONS_STEP: usize = 64;
 const SLOTS_START: u64 = GENERATIONS_START + GENERATIONS_MAX as u64 * GENERATION_BYTES;
@@ -503,6 +509,12 @@ impl Region {
     pub(crate) fn bells(&self) -> &SharedBells {
         // SAFETY: as for `control`; it is allocated with it, at a multiple of a page.
         unsafe { &*(self.mapping.base().add(BELLS_START as usize) as *const SharedBells) }
+    }
+
+    /// Who holds others back.
+    pub(crate) fn brakes(&self) -> &SharedBrakes {
+        // SAFETY: as for `bells`.
+        unsafe { &*(self.mapping.base().add(BRAKES_START as usize) as *const SharedBrakes) }
     }
 
     /// The entry of a process.

@@ -336,6 +336,7 @@ impl Opened {
             return Err(Reason::Closed.into());
         }
         drop(self.core.hold_commits_soon());
+        self.core.region.brakes().forget(self.core.region.me());
         self.core.wake_streams();
         self.stop_threads();
         let settled = if self.core.settings.read_only {

@@ -89,6 +89,14 @@ pub enum TopicError {
         /// How long the publisher waited.
         waited_millis: u64,
     },
+    /// As many subscribers hold publishers back as can.
+    #[error(
+        "{max} subscriptions to topics of this store hold publishers back, which is the limit of all processes; end one, or take another policy"
+    )]
+    TooManyHoldBack {
+        /// How many there can be.
+        max: usize,
+    },
     /// A subscriber lies further behind than its policy allows.
     #[error(
         "the subscriber of {topic:?} lies {lag} messages behind, and its policy disconnects it after {max}; subscribe again"
@@ -185,7 +193,9 @@ impl TopicError {
 
     fn kind(&self) -> Kind {
         match self {
-            TopicError::PublisherHeldBack { .. } | TopicError::NoThread => Kind::Retry,
+            TopicError::PublisherHeldBack { .. } | TopicError::TooManyHoldBack { .. } | TopicError::NoThread => {
+                Kind::Retry
+            }
             TopicError::TooSlow { .. } | TopicError::GroupDeleted { .. } => Kind::Closed,
             _ => Kind::FixTheCall,
         }

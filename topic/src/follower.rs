@@ -1,12 +1,10 @@
 //! A position in a topic, and how it moves on: what all subscriptions have in common.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
-use duramen_engine::{Result, Snapshot};
+use duramen_engine::{Brake, Result, Snapshot};
 
-use crate::brake::Brake;
 use crate::error::TopicError;
 use crate::limits::{READ_BYTES, READ_MESSAGES};
 use crate::messages::Messages;
@@ -32,8 +30,9 @@ pub enum SlowPolicy {
         /// Messages it may lie behind.
         max: u64,
     },
-    /// Publishers of this process wait before they publish until it lies less than `max` messages behind, and get
-    /// [`TopicError::PublisherHeldBack`] after `timeout`. A message counts as read when the next ones are asked for.
+    /// Publishers, of all processes, wait before they publish until it lies less than `max` messages behind, and get
+    /// [`TopicError::PublisherHeldBack`] after `timeout`. A message counts as read when the next ones are asked for. A store
+    /// takes 255 such subscriptions at a time.
     HoldBack {
         /// Messages it may lie behind, about: publishers that pass the check at the same time are not counted.
         max: u64,
@@ -118,7 +117,7 @@ pub(crate) struct Follower {
     pub(crate) topic: Topic,
     pub(crate) position: u64,
     options: SubscribeOptions,
-    brake: Option<Arc<Brake>>,
+    brake: Option<Brake>,
 }
 
 impl Follower {
@@ -127,12 +126,9 @@ impl Follower {
         let snapshot = topic.snapshot()?;
         let position = Reading::new(topic, &snapshot).resolve(start)?;
         let brake = match options.policy {
-            SlowPolicy::HoldBack { max, timeout } => Some(Arc::new(Brake::new(position, max, timeout))),
+            SlowPolicy::HoldBack { max, timeout } => Some(topic.brake(position, max, timeout)?),
             _ => None,
         };
-        if let Some(brake) = &brake {
-            topic.shared().brakes.add(brake);
-        }
         Ok(Follower {
             topic: topic.clone(),
             position,
@@ -176,15 +172,6 @@ impl Follower {
     fn report(&self) {
         if let Some(brake) = &self.brake {
             brake.reached(self.position);
-        }
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        if let Some(brake) = &self.brake {
-            brake.release();
-            self.topic.shared().brakes.remove(brake);
         }
     }
 }

@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use duramen_engine::{CommitFuture, Durability, Item, Result, Sequence, Snapshot, Stamp, Transaction};
 
-use crate::brake::Brakes;
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
 use crate::group::{Deliveries, Delivery, Durable, Verdict};
@@ -40,8 +39,6 @@ pub(crate) struct Shared {
     pub(crate) sequence: Sequence,
     /// No message before this one is kept.
     pub(crate) first_hint: AtomicU64,
-    /// What holds publishers back.
-    pub(crate) brakes: Brakes,
 }
 
 impl Shared {
@@ -51,7 +48,6 @@ impl Shared {
             name: name.into(),
             sequence,
             first_hint: AtomicU64::new(0),
-            brakes: Brakes::default(),
         }
     }
 }
@@ -204,7 +200,7 @@ impl Topic {
         let mut head = HEAD.with(RefCell::take);
         head.clear();
         let appended = message.encode(&mut head).and_then(|body| {
-            self.shared.brakes.wait(self)?;
+            self.wait_for_brakes()?;
             append(Item { head: &head, body })
         });
         HEAD.with(|kept| kept.replace(head));
@@ -225,7 +221,7 @@ impl Topic {
         if items.is_empty() {
             return Ok(None);
         }
-        self.shared.brakes.wait(self)?;
+        self.wait_for_brakes()?;
         Ok(Some(Published::of(
             self.shared.sequence.append(&items, self.durability)?,
         )))

@@ -424,7 +424,6 @@ impl Home {
             // Those who wait shall see that there is nothing more to wait for.
             let topic = self.topic(id, name)?;
             topic.shared().sequence.bell().tell();
-            topic.shared().brakes.release_all();
         }
         Ok(())
     }

@@ -213,6 +213,60 @@ fn who_holds_publishers_back_does_so_for_a_while_and_no_longer() {
 }
 
 #[test]
+fn publishers_of_another_process_are_held_back_too() {
+    let disk = SimDisk::new(5);
+    let (store, _, topic) = one_topic(&disk);
+    let (other, _, elsewhere) = one_topic(&disk);
+    let timeout = Duration::from_millis(20);
+    let hold = SubscribeOptions::new().slow(SlowPolicy::HoldBack { max: 3, timeout });
+    let mut subscription = topic.subscribe_with(Start::Beginning, hold).unwrap();
+    publish(&elsewhere, 3);
+    let held = facts(elsewhere.publish(b"one too many"));
+    assert!(matches!(held, TopicError::PublisherHeldBack { lag: 3, .. }), "{held:?}");
+    let in_transaction = other.transact(|tx| tx.publish(&elsewhere, b"one too many"));
+    assert!(matches!(facts(in_transaction), TopicError::PublisherHeldBack { .. }));
+    assert_eq!(subscription.next_batch(SECOND).unwrap().unwrap().len(), 3);
+    assert!(subscription.next_batch(Duration::ZERO).unwrap().is_none());
+    publish(&elsewhere, 3);
+    // The others are not held back for a handle of a store that is closed.
+    store.close().unwrap();
+    publish(&elsewhere, 10);
+}
+
+#[test]
+fn a_publisher_that_is_held_back_is_told_when_the_topic_is_deleted() {
+    let (_, topics, topic) = one_topic(&SimDisk::new(5));
+    let timeout = 600 * SECOND;
+    let hold = SubscribeOptions::new().slow(SlowPolicy::HoldBack { max: 1, timeout });
+    let _subscription = topic.subscribe_with(Start::Beginning, hold).unwrap();
+    publish(&topic, 1);
+    std::thread::scope(|scope| {
+        let held = scope.spawn(|| topic.publish(b"one too many"));
+        std::thread::sleep(Duration::from_millis(20));
+        topics.delete("orders").unwrap();
+        let refused = held.join().unwrap().unwrap_err();
+        assert!(matches!(refused.reason(), Reason::TopicDeleted { .. }), "{refused:?}");
+    });
+}
+
+#[test]
+fn as_many_subscriptions_hold_publishers_back_as_can() {
+    let (_, _, topic) = one_topic(&SimDisk::new(5));
+    let timeout = SECOND;
+    let hold = SubscribeOptions::new().slow(SlowPolicy::HoldBack { max: 1, timeout });
+    let all: Vec<Subscription> = (0..255)
+        .map(|_| topic.subscribe_with(Start::Tail, hold).unwrap())
+        .collect();
+    let refused = facts(topic.subscribe_with(Start::Tail, hold).map(drop));
+    assert!(
+        matches!(refused, TopicError::TooManyHoldBack { max: 255 }),
+        "{refused:?}"
+    );
+    drop(all);
+    topic.subscribe_with(Start::Tail, hold).unwrap();
+}
+
+#[test]
 fn a_publisher_that_is_held_back_goes_on_when_the_subscriber_does() {
     let (_, _, topic) = one_topic(&SimDisk::new(6));
     let hold = SlowPolicy::HoldBack {

@@ -6,6 +6,7 @@
 mod commands;
 mod dump_format;
 mod exit;
+mod limit;
 mod opening;
 mod output;
 mod progress;

@@ -7,6 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use common::Scratch;
+use serde_json::{Value, json};
 
 fn shop() -> Scratch {
     let scratch = Scratch::new();
@@ -189,6 +190,85 @@ fn topics_are_listed_configured_copied_and_deleted() {
     assert_eq!(scratch.done(&["topics", "shop"]).text(), "returns\n");
     assert_eq!(scratch.done(&["check", "shop"]).code, 0);
     assert_eq!(scratch.run(&["topics", "create", "shop", "a b"]).code, 2);
+}
+
+#[test]
+fn what_is_not_named_stays_as_it_is_configured() {
+    let scratch = shop();
+    let topic = || scratch.done(&["topics", "shop", "--describe"]).text().to_string();
+    assert_eq!(
+        topic().trim_end().rsplit('\t').next(),
+        Some("keeps everything"),
+        "{}",
+        topic()
+    );
+    let configure = |arguments: &[&str]| {
+        scratch.done(&[&["topics", "configure", "shop", "sales"], arguments].concat());
+    };
+    configure(&["--keep-for", "1.5", "--keep-bytes", "1000000"]);
+    configure(&["--drop-acknowledged", "--remember-publishers-for", "none"]);
+    configure(&["--keep-for", "none", "--keep-messages", "500"]);
+    let expected = "--keep-bytes 1000000 --keep-messages 500 --drop-acknowledged --remember-publishers-for none";
+    assert!(topic().trim_end().ends_with(expected), "{}", topic());
+    configure(&["--drop-acknowledged=false"]);
+    let json = scratch.done(&["topics", "shop", "--describe", "--json"]).json();
+    assert_eq!(json[0]["keep_for_seconds"], Value::Null);
+    assert_eq!(json[0]["keep_bytes"], 1_000_000);
+    assert_eq!(json[0]["keep_messages"], 500);
+    assert_eq!(json[0]["drop_acknowledged"], false);
+
+    let group = ["shop", "sales", "packers"];
+    let with = |command: &str, arguments: &[&str]| {
+        scratch.done(&[&["groups", command], &group[..], arguments].concat());
+    };
+    with(
+        "create",
+        &["--from", "2", "--back-off", "0.5,3", "--dead-letters", "sales.dead"],
+    );
+    with("configure", &["--tries", "4", "--in-flight", "7"]);
+    with("configure", &["--lease", "0.25"]);
+    let printed = scratch.done(&["groups", "shop", "sales", "--describe"]);
+    let expected =
+        "packers\tgroup\t2\t0\t1\t--lease 0.25 --tries 4 --in-flight 7 --back-off 0.5,3 --dead-letters sales.dead\n";
+    assert_eq!(printed.text(), expected);
+    with("configure", &["--no-dead-letters", "--tries", "none"]);
+    with("pause", &[]);
+    let json = scratch.done(&["groups", "shop", "sales", "--json"]).json();
+    assert_eq!(json[0]["kind"], "paused");
+    assert_eq!(
+        json[0]["settings"],
+        json!({"lease_seconds": 0.25, "tries": null, "in_flight": 7, "back_off_seconds": [0.5, 3], "dead_letters": null})
+    );
+    for wrong in [
+        &["--tries", "many"][..],
+        &["--lease", "-1"],
+        &["--in-flight", "0"],
+        &["--back-off", "1,x"],
+    ] {
+        let ended = scratch.run(&[&["groups", "configure"], &group[..], wrong].concat());
+        assert_eq!(ended.code, 2, "{wrong:?}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn publishing_makes_topics_where_the_store_says_so() {
+    let scratch = shop();
+    let refused = scratch.run(&["publish", "shop", "refunds", "one"]);
+    assert!(
+        refused.code == 2 && refused.stderr.contains("--create"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(scratch.done(&["topics", "create-on-use", "shop"]).text(), "off\n");
+    scratch.done(&["topics", "create-on-use", "shop", "on"]);
+    scratch.done(&["publish", "shop", "refunds", "one"]);
+    assert_eq!(scratch.done(&["subscribe", "shop", "refunds"]).text(), "0\tone\n");
+    assert_eq!(
+        scratch.done(&["topics", "create-on-use", "shop", "--json"]).json()[0]["create_on_use"],
+        true
+    );
+    scratch.done(&["topics", "create-on-use", "shop", "off"]);
+    assert_eq!(scratch.run(&["publish", "shop", "typo", "one"]).code, 2);
 }
 
 #[test]

@@ -28,13 +28,21 @@ const REMEMBER_PUBLISHERS: Duration = Duration::from_secs(7 * 86_400);
 /// What a topic keeps. The default keeps every message for ever. Of several limits the one that is reached first counts.
 ///
 /// What a limit lets go is removed in the background, some time after it is reached.
+///
+/// To change one thing and keep the others, begin with the options that [`crate::Topic::describe`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TopicOptions {
-    pub(crate) keep_for: Option<Duration>,
-    pub(crate) keep_bytes: Option<u64>,
-    pub(crate) keep_messages: Option<u64>,
-    pub(crate) drop_acknowledged: bool,
-    pub(crate) remember_publishers_for: Option<Duration>,
+    /// See [`TopicOptions::keep_for`]; `None`: for ever.
+    pub keep_for: Option<Duration>,
+    /// See [`TopicOptions::keep_bytes`]; `None`: without limit.
+    pub keep_bytes: Option<u64>,
+    /// See [`TopicOptions::keep_messages`]; `None`: without limit.
+    pub keep_messages: Option<u64>,
+    /// See [`TopicOptions::drop_acknowledged`].
+    pub drop_acknowledged: bool,
+    /// See [`TopicOptions::remember_publishers_for`].
+    pub remember_publishers_for: Option<Duration>,
 }
 
 impl Default for TopicOptions {

@@ -281,7 +281,8 @@ impl Topic {
         })
     }
 
-    /// Changes what the topic keeps.
+    /// Changes what the topic keeps, to all of these options. To keep some as they are, begin with those that
+    /// [`Topic::describe`] returns.
     ///
     /// # Errors
     /// [`TopicError::InvalidOptions`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.

@@ -3,30 +3,38 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use duramen::topic::{GroupDescription, GroupOptions, Pending, Start};
+use duramen::topic::{GroupDescription, GroupOptions, Pending, Start, Topic};
 use serde_json::{Value, json};
 
 use super::changes::finish;
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
+use crate::limit::{Limit, count_limit, seconds, time};
 use crate::opening::StoreArguments;
 use crate::output::Output;
 
 const EXAMPLES: &str = r"Examples:
-  What the groups of a topic have done and have to do; which messages one of them has not settled:
+  What the groups of a topic have done and have to do, with their settings; which messages one of them has not settled:
     $ duramen groups shop sales
+    $ duramen groups shop sales --describe
     $ duramen groups shop sales --pending packers
   Look after them:
     $ duramen groups create shop sales billing --tries 5 --dead-letters sales.dead
+    $ duramen groups configure shop sales billing --lease 120
     $ duramen groups pause shop sales packers
     $ duramen groups resume shop sales packers
     $ duramen groups reset shop sales packers beginning
     $ duramen groups delete shop sales billing";
 
 const CREATE_EXAMPLES: &str = r"Examples:
-  Five tries of a minute each, and then to another topic; or tries without end:
+  Five tries of a minute each, and then to another topic; or tries without end, of what is new:
     $ duramen groups create shop sales billing --lease 60 --tries 5 --dead-letters sales.dead
-    $ duramen groups create shop sales archive";
+    $ duramen groups create shop sales archive --from tail --back-off 1,5,30";
+
+const CONFIGURE_EXAMPLES: &str = r"Examples:
+  What is not given stays as it is; what members have keeps the lease it has:
+    $ duramen groups configure shop sales packers --lease 60 --in-flight 100
+    $ duramen groups configure shop sales packers --tries none --no-dead-letters --json";
 
 const PAUSE_EXAMPLES: &str = r"Examples:
   What members have they can still settle:
@@ -60,6 +68,10 @@ pub struct Groups {
     #[arg(required = true)]
     topic: Option<String>,
 
+    /// Print the settings of each group as well
+    #[arg(long, conflicts_with = "pending")]
+    describe: bool,
+
     /// Print the messages that this group has not settled instead
     #[arg(long, value_name = "GROUP")]
     pending: Option<String>,
@@ -79,22 +91,72 @@ struct GroupArguments {
     group: String,
 }
 
+/// How a group delivers.
+#[derive(Args, Debug)]
+struct Delivers {
+    /// How long a member may take for a message; 30 in a new group
+    #[arg(long, value_name = "SECONDS", value_parser = time)]
+    lease: Option<Duration>,
+    /// How often a message is delivered at most; without end in a new group
+    #[arg(long, value_name = "COUNT|none", value_parser = count_limit)]
+    tries: Option<Limit<u64>>,
+    /// Messages that may be with members, or wait to be delivered again; 10000 in a new group
+    #[arg(long, value_name = "COUNT")]
+    in_flight: Option<u32>,
+    /// How long a message waits that failed, the first time, the second time, and so on; 1,10,60 in a new group
+    #[arg(long, value_name = "SECONDS,...", value_delimiter = ',', value_parser = time)]
+    back_off: Option<Vec<Duration>>,
+    /// The topic for messages that failed the last time
+    #[arg(long, value_name = "TOPIC")]
+    dead_letters: Option<String>,
+}
+
+impl Delivers {
+    /// These options, with what was given in place of what they say.
+    fn changed(self, mut options: GroupOptions) -> Outcome<GroupOptions> {
+        if let Some(lease) = self.lease {
+            options.lease = lease;
+        }
+        if let Some(Limit(tries)) = self.tries {
+            let too_many = |_| Failure::wrong_call("--tries is too large; `none` is without end");
+            options.tries = tries.map(u32::try_from).transpose().map_err(too_many)?;
+        }
+        if let Some(messages) = self.in_flight {
+            options.in_flight = messages;
+        }
+        if let Some(delays) = self.back_off {
+            options.back_off = delays;
+        }
+        if let Some(topic) = self.dead_letters {
+            options.dead_letters = Some(topic);
+        }
+        Ok(options)
+    }
+}
+
 #[derive(Subcommand, Debug)]
 enum Change {
-    /// Make a group that begins with the first message kept
+    /// Make a group
     #[command(after_help = CREATE_EXAMPLES)]
     Create {
         #[command(flatten)]
         group: GroupArguments,
-        /// How long a member may take for a message
-        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-        lease: u64,
-        /// How often a message is delivered at most (default: without end)
-        #[arg(long, value_name = "COUNT")]
-        tries: Option<u32>,
-        /// The topic for messages that failed the last time
-        #[arg(long, value_name = "TOPIC")]
-        dead_letters: Option<String>,
+        /// Where it begins: beginning, tail, an offset, last:COUNT, or time:SECONDS since 1970
+        #[arg(long, value_name = "PLACE", default_value = "beginning", value_parser = super::subscribe::start)]
+        from: Start,
+        #[command(flatten)]
+        delivers: Delivers,
+    },
+    /// Change how a group delivers
+    #[command(after_help = CONFIGURE_EXAMPLES)]
+    Configure {
+        #[command(flatten)]
+        group: GroupArguments,
+        #[command(flatten)]
+        delivers: Delivers,
+        /// Give messages up that failed the last time
+        #[arg(long, conflicts_with = "dead_letters")]
+        no_dead_letters: bool,
     },
     /// Stop handing out messages
     #[command(after_help = PAUSE_EXAMPLES)]
@@ -149,6 +211,7 @@ impl Groups {
         for group in topic.groups()? {
             match output.is_json {
                 true => output.json(&object(&group))?,
+                false if self.describe => output.line(line(&group) + "\t" + &settings(&group))?,
                 false => output.line(line(&group))?,
             }
         }
@@ -169,7 +232,39 @@ fn line(group: &GroupDescription) -> String {
     format!("{}\t{}\t{acknowledged}\t{pending}\t{lag}", group.name, kind(group))
 }
 
+/// How it delivers, as it would be given.
+fn settings(group: &GroupDescription) -> String {
+    let Some(options) = &group.options else {
+        return "-".into();
+    };
+    let back_off: Vec<String> = options
+        .back_off
+        .iter()
+        .map(|&delay| seconds(delay).to_string())
+        .collect();
+    let given = [
+        Some(format!("--lease {}", seconds(options.lease))),
+        options.tries.map(|tries| format!("--tries {tries}")),
+        Some(format!("--in-flight {}", options.in_flight)),
+        (!back_off.is_empty()).then(|| format!("--back-off {}", back_off.join(","))),
+        options
+            .dead_letters
+            .as_ref()
+            .map(|topic| format!("--dead-letters {topic}")),
+    ];
+    given.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
 fn object(group: &GroupDescription) -> Value {
+    let settings = group.options.as_ref().map(|options| {
+        json!({
+            "lease_seconds": seconds(options.lease),
+            "tries": options.tries,
+            "in_flight": options.in_flight,
+            "back_off_seconds": options.back_off.iter().map(|&delay| seconds(delay)).collect::<Vec<_>>(),
+            "dead_letters": options.dead_letters,
+        })
+    });
     json!({
         "group": group.name,
         "kind": kind(group),
@@ -177,6 +272,7 @@ fn object(group: &GroupDescription) -> Value {
         "next": group.next,
         "pending": group.pending,
         "lag": group.lag,
+        "settings": settings,
     })
 }
 
@@ -199,27 +295,31 @@ impl Change {
     fn run(self, output: &mut Output) -> Outcome {
         let done = match &self {
             Change::Create { group, .. } => json!({"created": group.group}),
+            Change::Configure { group, .. } => json!({"configured": group.group}),
             Change::Pause { group } => json!({"paused": group.group}),
             Change::Resume { group } => json!({"resumed": group.group}),
             Change::Reset { group, .. } => json!({"reset": group.group}),
             Change::Delete { group } => json!({"deleted": group.group}),
         };
         let store = match self {
-            Change::Create {
+            Change::Create { group, from, delivers } => {
+                let store = group.store.open_to_write()?;
+                let options = delivers.changed(GroupOptions::new())?;
+                existing(&store, &group.topic)?.group(&group.group, from, options)?;
+                store
+            }
+            Change::Configure {
                 group,
-                lease,
-                tries,
-                dead_letters,
+                delivers,
+                no_dead_letters,
             } => {
                 let store = group.store.open_to_write()?;
-                let mut options = GroupOptions::new().lease(Duration::from_secs(lease));
-                if let Some(tries) = tries {
-                    options = options.tries(tries);
-                }
-                if let Some(topic) = &dead_letters {
-                    options = options.dead_letters(topic);
-                }
-                existing(&store, &group.topic)?.group(&group.group, Start::Beginning, options)?;
+                configure(
+                    &existing(&store, &group.topic)?,
+                    &group.group,
+                    delivers,
+                    no_dead_letters,
+                )?;
                 store
             }
             Change::Pause { group } => {
@@ -247,4 +347,14 @@ impl Change {
         };
         finish(store, &done, output)
     }
+}
+
+fn configure(topic: &Topic, group: &str, delivers: Delivers, no_dead_letters: bool) -> Outcome<()> {
+    let group = topic.existing_group(group)?;
+    let mut options = group.describe()?.options.unwrap_or_default();
+    if no_dead_letters {
+        options.dead_letters = None;
+    }
+    group.configure(delivers.changed(options)?)?;
+    Ok(())
 }

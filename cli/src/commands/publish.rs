@@ -89,7 +89,7 @@ impl Publish {
         };
         let topic = match self.create {
             true => Topics::open(&store)?.get_or_create(&self.topic, TopicOptions::new())?,
-            false => super::topics::existing(&store, &self.topic)?,
+            false => super::topics::for_use(&store, &self.topic)?,
         };
         match self.lines {
             true => self.publish_lines(&topic, key.as_deref(), output)?,

@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 
 use super::changes::{finish, refuse_unless};
 use crate::exit::{Exit, Failure, Outcome};
+use crate::limit::{Limit, count_limit, seconds, time_limit};
 use crate::opening::StoreArguments;
 use crate::output::Output;
 use crate::text::counted;
 
 const EXAMPLES: &str = r"Examples:
-  The names of all topics; with offsets and bytes of what each keeps:
+  The names of all topics; with offsets and bytes of what each keeps, and its settings:
     $ duramen topics shop
     $ duramen topics shop --describe
   Make, configure and delete topics:
@@ -28,9 +29,15 @@ const CREATE_EXAMPLES: &str = r"Examples:
     $ duramen topics create shop clicks --keep-for 86400 --keep-bytes 1000000000";
 
 const CONFIGURE_EXAMPLES: &str = r"Examples:
-  What is not given is without limit from then on:
+  What is not given stays as it is; `none` takes a limit away:
     $ duramen topics configure shop sales --keep-messages 500 --json
-    $ duramen topics configure shop sales --drop-acknowledged";
+    $ duramen topics configure shop sales --keep-messages none --drop-acknowledged";
+
+const CREATE_ON_USE_EXAMPLES: &str = r"Examples:
+  From then on publishing makes topics that are missing, in programs too (`Topics::topic`); what it says now:
+    $ duramen topics create-on-use shop on
+    $ duramen topics create-on-use shop
+    $ duramen topics create-on-use shop off";
 
 const DELETE_EXAMPLES: &str = r"Examples:
   An empty topic goes without asking, one with messages only with --force:
@@ -44,7 +51,7 @@ pub struct Topics {
     #[command(flatten)]
     store: Option<StoreArguments>,
 
-    /// Print what each topic keeps as well: first offset, next offset, bytes
+    /// Print what each topic keeps as well: first offset, next offset, bytes, settings
     #[arg(long)]
     describe: bool,
 
@@ -56,17 +63,20 @@ pub struct Topics {
 #[derive(Args, Debug)]
 struct Keeps {
     /// Let go of messages that are older
-    #[arg(long, value_name = "SECONDS")]
-    keep_for: Option<u64>,
+    #[arg(long, value_name = "SECONDS|none", value_parser = time_limit)]
+    keep_for: Option<Limit<Duration>>,
     /// Let go of the oldest messages while all of them take more
-    #[arg(long, value_name = "BYTES")]
-    keep_bytes: Option<u64>,
+    #[arg(long, value_name = "BYTES|none", value_parser = count_limit)]
+    keep_bytes: Option<Limit<u64>>,
     /// Let go of the oldest messages while there are more
-    #[arg(long, value_name = "COUNT")]
-    keep_messages: Option<u64>,
+    #[arg(long, value_name = "COUNT|none", value_parser = count_limit)]
+    keep_messages: Option<Limit<u64>>,
     /// Let go of what all groups and durable subscriptions have acknowledged
-    #[arg(long)]
-    drop_acknowledged: bool,
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    drop_acknowledged: Option<bool>,
+    /// How long the newest sequence of a publisher that is silent is remembered; seven days in a new topic
+    #[arg(long, value_name = "SECONDS|none", value_parser = time_limit)]
+    remember_publishers_for: Option<Limit<Duration>>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -91,6 +101,15 @@ enum Change {
         #[command(flatten)]
         keeps: Keeps,
     },
+    /// Say whether publishing makes topics that are missing, or change that
+    #[command(after_help = CREATE_ON_USE_EXAMPLES)]
+    CreateOnUse {
+        #[command(flatten)]
+        store: StoreArguments,
+        /// Leave out to be told
+        #[arg(value_name = "on|off", value_parser = ["on", "off"])]
+        set: Option<String>,
+    },
     /// Remove a topic with its messages and groups
     #[command(after_help = DELETE_EXAMPLES)]
     Delete {
@@ -105,16 +124,22 @@ enum Change {
 }
 
 impl Keeps {
-    fn options(&self) -> TopicOptions {
-        let mut options = TopicOptions::new().drop_acknowledged(self.drop_acknowledged);
-        if let Some(seconds) = self.keep_for {
-            options = options.keep_for(Duration::from_secs(seconds));
+    /// These options, with what was given in place of what they say.
+    fn changed(&self, mut options: TopicOptions) -> TopicOptions {
+        if let Some(Limit(time)) = self.keep_for {
+            options.keep_for = time;
         }
-        if let Some(bytes) = self.keep_bytes {
-            options = options.keep_bytes(bytes);
+        if let Some(Limit(bytes)) = self.keep_bytes {
+            options.keep_bytes = bytes;
         }
-        if let Some(messages) = self.keep_messages {
-            options = options.keep_messages(messages);
+        if let Some(Limit(messages)) = self.keep_messages {
+            options.keep_messages = messages;
+        }
+        if let Some(drop) = self.drop_acknowledged {
+            options.drop_acknowledged = drop;
+        }
+        if let Some(Limit(time)) = self.remember_publishers_for {
+            options.remember_publishers_for = time;
         }
         options
     }
@@ -149,27 +174,91 @@ fn list(store: &Store, describe: bool, output: &mut Output) -> Outcome {
 }
 
 fn line(topic: &TopicDescription) -> String {
-    format!("{}\t{}\t{}\t{}", topic.name, topic.first, topic.next, topic.bytes)
+    let settings = settings(&topic.options);
+    format!(
+        "{}\t{}\t{}\t{}\t{settings}",
+        topic.name, topic.first, topic.next, topic.bytes
+    )
+}
+
+/// What differs from a topic that keeps everything, as it would be given.
+fn settings(options: &TopicOptions) -> String {
+    let usual = TopicOptions::new();
+    let given = [
+        options.keep_for.map(|time| format!("--keep-for {}", seconds(time))),
+        options.keep_bytes.map(|bytes| format!("--keep-bytes {bytes}")),
+        options
+            .keep_messages
+            .map(|messages| format!("--keep-messages {messages}")),
+        options.drop_acknowledged.then(|| "--drop-acknowledged".into()),
+        (options.remember_publishers_for != usual.remember_publishers_for).then(|| {
+            format!(
+                "--remember-publishers-for {}",
+                options
+                    .remember_publishers_for
+                    .map_or("none".into(), |time| seconds(time).to_string())
+            )
+        }),
+    ];
+    let given: Vec<String> = given.into_iter().flatten().collect();
+    match given.is_empty() {
+        true => "keeps everything".into(),
+        false => given.join(" "),
+    }
 }
 
 fn object(topic: &TopicDescription) -> Value {
+    let options = &topic.options;
     json!({
         "topic": topic.name,
         "first": topic.first,
         "next": topic.next,
         "messages": topic.messages(),
         "bytes": topic.bytes,
+        "keep_for_seconds": options.keep_for.map(seconds),
+        "keep_bytes": options.keep_bytes,
+        "keep_messages": options.keep_messages,
+        "drop_acknowledged": options.drop_acknowledged,
+        "remember_publishers_for_seconds": options.remember_publishers_for.map(seconds),
     })
 }
 
 /// The topic of a name, or an error that says how to find the others.
 pub fn existing(store: &Store, name: &str) -> Outcome<Topic> {
-    let unknown =
-        || Failure::wrong_call(format!("there is no topic named {name:?}")).hint("`duramen topics DIR` lists them");
-    if !TopicsOfStore::exist(store)? {
-        return Err(unknown());
+    find(store, name)?.ok_or_else(|| unknown(name).hint("`duramen topics DIR` lists them"))
+}
+
+/// The same for who publishes: it is made when it is missing, if the store makes topics on use.
+pub fn for_use(store: &Store, name: &str) -> Outcome<Topic> {
+    match find(store, name)? {
+        Some(topic) => Ok(topic),
+        None if creates_on_use(store)? => Ok(TopicsOfStore::open(store)?.topic(name)?),
+        None => Err(unknown(name).hint("make it with --create; `duramen topics DIR` lists those that are there")),
     }
-    TopicsOfStore::open(store)?.get(name)?.ok_or_else(unknown)
+}
+
+fn find(store: &Store, name: &str) -> Outcome<Option<Topic>> {
+    match TopicsOfStore::exist(store)? {
+        true => Ok(TopicsOfStore::open(store)?.get(name)?),
+        false => Ok(None),
+    }
+}
+
+fn unknown(name: &str) -> Failure {
+    Failure::wrong_call(format!("there is no topic named {name:?}"))
+}
+
+fn creates_on_use(store: &Store) -> Outcome<bool> {
+    Ok(TopicsOfStore::exist(store)? && TopicsOfStore::open(store)?.creates_on_use()?)
+}
+
+fn say_whether_created(store: &Store, output: &mut Output) -> Outcome {
+    let creates = creates_on_use(store)?;
+    match output.is_json {
+        true => output.json(&json!({"create_on_use": creates}))?,
+        false => output.line(if creates { "on" } else { "off" })?,
+    }
+    Ok(Exit::Done)
 }
 
 impl Change {
@@ -177,15 +266,21 @@ impl Change {
         let (store, done) = match self {
             Change::Create { store, name, keeps } => {
                 let store = store.open_or_create(Options::new())?;
-                TopicsOfStore::open(&store)?.create(&name, keeps.options())?;
+                TopicsOfStore::open(&store)?.create(&name, keeps.changed(TopicOptions::new()))?;
                 (store, json!({"created": name}))
             }
             Change::Configure { store, name, keeps } => {
                 let store = store.open_to_write()?;
                 let topic = existing(&store, &name)?;
-                topic.configure(keeps.options())?;
+                topic.configure(keeps.changed(topic.describe()?.options))?;
                 let trimmed = topic.trim()?;
                 (store, json!({"configured": name, "trimmed": trimmed}))
+            }
+            Change::CreateOnUse { store, set: None } => return say_whether_created(&store.open_to_read()?, output),
+            Change::CreateOnUse { store, set: Some(set) } => {
+                let store = store.open_or_create(Options::new())?;
+                TopicsOfStore::open(&store)?.create_on_use(set == "on")?;
+                (store, json!({"create_on_use": set == "on"}))
             }
             Change::Delete { store, name, force } => {
                 let store = store.open_to_write()?;

@@ -537,7 +537,8 @@ impl Group {
         }
     }
 
-    /// Changes how the group delivers. What was handed out before keeps the lease it has.
+    /// Changes how the group delivers, to all of these options. To keep some as they are, begin with those that
+    /// [`Group::describe`] returns. What was handed out before keeps the lease it has.
     ///
     /// # Errors
     /// [`TopicError::InvalidOptions`], [`TopicError::GroupDeleted`], and those of a commit.

@@ -35,13 +35,21 @@ const IN_FLIGHT_MAX: u32 = 1_000_000;
 const BACK_OFF_MAX: usize = 64;
 
 /// How a group delivers.
+///
+/// To change one thing and keep the others, begin with the options that [`crate::Group::describe`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupOptions {
-    pub(crate) lease: Duration,
-    pub(crate) tries: Option<u32>,
-    pub(crate) in_flight: u32,
-    pub(crate) back_off: Vec<Duration>,
-    pub(crate) dead_letters: Option<String>,
+    /// See [`GroupOptions::lease`].
+    pub lease: Duration,
+    /// See [`GroupOptions::tries`]; `None`: without end.
+    pub tries: Option<u32>,
+    /// See [`GroupOptions::in_flight`].
+    pub in_flight: u32,
+    /// See [`GroupOptions::back_off`].
+    pub back_off: Vec<Duration>,
+    /// See [`GroupOptions::dead_letters`]; `None`: there is none.
+    pub dead_letters: Option<String>,
 }
 
 impl Default for GroupOptions {

@@ -43,7 +43,7 @@ pub enum TopicError {
         /// What is wrong there.
         cause: &'static str,
     },
-    /// Messages that retention removed.
+    /// Messages that retention removed, or that were lost in an accident (see `duramen salvage`).
     #[error(
         "message {asked} of topic {topic:?} is no longer kept, the first that is has offset {first}; go on from there"
     )]
@@ -187,6 +187,14 @@ impl TopicError {
     pub fn of(error: &Error) -> Option<&TopicError> {
         match error.reason() {
             Reason::Above { cause, .. } => cause.downcast_ref(),
+            _ => None,
+        }
+    }
+
+    /// Where a reader goes on that asked for a message which is not kept.
+    pub(crate) fn trimmed_to(error: &Error) -> Option<u64> {
+        match TopicError::of(error) {
+            Some(TopicError::Trimmed { first, .. }) => Some(*first),
             _ => None,
         }
     }

@@ -20,7 +20,7 @@ pub enum SlowPolicy {
     #[default]
     ReadOn,
     /// It passes over all but the newest `max` messages, and is told which ones by [`Messages::gap`]. The same when
-    /// retention removed what it has not read.
+    /// retention removed what it has not read, or it was lost.
     Skip {
         /// Messages it may lie behind.
         max: u64,
@@ -154,9 +154,7 @@ impl Follower {
 
     pub(crate) fn take_in(&mut self, snapshot: &Snapshot) -> Result<Option<Messages>> {
         let reading = Reading::new(&self.topic, snapshot);
-        let gap = pass_over(&reading, self.options.policy, self.position)?;
-        let from = gap.as_ref().map_or(self.position, |gap| gap.end);
-        let messages = reading.read(from, self.options.limits(), gap)?;
+        let (_, messages) = read_on(&reading, self.options.policy, self.position, self.options.limits())?;
         if messages.is_empty() {
             return Ok(None);
         }
@@ -176,8 +174,26 @@ impl Follower {
     }
 }
 
+/// What comes next for a subscriber at a position, and where that was looked for: behind what its policy makes it pass over.
+pub(crate) fn read_on(
+    reading: &Reading<'_>,
+    policy: SlowPolicy,
+    position: u64,
+    limits: ReadLimits,
+) -> Result<(u64, Messages)> {
+    let gap = pass_over(reading, policy, position)?;
+    let from = gap.as_ref().map_or(position, |gap| gap.end);
+    let read = reading.read(from, limits, gap);
+    let missing = read.as_ref().err().and_then(TopicError::trimmed_to);
+    match (missing, policy) {
+        // What was lost between others.
+        (Some(first), SlowPolicy::Skip { .. }) => Ok((first, reading.read(first, limits, Some(position..first))?)),
+        _ => Ok((from, read?)),
+    }
+}
+
 /// Applies the policy of a subscriber. Returns what it is to pass over.
-pub(crate) fn pass_over(reading: &Reading<'_>, policy: SlowPolicy, position: u64) -> Result<Option<Range<u64>>> {
+fn pass_over(reading: &Reading<'_>, policy: SlowPolicy, position: u64) -> Result<Option<Range<u64>>> {
     match policy {
         SlowPolicy::ReadOn | SlowPolicy::HoldBack { .. } => Ok(None),
         SlowPolicy::Skip { max } => {

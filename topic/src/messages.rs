@@ -69,8 +69,8 @@ impl Messages {
         }
     }
 
-    /// Offsets that the subscriber was made to pass over right before the first of these messages, because it was too slow
-    /// (see [`crate::SlowPolicy::Skip`]).
+    /// Offsets that the subscriber was made to pass over right before the first of these messages, because it was too slow,
+    /// or they were lost (see [`crate::SlowPolicy::Skip`]).
     pub fn gap(&self) -> Option<Range<u64>> {
         self.shared.gap.clone().filter(|_| self.range.start == 0)
     }

@@ -1,7 +1,9 @@
 //! Reading a topic in a snapshot: where it begins and ends, where a time lies in it, and its messages.
 //!
-//! Offsets from `first` to `next` are dense: none is missing in between. `first` is the smallest key there is; a hint
-//! tells where to look for it, so that the search does not begin among all that was trimmed before.
+//! Offsets from `first` to `next` are dense, none is missing in between, unless the topic was salvaged from a damaged store
+//! and lost some. Whoever comes to such a gap is told so as if retention had removed what is not there: no read goes over
+//! it. `first` is the smallest key there is; a hint tells where to look for it, so that the search does not begin among all
+//! that was trimmed before.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -105,7 +107,7 @@ impl<'a> Reading<'a> {
                 let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
                 self.first_at(bounds.first..next, crate::record::millis(since))?
             }
-            Start::Last(count) => next.saturating_sub(count).max(bounds.first),
+            Start::Last(count) => self.kept_from(next.saturating_sub(count).max(bounds.first), next)?,
         })
     }
 
@@ -124,22 +126,41 @@ impl<'a> Reading<'a> {
         self.first_with(offsets, |message| message.time >= time)
     }
 
-    /// The first of some messages for which a condition holds, which holds for all after it.
+    /// The first of some messages for which a condition holds, which holds for all after it; their end when there is none.
     pub(crate) fn first_with(&self, offsets: Range<u64>, holds: impl Fn(&Stored<'_>) -> bool) -> Result<u64> {
         let Range {
             start: mut low,
             end: mut high,
         } = offsets;
+        let mut found = high;
         while low < high {
             let middle = low + (high - low) / 2;
-            let head = self.head(middle)?;
-            if holds(&Stored::decode(&head)?) {
-                high = middle;
-            } else {
-                low = middle + 1;
+            match self.head_from(middle, high)? {
+                Some((offset, head)) if !holds(&Stored::decode(&head)?) => low = offset + 1,
+                Some((offset, _)) => (found, high) = (offset, middle),
+                None => high = middle,
             }
         }
-        Ok(low)
+        Ok(found)
+    }
+
+    /// The first message that is there from an offset on and before another, and its head.
+    fn head_from(&self, from: u64, before: u64) -> Result<Option<(u64, Value<'a>)>> {
+        if let Some(head) = self.existing_head(from)? {
+            return Ok(Some((from, head)));
+        }
+        let shared = self.topic.shared();
+        let (low, high) = (offset_key(shared.id, from), offset_key(shared.id, before));
+        let mut cursor = self.snapshot.range(shared.sequence.heads(), &low[..]..&high[..])?;
+        Ok(cursor.next()?.map(|(key, head)| (offset_of(key), head)))
+    }
+
+    /// The offset of the first message that is there from an offset on; `end` when there is none before it.
+    fn kept_from(&self, from: u64, end: u64) -> Result<u64> {
+        if from >= end {
+            return Ok(end);
+        }
+        Ok(self.head_from(from, end)?.map_or(end, |(offset, _)| offset))
     }
 
     /// The head of a message that must be there.
@@ -157,8 +178,8 @@ impl<'a> Reading<'a> {
             .get(shared.sequence.heads(), &offset_key(shared.id, offset))
     }
 
-    /// Messages from an offset on, as many as there are and the limits allow. `gap` is what the reader was made to pass
-    /// over before.
+    /// Messages from an offset on, as many as there are without one missing between them, and as the limits allow. `gap`
+    /// is what the reader was made to pass over before.
     ///
     /// # Errors
     /// [`TopicError::Trimmed`], [`TopicError::NotYetPublished`], [`Reason::TopicDeleted`], [`Reason::Damaged`].
@@ -170,8 +191,12 @@ impl<'a> Reading<'a> {
         while collecting.len() < limits.messages && collecting.bytes() < limits.bytes {
             let Some((key, head)) = cursor.next()? else { break };
             let offset = offset_of(key);
-            if collecting.len() == 0 && offset != from {
-                return Err(self.trimmed(from, offset));
+            if offset != from + collecting.len() as u64 {
+                match collecting.len() {
+                    0 => return Err(self.trimmed(from, offset)),
+                    // Whoever reads on is told what is missing.
+                    _ => break,
+                }
             }
             collecting.push(offset, &head, |bytes, _| self.fetch(offset, bytes))?;
         }
@@ -179,6 +204,17 @@ impl<'a> Reading<'a> {
             self.check_end(from)?;
         }
         Ok(collecting.finish())
+    }
+
+    /// The same for a reader that nobody has to tell what is not kept: it is passed over.
+    pub(crate) fn read_past(&self, from: u64, limits: ReadLimits) -> Result<Messages> {
+        match self.read(from, limits, None) {
+            Err(error) => match TopicError::trimmed_to(&error) {
+                Some(first) => self.read(first, limits, None),
+                None => Err(error),
+            },
+            read => read,
+        }
     }
 
     /// Where no message is: whether that is because the topic ends here.
@@ -225,5 +261,109 @@ impl<'a> Reading<'a> {
             None => return Err(Error::damaged(format!("the payload of message {offset} is missing"))),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_engine::{Maintenance, Options, Store};
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::follower::{SlowPolicy, SubscribeOptions};
+    use crate::group::GroupOptions;
+    use crate::record::TopicOptions;
+    use crate::topics::{Topics, TopicsOptions};
+
+    /// A topic with 20 messages, one a second, of which 5 to 7, 12, and 18 and 19 were lost.
+    fn with_gaps(disk: &SimDisk) -> (Store, Topic) {
+        let store = Options::new()
+            .maintenance(Maintenance::Manual)
+            .open_on(disk.platform())
+            .unwrap();
+        let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+        let topic = topics.create("orders", TopicOptions::new()).unwrap();
+        for _ in 0..20 {
+            topic.publish(b"message").unwrap();
+            disk.advance(Duration::from_secs(1));
+        }
+        for lost in [5, 6, 7, 12, 18, 19] {
+            let key = offset_key(topic.shared().id, lost);
+            topics.home().tables.messages.delete(&key).unwrap();
+        }
+        (store, topic)
+    }
+
+    fn missing(read: Result<Messages>) -> Option<u64> {
+        TopicError::trimmed_to(&read.expect_err("a message is missing"))
+    }
+
+    #[test]
+    fn no_read_goes_over_a_gap_and_whoever_comes_to_one_is_told_where_it_ends() {
+        let (_store, topic) = with_gaps(&SimDisk::new(1));
+        let read = |start| topic.read(start, 100).map(|read| read.offsets());
+        assert_eq!(read(Start::Beginning).unwrap(), 0..5);
+        assert_eq!(read(Start::Offset(8)).unwrap(), 8..12);
+        assert_eq!(read(Start::Offset(13)).unwrap(), 13..18);
+        let at = |offset| missing(topic.read(Start::Offset(offset), 100));
+        assert_eq!([5, 7, 12, 18, 19].map(at), [8, 8, 13, 20, 20].map(Some));
+        assert_eq!(topic.publish(b"next").unwrap().offset, 20);
+        assert_eq!([5, 18].map(at), [8, 20].map(Some));
+    }
+
+    #[test]
+    fn messages_are_found_by_time_and_from_the_end_across_gaps() {
+        let disk = SimDisk::new(2);
+        let (_store, topic) = with_gaps(&disk);
+        let time = |offset| topic.read(Start::Offset(offset), 1).unwrap().get(0).unwrap().time();
+        let first = |start| topic.read(start, 1).unwrap().offsets().start;
+        for offset in (0..5).chain(8..12).chain(13..18) {
+            assert_eq!(first(Start::Time(time(offset))), offset);
+        }
+        let after = |offset| Start::Time(time(offset) + Duration::from_millis(1));
+        assert_eq!([4, 11].map(|offset| first(after(offset))), [8, 13]);
+        assert!(topic.read(after(17), 1).unwrap().is_empty());
+        let last = |count| topic.read(Start::Last(count), 1).unwrap().offsets();
+        assert_eq!([3, 8, 14, 100].map(last), [17..18, 13..14, 8..9, 0..1]);
+        assert!(topic.read(Start::Last(2), 1).unwrap().is_empty());
+    }
+
+    #[test]
+    fn subscribers_that_skip_are_told_of_gaps_and_others_get_an_error() {
+        let (_store, topic) = with_gaps(&SimDisk::new(3));
+        let options = SubscribeOptions::new().slow(SlowPolicy::Skip { max: 100 });
+        let mut skips = topic.subscribe_with(Start::Beginning, options).unwrap();
+        let mut batches = Vec::new();
+        while let Some(messages) = skips.next_batch(Duration::ZERO).unwrap() {
+            batches.push((messages.gap(), messages.offsets()));
+        }
+        assert_eq!(batches, [(None, 0..5), (Some(5..8), 8..12), (Some(12..13), 13..18)]);
+        let mut reads_on = topic.subscribe(Start::Beginning).unwrap();
+        reads_on.next_batch(Duration::ZERO).unwrap().unwrap();
+        let error = reads_on.next_batch(Duration::ZERO).unwrap_err();
+        assert_eq!(TopicError::trimmed_to(&error), Some(8));
+        reads_on.seek(Start::Offset(8)).unwrap();
+        assert_eq!(reads_on.next_batch(Duration::ZERO).unwrap().unwrap().offsets(), 8..12);
+    }
+
+    #[test]
+    fn groups_pass_over_gaps() {
+        let (_store, topic) = with_gaps(&SimDisk::new(4));
+        for most in [1, 100] {
+            let name = format!("by-{most}");
+            let group = topic.group(&name, Start::Beginning, GroupOptions::new()).unwrap();
+            let mut member = group.member("member");
+            let mut received = Vec::new();
+            while let Some(deliveries) = member.receive(most, Duration::ZERO).unwrap() {
+                received.extend(deliveries.messages().iter().map(|message| message.offset()));
+                deliveries.acknowledge().unwrap();
+            }
+            let kept: Vec<u64> = (0..5).chain(8..12).chain(13..18).collect();
+            assert_eq!(received, kept);
+        }
+        topic.publish(b"next").unwrap();
+        let mut member = topic.existing_group("by-1").unwrap().member("member");
+        let deliveries = member.receive(1, Duration::ZERO).unwrap().unwrap();
+        assert_eq!(deliveries.messages().offsets(), 20..21);
     }
 }

@@ -123,7 +123,7 @@ pub struct TopicDescription {
 }
 
 impl TopicDescription {
-    /// Messages that are kept.
+    /// Messages that are kept; and those that were lost between them, if the topic was saved from a damaged store.
     pub fn messages(&self) -> u64 {
         self.next - self.first
     }
@@ -240,8 +240,8 @@ impl Topic {
         self.home.store.snapshot()
     }
 
-    /// Up to so many messages from a place on, as far as they are there now. A read also ends after a megabyte, and returns
-    /// at least one message, whatever its length, unless there is none.
+    /// Up to so many messages from a place on, as far as they are there now. A read also ends after a megabyte, and before
+    /// messages that were lost in an accident, and returns at least one message, whatever its length, unless there is none.
     ///
     /// # Errors
     /// [`TopicError::Trimmed`], [`TopicError::NotYetPublished`], [`duramen_engine::Reason::TopicDeleted`].

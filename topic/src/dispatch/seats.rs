@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use duramen_engine::{Result, prefetch};
 
 use super::{Callback, SubscriberId};
-use crate::follower::{SlowPolicy, pass_over};
+use crate::follower::{SlowPolicy, read_on};
 use crate::messages::Messages;
 use crate::read::{ReadLimits, Reading};
 use crate::topic::Topic;
@@ -267,15 +267,12 @@ impl Seats {
         }
         let snapshot = self.topic.snapshot()?;
         let reading = Reading::new(&self.topic, &snapshot);
-        let gap = pass_over(&reading, turn.policy.full(), turn.position)?;
-        let has_gap = gap.is_some();
-        let from = gap.as_ref().map_or(turn.position, |gap| gap.end);
-        let messages = reading.read(from, ReadLimits::default(), gap)?;
+        let (from, messages) = read_on(&reading, turn.policy.full(), turn.position, ReadLimits::default())?;
         if messages.is_empty() {
             batches.end = Some(from);
             return Ok(Next::Nothing);
         }
-        if has_gap {
+        if messages.gap().is_some() {
             batches.own = Some(messages);
             return Ok(Next::Own);
         }

@@ -17,7 +17,6 @@ use super::serve::SERVED_TOGETHER_MAX;
 use super::settle::Failed;
 use super::state::{Cursor, Lease, Run, Single};
 use super::{Group, written};
-use crate::error::TopicError;
 use crate::limits::{READ_BYTES, READ_MESSAGES};
 use crate::messages::Messages;
 use crate::read::{ReadLimits, Reading};
@@ -79,7 +78,7 @@ impl Member {
     /// `timeout`; `None`: nothing did, or the group is paused, or as many messages are in flight as may be.
     ///
     /// # Errors
-    /// [`TopicError::GroupDeleted`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
+    /// [`crate::TopicError::GroupDeleted`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
     pub fn receive(&mut self, messages: usize, timeout: Duration) -> Result<Option<Deliveries>> {
         let began = Instant::now();
         let messages = messages.clamp(1, READ_MESSAGES);
@@ -397,7 +396,7 @@ impl Group {
         }
     }
 
-    /// The cursor, and the messages that come next, unless there are none. What retention let go is passed over.
+    /// The cursor, and the messages that come next, unless there are none. What is not kept is passed over.
     fn fresh(&self, most: usize) -> Result<Option<(Cursor, Messages)>> {
         let snapshot = self.topic.snapshot()?;
         let reading = Reading::new(&self.topic, &snapshot);
@@ -406,13 +405,7 @@ impl Group {
             messages: most,
             bytes: READ_BYTES,
         };
-        let read = match reading.read(cursor.next, limits, None) {
-            Err(error) => match TopicError::of(&error) {
-                Some(TopicError::Trimmed { first, .. }) => reading.read(*first, limits, None)?,
-                _ => return Err(error),
-            },
-            Ok(messages) => messages,
-        };
+        let read = reading.read_past(cursor.next, limits)?;
         Ok((!read.is_empty()).then_some((cursor, read)))
     }
 }

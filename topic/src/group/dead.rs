@@ -228,7 +228,7 @@ impl Group {
     }
 }
 
-/// The next dead letters. Those that retention let go are passed over.
+/// The next dead letters. Those that are not kept are passed over.
 fn letters(dead: &Topic, from: u64) -> Result<crate::Messages> {
     let snapshot = dead.snapshot()?;
     let reading = Reading::new(dead, &snapshot);
@@ -236,7 +236,7 @@ fn letters(dead: &Topic, from: u64) -> Result<crate::Messages> {
         messages: AT_ONCE,
         ..ReadLimits::default()
     };
-    reading.read(from.max(reading.bounds()?.first), limits, None)
+    reading.read_past(from, limits)
 }
 
 /// A message with the headers of a dead letter; those of the original are left out when both together are too many.

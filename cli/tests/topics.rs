@@ -329,15 +329,19 @@ fn what_holds_topics_is_not_listed_among_maps() {
 }
 
 #[test]
-fn topics_are_named_as_lost_when_a_store_is_salvaged() {
+fn topics_are_there_in_a_store_that_was_salvaged() {
     let scratch = shop();
     scratch.done(&["put", "shop", "apples", "3", "--map", "stock"]);
-    let ended = scratch.run(&["salvage", "shop", "rest", "--json"]);
-    assert_eq!(ended.code, 5, "{}", ended.stderr);
+    scratch.done(&["groups", "create", "shop", "sales", "till"]);
+    let ended = scratch.done(&["salvage", "shop", "rest", "--json"]);
     let report = &ended.json()[0];
-    assert_eq!(
-        report["lost"],
-        serde_json::json!(["topic \"sales\" with its messages and groups"])
-    );
-    assert_eq!(report["pairs"], 1);
+    assert_eq!(report["lost"], serde_json::json!([]));
+    let copied = ["maps", "pairs", "topics", "messages", "groups"].map(|what| report[what].as_u64().unwrap());
+    assert_eq!(copied, [1, 1, 1, 3, 1]);
+    scratch.done(&["publish", "rest", "sales", "4 cherries"]);
+    let printed = scratch.done(&["subscribe", "rest", "sales"]);
+    assert_eq!(printed.text(), "0\t1 apple\n1\t2 pears\n2\t3 plums\n3\t4 cherries\n");
+    let ended = scratch.done(&["salvage", "shop", "rest-2"]);
+    let copied = "copied 1 map with 1 pair and 1 topic with 3 messages and 1 group to rest-2";
+    assert!(ended.stderr.contains(copied), "{}", ended.stderr);
 }

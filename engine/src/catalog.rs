@@ -148,7 +148,7 @@ impl Catalog {
 
 /// Names of maps that layers above the engine keep for themselves begin with this. No user can give such a name: it has a
 /// control character.
-const RESERVED: char = '\u{1}';
+pub(crate) const RESERVED: char = '\u{1}';
 
 /// The name of a map that a layer above the engine keeps for itself.
 pub(crate) fn reserved(name: &str) -> String {

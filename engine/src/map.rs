@@ -100,6 +100,12 @@ impl Map {
         &self.name
     }
 
+    /// Its number in the store.
+    #[doc(hidden)]
+    pub fn number(&self) -> u32 {
+        self.info.id
+    }
+
     /// A handle of the same map whose commits have another durability.
     pub fn with_durability(&self, durability: Durability) -> Map {
         Map {

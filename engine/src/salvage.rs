@@ -11,13 +11,14 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use crate::base::{Extent, PageSource};
-use crate::catalog::{LONG_AGO, is_reserved};
+use crate::catalog::{LONG_AGO, RESERVED, is_reserved};
 use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::MAP_ID_BYTES;
-use crate::map::{Map, map_id};
+use crate::map::{Map, counters_of, map_id};
 use crate::pages::VerifiedPages;
 use crate::scan::Scan;
+use crate::sequence::SequenceState;
 use crate::snapshot::Snapshot;
 use crate::store::Store;
 use crate::value::{Source, Value};
@@ -40,9 +41,15 @@ impl Lost {
         found.iter().cloned().collect()
     }
 
-    fn note(&self, line: String) {
+    /// Notes what else could not be read, or made sense of.
+    pub fn note(&self, line: String) {
         self.found.lock().unwrap_or_else(|e| e.into_inner()).insert(line);
     }
+}
+
+/// What a map is called whose name is lost.
+fn nameless(id: u32) -> String {
+    format!("map {id}, whose name is lost")
 }
 
 fn cannot_be_read(error: &Error) -> bool {
@@ -85,6 +92,8 @@ impl<'a> Source<'a> for Salvaged<'a> {
 /// A walk over the pairs of a map that can be read; see [`Snapshot::salvage`].
 pub struct Salvage<'a> {
     scan: Scan<'a, Salvaged<'a>>,
+    /// The map that its range begins in.
+    map: u32,
     source: Salvaged<'a>,
 }
 
@@ -101,9 +110,17 @@ impl<'a> Salvage<'a> {
         let pages = snapshot.pinned().core().pages.verified();
         let source = Salvaged { pages, lost };
         Salvage {
+            map: split(&range.low).0,
             scan: Scan::new(source, &snapshot.pinned().view, &[], range),
             source,
         }
+    }
+
+    /// Goes on with the first key that is not below this one.
+    #[doc(hidden)]
+    pub fn seek(&mut self, key: &[u8]) {
+        let full_key = [&self.map.to_be_bytes()[..], key].concat();
+        self.scan.seek(&full_key);
     }
 
     /// The next pair that can be read.
@@ -149,12 +166,68 @@ impl Snapshot {
         Ok(Salvage::over(self, range, lost))
     }
 
+    /// The same for the keys of a map that begin with a prefix.
+    #[doc(hidden)]
+    pub fn salvage_prefix<'a>(&'a self, map: &Map, prefix: &[u8], lost: &'a Lost) -> Result<Salvage<'a>> {
+        self.pinned().alive()?;
+        let range = FullRange::prefix(map.id_in(self.pinned().core())?, prefix)?;
+        Ok(Salvage::over(self, range, lost))
+    }
+
+    /// How far the sequences of a map have come, by prefix, as far as that can be read.
+    #[doc(hidden)]
+    pub fn salvage_sequences(&self, heads: &Map, lost: &Lost) -> Result<BTreeMap<Vec<u8>, SequenceState>> {
+        self.pinned().alive()?;
+        let range = counters_of(heads.id_in(self.pinned().core())?)?;
+        let mut states = BTreeMap::new();
+        let mut counters = Salvage::over(self, range, lost);
+        while let Some((counter, state)) = counters.next()? {
+            let prefix = &counter[MAP_ID_BYTES..];
+            match SequenceState::decode(&state) {
+                Ok(state) => drop(states.insert(prefix.to_vec(), state)),
+                Err(error) => lost.note(format!("the counter of {}: {}", printable(prefix), error.fact())),
+            }
+        }
+        Ok(states)
+    }
+
     /// The maps of a damaged store, as far as they can be found, for [`Snapshot::salvage`]. One whose name is lost gets
     /// a name with its number. What opening with [`crate::Options::salvage`] passed over is noted too.
     ///
     /// # Errors
     /// [`Reason::SnapshotEnded`].
     pub fn salvage_maps(&self, lost: &Lost) -> Result<Vec<Map>> {
+        let mut maps = self.found_maps(lost)?;
+        // What a layer above keeps in maps of its own means nothing without that layer.
+        maps.retain(|map| !is_reserved(map.name()));
+        Ok(maps)
+    }
+
+    /// The maps that layers above keep for themselves, by the names that these know, as far as the names can be read.
+    #[doc(hidden)]
+    pub fn salvage_reserved_maps(&self, lost: &Lost) -> Result<BTreeMap<String, Map>> {
+        self.pinned().alive()?;
+        let store = Store::behind(&self.pinned().handle);
+        let names = self.readable_names(lost)?.into_iter();
+        let named = names.filter_map(|(id, name)| {
+            let known = name.strip_prefix(RESERVED)?.to_string();
+            Some((known, Map::new(&store, id, &name, LONG_AGO)))
+        });
+        Ok(named.collect())
+    }
+
+    /// A map whose name is lost, by its number, whether anything is in it or not.
+    #[doc(hidden)]
+    pub fn salvage_nameless_map(&self, number: u32) -> Map {
+        Map::new(
+            &Store::behind(&self.pinned().handle),
+            number,
+            &nameless(number),
+            LONG_AGO,
+        )
+    }
+
+    fn found_maps(&self, lost: &Lost) -> Result<Vec<Map>> {
         self.pinned().alive()?;
         let passed_over = &self.pinned().core().passed_over;
         let passed_over = passed_over.lock().unwrap_or_else(|e| e.into_inner());
@@ -166,13 +239,11 @@ impl Snapshot {
             let (id, _) = split(rest.scan.key());
             names.entry(id).or_insert_with(|| {
                 lost.note(format!("the name of map {id}"));
-                format!("map {id}, whose name is lost")
+                nameless(id)
             });
             rest.scan.seek(&FullRange::map(id).high);
         }
         let store = Store::behind(&self.pinned().handle);
-        // What a layer above keeps in maps of its own means nothing without that layer.
-        names.retain(|_, name| !is_reserved(name));
         // Nobody knows what others did to the maps since the snapshot was taken.
         let core = store.core();
         let changes = if core.is_shared() {

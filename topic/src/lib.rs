@@ -35,6 +35,8 @@ mod keeper;
 mod topic;
 mod topics;
 
+mod salvage;
+
 pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, SubscriberId};
 pub use error::TopicError;
 pub use follower::{SlowPolicy, SubscribeOptions};
@@ -52,6 +54,7 @@ pub use name::Pattern;
 pub use publisher::{Outcome, Publisher};
 pub use read::Start;
 pub use record::TopicOptions;
+pub use salvage::{SavedTopics, salvage};
 pub use subscription::Subscription;
 pub use topic::{Published, Ticket, Topic, TopicDescription, TopicWrites};
 pub use topics::{Topics, TopicsOptions};

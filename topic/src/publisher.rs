@@ -62,14 +62,14 @@ pub enum Outcome {
 
 /// What is stored about a publisher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Newest {
-    sequence: u64,
-    at_least: u64,
-    time: u64,
+pub(crate) struct Newest {
+    pub(crate) sequence: u64,
+    pub(crate) at_least: u64,
+    pub(crate) time: u64,
 }
 
 impl Newest {
-    fn encode(self) -> Vec<u8> {
+    pub(crate) fn encode(self) -> Vec<u8> {
         let mut out = vec![FORM];
         put_number(&mut out, self.sequence);
         put_number(&mut out, self.at_least);
@@ -77,7 +77,7 @@ impl Newest {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Result<Newest> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Newest> {
         let mut reader = Reader::new(bytes, "the newest sequence of a publisher");
         reader.version(FORM)?;
         let (sequence, at_least, time) = (reader.number()?, reader.number()?, reader.number()?);

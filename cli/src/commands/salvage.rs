@@ -1,4 +1,4 @@
-//! `duramen salvage`: copies what can be read of a damaged store into a new one, and lists what was lost.
+//! `duramen salvage`: copies what can be read of a damaged store into a new one, topics included, and lists what was lost.
 //!
 //! Everything is read by system calls, page by page; what cannot be read is passed over and noted. The new store is
 //! written in batches and closed, which makes it durable, before success or loss is reported.
@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use duramen::topic::Topics;
+use duramen::topic::{SavedTopics, salvage};
 use duramen::{Batch, Durability, Lost, Map, Options, Snapshot, Store};
 use serde_json::json;
 
@@ -23,9 +23,11 @@ const EXAMPLES: &str = r"Examples:
   What was lost, for a script:
     $ duramen salvage shop rest-2 --json
 
-Exit code 5 when anything was lost; the new store is whole, and has all the rest. The damaged store is not
-changed. Topics count as lost, because what a subscriber was promised cannot be promised for half of them: their
-messages can be read from the damaged store, as far as they can be read (duramen subscribe).";
+Exit code 5 when anything was lost; the new store is whole, and has all the rest. The damaged
+store is not changed. Topics go on where they were, with their offsets, groups and publishers.
+Messages that were lost are missing between the others, and readers that come to such a gap are
+told so; a group of which something was lost delivers messages again, those too that were
+acknowledged.";
 
 /// Longest batch; the same as that of `load`, for the same reason.
 const BATCH_PAIRS_MAX: usize = 256;
@@ -51,19 +53,27 @@ impl Salvage {
         let lost = Lost::new();
         let snapshot = store.snapshot()?;
         let mut copying = Copying::into(target);
-        let maps = snapshot.salvage_maps(&lost)?;
+        let mut maps = snapshot.salvage_maps(&lost)?;
+        let mut meter = Meter::new("copying", "messages");
+        let mut progress = |messages| meter.update(messages, 0);
+        let topics = salvage(&snapshot, &mut maps, &copying.target, &lost, &mut progress)?;
         for map in &maps {
             copying.copy(&snapshot, map, &lost)?;
         }
         let pairs = copying.finish()?;
-        let lost = self.all_lost(&store, &lost);
-        self.report(maps.len() as u64, pairs, &lost, output)?;
+        let lost = self.all_lost(&store, &lost, &topics);
+        let copied = Copied {
+            maps: maps.len() as u64,
+            pairs,
+            topics,
+        };
+        self.report(&copied, &lost, output)?;
         Ok(if lost.is_empty() { Exit::Done } else { Exit::Damaged })
     }
 
     /// What could not be read, and what the checker finds beside that: of a page that another one took the place of,
     /// nobody who only reads knows.
-    fn all_lost(&self, store: &Store, lost: &Lost) -> Vec<String> {
+    fn all_lost(&self, store: &Store, lost: &Lost, topics: &SavedTopics) -> Vec<String> {
         let mut all = lost.list();
         let problems = match store.check(&mut |_| ()) {
             Ok(report) => report.problems,
@@ -72,11 +82,12 @@ impl Salvage {
         let is_new = |problem: &String| !all.iter().any(|line| problem.contains(line.as_str()));
         let more: Vec<String> = problems.into_iter().filter(is_new).collect();
         all.extend(more);
-        all.extend(lost_topics(store));
+        all.extend(topics.lost.iter().cloned());
         all
     }
 
-    fn report(&self, maps: u64, pairs: u64, lost: &[String], output: &mut Output) -> Outcome<()> {
+    fn report(&self, copied: &Copied, lost: &[String], output: &mut Output) -> Outcome<()> {
+        let Copied { maps, pairs, topics } = copied;
         if output.is_json {
             let (from, to) = (&self.store.directory, &self.target);
             return output.json(&json!({
@@ -84,35 +95,30 @@ impl Salvage {
                 "to": to.display().to_string(),
                 "maps": maps,
                 "pairs": pairs,
+                "topics": topics.topics,
+                "messages": topics.messages,
+                "groups": topics.groups,
                 "lost": lost,
             }));
         }
         for line in lost {
             output.line(format_args!("lost: {line}"))?;
         }
-        say(format_args!(
-            "copied {} with {} to {}",
-            counted(maps, "map"),
-            counted(pairs, "pair"),
-            self.target.display()
-        ));
+        let mut what = format!("{} with {}", counted(*maps, "map"), counted(*pairs, "pair"));
+        if topics.topics > 0 {
+            let (messages, groups) = (counted(topics.messages, "message"), counted(topics.groups, "group"));
+            what += &format!(" and {} with {messages} and {groups}", counted(topics.topics, "topic"));
+        }
+        say(format_args!("copied {what} to {}", self.target.display()));
         Ok(())
     }
 }
 
-/// Topics are not copied: a line for each.
-fn lost_topics(store: &Store) -> Vec<String> {
-    let names = || match Topics::exist(store)? {
-        true => Topics::open(store)?.list(),
-        false => Ok(Vec::new()),
-    };
-    match names() {
-        Ok(names) => names
-            .iter()
-            .map(|name| format!("topic \"{name}\" with its messages and groups"))
-            .collect(),
-        Err(_) => vec!["topics, if there are any: what they are called cannot be read".to_string()],
-    }
+/// What is in the new store.
+struct Copied {
+    maps: u64,
+    pairs: u64,
+    topics: SavedTopics,
 }
 
 /// Makes the new store, where there is nothing yet.

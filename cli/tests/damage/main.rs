@@ -10,6 +10,7 @@ mod common;
 mod catalogue;
 mod image;
 mod log;
+mod topics;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -72,9 +72,14 @@ impl Transaction {
     /// Begins a sequence: only one that has begun can be appended to, by transactions after this one.
     #[doc(hidden)]
     pub fn begin_sequence(&mut self, sequence: &Sequence) -> Result<()> {
+        self.begin_sequence_at(sequence, SequenceState::default())
+    }
+
+    /// Begins a sequence that has come so far elsewhere: it goes on from there.
+    #[doc(hidden)]
+    pub fn begin_sequence_at(&mut self, sequence: &Sequence, state: SequenceState) -> Result<()> {
         self.needs(sequence.heads())?;
-        let start = SequenceState::default().encode();
-        self.write(sequence.counter(), Written::Put(&start))
+        self.write(sequence.counter(), Written::Put(&state.encode()))
     }
 
     /// Ends a sequence, with all that was appended to it. Whoever appends later is told so.

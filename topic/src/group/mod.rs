@@ -15,7 +15,7 @@ mod deliveries;
 mod desk;
 mod durable;
 mod memory;
-mod record;
+pub(crate) mod record;
 mod serve;
 mod settle;
 pub(crate) mod state;

@@ -1,0 +1,441 @@
+//! Topics in damaged stores: what `salvage` saves of them goes on where it was, and what is not as it was is named.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use duramen::topic::{
+    Group, GroupOptions, Message, Outcome, Pending, Start, Topic, TopicError, TopicOptions, Topics, TopicsOptions,
+};
+use duramen::{Durability, Maintenance, Options, Store};
+
+use crate::common::{Ended, Scratch};
+use crate::copy_files;
+use crate::image::{Image, PAGE};
+
+const MESSAGES: u64 = 400;
+/// The first message of `orders` that retention left.
+const FIRST: u64 = 40;
+/// Topics beside `orders`.
+const OTHERS: u64 = 60;
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn open(path: &Path) -> (Store, Topics) {
+    let options = Options::new()
+        .durability(Durability::Written)
+        .maintenance(Maintenance::Manual);
+    let store = options.open(path).unwrap();
+    let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+    (store, topics)
+}
+
+fn payload(offset: u64) -> Vec<u8> {
+    match offset {
+        100 => vec![1; 100_000],
+        101 => vec![2; 1_500_000],
+        _ => format!("order {offset} ").repeat(30).into_bytes(),
+    }
+}
+
+fn publish_orders(orders: &Topic) {
+    for offset in 0..MESSAGES {
+        let (key, payload) = (format!("key {offset}"), payload(offset));
+        let message = Message::new(&payload).key(&key).header("number", &key);
+        let published = match offset % 4 {
+            0 => orders.publisher("till").unwrap().publish(offset, message).unwrap(),
+            _ => Outcome::Published(orders.publish(message).unwrap()),
+        };
+        assert!(matches!(published, Outcome::Published(at) if at.offset == offset));
+    }
+}
+
+/// Messages 60 and 62 are acknowledged alone, 61 failed and is due again at once, 63 in an hour; 70 to 79 are leased for an
+/// hour, 76 of them acknowledged; everything else before 80 is acknowledged.
+fn consume(group: &Group) {
+    let mut member = group.member("worker of stock");
+    member
+        .receive(20, Duration::ZERO)
+        .unwrap()
+        .unwrap()
+        .acknowledge()
+        .unwrap();
+    let some = member.receive(10, Duration::ZERO).unwrap().unwrap();
+    for delivery in some {
+        match delivery.offset() {
+            61 => delivery.retry_after(Duration::ZERO, "out of plums").unwrap(),
+            63 => delivery.retry_after(HOUR, "out of pears").unwrap(),
+            _ => delivery.acknowledge().unwrap(),
+        }
+    }
+    // What is due goes first.
+    let again = member.receive(1, Duration::ZERO).unwrap().unwrap();
+    again.into_iter().for_each(|again| {
+        assert_eq!((again.offset(), again.tries()), (61, 2));
+        again.retry_after(Duration::ZERO, "out of plums again").unwrap();
+    });
+    let leased = member.receive(1, Duration::ZERO).unwrap().unwrap();
+    assert_eq!(leased.messages().offsets(), 61..62);
+    leased
+        .into_iter()
+        .for_each(|leased| leased.retry_after(HOUR, "still none").unwrap());
+    let leased = member.receive(10, Duration::ZERO).unwrap().unwrap();
+    assert_eq!(leased.messages().offsets(), 70..80);
+    for delivery in leased {
+        match delivery.offset() {
+            76 => delivery.acknowledge().unwrap(),
+            _ => std::mem::forget(delivery),
+        }
+    }
+}
+
+/// A closed store with topics, groups, a durable subscription and publishers in more pages than one each.
+fn make_store(path: &Path) {
+    let (store, topics) = open(path);
+    store.map("stock").unwrap().put(b"apples", b"12").unwrap();
+    topics.create_on_use(true).unwrap();
+    topics
+        .create("gone", TopicOptions::new())
+        .unwrap()
+        .publish(b"x")
+        .unwrap();
+    topics.delete("gone").unwrap();
+    let orders = topics.create("orders", TopicOptions::new()).unwrap();
+    publish_orders(&orders);
+    orders
+        .configure(TopicOptions::new().keep_messages(MESSAGES - FIRST))
+        .unwrap();
+    assert_eq!(orders.trim().unwrap(), FIRST);
+    let options = GroupOptions::new()
+        .lease(HOUR)
+        .tries(5)
+        .in_flight(900)
+        .dead_letters("dead");
+    consume(&orders.group("stock", Start::Beginning, options).unwrap());
+    let idle = orders.group("paused", Start::Offset(300), GroupOptions::new()).unwrap();
+    idle.pause().unwrap();
+    let sums = orders.durable("sums", Start::Beginning).unwrap();
+    sums.acknowledge_through(119).unwrap();
+    for number in 0..OTHERS {
+        let name = format!("other.{number}.{}", "n".repeat(90));
+        let other = topics.create(&name, TopicOptions::new().keep_for(HOUR * 24)).unwrap();
+        other
+            .publish_all((0..number).map(|_| "something").collect::<Vec<_>>())
+            .unwrap();
+        let many = orders
+            .publisher(&format!("publisher {number} {}", "p".repeat(90)))
+            .unwrap();
+        many.publish(7 + number, b"by one of many").unwrap();
+        let group = other.group(&name, Start::Beginning, GroupOptions::new()).unwrap();
+        if let Some(deliveries) = group.member("worker of another").receive(9, Duration::ZERO).unwrap() {
+            deliveries
+                .into_iter()
+                .take(3)
+                .for_each(|delivery| delivery.acknowledge().unwrap());
+        }
+    }
+    drop((orders, idle, sums, topics));
+    store.close().unwrap();
+}
+
+/// Key, headers, payload, publisher and time of a message.
+type Seen = (
+    Option<Vec<u8>>,
+    Vec<(String, Vec<u8>)>,
+    Vec<u8>,
+    Option<(String, u64)>,
+    SystemTime,
+);
+
+#[derive(Debug, PartialEq)]
+struct GroupView {
+    /// `None`: a durable subscription.
+    options: Option<GroupOptions>,
+    is_paused: bool,
+    next: u64,
+    pending: Vec<Pending>,
+}
+
+impl GroupView {
+    /// Messages that it delivers some day, of those that are kept.
+    fn delivers(&self, kept: &BTreeMap<u64, Seen>) -> BTreeSet<u64> {
+        let pending: BTreeSet<u64> = self.pending.iter().map(|pending| pending.offset).collect();
+        let is_open = |offset: &&u64| **offset >= self.next || pending.contains(offset);
+        kept.keys().filter(is_open).copied().collect()
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct TopicView {
+    options: TopicOptions,
+    created: SystemTime,
+    next: u64,
+    messages: BTreeMap<u64, Seen>,
+    groups: BTreeMap<String, GroupView>,
+    publishers: BTreeMap<String, Option<u64>>,
+}
+
+/// All messages, across gaps.
+fn messages(topic: &Topic) -> BTreeMap<u64, Seen> {
+    let mut found = BTreeMap::new();
+    let mut from = topic.describe().unwrap().first;
+    loop {
+        let read = match topic.read(Start::Offset(from), 1000) {
+            Ok(read) => read,
+            Err(error) => match TopicError::of(&error) {
+                Some(TopicError::Trimmed { first, .. }) => {
+                    from = *first;
+                    continue;
+                }
+                _ => panic!("{error}"),
+            },
+        };
+        if read.is_empty() {
+            return found;
+        }
+        from = read.offsets().end;
+        for message in read.iter() {
+            let headers = message
+                .headers()
+                .map(|(name, value)| (name.to_string(), value.to_vec()));
+            let seen = (
+                message.key().map(<[u8]>::to_vec),
+                headers.collect(),
+                message.payload().to_vec(),
+                message.publisher().map(|(name, sequence)| (name.to_string(), sequence)),
+                message.time(),
+            );
+            found.insert(message.offset(), seen);
+        }
+    }
+}
+
+fn view(topic: &Topic) -> TopicView {
+    let description = topic.describe().unwrap();
+    let groups = topic.groups().unwrap().into_iter().map(|group| {
+        let pending = match group.options {
+            Some(_) => topic.existing_group(&group.name).unwrap().pending().unwrap(),
+            None => Vec::new(),
+        };
+        let view = GroupView {
+            options: group.options,
+            is_paused: group.is_paused,
+            next: group.next,
+            pending,
+        };
+        (group.name, view)
+    });
+    let many = (0..OTHERS).map(|number| format!("publisher {number} {}", "p".repeat(90)));
+    let publishers = many.chain(["till".to_string()]).map(|name| {
+        let newest = topic.publisher(&name).unwrap().newest().unwrap();
+        (name, newest)
+    });
+    TopicView {
+        options: description.options,
+        created: description.created,
+        next: description.next,
+        groups: groups.collect(),
+        publishers: publishers.collect(),
+        messages: messages(topic),
+    }
+}
+
+fn views(path: &Path) -> BTreeMap<String, TopicView> {
+    let (store, topics) = open(path);
+    let names = topics.list().unwrap().into_iter();
+    let views = names
+        .map(|name| (name.clone(), view(&topics.topic(&name).unwrap())))
+        .collect();
+    drop(topics);
+    store.close().unwrap();
+    views
+}
+
+fn lost(ended: &Ended) -> Vec<String> {
+    let report = &ended.json()[0];
+    let lost = report["lost"].as_array().unwrap().iter();
+    let lost: Vec<String> = lost.map(|line| line.as_str().unwrap().to_string()).collect();
+    assert_eq!(ended.code, if lost.is_empty() { 0 } else { 5 }, "{}", ended.stderr);
+    lost
+}
+
+#[test]
+fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
+    let scratch = Scratch::new();
+    make_store(&scratch.path("store"));
+    let ended = scratch.run(&["salvage", "store", "rest", "--json"]);
+    assert_eq!(lost(&ended), [""; 0]);
+    let report = &ended.json()[0];
+    assert_eq!((&report["pairs"], &report["topics"]), (&1.into(), &(OTHERS + 2).into()));
+    assert_eq!(report["groups"], OTHERS + 3);
+    let whole = views(&scratch.path("store"));
+    let messages: usize = whole.values().map(|topic| topic.messages.len()).sum();
+    assert_eq!(report["messages"], messages);
+    assert!(whole == views(&scratch.path("rest")));
+
+    let (_store, topics) = open(&scratch.path("rest"));
+    assert!(topics.creates_on_use().unwrap());
+    let orders = topics.get("orders").unwrap().unwrap();
+    let till = orders.publisher("till").unwrap();
+    let again = till.publish(MESSAGES - 4, b"again").unwrap();
+    assert_eq!(again, Outcome::Duplicate(Some(MESSAGES - 4)));
+    let next = MESSAGES + OTHERS;
+    assert_eq!(orders.publish(b"next").unwrap().offset, next);
+    let group = orders.existing_group("stock").unwrap();
+    let mut member = group.member("another");
+    let mut delivered = Vec::new();
+    while let Some(deliveries) = member.receive(50, Duration::ZERO).unwrap() {
+        delivered.extend(deliveries.messages().iter().map(|message| message.offset()));
+        deliveries.acknowledge().unwrap();
+    }
+    assert_eq!(delivered, (80..=next).collect::<Vec<_>>());
+    let pending: Vec<(u64, u32)> = group
+        .pending()
+        .unwrap()
+        .iter()
+        .map(|one| (one.offset, one.tries))
+        .collect();
+    let leased = (70..80).filter(|offset| *offset != 76).map(|offset| (offset, 1));
+    assert_eq!(
+        pending,
+        [(61, 3), (63, 1)].into_iter().chain(leased).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        orders.durable("sums", Start::Beginning).unwrap().position().unwrap(),
+        120
+    );
+    // What is made now has numbers of its own.
+    let fresh = topics.create("fresh", TopicOptions::new()).unwrap();
+    assert_eq!(fresh.publish(b"first").unwrap().offset, 0);
+    let fresh = fresh.group("fresh", Start::Beginning, GroupOptions::new()).unwrap();
+    assert!(fresh.pending().unwrap().is_empty());
+    drop((fresh, member, group, till, orders, topics));
+}
+
+/// Whether a line tells of this message of this topic.
+fn tells_of(line: &str, topic: &str, offset: u64) -> bool {
+    let Some(rest) = line.strip_prefix(&format!("topic {topic:?}: message")) else {
+        return false;
+    };
+    let numbers: Vec<u64> = rest
+        .split(|letter: char| !letter.is_ascii_digit())
+        .filter_map(|text| text.parse().ok())
+        .collect();
+    match rest {
+        _ if rest.starts_with("s before ") => offset < numbers[0],
+        _ if rest.starts_with("s after the last") => true,
+        _ if rest.starts_with("s ") => (numbers[0]..=numbers[1]).contains(&offset),
+        _ => offset == numbers[0],
+    }
+}
+
+/// What must hold of what is left, whatever was lost.
+fn assert_is_left(name: &str, whole: &TopicView, rest: &TopicView, lost: &[String], is_named: bool) {
+    let said = |what: &str| {
+        lost.iter()
+            .any(|line| line.contains(&format!("topic {name:?}")) && line.contains(what))
+    };
+    assert!(!is_named || (rest.options == whole.options && rest.created == whole.created));
+    assert!(
+        rest.next >= whole.next || said("how far it had come"),
+        "{} {}",
+        rest.next,
+        whole.next
+    );
+    for (offset, seen) in &whole.messages {
+        match rest.messages.get(offset) {
+            Some(found) => assert!(found == seen, "message {offset} of {name:?} is another one"),
+            None => assert!(
+                lost.iter().any(|line| tells_of(line, name, *offset)),
+                "message {offset} of {name:?} is missing without a word: {lost:#?}"
+            ),
+        }
+    }
+    assert!(rest.messages.keys().all(|offset| whole.messages.contains_key(offset)));
+    for (group, before) in &whole.groups {
+        let Some(after) = rest.groups.get(group) else {
+            assert!(
+                said("groups of topic") || said(&format!("group {group:?}")),
+                "{group:?}: {lost:#?}"
+            );
+            continue;
+        };
+        let is_said = lost
+            .iter()
+            .any(|line| line.contains(&format!("{group:?} of topic {name:?}: ")));
+        let (must, does) = (before.delivers(&rest.messages), after.delivers(&rest.messages));
+        assert!(
+            must.is_subset(&does),
+            "{group:?} delivers too little: {must:?} {does:?}"
+        );
+        assert!(
+            is_said || before == after,
+            "{group:?} is not as it was: {before:?} {after:?} {lost:#?}"
+        );
+        assert!(before.options == after.options && before.is_paused == after.is_paused);
+    }
+    let is_told = |publisher: &String| {
+        rest.messages
+            .values()
+            .any(|seen| seen.3.as_ref().is_some_and(|by| by.0 == *publisher))
+    };
+    for (publisher, sequence) in &whole.publishers {
+        let is_same = rest.publishers[publisher] == *sequence;
+        assert!(
+            is_same || said("publishers") && !is_told(publisher),
+            "{publisher:?}: {lost:#?}"
+        );
+    }
+}
+
+#[test]
+fn whichever_page_rots_topics_go_on_and_what_is_not_as_it_was_is_named() {
+    let scratch = Scratch::new();
+    make_store(&scratch.path("store"));
+    let whole = views(&scratch.path("store"));
+    let image = Image::read(&scratch.path("store"));
+    let (mut named, mut nameless, mut groups_set_back, mut gaps) = (0, 0, 0, 0);
+    // Of branches and long values, some.
+    let pages = (4..(image.data.len() / PAGE) as u32).filter(|page| image.is_used(*page));
+    let pages = pages
+        .filter(|page| image.is_leaf(*page) || page % 37 == 0)
+        .chain([image.root()]);
+    for page in pages {
+        copy_files(&scratch.path("store"), &scratch.path("damaged"));
+        let mut image = Image::read(&scratch.path("damaged"));
+        image.flip(page as usize * PAGE + 1000);
+        image.write(&scratch.path("damaged"));
+        let ended = scratch.run(&["salvage", "damaged", "rest", "--json"]);
+        let lost = lost(&ended);
+        let rest = views(&scratch.path("rest"));
+        if lost.is_empty() {
+            assert!(rest == whole, "page {page}: something is missing without a word");
+        }
+        for (name, before) in &whole {
+            match rest.get(name) {
+                Some(after) => {
+                    named += 1;
+                    assert_is_left(name, before, after, &lost, true);
+                }
+                None => {
+                    nameless += 1;
+                    let told = [
+                        "the name of topic number",
+                        "records of topics",
+                        "topics, if there were any",
+                    ];
+                    let is_told = |line: &String| told.iter().any(|start| line.starts_with(start));
+                    assert!(
+                        lost.iter().any(is_told),
+                        "{name:?} is missing without a word: {lost:#?}"
+                    );
+                }
+            }
+        }
+        groups_set_back += usize::from(lost.iter().any(|line| line.contains("delivers them again")));
+        gaps += usize::from(lost.iter().any(|line| line.starts_with("topic \"orders\": messages")));
+        std::fs::remove_dir_all(scratch.path("rest")).unwrap();
+        std::fs::remove_dir_all(scratch.path("damaged")).unwrap();
+    }
+    println!("{named} {nameless} {groups_set_back} {gaps}");
+    assert!(named > 0 && nameless > 0 && groups_set_back > 0 && gaps > 10);
+}

@@ -1,0 +1,152 @@
+//! Groups and durable subscriptions of a topic that is being saved.
+//!
+//! A message below a group's cursor of which no row speaks is settled. So when a page is lost that may have held rows, all
+//! messages that may have been open are delivered again: the group goes back to its floor, below which none was, and
+//! forgets the rest. Where the cursor itself is lost it goes back to the first message that is kept.
+
+use duramen_engine::Result;
+
+use super::messages::Kept;
+use super::{Found, Saving, check_id, text};
+use crate::group::record::{GroupRecord, Kind};
+use crate::group::state::{Cursor, Row};
+
+/// What can be read of what a group knows.
+#[derive(Debug, Default)]
+struct Known {
+    cursor: Option<Cursor>,
+    rows: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Above every message that a row speaks of.
+    next: u64,
+    is_strange: bool,
+}
+
+impl Known {
+    fn take(&mut self, id: u32, key: &[u8], row: &[u8]) {
+        let next = match key.len() {
+            _ if key == Cursor::key(id) => Cursor::decode(row).map(|cursor| {
+                self.cursor = Some(cursor);
+                cursor.next
+            }),
+            13 => Row::decode(key, row).map(|row| match row {
+                Row::Run(first, run) if first >= run.end => u64::MAX,
+                Row::Run(_, run) => run.end,
+                Row::Single(offset, _) => offset.saturating_add(1),
+            }),
+            _ => Ok(u64::MAX),
+        };
+        match next {
+            Ok(next) if next < u64::MAX => {
+                self.next = self.next.max(next);
+                self.rows.push((key.to_vec(), row.to_vec()));
+            }
+            _ => self.is_strange = true,
+        }
+    }
+
+    /// Whether nothing of it is lost, if every page could be read or not.
+    fn is_whole(&self, kind: &Kind, is_all_read: bool) -> bool {
+        match (kind, self.cursor) {
+            // It has no other row.
+            (Kind::Durable, Some(_)) => true,
+            // No row speaks of a message that was not handed out.
+            (Kind::Group(_), Some(cursor)) => is_all_read && !self.is_strange && self.next <= cursor.next,
+            (_, None) => false,
+        }
+    }
+}
+
+impl Saving<'_> {
+    /// Copies the groups of a topic. Returns an offset that is higher than all that they know.
+    pub(super) fn groups(&mut self, found: &Found, kept: &Kept) -> Result<u64> {
+        let prefix = found.id.to_be_bytes();
+        let (mut records, mut lost) = (Vec::new(), Vec::new());
+        let groups = self.source.tables.groups.clone();
+        let is_whole = self.source.rows(&groups, &prefix, &mut |key, row| {
+            match understood(&key[prefix.len()..], row) {
+                Ok((name, record)) => records.push((key.to_vec(), name, record)),
+                Err(_) => lost.push(String::from_utf8_lossy(&key[prefix.len()..]).into_owned()),
+            }
+            Ok(())
+        })?;
+        for name in lost {
+            self.lose(format!("group {name:?} of topic {:?}", found.name));
+        }
+        if !is_whole {
+            self.lose(format!(
+                "groups of topic {:?}, if it had more than are left",
+                found.name
+            ));
+        }
+        let mut next = 0;
+        for (key, name, record) in records {
+            if !self.group_ids.insert(record.id) {
+                self.lose(format!(
+                    "group {name:?} of topic {:?}: another one has its number",
+                    found.name
+                ));
+                continue;
+            }
+            self.has_id(record.id);
+            self.writer.put(&self.home.tables.groups, &key, &record.encode())?;
+            next = next.max(self.group(found, kept, &name, &record)?);
+            self.saved.groups += 1;
+        }
+        Ok(next)
+    }
+
+    /// Copies what a group knows, or sets it back.
+    fn group(&mut self, found: &Found, kept: &Kept, name: &str, record: &GroupRecord) -> Result<u64> {
+        let id = record.id;
+        let mut known = Known::default();
+        let states = self.source.tables.states.clone();
+        let is_all_read = self.source.rows(&states, &id.to_be_bytes(), &mut |key, row| {
+            known.take(id, key, row);
+            Ok(())
+        })?;
+        let states = self.home.tables.states.clone();
+        if known.is_whole(&record.kind, is_all_read) {
+            for (key, row) in &known.rows {
+                self.writer.put(&states, key, row)?;
+            }
+            return Ok(known.next);
+        }
+        let back = known.cursor.map_or(kept.first, |cursor| cursor.floor.min(cursor.next));
+        let whose = format!("{} {name:?} of topic {:?}", record.kind.name(), found.name);
+        self.lose(match known.cursor {
+            Some(_) => format!(
+                "{whose}: what it knew of messages from {back} on; it delivers them again, those too that were acknowledged"
+            ),
+            None => format!("{whose}: how far it had come; it begins anew with message {back}, the first that is kept"),
+        });
+        let cursor = Cursor {
+            next: back,
+            floor: back,
+        };
+        self.writer.put(&states, &Cursor::key(id), &cursor.encode())?;
+        Ok(known.next)
+    }
+
+    /// Names the groups of which nothing is left but what they knew.
+    pub(super) fn groups_without_a_record(&mut self) -> Result<()> {
+        for id in self.source.ids(&self.source.tables.states)? {
+            self.has_id(id);
+            if !self.group_ids.contains(&id) {
+                self.lose(format!(
+                    "group number {id}: its name, its topic and how it delivers, so it is left out"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn understood(name: &[u8], record: &[u8]) -> Result<(String, GroupRecord)> {
+    let name = text(name)?;
+    let record = GroupRecord::decode(record)?;
+    check_id(record.id)?;
+    if let Kind::Group(options) = &record.kind {
+        options.check()?;
+    }
+    Ok((name, record))
+}

@@ -1,0 +1,278 @@
+//! Saving topics from a damaged store into a new one: messages with their offsets and times, topics and groups with their
+//! settings and numbers, what groups and durable subscriptions know, and the newest sequences of publishers.
+//!
+//! Rows are copied as they are, under the numbers that they had, after a look whether they can be understood. What follows
+//! from the absence of rows must not follow from the loss of a page, so where a page is lost:
+//! - of messages a gap is left, of which readers are told (see [`crate::read`]);
+//! - a topic goes on after the highest offset that anything left speaks of, and no offset that is known is given again;
+//! - a group goes back to where it is sure of what was acknowledged (see [`groups`]): it delivers again rather than not at
+//!   all;
+//! - publishers' sequences are taken from their messages (see [`publishers`]).
+//!
+//! A topic appears in the new store, with its counter, after everything else of it. Everything that is not as it was is
+//! said, a line each.
+
+mod groups;
+mod messages;
+mod publishers;
+mod source;
+mod writer;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use duramen_engine::{Error, Lost, Map, Result, SequenceState, Snapshot, Store};
+
+use crate::error::TopicError;
+use crate::name::check_name;
+use crate::record::{TopicOptions, TopicRecord, millis};
+use crate::tables::{CREATES, NEXT_ID, REGISTRY};
+use crate::topics::{Home, Topics, TopicsOptions};
+use messages::Kept;
+use source::Source;
+use writer::Writer;
+
+/// What became of the topics of a damaged store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SavedTopics {
+    /// Topics that are in the new store.
+    pub topics: u64,
+    /// Their messages.
+    pub messages: u64,
+    /// Their groups and durable subscriptions.
+    pub groups: u64,
+    /// What is not there, or not as it was, a line each: topic by topic, in order.
+    pub lost: Vec<String>,
+}
+
+/// Saves what can be read of the topics of a damaged store (see `duramen_engine::Options::salvage`) into another one, which
+/// has none. `maps` is what `Snapshot::salvage_maps` found: those are taken out of it that belong to topics and have lost
+/// their names. Pages that cannot be read are noted in `lost`. `progress` is told now and then how many messages were saved.
+///
+/// Offsets, times, leases and sequences are as they were. Messages that cannot be read are missing between others; a reader
+/// that comes to them gets [`TopicError::Trimmed`]. A group of which not all can be read delivers messages again that were
+/// acknowledged.
+///
+/// # Errors
+/// [`TopicError::InvalidOptions`] when the new store has topics; those of a commit there; none that damage causes.
+pub fn salvage(
+    snapshot: &Snapshot,
+    maps: &mut Vec<Map>,
+    target: &Store,
+    lost: &Lost,
+    progress: &mut dyn FnMut(u64),
+) -> Result<SavedTopics> {
+    let names = Lost::new();
+    let Some(source) = Source::find(snapshot, maps, &names, lost)? else {
+        let mut saved = SavedTopics::default();
+        if !names.list().is_empty() {
+            let line = "topics, if there were any: the names of their maps, and what would tell which they are";
+            saved.lost.push(line.into());
+        }
+        return Ok(saved);
+    };
+    let topics = Topics::open_with(target, TopicsOptions::new().background(false))?;
+    if !topics.list()?.is_empty() {
+        let cause = "the store that topics are to be saved into has some already; name an empty one".into();
+        return Err(TopicError::InvalidOptions { cause }.into());
+    }
+    let mut saving = Saving {
+        source,
+        home: topics.home().clone(),
+        writer: Writer::new(target),
+        saved: SavedTopics::default(),
+        next_id: 0,
+        group_ids: BTreeSet::new(),
+        progress,
+    };
+    saving.all()?;
+    Ok(saving.saved)
+}
+
+/// Topics under way from one store to another.
+struct Saving<'a> {
+    source: Source<'a>,
+    home: Home,
+    writer: Writer,
+    saved: SavedTopics,
+    /// Above every number of a topic or group that was seen.
+    next_id: u32,
+    /// Groups whose records were saved.
+    group_ids: BTreeSet<u32>,
+    progress: &'a mut dyn FnMut(u64),
+}
+
+/// A topic under way.
+struct Found {
+    id: u32,
+    name: String,
+    record: TopicRecord,
+    /// `None`: the counter is lost.
+    state: Option<SequenceState>,
+}
+
+impl Saving<'_> {
+    fn all(&mut self) -> Result<()> {
+        let named = self.named_topics()?;
+        let states = self.source.counters()?;
+        for found in self.with_those_whose_names_are_lost(named, &states)? {
+            self.topic(&found)?;
+        }
+        self.groups_without_a_record()?;
+        let next_id = self.next_id.max(crate::tables::FIRST_ID);
+        self.writer
+            .put(&self.home.tables.topics, NEXT_ID, &next_id.to_be_bytes())?;
+        self.writer.flush()
+    }
+
+    fn lose(&mut self, line: String) {
+        self.saved.lost.push(line);
+    }
+
+    /// Notes that a number is in use.
+    fn has_id(&mut self, id: u32) {
+        self.next_id = self.next_id.max(id.saturating_add(1));
+    }
+
+    /// The topics whose records can be read, by number.
+    fn named_topics(&mut self) -> Result<BTreeMap<u32, (String, TopicRecord)>> {
+        let mut named = BTreeMap::new();
+        let (mut next_id, mut creates, mut lost) = (0, false, Vec::new());
+        let is_whole = self.source.rows(&self.source.tables.topics, b"", &mut |key, value| {
+            if key == NEXT_ID {
+                next_id = value.try_into().map_or(0, u32::from_be_bytes);
+            } else if key == CREATES {
+                creates = true;
+            } else {
+                match understood(key, value) {
+                    Ok((name, record)) if !named.contains_key(&record.id) => {
+                        drop(named.insert(record.id, (name, record)))
+                    }
+                    _ => lost.push(format!("the record of topic {:?}", String::from_utf8_lossy(key))),
+                }
+            }
+            Ok(())
+        })?;
+        self.saved.lost.append(&mut lost);
+        if !is_whole {
+            self.lose(
+                "records of topics, if there were more than are left, and whether topics are made when they are first used"
+                    .into(),
+            );
+        }
+        self.next_id = next_id;
+        if creates {
+            self.writer.put(&self.home.tables.topics, CREATES, b"")?;
+        }
+        Ok(named)
+    }
+
+    /// Adds those topics of which something is left, but not the name.
+    fn with_those_whose_names_are_lost(
+        &mut self,
+        mut named: BTreeMap<u32, (String, TopicRecord)>,
+        states: &BTreeMap<u32, SequenceState>,
+    ) -> Result<Vec<Found>> {
+        let mut ids: BTreeSet<u32> = named.keys().chain(states.keys()).copied().collect();
+        ids.extend(self.source.ids(&self.source.tables.messages)?);
+        ids.extend(self.source.ids(&self.source.tables.groups)?);
+        ids.remove(&REGISTRY);
+        let names: BTreeSet<String> = named.values().map(|(name, _)| name.clone()).collect();
+        let mut found = Vec::new();
+        for id in ids {
+            self.has_id(id);
+            let (name, record) = match named.remove(&id) {
+                Some(named) => named,
+                None => {
+                    let name = free_name(id, &names);
+                    self.lose(format!("the name of topic number {id}, and what it keeps; it is called {name:?} now, and keeps everything"));
+                    let created = millis(self.home.store.wall_clock());
+                    let options = TopicOptions::new();
+                    (name, TopicRecord { id, created, options })
+                }
+            };
+            let state = states.get(&id).copied();
+            found.push(Found {
+                id,
+                name,
+                record,
+                state,
+            });
+        }
+        Ok(found)
+    }
+
+    fn topic(&mut self, found: &Found) -> Result<()> {
+        let (mut publishers, after_publishers) = self.publishers(found)?;
+        let kept = self.messages(found, publishers.as_mut())?;
+        publishers.map_or(Ok(()), |publishers| self.put_publishers(found, &publishers))?;
+        let after_groups = self.groups(found, &kept)?;
+        let next = kept.next.max(after_publishers).max(after_groups);
+        let state = self.goes_on(found, &kept, next);
+        self.writer.flush()?;
+        let tables = &self.home.tables;
+        let sequence = tables.sequence(found.id, &found.name)?;
+        self.home.store.transact(|tx| {
+            tx.put(&tables.topics, found.name.as_bytes(), &found.record.encode())?;
+            tx.begin_sequence_at(&sequence, state)
+        })?;
+        self.saved.topics += 1;
+        Ok(())
+    }
+
+    /// Where a topic goes on: where its counter says, or after the highest offset that anything speaks of.
+    fn goes_on(&mut self, found: &Found, kept: &Kept, next: u64) -> SequenceState {
+        let name = &found.name;
+        match found.state {
+            Some(state) if state.next < next => {
+                self.lose(format!(
+                    "topic {name:?}: its counter was behind, at {}; the next message gets offset {next}",
+                    state.next
+                ));
+            }
+            Some(_) => {}
+            None => self.lose(format!(
+                "topic {name:?}: how far it had come; the next message gets offset {next}, which is higher than all that are known"
+            )),
+        }
+        let state = found.state.unwrap_or_default();
+        SequenceState {
+            next: state.next.max(next),
+            time: state.time.max(kept.time),
+            bytes: state.bytes.max(kept.bytes),
+        }
+    }
+}
+
+/// Name and record of a topic.
+fn understood(name: &[u8], record: &[u8]) -> Result<(String, TopicRecord)> {
+    let name = text(name)?;
+    let record = TopicRecord::decode(record)?;
+    check_id(record.id)?;
+    record.options.check()?;
+    Ok((name, record))
+}
+
+/// The name of a topic or group.
+fn text(name: &[u8]) -> Result<String> {
+    let name = std::str::from_utf8(name).map_err(|_| Error::damaged("a name that is not UTF-8"))?;
+    check_name(name)?;
+    Ok(name.into())
+}
+
+/// Refuses numbers that no topic or group has.
+fn check_id(id: u32) -> Result<()> {
+    match id {
+        REGISTRY | u32::MAX => Err(Error::damaged(format!("the number {id}, which nothing has"))),
+        _ => Ok(()),
+    }
+}
+
+/// What a topic is called whose name is lost.
+fn free_name(id: u32, taken: &BTreeSet<String>) -> String {
+    let mut name = format!("topic-{id}-whose-name-is-lost");
+    while taken.contains(&name) {
+        name.push('-');
+    }
+    name
+}

@@ -304,11 +304,16 @@ fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
         120
     );
     // What is made now has numbers of its own.
-    let fresh = topics.create("fresh", TopicOptions::new()).unwrap();
-    assert_eq!(fresh.publish(b"first").unwrap().offset, 0);
-    let fresh = fresh.group("fresh", Start::Beginning, GroupOptions::new()).unwrap();
-    assert!(fresh.pending().unwrap().is_empty());
-    drop((fresh, member, group, till, orders, topics));
+    for number in 0..5 {
+        let fresh = topics.create(&format!("fresh.{number}"), TopicOptions::new()).unwrap();
+        assert_eq!(fresh.publish(b"first").unwrap().offset, 0);
+        assert_eq!(fresh.read(Start::Beginning, 9).unwrap().offsets(), 0..1);
+        let group = fresh.group("fresh", Start::Tail, GroupOptions::new()).unwrap();
+        assert!(group.pending().unwrap().is_empty());
+    }
+    assert_eq!(orders.publish(b"next").unwrap().offset, next + 1);
+    assert_eq!(group.pending().unwrap().len(), pending.len());
+    drop((member, group, till, orders, topics));
 }
 
 /// Whether a line tells of this message of this topic.
@@ -410,6 +415,8 @@ fn whichever_page_rots_topics_go_on_and_what_is_not_as_it_was_is_named() {
         if lost.is_empty() {
             assert!(rest == whole, "page {page}: something is missing without a word");
         }
+        // Whatever else rots, something tells which maps are those of topics.
+        assert!(!rest.is_empty() || page == image.root(), "page {page}: {lost:#?}");
         for (name, before) in &whole {
             match rest.get(name) {
                 Some(after) => {

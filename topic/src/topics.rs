@@ -311,7 +311,7 @@ impl Inner {
     }
 
     /// Tells subscribers of patterns that there is something to look at.
-    fn register(&self, tx: &mut Transaction, name: &str) -> Result<()> {
+    pub(crate) fn register(&self, tx: &mut Transaction, name: &str) -> Result<()> {
         let mut head = Vec::new();
         Message::new(name).encode(&mut head)?;
         let item = Item {

@@ -14,6 +14,7 @@
 
 mod groups;
 mod messages;
+mod names;
 mod publishers;
 mod source;
 mod writer;
@@ -82,6 +83,7 @@ pub fn salvage(
         writer: Writer::new(target),
         saved: SavedTopics::default(),
         next_id: 0,
+        are_records_lost: false,
         group_ids: BTreeSet::new(),
         progress,
     };
@@ -97,6 +99,8 @@ struct Saving<'a> {
     saved: SavedTopics,
     /// Above every number of a topic or group that was seen.
     next_id: u32,
+    /// Whether there may have been topics of which no record is left.
+    are_records_lost: bool,
     /// Groups whose records were saved.
     group_ids: BTreeSet<u32>,
     progress: &'a mut dyn FnMut(u64),
@@ -153,6 +157,7 @@ impl Saving<'_> {
             }
             Ok(())
         })?;
+        self.are_records_lost = !is_whole || !lost.is_empty();
         self.saved.lost.append(&mut lost);
         if !is_whole {
             self.lose(
@@ -177,19 +182,16 @@ impl Saving<'_> {
         ids.extend(self.source.ids(&self.source.tables.messages)?);
         ids.extend(self.source.ids(&self.source.tables.groups)?);
         ids.remove(&REGISTRY);
-        let names: BTreeSet<String> = named.values().map(|(name, _)| name.clone()).collect();
+        let mut names: BTreeMap<u32, String> = named.iter().map(|(id, (name, _))| (*id, name.clone())).collect();
+        if self.are_records_lost || ids.len() > names.len() {
+            names.extend(self.names_in_the_registry(&ids, &names)?);
+        }
         let mut found = Vec::new();
         for id in ids {
             self.has_id(id);
             let (name, record) = match named.remove(&id) {
                 Some(named) => named,
-                None => {
-                    let name = free_name(id, &names);
-                    self.lose(format!("the name of topic number {id}, and what it keeps; it is called {name:?} now, and keeps everything"));
-                    let created = millis(self.home.store.wall_clock());
-                    let options = TopicOptions::new();
-                    (name, TopicRecord { id, created, options })
-                }
+                None => self.without_a_record(id, &names),
             };
             let state = states.get(&id).copied();
             found.push(Found {
@@ -200,6 +202,26 @@ impl Saving<'_> {
             });
         }
         Ok(found)
+    }
+
+    /// What is made up for a record that is lost.
+    fn without_a_record(&mut self, id: u32, names: &BTreeMap<u32, String>) -> (String, TopicRecord) {
+        let name = match names.get(&id) {
+            Some(name) => {
+                self.lose(format!("topic {name:?}: what it keeps, so it keeps everything"));
+                name.clone()
+            }
+            None => {
+                let name = free_name(id, names);
+                self.lose(format!(
+                    "the name of topic number {id}, and what it keeps: it is called {name:?} now, and keeps everything"
+                ));
+                name
+            }
+        };
+        let created = millis(self.home.store.wall_clock());
+        let options = TopicOptions::new();
+        (name, TopicRecord { id, created, options })
     }
 
     fn topic(&mut self, found: &Found) -> Result<()> {
@@ -214,7 +236,8 @@ impl Saving<'_> {
         let sequence = tables.sequence(found.id, &found.name)?;
         self.home.store.transact(|tx| {
             tx.put(&tables.topics, found.name.as_bytes(), &found.record.encode())?;
-            tx.begin_sequence_at(&sequence, state)
+            tx.begin_sequence_at(&sequence, state)?;
+            self.home.register(tx, &found.name)
         })?;
         self.saved.topics += 1;
         Ok(())
@@ -269,9 +292,9 @@ fn check_id(id: u32) -> Result<()> {
 }
 
 /// What a topic is called whose name is lost.
-fn free_name(id: u32, taken: &BTreeSet<String>) -> String {
+fn free_name(id: u32, taken: &BTreeMap<u32, String>) -> String {
     let mut name = format!("topic-{id}-whose-name-is-lost");
-    while taken.contains(&name) {
+    while taken.values().any(|taken| *taken == name) {
         name.push('-');
     }
     name

@@ -54,9 +54,7 @@ impl Salvage {
         let snapshot = store.snapshot()?;
         let mut copying = Copying::into(target);
         let mut maps = snapshot.salvage_maps(&lost)?;
-        let mut meter = Meter::new("copying", "messages");
-        let mut progress = |messages| meter.update(messages, 0);
-        let topics = salvage(&snapshot, &mut maps, &copying.target, &lost, &mut progress)?;
+        let topics = copying.copy_topics(&snapshot, &mut maps, &lost)?;
         for map in &maps {
             copying.copy(&snapshot, map, &lost)?;
         }
@@ -149,6 +147,13 @@ impl Copying {
             pairs: 0,
             meter: Meter::new("copying", "pairs"),
         }
+    }
+
+    /// Copies topics, and takes those of the maps out that belong to them.
+    fn copy_topics(&self, snapshot: &Snapshot, maps: &mut Vec<Map>, lost: &Lost) -> Outcome<SavedTopics> {
+        let mut meter = Meter::new("copying", "messages");
+        let mut progress = |messages| meter.update(messages, 0);
+        Ok(salvage(snapshot, maps, &self.target, lost, &mut progress)?)
     }
 
     fn copy(&mut self, snapshot: &Snapshot, map: &Map, lost: &Lost) -> Outcome<()> {

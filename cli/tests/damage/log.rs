@@ -34,7 +34,7 @@ fn killed_store(scratch: &Scratch) {
 }
 
 /// The log file that holds these bytes, and where.
-fn find(store: &Path, wanted: &[u8]) -> (String, usize) {
+pub fn find(store: &Path, wanted: &[u8]) -> (String, usize) {
     let files = std::fs::read_dir(store)
         .unwrap()
         .map(|file| file.unwrap().file_name().into_string().unwrap());
@@ -48,7 +48,7 @@ fn find(store: &Path, wanted: &[u8]) -> (String, usize) {
         .expect("it is in the log")
 }
 
-fn flip(store: &Path, name: &str, place: usize) {
+pub fn flip(store: &Path, name: &str, place: usize) {
     let file = std::fs::File::options()
         .read(true)
         .write(true)

@@ -12,6 +12,7 @@ use duramen::{Durability, Maintenance, Options, Store};
 use crate::common::{Ended, Scratch};
 use crate::copy_files;
 use crate::image::{Image, PAGE};
+use crate::log::{find, flip};
 
 const MESSAGES: u64 = 400;
 /// The first message of `orders` that retention left.
@@ -447,14 +448,13 @@ fn topics_whose_names_are_nowhere_left_are_saved_under_their_numbers() {
     let whole = views(&scratch.path("store"));
     copy_files(&scratch.path("store"), &scratch.path("damaged"));
     let mut image = Image::read(&scratch.path("damaged"));
-    // Records of topics and the registry; and groups, which are called like them.
-    let name = [b'n'; 90];
+    // Records of topics and the registry; and groups, which are called like them. And some messages.
+    let has = |page: &[u8], what: &[u8]| page.windows(what.len()).any(|bytes| bytes == what);
     let pages = (4..(image.data.len() / PAGE) as u32).filter(|page| image.is_used(*page) && image.is_leaf(*page));
     let pages: Vec<u32> = pages
         .filter(|page| {
-            image.data[*page as usize * PAGE..][..PAGE]
-                .windows(90)
-                .any(|bytes| bytes == name)
+            let page = &image.data[*page as usize * PAGE..][..PAGE];
+            has(page, &[b'n'; 90]) || has(page, b"order 200 ")
         })
         .collect();
     pages.iter().for_each(|page| image.flip(*page as usize * PAGE + 1000));
@@ -478,7 +478,58 @@ fn topics_whose_names_are_nowhere_left_are_saved_under_their_numbers() {
         .filter(|(offset, seen)| whole["orders"].messages[*offset] == **seen);
     assert_eq!(saved.count(), found.messages.len());
     assert!(found.messages.len() as u64 > MESSAGES - FIRST);
-    // They are among those that the next salvage finds, under these names.
+    let gap = |lost: &[String]| lost.iter().find(|line| tells_of(line, name, 200)).cloned();
+    assert!(gap(&lost).is_some(), "{lost:#?}");
+    // They are among those that the next salvage finds, under these names, and the gap is still one.
     let again = scratch.run(&["salvage", "rest", "again", "--json"]);
     assert!(rest == views(&scratch.path("again")), "{}", again.text());
+    assert_eq!(gap(&self::lost(&again)), gap(&lost));
+}
+
+/// A topic and a group that are in the log alone, in a store that was killed.
+fn make_killed_store(path: &Path) {
+    let store = Options::new().maintenance(Maintenance::Manual).open(path).unwrap();
+    let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+    let orders = topics.create("orders", TopicOptions::new()).unwrap();
+    let synced = orders.with_durability(Durability::Synced);
+    let group = orders
+        .group("stock", Start::Beginning, GroupOptions::new().lease(HOUR))
+        .unwrap();
+    for number in 0..10u64 {
+        synced.publish(&format!("message {number} in the log")).unwrap();
+        let leased = group.member("worker").receive(1, Duration::ZERO).unwrap().unwrap();
+        match number % 2 {
+            0 => leased.acknowledge().unwrap(),
+            _ => std::mem::forget(leased),
+        }
+    }
+    std::mem::forget((store, topics, orders, synced, group));
+}
+
+#[test]
+fn topics_that_are_in_the_log_are_saved_up_to_where_it_rots() {
+    let scratch = Scratch::new();
+    make_killed_store(&scratch.path("running"));
+    copy_files(&scratch.path("running"), &scratch.path("store"));
+    let ended = scratch.run(&["salvage", "store", "whole", "--json"]);
+    assert_eq!(lost(&ended), [""; 0]);
+    let whole = views(&scratch.path("whole"));
+    let orders = &whole["orders"];
+    let pending: Vec<u64> = orders.groups["stock"].pending.iter().map(|one| one.offset).collect();
+    assert_eq!((orders.messages.len(), orders.next), (10, 10));
+    assert_eq!((pending, orders.groups["stock"].next), (vec![1, 3, 5, 7, 9], 10));
+
+    let (name, place) = find(&scratch.path("store"), b"message 6 in the log");
+    flip(&scratch.path("store"), &name, place);
+    let ended = scratch.run(&["salvage", "store", "rest", "--json"]);
+    let lost = lost(&ended);
+    assert!(
+        lost.len() == 1 && lost[0].contains("the log ends at commit"),
+        "{lost:?}"
+    );
+    let rest = views(&scratch.path("rest"));
+    let rest = &rest["orders"];
+    assert!(rest.messages.iter().eq(orders.messages.range(..6)) && rest.next == 6);
+    let pending: Vec<u64> = rest.groups["stock"].pending.iter().map(|one| one.offset).collect();
+    assert_eq!((pending, rest.groups["stock"].next), (vec![1, 3, 5], 6));
 }

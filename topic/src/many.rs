@@ -5,10 +5,13 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use duramen_engine::{Listener, Reason, Result};
+use futures_core::Stream;
 
 use crate::error::TopicError;
 use crate::follower::{Follower, SubscribeOptions};
@@ -23,6 +26,9 @@ use crate::topics::Topics;
 const REGISTRY_TOKEN: u64 = REGISTRY as u64;
 
 /// A subscription to all topics of a pattern: every message of each of them, in the order of its topic.
+///
+/// It is an iterator and, for asynchronous programs, a stream of [`Messages`]. After an error that concerns one topic, as
+/// [`TopicError::Trimmed`], they go on with the others; any other error is the last item.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -48,6 +54,7 @@ pub struct PatternSubscription {
     /// Topics were made or deleted since it last looked.
     registry_rang: bool,
     listener: Arc<Listener>,
+    is_over: bool,
 }
 
 impl fmt::Debug for PatternSubscription {
@@ -69,7 +76,7 @@ impl Topics {
         self.subscribe_with(pattern, start, SubscribeOptions::new())
     }
 
-    /// [`Topics::subscribe`] with options, which count for every topic by itself. Such a subscription does not linger.
+    /// [`Topics::subscribe`] with options, which count for every topic by itself.
     ///
     /// # Errors
     /// As [`Topics::subscribe`], [`crate::TopicError::InvalidOptions`].
@@ -89,6 +96,7 @@ impl Topics {
             queued: HashSet::new(),
             registry_rang: false,
             listener: Listener::new(),
+            is_over: false,
         };
         let home = self.home();
         home.store
@@ -146,23 +154,12 @@ impl PatternSubscription {
     pub fn next_batch(&mut self, timeout: Duration) -> Result<Option<Messages>> {
         let began = Instant::now();
         loop {
-            if self.registry_rang {
-                self.look_for_topics(Start::Beginning)?;
-                self.registry_rang = false;
-            }
-            while let Some(id) = self.queue.pop_front() {
-                self.queued.remove(&id);
-                if let Some(messages) = self.take(id)? {
-                    return Ok(Some(messages));
-                }
+            if let Some(messages) = self.take_any(PatternSubscription::linger)? {
+                return Ok(Some(messages));
             }
             let left = timeout.saturating_sub(began.elapsed());
             let tokens = self.listener.wait(left.min(TICK));
-            // Noted before anything can fail: no bell rings twice without being armed.
-            self.registry_rang |= tokens.contains(&REGISTRY_TOKEN);
-            for token in tokens.iter().filter(|token| **token != REGISTRY_TOKEN) {
-                self.enqueue(*token as u32);
-            }
+            self.note(&tokens);
             if self.queue.is_empty() && !self.registry_rang && left.is_zero() {
                 return Ok(None);
             }
@@ -171,6 +168,56 @@ impl PatternSubscription {
                 self.topics.store().snapshot()?;
             }
         }
+    }
+
+    /// The next messages of the first topic in the queue that has some. `prepare` is called before a topic is looked at.
+    fn take_any(&mut self, prepare: impl Fn(&mut Self, u32) -> Result<()>) -> Result<Option<Messages>> {
+        if self.registry_rang {
+            self.look_for_topics(Start::Beginning)?;
+            self.registry_rang = false;
+        }
+        while let Some(id) = self.queue.pop_front() {
+            self.queued.remove(&id);
+            prepare(self, id).inspect_err(|_| self.enqueue(id))?;
+            if let Some(messages) = self.take(id)? {
+                return Ok(Some(messages));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notes which bells rang, before anything can fail: none rings twice without being armed.
+    fn note(&mut self, tokens: &[u64]) {
+        self.registry_rang |= tokens.contains(&REGISTRY_TOKEN);
+        for token in tokens.iter().filter(|token| **token != REGISTRY_TOKEN) {
+            self.enqueue(*token as u32);
+        }
+    }
+
+    /// Waits for a batch of a topic to fill up, if that is wanted and there is something.
+    fn linger(&mut self, id: u32) -> Result<()> {
+        let lingers_since = Instant::now();
+        while !self.options.linger.is_zero() {
+            let Some(follower) = self.followers.get(&id) else { break };
+            follower.topic.shared().sequence.bell().arm();
+            let waiting = match follower.lag() {
+                Err(error) if is_deleted(&error) => break,
+                lag => lag?,
+            };
+            let left = self.options.linger.saturating_sub(lingers_since.elapsed());
+            if waiting == 0 || waiting >= self.options.messages as u64 || left.is_zero() {
+                break;
+            }
+            let tokens = self.listener.wait(left.min(TICK));
+            self.note(&tokens);
+        }
+        Ok(())
+    }
+
+    /// What an iterator or stream delivers: it ends after an error, but for those that concern one topic alone.
+    fn deliver(&mut self, taken: Result<Messages>) -> Option<Result<Messages>> {
+        self.is_over = taken.as_ref().is_err_and(|error| !stays_behind(error));
+        Some(taken)
     }
 
     /// The next messages of a topic, which goes to the end of the queue when there were any.
@@ -192,11 +239,7 @@ impl PatternSubscription {
                 Ok(None)
             }
             Err(error) => {
-                let stays_behind = matches!(
-                    TopicError::of(&error),
-                    Some(TopicError::Trimmed { .. } | TopicError::TooSlow { .. })
-                );
-                if !stays_behind {
+                if !stays_behind(&error) {
                     // It may be over next time.
                     self.enqueue(id);
                 }
@@ -238,6 +281,45 @@ impl Drop for PatternSubscription {
             .map(|follower| follower.topic.shared().sequence.bell());
         bells.for_each(|bell| bell.forget(&self.listener));
     }
+}
+
+impl Iterator for PatternSubscription {
+    type Item = Result<Messages>;
+
+    fn next(&mut self) -> Option<Result<Messages>> {
+        while !self.is_over {
+            match self.next_batch(TICK).transpose() {
+                None => {}
+                Some(taken) => return self.deliver(taken),
+            }
+        }
+        None
+    }
+}
+
+impl Stream for PatternSubscription {
+    type Item = Result<Messages>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Messages>>> {
+        while !self.is_over {
+            if let Some(taken) = self.take_any(|_, _| Ok(())).transpose() {
+                return Poll::Ready(self.deliver(taken));
+            }
+            // Between the look and this call a commit may have rung.
+            let tokens = self.listener.poll(context.waker());
+            if tokens.is_empty() {
+                return Poll::Pending;
+            }
+            self.note(&tokens);
+        }
+        Poll::Ready(None)
+    }
+}
+
+/// Whether an error concerns one topic, which stays where it was, and no other.
+fn stays_behind(error: &duramen_engine::Error) -> bool {
+    let error = TopicError::of(error);
+    matches!(error, Some(TopicError::Trimmed { .. } | TopicError::TooSlow { .. }))
 }
 
 fn is_deleted(error: &duramen_engine::Error) -> bool {

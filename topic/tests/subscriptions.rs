@@ -10,10 +10,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use common::{SECOND, check, facts, one_topic, open, publish, text, topics};
-use duramen_engine::{Durability, Options, Reason, Store};
+use duramen_engine::{Durability, Error, Options, Reason, Store};
 use duramen_io::SimDisk;
 use duramen_topic::{
-    Pattern, SlowPolicy, Start, SubscribeOptions, Subscription, Topic, TopicError, TopicOptions, TopicWrites, Topics,
+    Messages, Pattern, PatternSubscription, SlowPolicy, Start, SubscribeOptions, Subscription, Topic, TopicError,
+    TopicOptions, TopicWrites, Topics,
 };
 use futures_core::Stream;
 
@@ -434,6 +435,101 @@ fn a_pattern_follows_topics_that_are_there_and_those_that_come() {
     assert_eq!(collect(), ["orders.us.created:0"]);
     assert_eq!(collect(), [""; 0]);
     check(&store);
+}
+
+/// What a stream delivers next; `None`: nothing is there.
+fn polled(subscription: &mut PatternSubscription) -> Option<Option<Result<Messages, Error>>> {
+    match Pin::new(subscription).poll_next(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(item) => Some(item),
+        Poll::Pending => None,
+    }
+}
+
+#[test]
+fn a_pattern_is_a_stream_that_wakes_its_task_for_every_topic_and_ends_with_the_store() {
+    let (store, topics, topic) = one_topic(&SimDisk::new(91));
+    let pattern = Pattern::new("orders.>").unwrap();
+    let mut subscription = topics.subscribe(&pattern, Start::Beginning).unwrap();
+    publish(&topic, 1);
+    assert!(polled(&mut subscription).is_none(), "another topic");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..30u64 {
+                std::thread::sleep(Duration::from_micros(300));
+                let name = format!("orders.{}", number % 3);
+                let topic = topics.get_or_create(&name, TopicOptions::new()).unwrap();
+                publish(&topic, 10);
+            }
+        });
+        let mut next = [0; 3];
+        while next != [100; 3] {
+            let mut future = std::pin::pin!(poll_fn(|context| Pin::new(&mut subscription).poll_next(context)));
+            let messages = block_on(|context| future.as_mut().poll(context)).unwrap().unwrap();
+            let topic: usize = messages.topic().strip_prefix("orders.").unwrap().parse().unwrap();
+            assert_eq!(messages.offsets().start, next[topic]);
+            next[topic] = messages.offsets().end;
+        }
+    });
+    assert!(polled(&mut subscription).is_none());
+    let mut store = Some(store);
+    let ended = block_on(|context| {
+        let polled = Pin::new(&mut subscription).poll_next(context);
+        store.take().into_iter().for_each(|store| store.close().unwrap());
+        polled
+    });
+    assert!(matches!(ended.unwrap().unwrap_err().reason(), Reason::Closed));
+    assert!(matches!(polled(&mut subscription), Some(None)), "it is over");
+}
+
+#[test]
+fn a_pattern_is_an_iterator_that_goes_on_when_one_topic_cannot() {
+    let (store, topics, _) = one_topic(&SimDisk::new(92));
+    let make = |name: &str| topics.create(name, TopicOptions::new().keep_messages(1)).unwrap();
+    let (eu, us) = (make("orders.eu"), make("orders.us"));
+    let pattern = Pattern::new("orders.*").unwrap();
+    let mut subscription = topics.subscribe(&pattern, Start::Beginning).unwrap();
+    publish(&eu, 5);
+    eu.trim().unwrap();
+    publish(&us, 1);
+    let mut found: Vec<String> = subscription
+        .by_ref()
+        .take(2)
+        .map(|taken| match taken {
+            Ok(messages) => messages.topic().to_string(),
+            Err(error) => format!("{:?}", TopicError::of(&error).unwrap()),
+        })
+        .collect();
+    found.sort();
+    assert!(found[0].starts_with("Trimmed") && found[1] == "orders.us", "{found:?}");
+    assert!(subscription.seek("orders.eu", Start::Beginning).unwrap());
+    assert_eq!(subscription.next().unwrap().unwrap().offsets(), 4..5);
+    store.close().unwrap();
+    assert!(subscription.next().unwrap().is_err());
+    assert!(subscription.next().is_none());
+}
+
+#[test]
+fn a_pattern_lingers_for_a_fuller_batch() {
+    let (_, topics, _) = one_topic(&SimDisk::new(93));
+    let topic = topics.create("orders.eu", TopicOptions::new()).unwrap();
+    let beside = topics.create("orders.us", TopicOptions::new()).unwrap();
+    let options = SubscribeOptions::new().linger(60 * SECOND).batch_messages(10);
+    let pattern = Pattern::new("orders.*").unwrap();
+    let mut subscription = topics.subscribe_with(&pattern, Start::Beginning, options).unwrap();
+    publish(&topic, 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..10 {
+                std::thread::sleep(Duration::from_millis(2));
+                publish(&topic, 1);
+                publish(&beside, 1);
+            }
+        });
+        let batches = [(); 2].map(|()| subscription.next_batch(60 * SECOND).unwrap().unwrap());
+        let mut lengths = batches.map(|messages| (messages.topic().to_string(), messages.len()));
+        lengths.sort();
+        assert_eq!(lengths, [("orders.eu".into(), 10), ("orders.us".into(), 10)]);
+    });
 }
 
 #[test]

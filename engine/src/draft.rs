@@ -18,6 +18,11 @@ use crate::view::decode_root;
 /// Bytes of the number at the end of the key of an append.
 const NUMBER_BYTES: usize = 8;
 
+/// Bytes of a body, and operations, up to which the memory of a draft is kept for the next one: beside a larger commit it
+/// does not count what asking for memory costs.
+const BODY_BYTES_KEPT: usize = 1 << 20;
+const OPERATIONS_KEPT: usize = 16 << 10;
+
 /// A commit being put together.
 #[derive(Debug)]
 pub(crate) struct Draft {
@@ -183,6 +188,20 @@ impl Draft {
         self.adds_anything = false;
         self.notes = 0;
         self.costs = FoldCosts::default();
+    }
+
+    /// Whether it has more memory than is to be kept for the next one.
+    pub(crate) fn is_large(&self) -> bool {
+        let operations = [
+            self.planned.capacity(),
+            self.appends.capacity(),
+            self.sequences.capacity(),
+            self.heads.capacity(),
+            self.adds.capacity(),
+            self.maps.capacity(),
+            self.assigned.capacity(),
+        ];
+        self.body.capacity() > BODY_BYTES_KEPT || operations.iter().any(|&capacity| capacity > OPERATIONS_KEPT)
     }
 
     /// Says whether values and runs that the operations that follow refer to are synced only after the record is written.
@@ -411,4 +430,27 @@ pub(crate) fn counter_of(map: u32, prefix: &[u8]) -> Result<FullKey> {
         .into());
     }
     FullKey::new(COUNTERS, &counter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::with_draft;
+
+    fn kept() -> [usize; 2] {
+        with_draft(|draft| [draft.body.capacity(), draft.planned.capacity()])
+    }
+
+    #[test]
+    fn memory_of_a_large_commit_is_not_kept() {
+        let put = |draft: &mut Draft, length| {
+            draft.push(OperationKind::Put, b"\0\0\0\x09key", &vec![7; length], 1);
+        };
+        with_draft(|draft| put(draft, BODY_BYTES_KEPT / 4));
+        assert!(kept()[0] >= BODY_BYTES_KEPT / 4, "the next one uses it again");
+        with_draft(|draft| put(draft, BODY_BYTES_KEPT));
+        assert!(kept()[0] < 1_000, "a body that is too large");
+        with_draft(|draft| (0..=OPERATIONS_KEPT).for_each(|_| put(draft, 0)));
+        assert!(kept()[1] <= OPERATIONS_KEPT, "too many operations");
+    }
 }

@@ -435,12 +435,17 @@ thread_local! {
     static DRAFT: std::cell::RefCell<Draft> = std::cell::RefCell::new(Draft::new());
 }
 
-/// Runs `use_draft` with an empty draft whose memory is reused from call to call.
+/// Runs `use_draft` with an empty draft whose memory is reused from call to call, unless it has become large: a thread may
+/// live long, and never again commit as much as it once did.
 pub(crate) fn with_draft<T>(use_draft: impl FnOnce(&mut Draft) -> T) -> T {
     DRAFT.with(|draft| match draft.try_borrow_mut() {
         Ok(mut draft) => {
             draft.clear();
-            use_draft(&mut draft)
+            let done = use_draft(&mut draft);
+            if draft.is_large() {
+                *draft = Draft::new();
+            }
+            done
         }
         // A closure of the user that runs inside an operation may begin another one.
         Err(_) => use_draft(&mut Draft::new()),

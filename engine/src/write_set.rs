@@ -68,6 +68,11 @@ impl Layer {
         self.addition_bytes = 0;
     }
 
+    /// Ranges for which it has memory.
+    pub(crate) fn ranges_kept(&self) -> usize {
+        self.deleted.capacity()
+    }
+
     /// Memory that making the layer a run would free.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes

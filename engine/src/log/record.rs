@@ -233,6 +233,11 @@ impl Body {
         self.values_may_tear = false;
     }
 
+    /// Bytes of memory that it has.
+    pub(crate) fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// Bytes of the body.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len() - RECORD_HEADER_BYTES

@@ -87,7 +87,8 @@ impl Work {
         appends.clear();
         append_values.clear();
         maps.clear();
-        let lengths = [layers.capacity(), appends.capacity(), maps.capacity()];
+        let ranges = layers.first().map_or(0, Layer::ranges_kept);
+        let lengths = [layers.capacity(), appends.capacity(), maps.capacity(), ranges];
         append_values.capacity() <= VALUE_BYTES_KEPT && lengths.iter().all(|&length| length <= ELEMENTS_KEPT)
     }
 }
@@ -161,6 +162,12 @@ mod tests {
         let mut tx = store.begin(Default::default()).expect("a transaction");
         for _ in 0..=ELEMENTS_KEPT {
             tx.append(&map, b"prefix", b"").expect("an append");
+        }
+        assert!(!tx.work.clear());
+        let mut tx = store.begin(Default::default()).expect("a transaction");
+        for number in 0..=ELEMENTS_KEPT as u8 {
+            let (low, high) = ([number, 0], [number, 1]);
+            tx.delete_range(&map, &low[..]..&high[..]).expect("a range");
         }
         assert!(!tx.work.clear());
     }

@@ -218,3 +218,51 @@ impl Core {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::mem::ManuallyDrop;
+
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{Durability, Maintenance, Options, Store, TransactionOptions};
+
+    fn open(disk: &SimDisk) -> ManuallyDrop<Store> {
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written);
+        // One of them dies, and the others do not wait for it on the way out of a test that failed.
+        ManuallyDrop::new(options.open_on(disk.platform()).expect("a store"))
+    }
+
+    #[test]
+    fn exclusive_transaction_of_a_dead_process_shuts_nobody_out() {
+        let disk = SimDisk::new(1);
+        let (store, other) = (open(&disk), open(&disk));
+        let map = store.map("map").expect("a map");
+        let exclusive = other.begin(TransactionOptions::new().exclusive());
+        std::mem::forget(exclusive.expect("nobody else writes"));
+        other.core().region.seat().stand_up();
+        let core = store.core();
+        core.bury_the_dead();
+        assert_eq!(core.control().exclusive.0.load(Ordering::Acquire), NOT_EXCLUSIVE);
+        map.put(b"key", b"value").expect("a put");
+        assert_eq!(core.region.processes().count(), 1);
+    }
+
+    #[test]
+    fn process_in_the_place_of_a_dead_one_does_not_seem_to_read_what_that_one_read() {
+        let disk = SimDisk::new(2);
+        let (store, other) = (open(&disk), open(&disk));
+        let theirs = &other.core().region;
+        theirs.process(theirs.me()).reading.fetch_add(1, Ordering::SeqCst);
+        theirs.seat().stand_up();
+        let core = store.core();
+        core.bury_the_dead();
+        let third = open(&disk);
+        assert_eq!(third.core().region.me(), theirs.me());
+        let _maintenance = core.hold_maintenance().expect("nobody else has it");
+        assert!(core.while_nobody_reads(|| ()), "somebody seems to read");
+    }
+}

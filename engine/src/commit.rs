@@ -239,6 +239,7 @@ impl Core {
                     self.fill_in(draft)?;
                     let commit = self.write_record(draft)?;
                     let is_awaited = guard.release();
+                    kill_point();
                     self.wake_waiting_streams();
                     draft.ring(|slot| self.ring_elsewhere(slot));
                     // While one has the store to himself, all others wait for him.

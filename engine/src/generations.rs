@@ -633,7 +633,9 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use duramen_io::SimDisk;
+    use std::mem::ManuallyDrop;
+
+    use duramen_io::{OpenMode, SimDisk};
 
     use super::*;
     use crate::{Maintenance, Options, Store};
@@ -754,6 +756,101 @@ mod tests {
         assert_eq!(asked(&populated), all);
         core.populate_ahead(&mut populated);
         assert_eq!(asked(&populated), all, "there is nothing left to ask for");
+    }
+
+    /// Two processes, and a log file that nobody uses, of which the second one is about to prepare a generation.
+    fn about_to_prepare(disk: &SimDisk) -> (Store, ManuallyDrop<Store>, u16) {
+        let store = store(disk, MOST);
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let other = options.generation_bytes(LEAST, MOST).open_on(disk.platform());
+        let other = ManuallyDrop::new(other.expect("a store"));
+        let theirs = other.core();
+        theirs.discard_standbys(|_| true).expect("nobody else");
+        let is_unused = |entry: &GenerationEntry| {
+            entry.state() == GenerationState::Unused && entry.filled.load(Ordering::Relaxed) > 0
+        };
+        let unused = theirs.region.generations().find(|(_, entry)| is_unused(entry));
+        let (slot, entry) = unused.expect("a log file");
+        assert!(entry.start_preparing(theirs.region.me()));
+        (store, other, slot)
+    }
+
+    fn file_bytes(core: &Core, slot: u16) -> u64 {
+        let file = core.platform.storage.open(&file_name(slot), OpenMode::Write);
+        file.and_then(|file| file.len()).unwrap_or(0)
+    }
+
+    /// What a dead process was preparing is nobody's again, and can be prepared and used.
+    fn assert_given_up(store: Store, disk: &SimDisk, slot: u16, incarnation: u32) {
+        let (core, map) = (store.core(), store.map("map").expect("a map"));
+        core.bury_the_dead();
+        assert_eq!(core.region.processes().count(), 1, "it is buried");
+        let entry = core.entry(slot);
+        assert_eq!(entry.state(), GenerationState::Unused);
+        assert!(entry.incarnation.load(Ordering::Relaxed) > incarnation);
+        assert_eq!(entry.memory.place().1, 0);
+        assert_eq!(entry.filled.load(Ordering::Relaxed), file_bytes(core, slot));
+        // Until it has been the active one.
+        let number = entry.number.load(Ordering::Relaxed);
+        let mut puts = 0u64;
+        while entry.number.load(Ordering::Relaxed) == number {
+            map.put(&puts.to_be_bytes(), &[9; 1_000]).expect("a put");
+            puts += 1;
+        }
+        assert!(file_bytes(core, slot) >= entry.tail.load(Ordering::Relaxed));
+        let disk = disk.kill();
+        drop((map, store));
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let store = options.open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        assert!((0..puts).all(|put| map.get(&put.to_be_bytes()).unwrap().unwrap() == [9; 1_000]));
+    }
+
+    #[test]
+    fn generation_that_a_dead_process_had_nearly_prepared_is_given_up() {
+        let disk = SimDisk::new(7);
+        let (store, other, slot) = about_to_prepare(&disk);
+        let (theirs, entry) = (other.core(), other.core().entry(slot));
+        theirs.prepare_slot(slot, LEAST, 0).expect("room");
+        assert!(entry.memory.place().1 > 0);
+        // It died before it could say how far the file was filled.
+        entry.filled.store(LOG_START, Ordering::Relaxed);
+        let incarnation = entry.incarnation.load(Ordering::Relaxed);
+        theirs.region.seat().stand_up();
+        assert_given_up(store, &disk, slot, incarnation);
+    }
+
+    #[test]
+    fn log_file_that_a_dead_process_had_removed_is_not_taken_to_be_there() {
+        let disk = SimDisk::new(8);
+        let (store, other, slot) = about_to_prepare(&disk);
+        let (theirs, entry) = (other.core(), other.core().entry(slot));
+        let incarnation = entry.incarnation.load(Ordering::Relaxed);
+        theirs.platform.storage.remove(&file_name(slot)).expect("a log file");
+        theirs.region.seat().stand_up();
+        assert_given_up(store, &disk, slot, incarnation);
+    }
+
+    /// The memory of an index cannot be given back while somebody is stopped who has the lock for that. By the place of the
+    /// dead process it is found later.
+    #[test]
+    fn dead_process_whose_memory_cannot_be_given_back_is_buried_another_time() {
+        let disk = SimDisk::new(9);
+        let (store, other, slot) = about_to_prepare(&disk);
+        let (core, theirs) = (store.core(), other.core());
+        theirs.prepare_slot(slot, LEAST, 0).expect("room");
+        let incarnation = core.entry(slot).incarnation.load(Ordering::Relaxed);
+        let stopped = Options::new().maintenance(Maintenance::Manual).open_on(disk.platform());
+        let stopped = stopped.expect("a store");
+        theirs.region.seat().stand_up();
+        let lock = &stopped.core().control().growth_lock.0;
+        let held = lock.try_lock(stopped.core().region.me()).expect("nobody else has it");
+        core.bury_the_dead();
+        assert_eq!(core.region.processes().count(), 3);
+        assert_ne!(core.entry(slot).state(), GenerationState::Unused);
+        drop(held);
+        stopped.close().expect("an end");
+        assert_given_up(store, &disk, slot, incarnation);
     }
 
     #[test]

@@ -257,12 +257,15 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::ManuallyDrop;
     use std::time::Duration;
 
     use duramen_io::SimDisk;
 
     use super::*;
+    use crate::full_key::{CATALOG, FullKey};
     use crate::log::Body;
+    use crate::pace::LogRoom;
     use crate::{ChangesFrom, Durability, Maintenance, Options, Reason, Store};
 
     fn open(disk: &SimDisk) -> Store {
@@ -272,13 +275,12 @@ mod tests {
         options.open_on(disk.platform()).expect("a store")
     }
 
-    /// What a writer leaves who dies while the kernel copies his record: the front of it, with the header.
-    fn leave_the_front_of_a_record(core: &Core) {
-        let (control, mut body) = (core.control(), Body::new());
+    /// What a writer is about to write, and where.
+    fn record(core: &Core, mut body: Body) -> (Vec<u8>, u16, u64) {
+        let control = core.control();
         let tail = &control.tail.0;
         let slot = tail.slot.load(Ordering::Relaxed) as u16;
         let entry = core.entry(slot);
-        body.push(OperationKind::Put, b"\0\0\0\x09a key", &[7; 10_000]);
         let header = RecordHeader {
             commit: control.visible.0.load(Ordering::Relaxed) + 1,
             synced: control.synced.0.load(Ordering::Relaxed),
@@ -289,11 +291,40 @@ mod tests {
             epoch: tail.epoch.load(Ordering::Relaxed),
             meta_sequence: tail.meta_sequence.load(Ordering::Relaxed),
         };
-        let start = entry.tail.load(Ordering::Relaxed);
         let (record, _) = body.seal(&header);
+        (record.to_vec(), slot, entry.tail.load(Ordering::Relaxed))
+    }
+
+    /// What a writer leaves who dies while the kernel copies his record: the front of it, with the header.
+    fn leave_the_front_of_a_record(core: &Core) {
+        let mut body = Body::new();
+        body.push(OperationKind::Put, b"\0\0\0\x09a key", &[7; 10_000]);
+        let (record, slot, start) = record(core, body);
         let file = core.log_file(slot).expect("a log file");
         file.write_at(&record[..8_000], start).expect("a disk");
         core.repair_commits();
+    }
+
+    #[test]
+    fn map_that_a_dead_writer_dropped_is_dropped_for_those_who_have_handles_of_it() {
+        let disk = SimDisk::new(4);
+        // Nothing was promised for the record, so nobody folds it.
+        let (store, other) = (ManuallyDrop::new(open(&disk)), ManuallyDrop::new(open(&disk)));
+        let map = other.map("map").expect("a map");
+        map.put(b"key", b"value").expect("a put");
+        let core = store.core();
+        let name = FullKey::new(CATALOG, b"map").expect("a short key");
+        let mut body = Body::new();
+        body.push(OperationKind::Delete, &name, &[]);
+        let (record, slot, start) = record(core, body);
+        let (tail, entry) = (&core.control().tail.0, core.entry(slot));
+        let commit = core.control().visible.0.load(Ordering::Relaxed) + 1;
+        tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
+        let file = core.log_file(slot).expect("a log file");
+        file.write_at(&record, start).expect("a disk");
+        core.repair_commits();
+        let error = map.put(b"key", b"newer").expect_err("there is no such map any more");
+        assert!(matches!(error.reason(), Reason::MapDropped { .. }), "{error}");
     }
 
     /// Found by `duramen torture`: what was committed after that was not found in the log, by recovery, by streams of commits,
@@ -332,6 +363,35 @@ mod tests {
             assert_eq!(store.check(&mut |_| ()).expect("a check").problems, [""; 0]);
             assert_eq!(map.count().expect("a count"), 3);
         }
+    }
+
+    /// The other process dies while it frees a generation, and commits pause for its fold.
+    #[test]
+    fn streams_and_commits_go_on_once_somebody_has_the_maintenance_of_a_dead_process() {
+        let disk = SimDisk::new(3);
+        let (store, other) = (open(&disk), ManuallyDrop::new(open(&disk)));
+        let map = store.map("map").expect("a map");
+        let mut changes = store.changes(ChangesFrom::Now).expect("a stream");
+        map.put(b"key", b"value").expect("a put");
+        let (core, theirs) = (store.core(), other.core());
+        let lock = &theirs.control().maintenance_lock.0;
+        std::mem::forget(lock.try_lock(theirs.region.me()).expect("nobody else has it"));
+        theirs.control().freeing.store(1, Ordering::SeqCst);
+        theirs.pace.begins(1, 1 << 20, Duration::ZERO);
+        theirs.pace.merges(Duration::ZERO);
+        let room = LogRoom { planned: 1, left: 1 };
+        theirs.pace.set_price(Duration::from_secs(1), room);
+        assert!(core.pace.is_on());
+        theirs.region.seat().stand_up();
+        // Whoever comes first need not be the one who buries.
+        drop(
+            core.try_hold_maintenance()
+                .expect("all is in order")
+                .expect("nobody has it"),
+        );
+        assert!(!core.pace.is_on(), "commits pause for nobody");
+        assert_eq!(core.control().freeing.load(Ordering::SeqCst), 0);
+        assert!(changes.next(Duration::ZERO).expect("a whole log").is_some());
     }
 
     /// The other process was stopped inside a commit when the tree was to be published.

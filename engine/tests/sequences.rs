@@ -355,6 +355,10 @@ fn listener_of_one_store_is_told_of_what_the_other_appends() {
     tokens(Duration::from_millis(300));
     for round in 0..50 {
         append(&elsewhere, "nobody listens");
+        if round == 25 {
+            // Whoever rings has looked meanwhile whether anybody here still listens.
+            std::thread::sleep(Duration::from_millis(2_500));
+        }
         std::thread::scope(|scope| {
             let asleep = scope.spawn(|| tokens(Duration::from_secs(60)));
             append(&there, "told");

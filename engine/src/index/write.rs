@@ -14,6 +14,7 @@ use super::finger::At;
 use super::head::{Fences, Frame};
 use super::leaf::{Entry, LEAF_ENTRIES, LEAF_HEAD_BYTES, Leaf, Order, leaf_head};
 use super::{Finger, Index, Keys, Path, Step, Version, key_tag};
+use crate::planted::kill_point;
 
 /// As many of the latest arrivals must be at the end of the order, one beside the other, for a load to count as
 /// sequential. By chance that happens to one full leaf in 30,000.
@@ -167,6 +168,7 @@ impl Index {
             self.start_leaf_before(keys, leaf_offset, fences, &order, entry)
         } else {
             leaf.is_being_copied();
+            kill_point();
             let mut entries: Entries = order.iter().map(|ranked| leaf.entry(*ranked)).collect();
             entries.insert(rank, entry);
             self.halve(keys, leaf.frame(), fences, &entries)
@@ -246,7 +248,9 @@ impl Index {
             return self.add_root(keys, &additions);
         };
         let branch: &Branch = self.arena.at(step.branch);
+        kill_point();
         if branch.append(keys, step.slots, &additions) {
+            kill_point();
             return;
         }
         let fences = Fences::new(self.fence_before(above), self.fence_after(keys, above, key));

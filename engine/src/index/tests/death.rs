@@ -83,3 +83,97 @@ fn a_writer_that_dies_in_an_insert_harms_nothing() {
         }
     }
 }
+
+/// A process that writes rows of topics, and remembers where.
+struct Writer {
+    /// Of each topic the finger to its counter and that to its newest row.
+    kept: [[Finger; 2]; TOPICS],
+}
+
+const TOPICS: usize = 3;
+
+impl Writer {
+    const NEW: Writer = Writer {
+        kept: [[Finger::NONE; 2]; TOPICS],
+    };
+}
+
+/// What one commit writes: the counter of a topic, its next row, and what lies beside them, in some order.
+fn rows(random: &mut fastrand::Rng, topic: usize, number: u64) -> Vec<(Vec<u8>, Option<usize>)> {
+    let counter = [b"\0\0\0\x01".as_slice(), &[topic as u8; 4]].concat();
+    let row = [b"\0\0\0\x08".as_slice(), &[topic as u8; 4], &number.to_be_bytes()].concat();
+    let mut rows = vec![(counter, Some(0)), (row, Some(1))];
+    for _ in 0..random.usize(..4) {
+        // Behind a row or a counter, between topics, or anywhere.
+        let near = [&rows[random.usize(..2)].0[..], &random.u16(..).to_be_bytes()].concat();
+        let between = [b"\0\0\0\x08".as_slice(), &[random.u8(..4)], &[random.u8(..)]].concat();
+        let anywhere = key_of_shape(random, Shape::Mixed);
+        rows.push(([near, between, anywhere][random.usize(..3)].clone(), None));
+    }
+    rows.sort();
+    rows.dedup();
+    random.shuffle(&mut rows);
+    rows
+}
+
+#[test]
+fn fingers_of_the_living_stay_true_when_a_writer_dies() {
+    let mut random = random();
+    for _ in 0..12 {
+        let mut tester = Tester::new(1 << 22);
+        let mut writers = [Writer::NEW; 3];
+        let (readings_left, mut numbers, mut deaths) = (AtomicU64::new(0), [0; TOPICS], 0);
+        for _ in 0..1_500 {
+            let (who, topic) = (random.usize(..writers.len()), random.usize(..TOPICS));
+            let rows = rows(&mut random, topic, numbers[topic]);
+            numbers[topic] += 1;
+            let commit = tester.commit;
+            let positions: Vec<_> = rows.iter().map(|(key, _)| tester.log.append(key)).collect();
+            readings_left.store(random.u64(..600), Relaxed);
+            let (log, index) = (&tester.log, tester.index);
+            let readings_left = &readings_left;
+            let dying = DyingLog { log, readings_left };
+            let fingers = &mut writers[who].kept[topic];
+            let write = || {
+                for ((key, near), &position) in rows.iter().zip(&positions) {
+                    let finger = near.map_or(Finger::NONE, |near| fingers[near]);
+                    let version = Version { commit, position };
+                    let found = index.insert_near(dying, key, hash(key), version, finger);
+                    if let Some(near) = near {
+                        fingers[*near] = found;
+                    }
+                }
+            };
+            if catch_unwind(AssertUnwindSafe(write)).is_err() {
+                deaths += 1;
+                writers[who] = Writer::NEW;
+                // As `repair.rs` does.
+                for ((key, _), &position) in rows.iter().zip(&positions) {
+                    index.insert(log, key, hash(key), commit, position);
+                }
+            }
+            for ((key, _), &position) in rows.iter().zip(&positions) {
+                let version = Version { commit, position };
+                tester.model.entry(key.clone()).or_default().insert(0, version);
+            }
+            for (key, near) in &rows {
+                let newest = tester.model[key].first().copied();
+                for writer in &writers {
+                    let finger = near.map_or(Finger::NONE, |near| writer.kept[topic][near]);
+                    assert_eq!(tester.index.find_near(&tester.log, key, hash(key), finger), newest);
+                }
+            }
+            tester.commit += 1;
+        }
+        assert!(deaths > 50, "{deaths}");
+        tester.check_finds(u64::MAX);
+        let mut cursor = IndexCursor::new(tester.index, &tester.log);
+        cursor.first();
+        for (key, versions) in &tester.model {
+            assert_eq!(cursor.key(), key);
+            assert!(cursor.versions().eq(versions.iter().copied()));
+            cursor.next();
+        }
+        assert!(!cursor.is_valid());
+    }
+}

@@ -85,7 +85,7 @@ impl SubscribeOptions {
         self
     }
 
-    /// How long a blocking call waits for a batch to fill up once there is something. Default: not at all.
+    /// How long a blocking call waits for a batch to fill up once there is something; a stream does not. Default: not at all.
     pub fn linger(mut self, linger: Duration) -> SubscribeOptions {
         self.linger = linger;
         self

@@ -447,10 +447,12 @@ fn polled(subscription: &mut PatternSubscription) -> Option<Option<Result<Messag
 
 #[test]
 fn a_pattern_is_a_stream_that_wakes_its_task_for_every_topic_and_ends_with_the_store() {
-    let (store, topics, topic) = one_topic(&SimDisk::new(91));
+    let store = open(&SimDisk::new(91));
+    // With its thread, which wakes those who wait when the store is closed.
+    let topics = Topics::open(&store).unwrap();
     let pattern = Pattern::new("orders.>").unwrap();
     let mut subscription = topics.subscribe(&pattern, Start::Beginning).unwrap();
-    publish(&topic, 1);
+    publish(&topics.create("orders", TopicOptions::new()).unwrap(), 1);
     assert!(polled(&mut subscription).is_none(), "another topic");
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -234,7 +234,7 @@ fn what_is_not_named_stays_as_it_is_configured() {
     with("configure", &["--no-dead-letters", "--tries", "none"]);
     with("pause", &[]);
     let json = scratch.done(&["groups", "shop", "sales", "--json"]).json();
-    assert_eq!(json[0]["kind"], "paused");
+    assert_eq!(json[0]["paused"], true);
     assert_eq!(
         json[0]["settings"],
         json!({"lease_seconds": 0.25, "tries": null, "in_flight": 7, "back_off_seconds": [0.5, 3], "dead_letters": null})

@@ -364,6 +364,17 @@ fn commits_end_with_busy_once_the_log_is_full_while_the_one_who_folds_is_stopped
     }
 }
 
+/// A process that is stopped in an exclusive transaction, and a store of this one.
+fn stopped_with_the_store_to_itself() -> (tempfile::TempDir, ManuallyDrop<Store>, Other) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    let store = prepared(&path, Maintenance::Manual);
+    let mut other = Other::start(&path, "exclusive", FAR);
+    other.go();
+    other.is_stopped();
+    (directory, store, other)
+}
+
 /// Whoever else wants to write while a process that has the store to itself is stopped.
 fn write_beside_exclusive(store: &Store) -> [Result<()>; 2] {
     let alone = || store.transact_with(TransactionOptions::new().exclusive(), |_| Ok(()));
@@ -376,12 +387,7 @@ fn write_beside_exclusive(store: &Store) -> [Result<()>; 2] {
 
 #[test]
 fn nobody_waits_without_end_for_a_process_stopped_in_an_exclusive_transaction() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("store");
-    let store = prepared(&path, Maintenance::Manual);
-    let mut other = Other::start(&path, "exclusive", FAR);
-    other.go();
-    other.is_stopped();
+    let (_directory, store, mut other) = stopped_with_the_store_to_itself();
     for done in write_beside_exclusive(&store) {
         assert_eq!(outcome("beside", done, other.id()), Outcome::Refused);
     }
@@ -400,12 +406,7 @@ fn nobody_waits_without_end_for_a_process_stopped_in_an_exclusive_transaction() 
 
 #[test]
 fn process_killed_in_an_exclusive_transaction_is_in_nobodys_way_even_if_nobody_folds() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("store");
-    let store = prepared(&path, Maintenance::Manual);
-    let mut other = Other::start(&path, "exclusive", FAR);
-    other.go();
-    other.is_stopped();
+    let (_directory, store, mut other) = stopped_with_the_store_to_itself();
     other.child.kill().expect("an end");
     other.child.wait().expect("an end");
     for done in write_beside_exclusive(&store) {

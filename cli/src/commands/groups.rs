@@ -268,6 +268,7 @@ fn object(group: &GroupDescription) -> Value {
     json!({
         "group": group.name,
         "kind": kind(group),
+        "paused": group.is_paused,
         "acknowledged": group.acknowledged,
         "next": group.next,
         "pending": group.pending,

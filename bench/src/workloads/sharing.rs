@@ -18,6 +18,7 @@ use crate::peer::{Class, Peer};
 use crate::shared::SharedCounters;
 
 const WORKERS: usize = 4;
+const KEY_BYTES: usize = 16;
 /// Seconds of each phase at scale 1.
 const STEP: f64 = 5.0;
 /// Below this a phase would be a handful of syncs.
@@ -167,8 +168,8 @@ impl<'a> Load<'a> {
         Load {
             context,
             values: Values::new(context.seed, Length::Fixed(100)),
-            loaded: Generator::new(context.seed, "load").keys(context.records(), 16),
-            put: Generator::new(context.seed, "put").keys(share * WORKERS, 16),
+            loaded: Generator::new(context.seed, "load").keys(context.records(), KEY_BYTES),
+            put: Generator::new(context.seed, "put").keys(share * WORKERS, KEY_BYTES),
         }
     }
 
@@ -179,9 +180,12 @@ impl<'a> Load<'a> {
     fn read(&self, peer: &dyn Peer, worker: usize) -> Result<Worked> {
         let checker = self.context.checker(&self.values);
         let picks = Generator::new(self.context.seed, &format!("reads of {worker}")).picks(PICKS, self.loaded.len());
+        // In the order in which they are read: a list of all, which threads share and each process has for itself, would be
+        // looked up at random as the store is, and slow processes down by itself.
+        let keys = Keys::collect(KEY_BYTES, picks.iter().map(|&pick| self.loaded.at(pick as usize)));
         let shift = self.context.pace.shift(WORKERS, self.seconds());
         shift.work(u64::MAX, |at| {
-            let key = self.loaded.at(picks[at as usize % PICKS] as usize);
+            let key = keys.at(at as usize % PICKS);
             peer.get(key, &mut |found| checker.present(key, 0, found))
         })
     }

@@ -55,7 +55,7 @@ const FOLD_LOOK: Duration = Duration::from_millis(90);
 const STOPPED_FOR: Duration = Duration::from_secs(5);
 /// How long a sync waits for a record that is being written to the sector with which it ends; first without sleeping.
 const PASSING_MAX: Duration = Duration::from_millis(200);
-const PASSING_STEP: Duration = Duration::from_millis(1);
+const PASSING_STEP: Duration = Duration::from_micros(100);
 const PASSING_SPINS: u32 = 1_000;
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;

@@ -19,6 +19,7 @@ use crate::shared::SharedCounters;
 
 const WORKERS: usize = 4;
 const KEY_BYTES: usize = 16;
+const VALUE_BYTES: Length = Length::Fixed(100);
 /// Seconds of each phase at scale 1.
 const STEP: f64 = 5.0;
 /// Below this a phase would be a handful of syncs.
@@ -167,7 +168,7 @@ impl<'a> Load<'a> {
         let share = context.scaled(KEYS).div_ceil(WORKERS);
         Load {
             context,
-            values: Values::new(context.seed, Length::Fixed(100)),
+            values: Values::new(context.seed, VALUE_BYTES),
             loaded: Generator::new(context.seed, "load").keys(context.records(), KEY_BYTES),
             put: Generator::new(context.seed, "put").keys(share * WORKERS, KEY_BYTES),
         }
@@ -177,8 +178,15 @@ impl<'a> Load<'a> {
         Some(self.context.scaled_seconds(STEP, STEP_MIN))
     }
 
+    /// What values are cut from fills a quarter of a processor's second-level cache. Threads would share it, processes that
+    /// take turns on a processor would each fetch their own: so that the forms differ in the store alone, threads have one each as well.
+    fn own_values(&self) -> Values {
+        Values::new(self.context.seed, VALUE_BYTES)
+    }
+
     fn read(&self, peer: &dyn Peer, worker: usize) -> Result<Worked> {
-        let checker = self.context.checker(&self.values);
+        let values = self.own_values();
+        let checker = self.context.checker(&values);
         let picks = Generator::new(self.context.seed, &format!("reads of {worker}")).picks(PICKS, self.loaded.len());
         // In the order in which they are read: a list of all, which threads share and each process has for itself, would be
         // looked up at random as the store is, and slow processes down by itself.
@@ -192,10 +200,11 @@ impl<'a> Load<'a> {
 
     fn put(&self, peer: &dyn Peer, worker: usize) -> Result<Worked> {
         let share = self.put.all().share(worker, WORKERS);
+        let values = self.own_values();
         let shift = self.context.pace.shift(WORKERS, self.seconds());
         shift.work(share.len() as u64, |at| {
             let key = share.at(at as usize);
-            peer.put(key, self.values.of(key, 0))
+            peer.put(key, values.of(key, 0))
         })
     }
 

@@ -46,7 +46,7 @@ const GROWTH_PAGES_MAX: u64 = 16_384;
 /// What the kernel maps with one entry of a page table.
 const LARGE_PIECE_PAGES: u64 = 512;
 /// From this size on the file grows by whole large pieces.
-const LARGE_FILE_PAGES: u64 = 16 * LARGE_PIECE_PAGES;
+const LARGE_FILE_PAGES: u64 = 4 * LARGE_PIECE_PAGES;
 
 /// The allocator of the data file. All that it knows lies in the shared region.
 #[derive(Debug)]

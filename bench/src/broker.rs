@@ -57,7 +57,7 @@ pub trait Broker: Send + Sync {
         bail!(Unsupported("stores no pairs"))
     }
     /// Stores a pair and publishes a message, both or neither.
-    fn put_and_publish(&self, _key: &[u8], _value: &[u8], _topic: usize, _payload: &[u8]) -> Result<()> {
+    fn put_and_publish(&self, _how: Together, _pair: (&[u8], &[u8]), _topic: usize, _payload: &[u8]) -> Result<()> {
         bail!(Unsupported("stores no pairs"))
     }
     /// Reads a pair.
@@ -66,6 +66,15 @@ pub trait Broker: Send + Sync {
     }
     /// Closes it. Receivers are dropped.
     fn close(self: Box<Self>) -> Result<()>;
+}
+
+/// How a pair and a message are written together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Together {
+    /// In a transaction, which could read as well.
+    Transaction,
+    /// In a batch, which only writes.
+    Batch,
 }
 
 /// How a member acknowledges.

@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use duramen::topic::{GroupOptions, Start, Topic, TopicOptions, TopicWrites, Topics, TopicsOptions};
+use duramen::topic::{GroupOptions, Start, Topic, TopicBatch, TopicOptions, TopicWrites, Topics, TopicsOptions};
 use duramen::{Batch, Durability, Maintenance, Map, Options, Result, Store};
 
 /// Pairs that the reading paths find in the store.
@@ -138,6 +138,21 @@ const PATHS: &[Path] = &[
                     tx.put(map, key, &VALUE)?;
                     tx.publish(&topic, &VALUE).map(drop)
                 })
+            };
+            fresh(count).iter().try_for_each(both)
+        },
+    },
+    Path {
+        name: "batch-publish",
+        about: "put a new pair and publish a message in one batch, with its share of the folding",
+        is_folded: true,
+        run: |store, map, _, count| {
+            let topic = topic(store)?;
+            let both = |key: &Key| {
+                let mut batch = Batch::new();
+                batch.put(map, key, &VALUE)?;
+                batch.publish(&topic, &VALUE)?;
+                store.write(batch).map(drop)
             };
             fresh(count).iter().try_for_each(both)
         },

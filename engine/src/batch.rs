@@ -15,7 +15,8 @@ use crate::future::CommitFuture;
 use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, LOG_SPAN_BYTES, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::map::{Map, check_value};
-use crate::store::{Store, with_draft};
+use crate::sequence::{Item, Place, Sequence, Ticket, check_item, draft_item};
+use crate::store::{Store, keep_draft, take_draft, with_draft};
 
 /// Writes to any maps of one store that are committed together by [`Store::write`]. They take effect in the order of
 /// the calls.
@@ -34,10 +35,12 @@ use crate::store::{Store, with_draft};
 /// ```
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Puts and deletions as the log will have them, while there is nothing else in the batch.
+    /// Puts, deletions and short appends to sequences as the log will have them, while there is nothing else in the batch.
     plain: Draft,
     /// All writes, once what becomes of some of them depends on others.
     mixed: Option<Mixed>,
+    /// Of the appends to sequences, in the order of the calls.
+    tickets: Vec<Ticket>,
     store: Option<Store>,
     durability: Option<Durability>,
 }
@@ -49,6 +52,16 @@ struct Mixed {
     /// Keys and values of all writes, one after the other.
     bytes: Vec<u8>,
     maps: Vec<Arc<MapInfo>>,
+    /// Of the appends to sequences, in the order of the calls.
+    numbered: Vec<Numbered>,
+}
+
+/// An append to a sequence, but for its head, which is the value of a [`Write`].
+#[derive(Debug)]
+struct Numbered {
+    place: Arc<Place>,
+    /// Id of the map of bodies, and where the body lies.
+    body: Option<(u32, Range<usize>)>,
 }
 
 /// A write; its key and its value lie in the bytes from `start` on.
@@ -72,6 +85,8 @@ enum What {
     Append,
     /// The value is what to add, in eight bytes.
     Add,
+    /// The value is the head; there is no key. The place is that of the next [`Numbered`].
+    AppendTo,
 }
 
 const _: () = assert!(FULL_KEY_BYTES_MAX < u16::MAX as usize && VALUE_BYTES_MAX <= u32::MAX as u64);
@@ -85,7 +100,7 @@ impl Batch {
     /// Writes in the batch.
     pub fn len(&self) -> usize {
         match &self.mixed {
-            None => self.plain.planned.len(),
+            None => self.plain.planned.len() - self.plain.sequences.len(),
             Some(mixed) => mixed.writes.len(),
         }
     }
@@ -160,10 +175,40 @@ impl Batch {
         Ok(())
     }
 
+    /// Appends to a sequence; the ticket knows the number once the batch is committed.
+    #[doc(hidden)]
+    pub fn append_to(&mut self, sequence: &Sequence, item: Item<'_>) -> Result<Ticket> {
+        check_item(&item)?;
+        let (heads, bodies) = (sequence.heads(), sequence.bodies());
+        self.admit(heads)?;
+        self.admit(bodies)?;
+        if self.mixed.is_none() && item.body.is_none() && self.has_room() {
+            self.plain.needs(&heads.info);
+            self.plain.needs(&bodies.info);
+            let head = (heads.info.id, item.head);
+            let seed = heads.store.core().hash_seed;
+            self.plain
+                .push_numbered(sequence.place(), head, None, item.bytes(), seed)?;
+        } else {
+            self.mixed().push_numbered(sequence, &item);
+        }
+        let ticket = Ticket::default();
+        self.tickets.push(ticket.clone());
+        Ok(ticket)
+    }
+
+    /// Whether a draft may become longer: no record takes more than a log file, and positions in a body have 32 bits.
+    fn has_room(&self) -> bool {
+        (self.plain.body.len() as u64) < LOG_SPAN_BYTES
+    }
+
     /// Refuses a map that is gone, or of another store than the batch's.
     fn admit(&mut self, map: &Map) -> Result<()> {
         map.info.alive()?;
-        let store = self.store.get_or_insert_with(|| map.store.clone());
+        let store = self.store.get_or_insert_with(|| {
+            self.plain = take_draft();
+            map.store.clone()
+        });
         if !store.is(&map.store) {
             return Err(Reason::ForeignMap {
                 name: map.name().into(),
@@ -176,8 +221,7 @@ impl Batch {
     /// Takes a put or a deletion.
     fn write(&mut self, map: &Map, what: What, key: &[u8], value: &[u8]) -> Result<()> {
         self.admit(map)?;
-        // No record takes more than a log file; positions in a body have 32 bits.
-        let fits = value.len() <= LOGGED_VALUE_BYTES_MAX && (self.plain.body.len() as u64) < LOG_SPAN_BYTES;
+        let fits = value.len() <= LOGGED_VALUE_BYTES_MAX && self.has_room();
         if self.mixed.is_none() && fits {
             self.plain.needs(&map.info);
             let full_key = FullKey::new(map.info.id, key)?;
@@ -197,31 +241,21 @@ impl Batch {
         let plain = &mut self.plain;
         self.mixed.get_or_insert_with(|| {
             let mixed = Mixed::of(plain);
-            *plain = Draft::new();
+            keep_draft(std::mem::take(plain));
             mixed
         })
     }
 
     pub(crate) fn commit(self, store: &Store) -> Result<Commit> {
         let durability = self.durability_in(store);
-        self.enter(store, durability, |core, draft| {
-            let number = core.commit(draft, None, durability)?;
-            Ok(Commit {
-                number,
-                assigned: draft.assigned().to_vec(),
-            })
-        })
+        let commit = self.make_visible(store, durability)?;
+        store.core().wait_as_asked(commit.number, durability)?;
+        Ok(commit)
     }
 
     pub(crate) fn commit_async(self, store: &Store) -> Result<CommitFuture> {
         let durability = self.durability_in(store);
-        let commit = self.enter(store, durability, |core, draft| {
-            let number = core.append(draft, None, NOT_EXCLUSIVE)?;
-            Ok(Commit {
-                number,
-                assigned: draft.assigned().to_vec(),
-            })
-        })?;
+        let commit = self.make_visible(store, durability)?;
         Ok(CommitFuture::new(store.handle(), commit, durability))
     }
 
@@ -229,13 +263,8 @@ impl Batch {
         self.durability.unwrap_or(store.core().settings.durability)
     }
 
-    /// Puts the draft together and lets `commit` have it.
-    fn enter(
-        self,
-        store: &Store,
-        durability: Durability,
-        commit: impl FnOnce(&Core, &mut Draft) -> Result<Commit>,
-    ) -> Result<Commit> {
+    /// Makes the writes visible, without waiting for a sync.
+    fn make_visible(self, store: &Store, durability: Durability) -> Result<Commit> {
         if let Some(mine) = &self.store
             && !mine.is(store)
         {
@@ -251,52 +280,102 @@ impl Batch {
                 assigned: Vec::new(),
             });
         }
+        let append = |draft: &mut Draft| {
+            let number = core.append(draft, None, NOT_EXCLUSIVE)?;
+            let resolve = |(ticket, stamp): (&Ticket, _)| ticket.resolve(stamp);
+            self.tickets.iter().zip(draft.stamps()).for_each(resolve);
+            Ok(Commit {
+                number,
+                assigned: draft.assigned().to_vec(),
+            })
+        };
         let Some(mixed) = self.mixed else {
             let mut draft = self.plain;
-            return commit(core, &mut draft);
+            let appended = append(&mut draft);
+            keep_draft(draft);
+            return appended;
         };
         let mut extents = Vec::new();
-        let committed = with_draft(|draft| {
+        let appended = with_draft(|draft| {
             let values = core.value_durability(durability);
             draft.values_may_tear(values == Durability::Written);
             mixed.draft(core, draft, &mut extents)?;
             if !extents.is_empty() {
                 core.ready_values(pages_of(&extents), values)?;
             }
-            commit(core, draft)
+            append(draft)
         });
-        if committed.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
+        if appended.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
             extents
                 .iter()
                 .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
         }
-        committed
+        appended
     }
 }
 
 impl Mixed {
-    /// The writes of a draft of puts and deletions.
+    /// The writes of a draft of puts, deletions and short appends to sequences.
     fn of(plain: &Draft) -> Mixed {
-        let mut mixed = Mixed::default();
+        let mut mixed = Mixed {
+            maps: plain.maps.clone(),
+            ..Mixed::default()
+        };
+        let mut heads = plain.heads.iter().peekable();
+        let mut counters = plain.sequences.iter().peekable();
         for operation in 0..plain.planned.len() {
             let (id, key) = split(plain.full_key(operation));
             let map = plain.maps.iter().find(|map| map.id == id);
-            let map = map.expect("a draft knows the maps of its operations");
-            match plain.operation(operation) {
-                (OperationKind::Put, value) => mixed.push(map, What::Put, key, value),
-                _ => mixed.push(map, What::Delete, key, &[]),
+            let known = || map.expect("a draft knows the maps of its operations");
+            if counters
+                .next_if(|counter| counter.counter_operation == operation)
+                .is_some()
+            {
+                continue;
+            }
+            let (kind, value) = plain.operation(operation);
+            if let Some(head) = heads.next_if(|head| head.operation == operation) {
+                mixed.push(known(), What::AppendTo, &[], value);
+                mixed.numbered.push(Numbered {
+                    place: plain.sequences[head.sequence].place.clone(),
+                    body: None,
+                });
+            } else if kind == OperationKind::Put {
+                mixed.push(known(), What::Put, key, value);
+            } else {
+                mixed.push(known(), What::Delete, key, &[]);
             }
         }
         mixed
     }
 
-    fn push(&mut self, map: &Arc<MapInfo>, what: What, key: &[u8], value: &[u8]) {
+    fn push_numbered(&mut self, sequence: &Sequence, item: &Item<'_>) {
+        let bodies = &sequence.bodies().info;
+        self.place_of(bodies);
+        self.push(&sequence.heads().info, What::AppendTo, &[], item.head);
+        let body = item.body.map(|body| {
+            let start = self.bytes.len();
+            self.bytes.extend_from_slice(body);
+            (bodies.id, start..self.bytes.len())
+        });
+        self.numbered.push(Numbered {
+            place: sequence.place().clone(),
+            body,
+        });
+    }
+
+    /// Where the map is among those that the writes need.
+    fn place_of(&mut self, map: &Arc<MapInfo>) -> usize {
         // The map of the write before, nearly always.
         let known = self.maps.iter().rposition(|known| Arc::ptr_eq(known, map));
-        let place = known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             self.maps.push(map.clone());
             self.maps.len() - 1
-        });
+        })
+    }
+
+    fn push(&mut self, map: &Arc<MapInfo>, what: What, key: &[u8], value: &[u8]) {
+        let place = self.place_of(map);
         self.writes.push(Write {
             start: self.bytes.len(),
             value_length: value.len() as u32,
@@ -334,6 +413,7 @@ impl Mixed {
         // Where the draft has the newest write of each key, for additions to keys that the batch also writes.
         let has_additions = self.writes.iter().any(|write| write.what == What::Add);
         let mut newest: HashMap<Vec<u8>, usize> = HashMap::new();
+        let mut numbered = self.numbered.iter();
         for (index, write) in self.writes.iter().enumerate() {
             if write.what == What::DeleteRange {
                 continue;
@@ -342,6 +422,12 @@ impl Mixed {
             if write.what == What::Append {
                 let (kind, value) = stored(core, value, extents)?;
                 draft.push_append(map, key, kind, &value)?;
+                continue;
+            }
+            if write.what == What::AppendTo {
+                let Numbered { place, body } = numbered.next().expect("each append to a sequence has one");
+                let body = body.as_ref().map(|(map, range)| (*map, &self.bytes[range.clone()]));
+                draft_item(core, draft, place, (map, value), body, extents)?;
                 continue;
             }
             let full_key = FullKey::new(map, key)?;

@@ -122,10 +122,16 @@ impl Core {
     /// Commits a draft and waits until it lasts as asked for.
     pub(crate) fn commit(&self, draft: &mut Draft, checks: Option<&Checks>, durability: Durability) -> Result<u64> {
         let commit = self.append(draft, checks, NOT_EXCLUSIVE)?;
+        self.wait_as_asked(commit, durability)?;
+        Ok(commit)
+    }
+
+    /// Waits until a commit lasts as its caller asked for.
+    pub(crate) fn wait_as_asked(&self, commit: u64, durability: Durability) -> Result<()> {
         if durability == Durability::Synced && !is_planted(PlantedBug::AcknowledgeBeforeSync) {
             self.wait_durable(commit)?;
         }
-        Ok(commit)
+        Ok(())
     }
 
     /// Makes a draft visible, without waiting for a sync. `token` is that of the exclusive transaction which commits.

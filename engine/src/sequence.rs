@@ -19,9 +19,11 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::base::Extent;
 use crate::batch::{pages_of, stored};
 use crate::bell::Bell;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
+use crate::core::Core;
 use crate::draft::{Draft, counter_of};
 use crate::error::{Error, Result};
 use crate::future::CommitFuture;
@@ -100,7 +102,7 @@ impl SequenceState {
     }
 }
 
-/// What a transaction appended; it knows its place once the transaction has committed.
+/// What a transaction or a batch appended; it knows its place once that is committed.
 #[derive(Clone, Debug, Default)]
 pub struct Ticket {
     stamp: Arc<OnceLock<Stamp>>,
@@ -113,7 +115,7 @@ impl Ticket {
     }
 
     pub(crate) fn resolve(&self, stamp: Stamp) {
-        self.stamp.set(stamp).expect("a transaction commits once");
+        self.stamp.set(stamp).expect("what is appended is committed once");
     }
 }
 
@@ -268,22 +270,34 @@ impl Sequence {
         });
         let is_undone = |error: &Error| !error.is_of_a_made_commit();
         if appended.as_ref().is_err_and(is_undone) {
-            let give_back = |extent: &crate::base::Extent| core.space.give_back(extent.page, extent.pages());
+            let give_back = |extent: &Extent| core.space.give_back(extent.page, extent.pages());
             extents.iter().for_each(give_back);
         }
         appended
     }
 
-    fn draft(&self, draft: &mut Draft, item: &Item<'_>, extents: &mut Vec<crate::base::Extent>) -> Result<()> {
+    fn draft(&self, draft: &mut Draft, item: &Item<'_>, extents: &mut Vec<Extent>) -> Result<()> {
         check_item(item)?;
         let head = (self.heads.info.id, item.head);
-        let body = item.body.map(|body| stored(self.store().core(), body, extents));
-        let body = body.transpose()?;
-        let body = body
-            .as_ref()
-            .map(|(kind, value)| (self.bodies.info.id, *kind, &**value));
-        draft.push_numbered(&self.place, head, body, item.bytes(), self.store().core().hash_seed)
+        let body = item.body.map(|body| (self.bodies.info.id, body));
+        draft_item(self.store().core(), draft, &self.place, head, body, extents)
     }
+}
+
+/// Adds an append to a draft. Head and body come with the ids of their maps.
+pub(crate) fn draft_item(
+    core: &Core,
+    draft: &mut Draft,
+    place: &Arc<Place>,
+    head: (u32, &[u8]),
+    body: Option<(u32, &[u8])>,
+    extents: &mut Vec<Extent>,
+) -> Result<()> {
+    let bytes = head.1.len() + body.map_or(0, |(_, body)| body.len());
+    let body = body.map(|(map, body)| stored(core, body, extents).map(|(kind, value)| (map, kind, value)));
+    let body = body.transpose()?;
+    let body = body.as_ref().map(|(map, kind, value)| (*map, *kind, &**value));
+    draft.push_numbered(place, head, body, bytes as u64, core.hash_seed)
 }
 
 impl Snapshot {

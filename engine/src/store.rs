@@ -451,3 +451,18 @@ pub(crate) fn with_draft<T>(use_draft: impl FnOnce(&mut Draft) -> T) -> T {
         Err(_) => use_draft(&mut Draft::new()),
     })
 }
+
+/// An empty draft in the memory that the thread keeps, for who puts it together in several calls.
+pub(crate) fn take_draft() -> Draft {
+    let taken = DRAFT.try_with(|kept| kept.try_borrow_mut().map(|mut kept| std::mem::take(&mut *kept)));
+    let mut draft = taken.ok().and_then(Result::ok).unwrap_or_default();
+    draft.clear();
+    draft
+}
+
+/// Lets the thread keep the memory of a draft that is not needed any more.
+pub(crate) fn keep_draft(draft: Draft) {
+    if !draft.is_large() {
+        let _ = DRAFT.try_with(|kept| kept.try_borrow_mut().map(|mut kept| *kept = draft));
+    }
+}

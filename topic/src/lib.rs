@@ -56,5 +56,5 @@ pub use read::Start;
 pub use record::TopicOptions;
 pub use salvage::{SavedTopics, salvage};
 pub use subscription::Subscription;
-pub use topic::{Published, Ticket, Topic, TopicDescription, TopicWrites};
+pub use topic::{Published, Ticket, Topic, TopicBatch, TopicDescription, TopicWrites};
 pub use topics::{Topics, TopicsOptions};

@@ -10,9 +10,9 @@ mod common;
 use std::time::Duration;
 
 use common::{SECOND, check, options, text};
-use duramen_engine::{Error, Map, Store};
+use duramen_engine::{Batch, Error, Map, Store};
 use duramen_io::SimDisk;
-use duramen_topic::{Deliveries, Group, GroupOptions, Start, Topic, TopicError, TopicOptions, TopicWrites};
+use duramen_topic::{Deliveries, Group, GroupOptions, Start, Topic, TopicBatch, TopicError, TopicOptions, TopicWrites};
 use fastrand::Rng;
 
 /// What the program was told.
@@ -88,7 +88,15 @@ fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -
             let count = rng.usize(1..20);
             model.publish(count, |payloads| opened.topic.publish_all(payloads).map(|_| ()))
         }
-        25..40 => model.publish(2, |payloads| {
+        25..32 => model.publish(2, |payloads| {
+            let mut batch = Batch::new();
+            for payload in payloads {
+                batch.put(&opened.outbox, payload.as_bytes(), b"")?;
+                batch.publish(&opened.topic, payload)?;
+            }
+            opened.store.write(batch).map(|_| ())
+        }),
+        32..40 => model.publish(2, |payloads| {
             opened.store.transact(|tx| {
                 for payload in payloads {
                     tx.put(&opened.outbox, payload.as_bytes(), b"")?;

@@ -5,9 +5,9 @@ mod common;
 use std::time::{Duration, SystemTime};
 
 use common::{SECOND, all, check, facts, one_topic, open, publish, text, topics};
-use duramen_engine::{Durability, Reason, TransactionOptions};
+use duramen_engine::{Batch, Durability, Map, Reason, TransactionOptions};
 use duramen_io::SimDisk;
-use duramen_topic::{Message, Outcome, Start, TopicError, TopicOptions, TopicWrites};
+use duramen_topic::{Message, Outcome, Start, TopicBatch, TopicError, TopicOptions, TopicWrites};
 
 #[test]
 fn messages_come_back_whole_and_survive_a_crash() {
@@ -73,6 +73,104 @@ fn a_transaction_publishes_with_its_other_writes_or_not_at_all() {
     assert!(matches!(late.commit().unwrap_err().reason(), Reason::Conflict { .. }));
     assert_eq!(lost.offset(), None);
     assert_eq!(all(&topic), [(0, "one".into()), (1, "two".into())]);
+}
+
+#[test]
+fn a_batch_publishes_with_its_other_writes_or_not_at_all() {
+    let disk = SimDisk::new(20);
+    let (store, topics, topic) = one_topic(&disk);
+    let other = topics.create("other", TopicOptions::new()).unwrap();
+    let map = store.map("map").unwrap();
+    let long = vec![7; 3 << 20];
+    // Each of these makes a batch something else than a row of puts, before, between or after messages.
+    type Write = fn(&mut Batch, &Map);
+    let nothing: Write = |_, _| ();
+    let range: Write = |batch, map| batch.delete_range(map, &b"a"[..]..&b"k"[..]).unwrap();
+    let append: Write = |batch, map| batch.append(map, b"appended", b"x").unwrap();
+    let add: Write = |batch, map| batch.add(map, b"sum", 1).unwrap();
+    let mut expected = (Vec::new(), Vec::new());
+    for write in [nothing, range, append, add] {
+        for place in 0..4 {
+            let begin = expected.0.len() as u64;
+            map.put(b"before", b"there").unwrap();
+            let mut batch = Batch::new();
+            let write_at = |at, batch: &mut Batch| (at == place).then(|| write(batch, &map));
+            write_at(0, &mut batch);
+            batch.put(&map, b"key", &begin.to_be_bytes()).unwrap();
+            let first = batch.publish(&topic, b"one").unwrap();
+            write_at(1, &mut batch);
+            let elsewhere = batch.publish(&other, Message::new(b"else").key(b"key")).unwrap();
+            batch.delete(&map, b"gone").unwrap();
+            write_at(2, &mut batch);
+            let second = batch.publish(&topic, b"two").unwrap();
+            let writes = batch.len();
+            if place == 3 {
+                batch.publish(&topic, &long).unwrap();
+            }
+            write_at(3, &mut batch);
+            assert_eq!(writes, 5 + (place < 3 && write as usize != nothing as usize) as usize);
+            assert_eq!(first.published(), None, "not committed yet");
+            store.write(batch).unwrap();
+            assert_eq!([first.offset(), second.offset()], [Some(begin), Some(begin + 1)]);
+            assert_eq!(elsewhere.offset(), Some(expected.1.len() as u64));
+            assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&begin.to_be_bytes()[..]));
+            expected.0.extend(["one".to_string(), "two".to_string()]);
+            expected.1.push("else".to_string());
+            if place == 3 {
+                expected.0.push(text(&long));
+            }
+        }
+    }
+    assert_eq!(map.get(b"sum").unwrap().as_deref(), Some(&4_i64.to_be_bytes()[..]));
+    assert_eq!(map.get(b"before").unwrap().as_deref(), Some(&b"there"[..]));
+
+    let mut batch = Batch::new();
+    batch.put(&map, b"key", b"never").unwrap();
+    let never = batch.publish(&topic, b"never").unwrap();
+    drop(batch);
+    assert_eq!(never.published(), None);
+    // What the first message of a batch that is refused had is not left to the next one of the thread.
+    let mut late = Batch::new();
+    late.publish(&topic, b"late").unwrap();
+    late.put(&map, b"key", b"late").unwrap();
+    let refused = late.publish(&other, &long).unwrap();
+    topics.delete("other").unwrap();
+    let refusal = store.write(late).unwrap_err();
+    assert!(matches!(refusal.reason(), Reason::TopicDeleted { .. }), "{refusal:?}");
+    assert_eq!(refused.published(), None);
+    assert_ne!(map.get(b"key").unwrap().as_deref(), Some(&b"late"[..]));
+    store.write(Batch::new()).unwrap();
+
+    let store = open(&disk.kill());
+    let topic = common::topics(&store).topic("orders").unwrap();
+    let found = all(&topic).into_iter().map(|(_, text)| text).collect::<Vec<_>>();
+    assert!(found == expected.0, "{} of {}", found.len(), expected.0.len());
+    check(&store);
+}
+
+#[test]
+fn a_batch_lasts_as_it_asks_for_and_its_messages_are_there_before() {
+    let disk = SimDisk::new(21);
+    let (store, _, topic) = one_topic(&disk);
+    let mut synced = Batch::new();
+    synced.durability(Durability::Synced);
+    let first = synced.publish(&topic, b"first").unwrap();
+    store.write(synced).unwrap();
+    let mut later = Batch::new();
+    later.durability(Durability::Synced);
+    let second = later.publish(&topic, b"second").unwrap();
+    let future = store.write_async(later).unwrap();
+    assert_eq!([first.offset(), second.offset()], [Some(0), Some(1)]);
+    drop(future);
+    store.sync().unwrap();
+    let mut written = Batch::new();
+    written.publish(&topic, b"third").unwrap();
+    store.write(written).unwrap();
+    for seed in 0..20 {
+        let store = open(&disk.power_cut(seed));
+        let kept = all(&common::topics(&store).topic("orders").unwrap());
+        assert_eq!(kept[..2], [(0, "first".into()), (1, "second".into())]);
+    }
 }
 
 #[test]

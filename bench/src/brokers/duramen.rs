@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use duramen::topic::{
-    Dispatcher, DispatcherOptions, Group, GroupOptions, Member as GroupMember, Start, Topic, TopicOptions, TopicWrites,
-    Topics,
+    Dispatcher, DispatcherOptions, Group, GroupOptions, Member as GroupMember, Start, Topic, TopicBatch, TopicOptions,
+    TopicWrites, Topics,
 };
-use duramen::{Durability, Map, Options, Store};
+use duramen::{Batch, Durability, Map, Options, Store};
 
-use crate::broker::{Acknowledge, Broker, Member, Receiver};
+use crate::broker::{Acknowledge, Broker, Member, Receiver, Together};
 use crate::peer::{Class, Found, Setting};
 
 /// How long a member waits for messages.
@@ -100,11 +100,19 @@ impl Broker for Opened {
         Ok(self.pairs.put(key, value)?)
     }
 
-    fn put_and_publish(&self, key: &[u8], value: &[u8], topic: usize, payload: &[u8]) -> Result<()> {
-        self.store.transact(|tx| {
-            tx.put(&self.pairs, key, value)?;
-            tx.publish(&self.topics[topic], payload)
-        })?;
+    fn put_and_publish(&self, how: Together, pair: (&[u8], &[u8]), topic: usize, payload: &[u8]) -> Result<()> {
+        let ((key, value), topic) = (pair, &self.topics[topic]);
+        if how == Together::Transaction {
+            self.store.transact(|tx| {
+                tx.put(&self.pairs, key, value)?;
+                tx.publish(topic, payload)
+            })?;
+        } else {
+            let mut batch = Batch::new();
+            batch.put(&self.pairs, key, value)?;
+            batch.publish(topic, payload)?;
+            self.store.write(batch)?;
+        }
         Ok(())
     }
 

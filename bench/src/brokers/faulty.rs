@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, bail};
 
 use super::duramen;
-use crate::broker::{Broker, Member, Receiver};
+use crate::broker::{Broker, Member, Receiver, Together};
 use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
 
 /// What a faulty broker does wrong.
@@ -83,6 +83,7 @@ struct Wrong {
 
 /// Acknowledged and not published.
 struct Late {
+    how: Together,
     key: Vec<u8>,
     value: Vec<u8>,
     topic: usize,
@@ -103,8 +104,8 @@ impl Wrong {
         late.push_back(message);
         match late.len() > LATE {
             true => late.pop_front().map_or(Ok(()), |first| {
-                self.inner
-                    .put_and_publish(&first.key, &first.value, first.topic, &first.payload)
+                let pair = (&first.key[..], &first.value[..]);
+                self.inner.put_and_publish(first.how, pair, first.topic, &first.payload)
             }),
             false => Ok(()),
         }
@@ -159,12 +160,14 @@ impl Broker for Wrong {
         self.inner.put(key, value)
     }
 
-    fn put_and_publish(&self, key: &[u8], value: &[u8], topic: usize, payload: &[u8]) -> Result<()> {
+    fn put_and_publish(&self, how: Together, pair: (&[u8], &[u8]), topic: usize, payload: &[u8]) -> Result<()> {
+        let (key, value) = pair;
         if self.fault != Fault::Late {
             self.inner.put(key, value)?;
             return self.publish(topic, payload);
         }
         self.put_off(Late {
+            how,
             key: key.to_vec(),
             value: value.to_vec(),
             topic,

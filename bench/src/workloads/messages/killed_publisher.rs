@@ -8,7 +8,7 @@ use std::io::Write;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::PAYLOAD_BYTES;
-use crate::broker::{Board, Broker, Payload};
+use crate::broker::{Board, Broker, Payload, Together};
 use crate::measure::{Done, Work};
 use crate::peer::Class;
 use crate::workloads::killing::{Writing, kill_after};
@@ -99,7 +99,9 @@ pub fn publish_until_killed(context: &Context, messages: usize, mut acknowledgem
     for number in 0..messages as u64 {
         let topic = number as usize % TOPICS;
         let payload = payload.of(number / TOPICS as u64);
-        broker.put_and_publish(&number.to_be_bytes(), &number.to_le_bytes(), topic, payload)?;
+        let how = [Together::Transaction, Together::Batch][number as usize / TOPICS % 2];
+        let pair = (&number.to_be_bytes()[..], &number.to_le_bytes()[..]);
+        broker.put_and_publish(how, pair, topic, payload)?;
         acknowledgements.write_all(&[1])?;
         acknowledgements.flush()?;
     }

@@ -5,7 +5,7 @@ use anyhow::Result;
 
 use super::deliveries::{Order, Shape, run as deliver};
 use super::{PAYLOAD_BYTES, publish_batches, publish_each, read_back};
-use crate::broker::{Broker, Payload};
+use crate::broker::{Broker, Payload, Together};
 use crate::crew::alone;
 use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::Work;
@@ -17,8 +17,14 @@ const SUBSCRIBERS: usize = 50;
 const WITH_SUBSCRIBERS: usize = 0;
 const ONE_BY_ONE: usize = 1;
 const BATCHES: usize = 2;
+/// Two, one for each way of writing them together.
 const WITH_PAIRS: usize = 3;
-const TOPICS: usize = 4;
+const TOPICS: usize = WITH_PAIRS + TOGETHER.len();
+
+const TOGETHER: [(Together, &str); 2] = [
+    (Together::Transaction, "put and publish in a transaction"),
+    (Together::Batch, "put and publish in a batch"),
+];
 
 pub const WORKLOAD: Workload = Workload {
     name: "publish",
@@ -64,7 +70,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         Ok(alone(worked))
     })?;
     let pairs = Pairs::new(context);
-    pairs.run(context, recorder, &*broker, &mut published[WITH_PAIRS])?;
+    pairs.run(context, recorder, &*broker, &mut published[WITH_PAIRS..])?;
     let shape = Shape {
         messages: messages as usize,
         topics: 1,
@@ -81,7 +87,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
 /// Pairs that are put alone, and others that are put together with a message.
 struct Pairs {
     alone: Keys,
-    together: Keys,
+    together: [Keys; TOGETHER.len()],
     values: Values,
 }
 
@@ -90,35 +96,45 @@ impl Pairs {
         let mut generator = Generator::new(context.seed, "pairs");
         Pairs {
             alone: generator.keys(context.records(), 16),
-            together: generator.keys(context.records(), 16),
+            together: TOGETHER.map(|_| generator.keys(context.records(), 16)),
             values: Values::new(context.seed, Length::Fixed(100)),
         }
     }
 
-    /// Does both rows, and reads the pairs back.
-    fn run(&self, context: &Context, recorder: &mut Recorder, broker: &dyn Broker, published: &mut u64) -> Result<()> {
-        let mut acknowledged = [0; 2];
+    /// Does all rows, and reads the pairs back.
+    fn run(
+        &self,
+        context: &Context,
+        recorder: &mut Recorder,
+        broker: &dyn Broker,
+        published: &mut [u64],
+    ) -> Result<()> {
+        let pair = |key| (key, self.values.of(key, 0));
+        let mut alone_count = 0;
         recorder.phase("put alone", Work::Writes, || {
             let worked = context.pace.whole_shift(1).work(self.alone.len() as u64, |at| {
-                let key = self.alone.at(at as usize);
-                broker.put(key, self.values.of(key, 0))
+                let (key, value) = pair(self.alone.at(at as usize));
+                broker.put(key, value)
             })?;
-            acknowledged[0] = worked.operations as usize;
+            alone_count = worked.operations;
             Ok(alone(worked))
         })?;
-        recorder.phase("put and publish in one commit", Work::Writes, || {
-            let mut payload = Payload::new(context.seed, PAYLOAD_BYTES);
-            let worked = context.pace.whole_shift(1).work(self.together.len() as u64, |at| {
-                let key = self.together.at(at as usize);
-                broker.put_and_publish(key, self.values.of(key, 0), WITH_PAIRS, payload.of(at))
+        for (row, (how, label)) in TOGETHER.into_iter().enumerate() {
+            recorder.phase(label, Work::Writes, || {
+                let mut payload = Payload::new(context.seed, PAYLOAD_BYTES);
+                let keys = &self.together[row];
+                let worked = context.pace.whole_shift(1).work(keys.len() as u64, |at| {
+                    let pair = pair(keys.at(at as usize));
+                    broker.put_and_publish(how, pair, WITH_PAIRS + row, payload.of(at))
+                })?;
+                published[row] = worked.operations;
+                Ok(alone(worked))
             })?;
-            acknowledged[1] = worked.operations as usize;
-            Ok(alone(worked))
-        })?;
-        *published = acknowledged[1] as u64;
+        }
         let checker = context.checker(&self.values);
-        for (keys, count) in [&self.alone, &self.together].into_iter().zip(acknowledged) {
-            for key in keys.all().part(0, count).iter() {
+        let together = self.together.iter().zip(published.iter().copied());
+        for (keys, count) in [(&self.alone, alone_count)].into_iter().chain(together) {
+            for key in keys.all().part(0, count as usize).iter() {
                 broker.get(key, &mut |found| checker.present(key, 0, found))?;
             }
         }

@@ -645,7 +645,7 @@ impl Core {
             tail.writing_at.store(start, Ordering::Release);
         }
         kill_point();
-        if let Err(error) = file.write_at(record, start) {
+        if let Err(error) = file.store_at(record, start) {
             let cause = Error::io(format!("writing commit {commit} to the log"), error);
             self.poison(&cause);
             return Err(Reason::Unknown {

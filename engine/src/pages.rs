@@ -22,7 +22,8 @@ pub enum ReadMode {
     #[default]
     Mapped,
     /// By a system call per page, verified every time. Errors of the device, bytes that rot later, and a data file that
-    /// somebody cuts off are errors of the call. Values are copied. Several times slower.
+    /// somebody cuts off are errors of the call. Values are copied. Several times slower. Records of the log are written by
+    /// system calls too; in the other mode short ones are stored to a mapping, on ext4 and tmpfs.
     ///
     /// What is not folded yet is read through a mapping of the log in this mode too, and what processes share is a mapped
     /// file. Each snapshot looks whether the log files that it needs are as long as what was written to them, and is an

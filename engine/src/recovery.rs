@@ -148,7 +148,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         data,
         pages,
         space,
-        Segments::new(&platform, settings.read_only),
+        Segments::new(&platform, settings.read_only, settings.reads),
         region,
         meta,
         lock,
@@ -240,7 +240,7 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
     let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
     let space = Space::attach(data.clone(), region.clone());
-    let segments = Segments::new(&platform, false);
+    let segments = Segments::new(&platform, false, settings.reads);
     let core = Core::new(
         platform,
         settings,

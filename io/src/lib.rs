@@ -14,6 +14,8 @@ mod memory;
 mod name;
 mod wait;
 
+mod stores;
+
 mod real;
 mod sim;
 

@@ -36,6 +36,7 @@ claims! {
     allocation_keeps_what_was_written
     written_zeros_replace_bytes_and_extend
     cut_file_grows_back_as_zeros
+    short_writes_one_behind_the_other_are_read_back
     mapping_sees_writes_and_growth
     preloading_changes_no_bytes_and_writes_go_on
     discarding_touches_nothing_beside_its_range
@@ -240,6 +241,43 @@ fn cut_file_grows_back_as_zeros(platform: &Platform) {
             .all(|(index, byte)| *byte == if index < 100 { 9 } else { 0 })
     );
     assert_eq!(mapped(&mapping, 0, 10_000), bytes);
+}
+
+fn short_writes_one_behind_the_other_are_read_back(machine: &Platform) {
+    const LENGTH: u64 = 3 << 20;
+    let open = || machine.storage.open("file", OpenMode::Create).unwrap();
+    let (one, other) = (open(), open());
+    one.write_zeros(0, LENGTH).unwrap();
+    one.map_for_stores(LENGTH);
+    other.map_for_stores(LENGTH);
+    let mapping = one.map(LENGTH, Access::Read).unwrap();
+    let mut expected = vec![0; LENGTH as usize];
+    let mut end = 0;
+    for number in 0_usize.. {
+        // Words and bytes, longer than a page now and then, with gaps, by one handle and the other.
+        let length = [8, 152, 16, 304, 7, 1, 4096, 5000, 80][number % 9];
+        let bytes = vec![1 + (number % 255) as u8; length];
+        if end + length > expected.len() {
+            break;
+        }
+        let file = if number % 50 < 30 { &one } else { &other };
+        file.store_at(&bytes, end as u64).unwrap();
+        expected[end..end + length].copy_from_slice(&bytes);
+        end += length + (number % 11 == 0) as usize * 600;
+    }
+    assert!(mapped(&mapping, 0, expected.len()) == expected);
+    let mut found = vec![0; expected.len()];
+    other.read_at(&mut found, 0).unwrap();
+    assert!(found == expected);
+    one.sync_data().unwrap();
+    // Cut and filled again, as a log file that is reused.
+    one.set_len(0).unwrap();
+    one.write_zeros(0, LENGTH).unwrap();
+    one.store_at(&[9; 8], 0).unwrap();
+    one.store_at(&[8; 8], 8).unwrap();
+    assert_eq!(mapped(&mapping, 0, 24), [[9; 8], [8; 8], [0; 8]].concat());
+    drop((one, other));
+    assert_eq!(mapped(&mapping, 0, 8), [9; 8]);
 }
 
 fn mapping_sees_writes_and_growth(platform: &Platform) {

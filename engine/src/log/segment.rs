@@ -19,6 +19,7 @@ use crate::checksum::checksum;
 use crate::error::{Error, Result};
 use crate::limits::{GENERATIONS_MAX, LOG_SPAN_BYTES, LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
 use crate::meta::FORMAT;
+use crate::pages::ReadMode;
 use crate::planted::{PlantedBug, is_planted};
 
 /// Position of the first record of a log file.
@@ -106,6 +107,8 @@ pub(crate) struct Segments {
     platform: Platform,
     /// How a file that is known is opened: a store that was opened read-only changes none.
     mode: OpenMode,
+    /// Whether records may be written through mappings.
+    stores: bool,
     /// Made at the first use, so that files that never were cost little.
     places: Vec<OnceLock<Box<Segment>>>,
     files_open: AtomicUsize,
@@ -135,10 +138,12 @@ impl Segment {
 }
 
 impl Segments {
-    pub(crate) fn new(platform: &Platform, read_only: bool) -> Segments {
+    pub(crate) fn new(platform: &Platform, read_only: bool, reads: ReadMode) -> Segments {
         Segments {
             platform: platform.clone(),
             mode: if read_only { OpenMode::Read } else { OpenMode::Write },
+            // Who wants no signals from reading wants none from writing.
+            stores: !read_only && reads == ReadMode::Mapped,
             places: (0..GENERATIONS_MAX).map(|_| OnceLock::new()).collect(),
             files_open: AtomicUsize::new(0),
         }
@@ -173,6 +178,9 @@ impl Segments {
             let mapping = file.map(LOG_SPAN_BYTES, Access::Read).map_err(doing)?;
             segment.base.store(mapping.base(), Ordering::Release);
             open.mapping = Some(mapping);
+        }
+        if self.stores {
+            file.map_for_stores(LOG_SPAN_BYTES);
         }
         // After it was opened, so that it is not taken to be older than it is.
         let opened = moments.load(Ordering::SeqCst);

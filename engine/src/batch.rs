@@ -16,7 +16,7 @@ use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, LOG_SPAN_BYTES, LOGGED_VA
 use crate::log::OperationKind;
 use crate::map::{Map, check_value};
 use crate::sequence::{Item, Place, Sequence, Ticket, check_item, draft_item};
-use crate::store::{Store, keep_draft, take_draft, with_draft};
+use crate::store::{Store, keep_draft, take_draft};
 
 /// Writes to any maps of one store that are committed together by [`Store::write`]. They take effect in the order of
 /// the calls.
@@ -33,10 +33,10 @@ use crate::store::{Store, keep_draft, take_draft, with_draft};
 /// assert_eq!(commit.assigned(), [0]);
 /// # Ok::<(), duramen_engine::Error>(())
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Batch {
     /// Puts, deletions and short appends to sequences as the log will have them, while there is nothing else in the batch.
-    plain: Draft,
+    plain: Box<Draft>,
     /// All writes, once what becomes of some of them depends on others.
     mixed: Option<Mixed>,
     /// Of the appends to sequences, in the order of the calls.
@@ -91,10 +91,22 @@ enum What {
 
 const _: () = assert!(FULL_KEY_BYTES_MAX < u16::MAX as usize && VALUE_BYTES_MAX <= u32::MAX as u64);
 
+impl Default for Batch {
+    fn default() -> Batch {
+        Batch::new()
+    }
+}
+
 impl Batch {
     /// An empty batch.
     pub fn new() -> Batch {
-        Batch::default()
+        Batch {
+            plain: take_draft(),
+            mixed: None,
+            tickets: Vec::new(),
+            store: None,
+            durability: None,
+        }
     }
 
     /// Writes in the batch.
@@ -205,10 +217,7 @@ impl Batch {
     /// Refuses a map that is gone, or of another store than the batch's.
     fn admit(&mut self, map: &Map) -> Result<()> {
         map.info.alive()?;
-        let store = self.store.get_or_insert_with(|| {
-            self.plain = take_draft();
-            map.store.clone()
-        });
+        let store = self.store.get_or_insert_with(|| map.store.clone());
         if !store.is(&map.store) {
             return Err(Reason::ForeignMap {
                 name: map.name().into(),
@@ -241,7 +250,7 @@ impl Batch {
         let plain = &mut self.plain;
         self.mixed.get_or_insert_with(|| {
             let mixed = Mixed::of(plain);
-            keep_draft(std::mem::take(plain));
+            plain.clear();
             mixed
         })
     }
@@ -280,37 +289,27 @@ impl Batch {
                 assigned: Vec::new(),
             });
         }
-        let append = |draft: &mut Draft| {
-            let number = core.append(draft, None, NOT_EXCLUSIVE)?;
-            let resolve = |(ticket, stamp): (&Ticket, _)| ticket.resolve(stamp);
-            self.tickets.iter().zip(draft.stamps()).for_each(resolve);
-            Ok(Commit {
-                number,
-                assigned: draft.assigned().to_vec(),
-            })
+        let (mut draft, mut extents) = (self.plain, Vec::new());
+        let drafted = match &self.mixed {
+            None => Ok(()),
+            Some(mixed) => mixed.draft_all(core, &mut draft, durability, &mut extents),
         };
-        let Some(mixed) = self.mixed else {
-            let mut draft = self.plain;
-            let appended = append(&mut draft);
-            keep_draft(draft);
-            return appended;
-        };
-        let mut extents = Vec::new();
-        let appended = with_draft(|draft| {
-            let values = core.value_durability(durability);
-            draft.values_may_tear(values == Durability::Written);
-            mixed.draft(core, draft, &mut extents)?;
-            if !extents.is_empty() {
-                core.ready_values(pages_of(&extents), values)?;
-            }
-            append(draft)
-        });
+        let appended = drafted.and_then(|()| core.append(&mut draft, None, NOT_EXCLUSIVE));
         if appended.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
             extents
                 .iter()
                 .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
         }
-        appended
+        let commit = appended.map(|number| {
+            let resolve = |(ticket, stamp): (&Ticket, _)| ticket.resolve(stamp);
+            self.tickets.iter().zip(draft.stamps()).for_each(resolve);
+            Commit {
+                number,
+                assigned: draft.assigned().to_vec(),
+            }
+        });
+        keep_draft(draft);
+        commit
     }
 }
 
@@ -397,6 +396,23 @@ impl Mixed {
 
     fn value(&self, write: &Write) -> &[u8] {
         &self.bytes[write.start + write.key_length as usize..][..write.value_length as usize]
+    }
+
+    /// Puts the draft together, with long values written to where it refers to.
+    fn draft_all(
+        &self,
+        core: &Core,
+        draft: &mut Draft,
+        durability: Durability,
+        extents: &mut Vec<Extent>,
+    ) -> Result<()> {
+        let values = core.value_durability(durability);
+        draft.values_may_tear(values == Durability::Written);
+        self.draft(core, draft, extents)?;
+        match extents.is_empty() {
+            true => Ok(()),
+            false => core.ready_values(pages_of(extents), values),
+        }
     }
 
     /// Range deletes come first in a record; so writes that a later range delete covers are left out.

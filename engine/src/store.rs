@@ -1,5 +1,6 @@
 //! The handle of an open store.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -432,37 +433,31 @@ impl Core {
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 thread_local! {
-    static DRAFT: std::cell::RefCell<Draft> = std::cell::RefCell::new(Draft::new());
+    static DRAFT: Cell<Option<Box<Draft>>> = const { Cell::new(None) };
 }
 
-/// Runs `use_draft` with an empty draft whose memory is reused from call to call, unless it has become large: a thread may
-/// live long, and never again commit as much as it once did.
+/// Runs `use_draft` with an empty draft whose memory is reused from call to call.
 pub(crate) fn with_draft<T>(use_draft: impl FnOnce(&mut Draft) -> T) -> T {
-    DRAFT.with(|draft| match draft.try_borrow_mut() {
-        Ok(mut draft) => {
-            draft.clear();
-            let done = use_draft(&mut draft);
-            if draft.is_large() {
-                *draft = Draft::new();
-            }
-            done
-        }
-        // A closure of the user that runs inside an operation may begin another one.
-        Err(_) => use_draft(&mut Draft::new()),
-    })
+    let mut draft = take_draft();
+    let done = use_draft(&mut draft);
+    keep_draft(draft);
+    done
 }
 
-/// An empty draft in the memory that the thread keeps, for who puts it together in several calls.
-pub(crate) fn take_draft() -> Draft {
-    let taken = DRAFT.try_with(|kept| kept.try_borrow_mut().map(|mut kept| std::mem::take(&mut *kept)));
-    let mut draft = taken.ok().and_then(Result::ok).unwrap_or_default();
-    draft.clear();
-    draft
+/// An empty draft, in the memory that the thread keeps unless somebody has it already: a closure of the user that runs inside
+/// an operation may begin another one.
+#[inline]
+pub(crate) fn take_draft() -> Box<Draft> {
+    // A thread that is ending keeps none.
+    DRAFT.try_with(Cell::take).ok().flatten().unwrap_or_default()
 }
 
-/// Lets the thread keep the memory of a draft that is not needed any more.
-pub(crate) fn keep_draft(draft: Draft) {
+/// Gives a draft to the thread for the next commit, unless it has become large: a thread may live long, and never again commit
+/// as much as it once did.
+#[inline]
+pub(crate) fn keep_draft(mut draft: Box<Draft>) {
     if !draft.is_large() {
-        let _ = DRAFT.try_with(|kept| kept.try_borrow_mut().map(|mut kept| *kept = draft));
+        draft.clear();
+        let _ = DRAFT.try_with(|kept| kept.set(Some(draft)));
     }
 }

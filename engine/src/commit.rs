@@ -32,8 +32,8 @@ use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::full_key::FullRange;
 use crate::index::{Finger, Version};
 use crate::limits::{
-    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, WAIT_ROUNDS_MAX,
-    WAITING_GENERATIONS_MAX,
+    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, STANDBY_GENERATIONS,
+    WAIT_ROUNDS_MAX, WAITING_GENERATIONS_MAX,
 };
 use crate::log::{LOG_START, LogView, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
 use crate::planted::{PlantedBug, is_planted, kill_point};
@@ -402,7 +402,7 @@ impl Core {
         if !self.can_rotate() {
             return Ok(Room::Wait);
         }
-        if !has_spare && self.standbys() < 2 {
+        if !has_spare && self.standbys() < STANDBY_GENERATIONS {
             return Ok(Room::Prepare);
         }
         let rotated = match self.rotate(bytes + reserve, draft.planned.len()) {
@@ -429,7 +429,39 @@ impl Core {
 
     /// Whether there may be one more generation.
     pub(crate) fn can_rotate(&self) -> bool {
-        self.generations_to_replay() <= WAITING_GENERATIONS_MAX
+        self.generations_alive() <= WAITING_GENERATIONS_MAX
+    }
+
+    /// Generations that recovery would replay, and while a fold goes on those that it is about to free: until then they
+    /// take memory.
+    pub(crate) fn generations_alive(&self) -> usize {
+        let replayed = self.generations_to_replay();
+        if self.folds_in_background() && self.pace.is_on() {
+            replayed + self.generations_nobody_needs()
+        } else {
+            replayed
+        }
+    }
+
+    /// Generations that are folded for good and that nobody reads.
+    fn generations_nobody_needs(&self) -> usize {
+        let durable = self.control().durable.0.load(Ordering::Acquire);
+        let is_done = |entry: &GenerationEntry| {
+            entry.state() == GenerationState::Folded && entry.last_commit.load(Ordering::Relaxed) <= durable
+        };
+        if !self.region.generations().any(|(_, entry)| is_done(entry)) {
+            return 0;
+        }
+        let pins = self.region.pins();
+        let is_needed = |entry: &GenerationEntry| {
+            pins.everything
+                || pins
+                    .follow
+                    .is_some_and(|oldest| entry.number.load(Ordering::Relaxed) as u64 >= oldest)
+                || pins.hold(entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed))
+        };
+        let entries = self.region.generations();
+        entries.filter(|(_, entry)| is_done(entry) && !is_needed(entry)).count()
     }
 
     /// Whether there are generations that nobody needs any more, and that are free soon.

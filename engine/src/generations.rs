@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Reason, Result};
 use crate::index::Index;
 use crate::limits::{
     CHECKABLE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX, LOG_GROWTH_BYTES,
-    LOG_RESERVE_BYTES, LOG_SPAN_BYTES, WAITING_GENERATIONS_MAX,
+    LOG_RESERVE_BYTES, LOG_SPAN_BYTES, STANDBY_GENERATIONS, WAITING_GENERATIONS_MAX,
 };
 use crate::log::{LOG_START, SegmentHeader, file_name};
 use crate::pace::LogRoom;
@@ -248,7 +248,7 @@ impl Core {
     pub(crate) fn keep_spare(&self) -> Result<()> {
         // One at a time: of those who find one missing together only the first makes it.
         let _one = self.hold_preparing()?;
-        for _ in self.standbys()..2 {
+        for _ in self.standbys()..STANDBY_GENERATIONS {
             self.prepare_next()?;
         }
         Ok(())
@@ -267,7 +267,7 @@ impl Core {
         let least = settings.generation_bytes_min * factor;
         let most = share.max(least).min(settings.generation_bytes_max);
         let _one = self.hold_preparing()?;
-        for _ in self.standbys()..2 {
+        for _ in self.standbys()..STANDBY_GENERATIONS {
             let last = self.control().next_capacity.load(Ordering::Relaxed);
             self.control()
                 .next_capacity
@@ -316,7 +316,7 @@ impl Core {
     fn log_room(&self, newest: u32) -> LogRoom {
         const ALL: u64 = WAITING_GENERATIONS_MAX as u64 + 1;
         let version = self.region.version();
-        let alive = self.generations_to_replay() as u64;
+        let alive = self.generations_alive() as u64;
         // Those that came after the ones that are being folded, and what they hold.
         let (mut later, mut written) = (0, 0);
         for entry in version.generations.iter().map(|&slot| self.entry(slot)) {
@@ -675,7 +675,7 @@ mod tests {
         for _ in 0..8 {
             core.discard_standbys(|_| true).expect("nobody else");
             core.keep_growing_spare().expect("room");
-            assert_eq!(standbys(core).len(), 2);
+            assert_eq!(standbys(core).len(), STANDBY_GENERATIONS);
             capacities.extend(standbys(core));
         }
         capacities.sort_unstable();

@@ -31,6 +31,9 @@ pub const LIVE_GENERATIONS_MAX: usize = 8;
 /// and all of them must fit into one version.
 pub const WAITING_GENERATIONS_MAX: usize = LIVE_GENERATIONS_MAX - 3;
 
+/// Generations that are prepared ahead: the next one, and one for deletions when the disk is full.
+pub const STANDBY_GENERATIONS: usize = 2;
+
 const _: () = assert!(BRANCH_BYTES == 16384);
 const _: () = assert!(FULL_KEY_BYTES_MAX + INLINE_VALUE_BYTES_MAX + 64 + 16 < PAGE_BYTES);
 const _: () = assert!(INLINE_VALUE_BYTES_MAX < LOGGED_VALUE_BYTES_MAX);

@@ -6,7 +6,11 @@ use duramen_io::Platform;
 
 use crate::commit::Durability;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, MEMORY_BYTES_MIN};
+use crate::index::Index;
+use crate::limits::{
+    GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, MEMORY_BYTES_MIN, PAGE_BYTES, STANDBY_GENERATIONS,
+    WAITING_GENERATIONS_MAX,
+};
 use crate::pages::ReadMode;
 use crate::store::Store;
 
@@ -280,9 +284,7 @@ impl Options {
         let machine_bytes = self.machine_bytes.unwrap_or_else(duramen_io::memory_limit_bytes);
         let share = (machine_bytes / 8).min(1 << 30);
         let memory_bytes = self.memory_bytes.unwrap_or(share).max(MEMORY_BYTES_MIN);
-        // Up to six generations wait to be folded; each has its log in memory and an index of about half of
-        // it (and two MiB).
-        let most = (memory_bytes / 10).clamp(GENERATION_BYTES_MIN, GENERATION_BYTES_MAX);
+        let most = generation_bytes(memory_bytes);
         let (least, most) = self.generation_bytes.unwrap_or((GENERATION_BYTES_MIN, most));
         Settings {
             create: self.create && !self.is_read_only(),
@@ -303,6 +305,31 @@ impl Options {
             is_exclusive: self.exclusive,
         }
     }
+}
+
+/// Bytes of log of the largest generations of which as many as there may be take `memory_bytes`.
+fn generation_bytes(memory_bytes: u64) -> u64 {
+    let (mut fits, mut too_large) = (GENERATION_BYTES_MIN, GENERATION_BYTES_MAX);
+    if memory_taken(too_large) <= memory_bytes {
+        return too_large;
+    }
+    while fits + PAGE_BYTES as u64 <= too_large {
+        let middle = fits.midpoint(too_large);
+        let bound = if memory_taken(middle) <= memory_bytes {
+            &mut fits
+        } else {
+            &mut too_large
+        };
+        *bound = middle;
+    }
+    fits
+}
+
+/// What the log takes at most with generations of so many bytes: one takes commits, others wait for a fold, and those
+/// that come next have an index already.
+fn memory_taken(generation_bytes: u64) -> u64 {
+    let index = Index::bytes_for(generation_bytes) as u64;
+    (WAITING_GENERATIONS_MAX as u64 + 1) * (generation_bytes + index) + STANDBY_GENERATIONS as u64 * index
 }
 
 /// The options as the store uses them.
@@ -333,6 +360,20 @@ pub(crate) struct Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_generations_as_there_may_be_take_the_memory_that_was_given() {
+        for mebibytes in [8, 9, 16, 21, 64, 128, 333, 1024] {
+            let memory = mebibytes << 20;
+            let generation = generation_bytes(memory);
+            assert!(memory_taken(generation) <= memory, "{mebibytes} MiB: {generation}");
+            assert!(
+                memory_taken(generation) >= memory / 100 * 98,
+                "{mebibytes} MiB: {generation}"
+            );
+        }
+        assert_eq!(generation_bytes(u64::MAX), GENERATION_BYTES_MAX);
+    }
 
     #[test]
     fn network_file_systems_are_refused_by_name_unless_asked_for() {

@@ -246,7 +246,8 @@ impl Pace {
         // Beyond what was planned, half of what is left: commits get slower and slower, but do not meet a wall.
         let room = room.planned.min(room.left / 5 * 4).max(room.left / 2);
         let left = fold.left(now);
-        let price = nanos(left) / (room.max(ROOM_BYTES_MIN) / 1024);
+        // At least something: this tells too that a fold goes on.
+        let price = (nanos(left) / (room.max(ROOM_BYTES_MIN) / 1024)).max(1);
         let credit = match fold.stage {
             // The price will hardly be set again before the fold ends.
             Stage::Finishing(_) => CREDIT_MIN,
@@ -256,7 +257,7 @@ impl Pace {
         self.words().price.store(price, Ordering::Relaxed);
     }
 
-    /// Whether bytes cost anything.
+    /// Whether bytes cost anything: a fold goes on.
     pub(crate) fn is_on(&self) -> bool {
         self.words().price.load(Ordering::Relaxed) > 0
     }

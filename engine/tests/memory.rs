@@ -60,7 +60,7 @@ impl Mix {
         for number in 0..SINGLE {
             let put = self.map_of(number).put(&number.to_be_bytes(), &value(round, number));
             put.expect("a put");
-            if number % (SINGLE / 8) == 0 {
+            if number % (SINGLE / 16) == 0 {
                 most = most.max(recent_bytes(&self.store));
                 self.check_anonymous();
             }

@@ -440,6 +440,9 @@ impl File for RealFile {
 
     fn set_len(&self, length: u64) -> io::Result<()> {
         self.check_writable("truncate")?;
+        if let Some(stores) = self.stores.get() {
+            stores.forget();
+        }
         retry_on_intr(|| rustix::fs::ftruncate(&self.descriptor, length))
             .map_err(|error| failed(error, "truncate", format_args!("{} to {length}", self.name)))
     }

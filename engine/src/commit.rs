@@ -432,32 +432,29 @@ impl Core {
         self.generations_alive() <= WAITING_GENERATIONS_MAX
     }
 
-    /// Generations that recovery would replay, and while a fold goes on those that it is about to free: until then they
-    /// take memory.
+    /// Generations that recovery would replay, and those that the fold which goes on is about to free: until then they take
+    /// memory.
     pub(crate) fn generations_alive(&self) -> usize {
-        let replayed = self.generations_to_replay();
-        if self.folds_in_background() && self.pace.is_on() {
-            replayed + self.generations_nobody_needs()
-        } else {
-            replayed
-        }
+        let folding = self.pace.oldest_folding().filter(|_| self.folds_in_background());
+        self.generations_to_replay() + folding.map_or(0, |oldest| self.generations_about_to_go(oldest))
     }
 
-    /// Generations that are folded for good and that nobody reads.
-    fn generations_nobody_needs(&self) -> usize {
+    /// Generations from number `oldest` on that are folded for good and that nobody reads.
+    fn generations_about_to_go(&self, oldest: u32) -> usize {
         let durable = self.control().durable.0.load(Ordering::Acquire);
         let is_done = |entry: &GenerationEntry| {
-            entry.state() == GenerationState::Folded && entry.last_commit.load(Ordering::Relaxed) <= durable
+            entry.state() == GenerationState::Folded
+                && entry.number.load(Ordering::Relaxed) >= oldest
+                && entry.last_commit.load(Ordering::Relaxed) <= durable
         };
         if !self.region.generations().any(|(_, entry)| is_done(entry)) {
             return 0;
         }
         let pins = self.region.pins();
         let is_needed = |entry: &GenerationEntry| {
+            let number = u64::from(entry.number.load(Ordering::Relaxed));
             pins.everything
-                || pins
-                    .follow
-                    .is_some_and(|oldest| entry.number.load(Ordering::Relaxed) as u64 >= oldest)
+                || pins.follow.is_some_and(|oldest| number >= oldest)
                 || pins.hold(entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed))
         };
         let entries = self.region.generations();

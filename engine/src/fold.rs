@@ -178,15 +178,18 @@ impl Core {
             .generations
             .split_last()
             .expect("one generation always takes commits");
-        let Some(&newest) = frozen.last() else { return Ok(false) };
+        let (Some(&oldest), Some(&newest)) = (frozen.first(), frozen.last()) else {
+            return Ok(false);
+        };
         let last_commit = self.entry(newest).last_commit.load(Ordering::Relaxed);
         let sum = |number: fn(&GenerationEntry) -> &AtomicU64| -> u64 {
             let numbers = frozen.iter().map(|&slot| number(self.entry(slot)));
             numbers.map(|number| number.load(Ordering::Relaxed)).sum()
         };
         let (bytes, operations) = (sum(|entry| &entry.tail), sum(|entry| &entry.operations));
-        let newest = self.entry(newest).number.load(Ordering::Relaxed);
-        self.pace.begins(newest, bytes, self.platform.clock.monotonic());
+        let number = |slot: u16| self.entry(slot).number.load(Ordering::Relaxed);
+        self.pace
+            .begins(number(oldest), number(newest), bytes, self.platform.clock.monotonic());
         self.set_price();
         if !is_planted(PlantedBug::FoldAheadOfSync) {
             self.wait_synced(last_commit)?;

@@ -684,6 +684,54 @@ mod tests {
     }
 
     #[test]
+    fn commits_wait_for_what_the_fold_frees_but_not_for_what_a_reader_let_go_meanwhile() {
+        let store = store(&SimDisk::new(5), MOST);
+        let (core, map) = (store.core(), store.map("map").expect("a map"));
+        let mut snapshots = Vec::new();
+        for number in 0..WAITING_GENERATIONS_MAX as u64 {
+            map.put(&number.to_be_bytes(), &[7; 100]).expect("a put");
+            snapshots.push(store.snapshot().expect("a snapshot"));
+            store.maintain().expect("a fold");
+        }
+        let folded = || {
+            let entries = core.region.generations().map(|(_, entry)| entry);
+            let folded = entries.filter(|entry| entry.state() == GenerationState::Folded);
+            folded
+                .map(|entry| entry.number.load(Ordering::Relaxed))
+                .collect::<Vec<_>>()
+        };
+        let numbers = folded();
+        let (oldest, newest) = (
+            *numbers.iter().min().expect("held ones"),
+            *numbers.iter().max().expect("held ones"),
+        );
+        assert_eq!(numbers.len(), snapshots.len(), "each snapshot holds one");
+        // As a thread that folds does.
+        core.folder_runs.store(true, Ordering::Relaxed);
+        let alive_beside = |from: u32| {
+            core.pace.begins(from, newest, 1 << 20, core.platform.clock.monotonic());
+            core.set_price();
+            let alive = core.generations_alive();
+            core.pace.ends(core.platform.clock.monotonic());
+            alive
+        };
+        let replayed = core.generations_to_replay();
+        assert_eq!(alive_beside(oldest), replayed, "they are held");
+        drop(snapshots);
+        assert_eq!(
+            alive_beside(oldest),
+            replayed + numbers.len(),
+            "the fold is about to free them"
+        );
+        assert_eq!(alive_beside(newest), replayed + 1, "it had to do with one of them");
+        assert_eq!(alive_beside(newest + 1), replayed, "with none of them");
+        assert_eq!(core.generations_alive(), replayed, "no fold goes on");
+        core.folder_runs.store(false, Ordering::Relaxed);
+        store.maintain().expect("a fold");
+        assert_eq!(folded(), []);
+    }
+
+    #[test]
     fn a_small_store_that_is_written_to_gets_generations_of_four_times_the_smallest_size() {
         let options = Options::new().generation_bytes(LEAST, MOST);
         let store = options.open_on(SimDisk::new(4).platform()).expect("a store");

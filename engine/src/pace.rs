@@ -147,8 +147,9 @@ impl Pace {
         self.fold.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// A fold of so many bytes of log begins, up to the generation of number `newest`.
-    pub(crate) fn begins(&self, newest: u32, bytes: u64, now: Duration) {
+    /// A fold of so many bytes of log begins, from the generation of number `oldest` up to that of number `newest`.
+    pub(crate) fn begins(&self, oldest: u32, newest: u32, bytes: u64, now: Duration) {
+        self.words().oldest.store(u64::from(oldest), Ordering::Relaxed);
         // What came before it was free, so nothing of that time is left to be used.
         self.words().next.fetch_max(nanos(now), Ordering::Relaxed);
         let mut fold = self.fold();
@@ -165,6 +166,11 @@ impl Pace {
     pub(crate) fn newest_folding(&self) -> Option<u32> {
         let fold = self.fold();
         (!matches!(fold.stage, Stage::Idle)).then_some(fold.newest)
+    }
+
+    /// Number of the oldest one, whichever process folds.
+    pub(crate) fn oldest_folding(&self) -> Option<u32> {
+        self.is_on().then(|| self.words().oldest.load(Ordering::Relaxed) as u32)
     }
 
     /// `done` of `all` operations of the fold are in the new tree.
@@ -345,7 +351,7 @@ mod tests {
     /// A pace that has seen a fold of 64 MiB take two seconds, and one for the syncs.
     fn measured() -> Pace {
         let pace = pace();
-        pace.begins(1, 64 * MIB, second(0.0));
+        pace.begins(1, 1, 64 * MIB, second(0.0));
         pace.merges(second(0.0));
         pace.set_price(second(0.0), room(128));
         pace.finishes(second(2.0));
@@ -372,7 +378,7 @@ mod tests {
     fn commits_pay_only_while_a_fold_goes_on() {
         let pace = measured();
         assert_eq!(time_for(&pace, 16, second(4.0)), Duration::ZERO);
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         assert!(time_for(&pace, 16, second(4.0)) > Duration::ZERO);
@@ -385,7 +391,7 @@ mod tests {
         let folding = measured();
         let other = Pace::new(folding.region.clone());
         assert_eq!(time_for(&other, 16, second(4.0)), Duration::ZERO);
-        folding.begins(1, 64 * MIB, second(4.0));
+        folding.begins(1, 1, 64 * MIB, second(4.0));
         folding.merges(second(4.0));
         folding.set_price(second(4.0), room(128));
         let price = time_for(&folding, 16, second(4.0));
@@ -399,7 +405,7 @@ mod tests {
     #[test]
     fn the_planned_room_is_full_when_the_fold_is_expected_to_end() {
         let pace = measured();
-        pace.begins(1, 128 * MIB, second(4.0));
+        pace.begins(1, 1, 128 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         // Twice the bytes: four seconds, and one for the syncs.
@@ -410,7 +416,7 @@ mod tests {
     fn what_this_fold_takes_counts_more_the_further_it_has_come() {
         let time_when = |done, now| {
             let pace = measured();
-            pace.begins(1, 64 * MIB, second(4.0));
+            pace.begins(1, 1, 64 * MIB, second(4.0));
             pace.merges(second(4.0));
             pace.merged(done, 1000);
             pace.set_price(second(now), room(128));
@@ -426,7 +432,7 @@ mod tests {
     #[test]
     fn syncs_that_take_too_long_make_bytes_dearer() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         pace.finishes(second(6.0));
@@ -439,7 +445,7 @@ mod tests {
     #[test]
     fn the_less_room_the_dearer_but_never_without_limit() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(8));
         assert!(is_about(time_for(&pace, 8, second(4.0)), 3.0));
@@ -456,7 +462,7 @@ mod tests {
     fn a_burst_gets_the_time_since_the_fold_began_but_not_all_of_the_log() {
         let burst_at = |now| {
             let pace = measured();
-            pace.begins(1, 256 * MIB, second(4.0));
+            pace.begins(1, 1, 256 * MIB, second(4.0));
             pace.merges(second(4.0));
             // Nine seconds for all of it.
             pace.set_price(second(4.0), room(90));
@@ -474,7 +480,7 @@ mod tests {
     #[test]
     fn a_put_does_not_pause_long_for_a_batch() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(8));
         let of_others = pace.pause(MIB, || second(4.0)).expect("a pause");
@@ -486,7 +492,7 @@ mod tests {
     #[test]
     fn batches_of_several_threads_pause_for_each_other() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         // Eight threads, each with a MiB at a time: 128 rounds of 8 MiB would be eight times too fast.
@@ -548,12 +554,12 @@ mod tests {
     fn small_folds_say_nothing_about_the_cost_of_a_byte() {
         let pace = measured();
         for _ in 0..20 {
-            pace.begins(1, 4096, second(4.0));
+            pace.begins(1, 1, 4096, second(4.0));
             pace.merges(second(4.0));
             pace.finishes(second(4.1));
             pace.ends(second(4.1));
         }
-        pace.begins(1, 64 * MIB, second(5.0));
+        pace.begins(1, 1, 64 * MIB, second(5.0));
         pace.merges(second(5.0));
         pace.set_price(second(5.0), room(128));
         assert!(is_about(time_for(&pace, 128, second(5.0)), 3.0));
@@ -562,7 +568,7 @@ mod tests {
     #[test]
     fn the_first_fold_is_judged_by_its_own_progress() {
         let pace = pace();
-        pace.begins(1, 64 * MIB, second(1.0));
+        pace.begins(1, 1, 64 * MIB, second(1.0));
         pace.merges(second(1.0));
         pace.merged(100, 1000);
         pace.set_price(second(2.0), room(128));
@@ -582,7 +588,7 @@ mod tests {
     #[test]
     fn pauses_that_end_late_are_made_up_for() {
         let pace = measured();
-        pace.begins(1, 64 * MIB, second(4.0));
+        pace.begins(1, 1, 64 * MIB, second(4.0));
         pace.merges(second(4.0));
         pace.set_price(second(4.0), room(128));
         let mut now = second(4.0);

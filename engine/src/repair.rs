@@ -377,7 +377,7 @@ mod tests {
         let lock = &theirs.control().maintenance_lock.0;
         std::mem::forget(lock.try_lock(theirs.region.me()).expect("nobody else has it"));
         theirs.control().freeing.store(1, Ordering::SeqCst);
-        theirs.pace.begins(1, 1 << 20, Duration::ZERO);
+        theirs.pace.begins(1, 1, 1 << 20, Duration::ZERO);
         theirs.pace.merges(Duration::ZERO);
         let room = LogRoom { planned: 1, left: 1 };
         theirs.pace.set_price(Duration::from_secs(1), room);

@@ -171,6 +171,8 @@ pub(crate) struct PaceWords {
     pub(crate) fill: AtomicU64,
     /// Nanoseconds that commits have paused, all together.
     pub(crate) paused: AtomicU64,
+    /// Number of the oldest generation that the fold takes which goes on.
+    pub(crate) oldest: AtomicU64,
 }
 
 /// Where the next record goes. Written under the commit lock.

@@ -257,7 +257,8 @@ impl Core {
                 Room::Wait => {
                     drop(guard);
                     // A fold may take as long as it takes; but when none is due, nothing will make room.
-                    let nothing_to_fold = self.region.version().generations.len() == 1 && !self.is_base_ahead();
+                    let is_folded = self.region.version().generations.len() == 1 && !self.is_base_ahead();
+                    let nothing_to_fold = is_folded && self.pace.oldest_folding().is_none();
                     rounds = if nothing_to_fold { rounds + 1 } else { 0 };
                     self.wait_for_fold(seen, rounds, &mut patience)?;
                     has_spare = !draft.adds_anything;

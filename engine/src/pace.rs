@@ -249,6 +249,10 @@ impl Pace {
     /// Sets the price to what the log has left. To be called now and then while the fold goes on.
     pub(crate) fn set_price(&self, now: Duration, room: LogRoom) {
         let fold = self.fold();
+        if matches!(fold.stage, Stage::Idle) {
+            // It ended since the room was looked at.
+            return;
+        }
         // Beyond what was planned, half of what is left: commits get slower and slower, but do not meet a wall.
         let room = room.planned.min(room.left / 5 * 4).max(room.left / 2);
         let left = fold.left(now);
@@ -372,6 +376,17 @@ mod tests {
 
     fn is_about(time: Duration, seconds: f64) -> bool {
         (time.as_secs_f64() - seconds).abs() < seconds / 50.0 + 0.01
+    }
+
+    #[test]
+    fn price_that_is_set_after_the_fold_has_ended_does_not_stay() {
+        let pace = pace();
+        pace.begins(1, 1, 64 * MIB, second(4.0));
+        pace.set_price(second(4.0), room(128));
+        assert!(pace.is_on());
+        pace.ends(second(5.0));
+        pace.set_price(second(5.0), room(128));
+        assert!(!pace.is_on());
     }
 
     #[test]

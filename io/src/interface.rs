@@ -84,11 +84,9 @@ pub trait File: Debug + Send + Sync {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`, extending the file when needed.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Prepares [`File::store_at`] for the first `length` bytes. Nobody cuts the file while somebody writes so. A hint: where
-    /// it cannot be done, system calls write.
-    fn map_for_stores(&self, length: u64) {
-        let _ = length;
-    }
+    /// Prepares [`File::store_at`]. Nobody cuts the file while somebody writes so. A hint: where it cannot be done, system
+    /// calls write.
+    fn map_for_stores(&self) {}
     /// [`File::write_at`] for short writes one behind the other, by one caller at a time, to a part of the file that was filled
     /// before. After [`File::map_for_stores`] most of them are stores to memory. Errors are those of `write_at`, and who is
     /// killed while he writes leaves the front of what he wrote.

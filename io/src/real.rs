@@ -390,10 +390,10 @@ impl File for RealFile {
         Ok(())
     }
 
-    fn map_for_stores(&self, length: u64) {
+    fn map_for_stores(&self) {
         if self.writable
             && self.stores.get().is_none()
-            && let Some(stores) = Stores::to(&self.descriptor, length)
+            && let Some(stores) = Stores::to(&self.descriptor)
         {
             let _ = self.stores.set(stores);
         }
@@ -406,7 +406,7 @@ impl File for RealFile {
         };
         if !stores.store(bytes, offset) {
             self.write_at(bytes, offset)?;
-            stores.written(offset + bytes.len() as u64);
+            stores.written(&self.descriptor, offset + bytes.len() as u64);
         }
         Ok(())
     }

@@ -3,13 +3,14 @@
 //!
 //! A store knows two outcomes, done or a signal, and a signal is not what a full disk or a broken device may be answered
 //! with. So before the first store to a page the kernel is asked to make it ready, some pages at a time
-//! (`MADV_POPULATE_WRITE`), and after a pause a system call writes: what can fail fails there, as an error, and
-//! right after it the pages are in memory and have their place on the device. And it is done only where writing a byte again
-//! takes no new place on the device: other file systems get calls.
+//! (`MADV_POPULATE_WRITE`): what can fail fails there, and right after it the pages are in memory and have their place on the device.
+//! And once in a tenth of a second, and in 256 KiB, a system call writes: a file system that has stopped refuses it. All of this is
+//! done only where writing a byte again takes no new place on the device: other file systems get calls.
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 
@@ -22,53 +23,53 @@ const WORD_BYTES: usize = 8;
 const READY_BYTES: u64 = 2 * PAGE_BYTES;
 /// Longer writes are system calls: they copy faster.
 const STORED_BYTES_MAX: u64 = PAGE_BYTES;
-/// Bytes that are let go together.
-const PIECE_BYTES: u64 = 64 * PAGE_BYTES;
+/// Bytes of the file that are mapped at a time.
+const WINDOW_BYTES: u64 = 256 << 10;
+/// Where they are mapped: what stands in front of them in memory, and behind, may not be touched.
+const WINDOW_AT: usize = ALIGNMENT / 2;
 
-/// So many milliseconds after a page was made ready, or written to, it is still in memory, dirty or just written back.
+/// So many milliseconds after a system call wrote, the pages that were made ready meanwhile are still in memory, dirty or just
+/// written back.
 const WARM_MILLIS: u64 = 100;
 
 /// File systems that write in place, whatever else they do: ext4 (and ext2, ext3), tmpfs. XFS does not: of what `cp --reflink`
 /// took a copy each block takes a new place, and on a full disk that was a signal.
 const IN_PLACE: [u32; 2] = [0xef53, 0x0102_1994];
 
-/// A mapping for stores to the front of a file, and which part of it may be stored to. One caller at a time writes.
+/// What of a file is mapped for stores, and which part of that may be stored to. One caller at a time writes.
 #[derive(Debug)]
 pub(crate) struct Stores {
-    range: Reservation,
-    length: u64,
-    /// What may be stored to: whole pages.
+    range: ManuallyDrop<Reservation>,
+    /// Where in the file the window begins.
+    window: AtomicU64,
+    /// What may be stored to: whole pages of the window.
     ready_from: AtomicU64,
     ready_to: AtomicU64,
     /// Until when, in milliseconds.
     warm_until: AtomicU64,
+    /// The kernel may have given the addresses of the window to somebody else.
+    is_lost: AtomicBool,
 }
 
 impl Stores {
     /// `None`: the file system is none of those, or there are no addresses left.
-    pub(crate) fn to(file: &OwnedFd, length: u64) -> Option<Stores> {
+    pub(crate) fn to(file: &OwnedFd) -> Option<Stores> {
         let kind = rustix::fs::fstatfs(file).ok()?.f_type as u32;
         if !IN_PLACE.contains(&kind) {
             return None;
         }
-        // What stands in front of it in memory ends at addresses that may not be touched; and behind the file is none of it.
-        let range = Reservation::inaccessible(length + ALIGNMENT as u64).ok()?;
-        let length = range.length() - ALIGNMENT;
-        let base = range.base().wrapping_add(ALIGNMENT).cast::<c_void>();
-        let (protection, flags) = (ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the addresses are our own, and nobody uses them yet.
-        unsafe { mmap(base, length, protection, flags, file, 0) }.ok()?;
         Some(Stores {
-            range,
-            length: length as u64,
+            range: ManuallyDrop::new(Reservation::inaccessible(ALIGNMENT as u64).ok()?),
+            window: AtomicU64::new(0),
             ready_from: AtomicU64::new(0),
             ready_to: AtomicU64::new(0),
             warm_until: AtomicU64::new(0),
+            is_lost: AtomicBool::new(false),
         })
     }
 
     /// Stores `bytes` at `offset` if that is sure to succeed, from the first word to the last: who is killed in the middle
-    /// leaves the front of them, as with a system call. `false`: nothing was done.
+    /// leaves the front of them, as with a system call. `false`: nothing was done, and a system call has to.
     #[inline]
     pub(crate) fn store(&self, bytes: &[u8], offset: u64) -> bool {
         let (words, rest) = bytes.as_chunks::<WORD_BYTES>();
@@ -85,61 +86,80 @@ impl Stores {
         }
         let first = self.at(offset).cast::<u64>();
         for (at, word) in words.iter().enumerate() {
-            // SAFETY: the mapping is ours for `length` bytes, and its page is part of the file, because it was just made
+            // SAFETY: the range is part of the window, and its pages are part of the file, because they were just made
             // ready; whoever cuts the file meanwhile breaks what `File::map_for_stores` asks for.
             unsafe { first.add(at).write_volatile(u64::from_ne_bytes(*word)) };
         }
         true
     }
 
-    /// Makes the pages from that of `offset` on ready for stores. `false`: some of them cannot be, or are not part of the file.
+    /// Makes the pages from that of `offset` on ready for stores. `false`: they cannot be, or are not part of the file, or
+    /// the window ends.
     #[cold]
     fn make_ready(&self, offset: u64) -> bool {
         let from = offset / PAGE_BYTES * PAGE_BYTES;
         let to = from + READY_BYTES;
-        if to > self.length {
+        if to > self.window.load(Ordering::Relaxed) + WINDOW_BYTES {
             return false;
         }
-        // SAFETY: the range is part of our mapping of a file, of which this changes no bytes.
+        // SAFETY: the range is part of the window, of which this changes no bytes.
         let made = unsafe { madvise(self.at(from).cast(), READY_BYTES as usize, Advice::LinuxPopulateWrite) };
         if made.is_ok() {
-            self.is_ready(from, to);
+            self.ready_from.store(from, Ordering::Relaxed);
+            self.ready_to.store(to, Ordering::Relaxed);
         }
         made.is_ok()
     }
 
+    /// Where a byte of the window is.
     fn at(&self, offset: u64) -> *mut u8 {
-        self.range.base().wrapping_add(ALIGNMENT + offset as usize)
+        let place = WINDOW_AT + (offset - self.window.load(Ordering::Relaxed)) as usize;
+        self.range.base().wrapping_add(place)
     }
 
-    fn is_ready(&self, from: u64, to: u64) {
-        let before = self.ready_from.swap(from, Ordering::Relaxed) / PIECE_BYTES;
-        self.ready_to.store(to, Ordering::Relaxed);
-        self.warm_until.store(now() + WARM_MILLIS, Ordering::Relaxed);
-        if before != from / PIECE_BYTES {
-            self.let_go(before);
+    /// Notes that a system call wrote to the file up to `end`, and moves the window there when it must.
+    pub(crate) fn written(&self, file: &OwnedFd, end: u64) {
+        let from = end.saturating_sub(1) / PAGE_BYTES * PAGE_BYTES;
+        let window = self.window.load(Ordering::Relaxed);
+        let is_mapped = self.ready_to.load(Ordering::Relaxed) > 0;
+        let is_inside = is_mapped && (window..=window + WINDOW_BYTES - READY_BYTES).contains(&from);
+        if is_inside || self.move_window(file, from) {
+            self.ready_from.store(from, Ordering::Relaxed);
+            self.ready_to.store(from + PAGE_BYTES, Ordering::Relaxed);
+            self.warm_until.store(now() + WARM_MILLIS, Ordering::Relaxed);
         }
     }
 
-    /// Notes that a system call wrote up to `end`.
-    pub(crate) fn written(&self, end: u64) {
-        let from = end.saturating_sub(1) / PAGE_BYTES * PAGE_BYTES;
-        self.is_ready(from, (from + PAGE_BYTES).min(self.length));
+    /// Maps another part of the file. The kernel forgets who may store to what was mapped before, all at once: whoever writes a
+    /// page back takes that away from all processors anyhow, and interrupts each of them for each page (8 us in a
+    /// virtual machine).
+    fn move_window(&self, file: &OwnedFd, from: u64) -> bool {
+        self.forget();
+        if self.is_lost.load(Ordering::Relaxed) {
+            return false;
+        }
+        let base = self.range.base().wrapping_add(WINDOW_AT).cast::<c_void>();
+        let (protection, flags) = (ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: the addresses are our own, and nobody uses them: the only one who stores is here.
+        let mapped = unsafe { mmap(base, WINDOW_BYTES as usize, protection, flags, file, from) };
+        self.window.store(from, Ordering::Relaxed);
+        // A kernel that failed may have taken away what was there before.
+        self.is_lost.store(mapped.is_err(), Ordering::Relaxed);
+        mapped.is_ok()
     }
 
-    /// Nothing is ready any more: the file may be cut.
+    /// Nothing is ready any more.
     pub(crate) fn forget(&self) {
         self.ready_to.store(0, Ordering::Relaxed);
         self.warm_until.store(0, Ordering::Relaxed);
     }
+}
 
-    /// Lets the kernel forget who may store to the pages of a piece. Whoever writes a page back takes that away from all
-    /// processors anyhow, and interrupts each of them for each page (8 us in a virtual machine); this does it for all at once.
-    fn let_go(&self, piece: u64) {
-        let start = piece * PIECE_BYTES;
-        if start + PIECE_BYTES <= self.length {
-            // SAFETY: the range is part of our mapping of a file, of which this changes no bytes.
-            let _ = unsafe { madvise(self.at(start).cast(), PIECE_BYTES as usize, Advice::LinuxDontNeed) };
+impl Drop for Stores {
+    fn drop(&mut self) {
+        if !*self.is_lost.get_mut() {
+            // SAFETY: once, and nobody uses it after this.
+            unsafe { ManuallyDrop::drop(&mut self.range) };
         }
     }
 }
@@ -160,7 +180,7 @@ mod tests {
     fn filled() -> (OwnedFd, Stores) {
         let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, LENGTH).unwrap();
-        let stores = Stores::to(&file, LENGTH).unwrap();
+        let stores = Stores::to(&file).unwrap();
         (file, stores)
     }
 
@@ -174,7 +194,7 @@ mod tests {
     fn only_words_that_go_on_where_a_call_wrote_are_stored() {
         let (file, stores) = filled();
         assert!(!stores.store(&[1; 8], 0), "nothing was written yet");
-        stores.written(8);
+        stores.written(&file, 8);
         assert!(stores.store(&[1; 16], 8));
         assert!(!stores.store(&[3; 7], 24), "no whole words");
         assert!(!stores.store(&[3; 8], 25), "words across words");
@@ -199,12 +219,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_wrote_is_ready_up_to_the_end_of_its_page() {
+    fn what_a_call_wrote_is_ready_up_to_the_end_of_its_page_and_more_where_the_file_goes_on() {
         let (file, stores) = filled();
-        stores.written(2 * PAGE_BYTES);
+        stores.written(&file, 2 * PAGE_BYTES);
         assert!(stores.store(&[4; 8], PAGE_BYTES));
         assert_eq!(stores.ready_to.load(Ordering::Relaxed), 2 * PAGE_BYTES);
-        // The call that wrote them is asked again where the file ends.
         rustix::fs::ftruncate(&file, 2 * PAGE_BYTES + READY_BYTES - PAGE_BYTES).unwrap();
         assert!(
             !stores.store(&[5; 8], 2 * PAGE_BYTES),
@@ -212,44 +231,73 @@ mod tests {
         );
         rustix::fs::ftruncate(&file, 2 * PAGE_BYTES + READY_BYTES).unwrap();
         assert!(stores.store(&[5; 8], 2 * PAGE_BYTES));
-        stores.written(LENGTH);
-        assert!(!stores.store(&[6; 8], LENGTH), "behind what is mapped");
+        stores.forget();
+        assert!(!stores.store(&[6; 8], 2 * PAGE_BYTES + 8), "nothing is ready");
     }
 
     #[test]
-    fn after_a_pause_a_call_writes() {
-        let (_file, stores) = filled();
-        stores.written(8);
-        assert!(stores.store(&[1; 8], 8));
+    fn once_in_a_tenth_of_a_second_a_call_writes() {
+        let (file, stores) = filled();
+        stores.written(&file, 8);
         let until = stores.warm_until.load(Ordering::Relaxed);
         assert!(until <= now() + WARM_MILLIS && until > now());
+        assert!(stores.store(&[1; 8], 8) && stores.store(&[1; 8], PAGE_BYTES));
+        assert_eq!(
+            stores.warm_until.load(Ordering::Relaxed),
+            until,
+            "stores change nothing of that"
+        );
         stores.warm_until.store(now(), Ordering::Relaxed);
-        assert!(!stores.store(&[1; 8], 16));
-        assert!(!stores.store(&[1; 8], PAGE_BYTES), "nor makes anything ready");
-        stores.written(24);
-        assert!(stores.store(&[1; 8], 24));
+        assert!(!stores.store(&[1; 8], PAGE_BYTES + 8));
+        assert!(
+            !stores.store(&[1; 8], READY_BYTES + PAGE_BYTES),
+            "nor makes anything ready"
+        );
+        stores.written(&file, PAGE_BYTES + 16);
+        assert!(stores.store(&[1; 8], PAGE_BYTES + 16));
     }
 
     #[test]
-    fn pieces_that_are_let_go_keep_what_was_stored() {
+    fn windows_follow_the_calls_and_keep_what_was_stored() {
         let (file, stores) = filled();
-        for page in 0..LENGTH / PAGE_BYTES {
-            let offset = page * PAGE_BYTES;
-            stores.written(offset + 8);
-            assert!(stores.store(&(page + 1).to_ne_bytes(), offset + 8));
+        let mut calls = 0;
+        for offset in (0..LENGTH - READY_BYTES).step_by(512) {
+            let bytes = (offset + 1).to_ne_bytes();
+            if !stores.store(&bytes, offset) {
+                calls += 1;
+                rustix::io::pwrite(&file, &bytes, offset).unwrap();
+                stores.written(&file, offset + 8);
+            }
         }
-        // Back, as in a file that is used again, and to a page that was let go.
-        stores.written(8);
+        // One for each window, and some for a machine that is slow.
+        assert!(
+            (LENGTH / WINDOW_BYTES..LENGTH / WINDOW_BYTES + 100).contains(&calls),
+            "{calls}"
+        );
+        // Back, as in a file that is used again.
+        stores.written(&file, 8);
         assert!(stores.store(&[7; 8], 16));
-        for page in 0..LENGTH / PAGE_BYTES {
-            assert_eq!(u64::from_ne_bytes(read(&file, page * PAGE_BYTES + 8)), page + 1);
+        for offset in (0..LENGTH - READY_BYTES).step_by(512) {
+            assert_eq!(u64::from_ne_bytes(read(&file, offset)), offset + 1);
         }
         assert_eq!(read(&file, 16), [7; 8]);
     }
 
     #[test]
+    fn file_that_cannot_be_mapped_gets_calls() {
+        let (_file, stores) = filled();
+        let directory = rustix::fs::open("/", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+        stores.written(&directory, 8);
+        assert!(stores.is_lost.load(Ordering::Relaxed));
+        assert!(!stores.store(&[1; 8], 8));
+        let (file, _) = filled();
+        stores.written(&file, 8);
+        assert!(!stores.store(&[1; 8], 8), "its addresses may be somebody else's");
+    }
+
+    #[test]
     fn other_file_systems_get_calls() {
         let process = rustix::fs::open("/proc/self/comm", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
-        assert!(Stores::to(&process, LENGTH).is_none());
+        assert!(Stores::to(&process).is_none());
     }
 }

@@ -248,8 +248,8 @@ fn short_writes_one_behind_the_other_are_read_back(machine: &Platform) {
     let open = || machine.storage.open("file", OpenMode::Create).unwrap();
     let (one, other) = (open(), open());
     one.write_zeros(0, LENGTH).unwrap();
-    one.map_for_stores(LENGTH);
-    other.map_for_stores(LENGTH);
+    one.map_for_stores();
+    other.map_for_stores();
     let mapping = one.map(LENGTH, Access::Read).unwrap();
     let mut expected = vec![0; LENGTH as usize];
     let mut end = 0;

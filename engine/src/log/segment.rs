@@ -180,7 +180,7 @@ impl Segments {
             open.mapping = Some(mapping);
         }
         if self.stores {
-            file.map_for_stores(LOG_SPAN_BYTES);
+            file.map_for_stores();
         }
         // After it was opened, so that it is not taken to be older than it is.
         let opened = moments.load(Ordering::SeqCst);

@@ -82,7 +82,7 @@ const VERSION_WORDS: usize = 5 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x06");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x07");
 
 /// How often, and after how long, somebody looks again whether the region is whole.
 const LENGTH_LOOKS_MAX: u32 = 20;
@@ -494,8 +494,10 @@ impl Region {
     pub(crate) fn stop(&self, cause: &str) {
         self.control().cause.write(cause);
         self.control().poisoned.0.store(1, Ordering::SeqCst);
-        self.control().sync_word.0.fetch_add(1, Ordering::SeqCst);
-        wake(&self.control().sync_word.0, u32::MAX);
+        for word in &self.control().sync_words.0 {
+            word.fetch_add(1, Ordering::SeqCst);
+            wake(word, u32::MAX);
+        }
     }
 
     /// What the holder of the allocator's lock can undo.

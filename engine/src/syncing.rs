@@ -174,7 +174,9 @@ impl Core {
         let lock = &control.sync_lock.0;
         let (mut has_waited, mut in_doubt) = (false, None);
         loop {
-            let word = control.sync_word.0.load(Ordering::Acquire);
+            let words = control.sync_words.0.each_ref();
+            let seen = words.map(|word| word.load(Ordering::Acquire));
+            let sleep = |place: usize| wait(words[place], seen[place], Some(STEP));
             if control.synced.0.load(Ordering::Acquire) >= commit {
                 return Ok(());
             }
@@ -182,9 +184,11 @@ impl Core {
             if self.is_poisoned() {
                 return Err(unknown(self.cause()));
             }
+            let mut led = None;
             let attempt = match lock.try_lock(self.region.me()) {
                 Some(leading) => {
                     let attempt = self.sync_log(true);
+                    led = Some(self.syncing().1);
                     // The lock first, then the word: who is woken while the lock is still held would find it taken and
                     // sleep again, with nobody but the clock to wake it (`tests/schedules.rs` has this schedule).
                     drop(leading);
@@ -197,7 +201,7 @@ impl Core {
                 }
                 // A leader that stops, or dies, must not hold the others up for ever.
                 None => {
-                    has_waited = !wait(&control.sync_word.0, word, Some(STEP));
+                    has_waited = !sleep(self.place_to_wait(commit));
                     if has_waited {
                         self.region.free_if_dead(lock, || ());
                     }
@@ -205,10 +209,10 @@ impl Core {
                 }
             };
             match attempt {
-                Ok(Attempt::Done(synced)) => self.announce_synced(synced),
+                Ok(Attempt::Done(synced)) => self.announce_synced(synced, led),
                 Ok(Attempt::InDoubt(owner)) => {
                     self.still_patient(&mut in_doubt, self.in_the_way(owner, lock))?;
-                    wait(&control.sync_word.0, word, Some(STEP));
+                    sleep(self.place_to_wait(commit));
                 }
                 Err(error) if matches!(error.reason(), Reason::Busy { .. }) => return Err(error),
                 Err(error) => return Err(unknown(error.to_string())),
@@ -227,6 +231,11 @@ impl Core {
         }
         // Whoever was in the middle of a sync here before may have been told.
         self.unpoisoned()?;
+        if has_lock {
+            // In one word: whoever reads it knows of one and the same sync. Release: pairs with `syncing`.
+            let place = 1 - self.syncing().1;
+            control.syncing.0.store(visible << 1 | place as u64, Ordering::Release);
+        }
         self.own_entry().will_sync(&version.generations);
         let begun = self.begin_sync(Synced::Log);
         let dead = self.dead_in_sync(Synced::Log);
@@ -283,12 +292,33 @@ impl Core {
         Ok(None)
     }
 
-    /// Publishes how far the log is durable and wakes all who wait.
-    fn announce_synced(&self, commit: u64) {
+    /// Up to which commit the sync goes that was begun last with the lock, and which of the two words is its.
+    fn syncing(&self) -> (u64, usize) {
+        let syncing = self.control().syncing.0.load(Ordering::Acquire);
+        (syncing >> 1, (syncing & 1) as usize)
+    }
+
+    /// Which of the two words somebody is to sleep on who waits for a commit. To be asked after both were read: a sync that ends
+    /// or begins meanwhile has changed the word, or is about to.
+    fn place_to_wait(&self, commit: u64) -> usize {
+        let (up_to, place) = self.syncing();
+        if commit <= up_to { place } else { 1 - place }
+    }
+
+    /// Publishes how far the log is durable, and wakes those who wait for that. `led`: the word of the sync, which had the
+    /// lock: of those who came too late for it one is enough, who syncs for the others; were all of them woken, all but
+    /// one would sleep again.
+    fn announce_synced(&self, commit: u64, led: Option<usize>) {
         let control = self.control();
         control.synced.0.fetch_max(commit, Ordering::AcqRel);
-        control.sync_word.0.fetch_add(1, Ordering::AcqRel);
-        wake(&control.sync_word.0, u32::MAX);
+        let words = &control.sync_words.0;
+        for word in words {
+            word.fetch_add(1, Ordering::AcqRel);
+        }
+        for (place, word) in words.iter().enumerate() {
+            let is_too_late = led.is_some_and(|led| led != place);
+            wake(word, if is_too_late { 1 } else { u32::MAX });
+        }
         // Pairs with the fence in `Changes::wait`: either the stream sees the new number, or we see that it waits.
         fence(Ordering::SeqCst);
         self.wake_waiting_streams();

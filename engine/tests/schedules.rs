@@ -541,6 +541,8 @@ mod group_sync {
         AnnouncesUnderLock,
         /// A waiter reads the word it sleeps on after it looked how far the log is synced.
         ReadsWordLate,
+        /// Only the word of the sync that is over changes: who came too late for it is left to nobody.
+        ChangesOneWord,
     }
 
     struct Log {
@@ -551,7 +553,9 @@ mod group_sync {
         synced: AtomicU64,
         /// Nonzero: held. Only ever tried, as by `WordLock::try_lock`.
         sync_lock: AtomicU64,
-        sync_word: AtomicU64,
+        sync_words: [AtomicU64; 2],
+        /// Twice the commit up to which the sync that was begun last goes, and its word.
+        syncing: AtomicU64,
         /// Threads that have returned and will wake nobody any more.
         returned: AtomicU64,
         flaw: Flaw,
@@ -568,7 +572,8 @@ mod group_sync {
 
         fn wait_synced(&self, commit: u64) {
             loop {
-                let early = self.sync_word.load(Ordering::Acquire);
+                let read = || self.sync_words.each_ref().map(|word| word.load(Ordering::Acquire));
+                let early = read();
                 if self.synced.load(Ordering::Acquire) >= commit {
                     return;
                 }
@@ -576,12 +581,11 @@ mod group_sync {
                     .sync_lock
                     .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
                 if taken.is_err() {
+                    let syncing = self.syncing.load(Ordering::Acquire);
+                    let is_covered = commit <= syncing >> 1;
+                    let place = (syncing & 1) as usize ^ usize::from(!is_covered);
                     let late = self.flaw == Flaw::ReadsWordLate;
-                    self.wait(if late {
-                        self.sync_word.load(Ordering::Acquire)
-                    } else {
-                        early
-                    });
+                    self.wait(place, if late { read() } else { early }[place]);
                     continue;
                 }
                 let synced = self.sync_log();
@@ -598,6 +602,8 @@ mod group_sync {
         fn sync_log(&self) -> u64 {
             let visible = self.visible.load(Ordering::Acquire);
             if self.synced.load(Ordering::Acquire) < visible {
+                let place = 1 - (self.syncing.load(Ordering::Acquire) & 1);
+                self.syncing.store(visible << 1 | place, Ordering::Release);
                 let mut disk = self.disk.lock().unwrap();
                 disk.1 = disk.0;
             }
@@ -609,15 +615,19 @@ mod group_sync {
 
         fn announce_synced(&self, commit: u64) {
             self.synced.fetch_max(commit, Ordering::AcqRel);
-            self.sync_word.fetch_add(1, Ordering::AcqRel);
+            let place = (self.syncing.load(Ordering::Acquire) & 1) as usize;
+            self.sync_words[place].fetch_add(1, Ordering::AcqRel);
+            if self.flaw != Flaw::ChangesOneWord {
+                self.sync_words[1 - place].fetch_add(1, Ordering::AcqRel);
+            }
         }
 
         /// A futex: sleeps while the word is what the caller saw. There are two threads, so that nobody is left to
         /// change it once the other one has returned.
-        fn wait(&self, seen: u64) {
+        fn wait(&self, place: usize, seen: u64) {
             loop {
                 let alone = self.returned.load(Ordering::SeqCst) > 0;
-                if self.sync_word.load(Ordering::SeqCst) != seen {
+                if self.sync_words[place].load(Ordering::SeqCst) != seen {
                     return;
                 }
                 assert!(!alone, "a waiter sleeps for ever");
@@ -643,7 +653,8 @@ mod group_sync {
             visible: AtomicU64::new(0),
             synced: AtomicU64::new(0),
             sync_lock: AtomicU64::new(0),
-            sync_word: AtomicU64::new(0),
+            sync_words: [AtomicU64::new(0), AtomicU64::new(0)],
+            syncing: AtomicU64::new(0),
             returned: AtomicU64::new(0),
             flaw,
         });
@@ -665,6 +676,9 @@ fn nobody_returns_before_a_sync_that_began_after_their_record_was_written() {
         model(Flaw::AnnouncesUnderLock)
     });
     assert_fails("a wake-up between two looks", 3, || model(Flaw::ReadsWordLate));
+    assert_fails("nobody to sync for those who came too late", 3, || {
+        model(Flaw::ChangesOneWord)
+    });
 }
 
 mod leaf {

@@ -41,8 +41,11 @@ pub(crate) struct Control {
     pub(crate) pace: Line<PaceWords>,
     /// Held while somebody syncs the log for everybody.
     pub(crate) sync_lock: Line<WordLock>,
-    /// Changes whenever `synced` does; waiters sleep on it.
-    pub(crate) sync_word: Line<AtomicU32>,
+    /// Change whenever `synced` does; waiters sleep on them, by turns: on the one those of the sync that goes on, on the other
+    /// one those who came too late for it.
+    pub(crate) sync_words: Line<[AtomicU32; 2]>,
+    /// Up to which commit the sync of the log goes that was begun last with the lock, times two, and which of the words is its.
+    pub(crate) syncing: Line<AtomicU64>,
     /// Counts commits whose long values are left to the next sync of the log, and those of them that survive power loss.
     pub(crate) values_written: AtomicU64,
     pub(crate) values_synced: AtomicU64,

@@ -109,6 +109,56 @@ fn a_pattern_stands_for_all_topics_that_match() {
     }
 }
 
+#[test]
+fn a_durable_subscription_goes_on_where_the_last_call_ended() {
+    let scratch = shop();
+    let printed = |arguments: &[&str]| {
+        let ended = scratch.done(&[&["subscribe", "shop"], arguments].concat());
+        ended.text().to_string()
+    };
+    assert_eq!(
+        printed(&["sales", "--durable", "archive", "--from", "1", "--count", "1"]),
+        "1\t2 pears\n"
+    );
+    assert_eq!(printed(&["sales", "--durable", "archive", "--no-ack"]), "2\t3 plums\n");
+    assert_eq!(printed(&["sales", "--durable", "archive"]), "2\t3 plums\n");
+    assert_eq!(printed(&["sales", "--durable", "archive", "--from", "beginning"]), "");
+    scratch.done(&["groups", "reset", "shop", "sales", "archive", "last:1"]);
+    assert_eq!(printed(&["sales", "--durable", "archive"]), "2\t3 plums\n");
+
+    scratch.done(&["publish", "shop", "sales.eu", "12 apples", "--create"]);
+    let all = ["sales.*", "--durable", "totals"];
+    assert_eq!(printed(&all), "sales.eu\t0\t12 apples\n");
+    scratch.done(&["publish", "shop", "sales.us", "1 plum", "--create"]);
+    scratch.done(&["publish", "shop", "sales.us", "2 plums"]);
+    assert_eq!(scratch.done(&["groups", "shop"]).text(), "totals\tsales.*\t2\t2\n");
+    assert_eq!(
+        scratch.done(&["groups", "shop", "--json"]).json(),
+        [json!({"durable": "totals", "pattern": "sales.*", "lag": 2, "topics": [
+            {"topic": "sales.eu", "next": 1, "lag": 0}, {"topic": "sales.us", "next": 0, "lag": 2}]})]
+    );
+    assert_eq!(
+        printed(&[&all[..], &["--count", "1"]].concat()),
+        "sales.us\t0\t1 plum\n"
+    );
+    assert_eq!(printed(&all), "sales.us\t1\t2 plums\n");
+    scratch.done(&["groups", "reset", "shop", "sales.*", "totals", "last:1"]);
+    assert_eq!(printed(&all), "sales.eu\t0\t12 apples\nsales.us\t1\t2 plums\n");
+    scratch.done(&["groups", "delete", "shop", "sales.*", "totals"]);
+    assert_eq!(scratch.done(&["groups", "shop"]).text(), "");
+    assert_eq!(scratch.done(&["groups", "shop", "sales.eu"]).text(), "");
+    for wrong in [
+        &["groups", "delete", "shop", "sales.*", "totals"][..],
+        &["subscribe", "shop", "sales", "--no-ack"],
+        &["subscribe", "shop", "sales", "--durable", "a", "--group", "b"],
+        &["groups", "shop", "--describe"],
+        &["groups"],
+    ] {
+        let ended = scratch.run(wrong);
+        assert_eq!(ended.code, 2, "{wrong:?}: {}", ended.stderr);
+    }
+}
+
 /// A command that goes on by itself; it ends with its test.
 struct Follower(Child);
 

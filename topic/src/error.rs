@@ -129,6 +129,18 @@ pub enum TopicError {
         /// What was asked for.
         asked: &'static str,
     },
+    /// The name belongs to a durable subscription to another pattern.
+    #[error(
+        "the durable subscription {name:?} is to {found:?}, not to {asked:?}; choose another name, or delete it first"
+    )]
+    OtherPattern {
+        /// The name.
+        name: String,
+        /// What it is subscribed to.
+        found: String,
+        /// What was asked for.
+        asked: String,
+    },
     /// A group of this name exists already.
     #[error(
         "topic {topic:?} has a group or subscription named {name:?} already; choose another name or delete that one first"
@@ -208,6 +220,11 @@ impl TopicError {
             _ => Kind::FixTheCall,
         }
     }
+}
+
+/// Whether an error says that a topic was deleted.
+pub(crate) fn is_deleted(error: &Error) -> bool {
+    matches!(error.reason(), Reason::TopicDeleted { .. })
 }
 
 impl From<TopicError> for Error {

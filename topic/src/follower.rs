@@ -125,6 +125,12 @@ impl Follower {
         options.check()?;
         let snapshot = topic.snapshot()?;
         let position = Reading::new(topic, &snapshot).resolve(start)?;
+        drop(snapshot);
+        Follower::at(topic, position, options)
+    }
+
+    /// At an offset that is there, or was.
+    pub(crate) fn at(topic: &Topic, position: u64, options: SubscribeOptions) -> Result<Follower> {
         let brake = match options.policy {
             SlowPolicy::HoldBack { max, timeout } => Some(topic.brake(position, max, timeout)?),
             _ => None,

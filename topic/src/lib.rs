@@ -41,7 +41,8 @@ pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, Subsc
 pub use error::TopicError;
 pub use follower::{SlowPolicy, SubscribeOptions};
 pub use group::{
-    DeadLetter, Deliveries, Delivery, Durable, Group, GroupDescription, GroupOptions, Member, Pending, Redriven,
+    DeadLetter, Deliveries, Delivery, Durable, DurablePattern, DurablePosition, Group, GroupDescription, GroupOptions,
+    Member, Pending, Redriven,
 };
 pub use limits::{
     HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX,

@@ -10,16 +10,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use duramen_engine::{Listener, Reason, Result};
+use duramen_engine::{Listener, Result};
 use futures_core::Stream;
 
-use crate::error::TopicError;
+use crate::error::{TopicError, is_deleted};
 use crate::follower::{Follower, SubscribeOptions};
+use crate::group::DurablePattern;
 use crate::messages::Messages;
 use crate::name::Pattern;
 use crate::read::Start;
 use crate::subscription::TICK;
 use crate::tables::REGISTRY;
+use crate::topic::Topic;
 use crate::topics::Topics;
 
 /// What the registry's bell says; no topic has this id.
@@ -46,6 +48,8 @@ const REGISTRY_TOKEN: u64 = REGISTRY as u64;
 pub struct PatternSubscription {
     topics: Topics,
     pattern: Pattern,
+    /// What remembers where it begins in a topic.
+    durable: Option<DurablePattern>,
     options: SubscribeOptions,
     followers: HashMap<u32, Follower>,
     /// Topics that may have messages, each once.
@@ -86,10 +90,29 @@ impl Topics {
         start: Start,
         options: SubscribeOptions,
     ) -> Result<PatternSubscription> {
+        PatternSubscription::new(self, pattern, None, start, options)
+    }
+}
+
+impl PatternSubscription {
+    /// One that begins where a durable subscription has come to.
+    pub(crate) fn durable(durable: &DurablePattern, options: SubscribeOptions) -> Result<PatternSubscription> {
+        let (topics, pattern) = (durable.topics(), durable.pattern());
+        PatternSubscription::new(topics, pattern, Some(durable.clone()), Start::Beginning, options)
+    }
+
+    fn new(
+        topics: &Topics,
+        pattern: &Pattern,
+        durable: Option<DurablePattern>,
+        start: Start,
+        options: SubscribeOptions,
+    ) -> Result<PatternSubscription> {
         options.check()?;
         let mut subscription = PatternSubscription {
-            topics: self.clone(),
+            topics: topics.clone(),
             pattern: pattern.clone(),
+            durable,
             options,
             followers: HashMap::new(),
             queue: VecDeque::new(),
@@ -98,15 +121,13 @@ impl Topics {
             listener: Listener::new(),
             is_over: false,
         };
-        let home = self.home();
+        let home = topics.home();
         home.store
             .listen(home.registry().bell(), &subscription.listener, REGISTRY_TOKEN);
         subscription.look_for_topics(start)?;
         Ok(subscription)
     }
-}
 
-impl PatternSubscription {
     /// The pattern.
     pub fn pattern(&self) -> &Pattern {
         &self.pattern
@@ -130,8 +151,9 @@ impl PatternSubscription {
                 continue;
             }
             let topic = home.topic(record.id, &name)?;
-            match Follower::new(&topic, start, self.options) {
-                Ok(follower) => {
+            match self.follower(&topic, start) {
+                Ok(None) => {}
+                Ok(Some(follower)) => {
                     let bell = topic.shared().sequence.bell();
                     home.store.listen(bell, &self.listener, u64::from(record.id));
                     self.followers.insert(record.id, follower);
@@ -143,6 +165,18 @@ impl PatternSubscription {
             }
         }
         Ok(())
+    }
+
+    /// Begins in a topic; `None`: it is not to be followed.
+    fn follower(&self, topic: &Topic, start: Start) -> Result<Option<Follower>> {
+        let Some(durable) = &self.durable else {
+            return Follower::new(topic, start, self.options).map(Some);
+        };
+        // Where that is not kept any more, the first look at the topic says so, and the others go on.
+        let position = durable.position(topic)?;
+        position
+            .map(|position| Follower::at(topic, position, self.options))
+            .transpose()
     }
 
     /// The next messages of some topic: those that are there, or, when there are none, what comes within `timeout`;
@@ -320,8 +354,4 @@ impl Stream for PatternSubscription {
 fn stays_behind(error: &duramen_engine::Error) -> bool {
     let error = TopicError::of(error);
     matches!(error, Some(TopicError::Trimmed { .. } | TopicError::TooSlow { .. }))
-}
-
-fn is_deleted(error: &duramen_engine::Error) -> bool {
-    matches!(error.reason(), Reason::TopicDeleted { .. })
 }

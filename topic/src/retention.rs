@@ -6,6 +6,7 @@
 
 use duramen_engine::{Batch, Durability, Reason, Result, Snapshot};
 
+use crate::error::is_deleted;
 use crate::group;
 use crate::limits::TRIMMED_SINGLY_MAX;
 use crate::publisher;
@@ -26,7 +27,7 @@ pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
         match topic.and_then(|topic| trim(&topic)) {
             Ok(_) => {}
             // Meanwhile.
-            Err(error) if matches!(error.reason(), Reason::TopicDeleted { .. }) => {}
+            Err(error) if is_deleted(&error) => {}
             // One topic that is damaged must not keep the others from being trimmed.
             Err(error) => failed = failed.or(Some(error)),
         }

@@ -4,6 +4,7 @@
 //! topics      name                       -> record of the topic (see `record`)
 //!             00 "next"                  -> id of the next topic or group, 4 bytes, big-endian
 //!             00 "creates"               -> present: topics are made when they are first used
+//!             00 "durable" 00, name      -> durable subscription to a pattern (see `group::durable_pattern`)
 //! messages    topic id, offset           -> head of a message (see `message`)
 //! payloads    topic id, offset           -> payload that is too long for a head
 //! publishers  topic id, name             -> newest sequence of a publisher (see `publisher`)
@@ -26,6 +27,8 @@ pub(crate) const FIRST_ID: u32 = 1;
 pub(crate) const NEXT_ID: &[u8] = b"\0next";
 /// Key of whether topics are made when they are first used.
 pub(crate) const CREATES: &[u8] = b"\0creates";
+/// What the keys of durable subscriptions to patterns begin with.
+pub(crate) const RULES: &[u8] = b"\0durable\0";
 
 /// Handles of the maps.
 #[derive(Clone, Debug)]
@@ -89,6 +92,11 @@ pub(crate) fn offset_of(key: &[u8]) -> u64 {
         .last_chunk::<8>()
         .expect("the commit put a number at the end of the key");
     u64::from_be_bytes(*end)
+}
+
+/// The key of a durable subscription to a pattern.
+pub(crate) fn rule_key(name: &str) -> Vec<u8> {
+    [RULES, name.as_bytes()].concat()
 }
 
 /// An id and a name: the key of a publisher or group.

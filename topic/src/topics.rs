@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use duramen_engine::{Item, Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
 
 use crate::error::TopicError;
-use crate::group::Group;
+use crate::group::{Group, apply_rules};
 use crate::keeper::Users;
 use crate::message::Message;
 use crate::name::{Pattern, check_name};
@@ -290,7 +290,10 @@ impl Inner {
 
     /// Names and records of all topics whose names begin so. A record that is damaged is an error of its topic alone.
     pub(crate) fn records(&self, start: &str) -> Result<Vec<(String, Result<TopicRecord>)>> {
-        let snapshot = self.store.snapshot()?;
+        self.records_in(&self.store.snapshot()?, start)
+    }
+
+    pub(crate) fn records_in(&self, snapshot: &Snapshot, start: &str) -> Result<Vec<(String, Result<TopicRecord>)>> {
         let mut cursor = snapshot.prefix(&self.tables.topics, start.as_bytes())?;
         let mut records = Vec::new();
         while let Some((key, record)) = cursor.next()? {
@@ -393,14 +396,15 @@ impl Home {
             if tx.get(topics, name.as_bytes())?.is_some() {
                 return Err(TopicError::TopicExists { name: name.into() }.into());
             }
-            let id = next_id(tx, topics)?;
+            let (id, now) = (next_id(tx, topics)?, millis(self.store.wall_clock()));
             let record = TopicRecord {
                 id,
-                created: millis(self.store.wall_clock()),
+                created: now,
                 options: options.clone(),
             };
             tx.put(topics, name.as_bytes(), &record.encode())?;
             tx.begin_sequence(&self.tables.sequence(id, name)?)?;
+            apply_rules(tx, &self.tables, (name, id), now)?;
             self.register(tx, name)?;
             Ok(id)
         })?;

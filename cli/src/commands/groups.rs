@@ -1,12 +1,15 @@
-//! `duramen groups`: lists the groups of a topic; creates, pauses, resumes, sets back and deletes them.
+//! `duramen groups`: lists the groups and durable subscriptions of a topic, and those to patterns; creates, pauses, resumes,
+//! sets back and deletes them.
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use duramen::topic::{GroupDescription, GroupOptions, Pending, Start, Topic};
+use duramen::Store;
+use duramen::topic::{DurablePattern, GroupDescription, GroupOptions, Pending, Start, Topic, Topics};
 use serde_json::{Value, json};
 
 use super::changes::finish;
+use super::subscribe::is_pattern;
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::limit::{Limit, count_limit, seconds, time};
@@ -18,6 +21,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen groups shop sales
     $ duramen groups shop sales --describe
     $ duramen groups shop sales --pending packers
+  Durable subscriptions to patterns: how many topics they have, and how far they lie behind:
+    $ duramen groups shop
   Look after them:
     $ duramen groups create shop sales billing --tries 5 --dead-letters sales.dead
     $ duramen groups configure shop sales billing --lease 120
@@ -50,30 +55,35 @@ const RESET_EXAMPLES: &str = r"Examples:
   Everything again; only what is new; the last message again:
     $ duramen groups reset shop sales packers beginning
     $ duramen groups reset shop sales packers tail
-    $ duramen groups reset shop sales packers last:1";
+    $ duramen groups reset shop sales packers last:1
+  A durable subscription to a pattern, in all its topics:
+    $ duramen subscribe shop 'sales.*' --durable totals
+    $ duramen groups reset shop 'sales.*' totals beginning";
 
 const DELETE_EXAMPLES: &str = r"Examples:
   The messages stay:
     $ duramen groups delete shop sales packers
-    $ duramen groups create shop sales again && duramen groups delete shop sales again --json";
+    $ duramen groups create shop sales again && duramen groups delete shop sales again --json
+  A durable subscription to a pattern, in all its topics:
+    $ duramen subscribe shop 'sales.*' --durable totals
+    $ duramen groups delete shop 'sales.*' totals";
 
-/// List the groups of a topic; create, pause, resume, reset or delete one
+/// List groups and durable subscriptions; create, pause, resume, reset or delete one
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Groups {
     #[command(flatten)]
     store: Option<StoreArguments>,
 
-    /// The topic
-    #[arg(required = true)]
+    /// The topic; without it, the durable subscriptions to patterns are listed
     topic: Option<String>,
 
     /// Print the settings of each group as well
-    #[arg(long, conflicts_with = "pending")]
+    #[arg(long, conflicts_with = "pending", requires = "topic")]
     describe: bool,
 
     /// Print the messages that this group has not settled instead
-    #[arg(long, value_name = "GROUP")]
+    #[arg(long, value_name = "GROUP", requires = "topic")]
     pending: Option<String>,
 
     #[command(subcommand)]
@@ -179,7 +189,7 @@ enum Change {
         #[arg(value_parser = super::subscribe::start)]
         to: Start,
     },
-    /// Remove a group or durable subscription
+    /// Remove a group or durable subscription, one to a pattern in all its topics
     #[command(after_help = DELETE_EXAMPLES)]
     Delete {
         #[command(flatten)]
@@ -192,7 +202,8 @@ impl Groups {
         let (store, topic) = match (self.change, self.store, self.topic) {
             (Some(change), ..) => return change.run(output),
             (None, Some(store), Some(topic)) => (store.open_to_read()?, topic),
-            _ => {
+            (None, Some(store), None) => return list_durables(&store.open_to_read()?, output),
+            (None, None, _) => {
                 return Err(Failure::wrong_call(
                     "name a store and a topic: `duramen groups DIR TOPIC`",
                 ));
@@ -335,19 +346,69 @@ impl Change {
             }
             Change::Reset { group, to } => {
                 let store = group.store.open_to_write()?;
-                existing(&store, &group.topic)?
-                    .existing_group(&group.group)?
-                    .reset(to)?;
+                match is_pattern(&group.topic) {
+                    true => durable(&store, &group)?.reset(to)?,
+                    false => reset(&existing(&store, &group.topic)?, &group.group, to)?,
+                }
                 store
             }
             Change::Delete { group } => {
                 let store = group.store.open_to_write()?;
-                existing(&store, &group.topic)?.delete_group(&group.group)?;
+                match is_pattern(&group.topic) {
+                    true => durable(&store, &group)?.delete()?,
+                    false => existing(&store, &group.topic)?.delete_group(&group.group)?,
+                }
                 store
             }
         };
         finish(store, &done, output)
     }
+}
+
+/// The durable subscription to a pattern.
+fn durable(store: &Store, group: &GroupArguments) -> Outcome<DurablePattern> {
+    let known = match Topics::exist(store)? {
+        true => Topics::open(store)?.durables()?,
+        false => Vec::new(),
+    };
+    let is_it = |known: &DurablePattern| known.name() == group.group && known.pattern().as_str() == group.topic;
+    known.into_iter().find(is_it).ok_or_else(|| {
+        let (name, pattern) = (&group.group, &group.topic);
+        Failure::wrong_call(format!(
+            "there is no durable subscription named {name:?} to {pattern:?}"
+        ))
+        .hint("`duramen groups DIR` lists them")
+    })
+}
+
+fn reset(topic: &Topic, name: &str, to: Start) -> Outcome<()> {
+    let is_durable = |known: &GroupDescription| known.name == name && known.options.is_none();
+    match topic.groups()?.iter().any(is_durable) {
+        true => topic.durable(name, Start::Beginning)?.reset(to)?,
+        false => topic.existing_group(name)?.reset(to)?,
+    }
+    Ok(())
+}
+
+fn list_durables(store: &Store, output: &mut Output) -> Outcome {
+    if !Topics::exist(store)? {
+        return Ok(Exit::Done);
+    }
+    for durable in Topics::open(store)?.durables()? {
+        let positions = durable.positions()?;
+        let (name, pattern) = (durable.name(), durable.pattern().as_str());
+        let lag: u64 = positions.iter().map(|position| position.lag).sum();
+        match output.is_json {
+            true => output.json(&json!({
+                "durable": name,
+                "pattern": pattern,
+                "lag": lag,
+                "topics": positions.iter().map(|at| json!({"topic": at.topic, "next": at.next, "lag": at.lag})).collect::<Vec<_>>(),
+            }))?,
+            false => output.line(format_args!("{name}\t{pattern}\t{}\t{lag}", positions.len()))?,
+        }
+    }
+    Ok(Exit::Done)
 }
 
 fn configure(topic: &Topic, group: &str, delivers: Delivers, no_dead_letters: bool) -> Outcome<()> {

@@ -1,4 +1,5 @@
-//! `duramen subscribe`: prints messages of a topic, or of all topics of a pattern, or takes them as a member of a group.
+//! `duramen subscribe`: prints messages of a topic, or of all topics of a pattern, once or as a durable subscription, or takes
+//! them as a member of a group.
 
 use std::io::Write;
 use std::time::{Duration, SystemTime};
@@ -23,6 +24,10 @@ const EXAMPLES: &str = r"Examples:
     $ duramen subscribe shop 'sales.>'
   Go on with what is published, until it is interrupted or has printed so many:
     $ duramen subscribe shop sales --follow --count 2
+  Go on where the last call with this name ended, in all topics of a pattern too; or only look what would come:
+    $ duramen subscribe shop sales --durable archive
+    $ duramen subscribe shop 'sales.>' --durable totals
+    $ duramen subscribe shop sales --durable archive --no-ack --json
   As a member of a group, which acknowledges what it prints, or only looks:
     $ duramen subscribe shop sales --group packers --count 1
     $ duramen subscribe shop sales --group packers --no-ack";
@@ -42,7 +47,8 @@ pub struct Subscribe {
     /// The topic, or a pattern: `*` stands for one part of a name, `>` for all that follow
     topic: String,
 
-    /// Where to begin: beginning, tail, an offset, last:COUNT, or time:SECONDS since 1970
+    /// Where to begin: beginning, tail, an offset, last:COUNT, or time:SECONDS since 1970. A durable subscription that exists
+    /// goes on where it was
     #[arg(long, value_name = "PLACE", default_value = "beginning", value_parser = start, conflicts_with = "group")]
     from: Start,
 
@@ -54,16 +60,26 @@ pub struct Subscribe {
     #[arg(long, value_name = "COUNT")]
     count: Option<u64>,
 
+    /// Go on where the durable subscription of this name has come to, and acknowledge what is printed; it is made when it is
+    /// missing
+    #[arg(long, value_name = "NAME", conflicts_with = "group")]
+    durable: Option<String>,
+
     /// Take messages as a member of this group, and acknowledge each once it is printed
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
 
-    /// Do not acknowledge: what is printed is delivered again when its lease is over
-    #[arg(long, requires = "group")]
+    /// Do not acknowledge: what is printed comes again, to a group when its lease is over
+    #[arg(long)]
     no_ack: bool,
 
     #[command(flatten)]
     notation: NotationArguments,
+}
+
+/// Whether a topic was not named, but described: no name has these letters.
+pub fn is_pattern(topic: &str) -> bool {
+    topic.contains(['*', '>'])
 }
 
 /// A place in a topic.
@@ -89,16 +105,34 @@ pub fn start(text: &str) -> Result<Start, String> {
 impl Subscribe {
     pub fn run(self, output: &mut Output) -> Outcome {
         // Whoever only reads keeps out those who want to write, when he comes first: nothing would ever come.
-        let store = match self.follow || self.group.is_some() {
+        let store = match self.follow || self.group.is_some() || self.durable.is_some() {
             true => self.store.open_to_write()?,
             false => self.store.open_to_read()?,
         };
-        match &self.group {
-            Some(group) => self.take(&store, group, output)?,
-            None if self.topic.contains(['*', '>']) => self.read_all(&store, output)?,
-            None => {
+        let is_pattern = is_pattern(&self.topic);
+        match (&self.group, &self.durable) {
+            (Some(group), _) => self.take(&store, group, output)?,
+            (None, _) if self.no_ack && self.durable.is_none() => {
+                return Err(Failure::wrong_call(
+                    "--no-ack goes with --group or --durable; others acknowledge nothing",
+                ));
+            }
+            (None, Some(name)) if is_pattern => {
+                let reader = Topics::open(&store)?.durable(&Pattern::new(&self.topic)?, name, self.from)?;
+                let mut subscription = reader.subscribe()?;
+                let acknowledge = |messages: &Messages| reader.acknowledge(messages);
+                self.read(|patience| subscription.next_batch(patience), acknowledge, output)?;
+            }
+            (None, Some(name)) => {
+                let reader = existing(&store, &self.topic)?.durable(name, self.from)?;
+                let mut subscription = reader.subscribe()?;
+                let acknowledge = |messages: &Messages| reader.acknowledge_through(messages.offsets().end - 1);
+                self.read(|patience| subscription.next_batch(patience), acknowledge, output)?;
+            }
+            (None, None) if is_pattern => self.read_all(&store, output)?,
+            (None, None) => {
                 let mut subscription = existing(&store, &self.topic)?.subscribe(self.from)?;
-                self.read(|patience| subscription.next_batch(patience), output)?;
+                self.read(|patience| subscription.next_batch(patience), |_| Ok(()), output)?;
             }
         }
         store.close()?;
@@ -112,11 +146,16 @@ impl Subscribe {
             return Ok(());
         }
         let mut subscription = Topics::open(store)?.subscribe(&pattern, self.from)?;
-        self.read(|patience| subscription.next_batch(patience), output)
+        self.read(|patience| subscription.next_batch(patience), |_| Ok(()), output)
     }
 
-    /// Prints what `next` returns until it has no more, or, with `--follow`, for ever.
-    fn read(&self, mut next: impl FnMut(Duration) -> Result<Option<Messages>>, output: &mut Output) -> Outcome<()> {
+    /// Prints what `next` returns until it has no more, or, with `--follow`, for ever, and acknowledges it.
+    fn read(
+        &self,
+        mut next: impl FnMut(Duration) -> Result<Option<Messages>>,
+        acknowledge: impl Fn(&Messages) -> Result<()>,
+        output: &mut Output,
+    ) -> Outcome<()> {
         let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 {
             let Some(messages) = next(self.patience())? else {
@@ -126,11 +165,16 @@ impl Subscribe {
                 break;
             };
             let some = usize::try_from(left).unwrap_or(usize::MAX).min(messages.len());
-            for message in messages.iter().take(some) {
+            let messages = messages.part(0..some);
+            for message in messages.iter() {
                 self.print(&message, output)?;
             }
-            if self.follow {
+            if self.follow || self.durable.is_some() {
+                // What a reader that went away has not seen is not acknowledged.
                 output.flush()?;
+            }
+            if !self.no_ack {
+                acknowledge(&messages)?;
             }
             left -= some as u64;
         }
@@ -138,7 +182,7 @@ impl Subscribe {
     }
 
     fn take(&self, store: &Store, group: &str, output: &mut Output) -> Outcome<()> {
-        if self.topic.contains(['*', '>']) {
+        if is_pattern(&self.topic) {
             return Err(Failure::wrong_call("a group has one topic: name it, not a pattern"));
         }
         let mut member = existing(store, &self.topic)?

@@ -1,6 +1,6 @@
 //! Durable subscriptions: a name for how far a reader has come, which survives it.
 
-use duramen_engine::{Result, Transaction};
+use duramen_engine::{Result, Snapshot, Transaction};
 
 use super::record::{GroupRecord, Kind};
 use super::state::Cursor;
@@ -49,15 +49,19 @@ impl Topic {
     /// As [`Topic::group`].
     pub fn durable(&self, name: &str, start: Start) -> Result<Durable> {
         let record = self.get_or_make(name, start, Kind::Durable)?;
-        Ok(Durable {
-            topic: self.clone(),
-            name: name.into(),
-            id: record.id,
-        })
+        Ok(Durable::new(self, name, record.id))
     }
 }
 
 impl Durable {
+    pub(super) fn new(topic: &Topic, name: &str, id: u32) -> Durable {
+        Durable {
+            topic: topic.clone(),
+            name: name.into(),
+            id,
+        }
+    }
+
     /// The topic.
     pub fn topic(&self) -> &Topic {
         &self.topic
@@ -73,8 +77,11 @@ impl Durable {
     /// # Errors
     /// [`TopicError::GroupDeleted`].
     pub fn position(&self) -> Result<u64> {
-        let snapshot = self.topic.snapshot()?;
-        let reading = Reading::new(&self.topic, &snapshot);
+        self.position_in(&self.topic.snapshot()?)
+    }
+
+    pub(super) fn position_in(&self, snapshot: &Snapshot) -> Result<u64> {
+        let reading = Reading::new(&self.topic, snapshot);
         Ok(super::stored_cursor(&reading, &self.name, self.id)?.next)
     }
 

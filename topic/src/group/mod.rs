@@ -14,6 +14,7 @@ mod dead;
 mod deliveries;
 mod desk;
 mod durable;
+mod durable_pattern;
 mod memory;
 pub(crate) mod record;
 mod serve;
@@ -46,6 +47,8 @@ pub use claim::Member;
 pub use dead::{DeadLetter, Redriven};
 pub use deliveries::{Deliveries, Delivery};
 pub use durable::Durable;
+pub use durable_pattern::{DurablePattern, DurablePosition};
+pub(crate) use durable_pattern::{Rule, apply_rules};
 pub use record::GroupOptions;
 pub(crate) use settle::Verdict;
 
@@ -198,7 +201,7 @@ impl Topic {
         let record = record.ok_or_else(|| self.unknown_group(name))?;
         match record.kind {
             Kind::Group(_) => Ok(Group::new(self, name, &record)),
-            Kind::Durable => Err(self.other_kind(name, record.kind.name(), "group")),
+            Kind::Durable => Err(other_kind(self.name(), name, record.kind.name(), "group")),
         }
     }
 
@@ -250,7 +253,7 @@ impl Topic {
             }
         };
         if std::mem::discriminant(&record.kind) != std::mem::discriminant(&kind) {
-            return Err(self.other_kind(name, record.kind.name(), kind.name()));
+            return Err(other_kind(self.name(), name, record.kind.name(), kind.name()));
         }
         Ok(record)
     }
@@ -267,35 +270,62 @@ impl Topic {
                 let name = self.name().to_string();
                 return Err(Reason::TopicDeleted { name }.into());
             }
-            let record = GroupRecord {
-                id: next_id(tx, &home.tables.topics)?,
-                created: millis(home.store.wall_clock()),
-                is_paused: false,
-                kind: kind.clone(),
-            };
-            let cursor = Cursor {
-                next: from,
-                floor: from,
-            };
-            tx.put(&home.tables.groups, &key, &record.encode())?;
-            tx.put(&home.tables.states, &Cursor::key(record.id), &cursor.encode())?;
-            Ok(record)
+            let now = millis(home.store.wall_clock());
+            put_group(tx, &home.tables, self.shared().id, name, kind, from, now)
         })
-    }
-
-    fn other_kind(&self, name: &str, found: &'static str, asked: &'static str) -> Error {
-        TopicError::OtherKind {
-            topic: self.name().into(),
-            name: name.into(),
-            found,
-            asked,
-        }
-        .into()
     }
 
     fn group_deleted(&self, name: &str) -> Error {
         let (topic, name) = (self.name().into(), name.into());
         TopicError::GroupDeleted { topic, name }.into()
+    }
+}
+
+fn other_kind(topic: &str, name: &str, found: &'static str, asked: &'static str) -> Error {
+    TopicError::OtherKind {
+        topic: topic.into(),
+        name: name.into(),
+        found,
+        asked,
+    }
+    .into()
+}
+
+/// Makes the rows of a group of the topic with this number.
+fn put_group(
+    tx: &mut Transaction,
+    tables: &Tables,
+    topic: u32,
+    name: &str,
+    kind: &Kind,
+    from: u64,
+    now: u64,
+) -> Result<GroupRecord> {
+    let record = GroupRecord {
+        id: next_id(tx, &tables.topics)?,
+        created: now,
+        is_paused: false,
+        kind: kind.clone(),
+    };
+    let cursor = Cursor {
+        next: from,
+        floor: from,
+    };
+    tx.put(&tables.groups, &name_key(topic, name), &record.encode())?;
+    tx.put(&tables.states, &Cursor::key(record.id), &cursor.encode())?;
+    Ok(record)
+}
+
+/// Deletes the durable subscription of this name, if the topic with this number has one.
+fn delete_durable(tx: &mut Transaction, tables: &Tables, topic: u32, name: &str) -> Result<()> {
+    let key = name_key(topic, name);
+    let record = tx.get(&tables.groups, &key)?;
+    match record.map(|record| GroupRecord::decode(&record)).transpose()? {
+        Some(record) if record.kind == Kind::Durable => {
+            tx.delete(&tables.groups, &key)?;
+            delete_rows(tx, tables, record.id)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -24,9 +24,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use duramen_engine::{Error, Lost, Map, Result, SequenceState, Snapshot, Store};
 
 use crate::error::TopicError;
+use crate::group::Rule;
 use crate::name::check_name;
 use crate::record::{TopicOptions, TopicRecord, millis};
-use crate::tables::{CREATES, NEXT_ID, REGISTRY};
+use crate::tables::{CREATES, NEXT_ID, REGISTRY, RULES};
 use crate::topics::{Home, Topics, TopicsOptions};
 use messages::Kept;
 use source::Source;
@@ -142,11 +143,20 @@ impl Saving<'_> {
     fn named_topics(&mut self) -> Result<BTreeMap<u32, (String, TopicRecord)>> {
         let mut named = BTreeMap::new();
         let (mut next_id, mut creates, mut lost) = (0, false, Vec::new());
+        let (mut rules, mut lost_rules) = (Vec::new(), Vec::new());
         let is_whole = self.source.rows(&self.source.tables.topics, b"", &mut |key, value| {
             if key == NEXT_ID {
                 next_id = value.try_into().map_or(0, u32::from_be_bytes);
             } else if key == CREATES {
                 creates = true;
+            } else if let Some(name) = key.strip_prefix(RULES) {
+                match text(name).and_then(|_| Rule::decode(value)) {
+                    Ok(rule) => rules.push((key.to_vec(), rule)),
+                    Err(_) => lost_rules.push(format!(
+                        "the pattern of the durable subscription {:?}: it stays with the topics that it has",
+                        String::from_utf8_lossy(name)
+                    )),
+                }
             } else {
                 match understood(key, value) {
                     Ok((name, record)) if !named.contains_key(&record.id) => {
@@ -159,13 +169,18 @@ impl Saving<'_> {
         })?;
         self.are_records_lost = !is_whole || !lost.is_empty();
         self.saved.lost.append(&mut lost);
+        self.saved.lost.append(&mut lost_rules);
         if !is_whole {
             self.lose(
-                "records of topics, if there were more than are left, and whether topics are made when they are first used"
+                "records of topics and of durable subscriptions to patterns, if there were more than are left, and whether topics are made when they are first used"
                     .into(),
             );
         }
         self.next_id = next_id;
+        for (key, rule) in rules {
+            self.has_id(rule.id);
+            self.writer.put(&self.home.tables.topics, &key, &rule.encode())?;
+        }
         if creates {
             self.writer.put(&self.home.tables.topics, CREATES, b"")?;
         }

@@ -12,6 +12,8 @@ pub mod latency;
 pub mod publish;
 pub mod synced_publish;
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result};
 
 use super::Context;
@@ -40,8 +42,13 @@ const BATCH: usize = 100;
 impl Context<'_> {
     /// Opens the broker in the directory of the run.
     fn open_broker(&self) -> Result<Box<dyn Broker>> {
-        std::fs::create_dir_all(self.directory)?;
-        self.driver.open_broker(self.directory, self.setting())
+        self.open_broker_in(self.directory)
+    }
+
+    /// Opens a broker in another directory.
+    fn open_broker_in(&self, directory: &Path) -> Result<Box<dyn Broker>> {
+        std::fs::create_dir_all(directory)?;
+        self.driver.open_broker(directory, self.setting())
     }
 }
 

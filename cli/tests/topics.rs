@@ -7,6 +7,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use common::Scratch;
+use duramen::Store;
+use duramen::topic::{Start, Topics};
 use serde_json::{Value, json};
 
 fn shop() -> Scratch {
@@ -144,12 +146,35 @@ fn a_durable_subscription_goes_on_where_the_last_call_ended() {
     assert_eq!(printed(&all), "sales.us\t1\t2 plums\n");
     scratch.done(&["groups", "reset", "shop", "sales.*", "totals", "last:1"]);
     assert_eq!(printed(&all), "sales.eu\t0\t12 apples\nsales.us\t1\t2 plums\n");
+    // What retention took is passed over, and told.
+    scratch.done(&["topics", "configure", "shop", "sales.us", "--keep-messages", "1"]);
+    scratch.done(&["groups", "reset", "shop", "sales.*", "totals", "beginning"]);
+    {
+        let store = Store::open(scratch.path("shop")).unwrap();
+        let us = Topics::open(&store).unwrap().topic("sales.us").unwrap();
+        us.trim().unwrap();
+        us.durable("totals", Start::Beginning)
+            .unwrap()
+            .reset(Start::Offset(0))
+            .unwrap();
+    }
+    let ended = scratch.done(&[&["subscribe", "shop"], &all[..]].concat());
+    assert_eq!(ended.text(), "sales.eu\t0\t12 apples\nsales.us\t1\t2 plums\n");
+    assert!(
+        ended.stderr.contains("messages 0 to 0 of topic \"sales.us\""),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(printed(&all), "");
     scratch.done(&["groups", "delete", "shop", "sales.*", "totals"]);
     assert_eq!(scratch.done(&["groups", "shop"]).text(), "");
     assert_eq!(scratch.done(&["groups", "shop", "sales.eu"]).text(), "");
     for wrong in [
         &["groups", "delete", "shop", "sales.*", "totals"][..],
         &["subscribe", "shop", "sales", "--no-ack"],
+        &["subscribe", "shop", "sales.*", "--durable", "totals", "--no-ack"],
+        &["subscribe", "shop", "sales", "--durable", "totals", "--no-ack"],
+        &["groups", "reset", "shop", "sales", "nobody", "tail"],
         &["subscribe", "shop", "sales", "--durable", "a", "--group", "b"],
         &["groups", "shop", "--describe"],
         &["groups"],

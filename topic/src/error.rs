@@ -152,9 +152,9 @@ pub enum TopicError {
         name: String,
     },
     /// A group that was deleted while it was used.
-    #[error("the group {name:?} of topic {topic:?} was deleted; open it again")]
+    #[error("the group or durable subscription {name:?} of {topic:?} was deleted; open it again")]
     GroupDeleted {
-        /// The topic.
+        /// The topic, or the pattern.
         topic: String,
         /// The name.
         name: String,

@@ -25,11 +25,11 @@ mod publisher;
 mod retention;
 
 mod follower;
-mod many;
 mod subscription;
 
 mod dispatch;
 mod group;
+mod many;
 
 mod keeper;
 mod topic;

@@ -1,6 +1,6 @@
 //! Subscriptions to all topics whose names match a pattern, also those that are made later.
 //!
-//! One listener stands at the bells of all the topics, and at that of the registry, which rings when a topic is made or
+//! They begin where they are told to, or where a durable subscription has come to in each topic. One listener stands at the bells of all the topics, and at that of the registry, which rings when a topic is made or
 //! deleted. Topics that may have messages stand in a queue, each once, and take turns batch by batch.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use duramen_engine::{Listener, Result};
+use duramen_engine::{Listener, Result, Snapshot};
 use futures_core::Stream;
 
 use crate::error::{TopicError, is_deleted};
@@ -94,13 +94,26 @@ impl Topics {
     }
 }
 
-impl PatternSubscription {
-    /// One that begins where a durable subscription has come to.
-    pub(crate) fn durable(durable: &DurablePattern, options: SubscribeOptions) -> Result<PatternSubscription> {
-        let (topics, pattern) = (durable.topics(), durable.pattern());
-        PatternSubscription::new(topics, pattern, Some(durable.clone()), Start::Beginning, options)
+impl DurablePattern {
+    /// Messages of all topics, of each from the first one on that was not acknowledged.
+    ///
+    /// # Errors
+    /// As [`Topics::subscribe`], [`TopicError::GroupDeleted`].
+    pub fn subscribe(&self) -> Result<PatternSubscription> {
+        self.subscribe_with(SubscribeOptions::new())
     }
 
+    /// [`DurablePattern::subscribe`] with options, which count for every topic by itself.
+    ///
+    /// # Errors
+    /// As [`DurablePattern::subscribe`], [`TopicError::InvalidOptions`].
+    pub fn subscribe_with(&self, options: SubscribeOptions) -> Result<PatternSubscription> {
+        let durable = Some(self.clone());
+        PatternSubscription::new(self.topics(), self.pattern(), durable, Start::Beginning, options)
+    }
+}
+
+impl PatternSubscription {
     fn new(
         topics: &Topics,
         pattern: &Pattern,
@@ -142,7 +155,8 @@ impl PatternSubscription {
     fn look_for_topics(&mut self, start: Start) -> Result<()> {
         let home = self.topics.home().clone();
         home.registry().bell().arm();
-        for (name, record) in home.records(self.pattern.literal_start())? {
+        let snapshot = self.snapshot()?;
+        for (name, record) in home.records_in(&snapshot, self.pattern.literal_start())? {
             if !self.pattern.matches(&name) {
                 continue;
             }
@@ -151,7 +165,7 @@ impl PatternSubscription {
                 continue;
             }
             let topic = home.topic(record.id, &name)?;
-            match self.follower(&topic, start) {
+            match self.follower(&snapshot, &topic, start) {
                 Ok(None) => {}
                 Ok(Some(follower)) => {
                     let bell = topic.shared().sequence.bell();
@@ -167,13 +181,21 @@ impl PatternSubscription {
         Ok(())
     }
 
+    /// A snapshot, in which the durable subscription is there that it begins with.
+    fn snapshot(&self) -> Result<Snapshot> {
+        match &self.durable {
+            None => self.topics.store().snapshot(),
+            Some(durable) => durable.snapshot(),
+        }
+    }
+
     /// Begins in a topic; `None`: it is not to be followed.
-    fn follower(&self, topic: &Topic, start: Start) -> Result<Option<Follower>> {
+    fn follower(&self, snapshot: &Snapshot, topic: &Topic, start: Start) -> Result<Option<Follower>> {
         let Some(durable) = &self.durable else {
             return Follower::new(topic, start, self.options).map(Some);
         };
         // Where that is not kept any more, the first look at the topic says so, and the others go on.
-        let position = durable.position(topic)?;
+        let position = durable.position_in(snapshot, topic)?;
         position
             .map(|position| Follower::at(topic, position, self.options))
             .transpose()
@@ -183,7 +205,7 @@ impl PatternSubscription {
     /// `None`: nothing did. A topic that is deleted is left out from then on.
     ///
     /// # Errors
-    /// As [`crate::Subscription::next_batch`]. After [`crate::TopicError::Trimmed`] and [`crate::TopicError::TooSlow`] the
+    /// As [`crate::Subscription::next_batch`]; [`TopicError::GroupDeleted`] when it is durable and was deleted. After [`crate::TopicError::Trimmed`] and [`crate::TopicError::TooSlow`] the
     /// topic named there stays where it was, and others go on; see [`PatternSubscription::seek`].
     pub fn next_batch(&mut self, timeout: Duration) -> Result<Option<Messages>> {
         let began = Instant::now();
@@ -198,8 +220,8 @@ impl PatternSubscription {
                 return Ok(None);
             }
             if tokens.is_empty() {
-                // Says so when the store was closed.
-                self.topics.store().snapshot()?;
+                // Says so when the store was closed, or the durable subscription deleted.
+                self.snapshot()?;
             }
         }
     }
@@ -209,6 +231,8 @@ impl PatternSubscription {
         if self.registry_rang {
             self.look_for_topics(Start::Beginning)?;
             self.registry_rang = false;
+        } else if self.durable.is_some() && !self.queue.is_empty() {
+            self.snapshot()?;
         }
         while let Some(id) = self.queue.pop_front() {
             self.queued.remove(&id);

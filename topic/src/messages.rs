@@ -19,6 +19,8 @@ pub struct Messages {
 /// What clones share.
 struct Shared {
     topic: Arc<str>,
+    /// The number of the topic: another one may be given its name.
+    topic_id: u32,
     /// Heads, each with its payload where that was stored elsewhere.
     bytes: Vec<u8>,
     places: Vec<Place>,
@@ -49,6 +51,10 @@ impl Messages {
     /// The topic they are of.
     pub fn topic(&self) -> &str {
         &self.shared.topic
+    }
+
+    pub(crate) fn topic_id(&self) -> u32 {
+        self.shared.topic_id
     }
 
     /// How many there are.
@@ -111,7 +117,7 @@ impl Messages {
         if self.iter().all(|message| is_wanted(message.offset())) {
             return self.clone();
         }
-        let mut collecting = Collecting::new(&self.shared.topic, None);
+        let mut collecting = Collecting::new((&self.shared.topic, self.shared.topic_id), None);
         let places = self.shared.places[self.range.clone()].iter();
         for place in places.filter(|place| is_wanted(place.offset)) {
             collecting.copy(&self.shared.bytes, place);
@@ -197,10 +203,12 @@ pub(crate) struct Collecting {
 }
 
 impl Collecting {
-    pub(crate) fn new(topic: &Arc<str>, gap: Option<Range<u64>>) -> Collecting {
+    /// Of a topic with this name and number.
+    pub(crate) fn new((topic, topic_id): (&Arc<str>, u32), gap: Option<Range<u64>>) -> Collecting {
         Collecting {
             shared: Shared {
                 topic: topic.clone(),
+                topic_id,
                 bytes: Vec::new(),
                 places: Vec::new(),
                 gap,

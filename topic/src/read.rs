@@ -187,7 +187,7 @@ impl<'a> Reading<'a> {
         let shared = self.topic.shared();
         let (low, high) = (offset_key(shared.id, from), after_id(shared.id));
         let mut cursor = self.snapshot.range(shared.sequence.heads(), &low[..]..&high[..])?;
-        let mut collecting = Collecting::new(&shared.name, gap);
+        let mut collecting = Collecting::new((&shared.name, shared.id), gap);
         while collecting.len() < limits.messages && collecting.bytes() < limits.bytes {
             let Some((key, head)) = cursor.next()? else { break };
             let offset = offset_of(key);
@@ -236,7 +236,8 @@ impl<'a> Reading<'a> {
     /// Messages by their offsets, until they take so many bytes. Those that were trimmed are left out. Returns how many
     /// offsets were looked at, too.
     pub(crate) fn some(&self, offsets: &[u64], bytes: usize) -> Result<(Messages, usize)> {
-        let mut collecting = Collecting::new(&self.topic.shared().name, None);
+        let topic = self.topic.shared();
+        let mut collecting = Collecting::new((&topic.name, topic.id), None);
         let mut looked_at = 0;
         for &offset in offsets {
             if collecting.bytes() >= bytes {

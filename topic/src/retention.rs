@@ -4,7 +4,7 @@
 //! halves. Nothing is trimmed that is not below every offset kept: a crash in between leaves a topic that keeps a little
 //! more than it must.
 
-use duramen_engine::{Batch, Durability, Reason, Result, Snapshot};
+use duramen_engine::{Batch, Durability, Result, Snapshot};
 
 use crate::error::is_deleted;
 use crate::group;
@@ -38,11 +38,7 @@ pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
 /// Lets go of what the topic does not have to keep. Returns how many messages went.
 pub(crate) fn trim(topic: &Topic) -> Result<u64> {
     let snapshot = topic.snapshot()?;
-    let record = topic.home().record(&snapshot, topic.name())?;
-    if record.id != topic.shared().id {
-        let name = topic.name().to_string();
-        return Err(Reason::TopicDeleted { name }.into());
-    }
+    let record = topic.home().same_record(&snapshot, topic.name(), topic.shared().id)?;
     publisher::forget_silent(topic, &snapshot, &record.options)?;
     if !record.options.has_limits() {
         return Ok(0);
@@ -106,7 +102,7 @@ fn remove(topic: &Topic, snapshot: &Snapshot, first: u64, kept: u64) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use duramen_engine::{Maintenance, Options};
+    use duramen_engine::{Maintenance, Options, Reason};
     use duramen_io::SimDisk;
 
     use super::*;

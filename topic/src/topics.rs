@@ -282,6 +282,15 @@ impl Inner {
         record.map(|record| TopicRecord::decode(&record)).transpose()
     }
 
+    /// The record of the topic of this name, if that is the one with this number.
+    pub(crate) fn same_record(&self, snapshot: &Snapshot, name: &str, id: u32) -> Result<TopicRecord> {
+        let record = self.record(snapshot, name)?;
+        let is_it = record.id == id;
+        is_it
+            .then_some(record)
+            .ok_or_else(|| Reason::TopicDeleted { name: name.into() }.into())
+    }
+
     /// The record of a topic that somebody has a handle of.
     pub(crate) fn record(&self, snapshot: &Snapshot, name: &str) -> Result<TopicRecord> {
         let record = self.existing_record(snapshot, name)?;

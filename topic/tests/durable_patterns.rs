@@ -5,6 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{check, facts, one_topic, open, publish, topics};
+use duramen_engine::Reason;
 use duramen_io::SimDisk;
 use duramen_topic::{
     DurablePattern, GroupOptions, Pattern, PatternSubscription, Start, TopicError, TopicOptions, TopicWrites, Topics,
@@ -49,7 +50,8 @@ fn it_goes_on_where_it_was_in_every_topic_and_misses_none_that_is_made_while_nob
         ["orders.eu:1", "orders.us:0", "orders.us:1"]
     );
     let map = store.map("map").unwrap();
-    let us = reader.at("orders.us").unwrap();
+    let messages = all.topic("orders.us").unwrap().read(Start::Beginning, 9).unwrap();
+    let us = reader.of(&messages).unwrap();
     store
         .transact(|tx| {
             tx.put(&map, b"done", b"us:0")?;
@@ -82,6 +84,27 @@ fn it_goes_on_where_it_was_in_every_topic_and_misses_none_that_is_made_while_nob
     reader.reset(Start::Last(1)).unwrap();
     assert_eq!(positions(&reader), ["orders.asia:1", "orders.eu:1", "orders.us:0"]);
     check(&killed);
+}
+
+#[test]
+fn messages_of_a_topic_that_is_gone_acknowledge_nothing_of_its_namesake() {
+    let (store, all, _) = one_topic(&SimDisk::new(6));
+    let reader = all.durable(&orders(), "reader", Start::Beginning).unwrap();
+    make(&all, "orders.eu", 5);
+    let mut subscription = reader.subscribe().unwrap();
+    let messages = subscription.next_batch(Duration::ZERO).unwrap().unwrap();
+    let durable = reader.of(&messages).unwrap();
+    all.delete("orders.eu").unwrap();
+    reader.acknowledge(&messages).unwrap();
+    make(&all, "orders.eu", 10);
+    reader.acknowledge(&messages).unwrap();
+    let refused = reader.of(&messages).unwrap_err();
+    assert!(matches!(refused.reason(), Reason::TopicDeleted { .. }), "{refused}");
+    let refused = store.transact(|tx| tx.acknowledge_through(&durable, 4));
+    assert!(matches!(facts(refused), TopicError::GroupDeleted { .. }));
+    assert_eq!(positions(&reader), ["orders.eu:0"]);
+    assert_eq!(collect(&mut subscription).len(), 10);
+    check(&store);
 }
 
 #[test]
@@ -155,8 +178,20 @@ fn a_name_is_one_thing_everywhere() {
     ));
     let far = all.durable(&orders(), "far", Start::Offset(4));
     assert!(matches!(facts(far), TopicError::NotYetPublished { .. }));
+    topic.durable("reader", Start::Beginning).unwrap();
     assert!(matches!(
         facts(reader.at(topic.name())),
+        TopicError::UnknownGroup { .. }
+    ));
+    assert!(matches!(facts(reader.at("\0next")), TopicError::InvalidName { .. }));
+    assert!(matches!(facts(reader.at("orders.us")), TopicError::UnknownTopic { .. }));
+    assert_eq!(eu.existing_durable("reader").unwrap().position().unwrap(), 2);
+    assert!(matches!(
+        facts(eu.existing_durable("packers")),
+        TopicError::OtherKind { .. }
+    ));
+    assert!(matches!(
+        facts(eu.existing_durable("none")),
         TopicError::UnknownGroup { .. }
     ));
 }
@@ -177,8 +212,9 @@ fn a_topic_that_is_left_out_stays_so_and_one_that_is_deleted_is_deleted_everywhe
     let eu = reader.at("orders.eu").unwrap();
     reader.delete().unwrap();
     make(&all, "orders.asia", 1);
-    assert_eq!(collect(&mut subscription), [""; 0]);
     for refused in [
+        facts(subscription.next_batch(Duration::ZERO)),
+        facts(subscription.next_batch(Duration::from_millis(1))),
         facts(reader.delete()),
         facts(reader.positions()),
         facts(reader.reset(Start::Beginning)),

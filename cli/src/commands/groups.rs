@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use duramen::Store;
-use duramen::topic::{DurablePattern, GroupDescription, GroupOptions, Pending, Start, Topic, Topics};
+use duramen::topic::{DurablePattern, GroupDescription, GroupOptions, Pending, Start, Topic, TopicError, Topics};
 use serde_json::{Value, json};
 
 use super::changes::finish;
-use super::subscribe::is_pattern;
+use super::subscribe::{durable_pattern, is_pattern, no_durable_pattern};
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::limit::{Limit, count_limit, seconds, time};
@@ -203,11 +203,7 @@ impl Groups {
             (Some(change), ..) => return change.run(output),
             (None, Some(store), Some(topic)) => (store.open_to_read()?, topic),
             (None, Some(store), None) => return list_durables(&store.open_to_read()?, output),
-            (None, None, _) => {
-                return Err(Failure::wrong_call(
-                    "name a store and a topic: `duramen groups DIR TOPIC`",
-                ));
-            }
+            (None, None, _) => return Err(Failure::wrong_call("name a store: `duramen groups DIR [TOPIC]`")),
         };
         let topic = existing(&store, &topic)?;
         if let Some(group) = self.pending {
@@ -346,17 +342,17 @@ impl Change {
             }
             Change::Reset { group, to } => {
                 let store = group.store.open_to_write()?;
-                match is_pattern(&group.topic) {
-                    true => durable(&store, &group)?.reset(to)?,
-                    false => reset(&existing(&store, &group.topic)?, &group.group, to)?,
+                match durable(&store, &group)? {
+                    Some(durable) => durable.reset(to)?,
+                    None => reset(&existing(&store, &group.topic)?, &group.group, to)?,
                 }
                 store
             }
             Change::Delete { group } => {
                 let store = group.store.open_to_write()?;
-                match is_pattern(&group.topic) {
-                    true => durable(&store, &group)?.delete()?,
-                    false => existing(&store, &group.topic)?.delete_group(&group.group)?,
+                match durable(&store, &group)? {
+                    Some(durable) => durable.delete()?,
+                    None => existing(&store, &group.topic)?.delete_group(&group.group)?,
                 }
                 store
             }
@@ -365,27 +361,22 @@ impl Change {
     }
 }
 
-/// The durable subscription to a pattern.
-fn durable(store: &Store, group: &GroupArguments) -> Outcome<DurablePattern> {
-    let known = match Topics::exist(store)? {
-        true => Topics::open(store)?.durables()?,
-        false => Vec::new(),
-    };
-    let is_it = |known: &DurablePattern| known.name() == group.group && known.pattern().as_str() == group.topic;
-    known.into_iter().find(is_it).ok_or_else(|| {
-        let (name, pattern) = (&group.group, &group.topic);
-        Failure::wrong_call(format!(
-            "there is no durable subscription named {name:?} to {pattern:?}"
-        ))
-        .hint("`duramen groups DIR` lists them")
-    })
+/// The durable subscription to a pattern that is meant, which may be the name of a topic; `None`: a group of the topic is.
+fn durable(store: &Store, group: &GroupArguments) -> Outcome<Option<DurablePattern>> {
+    let found = durable_pattern(store, &group.topic, &group.group)?;
+    match found.is_none() && is_pattern(&group.topic) {
+        true => Err(no_durable_pattern(&group.topic, &group.group)),
+        false => Ok(found),
+    }
 }
 
 fn reset(topic: &Topic, name: &str, to: Start) -> Outcome<()> {
-    let is_durable = |known: &GroupDescription| known.name == name && known.options.is_none();
-    match topic.groups()?.iter().any(is_durable) {
-        true => topic.durable(name, Start::Beginning)?.reset(to)?,
-        false => topic.existing_group(name)?.reset(to)?,
+    match topic.existing_durable(name) {
+        Ok(durable) => durable.reset(to)?,
+        Err(error) if matches!(TopicError::of(&error), Some(TopicError::OtherKind { .. })) => {
+            topic.existing_group(name)?.reset(to)?;
+        }
+        Err(error) => return Err(error.into()),
     }
     Ok(())
 }
@@ -395,7 +386,11 @@ fn list_durables(store: &Store, output: &mut Output) -> Outcome {
         return Ok(Exit::Done);
     }
     for durable in Topics::open(store)?.durables()? {
-        let positions = durable.positions()?;
+        let positions = match durable.positions() {
+            // Meanwhile.
+            Err(error) if matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })) => continue,
+            positions => positions?,
+        };
         let (name, pattern) = (durable.name(), durable.pattern().as_str());
         let lag: u64 = positions.iter().map(|position| position.lag).sum();
         match output.is_json {

@@ -4,15 +4,15 @@
 use std::io::Write;
 use std::time::{Duration, SystemTime};
 
-use clap::Args;
-use duramen::topic::{Messages, Pattern, Received, Start, Topics};
+use clap::{ArgGroup, Args};
+use duramen::topic::{DurablePattern, Messages, Pattern, Received, SlowPolicy, Start, SubscribeOptions, Topics};
 use duramen::{Result, Store};
 use serde_json::{Value, json};
 
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::{NotationArguments, StoreArguments};
-use crate::output::Output;
+use crate::output::{Output, say};
 use crate::text::Notation;
 
 const EXAMPLES: &str = r"Examples:
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Print messages of a topic, in order
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, group(ArgGroup::new("reader").args(["durable", "group"])))]
 pub struct Subscribe {
     #[command(flatten)]
     store: StoreArguments,
@@ -62,7 +62,7 @@ pub struct Subscribe {
 
     /// Go on where the durable subscription of this name has come to, and acknowledge what is printed; it is made when it is
     /// missing
-    #[arg(long, value_name = "NAME", conflicts_with = "group")]
+    #[arg(long, value_name = "NAME")]
     durable: Option<String>,
 
     /// Take messages as a member of this group, and acknowledge each once it is printed
@@ -70,7 +70,7 @@ pub struct Subscribe {
     group: Option<String>,
 
     /// Do not acknowledge: what is printed comes again, to a group when its lease is over
-    #[arg(long)]
+    #[arg(long, requires = "reader")]
     no_ack: bool,
 
     #[command(flatten)]
@@ -80,6 +80,28 @@ pub struct Subscribe {
 /// Whether a topic was not named, but described: no name has these letters.
 pub fn is_pattern(topic: &str) -> bool {
     topic.contains(['*', '>'])
+}
+
+/// A reader that goes on behind what retention took, and is told of it: nobody is there to decide.
+fn passing_over() -> SubscribeOptions {
+    SubscribeOptions::new().slow(SlowPolicy::Skip { max: u64::MAX })
+}
+
+/// The durable subscription of a name to a pattern, if there is one.
+pub fn durable_pattern(store: &Store, pattern: &str, name: &str) -> Outcome<Option<DurablePattern>> {
+    let known = match Topics::exist(store)? {
+        true => Topics::open(store)?.durables()?,
+        false => Vec::new(),
+    };
+    let is_it = |known: &DurablePattern| known.name() == name && known.pattern().as_str() == pattern;
+    Ok(known.into_iter().find(is_it))
+}
+
+pub fn no_durable_pattern(pattern: &str, name: &str) -> Failure {
+    Failure::wrong_call(format!(
+        "there is no durable subscription named {name:?} to {pattern:?}"
+    ))
+    .hint("`duramen groups DIR` lists them")
 }
 
 /// A place in a topic.
@@ -112,20 +134,19 @@ impl Subscribe {
         let is_pattern = is_pattern(&self.topic);
         match (&self.group, &self.durable) {
             (Some(group), _) => self.take(&store, group, output)?,
-            (None, _) if self.no_ack && self.durable.is_none() => {
-                return Err(Failure::wrong_call(
-                    "--no-ack goes with --group or --durable; others acknowledge nothing",
-                ));
-            }
             (None, Some(name)) if is_pattern => {
-                let reader = Topics::open(&store)?.durable(&Pattern::new(&self.topic)?, name, self.from)?;
-                let mut subscription = reader.subscribe()?;
+                let reader = self.durable_pattern(&store, name)?;
+                let mut subscription = reader.subscribe_with(passing_over())?;
                 let acknowledge = |messages: &Messages| reader.acknowledge(messages);
                 self.read(|patience| subscription.next_batch(patience), acknowledge, output)?;
             }
             (None, Some(name)) => {
-                let reader = existing(&store, &self.topic)?.durable(name, self.from)?;
-                let mut subscription = reader.subscribe()?;
+                let topic = existing(&store, &self.topic)?;
+                let reader = match self.no_ack {
+                    true => topic.existing_durable(name)?,
+                    false => topic.durable(name, self.from)?,
+                };
+                let mut subscription = reader.subscribe_with(passing_over())?;
                 let acknowledge = |messages: &Messages| reader.acknowledge_through(messages.offsets().end - 1);
                 self.read(|patience| subscription.next_batch(patience), acknowledge, output)?;
             }
@@ -137,6 +158,14 @@ impl Subscribe {
         }
         store.close()?;
         Ok(Exit::Done)
+    }
+
+    /// Who only looks makes none.
+    fn durable_pattern(&self, store: &Store, name: &str) -> Outcome<DurablePattern> {
+        match self.no_ack {
+            true => durable_pattern(store, &self.topic, name)?.ok_or_else(|| no_durable_pattern(&self.topic, name)),
+            false => Ok(Topics::open(store)?.durable(&Pattern::new(&self.topic)?, name, self.from)?),
+        }
     }
 
     fn read_all(&self, store: &Store, output: &mut Output) -> Outcome<()> {
@@ -166,6 +195,14 @@ impl Subscribe {
             };
             let some = usize::try_from(left).unwrap_or(usize::MAX).min(messages.len());
             let messages = messages.part(0..some);
+            if let Some(gap) = messages.gap() {
+                say(format_args!(
+                    "messages {} to {} of topic {:?} are no longer kept",
+                    gap.start,
+                    gap.end - 1,
+                    messages.topic()
+                ));
+            }
             for message in messages.iter() {
                 self.print(&message, output)?;
             }

@@ -4,7 +4,7 @@ use duramen_engine::{Result, Snapshot, Transaction};
 
 use super::record::{GroupRecord, Kind};
 use super::state::Cursor;
-use super::written;
+use super::{other_kind, written};
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
 use crate::read::{Reading, Start};
@@ -50,6 +50,20 @@ impl Topic {
     pub fn durable(&self, name: &str, start: Start) -> Result<Durable> {
         let record = self.get_or_make(name, start, Kind::Durable)?;
         Ok(Durable::new(self, name, record.id))
+    }
+
+    /// A durable subscription that exists.
+    ///
+    /// # Errors
+    /// [`TopicError::UnknownGroup`], [`TopicError::OtherKind`].
+    pub fn existing_durable(&self, name: &str) -> Result<Durable> {
+        let snapshot = self.snapshot()?;
+        let record = self.group_record(&snapshot, name)?;
+        let record = record.ok_or_else(|| self.unknown_group(name))?;
+        match record.kind {
+            Kind::Durable => Ok(Durable::new(self, name, record.id)),
+            Kind::Group(_) => Err(other_kind(self.name(), name, record.kind.name(), Kind::Durable.name())),
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! One is a rule in the store, and a durable subscription of its name in every topic that matches. Whoever makes a topic
 //! reads the rules, and does what they say in the same transaction: so no message is published before it counts for them.
 //! Rules and topics are made, and rules deleted, one after the other, because all of these transactions take a number
-//! ([`next_id`]): of two at the same time one is run again, and sees what the other did.
+//! ([`next_id`]): of two at the same time one is run again, and sees what the other did. Whoever deletes a topic takes none, and
+//! deletes the range of its groups: that is a conflict with whoever puts a row there, whichever of them commits first.
 //!
 //! ```text
 //! rule  1  form: 1
@@ -17,11 +18,9 @@ use duramen_engine::{Error, Result, Snapshot, Transaction, Value};
 
 use super::durable::Durable;
 use super::record::{GroupRecord, Kind};
-use super::{delete_durable, other_kind, put_group, written};
+use super::{NewGroup, delete_durable, other_kind};
 use crate::bytes::{Reader, put_bytes, put_number};
 use crate::error::{TopicError, is_deleted};
-use crate::follower::SubscribeOptions;
-use crate::many::PatternSubscription;
 use crate::messages::Messages;
 use crate::name::{Pattern, check_name};
 use crate::read::{Reading, Start};
@@ -35,7 +34,8 @@ const FORM: u8 = 1;
 /// A durable subscription to all topics of a pattern: the store remembers for each of them up to which message its reader
 /// has acknowledged, and a topic that is made later counts from its first message on, whether anybody reads or not.
 ///
-/// In every topic it is a durable subscription of the same name, which [`Topic::groups`] lists with the others.
+/// In every topic it is a durable subscription of the same name, which [`Topic::groups`] lists with the others. A topic in which
+/// that was deleted ([`Topic::delete_group`]) is left out from then on; [`Topic::durable`] makes it again.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ const FORM: u8 = 1;
 ///
 /// let mut subscription = reader.subscribe()?;
 /// let messages = subscription.next_batch(Duration::from_secs(1))?.unwrap();
-/// let orders = reader.at(messages.topic())?;
+/// let orders = reader.of(&messages)?;
 /// store.transact(|tx| {
 ///     tx.put(&sums, b"apples", b"12")?;
 ///     tx.acknowledge_through(&orders, messages.offsets().end - 1)
@@ -183,7 +183,7 @@ impl Topics {
             tx.put(&tables.topics, &rule_key(name), &rule.encode())?;
             for (topic, id) in topics_of(tx, tables, pattern)? {
                 let from = starts.get(&id).copied().unwrap_or(0);
-                follow(tx, tables, (&topic, id), name, from, now)?;
+                follow(tx, tables, &topic, NewGroup::durable(id, name, from, now))?;
             }
             Ok(rule)
         })
@@ -215,19 +215,39 @@ impl DurablePattern {
         &self.topics
     }
 
-    /// The durable subscription of one of its topics, to acknowledge messages in a transaction
-    /// ([`crate::TopicWrites::acknowledge_through`]) or to go on from another place.
+    /// The durable subscription of one of its topics, to look after: to go on from another place, for instance.
     ///
     /// # Errors
-    /// [`TopicError::UnknownTopic`], [`TopicError::UnknownGroup`] when the topic does not match, or when the subscription was
-    /// deleted there, [`TopicError::GroupDeleted`].
+    /// [`TopicError::UnknownTopic`], [`TopicError::UnknownGroup`] when the topic does not match, or is left out,
+    /// [`TopicError::GroupDeleted`], [`TopicError::InvalidName`].
     pub fn at(&self, topic: &str) -> Result<Durable> {
+        check_name(topic)?;
         let snapshot = self.snapshot()?;
         let Some(record) = self.topics.home().existing_record(&snapshot, topic)? else {
             return Err(TopicError::UnknownTopic { name: topic.into() }.into());
         };
-        let topic = self.topics.home().topic(record.id, topic)?;
-        let durable = self.durable_of(&snapshot, &topic)?;
+        self.durable_at(&snapshot, record.id, topic)
+    }
+
+    /// The durable subscription of the topic of these messages, to acknowledge them in a transaction
+    /// ([`crate::TopicWrites::acknowledge_through`]).
+    ///
+    /// # Errors
+    /// [`duramen_engine::Reason::TopicDeleted`], also when there is another topic of that name by now;
+    /// [`TopicError::UnknownGroup`] when the topic is left out, [`TopicError::GroupDeleted`].
+    pub fn of(&self, messages: &Messages) -> Result<Durable> {
+        let snapshot = self.snapshot()?;
+        let name = messages.topic();
+        self.topics.home().same_record(&snapshot, name, messages.topic_id())?;
+        self.durable_at(&snapshot, messages.topic_id(), name)
+    }
+
+    fn durable_at(&self, snapshot: &Snapshot, id: u32, topic: &str) -> Result<Durable> {
+        let topic = self.topics.home().topic(id, topic)?;
+        let durable = match self.pattern.matches(topic.name()) {
+            true => self.durable_of(snapshot, &topic)?,
+            false => None,
+        };
         durable.ok_or_else(|| topic.unknown_group(&self.name))
     }
 
@@ -251,32 +271,24 @@ impl DurablePattern {
         Ok(positions)
     }
 
-    /// Messages of all topics, of each from the first one on that was not acknowledged.
-    ///
-    /// # Errors
-    /// As [`Topics::subscribe`], [`TopicError::GroupDeleted`].
-    pub fn subscribe(&self) -> Result<PatternSubscription> {
-        self.subscribe_with(SubscribeOptions::new())
-    }
-
-    /// [`DurablePattern::subscribe`] with options, which count for every topic by itself.
-    ///
-    /// # Errors
-    /// As [`DurablePattern::subscribe`], [`TopicError::InvalidOptions`].
-    pub fn subscribe_with(&self, options: SubscribeOptions) -> Result<PatternSubscription> {
-        self.snapshot()?;
-        PatternSubscription::durable(self, options)
-    }
-
     /// Acknowledges messages, and all of their topic before them, in a commit of its own, which a power cut may take back; then
-    /// some are delivered again.
+    /// some are delivered again. Messages of a topic that was deleted meanwhile need no acknowledgement.
     ///
     /// # Errors
-    /// As [`DurablePattern::at`], [`TopicError::AlreadySettled`], and those of a commit.
+    /// [`TopicError::AlreadySettled`], [`TopicError::UnknownGroup`] when the topic is left out, [`TopicError::GroupDeleted`],
+    /// and those of a commit.
     pub fn acknowledge(&self, messages: &Messages) -> Result<()> {
-        match messages.offsets().end.checked_sub(1) {
-            Some(last) if !messages.is_empty() => self.at(messages.topic())?.acknowledge_through(last),
-            _ => Ok(()),
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let last = messages.offsets().end - 1;
+        match self.of(messages).and_then(|durable| durable.acknowledge_through(last)) {
+            Err(error) if is_deleted(&error) => Ok(()),
+            // With its topic, after the look.
+            Err(error) if is_group_deleted(&error) && self.of(messages).is_err_and(|error| is_deleted(&error)) => {
+                Ok(())
+            }
+            acknowledged => acknowledged,
         }
     }
 
@@ -294,12 +306,13 @@ impl DurablePattern {
             }
         }
         drop(snapshot);
-        self.topics.store().transact_with(written(), |tx| {
+        self.topics.store().transact(|tx| {
+            self.check_in(tx)?;
             for (durable, next) in &moves {
                 match durable.cursor_in(tx) {
                     Ok(_) => durable.move_in(tx, *next)?,
                     // Meanwhile.
-                    Err(error) if matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })) => {}
+                    Err(error) if is_group_deleted(&error) => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -307,15 +320,15 @@ impl DurablePattern {
         })
     }
 
-    /// Deletes it, in all topics. Topics that are made later do not know it any more.
+    /// Deletes it, in all topics, those too that had a durable subscription of its name before. Topics that are made later do not
+    /// know it any more, and its readers are told [`TopicError::GroupDeleted`] when they look the next time.
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`], and those of a commit.
     pub fn delete(&self) -> Result<()> {
         let tables = &self.topics.home().tables;
         self.topics.store().transact(|tx| {
-            let rule = decoded(tx.get(&tables.topics, &rule_key(&self.name))?)?;
-            rule.filter(|rule| rule.id == self.id).ok_or_else(|| self.deleted())?;
+            self.check_in(tx)?;
             tx.delete(&tables.topics, &rule_key(&self.name))?;
             // Whoever makes a topic now reads the rules anew.
             next_id(tx, &tables.topics)?;
@@ -326,8 +339,14 @@ impl DurablePattern {
         })
     }
 
+    fn check_in(&self, tx: &Transaction) -> Result<()> {
+        let rule = decoded(tx.get(&self.topics.home().tables.topics, &rule_key(&self.name))?)?;
+        let is_there = rule.is_some_and(|rule| rule.id == self.id);
+        is_there.then_some(()).ok_or_else(|| self.deleted())
+    }
+
     /// A snapshot in which it is there.
-    fn snapshot(&self) -> Result<Snapshot> {
+    pub(crate) fn snapshot(&self) -> Result<Snapshot> {
         let snapshot = self.topics.store().snapshot()?;
         let rule = self.topics.rule(&snapshot, &self.name)?;
         rule.filter(|rule| rule.id == self.id).ok_or_else(|| self.deleted())?;
@@ -351,12 +370,8 @@ impl DurablePattern {
         Ok(record.map(|record| Durable::new(topic, &self.name, record.id)))
     }
 
-    /// The first message of a topic that was not acknowledged; `None`: it is not subscribed to that topic.
-    pub(crate) fn position(&self, topic: &Topic) -> Result<Option<u64>> {
-        self.position_in(&topic.snapshot()?, topic)
-    }
-
-    fn position_in(&self, snapshot: &Snapshot, topic: &Topic) -> Result<Option<u64>> {
+    /// The first message of a topic that was not acknowledged; `None`: the topic is left out.
+    pub(crate) fn position_in(&self, snapshot: &Snapshot, topic: &Topic) -> Result<Option<u64>> {
         let durable = self.durable_of(snapshot, topic)?;
         durable.map(|durable| durable.position_in(snapshot)).transpose()
     }
@@ -379,23 +394,29 @@ pub(crate) fn apply_rules(tx: &mut Transaction, tables: &Tables, (topic, id): (&
     drop(rules);
     names
         .iter()
-        .try_for_each(|name| follow(tx, tables, (topic, id), name, 0, now))
+        .try_for_each(|name| follow(tx, tables, topic, NewGroup::durable(id, name, 0, now)))
 }
 
-/// Makes the durable subscription of a rule in a topic.
-fn follow(
-    tx: &mut Transaction,
-    tables: &Tables,
-    (topic, id): (&str, u32),
-    name: &str,
-    from: u64,
-    now: u64,
-) -> Result<()> {
-    match tx.get(&tables.groups, &name_key(id, name))? {
-        None => put_group(tx, tables, id, name, &Kind::Durable, from, now).map(|_| ()),
+impl<'a> NewGroup<'a> {
+    /// The durable subscription of a rule in a topic.
+    pub(crate) fn durable(topic: u32, name: &'a str, from: u64, now: u64) -> NewGroup<'a> {
+        NewGroup {
+            topic,
+            name,
+            kind: &Kind::Durable,
+            from,
+            now,
+        }
+    }
+}
+
+/// Makes the durable subscription of a rule in a topic that has none of its name.
+fn follow(tx: &mut Transaction, tables: &Tables, topic: &str, durable: NewGroup<'_>) -> Result<()> {
+    match tx.get(&tables.groups, &name_key(durable.topic, durable.name))? {
+        None => durable.put_in(tx, tables).map(|_| ()),
         Some(record) => match GroupRecord::decode(&record)?.kind {
             Kind::Durable => Ok(()),
-            kind => Err(other_kind(topic, name, kind.name(), Kind::Durable.name())),
+            kind => Err(other_kind(topic, durable.name, kind.name(), Kind::Durable.name())),
         },
     }
 }
@@ -411,6 +432,10 @@ fn topics_of(tx: &Transaction, tables: &Tables, pattern: &Pattern) -> Result<Vec
         }
     }
     Ok(found)
+}
+
+fn is_group_deleted(error: &Error) -> bool {
+    matches!(TopicError::of(error), Some(TopicError::GroupDeleted { .. }))
 }
 
 fn decoded(rule: Option<Value<'_>>) -> Result<Option<Rule>> {
@@ -524,6 +549,21 @@ mod tests {
             });
             check(&topics);
         }
+    }
+
+    #[test]
+    fn one_of_very_many_topics_is_deleted_like_any_other() {
+        let topics = topics_on(&SimDisk::new(3));
+        let durable = topics
+            .durable(&Pattern::new(">").unwrap(), "all", Start::Beginning)
+            .unwrap();
+        for number in 0..5_000 {
+            topics.create(&format!("t.{number}"), TopicOptions::new()).unwrap();
+        }
+        check(&topics);
+        durable.reset(Start::Tail).unwrap();
+        durable.delete().unwrap();
+        check(&topics);
     }
 
     #[test]

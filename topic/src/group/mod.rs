@@ -270,8 +270,14 @@ impl Topic {
                 let name = self.name().to_string();
                 return Err(Reason::TopicDeleted { name }.into());
             }
-            let now = millis(home.store.wall_clock());
-            put_group(tx, &home.tables, self.shared().id, name, kind, from, now)
+            let group = NewGroup {
+                topic: self.shared().id,
+                name,
+                kind,
+                from,
+                now: millis(home.store.wall_clock()),
+            };
+            group.put_in(tx, &home.tables)
         })
     }
 
@@ -291,29 +297,41 @@ fn other_kind(topic: &str, name: &str, found: &'static str, asked: &'static str)
     .into()
 }
 
-/// Makes the rows of a group of the topic with this number.
-fn put_group(
-    tx: &mut Transaction,
-    tables: &Tables,
-    topic: u32,
-    name: &str,
-    kind: &Kind,
-    from: u64,
-    now: u64,
-) -> Result<GroupRecord> {
-    let record = GroupRecord {
-        id: next_id(tx, &tables.topics)?,
-        created: now,
-        is_paused: false,
-        kind: kind.clone(),
-    };
-    let cursor = Cursor {
-        next: from,
-        floor: from,
-    };
-    tx.put(&tables.groups, &name_key(topic, name), &record.encode())?;
-    tx.put(&tables.states, &Cursor::key(record.id), &cursor.encode())?;
-    Ok(record)
+/// A group that is being made.
+#[derive(Clone, Copy)]
+pub(crate) struct NewGroup<'a> {
+    /// The number of its topic.
+    pub(crate) topic: u32,
+    pub(crate) name: &'a str,
+    pub(crate) kind: &'a Kind,
+    /// The first message that it delivers.
+    pub(crate) from: u64,
+    /// Milliseconds since 1970.
+    pub(crate) now: u64,
+}
+
+impl NewGroup<'_> {
+    fn put_in(&self, tx: &mut Transaction, tables: &Tables) -> Result<GroupRecord> {
+        let (record, cursor) = self.rows(next_id(tx, &tables.topics)?);
+        tx.put(&tables.groups, &name_key(self.topic, self.name), &record.encode())?;
+        tx.put(&tables.states, &Cursor::key(record.id), &cursor.encode())?;
+        Ok(record)
+    }
+
+    /// What is stored of it when it gets this number.
+    pub(crate) fn rows(&self, id: u32) -> (GroupRecord, Cursor) {
+        let record = GroupRecord {
+            id,
+            created: self.now,
+            is_paused: false,
+            kind: self.kind.clone(),
+        };
+        let cursor = Cursor {
+            next: self.from,
+            floor: self.from,
+        };
+        (record, cursor)
+    }
 }
 
 /// Deletes the durable subscription of this name, if the topic with this number has one.
@@ -323,7 +341,8 @@ fn delete_durable(tx: &mut Transaction, tables: &Tables, topic: u32, name: &str)
     match record.map(|record| GroupRecord::decode(&record)).transpose()? {
         Some(record) if record.kind == Kind::Durable => {
             tx.delete(&tables.groups, &key)?;
-            delete_rows(tx, tables, record.id)
+            // It has no other row; a range for each topic would be too many of them.
+            tx.delete(&tables.states, &Cursor::key(record.id))
         }
         _ => Ok(()),
     }

@@ -158,7 +158,7 @@ impl Group {
     /// The messages from an offset on, read one by one: cheaper for a few than a walk.
     fn next_in(&self, tx: &Transaction, from: u64, most: usize) -> Result<Messages> {
         let topic = self.topic.shared();
-        let mut collecting = Collecting::new(&topic.name, None);
+        let mut collecting = Collecting::new((&topic.name, topic.id), None);
         for offset in from..from + most as u64 {
             if collecting.bytes() >= READ_BYTES {
                 break;

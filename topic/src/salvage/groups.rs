@@ -8,8 +8,11 @@ use duramen_engine::Result;
 
 use super::messages::Kept;
 use super::{Found, Saving, check_id, text};
+use crate::group::NewGroup;
 use crate::group::record::{GroupRecord, Kind};
 use crate::group::state::{Cursor, Row};
+use crate::record::millis;
+use crate::tables::{FIRST_ID, name_key};
 
 /// What can be read of what a group knows.
 #[derive(Debug, Default)]
@@ -69,6 +72,7 @@ impl Saving<'_> {
             }
             Ok(())
         })?;
+        let is_each_left = is_whole && lost.is_empty();
         for name in lost {
             self.lose(format!("group {name:?} of topic {:?}", found.name));
         }
@@ -77,6 +81,9 @@ impl Saving<'_> {
                 "groups of topic {:?}, if it had more than are left",
                 found.name
             ));
+        }
+        if !is_each_left {
+            self.follow_anew(found, kept, |name| records.iter().any(|(_, known, _)| known == name));
         }
         let mut next = 0;
         for (key, name, record) in records {
@@ -93,6 +100,38 @@ impl Saving<'_> {
             self.saved.groups += 1;
         }
         Ok(next)
+    }
+
+    /// Notes which durable subscriptions to patterns have lost their rows in a topic: without them it would be left out.
+    fn follow_anew(&mut self, found: &Found, kept: &Kept, is_left: impl Fn(&str) -> bool) {
+        let names = self.rules.iter().filter(|(_, rule)| rule.pattern.matches(&found.name));
+        let names: Vec<String> = names
+            .map(|(name, _)| name.clone())
+            .filter(|name| !is_left(name))
+            .collect();
+        for name in names {
+            self.lose(format!(
+                "durable subscription {name:?} in topic {:?}: how far it had come, if it was there; it begins anew with message {}, the first that is kept",
+                found.name, kept.first
+            ));
+            self.made_anew.push((found.id, name, kept.first));
+        }
+    }
+
+    /// Makes those anew, once no other number can be found in use.
+    pub(super) fn make_anew(&mut self) -> Result<()> {
+        let now = millis(self.home.store.wall_clock());
+        for (topic, name, from) in std::mem::take(&mut self.made_anew) {
+            let id = self.next_id.max(FIRST_ID);
+            self.has_id(id);
+            let (record, cursor) = NewGroup::durable(topic, &name, from, now).rows(id);
+            let tables = &self.home.tables;
+            self.writer
+                .put(&tables.groups, &name_key(topic, &name), &record.encode())?;
+            self.writer.put(&tables.states, &Cursor::key(id), &cursor.encode())?;
+            self.saved.groups += 1;
+        }
+        Ok(())
     }
 
     /// Copies what a group knows, or sets it back.

@@ -27,7 +27,7 @@ use crate::error::TopicError;
 use crate::group::Rule;
 use crate::name::check_name;
 use crate::record::{TopicOptions, TopicRecord, millis};
-use crate::tables::{CREATES, NEXT_ID, REGISTRY, RULES};
+use crate::tables::{CREATES, NEXT_ID, REGISTRY, RULES, rule_key};
 use crate::topics::{Home, Topics, TopicsOptions};
 use messages::Kept;
 use source::Source;
@@ -86,6 +86,8 @@ pub fn salvage(
         next_id: 0,
         are_records_lost: false,
         group_ids: BTreeSet::new(),
+        rules: Vec::new(),
+        made_anew: Vec::new(),
         progress,
     };
     saving.all()?;
@@ -104,6 +106,10 @@ struct Saving<'a> {
     are_records_lost: bool,
     /// Groups whose records were saved.
     group_ids: BTreeSet<u32>,
+    /// Durable subscriptions to patterns, with their names.
+    rules: Vec<(String, Rule)>,
+    /// Topics, names and places of durable subscriptions that are to be made anew.
+    made_anew: Vec<(u32, String, u64)>,
     progress: &'a mut dyn FnMut(u64),
 }
 
@@ -124,6 +130,7 @@ impl Saving<'_> {
             self.topic(&found)?;
         }
         self.groups_without_a_record()?;
+        self.make_anew()?;
         let next_id = self.next_id.max(crate::tables::FIRST_ID);
         self.writer
             .put(&self.home.tables.topics, NEXT_ID, &next_id.to_be_bytes())?;
@@ -151,7 +158,7 @@ impl Saving<'_> {
                 creates = true;
             } else if let Some(name) = key.strip_prefix(RULES) {
                 match text(name).and_then(|_| Rule::decode(value)) {
-                    Ok(rule) => rules.push((key.to_vec(), rule)),
+                    Ok(rule) => rules.push((String::from_utf8_lossy(name).into_owned(), rule)),
                     Err(_) => lost_rules.push(format!(
                         "the pattern of the durable subscription {:?}: it stays with the topics that it has",
                         String::from_utf8_lossy(name)
@@ -177,9 +184,11 @@ impl Saving<'_> {
             );
         }
         self.next_id = next_id;
-        for (key, rule) in rules {
+        for (name, rule) in rules {
             self.has_id(rule.id);
-            self.writer.put(&self.home.tables.topics, &key, &rule.encode())?;
+            self.writer
+                .put(&self.home.tables.topics, &rule_key(&name), &rule.encode())?;
+            self.rules.push((name, rule));
         }
         if creates {
             self.writer.put(&self.home.tables.topics, CREATES, b"")?;

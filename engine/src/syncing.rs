@@ -307,7 +307,8 @@ impl Core {
 
     /// Publishes how far the log is durable, and wakes those who wait for that. `led`: the word of the sync, which had the
     /// lock: of those who came too late for it one is enough, who syncs for the others; were all of them woken, all but
-    /// one would sleep again.
+    /// one would sleep again. He comes last: the
+    /// more of the others have run when he begins, the more commits he syncs.
     fn announce_synced(&self, commit: u64, led: Option<usize>) {
         let control = self.control();
         control.synced.0.fetch_max(commit, Ordering::AcqRel);
@@ -315,9 +316,12 @@ impl Core {
         for word in words {
             word.fetch_add(1, Ordering::AcqRel);
         }
-        for (place, word) in words.iter().enumerate() {
-            let is_too_late = led.is_some_and(|led| led != place);
-            wake(word, if is_too_late { 1 } else { u32::MAX });
+        match led {
+            Some(led) => {
+                wake(&words[led], u32::MAX);
+                wake(&words[1 - led], 1);
+            }
+            None => words.iter().for_each(|word| wake(word, u32::MAX)),
         }
         // Pairs with the fence in `Changes::wait`: either the stream sees the new number, or we see that it waits.
         fence(Ordering::SeqCst);

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use crate::base::{self, ChangeStream, MergeOptions, Root, Stored};
+use crate::base::{self, ChangeStream, Cursor, MergeOptions, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Kind, Reason, Result};
 use crate::fold::NewTree;
@@ -94,11 +94,18 @@ fn to_the_end(progress: &mut dyn FnMut(Progress)) -> impl FnMut(Progress) -> boo
     }
 }
 
-/// A quiet store is rewritten by itself when more than half of its file is free: between these sizes, where the space
-/// is worth the writing and the writing does not take long. What is kept for deletions on a full disk, and some pages
-/// for the next fold, come to some 340 KiB that are free in any case.
+/// A quiet store is rewritten by itself when more than half of its file is free, or its leaves could be fewer: between these
+/// sizes, where the space is worth the writing and the writing does not take long. What is kept for deletions on a full disk, and
+/// some pages for the next fold, come to some 340 KiB that are free in any case.
 const SPARSE_BYTES_MIN: u64 = 384 << 10;
-const REWRITTEN_BYTES_MAX: u64 = 1 << 30;
+const REWRITTEN_BYTES_MAX: u64 = 2 << 30;
+/// Leaves are sparse when rewriting would save one in so many.
+const SAVED_PARTS: u64 = 8;
+/// Rewriting writes a store twice, and is to at most double what folds write: they have written so many times the store since
+/// the last time.
+const WRITTEN_TIMES: u64 = 2;
+/// After so many leaves is looked whether there is something to fold.
+const LEAVES_BETWEEN_LOOKS: u64 = 1024;
 
 impl Core {
     /// Moves the base to the front of its file when most of that is free, so that the rest can go; for as long as there is
@@ -106,11 +113,41 @@ impl Core {
     pub(crate) fn compact_if_sparse(&self, state: &mut MaintenanceState) -> Result<bool> {
         let figures = self.space.figures()?;
         let used = self.space.used_bytes();
+        if figures.retired_pages > 0 || used >= REWRITTEN_BYTES_MAX {
+            return Ok(false);
+        }
         let is_sparse = figures.free_pages * PAGE_BYTES as u64 > used.max(SPARSE_BYTES_MIN);
-        if !is_sparse || figures.retired_pages > 0 || used >= REWRITTEN_BYTES_MAX {
+        if !is_sparse && !unless_it_is_not_to_be(self.has_sparse_leaves(used))? {
             return Ok(false);
         }
         unless_it_is_not_to_be(self.rewrite(state, &mut |_| self.has_nothing_to_fold()))
+    }
+
+    /// Whether the pairs of the base would lie in a good part fewer leaves, and folds have written so much that they may be
+    /// written once more for that. Looks at every leaf.
+    fn has_sparse_leaves(&self, used: u64) -> Result<bool> {
+        let written = self.counters.page_bytes.load(Ordering::Relaxed);
+        if used <= SPARSE_BYTES_MIN || written < WRITTEN_TIMES * used || self.pages.exceeds_memory() {
+            return Ok(false);
+        }
+        let (mut leaves, mut pairs, mut bytes) = (0u64, 0u64, 0u64);
+        with_source!(self, source => {
+            let mut cursor = Cursor::new(source, self.region.version().root);
+            cursor.seek(&[])?;
+            while cursor.is_valid() {
+                let (count, free) = cursor.leaf_fill()?;
+                leaves += 1;
+                pairs += count as u64;
+                bytes += (PAGE_BYTES - free) as u64;
+                if leaves.is_multiple_of(LEAVES_BETWEEN_LOOKS) && !self.has_nothing_to_fold() {
+                    return Ok(false);
+                }
+                cursor.skip_leaf()?;
+            }
+        });
+        // As many to a leaf as fit on average.
+        let dense = pairs.div_ceil((PAGE_BYTES as u64 * pairs / bytes.max(1)).max(1));
+        Ok(leaves.saturating_sub(dense) > leaves / SAVED_PARTS)
     }
 
     fn data_bytes(&self) -> Result<u64> {
@@ -207,6 +244,9 @@ impl Core {
             let _ = self.give_space_back(state, Slack::Least);
         }
         let is_done = rewritten?;
+        if is_done {
+            self.counters.page_bytes.store(0, Ordering::Relaxed);
+        }
         self.give_space_back(state, if is_done { Slack::Nothing } else { Slack::Usual })?;
         Ok(is_done)
     }
@@ -309,14 +349,55 @@ mod tests {
     use super::*;
     use crate::Durability;
 
-    #[test]
-    fn rewriting_that_is_ended_early_leaves_what_was_there_and_nothing_else() {
-        const PAIRS: u64 = 10_000;
+    fn open(disk: &SimDisk) -> Store {
         let options = Options::new()
             .maintenance(Maintenance::Manual)
             .durability(Durability::Written)
             .overwrite_freed(true);
-        let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
+        options.open_on(disk.platform()).expect("a store")
+    }
+
+    #[test]
+    fn leaves_that_random_puts_left_sparse_are_filled_once_folds_have_written_enough() {
+        let disk = SimDisk::new(2);
+        let (store, mut rng) = (open(&disk), fastrand::Rng::with_seed(2));
+        let map = store.map("map").expect("a map");
+        let mut put = |count: u32| {
+            for _ in 0..count {
+                map.put(&rng.u64(..).to_be_bytes(), &[7; 1000]).expect("a put");
+            }
+            store.maintain().expect("a fold");
+        };
+        let core = store.core();
+        let compact = || {
+            let mut state = core.hold_maintenance().expect("nobody else");
+            core.compact_if_sparse(&mut state).expect("room")
+        };
+        let pairs_a_page = || {
+            let used = core.space.used_bytes() / PAGE_BYTES as u64;
+            core.region.version().root.pairs as f64 / used as f64
+        };
+        (0..20).for_each(|_| put(400));
+        let before = pairs_a_page();
+        assert!(before < 2.6, "{before}");
+        assert!(compact());
+        let after = pairs_a_page();
+        assert!(after > 2.85, "{before} {after}");
+        assert!(!compact(), "it is dense");
+        // Some leaves become two, but that cost less than rewriting all of them would.
+        (0..4).for_each(|_| put(400));
+        assert!(pairs_a_page() < 2.7 && !compact(), "{}", pairs_a_page());
+        (0..40).for_each(|_| put(400));
+        assert!(pairs_a_page() < 2.6 && compact(), "{}", pairs_a_page());
+        let report = store.check(&mut |_| ()).expect("a check");
+        assert_eq!(report.problems, [""; 0]);
+        assert_eq!(map.count().expect("a sound store"), 64 * 400);
+    }
+
+    #[test]
+    fn rewriting_that_is_ended_early_leaves_what_was_there_and_nothing_else() {
+        const PAIRS: u64 = 10_000;
+        let store = open(&SimDisk::new(1));
         let map = store.map("map").expect("a map");
         for number in 0..PAIRS {
             map.put(&number.to_be_bytes(), &[7; 100]).expect("a put");

@@ -110,6 +110,8 @@ pub(crate) struct Counters {
     pub(crate) conflicts: AtomicU64,
     pub(crate) syncs: AtomicU64,
     pub(crate) folds: AtomicU64,
+    /// Bytes of pages that were written to the data file since it was last rewritten.
+    pub(crate) page_bytes: AtomicU64,
 }
 
 impl Core {

@@ -1,6 +1,8 @@
 //! Where a merge writes its pages: free places of the data file, in runs. It remembers what it took, so that a merge that
 //! fails leaves nothing behind, and what the new tree no longer holds, so that it can be retired once that is published.
 
+use std::sync::atomic::Ordering;
+
 use crate::base::{self, Extent, PageSink};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -121,6 +123,8 @@ impl<'a> FileSink<'a> {
             .map_err(|error| Error::io("writing pages", error))?;
         self.core.data.start_writeback(first, run.buffer.len() as u64);
         self.core.pages.written(run.next - count, count);
+        let written = &self.core.counters.page_bytes;
+        written.fetch_add(run.buffer.len() as u64, Ordering::Relaxed);
         self.core.beat();
         Ok(run.buffer)
     }

@@ -108,8 +108,8 @@ const WRITTEN_TIMES: u64 = 2;
 const LEAVES_BETWEEN_LOOKS: u64 = 1024;
 
 impl Core {
-    /// Moves the base to the front of its file when most of that is free, so that the rest can go; for as long as there is
-    /// nothing to fold, for which commits would wait. Returns whether it did.
+    /// Writes the base anew, densely and to the front of its file, when most of that is free or its leaves are sparse, so that the
+    /// rest can go; for as long as there is nothing to fold, for which commits would wait. Returns whether it did.
     pub(crate) fn compact_if_sparse(&self, state: &mut MaintenanceState) -> Result<bool> {
         let figures = self.space.figures()?;
         let used = self.space.used_bytes();

@@ -24,7 +24,7 @@ const EXAMPLES: &str = r"Examples:
     $ duramen subscribe shop 'sales.>'
   Go on with what is published, until it is interrupted or has printed so many:
     $ duramen subscribe shop sales --follow --count 2
-  Go on where the last call with this name ended, in all topics of a pattern too; or only look what would come:
+  Go on where the last call with this name ended, in all topics of a pattern too; or only look:
     $ duramen subscribe shop sales --durable archive
     $ duramen subscribe shop 'sales.>' --durable totals
     $ duramen subscribe shop sales --durable archive --no-ack --json

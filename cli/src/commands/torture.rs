@@ -17,15 +17,17 @@ const EXAMPLES: &str = r"Examples:
   The result for a program:
     $ duramen torture --seconds 2 --dir another --json
 
-Several processes write and read one store. They are killed (kill -9), stopped (SIGSTOP) and ended at
-random, in the middle of commits too, and others take their places; sometimes all are killed at
-once. The supervisor holds the ledger of what was acknowledged, told by pipe after each commit
-returned; whoever comes next looks whether it is there. Readers check in snapshots that no money
-comes or goes, that counts are right, and that lists show whole transactions in one order.
+Several processes write and read one store. They are killed (kill -9), stopped (SIGSTOP) and
+ended at random, in the middle of commits too, and others take their places; sometimes all are
+killed at once. The supervisor holds the ledger of what was acknowledged, told by pipe after
+each commit returned; whoever comes next looks whether it is there. Readers check in snapshots
+that no money comes or goes, that counts are right, and that lists show whole transactions in
+one order.
 
-The last line is the sum. Exit code 0: nothing was lost, and the store is sound. Otherwise 1, and the
-store is left as it is. Each run differs in what the machine does meanwhile; --seed repeats what the
-supervisor does. It does not cut the power: for that, see the crash tests of the source.";
+The last line is the sum. Exit code 0: nothing was lost, and the store is sound. Otherwise 1,
+and the store is left as it is. Each run differs in what the machine does meanwhile; --seed
+repeats what the supervisor does. It does not cut the power: for that, see the crash tests of
+the source.";
 
 /// Kill processes that share a store at random, and look whether anything is lost
 #[derive(Args, Debug)]

@@ -99,7 +99,8 @@ fn to_the_end(progress: &mut dyn FnMut(Progress)) -> impl FnMut(Progress) -> boo
 /// some pages for the next fold, come to some 340 KiB that are free in any case.
 const SPARSE_BYTES_MIN: u64 = 384 << 10;
 const REWRITTEN_BYTES_MAX: u64 = 2 << 30;
-/// Leaves are sparse when rewriting would save one in so many.
+/// Leaves are sparse when rewriting would save one page in so many, of leaves and all else: values in pages of their own are
+/// written anew too.
 const SAVED_PARTS: u64 = 8;
 /// Rewriting writes a store twice, and is to at most double what folds write: they have written so many times the store since
 /// the last time.
@@ -147,7 +148,7 @@ impl Core {
         });
         // As many to a leaf as fit on average.
         let dense = pairs.div_ceil((PAGE_BYTES as u64 * pairs / bytes.max(1)).max(1));
-        Ok(leaves.saturating_sub(dense) > leaves / SAVED_PARTS)
+        Ok(leaves.saturating_sub(dense) * PAGE_BYTES as u64 > used / SAVED_PARTS)
     }
 
     fn data_bytes(&self) -> Result<u64> {
@@ -401,6 +402,84 @@ mod tests {
         assert_eq!(map.count().expect("a sound store"), total.get());
         let report = store.check(&mut |_| ()).expect("a check");
         assert_eq!(report.problems, [""; 0]);
+    }
+
+    /// Fills a store in so many rounds, so that its leaves are sparse and folds have written enough to fill them.
+    fn fill_sparsely(store: &Store) -> u64 {
+        const ROUNDS: u64 = 20;
+        let (map, mut rng) = (store.map("map").expect("a map"), fastrand::Rng::with_seed(5));
+        for _ in 0..ROUNDS {
+            (0..100).for_each(|_| map.put(&rng.u64(..).to_be_bytes(), &[7; 1000]).expect("a put"));
+            store.maintain().expect("a fold");
+        }
+        ROUNDS * 100
+    }
+
+    fn fill_leaves(store: &Store) -> Result<bool> {
+        let core = store.core();
+        let mut state = core.hold_maintenance()?;
+        core.compact_if_sparse(&mut state)
+    }
+
+    fn assert_is_whole(store: &Store, pairs: u64) {
+        let report = store.check(&mut |_| ()).expect("a check");
+        assert_eq!(report.problems, [""; 0]);
+        let map = store.map("map").expect("a map");
+        assert_eq!(map.count().expect("a sound store"), pairs);
+    }
+
+    #[test]
+    fn long_values_are_not_written_anew_for_the_sake_of_few_leaves() {
+        let store = open(&SimDisk::new(4));
+        let map = store.map("long").expect("a map");
+        for number in 0..8u64 {
+            map.put(&number.to_be_bytes(), &vec![7; 1 << 20]).expect("a put");
+        }
+        let pairs = fill_sparsely(&store);
+        let core = store.core();
+        // As after long: folds have written as much as rewriting would.
+        let enough = core.space.used_bytes() * WRITTEN_TIMES;
+        core.counters.page_bytes.store(enough, Ordering::Relaxed);
+        assert!(!fill_leaves(&store).expect("room"));
+        for number in 0..8u64 {
+            map.delete(&number.to_be_bytes()).expect("a deletion");
+        }
+        store.maintain().expect("a fold");
+        assert!(fill_leaves(&store).expect("room"));
+        assert_is_whole(&store, pairs);
+    }
+
+    #[test]
+    fn power_cut_or_full_disk_while_leaves_are_filled_leaves_what_was_there() {
+        let disk = SimDisk::new(6);
+        let store = open(&disk);
+        let pairs = fill_sparsely(&store);
+        store.sync().expect("synced");
+        let sparse = store.core().counters.page_bytes.load(Ordering::Relaxed);
+        let full = disk.kill();
+        drop(store);
+        let as_sparse = |disk: &SimDisk| {
+            let store = open(disk);
+            store.core().counters.page_bytes.store(sparse, Ordering::Relaxed);
+            store
+        };
+        let store = as_sparse(&full);
+        full.set_capacity(Some(full.allocated_bytes()));
+        assert!(!fill_leaves(&store).expect("no room is nobody's mistake"));
+        full.set_capacity(None);
+        assert_is_whole(&store, pairs);
+        drop(store);
+        let (mut calls, mut is_done) = (0, false);
+        while !is_done {
+            let before = full.kill();
+            let store = as_sparse(&before);
+            before.stop_after(calls);
+            is_done = fill_leaves(&store).is_ok_and(|is_filled| is_filled);
+            drop(store);
+            assert_is_whole(&open(&before.power_cut(calls)), pairs);
+            calls += 3;
+        }
+        assert!(calls > 30, "{calls}");
     }
 
     #[test]

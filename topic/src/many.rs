@@ -1,7 +1,8 @@
 //! Subscriptions to all topics whose names match a pattern, also those that are made later.
 //!
-//! They begin where they are told to, or where a durable subscription has come to in each topic. One listener stands at the bells of all the topics, and at that of the registry, which rings when a topic is made or
-//! deleted. Topics that may have messages stand in a queue, each once, and take turns batch by batch.
+//! They begin where they are told to, or where a durable subscription has come to in each topic. One listener stands at
+//! the bells of all the topics, and at that of the registry, which rings when a topic is made or deleted. Topics that
+//! may have messages stand in a queue, each once, and take turns batch by batch.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -205,8 +206,9 @@ impl PatternSubscription {
     /// `None`: nothing did. A topic that is deleted is left out from then on.
     ///
     /// # Errors
-    /// As [`crate::Subscription::next_batch`]; [`TopicError::GroupDeleted`] when it is durable and was deleted. After [`crate::TopicError::Trimmed`] and [`crate::TopicError::TooSlow`] the
-    /// topic named there stays where it was, and others go on; see [`PatternSubscription::seek`].
+    /// As [`crate::Subscription::next_batch`]; [`TopicError::GroupDeleted`] when it is durable and was deleted. After
+    /// [`crate::TopicError::Trimmed`] and [`crate::TopicError::TooSlow`] the topic named there stays where it was, and
+    /// others go on; see [`PatternSubscription::seek`].
     pub fn next_batch(&mut self, timeout: Duration) -> Result<Option<Messages>> {
         let began = Instant::now();
         loop {

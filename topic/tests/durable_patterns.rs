@@ -131,24 +131,31 @@ fn what_retention_took_is_told_and_other_topics_go_on() {
     publish(&short, 4);
     short.trim().unwrap();
     let mut subscription = reader.subscribe().unwrap();
-    let (mut trimmed, mut delivered) = (0, 0);
-    for _ in 0..3 {
+    let mut delivered = Vec::new();
+    let trimmed = loop {
+        // A bell may ring for nothing, and who has not moved on is told once more.
         match subscription.next_batch(Duration::ZERO) {
-            Ok(messages) => delivered += messages.map_or(0, |messages| messages.len()),
-            Err(error) => {
-                let expected = TopicError::Trimmed {
-                    topic: "orders.us".into(),
-                    asked: 0,
-                    first: 3,
-                };
-                assert_eq!(facts(Err::<(), _>(error)), expected);
-                trimmed += 1;
-            }
+            Ok(messages) => delivered.extend(
+                messages
+                    .expect("a word of what is missing")
+                    .iter()
+                    .map(|one| one.offset()),
+            ),
+            Err(error) => break facts(Err::<(), _>(error)),
         }
-    }
-    assert_eq!((trimmed, delivered), (1, 2));
+    };
+    let expected = TopicError::Trimmed {
+        topic: "orders.us".into(),
+        asked: 0,
+        first: 3,
+    };
+    assert_eq!(trimmed, expected);
     assert!(subscription.seek("orders.us", Start::Beginning).unwrap());
-    assert_eq!(collect(&mut subscription), ["orders.us:3"]);
+    while let Some(messages) = subscription.next_batch(Duration::ZERO).unwrap() {
+        delivered.extend(messages.iter().map(|one| one.offset()));
+    }
+    delivered.sort_unstable();
+    assert_eq!(delivered, [0, 1, 3]);
 }
 
 #[test]

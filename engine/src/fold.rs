@@ -566,14 +566,20 @@ impl Core {
 
     /// Gives back the pages of a run that nobody else has seen; with `values` also those of its values.
     pub(crate) fn drop_run(&self, root: Root, values: bool) -> Result<()> {
+        // First all of them are found: a page that is given back may be somebody else's at once, and others are found by it.
+        let mut found = Vec::new();
         with_source!(self, source => base::walk(source, root, &mut |visit| {
             match visit {
-                base::Visit::Page { number, pages, .. } => self.space.give_back(number, pages),
-                base::Visit::Extent(extent) if values => self.space.give_back(extent.page, extent.pages()),
+                base::Visit::Page { number, pages, .. } => found.push((number, pages)),
+                base::Visit::Extent(extent) if values => found.push((extent.page, extent.pages())),
                 base::Visit::Extent(_) => {}
             }
             Ok(())
-        }))
+        }))?;
+        found
+            .into_iter()
+            .for_each(|(page, pages)| self.space.give_back(page, pages));
+        Ok(())
     }
 }
 

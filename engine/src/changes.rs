@@ -68,8 +68,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub enum ChangesFrom {
     /// After the newest commit that is visible now.
     Now,
-    /// After this commit. It can be any that is not older than the store's base, and with
-    /// [`crate::Options::retain_log_bytes`] an older one. After the store is opened anew this goes back to the base
+    /// After this commit. It can be any of which the store's base holds nothing yet, or the newest one that it holds, and
+    /// with [`crate::Options::retain_log_bytes`] an older one. After the store is opened anew this goes back to the base
     /// that was durable then: what was kept beyond it is gone.
     After(u64),
 }
@@ -452,8 +452,8 @@ impl Core {
             .try_hold_maintenance()
             .ok()
             .flatten()
-            .and_then(|state| state.history.front().map(|(_, version, _)| version.base_commit));
-        oldest.unwrap_or_else(|| self.region.version().base_commit)
+            .and_then(|state| state.history.front().map(|(_, version, _)| version.reaches));
+        oldest.unwrap_or_else(|| self.region.version().reaches)
     }
 
     /// Slots of the generations whose logs and indexes can be read. While they are kept it stays that way.
@@ -530,13 +530,13 @@ impl Follower {
         self.notice_end(core);
         let State::Following(hold) = &self.state else { return };
         let published = core.region.version();
-        if published.number == hold.version.number || published.base_commit > self.position {
+        if published.number == hold.version.number || published.reaches > self.position {
             return;
         }
         // Without a free slot the old pin does as well.
         let Ok((next, _)) = Hold::newest(core) else { return };
         // A fold may have published another version in between.
-        if next.version.base_commit <= self.position {
+        if next.version.reaches <= self.position {
             self.let_go(core, State::Following(next));
         } else {
             core.unpin(&next.pin);
@@ -589,7 +589,7 @@ impl Hold {
             );
             return Err(Reason::InvalidArgument(cause).into());
         }
-        if hold.version.base_commit <= commit {
+        if hold.version.reaches <= commit {
             return Ok(hold);
         }
         core.unpin(&hold.pin);
@@ -604,12 +604,12 @@ impl Hold {
             .history
             .iter()
             .rev()
-            .find(|(_, version, _)| version.base_commit <= commit);
+            .find(|(_, version, _)| version.reaches <= commit);
         let Some((pin, version, _)) = kept else {
-            let oldest = state.history.front().map_or_else(
-                || core.region.version().base_commit,
-                |(_, version, _)| version.base_commit,
-            );
+            let oldest = state
+                .history
+                .front()
+                .map_or_else(|| core.region.version().reaches, |(_, version, _)| version.reaches);
             return Err(Reason::NotRetained { asked: commit, oldest }.into());
         };
         let visible = core.region.pinned(pin).commit.load(Ordering::Relaxed);

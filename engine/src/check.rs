@@ -41,6 +41,7 @@ struct Uses {
 }
 
 const NOT_SEEN: &str = "";
+const A_VALUE: &str = "a value";
 
 impl Uses {
     fn mark(&mut self, page: u32, pages: u32, what: &'static str, problems: &mut Vec<String>) {
@@ -144,7 +145,7 @@ impl Core {
                 }
                 Visit::Extent(extent) => {
                     done += extent.pages() as u64;
-                    uses.mark(extent.page, extent.pages(), "a value", &mut found);
+                    uses.mark(extent.page, extent.pages(), A_VALUE, &mut found);
                     if let Err(error) = self.read_extent(extent) {
                         found.push(error.to_string());
                     }
@@ -235,7 +236,10 @@ impl Core {
         for item in &retired {
             uses.mark(item.page, item.pages, "retired", problems);
         }
-        for page in (0..bitmap.pages()).filter(|&page| loose.is_used(page)) {
+        // A base that holds a part of a generation refers to values that its records refer to.
+        let is_in_both = |page: u32| self.is_begun() && uses.of_page[page as usize] == A_VALUE;
+        let in_log = (0..bitmap.pages()).filter(|&page| loose.is_used(page) && !is_in_both(page));
+        for page in in_log.collect::<Vec<_>>() {
             uses.mark(page, 1, "a value or run in the log", problems);
         }
         let free = (0..bitmap.pages()).filter(|&page| !bitmap.is_used(page));

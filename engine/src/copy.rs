@@ -173,7 +173,7 @@ impl Core {
         let mut version = self.region.version();
         version.number += 1;
         version.root = root;
-        version.base_commit = commit;
+        (version.base_commit, version.reaches) = (commit, commit);
         self.region.publish(&version);
         drop(guard);
         let mut state = self.hold_maintenance()?;
@@ -237,6 +237,7 @@ impl Core {
     /// Replaces the base by a densely filled tree with the same pairs, at the front of its file. `false`: that was ended
     /// early.
     fn rewrite(&self, state: &mut MaintenanceState, watch: &mut Watch) -> Result<bool> {
+        self.finish_begun(state)?;
         let rewritten = self.replace_towards_front(state, watch);
         // Also when it was ended early: what was written in vain counts, too.
         self.counters.page_bytes.store(0, Ordering::Relaxed);

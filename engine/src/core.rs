@@ -131,6 +131,9 @@ impl Core {
         lock: StoreLock,
     ) -> Core {
         let pace = Pace::new(region.clone());
+        if settings.retain_log_bytes > 0 {
+            space.fold_in_one();
+        }
         Core {
             platform,
             data,

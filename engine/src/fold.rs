@@ -12,7 +12,10 @@
 //! count the older durable version as forgotten and the log up to L as free. Whatever comes in between, the last
 //! durable meta page and the log after it are complete.
 //!
-//! Invariant: the published root is exactly the state after commit L, for some L with `durable <= L <= synced`.
+//! Invariant: the published root, with the generations of its version above it, is exactly what was committed; by itself it is
+//! the state after commit L, or, while a fold goes on step by step (`fold_parts`) or did not come to its end, that state
+//! with some ranges of keys as they are after the last commit that is folded, which is `reaches`: `durable <= L <= reaches
+//! <= synced`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -127,6 +130,7 @@ impl Core {
         self.undamaged()?;
         let done = self
             .free_what_is_counted_on(state)
+            .and_then(|()| self.finish_begun(state))
             .and_then(|()| self.fold(state))
             .and_then(|_| self.reclaim_too_early(state))
             .and_then(|()| self.make_durable(state))
@@ -145,6 +149,22 @@ impl Core {
     /// have been dropped since.
     fn free_what_is_counted_on(&self, state: &mut MaintenanceState) -> Result<()> {
         if self.space.has_retired()? {
+            self.make_durable(state)?;
+            self.reclaim(state)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the base holds a part of what is in frozen generations: a fold of them did not come to its end.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.region.version().is_begun()
+    }
+
+    /// Folds what the base holds a part of. That must come before anything else is done to the base: records that refer to
+    /// long values are still in the log, while the base refers to the same ones.
+    pub(crate) fn finish_begun(&self, state: &mut MaintenanceState) -> Result<()> {
+        if self.is_begun() {
+            self.fold(state)?;
             self.make_durable(state)?;
             self.reclaim(state)?;
         }
@@ -171,13 +191,19 @@ impl Core {
         Ok(is_empty || self.can_rotate() && self.rotate(0, 0)?)
     }
 
-    /// Folds all frozen generations. Returns whether there were any.
+    /// Folds all frozen generations, or those that a fold has begun with. Returns whether there were any.
     pub(crate) fn fold(&self, state: &mut MaintenanceState) -> Result<bool> {
         let version = self.region.version();
         let (_, frozen) = version
             .generations
             .split_last()
             .expect("one generation always takes commits");
+        // The base may hold a part of the oldest ones: of these, long values that lose are not retired yet.
+        let is_begun = |slot: &u16| self.entry(*slot).last_commit.load(Ordering::Relaxed) <= version.reaches;
+        let frozen = match frozen.iter().filter(|slot| is_begun(slot)).count() {
+            begun if version.is_begun() => &frozen[..begun],
+            _ => frozen,
+        };
         let (Some(&oldest), Some(&newest)) = (frozen.first(), frozen.last()) else {
             return Ok(false);
         };
@@ -213,10 +239,10 @@ impl Core {
             }
             Ok(())
         };
-        let folded = self.fold_in_parts(&version, frozen, operations, &mut state.pauses, &mut report);
+        let folded = self.fold_in_parts(state, &version, frozen, operations, &mut report);
         let folded = folded.and_then(|folded| match folded {
             Some(folded) => Ok(folded),
-            None => self.fold_in_one(&version, frozen, &mut report),
+            None => self.fold_in_one(&self.region.version(), frozen, &mut report),
         });
         let (root, mut sink) = folded?;
         if let Err(error) = self.keep_history(state, frozen) {
@@ -285,7 +311,7 @@ impl Core {
         };
         let published = self.publish_tree(state, tree, |next| {
             next.root = root;
-            next.base_commit = last_commit;
+            (next.base_commit, next.reaches) = (last_commit, last_commit);
             next.generations.retain(|slot| !frozen.contains(slot));
         });
         published.map(drop)
@@ -350,7 +376,10 @@ impl Core {
         }
         let pins = self.pins();
         self.space.install(death, &pins)?;
-        self.count_branches(version.root);
+        // Of a large base not for each step.
+        if !version.is_begun() {
+            self.count_branches(version.root);
+        }
         self.control().installing.store(0, Ordering::Release);
         Ok(())
     }
@@ -446,19 +475,28 @@ impl Core {
     /// Writes a meta page for the published base.
     pub(crate) fn renew_durable(&self, state: &mut MaintenanceState) -> Result<()> {
         let version = self.region.version();
-        self.write_meta(state, &version).map_err(|error| match error.reason() {
-            // Only room that was asked for and not given: after a failed sync even a full disk leaves nothing certain.
-            crate::error::Reason::Full { .. } | crate::error::Reason::Busy { .. } => error,
-            _ => self.poisoned_by(error),
-        })
+        let written = self.prepare_meta(state, &version).and_then(|meta| {
+            self.write_meta_page(&meta)?;
+            self.note_meta(state, meta)
+        });
+        written.map_err(|error| self.poisoned_unless_full(error))?;
+        self.space.cut(Slack::Usual, &self.pages)
     }
 
-    fn write_meta(&self, state: &mut MaintenanceState, version: &Version) -> Result<()> {
-        let doing = |error| Error::io("making the base durable", error);
+    /// Only room that was asked for and not given: after a failed sync even a full disk leaves nothing certain.
+    pub(crate) fn poisoned_unless_full(&self, error: Error) -> Error {
+        match error.reason() {
+            crate::error::Reason::Full { .. } | crate::error::Reason::Busy { .. } => error,
+            _ => self.poisoned_by(error),
+        }
+    }
+
+    /// The meta page of a version, whose bitmap is written.
+    pub(crate) fn prepare_meta(&self, state: &MaintenanceState, version: &Version) -> Result<Meta> {
         let old = state.durable;
         let (bitmap, data_pages) = self.space.save(old.bitmap, &self.pages)?;
         let tail = &self.control().tail.0;
-        let meta = Meta {
+        Ok(Meta {
             sequence: old.sequence + 1,
             base_commit: version.base_commit,
             previous: self.header_of(version.base_commit, old.previous),
@@ -469,19 +507,29 @@ impl Core {
             next_map: tail.next_map.load(Ordering::Relaxed),
             epoch: tail.epoch.load(Ordering::Relaxed),
             next_generation: self.oldest_unfolded(version),
+            reaches: version.reaches,
             ..old
-        };
+        })
+    }
+
+    /// Writes a meta page after everything that it refers to.
+    pub(crate) fn write_meta_page(&self, meta: &Meta) -> Result<()> {
         if !is_planted(PlantedBug::MetaBeforePages) {
             self.sync_data_file("making the base durable")?;
         }
         kill_point();
-        meta.write(&*self.data).map_err(doing)?;
+        meta.write(&*self.data)
+            .map_err(|error| Error::io("making the base durable", error))?;
         kill_point();
         // From here on a power cut may bring it back.
-        self.owed_if_busy(self.sync_data_file("making the base durable"))?;
+        self.owed_if_busy(self.sync_data_file("making the base durable"))
+    }
+
+    /// A meta page was written.
+    pub(crate) fn note_meta(&self, state: &mut MaintenanceState, meta: Meta) -> Result<()> {
         self.owed_if_busy(self.is_durable(&meta))?;
         state.durable = meta;
-        self.space.cut(Slack::Usual, &self.pages)
+        Ok(())
     }
 
     /// A meta page is durable. First the allocator learns of it: the place of the next bitmap must never be that of one that

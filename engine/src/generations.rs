@@ -22,7 +22,7 @@ use crate::region::{GenerationEntry, GenerationState, full_or_io};
 
 /// Bytes of a log file that are there before it takes commits, in the ordinary case: also on a full disk it then has
 /// room for deletions.
-const FIRST_FILLED_BYTES: u64 = LOG_START + LOG_GROWTH_BYTES;
+const FIRST_FILLED_BYTES: u64 = LOG_START + LOG_GROWTH_BYTES / 2;
 /// The same where the disk has no room for that.
 const LEAST_FILLED_BYTES: u64 = LOG_START + LOG_RESERVE_BYTES;
 
@@ -55,6 +55,8 @@ fn piece_of_index(asked: u64, bytes: u64) -> Option<Range<u64>> {
 /// How many times as large the next generation is while a store is written to: what folds of small ones move one page at a
 /// time is then a small part of all.
 const GROWTH: u64 = 4;
+/// Not much of a store is to wait in the log: a generation holds one part in so many of the base.
+const BASE_PARTS: u64 = 9;
 /// Generations of a small store that is written to grow to so many times the smallest size.
 const GROWN_FACTOR: u64 = 4;
 
@@ -130,12 +132,7 @@ impl Core {
 
     /// The standby generation, if it is (or can be made) large enough.
     fn standby(&self, needed: u64, entries: usize) -> Result<Option<u16>> {
-        let ready = self
-            .region
-            .generations()
-            .filter(|(_, entry)| entry.state() == GenerationState::Standby)
-            .max_by_key(|(slot, entry)| (entry.capacity.load(Ordering::Relaxed), std::cmp::Reverse(*slot)));
-        if let Some((slot, entry)) = ready {
+        if let Some((slot, entry)) = self.next_standby() {
             let large = entry.capacity.load(Ordering::Relaxed) >= needed;
             if large && self.index(slot).has_room(entries) {
                 return Ok(Some(slot));
@@ -152,6 +149,13 @@ impl Core {
             },
             prepared => prepared,
         }
+    }
+
+    /// Of the generations that wait to be used, the one that is used first.
+    fn next_standby(&self) -> Option<(u16, &GenerationEntry)> {
+        let entries = self.region.generations();
+        let standbys = entries.filter(|(_, entry)| entry.state() == GenerationState::Standby);
+        standbys.max_by_key(|(slot, entry)| (entry.capacity.load(Ordering::Relaxed), std::cmp::Reverse(*slot)))
     }
 
     /// Written length of the longest log file that is not in use.
@@ -255,12 +259,12 @@ impl Core {
     }
 
     /// The same while generations fill up in the ordinary course of writing: each is four times as large as the one before, up
-    /// to an eighth of the base, so that folding rewrites the base a bounded number of times per byte written and not
+    /// to a part of the base, so that folding rewrites the base a bounded number of times per byte written and not
     /// much of a store waits in the log. In a small store up to a few times the smallest size, because of batches: before
     /// one is taken, a generation must have room for the worst that it can do to the index.
     pub(crate) fn keep_growing_spare(&self) -> Result<()> {
         let settings = &self.settings;
-        let share = self.space.used_bytes() / 8;
+        let share = self.space.used_bytes() / BASE_PARTS;
         // Not where something is kept: streams of commits keep whole folds, and a snapshot keeps what a fold replaces.
         let is_kept = settings.retain_log_bytes > 0 || self.region.is_pinned();
         let factor = if is_kept { 1 } else { GROWN_FACTOR };
@@ -269,6 +273,15 @@ impl Core {
         let _one = self.hold_preparing()?;
         for _ in self.standbys()..STANDBY_GENERATIONS {
             let last = self.control().next_capacity.load(Ordering::Relaxed);
+            let is_next_there = self.next_standby().is_some_and(|(_, entry)| {
+                let capacity = entry.capacity.load(Ordering::Relaxed);
+                capacity > settings.generation_bytes_min && capacity >= last.min(most)
+            });
+            if is_next_there {
+                // The other one is taken only where the disk has no room for more.
+                self.prepare_standby(settings.generation_bytes_min, 0)?;
+                break;
+            }
             self.control()
                 .next_capacity
                 .store((last * GROWTH).min(most), Ordering::Relaxed);
@@ -453,21 +466,18 @@ impl Core {
         Ok(())
     }
 
-    /// Gets the next piece of the index memory of a generation that waits to be used, from both ends, because an index
-    /// grows from both. For the thread that folds: no memory of indexes is given back meanwhile but that of a standby which
+    /// Gets the next piece of the index memory of the generation that is used next, from both ends, because an index grows from
+    /// both. For the thread that folds: no memory of indexes is given back meanwhile but that of a standby which
     /// is too small, and to ask for what is somebody else's by now does no harm.
     pub(crate) fn populate_ahead(&self, populated: &mut Populated) {
-        for (slot, entry) in self.region.generations() {
-            if entry.state() != GenerationState::Standby {
-                continue;
-            }
-            let (place, bytes) = entry.memory.place();
-            let asked = populated.0.entry((slot, place)).or_default();
-            if let Some(piece) = piece_of_index(*asked, bytes) {
-                self.region.populate(place + piece.start, piece.end - piece.start);
-                *asked += 1;
-                return;
-            }
+        let Some((slot, entry)) = self.next_standby() else {
+            return;
+        };
+        let (place, bytes) = entry.memory.place();
+        let asked = populated.0.entry((slot, place)).or_default();
+        if let Some(piece) = piece_of_index(*asked, bytes) {
+            self.region.populate(place + piece.start, piece.end - piece.start);
+            *asked += 1;
         }
     }
 
@@ -665,22 +675,24 @@ mod tests {
     }
 
     #[test]
-    fn generations_for_commits_beside_a_fold_grow_up_to_an_eighth_of_the_base() {
+    fn generations_for_commits_beside_a_fold_grow_up_to_a_part_of_the_base() {
         let store = store(&SimDisk::new(1), MOST);
         let core = store.core();
         core.control().next_capacity.store(LEAST, Ordering::Relaxed);
-        let eighth = core.space.used_bytes() / 8;
-        assert!((LEAST * GROWTH + 1..MOST).contains(&eighth), "{eighth}");
+        let part = core.space.used_bytes() / BASE_PARTS;
+        assert!((LEAST * GROWTH + 1..MOST).contains(&part), "{part}");
         let mut capacities = Vec::new();
         for _ in 0..8 {
             core.discard_standbys(|_| true).expect("nobody else");
             core.keep_growing_spare().expect("room");
-            assert_eq!(standbys(core).len(), STANDBY_GENERATIONS);
-            capacities.extend(standbys(core));
+            let mut standbys = standbys(core);
+            standbys.sort_unstable();
+            assert_eq!(standbys.len(), STANDBY_GENERATIONS);
+            assert_eq!(standbys[0], LEAST, "what is only for a full disk is small");
+            capacities.extend(standbys.pop());
         }
-        capacities.sort_unstable();
         assert_eq!(capacities.first(), Some(&(LEAST * GROWTH)));
-        assert_eq!(capacities.last(), Some(&eighth));
+        assert_eq!(capacities.last(), Some(&part));
     }
 
     #[test]
@@ -776,34 +788,27 @@ mod tests {
     }
 
     #[test]
-    fn index_memory_of_all_that_wait_to_be_used_comes_piece_by_piece() {
+    fn index_memory_of_the_generation_that_is_used_next_comes_piece_by_piece() {
         let store = store(&SimDisk::new(6), MOST);
         let core = store.core();
         core.discard_standbys(|_| true).expect("nobody else");
         for _ in 0..2 {
             core.prepare_standby(8 * MOST, 0).expect("room").expect("a log file");
         }
-        let entries = core.region.generations();
-        let standbys = entries.filter(|(_, entry)| entry.state() == GenerationState::Standby);
-        let memories: Vec<_> = standbys.map(|(slot, entry)| (slot, entry.memory.place())).collect();
-        assert_eq!(memories.len(), 2);
         let mut populated = Populated::default();
-        for &(_, (_, bytes)) in &memories {
+        let mut slots = Vec::new();
+        for _ in 0..2 {
+            let (slot, entry) = core.next_standby().expect("one that waits");
+            let (place, bytes) = entry.memory.place();
             let pieces = bytes.div_ceil(POPULATED_BYTES);
             assert!(pieces > 2);
-            (0..pieces).for_each(|_| core.populate_ahead(&mut populated));
+            (0..pieces + 1).for_each(|_| core.populate_ahead(&mut populated));
+            slots.push(slot);
+            assert_eq!(populated.0.len(), slots.len(), "and of no other");
+            assert_eq!(populated.0[&(slot, place)], pieces);
+            core.discard_standbys(|standby| standby == slot).expect("nobody else");
         }
-        let asked = |populated: &Populated| -> Vec<u64> {
-            let asked = memories.iter().map(|&(slot, (place, _))| populated.0[&(slot, place)]);
-            asked.collect()
-        };
-        let all: Vec<u64> = memories
-            .iter()
-            .map(|(_, (_, bytes))| bytes.div_ceil(POPULATED_BYTES))
-            .collect();
-        assert_eq!(asked(&populated), all);
-        core.populate_ahead(&mut populated);
-        assert_eq!(asked(&populated), all, "there is nothing left to ask for");
+        assert_ne!(slots[0], slots[1]);
     }
 
     /// Two processes, and a log file that nobody uses, of which the second one is about to prepare a generation.

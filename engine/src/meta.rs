@@ -53,6 +53,9 @@ pub(crate) struct Meta {
     pub(crate) next_map: u32,
     pub(crate) epoch: u32,
     pub(crate) next_generation: u32,
+    /// Newest commit of which the base holds anything: when it is newer than `base_commit`, the commits between the two are in
+    /// parts of the base, and in the log up to there.
+    pub(crate) reaches: u64,
 }
 
 /// Where the bitmap of used pages is stored.
@@ -89,6 +92,7 @@ impl Meta {
         for (place, word) in out[72..].chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
+        out[112..120].copy_from_slice(&self.reaches.to_le_bytes());
         let sum = page_checksum(FORMAT, &out);
         out[12..16].copy_from_slice(&sum.to_le_bytes());
         out
@@ -128,6 +132,7 @@ impl Meta {
             next_map: word(100),
             epoch: word(104),
             next_generation: word(108),
+            reaches: long(112),
         };
         if meta.is_possible() {
             Found::Meta(meta)
@@ -138,7 +143,7 @@ impl Meta {
 
     /// Whether one can count on from the numbers.
     fn is_possible(&self) -> bool {
-        let long = [self.sequence, self.base_commit, self.version];
+        let long = [self.sequence, self.base_commit, self.version, self.reaches];
         let short = [self.next_map, self.epoch, self.next_generation];
         long.iter().all(|&number| number < LONG_NUMBER_MAX) && short.iter().all(|&number| number < SHORT_NUMBER_MAX)
     }
@@ -201,4 +206,4 @@ enum Found {
     Nothing,
 }
 
-const _: () = assert!(72 + 10 * 4 <= META_BYTES && META_BYTES <= PAGE_BYTES);
+const _: () = assert!(112 + 8 <= META_BYTES && META_BYTES <= PAGE_BYTES);

@@ -8,7 +8,9 @@ use crate::base::{ChangeStream, Cursor, Extent, KeyRange, Location, PageSource, 
 use crate::error::Result;
 use crate::full_key::FullRange;
 use crate::index::IndexCursor;
+use crate::limits::INLINE_VALUE_BYTES_MAX;
 use crate::log::LogView;
+use crate::promises::FoldCosts;
 use crate::view::{GenerationView, Note, union};
 use crate::write_set::{Layer, LayerCursor, Written};
 
@@ -24,6 +26,8 @@ pub(crate) struct NewestChanges<'a, S: PageSource> {
     at_end: bool,
     /// Operations that were taken from the inputs so far, those included that do not count.
     pub(crate) taken: u64,
+    /// What those cost that are not from runs, and fit into leaves.
+    pub(crate) costs: FoldCosts,
     /// Values that nothing refers to once this is folded.
     pub(crate) superseded: Vec<Extent>,
     /// Values that the base refers to from now on.
@@ -109,6 +113,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             change: Held::Stored(Stored::Deleted),
             at_end: false,
             taken: 0,
+            costs: FoldCosts::default(),
             superseded: Vec::new(),
             surviving: Vec::new(),
             runs: Vec::new(),
@@ -151,7 +156,11 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             let mut newest: Option<(u64, Held<'a, S>)> = None;
             for input in &mut self.inputs {
                 if input.key() == Some(&self.key) {
-                    self.taken += input.take(&mut newest, deleted.unwrap_or(0), &mut self.superseded)?;
+                    let taken = input.take(&mut newest, deleted.unwrap_or(0), &mut self.superseded)?;
+                    self.taken += taken.operations;
+                    if matches!(input, Input::Index(..)) {
+                        self.costs += taken;
+                    }
                 }
             }
             if let Some((_, held)) = newest {
@@ -202,21 +211,29 @@ impl<'a, S: PageSource> Input<'a, S> {
         }
     }
 
-    /// Enters everything this input has at its key into the contest, and moves on. Returns how many operations that were.
+    /// Enters everything this input has at its key into the contest, and moves on. Returns how many operations that were, and
+    /// their bytes.
     fn take(
         &mut self,
         newest: &mut Option<(u64, Held<'a, S>)>,
         deleted: u64,
         superseded: &mut Vec<Extent>,
-    ) -> Result<u64> {
-        let mut taken = 0;
+    ) -> Result<FoldCosts> {
+        let mut taken = FoldCosts::default();
         match self {
             Input::Index(cursor, generation) => {
                 // Newest first, and of several in one commit the last operation first: only that one counts.
                 let mut commit_before = u64::MAX;
+                let key_bytes = cursor.key().len();
                 for version in cursor.versions() {
-                    taken += 1;
                     let stored = generation.stored(version.position);
+                    taken.operations += 1;
+                    taken.bytes += key_bytes as u64;
+                    if let Stored::Inline(value) = stored
+                        && value.len() <= INLINE_VALUE_BYTES_MAX
+                    {
+                        taken.bytes += value.len() as u64;
+                    }
                     if version.commit < commit_before {
                         contend(newest, version.commit, Held::Stored(stored), deleted, superseded);
                     } else if let Stored::Extent(extent) = stored {
@@ -234,7 +251,7 @@ impl<'a, S: PageSource> Input<'a, S> {
                     Location::Deleted => Held::Stored(Stored::Deleted),
                 };
                 contend(newest, *rank, held, deleted, superseded);
-                taken += 1;
+                taken.operations += 1;
                 cursor.next()?;
             }
             Input::Layer(rank, cursor) => {
@@ -247,7 +264,7 @@ impl<'a, S: PageSource> Input<'a, S> {
                 if let Some(stored) = stored {
                     contend(newest, *rank, Held::Stored(stored), deleted, superseded);
                 }
-                taken += 1;
+                taken.operations += 1;
                 cursor.next();
             }
         }

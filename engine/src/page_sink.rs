@@ -155,6 +155,11 @@ impl<'a> FileSink<'a> {
         self.adopted.extend(other.adopted);
     }
 
+    /// Pages that were taken so far.
+    pub(crate) fn pages(&self) -> u64 {
+        self.taken.iter().map(|&(_, _, count)| u64::from(count)).sum()
+    }
+
     /// Retires pages that records of the log refer to.
     pub(crate) fn retire_logged(&mut self, page: u32, pages: u32, birth: u64) {
         self.retired.push(Retired {

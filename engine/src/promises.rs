@@ -30,11 +30,30 @@ impl FoldCosts {
     }
 }
 
+impl std::ops::SubAssign for FoldCosts {
+    fn sub_assign(&mut self, other: FoldCosts) {
+        self.operations -= other.operations;
+        self.bytes -= other.bytes;
+        self.value_pages -= other.value_pages;
+    }
+}
+
 impl std::ops::AddAssign for FoldCosts {
     fn add_assign(&mut self, other: FoldCosts) {
         self.operations += other.operations;
         self.bytes += other.bytes;
         self.value_pages += other.value_pages;
+    }
+}
+
+impl FoldCosts {
+    /// The lesser of each.
+    pub(crate) fn min(self, other: FoldCosts) -> FoldCosts {
+        FoldCosts {
+            operations: self.operations.min(other.operations),
+            bytes: self.bytes.min(other.bytes),
+            value_pages: self.value_pages.min(other.value_pages),
+        }
     }
 }
 
@@ -94,13 +113,20 @@ pub(crate) struct Promises {
     height: AtomicU64,
     /// Branches of the base.
     branches: AtomicU64,
+    /// Nonzero: folds are not done step by step, because what they replace is kept.
+    in_one: AtomicU64,
 }
 
 /// A pair that comes into the middle of a full leaf can leave three behind.
-const LEAVES_PER_OPERATION: u64 = 3;
+pub(crate) const LEAVES_PER_OPERATION: u64 = 3;
 
 /// When nobody has counted the branches.
 const UNKNOWN: u64 = u64::MAX;
+
+/// Changes to all of a large base are folded in so many steps at most, each of which is published.
+const FOLD_STEPS_MAX: u64 = 32;
+/// Pages of the base for each step, at least: a step waits for the device twice.
+const STEP_PAGES_MIN: u64 = 1536;
 
 impl Promises {
     /// Nothing is promised, and nobody has counted the branches.
@@ -110,6 +136,34 @@ impl Promises {
             .into_iter()
             .for_each(|number| number.store(0, Ordering::Relaxed));
         self.branches.store(UNKNOWN, Ordering::Relaxed);
+        self.in_one.store(0, Ordering::Relaxed);
+    }
+
+    /// From now on folds are done in one.
+    pub(crate) fn fold_in_one(&self) {
+        self.in_one.store(1, Ordering::Relaxed);
+    }
+
+    /// In how many steps changes to all of a base of so many pages are folded.
+    pub(crate) fn fold_steps(&self, base: u64) -> u64 {
+        match base / STEP_PAGES_MIN {
+            // What two steps replace is free too late.
+            ..3 => 1,
+            _ if self.in_one.load(Ordering::Relaxed) != 0 => 1,
+            steps => steps.min(FOLD_STEPS_MAX),
+        }
+    }
+
+    /// Pages that rewriting all of a base of so many pages takes at once, with so many blocks for branches. What is rewritten
+    /// comes out eight ninths full.
+    fn rewritten_at_once(&self, base: u64, branches: u64) -> u64 {
+        let all = base + base / 8 + 12;
+        match self.fold_steps(base) {
+            1 => all,
+            // Steps are not equal, and what one has replaced comes free when the next one is done. Never less than of a smaller
+            // base.
+            steps => (all * 5 / 2 / steps + branches * BRANCH_PAGES as u64).max(3 * STEP_PAGES_MIN * 9 / 8 + 12),
+        }
     }
 
     pub(crate) fn add(&self, costs: FoldCosts) {
@@ -156,9 +210,9 @@ impl Promises {
     }
 
     /// What folding all that is pending may take from a file of which `base` pages are in use. Each operation rewrites
-    /// a leaf and its branches and makes them split; but the tree is rewritten at most once, and where neighbours are
-    /// rewritten together, they come out eight ninths full (see `base::merge`), which also holds for what is new. And
-    /// the bitmap may get longer.
+    /// a leaf and its branches and makes them split; but the tree is rewritten at most once, a large one step by step, and where
+    /// neighbours are rewritten together, they come out eight ninths full (see `base::merge`), which also holds for what is
+    /// new. And the bitmap may get longer.
     pub(crate) fn needed(&self, base: u64) -> Room {
         let FoldCosts {
             operations,
@@ -175,7 +229,7 @@ impl Promises {
         let small = (operations * (height + 1)).min(all_branches);
         let rewritten = operations * LEAVES_PER_OPERATION + small * BRANCH_PAGES as u64;
         Room {
-            pages: rewritten.min(base + base / 8 + 12) + new + 2 * (base >> 15) + 16,
+            pages: rewritten.min(self.rewritten_at_once(base, small)) + new + 2 * (base >> 15) + 16,
             blocks: Blocks {
                 small,
                 // Each large block but the last comes out at least half full.

@@ -22,6 +22,7 @@
 //! | the same, but a later record, or a later file's header, claims that it was synced | `Damaged` |
 //! | a record whose commit number a later epoch began with | the log ends before it: an earlier recovery gave it up |
 //! | a log file that does not continue the chain; nothing claims that what is missing was synced | not used |
+//! | the log ends before a commit of which the base holds a part | `Damaged` |
 //! | a record claims a durable meta page that is newer than the newest intact one | `Damaged` |
 //! | a record refers to a value or run whose pages are not what was written | `Damaged` |
 //! | the same, but they were not synced before the record, and nothing claims that it was synced | the log ends before it |
@@ -391,6 +392,7 @@ fn make_store(platform: &Platform) -> Result<()> {
         next_map: FIRST_USER_MAP,
         epoch: 0,
         next_generation: 1,
+        reaches: 0,
     };
     meta.write(&*file).map_err(doing)?;
     file.sync_data().map_err(doing)?;
@@ -578,6 +580,12 @@ impl<'a> Recovery<'a> {
             return Err(Error::damaged(format!(
                 "the log ends at commit {}, but commit {} was synced",
                 self.last_commit, self.synced_claim
+            )));
+        }
+        if self.meta.reaches > self.last_commit {
+            return Err(Error::damaged(format!(
+                "the log ends at commit {}, but parts of the base are of commit {}",
+                self.last_commit, self.meta.reaches
             )));
         }
         if self.meta_claim != self.meta.sequence as u32 {
@@ -860,6 +868,7 @@ impl<'a> Recovery<'a> {
             number,
             root: self.meta.root,
             base_commit: self.meta.base_commit,
+            reaches: self.meta.reaches.max(self.meta.base_commit),
             generations: self.accepted.iter().copied().collect(),
         });
         if !core.settings.read_only {

@@ -77,7 +77,7 @@ const INDEXES_START: u64 = MEMORY_START + (1 << 20);
 /// The first version a store publishes after it is opened.
 pub(crate) const FIRST_VERSION: u64 = 2;
 /// Words of a published version.
-const VERSION_WORDS: usize = 5 + LIVE_GENERATIONS_MAX;
+const VERSION_WORDS: usize = 6 + LIVE_GENERATIONS_MAX;
 
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
@@ -101,8 +101,18 @@ pub(crate) struct Version {
     pub(crate) root: Root,
     /// The newest commit contained in the base.
     pub(crate) base_commit: u64,
+    /// The newest commit of which the base holds anything. It is newer than `base_commit` while a fold goes on step by step:
+    /// the base, without the generations, is then of no moment.
+    pub(crate) reaches: u64,
     /// Slots of the live generations, oldest first; the last one takes commits.
     pub(crate) generations: ArrayVec<u16, LIVE_GENERATIONS_MAX>,
+}
+
+impl Version {
+    /// Whether the base holds a part of what is in frozen generations.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.reaches > self.base_commit
+    }
 }
 
 /// Who somebody waits for, and how often in turn he looked and found that nothing changes.
@@ -609,8 +619,9 @@ impl Region {
         words[1] = version.root.page as u64 | (version.root.height as u64) << 32;
         words[2] = version.root.pairs;
         words[3] = version.base_commit;
-        words[4] = version.generations.len() as u64;
-        for (word, &slot) in words[5..].iter_mut().zip(&version.generations) {
+        words[4] = version.reaches;
+        words[5] = version.generations.len() as u64;
+        for (word, &slot) in words[6..].iter_mut().zip(&version.generations) {
             *word = slot as u64;
         }
         for (place, word) in control.versions[next as usize % 2].iter().zip(words) {
@@ -638,18 +649,19 @@ impl Region {
             if control.published.0.load(Ordering::Relaxed) != newest {
                 continue;
             }
-            let count = words[4] as usize;
+            let count = words[5] as usize;
             let root = Root {
                 page: words[1] as u32,
                 height: (words[1] >> 32) as u8,
                 pairs: words[2],
             };
-            let generations = words[5..5 + count].iter().map(|&slot| slot as u16).collect();
+            let generations = words[6..6 + count].iter().map(|&slot| slot as u16).collect();
             return (
                 Version {
                     number: words[0],
                     root,
                     base_commit: words[3],
+                    reaches: words[4],
                     generations,
                 },
                 commit,

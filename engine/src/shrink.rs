@@ -44,7 +44,7 @@ impl Core {
         // Readers may hold what is moved: the file is cut when they end. Until then nothing more is moved, since what they hold
         // is retired. Looking for what to move reads the whole base.
         let is_possible = figures.retired_pages == 0 && !self.pages.exceeds_memory();
-        if !is_worth_it || !is_possible {
+        if !is_worth_it || !is_possible || self.is_begun() {
             return Ok(false);
         }
         let is_wanted = || self.has_nothing_to_fold();

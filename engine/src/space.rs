@@ -40,7 +40,7 @@ pub(crate) use retired::Retired;
 use retired::StoredRetired;
 use state::{Locked, State};
 
-/// The file grows by a thirty-second part of itself, within these bounds.
+/// The file grows by a sixty-fourth part of itself, within these bounds.
 const GROWTH_PAGES_MIN: u64 = 64;
 const GROWTH_PAGES_MAX: u64 = 16_384;
 /// What the kernel maps with one entry of a page table.
@@ -298,6 +298,22 @@ impl Space {
         self.head().promises.add(costs);
     }
 
+    /// In how many steps changes to all of the base are folded.
+    pub(crate) fn fold_steps(&self) -> u64 {
+        let head = self.head();
+        head.promises.fold_steps(head.base.load(Ordering::Relaxed))
+    }
+
+    /// Whether they are folded in one, however large it is.
+    pub(crate) fn folds_in_one(&self) -> bool {
+        self.head().promises.fold_steps(DATA_PAGES_MAX) == 1
+    }
+
+    /// From now on folds are not done step by step: what they replace is kept for commit streams in any case.
+    pub(crate) fn fold_in_one(&self) {
+        self.head().promises.fold_in_one();
+    }
+
     /// The base has another height, and so many branches, if somebody could count them.
     pub(crate) fn tree_is(&self, height: u8, branches: Option<u64>) {
         self.head().promises.tree_is(height, branches);
@@ -320,7 +336,7 @@ impl Space {
 
     fn grow(&self, state: &mut State<'_>, short: u64, pages: &Pages) -> Result<()> {
         let now = state.bitmap.pages() as u64;
-        let step = (now / 32).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
+        let step = (now / 64).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
         let mut wanted = short.next_multiple_of(step);
         if now + wanted >= LARGE_FILE_PAGES {
             wanted = (now + wanted).next_multiple_of(LARGE_PIECE_PAGES) - now;

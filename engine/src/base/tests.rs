@@ -206,6 +206,8 @@ struct Subject {
     keep_deletes: bool,
     /// Into how many parts trees are divided, where they are large enough.
     parts: Option<usize>,
+    /// How many trees are put together at most before all parts are merged.
+    trees_between: usize,
 }
 
 impl Subject {
@@ -261,16 +263,39 @@ impl Subject {
         let sampled = changes.keys().step_by(every).chain(strangers);
         let mut samples: Vec<&[u8]> = sampled.map(Vec::as_slice).chain([&[][..]]).collect();
         samples.sort_unstable();
-        let division = divide(&self.memory, self.root, self.parts?, &samples).unwrap()?;
+        let mut division = divide(&self.memory, self.root, self.parts?, self.parts? * 2, &samples).unwrap()?;
         let before = self.memory.clone();
-        let part = |part: &Part| {
+        let merged_part = |part: &Part, sink: &mut Sink<'_>| {
             let (low, high) = part.range();
             let mut changes = changes.clone();
             changes.retain(|key, _| low <= key.as_slice() && high.is_none_or(|high| key.as_slice() < high));
             merge_part(&self.memory, part, &mut Changes::new(&changes), cuts, options, sink).unwrap()
         };
-        let parts = division.parts.iter().map(part).collect();
-        let root = assemble(&self.memory, &division, parts, options, sink).unwrap();
+        let mut merged = Vec::new();
+        for _ in 0..self.trees_between {
+            let end = division.end_of_step(merged.len(), self.trees_between + 1, 1);
+            merged.extend(
+                division.parts[merged.len()..end]
+                    .iter()
+                    .map(|part| merged_part(part, sink)),
+            );
+            let rest: Vec<_> = (end..division.parts.len())
+                .map(|part| division.as_it_is(part))
+                .collect();
+            let all: Vec<_> = merged.iter().chain(&rest).collect();
+            if let Some(root) = assemble(&self.memory, &division, &all, options, sink).unwrap() {
+                merged.iter_mut().for_each(MergedPart::is_published);
+                division.is_under(&self.memory, root).unwrap();
+                self.memory.version.set(self.memory.version.get() + 1);
+            }
+        }
+        merged.extend(
+            division.parts[merged.len()..]
+                .iter()
+                .map(|part| merged_part(part, sink)),
+        );
+        let all: Vec<_> = merged.iter().collect();
+        let root = assemble(&self.memory, &division, &all, options, sink).unwrap();
         if root.is_none() {
             self.memory.pages.swap(&before.pages);
             self.memory.extents.swap(&before.extents);
@@ -481,6 +506,7 @@ fn run_model(rng: &mut Rng, shape: u32, keep_deletes: bool, parts: Option<usize>
     let mut subject = Subject {
         keep_deletes,
         parts,
+        trees_between: rng.usize(..4),
         ..Subject::default()
     };
     let space = rng.choice([50, 1000, 20_000]).unwrap();

@@ -108,8 +108,9 @@ impl Index {
     /// Smaller records fill it before the log is full; [`Index::has_room`] tells.
     pub(crate) fn bytes_for(log_bytes: u64) -> usize {
         let log_bytes = usize::try_from(log_bytes).unwrap_or(usize::MAX).min(BYTES_MAX);
-        let reserve = log_bytes.saturating_sub(SMALL_LOG_BYTES) / 4;
-        let reserve = reserve.clamp(room::RESERVE_BYTES, log_bytes / 10 + room::LARGE_RESERVE_BYTES);
+        let beyond = log_bytes.saturating_sub(SMALL_LOG_BYTES);
+        let reserve = (beyond / 4).min(room::LARGE_RESERVE_BYTES).max(beyond / 10);
+        let reserve = reserve.max(room::RESERVE_BYTES);
         (log_bytes / 5 * 2 + reserve).min(BYTES_MAX) & !(LINE_BYTES - 1)
     }
 

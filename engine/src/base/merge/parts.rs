@@ -9,8 +9,6 @@ use super::{Fate, KeyRange, MergeOptions, Merger};
 use crate::error::Result;
 use crate::limits::{BRANCH_BYTES, BRANCH_PAGES};
 
-/// Nodes that there are at least for each part, if the tree has so many: so parts come out about equal.
-const NODES_PER_PART_MIN: usize = 2;
 /// Changes that a sample stands for are as much work as so many nodes of which most are only taken over.
 const NODES_PER_SAMPLE: usize = 16;
 
@@ -40,6 +38,80 @@ pub(crate) struct Division {
     above: Vec<(u32, u64)>,
 }
 
+impl Division {
+    /// Where a step ends that begins with a part: it has its share of the nodes, and work for so many threads. Keys behind all
+    /// that the tree holds, which replace nothing, are in the last one.
+    pub(crate) fn end_of_step(&self, first: usize, steps: usize, threads: usize) -> usize {
+        let nodes: usize = self.parts.iter().map(|part| part.nodes.len()).sum();
+        let least = nodes
+            .div_ceil(steps.max(1))
+            .max(if threads > 1 { 2 * threads } else { 1 });
+        let mut taken = 0;
+        let mut end = first;
+        while end < self.parts.len() && (taken < least || self.parts[end].nodes.is_empty()) {
+            taken += self.parts[end].nodes.len();
+            end += 1;
+        }
+        end
+    }
+
+    /// Where a part ends, or all that follow when the tree holds no keys of theirs.
+    pub(crate) fn end_of_part(&self, part: usize) -> usize {
+        let is_held = |part: &Part| !part.nodes.is_empty();
+        let rest = self.parts[part + 1..].iter();
+        part + 1 + rest.take_while(|part| !is_held(part)).count()
+    }
+
+    /// A part as it is.
+    pub(crate) fn as_it_is(&self, part: usize) -> MergedPart {
+        let part = &self.parts[part];
+        let nodes = part.nodes.iter().map(|(low, child)| {
+            let payload = Payload::Child {
+                child: *child,
+                reused: true,
+            };
+            (low.clone(), payload)
+        });
+        MergedPart {
+            level: part.level,
+            nodes: nodes.collect(),
+        }
+    }
+
+    /// The tree was put together anew from parts that hold the same keys: the branches above them are others.
+    pub(crate) fn is_under<S: PageSource>(&mut self, source: S, root: Root) -> Result<()> {
+        let mut above = Vec::new();
+        let mut level = root.height - 1;
+        let mut nodes = vec![root.page];
+        while level > self.level {
+            let mut children = Vec::new();
+            for number in nodes {
+                let page = source.page(number, BRANCH_BYTES)?;
+                let branch = Branch::open(&page, number, level)?;
+                above.push((number, page::birth(&page)));
+                if level > self.level + 1 {
+                    children.extend((0..branch.count()).map(|index| branch.child(index).page));
+                }
+            }
+            nodes = children;
+            level -= 1;
+        }
+        self.above = above;
+        Ok(())
+    }
+}
+
+impl MergedPart {
+    /// Its pages belong to a tree that was published.
+    pub(crate) fn is_published(&mut self) {
+        for (_, node) in &mut self.nodes {
+            if let Payload::Child { reused, .. } = node {
+                *reused = true;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 impl Division {
     pub(in crate::base) fn is_above_leaves(&self) -> bool {
@@ -63,17 +135,19 @@ pub(crate) fn divide<S: PageSource>(
     source: S,
     root: Root,
     parts: usize,
+    nodes_min: usize,
     samples: &[&[u8]],
 ) -> Result<Option<Division>> {
     check_height(root)?;
     if root.height < 2 {
         return Ok(None);
     }
-    let (nodes, mut division) = nodes_to_divide(source, root, parts)?;
+    let (nodes, mut division) = nodes_to_divide(source, root, nodes_min)?;
     let mut cursor = Cursor::new(source, root);
     cursor.last()?;
     let whole = nodes.len() + samples.len() * NODES_PER_SAMPLE;
     let share = whole.div_ceil(parts);
+    let nodes_most = nodes.len().div_ceil(parts.min(nodes_min).max(1));
     let mut held = samples.partition_point(|sample| *sample <= cursor.key());
     // Too little for a part: that would leave a branch of its own in the tree.
     if (samples.len() - held) * NODES_PER_SAMPLE < share {
@@ -82,7 +156,8 @@ pub(crate) fn divide<S: PageSource>(
     let (mut rest, appended) = samples.split_at(held);
     let mut weight = 0;
     let mut add = |low: Vec<u8>, node: Option<Child>, more: usize| {
-        if weight + more > share || division.parts.is_empty() {
+        let is_full = |part: &Part| weight + more > share || node.is_some() && part.nodes.len() >= nodes_most;
+        if division.parts.last().is_none_or(is_full) {
             if let Some(before) = division.parts.last_mut() {
                 before.high = Some(low.clone());
             }
@@ -114,7 +189,7 @@ pub(crate) fn divide<S: PageSource>(
 }
 
 /// The nodes of the highest level that has several for each part, with their lower bounds, and the branches above them.
-fn nodes_to_divide<S: PageSource>(source: S, root: Root, parts: usize) -> Result<(Vec<Node>, Division)> {
+fn nodes_to_divide<S: PageSource>(source: S, root: Root, nodes_min: usize) -> Result<(Vec<Node>, Division)> {
     let mut level = root.height - 1;
     let whole = Child {
         page: root.page,
@@ -123,7 +198,7 @@ fn nodes_to_divide<S: PageSource>(source: S, root: Root, parts: usize) -> Result
     };
     let mut nodes = vec![(Vec::new(), whole)];
     let mut above = Vec::new();
-    while level > 0 && nodes.len() < parts * NODES_PER_PART_MIN {
+    while level > 0 && nodes.len() < nodes_min {
         let mut children = Vec::new();
         for (low, node) in nodes {
             let page = source.page(node.page, BRANCH_BYTES)?;
@@ -188,7 +263,7 @@ pub(crate) fn merge_part<S: PageSource, C: ChangeStream, P: PageSink>(
 pub(crate) fn assemble<S: PageSource, P: PageSink>(
     source: S,
     division: &Division,
-    parts: Vec<MergedPart>,
+    parts: &[&MergedPart],
     options: MergeOptions,
     sink: &mut P,
 ) -> Result<Option<Root>> {
@@ -203,8 +278,8 @@ pub(crate) fn assemble<S: PageSource, P: PageSink>(
             let windows = &mut merger.output.windows[part.level as usize + 1..];
             windows.iter_mut().for_each(|window| window.appending = true);
         }
-        for (low, node) in part.nodes {
-            merger.output.push(part.level + 1, &low, &[], node)?;
+        for (low, node) in &part.nodes {
+            merger.output.push(part.level + 1, low, &[], *node)?;
         }
     }
     for &(number, birth) in &division.above {

@@ -56,7 +56,7 @@ fn appending_in_parts_above_the_leaves_is_sound() {
         subject.parts = Some(2);
         let samples = [key(3_000), key(3_300)];
         let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
-        let division = divide(&subject.memory, subject.root, 2, &samples).unwrap();
+        let division = divide(&subject.memory, subject.root, 2, 4, &samples).unwrap();
         assert!(division.expect("several parts").is_above_leaves());
         for round in 0..3 {
             let numbers = 3_000 + round * 600..3_600 + round * 600;

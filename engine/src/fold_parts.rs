@@ -305,6 +305,7 @@ impl Core {
         MergeOptions {
             keep_deletes: false,
             hash_seed: self.hash_seed,
+            repack: false,
         }
     }
 }
@@ -333,14 +334,17 @@ impl<'c> InParts<'c, '_> {
             let done = self.step(first..end, &mut threads, &mut state.pauses, report);
             let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
             match done {
-                // What was replaced before comes free now. Without that, each part alone.
+                // What was replaced before comes free now. Where nothing was, each part alone from here on.
                 Err(error) if is_full(&error) && !is_short => {
-                    is_short = pending.is_none() && self.sink.pages() == 0;
+                    let mut frees = pending.is_some();
                     self.core.await_durable(state, pending)?;
                     if self.sink.pages() > 0 {
                         *pending = self.publish(scope, state)?;
                         self.core.await_durable(state, pending)?;
+                        // Unless there was too little for a tree.
+                        frees |= self.sink.pages() == 0;
                     }
+                    is_short = !frees;
                     continue;
                 }
                 done => done?,

@@ -1,6 +1,7 @@
 //! Where a merge writes its pages: free places of the data file, in runs. It remembers what it took, so that a merge that
 //! fails leaves nothing behind, and what the new tree no longer holds, so that it can be retired once that is published.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::base::{self, Extent, PageSink};
@@ -13,6 +14,9 @@ use crate::space::{Claim, Retired, Want};
 const LEAF_RUN_PAGES: (u32, u32) = (8, 64);
 /// Branches, which are few, in runs of about this many pages.
 const BRANCH_RUN_PAGES: (u32, u32) = (BRANCH_PAGES, 16);
+/// The device is asked to begin with pages when so many were written. Where free places are short, one request for many of
+/// them costs the kernel a fraction of one for each: it goes through all of a large piece of its cache every time.
+const WRITEBACK_PAGES: u32 = 64;
 
 /// Writes pages to free places of the data file, in runs: leaves in long ones, branches in blocks of their own, so that
 /// a block that comes free again can take another branch.
@@ -23,6 +27,7 @@ pub(crate) struct FileSink<'a> {
     claim: Claim,
     leaves: Run,
     branches: Run,
+    unstarted: Unstarted,
     /// Everything taken, to give back when the merge fails.
     taken: Vec<(Want, u32, u32)>,
     /// What the new tree does not hold; its death is the version that will be published.
@@ -43,6 +48,14 @@ struct Run {
     wanted: u32,
 }
 
+/// What was written since the device was last asked to begin with it.
+#[derive(Default)]
+struct Unstarted {
+    /// All of it lies in these bytes.
+    bytes: Range<u64>,
+    pages: u32,
+}
+
 impl<'a> FileSink<'a> {
     pub(crate) fn new(core: &'a Core, birth: u64, claim: Claim) -> FileSink<'a> {
         FileSink {
@@ -51,6 +64,7 @@ impl<'a> FileSink<'a> {
             claim,
             leaves: Run::default(),
             branches: Run::default(),
+            unstarted: Unstarted::default(),
             taken: Vec::new(),
             retired: Vec::new(),
             adopted: Vec::new(),
@@ -121,12 +135,27 @@ impl<'a> FileSink<'a> {
             .data
             .write_at(&run.buffer, first)
             .map_err(|error| Error::io("writing pages", error))?;
-        self.core.data.start_writeback(first, run.buffer.len() as u64);
+        self.start_writeback(first..first + run.buffer.len() as u64);
         self.core.pages.written(run.next - count, count);
         let written = &self.core.counters.page_bytes;
         written.fetch_add(run.buffer.len() as u64, Ordering::Relaxed);
         self.core.beat();
         Ok(run.buffer)
+    }
+
+    /// Asks the device to begin with what was written, when it is enough.
+    fn start_writeback(&mut self, written: Range<u64>) {
+        let Unstarted { bytes, pages } = &mut self.unstarted;
+        let count = ((written.end - written.start) / PAGE_BYTES as u64) as u32;
+        *bytes = match *pages {
+            0 => written,
+            _ => bytes.start.min(written.start)..bytes.end.max(written.end),
+        };
+        *pages += count;
+        if *pages >= WRITEBACK_PAGES {
+            self.core.data.start_writeback(bytes.start, bytes.end - bytes.start);
+            *pages = 0;
+        }
     }
 
     /// Writes what is buffered.

@@ -57,9 +57,12 @@ pub(crate) fn fold_loop(core: &Core) {
                 if quiet >= LONG_QUIET_TICKS {
                     let now = core.platform.clock.monotonic();
                     let is_due = shrunk.is_none_or(|last| now.saturating_sub(last) >= SHRINKING_INTERVAL);
-                    // What moving pages cannot do, rewriting all of them can.
-                    if is_due && (core.shrink(&mut state)? | core.compact_if_sparse(&mut state)?) {
-                        shrunk = Some(now);
+                    if is_due {
+                        let mut is_done = core.repack_if_sparse(&mut state)?;
+                        is_done |= core.shrink(&mut state)?;
+                        // What moving pages cannot do, rewriting all of them can.
+                        is_done |= core.compact_if_sparse(&mut state)?;
+                        shrunk = is_done.then_some(now).or(shrunk);
                     }
                     core.give_space_back(&mut state, Slack::Least)?;
                 }

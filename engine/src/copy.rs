@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use crate::base::{self, ChangeStream, Cursor, MergeOptions, Root, Stored};
+use crate::base::{self, ChangeStream, Root, Stored};
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Kind, Reason, Result};
 use crate::fold::NewTree;
@@ -94,61 +94,23 @@ fn to_the_end(progress: &mut dyn FnMut(Progress)) -> impl FnMut(Progress) -> boo
     }
 }
 
-/// A quiet store is rewritten by itself when more than half of its file is free, or its leaves could be fewer: between these
-/// sizes, where the space is worth the writing and the writing does not take long. What is kept for deletions on a full disk, and
-/// some pages for the next fold, come to some 340 KiB that are free in any case.
+/// A quiet store is rewritten by itself when more than half of its file is free: between these sizes, where the space is worth the
+/// writing and the writing does not take long. What is kept for deletions on a full disk, and some pages for the next fold, come
+/// to some 340 KiB that are free in any case.
 const SPARSE_BYTES_MIN: u64 = 384 << 10;
 const REWRITTEN_BYTES_MAX: u64 = 2 << 30;
-/// Leaves are sparse when rewriting would save one page in so many, of leaves and all else: values in pages of their own are
-/// written anew too.
-const SAVED_PARTS: u64 = 8;
-/// Rewriting writes a store twice, and is to at most double what folds write: they have written so many times the store since
-/// the last time.
-const WRITTEN_TIMES: u64 = 2;
-/// After so many leaves is looked whether there is something to fold.
-const LEAVES_BETWEEN_LOOKS: u64 = 1024;
 
 impl Core {
-    /// Writes the base anew, densely and to the front of its file, when most of that is free or its leaves are sparse, so that the
-    /// rest can go; for as long as there is nothing to fold, for which commits would wait. Returns whether it did.
+    /// Writes the base anew, densely and to the front of its file, when most of that is free, so that the rest can go; for as long
+    /// as there is nothing to fold, for which commits would wait. Returns whether it did.
     pub(crate) fn compact_if_sparse(&self, state: &mut MaintenanceState) -> Result<bool> {
         let figures = self.space.figures()?;
         let used = self.space.used_bytes();
-        if figures.retired_pages > 0 || used >= REWRITTEN_BYTES_MAX {
-            return Ok(false);
-        }
         let is_sparse = figures.free_pages * PAGE_BYTES as u64 > used.max(SPARSE_BYTES_MIN);
-        if !is_sparse && !unless_it_is_not_to_be(self.has_sparse_leaves(used))? {
+        if !is_sparse || figures.retired_pages > 0 || used >= REWRITTEN_BYTES_MAX {
             return Ok(false);
         }
         unless_it_is_not_to_be(self.rewrite(state, &mut |_| self.has_nothing_to_fold()))
-    }
-
-    /// Whether the pairs of the base would lie in a good part fewer leaves, and folds have written so much that they may be
-    /// written once more for that. Looks at every leaf.
-    fn has_sparse_leaves(&self, used: u64) -> Result<bool> {
-        let written = self.counters.page_bytes.load(Ordering::Relaxed);
-        if used <= SPARSE_BYTES_MIN || written < WRITTEN_TIMES * used || self.pages.exceeds_memory() {
-            return Ok(false);
-        }
-        let (mut leaves, mut pairs, mut bytes) = (0u64, 0u64, 0u64);
-        with_source!(self, source => {
-            let mut cursor = Cursor::new(source, self.region.version().root);
-            cursor.seek(&[])?;
-            while cursor.is_valid() {
-                let (count, free) = cursor.leaf_fill()?;
-                leaves += 1;
-                pairs += count as u64;
-                bytes += (PAGE_BYTES - free) as u64;
-                if leaves.is_multiple_of(LEAVES_BETWEEN_LOOKS) && !self.has_nothing_to_fold() {
-                    return Ok(false);
-                }
-                cursor.skip_leaf()?;
-            }
-        });
-        // As many to a leaf as fit on average.
-        let dense = pairs.div_ceil((PAGE_BYTES as u64 * pairs / bytes.max(1)).max(1));
-        Ok(leaves.saturating_sub(dense) * PAGE_BYTES as u64 > used / SAVED_PARTS)
     }
 
     fn data_bytes(&self) -> Result<u64> {
@@ -197,10 +159,6 @@ impl Core {
             low: Vec::new(),
             high: vec![0xFF; 4],
         };
-        let options = MergeOptions {
-            keep_deletes: false,
-            hash_seed: self.hash_seed,
-        };
         let mut pairs = Pairs {
             scan: Scan::new(source, view, &[], everything),
             source,
@@ -220,7 +178,7 @@ impl Core {
                     Root::default(),
                     &mut pairs,
                     &[],
-                    options,
+                    self.fold_options(),
                     &mut sink,
                 )
             })
@@ -356,131 +314,6 @@ mod tests {
             .durability(Durability::Written)
             .overwrite_freed(true);
         options.open_on(disk.platform()).expect("a store")
-    }
-
-    #[test]
-    fn leaves_that_random_puts_left_sparse_are_filled_once_folds_have_written_enough() {
-        let disk = SimDisk::new(2);
-        let (store, mut rng) = (open(&disk), fastrand::Rng::with_seed(2));
-        let map = store.map("map").expect("a map");
-        let total = std::cell::Cell::new(0);
-        let mut put = |count: u64| {
-            total.set(total.get() + count);
-            for _ in 0..count {
-                map.put(&rng.u64(..).to_be_bytes(), &[7; 1000]).expect("a put");
-            }
-            store.maintain().expect("a fold");
-        };
-        let core = store.core();
-        let compact = || {
-            let mut state = core.hold_maintenance().expect("nobody else");
-            core.compact_if_sparse(&mut state).expect("room")
-        };
-        let pairs_a_page = || {
-            let used = core.space.used_bytes() / PAGE_BYTES as u64;
-            core.region.version().root.pairs as f64 / used as f64
-        };
-        (0..20).for_each(|_| put(400));
-        let before = pairs_a_page();
-        assert!(before < 2.6, "{before}");
-        {
-            let mut state = core.hold_maintenance().expect("nobody else");
-            assert!(!core.rewrite(&mut state, &mut |_| false).expect("room"));
-        }
-        assert!(!compact(), "what was begun in vain was written");
-        // Some leaves become two with each fold; many of them cost as much as rewriting all.
-        for times in 0..2 {
-            let mut folds = 0;
-            while !compact() {
-                put(400);
-                folds += 1;
-                assert!(folds < 200, "{times}: {}", pairs_a_page());
-            }
-            assert!(folds > 5, "{times}: {folds}");
-            assert!(pairs_a_page() > 2.85, "{times}: {}", pairs_a_page());
-        }
-        assert!(!compact(), "it is dense");
-        assert_eq!(map.count().expect("a sound store"), total.get());
-        let report = store.check(&mut |_| ()).expect("a check");
-        assert_eq!(report.problems, [""; 0]);
-    }
-
-    /// Fills a store in so many rounds, so that its leaves are sparse and folds have written enough to fill them.
-    fn fill_sparsely(store: &Store) -> u64 {
-        const ROUNDS: u64 = 20;
-        let (map, mut rng) = (store.map("map").expect("a map"), fastrand::Rng::with_seed(5));
-        for _ in 0..ROUNDS {
-            (0..100).for_each(|_| map.put(&rng.u64(..).to_be_bytes(), &[7; 1000]).expect("a put"));
-            store.maintain().expect("a fold");
-        }
-        ROUNDS * 100
-    }
-
-    fn fill_leaves(store: &Store) -> Result<bool> {
-        let core = store.core();
-        let mut state = core.hold_maintenance()?;
-        core.compact_if_sparse(&mut state)
-    }
-
-    fn assert_is_whole(store: &Store, pairs: u64) {
-        let report = store.check(&mut |_| ()).expect("a check");
-        assert_eq!(report.problems, [""; 0]);
-        let map = store.map("map").expect("a map");
-        assert_eq!(map.count().expect("a sound store"), pairs);
-    }
-
-    #[test]
-    fn long_values_are_not_written_anew_for_the_sake_of_few_leaves() {
-        let store = open(&SimDisk::new(4));
-        let map = store.map("long").expect("a map");
-        for number in 0..8u64 {
-            map.put(&number.to_be_bytes(), &vec![7; 1 << 20]).expect("a put");
-        }
-        let pairs = fill_sparsely(&store);
-        let core = store.core();
-        // As after long: folds have written as much as rewriting would.
-        let enough = core.space.used_bytes() * WRITTEN_TIMES;
-        core.counters.page_bytes.store(enough, Ordering::Relaxed);
-        assert!(!fill_leaves(&store).expect("room"));
-        for number in 0..8u64 {
-            map.delete(&number.to_be_bytes()).expect("a deletion");
-        }
-        store.maintain().expect("a fold");
-        assert!(fill_leaves(&store).expect("room"));
-        assert_is_whole(&store, pairs);
-    }
-
-    #[test]
-    fn power_cut_or_full_disk_while_leaves_are_filled_leaves_what_was_there() {
-        let disk = SimDisk::new(6);
-        let store = open(&disk);
-        let pairs = fill_sparsely(&store);
-        store.sync().expect("synced");
-        let sparse = store.core().counters.page_bytes.load(Ordering::Relaxed);
-        let full = disk.kill();
-        drop(store);
-        let as_sparse = |disk: &SimDisk| {
-            let store = open(disk);
-            store.core().counters.page_bytes.store(sparse, Ordering::Relaxed);
-            store
-        };
-        let store = as_sparse(&full);
-        full.set_capacity(Some(full.allocated_bytes()));
-        assert!(!fill_leaves(&store).expect("no room is nobody's mistake"));
-        full.set_capacity(None);
-        assert_is_whole(&store, pairs);
-        drop(store);
-        let (mut calls, mut is_done) = (0, false);
-        while !is_done {
-            let before = full.kill();
-            let store = as_sparse(&before);
-            before.stop_after(calls);
-            is_done = fill_leaves(&store).is_ok_and(|is_filled| is_filled);
-            drop(store);
-            assert_is_whole(&open(&before.power_cut(calls)), pairs);
-            calls += 3;
-        }
-        assert!(calls > 30, "{calls}");
     }
 
     #[test]

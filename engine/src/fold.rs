@@ -600,7 +600,7 @@ impl Core {
         let mut sink = FileSink::new(self, birth, Claim::Loose);
         let merged = with_source!(self, source => {
             let mut changes = NewestChanges::of_layers(source, layers)?;
-            let options = MergeOptions { keep_deletes: true, hash_seed: self.hash_seed };
+            let options = MergeOptions { keep_deletes: true, ..self.fold_options() };
             base::merge(source, Root::default(), &mut changes, &[], options, &mut sink)
         });
         match merged.and_then(|root| sink.finish().map(|()| root)) {

@@ -64,8 +64,10 @@ mod syncing;
 mod unsynced;
 
 mod burial;
+mod repack;
 mod scout;
 mod shrink;
+mod touches;
 
 mod batch;
 mod changes;

@@ -10,24 +10,21 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::base::{self, ChangeStream, Cursor, PageSource, Root, Stored};
+use crate::base;
 use crate::core::{Core, MaintenanceState, with_source};
 use crate::error::{Kind, Result};
 use crate::fold::NewTree;
-use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
+use crate::limits::PAGE_BYTES;
 use crate::page_sink::FileSink;
 use crate::space::{Claim, Slack};
+use crate::touches::{Touched, Touches};
 
 /// The file is to be longer than what is used by one part in so many: then the next commits find room.
-const ROOM_PARTS: u64 = 8;
+const ROOM_PARTS: u64 = 16;
 /// It is worth the writing when more than one page in so many can be given back.
-const WORTH_PARTS: u64 = 5;
+const WORTH_PARTS: u64 = 10;
 /// And so many bytes.
 const WORTH_BYTES_MIN: u64 = 1 << 20;
-/// After so many leaves is looked whether there is something to fold: then that is more urgent, and what was moved so far is
-/// moved.
-const LEAVES_BETWEEN_LOOKS: u32 = 64;
-
 impl Core {
     /// Whether work on the file that nobody asked for is in nobody's way.
     pub(crate) fn has_nothing_to_fold(&self) -> bool {
@@ -51,7 +48,8 @@ impl Core {
         let version = self.region.version();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Front);
         let moved = with_source!(self, source => {
-            Touches::new(source, version.root, wanted as u32, &is_wanted).and_then(|mut touches| {
+            let behind = Touched { from: &[], behind: wanted as u32, leaves_max: u64::MAX };
+            Touches::new(source, version.root, &behind, &is_wanted).and_then(|mut touches| {
                 let options = self.fold_options();
                 let root = base::merge(source, version.root, &mut touches, &[], options, &mut sink)?;
                 sink.finish()?;
@@ -74,7 +72,8 @@ impl Core {
         self.counters.folds.fetch_add(1, Ordering::Relaxed);
         self.make_durable(state)?;
         self.reclaim(state)?;
-        self.give_space_back(state, Slack::Least)?;
+        // What was moved has no other use than that the file is cut.
+        self.give_space_back(state, Slack::Nothing)?;
         Ok(true)
     }
 }
@@ -88,77 +87,6 @@ pub(crate) fn unless_it_is_not_to_be(done: Result<bool>) -> Result<bool> {
     }
 }
 
-/// One pair of each leaf that lies behind a page, or under a branch that does, as it is.
-struct Touches<'w, S: PageSource> {
-    cursor: Cursor<S>,
-    from: u32,
-    /// Whether to go on.
-    is_wanted: &'w dyn Fn() -> bool,
-    leaves: u32,
-    has_ended: bool,
-    /// The branches above the leaf at hand, and those above the last leaf that was touched.
-    branches: Vec<u32>,
-    touched: Vec<u32>,
-}
-
-impl<'w, S: PageSource> Touches<'w, S> {
-    fn new(source: S, root: Root, from: u32, is_wanted: &'w dyn Fn() -> bool) -> Result<Touches<'w, S>> {
-        let mut touches = Touches {
-            cursor: Cursor::new(source, root),
-            from,
-            is_wanted,
-            leaves: 0,
-            has_ended: false,
-            branches: Vec::new(),
-            touched: Vec::new(),
-        };
-        touches.cursor.seek(&[])?;
-        touches.find()?;
-        Ok(touches)
-    }
-
-    /// Goes on to the next leaf that must be touched, from the one at hand on.
-    fn find(&mut self) -> Result<()> {
-        while self.cursor.is_valid() {
-            self.leaves += 1;
-            if self.leaves.is_multiple_of(LEAVES_BETWEEN_LOOKS) && !(self.is_wanted)() {
-                self.has_ended = true;
-                return Ok(());
-            }
-            self.branches.clear();
-            self.branches.extend(self.cursor.branches());
-            let from = self.from;
-            let is_behind = |page: u32, pages: u32| page + pages > from;
-            let must_move = self
-                .branches
-                .iter()
-                .any(|&branch| is_behind(branch, BRANCH_PAGES) && !self.touched.contains(&branch));
-            if must_move || is_behind(self.cursor.leaf(), 1) {
-                std::mem::swap(&mut self.branches, &mut self.touched);
-                return Ok(());
-            }
-            self.cursor.skip_leaf()?;
-        }
-        Ok(())
-    }
-}
-
-impl<S: PageSource> ChangeStream for Touches<'_, S> {
-    fn key(&self) -> Option<&[u8]> {
-        (self.cursor.is_valid() && !self.has_ended).then(|| self.cursor.key())
-    }
-
-    fn change(&self) -> Stored<'_> {
-        let (page, location) = self.cursor.value();
-        location.stored(page)
-    }
-
-    fn advance(&mut self) -> Result<()> {
-        self.cursor.skip_leaf()?;
-        self.find()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -166,6 +94,8 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
+    use crate::base::ChangeStream;
+    use crate::touches::LEAVES_BETWEEN_LOOKS;
     use crate::{Durability, Maintenance, Options, Store};
 
     fn open(disk: &SimDisk) -> Store {
@@ -236,7 +166,12 @@ mod tests {
         let core = store.core();
         let (version, looks) = (core.region.version(), std::cell::Cell::new(0));
         let is_wanted = || looks.replace(looks.get() + 1) < 2;
-        let mut touches = Touches::new(core.pages.mapped(), version.root, 0, &is_wanted).expect("a sound tree");
+        let all = Touched {
+            from: &[],
+            behind: 0,
+            leaves_max: u64::MAX,
+        };
+        let mut touches = Touches::new(core.pages.mapped(), version.root, &all, &is_wanted).expect("a sound tree");
         let mut touched = 0;
         while touches.key().is_some() {
             touched += 1;

@@ -65,6 +65,7 @@ fn exercise(rng: &mut Rng, source: Anything<'_>, root: Root) {
         let options = MergeOptions {
             keep_deletes: false,
             hash_seed: HASH_SEED,
+            repack: false,
         };
         let _ = merge(source, root, &mut Changes::new(&changes), &cuts, options, &mut Nowhere);
     }

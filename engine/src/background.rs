@@ -8,6 +8,7 @@ use duramen_io::wait;
 
 use crate::core::{Core, MaintenanceGuard};
 use crate::error::{Error, Kind, Reason, Result, unless_full};
+use crate::limits::PAGE_BYTES;
 use crate::space::Slack;
 use crate::store::TICK;
 
@@ -22,6 +23,8 @@ const SOON_SHARE_OF_BASE: u64 = 16;
 const LONG_QUIET_TICKS: u32 = 40;
 /// A store that is written to now and then gets its room back, and needs it again: not more often than this.
 const SHRINKING_INTERVAL: Duration = Duration::from_secs(60);
+/// Or at any time, when no more than one page in so many is used.
+const NEARLY_EMPTY_PARTS: u64 = 16;
 /// Pause after a full disk.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -56,7 +59,8 @@ pub(crate) fn fold_loop(core: &Core) {
                 core.give_space_back(&mut state, Slack::Usual)?;
                 if quiet >= LONG_QUIET_TICKS {
                     let now = core.platform.clock.monotonic();
-                    let is_due = shrunk.is_none_or(|last| now.saturating_sub(last) >= SHRINKING_INTERVAL);
+                    let is_due = shrunk.is_none_or(|last| now.saturating_sub(last) >= SHRINKING_INTERVAL)
+                        || is_nearly_empty(core)?;
                     if is_due {
                         let mut is_done = core.repack_if_sparse(&mut state)?;
                         is_done |= core.shrink(&mut state)?;
@@ -97,6 +101,12 @@ fn hold_to_fold(core: &Core) -> Result<Option<MaintenanceGuard<'_>>> {
 /// held what can be given back now.
 fn is_time_to_tidy(quiet_ticks: u32) -> bool {
     quiet_ticks.is_multiple_of(QUIET_TICKS) && (quiet_ticks / QUIET_TICKS).is_power_of_two()
+}
+
+/// Whether so little of the data file is used that writing it anew costs next to nothing.
+fn is_nearly_empty(core: &Core) -> Result<bool> {
+    let file_bytes = core.space.figures()?.file_pages * PAGE_BYTES as u64;
+    Ok(core.space.used_bytes() < file_bytes / NEARLY_EMPTY_PARTS)
 }
 
 fn has_much_to_fold(core: &Core) -> bool {

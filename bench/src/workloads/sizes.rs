@@ -18,7 +18,7 @@ use crate::scratch::allocated_bytes;
 /// Between two looks at the files.
 const LOOK: Duration = Duration::from_millis(50);
 /// A store has settled when its files have not changed for so long, and is waited for so long, at scale 1.
-const QUIET_SECONDS: f64 = 5.0;
+const QUIET_SECONDS: f64 = 10.0;
 const SETTLING_SECONDS_MAX: f64 = 60.0;
 /// The least of any scale.
 const QUIET_SECONDS_MIN: f64 = 0.2;

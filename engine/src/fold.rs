@@ -572,8 +572,7 @@ impl Core {
     fn reclaim_too_early(&self, _state: &mut MaintenanceState) -> Result<()> {
         if is_planted(PlantedBug::ReclaimIgnoresDurableBase) {
             let pins = self.region.pins();
-            self.space
-                .reclaim(&pins, u64::MAX, self.settings.overwrite_freed, &self.pages)?;
+            self.space.reclaim(&pins, u64::MAX, &self.pages)?;
         }
         Ok(())
     }
@@ -585,12 +584,7 @@ impl Core {
         if is_planted(PlantedBug::ReclaimIgnoresSnapshots) {
             pins = Pins::default();
         }
-        self.space.reclaim(
-            &pins,
-            self.durable_version(),
-            self.settings.overwrite_freed,
-            &self.pages,
-        )?;
+        self.space.reclaim(&pins, self.durable_version(), &self.pages)?;
         self.recycle(state)
     }
 

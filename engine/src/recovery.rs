@@ -138,7 +138,13 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     });
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
     let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
-    let space = Space::new(data.clone(), region.clone(), bitmap, meta.bitmap)?;
+    let space = Space::new(
+        data.clone(),
+        region.clone(),
+        settings.overwrite_freed,
+        bitmap,
+        meta.bitmap,
+    )?;
     if !settings.read_only {
         // It takes memory in proportion to the file, which readers have no use for.
         space.be_ready_to_retire()?;
@@ -240,7 +246,7 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
     }
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
     let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
-    let space = Space::attach(data.clone(), region.clone());
+    let space = Space::attach(data.clone(), region.clone(), settings.overwrite_freed);
     let segments = Segments::new(&platform, false, settings.reads);
     let core = Core::new(
         platform,

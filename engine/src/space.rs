@@ -53,6 +53,8 @@ const LARGE_FILE_PAGES: u64 = 4 * LARGE_PIECE_PAGES;
 pub(crate) struct Space {
     file: Arc<dyn File>,
     region: Arc<Region>,
+    /// Fill pages that come free with 0xDD, so that tests notice whoever still reads them.
+    overwrites: bool,
     /// Pages that are to be given back, while somebody who was stopped has the lock.
     owed: Mutex<Vec<(u32, u32)>>,
 }
@@ -157,9 +159,14 @@ pub(crate) struct SpaceFigures {
 impl Space {
     /// A space whose used pages are those of `bitmap`, which is stored as `saved`. Only for reading, until
     /// [`Space::be_ready_to_retire`].
-    pub(crate) fn new(file: Arc<dyn File>, region: Arc<Region>, bitmap: Bitmap, saved: SavedBitmap) -> Result<Space> {
-        let owed = Mutex::default();
-        let space = Space { file, region, owed };
+    pub(crate) fn new(
+        file: Arc<dyn File>,
+        region: Arc<Region>,
+        overwrites: bool,
+        bitmap: Bitmap,
+        saved: SavedBitmap,
+    ) -> Result<Space> {
+        let space = Space::attach(file, region, overwrites);
         space.head().promises.begin();
         space.head().preloaded.store(bitmap.pages() as u64, Ordering::Relaxed);
         let mut state = space.lock()?;
@@ -174,9 +181,13 @@ impl Space {
     }
 
     /// The space of a store that other processes have open.
-    pub(crate) fn attach(file: Arc<dyn File>, region: Arc<Region>) -> Space {
-        let owed = Mutex::default();
-        Space { file, region, owed }
+    pub(crate) fn attach(file: Arc<dyn File>, region: Arc<Region>, overwrites: bool) -> Space {
+        Space {
+            file,
+            region,
+            overwrites,
+            owed: Mutex::default(),
+        }
     }
 
     /// Makes room for all that writing may make of the file.
@@ -485,6 +496,8 @@ impl Space {
         owed.push((page, count));
         let Ok(mut state) = self.lock() else { return };
         for (page, count) in owed.drain(..) {
+            // Only a test notices that it was not done.
+            let _ = self.overwrite(page, count);
             state.bitmap.set(page, count, false);
             state.loose.set(page, count, false);
         }
@@ -603,9 +616,16 @@ impl Space {
         Ok(self.lock()?.retired_pages > 0)
     }
 
-    /// Frees retired pages that neither a snapshot nor the durable base needs. With `overwrite` freed pages are filled
-    /// with 0xDD, so that tests notice whoever still reads them.
-    pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, overwrite: bool, pages: &Pages) -> Result<u64> {
+    fn overwrite(&self, page: u32, count: u32) -> std::io::Result<()> {
+        if !self.overwrites {
+            return Ok(());
+        }
+        let rubbish = vec![0xDD; count as usize * PAGE_BYTES];
+        self.file.write_at(&rubbish, page as u64 * PAGE_BYTES as u64)
+    }
+
+    /// Frees retired pages that neither a snapshot nor the durable base needs.
+    pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, pages: &Pages) -> Result<u64> {
         let mut state = self.lock()?;
         assert_eq!(state.staged, 0, "nothing is freed while a tree is published");
         // As long as no base of `death` or later is durable, recovery may go back to one that refers to these pages, or
@@ -641,12 +661,8 @@ impl Space {
             kill_point();
             state.retired.resize(last, StoredRetired::default());
             state.end_long_step();
-            if overwrite {
-                let rubbish = vec![0xDD; item.pages as usize * PAGE_BYTES];
-                let offset = item.page as u64 * PAGE_BYTES as u64;
-                // An error must not leave the rest as it is.
-                overwritten = overwritten.and(self.file.write_at(&rubbish, offset));
-            }
+            // An error must not leave the rest as it is.
+            overwritten = overwritten.and(self.overwrite(item.page, item.pages));
         }
         self.mirror(&state);
         overwritten

@@ -3,9 +3,13 @@
 use duramen::Snapshot;
 
 use super::content::{
-    ACCOUNTS, BALANCE, KEPT, LISTS, LONG_EVERY, LONG_VALUES, Maps, ledger_key, ledger_value, long_value, number_of,
+    ACCOUNTS, BALANCE, KEPT, LISTS, LONG_EVERY, LONG_VALUES, Maps, RECORDS, Records, last_writer, ledger_key,
+    ledger_value, long_value, number_of,
 };
 use super::lists::{List, Lists, check, check_growth};
+
+/// Groups of records that are looked at each time.
+const GROUPS_LOOKED_AT: u64 = 20;
 
 /// What a snapshot showed, for comparison with the next one.
 #[derive(Default)]
@@ -19,7 +23,7 @@ fn told<T>(what: &str, result: duramen::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
-/// Looks at everything, and at what became of what was `seen` before.
+/// Looks at everything but records, of which it takes some, and at what became of what was `seen` before.
 pub fn look(snapshot: &Snapshot, maps: &Maps, slots: u32, seen: &Seen) -> Result<Seen, String> {
     check_accounts(snapshot, maps)?;
     let newest: Vec<u64> = (0..slots)
@@ -34,6 +38,16 @@ pub fn look(snapshot: &Snapshot, maps: &Maps, slots: u32, seen: &Seen) -> Result
     }
     for (slot, newest) in (0..slots).zip(&newest) {
         check_long(snapshot, maps, slot, *newest)?;
+        for records in &RECORDS {
+            // Those that were written last, and as many from anywhere.
+            let last = records.group_of(newest - newest % records.every()).unwrap_or(0);
+            for back in 0..GROUPS_LOOKED_AT.min(records.groups) {
+                let any = (newest.wrapping_mul(0x9E37_79B9) + back * 7) % records.groups;
+                check_group(snapshot, maps, slot, *newest, (records, any))?;
+                let recent = (last + records.groups - back) % records.groups;
+                check_group(snapshot, maps, slot, *newest, (records, recent))?;
+            }
+        }
     }
     let lists = lists(snapshot, maps)?;
     check(&lists)?;
@@ -87,19 +101,43 @@ pub fn newest_of(snapshot: &Snapshot, maps: &Maps, slot: u32) -> Result<u64, Str
 /// Each long value is that of the newest transaction that wrote it.
 fn check_long(snapshot: &Snapshot, maps: &Maps, slot: u32, newest: u64) -> Result<(), String> {
     for which in 0..LONG_VALUES {
-        let round = LONG_EVERY * LONG_VALUES;
-        // The greatest number up to the newest that is written under this key.
-        let number = newest
-            .checked_sub(which * LONG_EVERY)
-            .map(|above| which * LONG_EVERY + above / round * round);
-        let expected = number
-            .filter(|number| *number > 0)
-            .and_then(|number| long_value(slot, number));
+        let number = last_writer(newest, which, LONG_EVERY, LONG_VALUES);
+        let expected = number.and_then(|number| long_value(slot, number));
         let found = told("long", snapshot.get(&maps.long, &ledger_key(slot, which)))?;
         if found.as_deref() != expected.as_deref() {
             let length = found.map(|found| found.len());
             return Err(format!(
                 "long value {which} of writer {slot}, who has committed {newest}, is not that of transaction {number:?}: {length:?} bytes"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Each record of each writer.
+pub fn check_records(snapshot: &Snapshot, maps: &Maps, slot: u32, newest: u64) -> Result<(), String> {
+    RECORDS
+        .iter()
+        .flat_map(|records| (0..records.groups).map(move |group| (records, group)))
+        .try_for_each(|group| check_group(snapshot, maps, slot, newest, group))
+}
+
+/// The records of a group are those of the newest transaction that wrote it.
+fn check_group(
+    snapshot: &Snapshot,
+    maps: &Maps,
+    slot: u32,
+    newest: u64,
+    (records, group): (&Records, u64),
+) -> Result<(), String> {
+    let number = records.last_writer(newest, group);
+    for key in records.keys(slot, group) {
+        let expected = number.map(|number| records.value(&key, slot, number));
+        let found = told("records", snapshot.get(&maps.records, &key))?;
+        if found.as_deref() != expected.as_deref() {
+            return Err(format!(
+                "record {key:?} of writer {slot}, who has committed {newest}, is not that of transaction {number:?}: {:?}",
+                found.as_deref()
             ));
         }
     }

@@ -10,7 +10,7 @@ use duramen::Durability;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::content::Maps;
-use super::invariants::{Seen, look, newest_of};
+use super::invariants::{Seen, check_records, look, newest_of};
 use super::ledger::Place;
 use super::messages::{Message, Role};
 use super::open;
@@ -409,6 +409,7 @@ impl Supervisor<'_> {
             place
                 .is_found(newest)
                 .map_err(|problem| format!("writer {slot}: {problem}"))?;
+            check_records(&snapshot, &maps, slot, newest)?;
         }
         drop(snapshot);
         let report = store.check(&mut |_| ()).map_err(|error| format!("check: {error}"))?;

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use duramen::{Durability, Error, Kind, Reason, Store, Transaction, TransactionOptions};
 
-use super::content::{ACCOUNTS, BALANCE, KEPT, LISTS, Maps, ledger_key, ledger_value, long_key, long_value, number_of};
+use super::content::{
+    ACCOUNTS, BALANCE, KEPT, LISTS, MEMORY_BYTES, Maps, RECORDS, ledger_key, ledger_value, long_key, long_value,
+    number_of,
+};
 use super::invariants::newest_of;
 use super::lists::{Element, List};
 use super::messages::{Message, Reporter};
@@ -113,6 +116,12 @@ impl Writer<'_> {
         if self.random.u32(..SERIALIZABLE_EVERY) == 0 {
             options = options.serializable();
         }
+        if RECORDS
+            .iter()
+            .any(|records| records.are_many() && records.group_of(number).is_some())
+        {
+            options = options.memory_bytes(MEMORY_BYTES);
+        }
         let mut tx = self.store.begin(options)?;
         self.enter(&mut tx, number)?;
         self.transfer(&mut tx)?;
@@ -127,7 +136,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the transaction down, counts it, and removes an old one.
+    /// Writes the transaction down with all that it replaces, counts it, and removes an old one.
     fn enter(&self, tx: &mut Transaction, number: u64) -> Result<(), Obstacle> {
         let maps = &self.maps;
         tx.put(
@@ -141,6 +150,14 @@ impl Writer<'_> {
         tx.add(&maps.counts, &self.slot.to_be_bytes(), 1)?;
         if let Some(value) = long_value(self.slot, number) {
             tx.put(&maps.long, &long_key(self.slot, number), &value)?;
+        }
+        for records in &RECORDS {
+            let Some(group) = records.group_of(number) else {
+                continue;
+            };
+            for key in records.keys(self.slot, group) {
+                tx.put(&maps.records, &key, &records.value(&key, self.slot, number))?;
+            }
         }
         Ok(())
     }

@@ -8,8 +8,8 @@ use super::content::{
 };
 use super::lists::{List, Lists, check, check_growth};
 
-/// Groups of records that are looked at each time.
-const GROUPS_LOOKED_AT: u64 = 20;
+/// Groups of records of each writer that are looked at each time, half of them the newest; of groups of many one.
+const GROUPS_LOOKED_AT: u64 = 16;
 
 /// What a snapshot showed, for comparison with the next one.
 #[derive(Default)]
@@ -41,7 +41,8 @@ pub fn look(snapshot: &Snapshot, maps: &Maps, slots: u32, seen: &Seen) -> Result
         for records in &RECORDS {
             // Those that were written last, and as many from anywhere.
             let last = records.group_of(newest - newest % records.every()).unwrap_or(0);
-            for back in 0..GROUPS_LOOKED_AT.min(records.groups) {
+            let looked_at = if records.are_many() { 1 } else { GROUPS_LOOKED_AT };
+            for back in 0..looked_at {
                 let any = (newest.wrapping_mul(0x9E37_79B9) + back * 7) % records.groups;
                 check_group(snapshot, maps, slot, *newest, (records, any))?;
                 let recent = (last + records.groups - back) % records.groups;
@@ -114,12 +115,23 @@ fn check_long(snapshot: &Snapshot, maps: &Maps, slot: u32, newest: u64) -> Resul
     Ok(())
 }
 
-/// Each record of each writer.
-pub fn check_records(snapshot: &Snapshot, maps: &Maps, slot: u32, newest: u64) -> Result<(), String> {
-    RECORDS
-        .iter()
-        .flat_map(|records| (0..records.groups).map(move |group| (records, group)))
-        .try_for_each(|group| check_group(snapshot, maps, slot, newest, group))
+/// Each record of each writer, whose newest transactions these are; and there are no others.
+pub fn check_records(snapshot: &Snapshot, maps: &Maps, newest: &[u64]) -> Result<(), String> {
+    let mut expected = 0;
+    for (slot, &newest) in (0..).zip(newest) {
+        for records in &RECORDS {
+            for group in 0..records.groups {
+                check_group(snapshot, maps, slot, newest, (records, group))?;
+                let is_written = records.last_writer(newest, group).is_some();
+                expected += u64::from(is_written) * records.keys(slot, group).count() as u64;
+            }
+        }
+    }
+    let found = told("records", snapshot.count(&maps.records, ..))?;
+    if found != expected {
+        return Err(format!("{found} records are there, {expected} were written"));
+    }
+    Ok(())
 }
 
 /// The records of a group are those of the newest transaction that wrote it.

@@ -404,13 +404,15 @@ impl Supervisor<'_> {
         let maps = Maps::open(&store).map_err(|error| error.to_string())?;
         let snapshot = store.snapshot().map_err(|error| error.to_string())?;
         look(&snapshot, &maps, self.plan.writers, &Seen::default())?;
+        let mut all_newest = Vec::new();
         for (slot, place) in (0..).zip(&mut self.places) {
             let newest = newest_of(&snapshot, &maps, slot)?;
             place
                 .is_found(newest)
                 .map_err(|problem| format!("writer {slot}: {problem}"))?;
-            check_records(&snapshot, &maps, slot, newest)?;
+            all_newest.push(newest);
         }
+        check_records(&snapshot, &maps, &all_newest)?;
         drop(snapshot);
         let report = store.check(&mut |_| ()).map_err(|error| format!("check: {error}"))?;
         if let Some(problem) = report.problems.first() {

@@ -338,11 +338,11 @@ impl<'c> InParts<'c, '_> {
                 Err(error) if is_full(&error) && !is_short => {
                     let mut frees = pending.is_some();
                     self.core.await_durable(state, pending)?;
-                    if self.sink.pages() > 0 {
+                    if self.is_ahead() {
                         *pending = self.publish(scope, state)?;
                         self.core.await_durable(state, pending)?;
                         // Unless there was too little for a tree.
-                        frees |= self.sink.pages() == 0;
+                        frees |= !self.is_ahead();
                     }
                     is_short = !frees;
                     continue;
@@ -351,7 +351,7 @@ impl<'c> InParts<'c, '_> {
             }
             let is_last = end == self.division.parts.len();
             let is_enough = match is_short {
-                true => self.sink.pages() > 0,
+                true => self.is_ahead(),
                 false => portions.steps > 1 && self.sink.pages() >= portions.pages,
             };
             if is_enough && !is_last {
@@ -363,6 +363,11 @@ impl<'c> InParts<'c, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether something was merged that is not published yet.
+    fn is_ahead(&self) -> bool {
+        self.sink.pages() > 0 || !self.sink.retired.is_empty()
     }
 
     /// Merges a few parts.

@@ -198,7 +198,7 @@ impl Core {
         self.finish_begun(state)?;
         let rewritten = self.replace_towards_front(state, watch);
         // Also when it was ended early: what was written in vain counts, too.
-        self.counters.page_bytes.store(0, Ordering::Relaxed);
+        self.counters.folded_page_bytes.store(0, Ordering::Relaxed);
         if let Err(error) = &rewritten
             && error.kind() == Kind::MakeSpace
         {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use duramen_io::{File, Lock, Platform, WordLockGuard, wait, wake};
 
+use crate::base::Root;
 use crate::bell::Bells;
 use crate::catalog::Catalog;
 use crate::changes::Streams;
@@ -94,6 +95,10 @@ pub(crate) struct MaintenanceState {
     pub(crate) history: VecDeque<(Pin, Version, u64)>,
     /// Whether commits pause for folds.
     pub(crate) pauses: PauseWatch,
+    /// Where filling sparse leaves goes on; empty: at the beginning.
+    pub(crate) repacked: Vec<u8>,
+    /// The tree, and the pages of the file, of which nothing could be moved to the front.
+    pub(crate) shrunk_in_vain: Option<(Root, u64)>,
 }
 
 /// What the background threads of this process are asked to do.
@@ -110,8 +115,8 @@ pub(crate) struct Counters {
     pub(crate) conflicts: AtomicU64,
     pub(crate) syncs: AtomicU64,
     pub(crate) folds: AtomicU64,
-    /// Bytes of pages that were written to the data file since it was last rewritten.
-    pub(crate) page_bytes: AtomicU64,
+    /// Bytes of pages that folds wrote since sparse leaves were last filled, or looked for.
+    pub(crate) folded_page_bytes: AtomicU64,
 }
 
 impl Core {
@@ -149,6 +154,8 @@ impl Core {
                 published: Vec::new(),
                 history: VecDeque::new(),
                 pauses: PauseWatch::default(),
+                repacked: Vec::new(),
+                shrunk_in_vain: None,
             }),
             settings,
             work: (Mutex::new(Work::default()), Condvar::new()),

@@ -137,8 +137,10 @@ impl<'a> FileSink<'a> {
             .map_err(|error| Error::io("writing pages", error))?;
         self.start_writeback(first..first + run.buffer.len() as u64);
         self.core.pages.written(run.next - count, count);
-        let written = &self.core.counters.page_bytes;
-        written.fetch_add(run.buffer.len() as u64, Ordering::Relaxed);
+        if self.claim.is_promised() {
+            let written = &self.core.counters.folded_page_bytes;
+            written.fetch_add(run.buffer.len() as u64, Ordering::Relaxed);
+        }
         self.core.beat();
         Ok(run.buffer)
     }

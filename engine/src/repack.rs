@@ -23,7 +23,7 @@ const REPACKED_BYTES_MAX: u64 = 2 << 30;
 /// Leaves are sparse when one page in so many, of leaves and all else, would be saved.
 const SAVED_PARTS: u64 = 8;
 /// Repacking, and moving what it leaves at the end of the file, writes a store at most twice, and is to at most double what folds
-/// write: they have written so many times the store since the last time.
+/// write: they have written so many times the store since the last time that its leaves were filled, or looked at.
 const WRITTEN_TIMES: u64 = 2;
 /// In so many steps, of at least so many leaves: each syncs twice.
 const STEPS: u64 = 16;
@@ -36,28 +36,28 @@ impl Core {
     pub(crate) fn repack_if_sparse(&self, state: &mut MaintenanceState) -> Result<bool> {
         let used = self.space.used_bytes();
         let is_right_size = (REPACKED_BYTES_MIN + 1..REPACKED_BYTES_MAX).contains(&used);
-        // Readers may hold what is replaced: then it does not come free.
-        if !is_right_size || self.space.has_retired()? || self.is_begun() {
+        // Readers keep what is replaced from coming free; what lies at the end can be moved beside them.
+        let is_held = self.region.is_pinned() || self.space.has_retired()?;
+        if !is_right_size || is_held || self.is_begun() {
             return Ok(false);
         }
-        let Some(leaves) = self
-            .sparse_leaves(used)
-            .or_else(|error| unless_it_is_not_to_be(Err(error)).map(|_| None))?
-        else {
-            return Ok(false);
+        let goes_on = !state.repacked.is_empty();
+        let leaves = (used / PAGE_BYTES as u64 / STEPS).max(STEP_LEAVES_MIN);
+        let repacked = if goes_on {
+            self.repack(state, leaves)
+        } else {
+            self.has_sparse_leaves(used)
+                .and_then(|is_sparse| Ok(is_sparse && self.repack(state, leaves)?))
         };
-        let repacked = self.repack(state, (leaves / STEPS).max(STEP_LEAVES_MIN));
-        // Also when it was ended early: what was written in vain counts, too.
-        self.counters.page_bytes.store(0, Ordering::Relaxed);
-        unless_it_is_not_to_be(repacked.map(|()| true))
+        unless_it_is_not_to_be(repacked)
     }
 
-    /// The number of leaves, if the pairs would lie in a good part fewer, and folds have written so much that they may be written
-    /// once more for that. Looks at every leaf.
-    fn sparse_leaves(&self, used: u64) -> Result<Option<u64>> {
-        let written = self.counters.page_bytes.load(Ordering::Relaxed);
-        if written < WRITTEN_TIMES * used || self.pages.exceeds_memory() {
-            return Ok(None);
+    /// Whether the pairs would lie in a good part fewer leaves, and folds have written so much that they may be written once more
+    /// for that. Looks at every leaf.
+    fn has_sparse_leaves(&self, used: u64) -> Result<bool> {
+        let written = &self.counters.folded_page_bytes;
+        if written.load(Ordering::Relaxed) < WRITTEN_TIMES * used || self.pages.exceeds_memory() {
+            return Ok(false);
         }
         let (mut leaves, mut pairs, mut bytes) = (0u64, 0u64, 0u64);
         with_source!(self, source => {
@@ -68,8 +68,8 @@ impl Core {
                 leaves += 1;
                 pairs += count as u64;
                 bytes += (PAGE_BYTES - free) as u64;
-                if leaves.is_multiple_of(LEAVES_BETWEEN_LOOKS) && !self.has_nothing_to_fold() {
-                    return Ok(None);
+                if leaves.is_multiple_of(LEAVES_BETWEEN_LOOKS) && !self.has_nothing_to_fold_yet() {
+                    return Ok(false);
                 }
                 cursor.skip_leaf()?;
             }
@@ -77,25 +77,38 @@ impl Core {
         // As many to a leaf as fit on average.
         let dense = pairs.div_ceil((PAGE_BYTES as u64 * pairs / bytes.max(1)).max(1));
         let is_sparse = leaves.saturating_sub(dense) * PAGE_BYTES as u64 > used / SAVED_PARTS;
-        Ok(is_sparse.then_some(leaves))
+        if !is_sparse {
+            // They are not looked at again before as much was written once more.
+            written.store(0, Ordering::Relaxed);
+        }
+        Ok(is_sparse)
     }
 
-    /// Fills all leaves, so many in each step.
-    fn repack(&self, state: &mut MaintenanceState, leaves: u64) -> Result<()> {
-        let mut next = Some(Vec::new());
-        while let Some(from) = next {
-            next = self.repack_step(state, &from, leaves)?;
-            // Also where a reader came who holds what was replaced.
-            if !self.has_nothing_to_fold() || self.space.has_retired()? {
-                break;
+    /// Fills leaves, so many in each step, from where the last time ended. Returns whether it wrote anything.
+    fn repack(&self, state: &mut MaintenanceState, leaves: u64) -> Result<bool> {
+        let mut from = std::mem::take(&mut state.repacked);
+        let repack_all = || {
+            while let Some(rest) = self.repack_step(state, &from, leaves)? {
+                from = rest;
+                // Also where a reader came who holds what was replaced.
+                if !self.has_nothing_to_fold() || self.space.has_retired()? {
+                    state.repacked = from;
+                    return Ok(false);
+                }
             }
+            Ok(true)
+        };
+        let is_whole = repack_all();
+        // What failed is not tried again at once.
+        if !matches!(is_whole, Ok(false)) {
+            self.counters.folded_page_bytes.store(0, Ordering::Relaxed);
         }
-        Ok(())
+        is_whole.map(|_| true)
     }
 
     /// Fills leaves from a key on. Returns where those begin that are left.
     fn repack_step(&self, state: &mut MaintenanceState, from: &[u8], leaves_max: u64) -> Result<Option<Vec<u8>>> {
-        let is_wanted = || self.has_nothing_to_fold();
+        let is_wanted = || self.has_nothing_to_fold_yet();
         let version = self.region.version();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Beyond);
         let touched = Touched {
@@ -160,7 +173,7 @@ mod tests {
             store.maintain().expect("a fold");
         };
         let core = store.core();
-        let compact = || {
+        let repack = || {
             let mut state = core.hold_maintenance().expect("nobody else");
             core.repack_if_sparse(&mut state).expect("room")
         };
@@ -174,13 +187,13 @@ mod tests {
         {
             let mut state = core.hold_maintenance().expect("nobody else");
             core.repack(&mut state, 64).expect("room");
-            core.counters.page_bytes.store(0, Ordering::Relaxed);
         }
+        assert!(!repack(), "what was just written is not written again");
         assert!(pairs_a_page() > 2.85, "{}", pairs_a_page());
         // Some leaves become two with each fold; many of them cost as much as rewriting all.
         for times in 0..2 {
             let mut folds = 0;
-            while !compact() {
+            while !repack() {
                 put(400);
                 folds += 1;
                 assert!(folds < 200, "{times}: {}", pairs_a_page());
@@ -188,7 +201,7 @@ mod tests {
             assert!(folds > 5, "{times}: {folds}");
             assert!(pairs_a_page() > 2.85, "{times}: {}", pairs_a_page());
         }
-        assert!(!compact(), "it is dense");
+        assert!(!repack(), "it is dense");
         assert_eq!(map.count().expect("a sound store"), total.get());
         let report = store.check(&mut |_| ()).expect("a check");
         assert_eq!(report.problems, [""; 0]);
@@ -205,7 +218,7 @@ mod tests {
         ROUNDS * 100
     }
 
-    fn fill_leaves(store: &Store) -> Result<bool> {
+    fn repack(store: &Store) -> Result<bool> {
         let core = store.core();
         let mut state = core.hold_maintenance()?;
         core.repack_if_sparse(&mut state)
@@ -249,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_who_holds_what_is_replaced_ends_it_after_a_step() {
+    fn reader_who_holds_what_is_replaced_ends_it_after_a_step_and_it_goes_on_there() {
         let store = open(&SimDisk::new(3));
         let pairs = fill_sparsely(&store);
         let map = store.map("map").expect("a map");
@@ -257,9 +270,12 @@ mod tests {
         let core = store.core();
         let folds = core.counters.folds.load(Ordering::Relaxed);
         let mut state = core.hold_maintenance().expect("nobody else");
+        assert!(!core.repack_if_sparse(&mut state).expect("room"), "beside a reader");
+        assert_eq!(core.counters.folds.load(Ordering::Relaxed), folds);
+        // As if he had come after that was looked for.
         core.repack(&mut state, 64).expect("room");
         assert_eq!(core.counters.folds.load(Ordering::Relaxed), folds + 1);
-        assert!(!core.repack_if_sparse(&mut state).expect("room"));
+        assert!(!state.repacked.is_empty());
         drop(state);
         let mut held = snapshot.range(&map, ..).expect("a range");
         let mut count = 0;
@@ -267,6 +283,14 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, pairs);
+        drop(held);
+        drop(snapshot);
+        let mut state = core.hold_maintenance().expect("nobody else");
+        core.reclaim(&mut state).expect("nothing in the way");
+        assert!(core.repack_if_sparse(&mut state).expect("room"), "it goes on");
+        assert!(state.repacked.is_empty());
+        assert!(!core.has_sparse_leaves(1).expect("a sound tree"));
+        drop(state);
         assert_is_whole(&store, pairs);
     }
 
@@ -281,13 +305,14 @@ mod tests {
         let core = store.core();
         // As after long: folds have written as much as repacking may cost.
         let enough = core.space.used_bytes() * WRITTEN_TIMES;
-        core.counters.page_bytes.store(enough, Ordering::Relaxed);
-        assert!(!fill_leaves(&store).expect("room"));
+        core.counters.folded_page_bytes.store(enough, Ordering::Relaxed);
+        assert!(!repack(&store).expect("room"));
+        core.counters.folded_page_bytes.store(enough, Ordering::Relaxed);
         for number in 0..8u64 {
             map.delete(&number.to_be_bytes()).expect("a deletion");
         }
         store.maintain().expect("a fold");
-        assert!(fill_leaves(&store).expect("room"));
+        assert!(repack(&store).expect("room"));
         assert_is_whole(&store, pairs);
     }
 
@@ -297,17 +322,17 @@ mod tests {
         let store = open(&disk);
         let pairs = fill_sparsely(&store);
         store.sync().expect("synced");
-        let sparse = store.core().counters.page_bytes.load(Ordering::Relaxed);
+        let sparse = store.core().counters.folded_page_bytes.load(Ordering::Relaxed);
         let full = disk.kill();
         drop(store);
         let as_sparse = |disk: &SimDisk| {
             let store = open(disk);
-            store.core().counters.page_bytes.store(sparse, Ordering::Relaxed);
+            store.core().counters.folded_page_bytes.store(sparse, Ordering::Relaxed);
             store
         };
         let store = as_sparse(&full);
         full.set_capacity(Some(full.allocated_bytes()));
-        fill_leaves(&store).expect("no room is nobody's mistake");
+        repack(&store).expect("no room is nobody's mistake");
         full.set_capacity(None);
         assert_is_whole(&store, pairs);
         drop(store);
@@ -316,7 +341,7 @@ mod tests {
             let before = full.kill();
             let store = as_sparse(&before);
             before.stop_after(calls);
-            is_done = fill_leaves(&store).is_ok_and(|is_filled| is_filled);
+            is_done = repack(&store).is_ok_and(|is_filled| is_filled);
             drop(store);
             assert_is_whole(&open(&before.power_cut(calls)), pairs);
             calls += 3;

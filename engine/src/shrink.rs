@@ -31,6 +31,12 @@ impl Core {
         self.region.version().generations.len() == 1 && !self.closed.load(Ordering::Relaxed)
     }
 
+    /// The same, of somebody who is at such work and tells others that he lives.
+    pub(crate) fn has_nothing_to_fold_yet(&self) -> bool {
+        self.beat();
+        self.has_nothing_to_fold()
+    }
+
     /// Moves pages to the front, where that lets a good part of the file go. Returns whether it did.
     pub(crate) fn shrink(&self, state: &mut MaintenanceState) -> Result<bool> {
         let figures = self.space.figures()?;
@@ -41,11 +47,12 @@ impl Core {
         // Readers may hold what is moved: the file is cut when they end. Until then nothing more is moved, since what they hold
         // is retired. Looking for what to move reads the whole base.
         let is_possible = figures.retired_pages == 0 && !self.pages.exceeds_memory();
-        if !is_worth_it || !is_possible || self.is_begun() {
+        let version = self.region.version();
+        let seen = (version.root, figures.file_pages);
+        if !is_worth_it || !is_possible || self.is_begun() || state.shrunk_in_vain == Some(seen) {
             return Ok(false);
         }
-        let is_wanted = || self.has_nothing_to_fold();
-        let version = self.region.version();
+        let is_wanted = || self.has_nothing_to_fold_yet();
         let mut sink = FileSink::new(self, version.number + 1, Claim::Front);
         let moved = with_source!(self, source => {
             let behind = Touched { from: &[], behind: wanted as u32, leaves_max: u64::MAX };
@@ -60,7 +67,16 @@ impl Core {
             Ok(root) if root != version.root => root,
             done => {
                 sink.abandon();
-                return unless_it_is_not_to_be(done.map(|_| false));
+                // A reader may have held what lay at the end when it was moved.
+                let cut = done.and_then(|_| {
+                    self.give_space_back(state, Slack::Nothing)?;
+                    Ok(self.space.figures()?.file_pages < figures.file_pages)
+                });
+                let is_cut = unless_it_is_not_to_be(cut)?;
+                if !is_cut && self.has_nothing_to_fold() {
+                    state.shrunk_in_vain = Some(seen);
+                }
+                return Ok(is_cut);
             }
         };
         let tree = NewTree {
@@ -205,6 +221,41 @@ mod tests {
         drop(state);
         let after = store.core().space.figures().expect("nobody else");
         assert!(after.file_pages < before.file_pages * 4 / 5, "{before:?} {after:?}");
+        assert_holds(&store, &model);
+    }
+
+    #[test]
+    fn end_that_a_reader_held_is_cut_off_when_he_has_ended_however_short_it_is() {
+        let disk = SimDisk::new(1);
+        let (store, model) = scattered(&disk);
+        let core = store.core();
+        // All of it at the front, but for an end that is shorter than the file may keep.
+        assert!(shrink(&store));
+        let dense = core.space.figures().expect("nobody else").file_pages;
+        let snapshot = store.snapshot().expect("a snapshot");
+        for _ in 0..3 {
+            let map = store.map("map").expect("a map");
+            for (key, value) in model.iter().step_by(100) {
+                map.put(key, value).expect("a put");
+            }
+            store.maintain().expect("a fold");
+        }
+        drop(snapshot);
+        let mut state = core.hold_maintenance().expect("nobody else");
+        core.reclaim(&mut state).expect("nothing in the way");
+        drop(state);
+        let long = core.space.figures().expect("nobody else").file_pages;
+        assert!(long > dense * 9 / 8, "{dense} {long}");
+        let held = store.snapshot().expect("a snapshot");
+        while shrink(&store) {}
+        drop(held);
+        let mut state = core.hold_maintenance().expect("nobody else");
+        core.reclaim(&mut state).expect("nothing in the way");
+        drop(state);
+        while shrink(&store) {}
+        let after = core.space.figures().expect("nobody else");
+        let used = after.file_pages - after.free_pages;
+        assert!(after.file_pages < used * 9 / 8 + 300, "{after:?}");
         assert_holds(&store, &model);
     }
 

@@ -78,7 +78,8 @@ pub(crate) enum Claim {
 }
 
 impl Claim {
-    fn is_promised(self) -> bool {
+    /// Whether folds of what was committed take them.
+    pub(crate) fn is_promised(self) -> bool {
         matches!(self, Claim::Promised | Claim::Part)
     }
 }

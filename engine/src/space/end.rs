@@ -17,7 +17,7 @@ pub(crate) enum Slack {
     Usual,
     /// When it was quiet for long, or is closed.
     Least,
-    /// When somebody asked for it.
+    /// When somebody asked for it, or pages were moved for nothing else.
     Nothing,
 }
 

@@ -6,9 +6,37 @@ pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// CRC-32C of `bytes` that begins with a number, so that it differs for every one. With 0 it is [`checksum`].
-pub(crate) fn checksum_with(number: u32, bytes: &[u8]) -> u32 {
-    crc32c::crc32c_append(number, bytes)
+/// CRC-32C of `bytes`, begun with `seed`: each seed gives another checksum. With 0 it is [`checksum`].
+#[inline]
+pub(crate) fn checksum_with(seed: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(seed, bytes)
+}
+
+/// What the random id of a store contributes to everything that the store writes, so that recovery never believes bytes
+/// that another store wrote, or that a user who does not know the id put into a value.
+///
+/// A forged record must hit both `record_magic` and a checksum begun with `records`: 64 bits that are secret to whoever
+/// cannot read the store's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoreSeeds {
+    /// First word of each record of the log.
+    pub(crate) record_magic: u32,
+    /// Begins the checksums of records of the log.
+    pub(crate) records: u32,
+    /// Begins the checksums of pages of the data file.
+    pub(crate) pages: u32,
+}
+
+impl StoreSeeds {
+    pub(crate) fn of(store: u128) -> StoreSeeds {
+        let bytes = store.to_le_bytes();
+        let word = |purpose: u64| xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, purpose) as u32;
+        StoreSeeds {
+            record_magic: word(1),
+            records: word(2),
+            pages: word(3),
+        }
+    }
 }
 
 /// Hash of a full key. Leaves use its top byte as the tag of the key, filters its lower bits.

@@ -12,6 +12,7 @@ use crate::base::Root;
 use crate::bell::Bells;
 use crate::catalog::Catalog;
 use crate::changes::Streams;
+use crate::checksum::StoreSeeds;
 use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FullRange};
 use crate::index::Index;
@@ -41,6 +42,7 @@ pub(crate) struct Core {
     pub(crate) catalog: Catalog,
     pub(crate) hash_seed: u64,
     pub(crate) store: u128,
+    pub(crate) seeds: StoreSeeds,
     /// What the one who folds, makes durable and reclaims in this process remembers; see [`Core::hold_maintenance`].
     maintenance: Mutex<MaintenanceState>,
     /// Woken when the thread that syncs has something to do.
@@ -149,6 +151,7 @@ impl Core {
             catalog: Catalog::default(),
             hash_seed: durable.hash_seed,
             store: durable.store,
+            seeds: StoreSeeds::of(durable.store),
             maintenance: Mutex::new(MaintenanceState {
                 durable,
                 published: Vec::new(),

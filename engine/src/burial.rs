@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{GenerationEntry, GenerationState, Version};
+use crate::syncing::Synced;
 use crate::view::decode_root;
 
 impl Core {
@@ -35,9 +36,6 @@ impl Core {
         if dead.is_empty() {
             return;
         }
-        // Whoever is at it may wait for this, being too young to do it itself.
-        self.sync_data_for_the_dead();
-        self.region.free_if_dead(&self.control().data_sync_lock.0, || ());
         let lock = &self.control().burial_lock.0;
         // Whoever was at it may be dead itself.
         self.region.free_if_dead(lock, || ());
@@ -92,7 +90,7 @@ impl Core {
         drop(maintenance);
         entry.reading.store(0, Ordering::SeqCst);
         // Another time otherwise: by its place what it had prepared is found.
-        if !self.settle_syncs_of(owner) || !are_given_up {
+        if !are_given_up {
             return;
         }
         // Who is about to take a lock over has looked who is dead, and must find the same one in this place until it has.
@@ -129,7 +127,8 @@ impl Core {
         self.region.free_locks_of_dead();
         self.space.free_lock_of_dead();
         let free = |lock: &WordLock, repair: &dyn Fn()| self.region.free_if_dead(lock, repair);
-        free(&control.sync_lock.0, &|| ());
+        free(&control.sync_lock.0, &|| self.doubt(Synced::Log));
+        free(&control.data_sync_lock.0, &|| self.doubt(Synced::Data));
         free(&control.preparing_lock.0, &|| ());
         free(&control.commit_lock.0, &|| self.repair_commits());
         free(&control.maintenance_lock.0, &|| self.owe_maintenance());
@@ -166,7 +165,7 @@ impl Core {
             let bytes = unsafe { self.log_view(slot)?.bytes(0, end) };
             let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
             let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;
-            let scanned = scan(bytes, &header, |_, _, body| {
+            let scanned = scan(bytes, &header, &self.seeds, |_, _, body| {
                 for operation in Operations::of(body) {
                     let (_, operation) = operation?;
                     self.note_pages(&mut pages, operation)?;

@@ -41,7 +41,9 @@ use crate::core::{Core, with_source};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::{MAP_ID_BYTES, STREAM_KEYS_MAX};
-use crate::log::{LOG_START, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, record_bytes};
+use crate::log::{
+    LOG_START, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, first_record, record_bytes,
+};
 use crate::map::{Map, map_id};
 use crate::region::{GenerationEntry, GenerationState, Patience, Pin, Version};
 use crate::scan::Scan;
@@ -159,7 +161,7 @@ impl Changes {
                     .version
                     .generations
                     .last()
-                    .and_then(|&slot| LogCursor::at(core, slot, tail));
+                    .and_then(|&slot| LogCursor::at(core, slot, Some(tail)));
                 let position = hold.commit;
                 (hold, position)
             }
@@ -569,7 +571,7 @@ impl Hold {
     fn follow(&self, core: &Core) -> u64 {
         // A store that was opened read-only has no generation that takes commits, and none will follow.
         let Some(&newest) = self.version.generations.last() else {
-            return LOG_START;
+            return first_record(core.unit);
         };
         let entry = core.entry(newest);
         core.region
@@ -641,20 +643,20 @@ struct Reader {
 struct LogCursor {
     slot: u16,
     segment: SegmentHeader,
-    /// A record begins here, or at the next sector.
+    /// A record begins here, or at the next write unit.
     position: u64,
 }
 
 impl LogCursor {
     /// `None`: the log file has lost its header.
-    fn at(core: &Core, slot: u16, position: u64) -> Option<LogCursor> {
+    fn at(core: &Core, slot: u16, position: Option<u64>) -> Option<LogCursor> {
         // SAFETY: the header was written before the generation went live, and the caller holds the generation.
         let head = unsafe { core.log_view(slot).ok()?.bytes(0, LOG_START) };
         let segment = SegmentHeader::decode(head, core.store)?;
         Some(LogCursor {
             slot,
             segment,
-            position,
+            position: position.unwrap_or(first_record(segment.unit.into())),
         })
     }
 
@@ -679,7 +681,7 @@ impl Reader {
         let end = core.entry(cursor.slot).tail.load(Ordering::Acquire);
         loop {
             // SAFETY: the end is the entry's, and the caller keeps the generation.
-            let found = unsafe { log.record(cursor.position, end, &cursor.segment) };
+            let found = unsafe { log.record(cursor.position, end, &cursor.segment, &core.seeds) };
             let (position, header, body) = found.ok_or_else(damaged)?;
             cursor.position = position;
             match header.commit.cmp(&commit) {
@@ -703,7 +705,7 @@ impl Reader {
                     && commit <= entry.last_commit.load(Ordering::Relaxed)
             };
             let slot = core.readable_slots().find(holds);
-            self.cursor = slot.and_then(|slot| LogCursor::at(core, slot, LOG_START));
+            self.cursor = slot.and_then(|slot| LogCursor::at(core, slot, None));
         }
         let newest = self.cursor.map_or(u32::MAX, |cursor| cursor.segment.generation);
         self.generations = core.generations_between(version.base_commit, newest)?;

@@ -191,7 +191,7 @@ impl Core {
         let frozen = entry.state() == GenerationState::Frozen;
         let mut records = 0;
         let mut problems = Vec::new();
-        let scanned = scan(&bytes, &header, |_, _, body| {
+        let scanned = scan(&bytes, &header, &self.seeds, |_, _, body| {
             records += 1;
             for operation in Operations::of(body) {
                 let (_, operation) = operation?;

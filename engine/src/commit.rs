@@ -18,13 +18,13 @@
 //! 4. outside the lock: one waiter syncs for all who wait (no timer: whoever comes while a sync runs is served by the
 //!    next one; compare arXiv 2606.18187).
 
-use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, wait, wake};
 
 use crate::base::Stored;
-use crate::checksum::{checksum, key_hash};
+use crate::checksum::key_hash;
 use crate::conflict::Checks;
 use crate::core::{Core, with_source};
 use crate::draft::{Add, AddTo, Draft, Numbering};
@@ -32,10 +32,10 @@ use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::full_key::FullRange;
 use crate::index::{Finger, Version};
 use crate::limits::{
-    LOG_GROWTH_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX, STANDBY_GENERATIONS,
-    WAIT_ROUNDS_MAX, WAITING_GENERATIONS_MAX,
+    LOG_GROWTH_BYTES, LOG_OVERHEAD_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX,
+    STANDBY_GENERATIONS, WAIT_ROUNDS_MAX, WAITING_GENERATIONS_MAX,
 };
-use crate::log::{LOG_START, LogView, RECORD_HEADER_BYTES, RecordHeader, SECTOR_BYTES, record_bytes};
+use crate::log::{LogView, RECORD_HEADER_BYTES, RecordHeader, body_checksum, first_record, record_bytes};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, Patience};
@@ -53,10 +53,6 @@ const PAUSE_STEP: Duration = Duration::from_millis(5);
 const FOLD_LOOK: Duration = Duration::from_millis(90);
 /// How long a process that has the store to itself may be stopped before others give up.
 const STOPPED_FOR: Duration = Duration::from_secs(5);
-/// How long a sync waits for a record that is being written to the sector with which it ends; first without sleeping.
-const PASSING_MAX: Duration = Duration::from_millis(200);
-const PASSING_STEP: Duration = Duration::from_micros(100);
-const PASSING_SPINS: u32 = 1_000;
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;
 
@@ -139,7 +135,7 @@ impl Core {
         self.writable()?;
         let costs = draft.fold_costs();
         let bytes = costs.bytes;
-        if record_bytes(draft.body.len()) + LOG_START + LOG_RESERVE_BYTES > LOG_SPAN_BYTES {
+        if record_bytes(draft.body.len()) + LOG_OVERHEAD_BYTES > LOG_SPAN_BYTES {
             let cause = format!("one commit holds {bytes} bytes of appends and short values; split it up");
             return Err(Reason::InvalidArgument(cause).into());
         }
@@ -387,16 +383,18 @@ impl Core {
         let reserve = if draft.adds_anything { LOG_RESERVE_BYTES } else { 0 };
         let entry = self.entry(active);
         let index = self.index(active);
-        // A sync that ends right now moves the record to the next sector.
-        let end = entry.tail.load(Ordering::Relaxed).next_multiple_of(SECTOR_BYTES) + bytes;
+        // A sync that ends right now moves the record to the next unit.
+        let end = entry.tail.load(Ordering::Relaxed).next_multiple_of(self.unit) + bytes;
         let notes_fit = draft.notes == 0
             || index.notes().count() as u64 + draft.notes <= NOTES_PER_GENERATION_MAX
-            || entry.tail.load(Ordering::Relaxed) == LOG_START;
+            || entry.tail.load(Ordering::Relaxed) == first_record(self.unit);
         let fits = end + reserve <= entry.capacity.load(Ordering::Relaxed);
         if fits && notes_fit && index.has_room(draft.planned.len()) {
             match self.fill_ahead(active, end, end + reserve) {
                 // The next log file may have blocks already.
-                Err(error) if error.kind() == Kind::MakeSpace && entry.tail.load(Ordering::Relaxed) > LOG_START => {}
+                Err(error)
+                    if error.kind() == Kind::MakeSpace
+                        && entry.tail.load(Ordering::Relaxed) > first_record(self.unit) => {}
                 filled => return filled.map(|()| Room::Ready),
             }
         }
@@ -415,7 +413,7 @@ impl Core {
             rotated => rotated?,
         };
         if rotated {
-            let end = LOG_START + bytes;
+            let end = first_record(self.unit) + bytes;
             self.fill_ahead(tail.slot.load(Ordering::Relaxed) as u16, end, end + reserve)?;
             Ok(Room::Ready)
         } else {
@@ -497,12 +495,17 @@ impl Core {
             return Ok(());
         }
         let file = self.log_file(slot)?;
+        // What is filled next begins in a unit without records.
+        let end = end.next_multiple_of(self.unit);
         let step = filled + LOG_GROWTH_BYTES;
         let grown = if record_end > step {
             let allocated = file.allocate(filled, record_end - filled);
             allocated.and_then(|()| file.write_zeros(record_end, end - record_end).map(|()| end))
         } else {
-            let target = step.min(entry.capacity.load(Ordering::Relaxed)).max(end);
+            let target = step
+                .min(entry.capacity.load(Ordering::Relaxed))
+                .max(end)
+                .next_multiple_of(self.unit);
             let grown = file.write_zeros(filled, target - filled).map(|()| target);
             grown.or_else(|_| file.write_zeros(filled, end - filled).map(|()| end))
         };
@@ -650,32 +653,28 @@ impl Core {
         let slot = tail.slot.load(Ordering::Relaxed) as u16;
         let entry = self.entry(slot);
         let commit = control.visible.0.load(Ordering::Relaxed) + 1;
-        let mut start = next_position(entry);
+        let start = next_position(entry, self.unit);
+        let wall = self.platform.clock.wall().as_micros() as u64;
+        let time = wall.max(tail.time.load(Ordering::Relaxed));
         let header = RecordHeader {
             commit,
             synced: control.synced.0.load(Ordering::Acquire),
             body_length: draft.body.len() as u32,
-            body_checksum: checksum(draft.body.body()),
+            body_checksum: body_checksum(draft.body.body(), &self.seeds),
             previous: tail.previous.load(Ordering::Relaxed),
             generation: entry.number.load(Ordering::Relaxed),
             epoch: tail.epoch.load(Ordering::Relaxed),
             meta_sequence: tail.meta_sequence.load(Ordering::Relaxed),
+            time,
         };
         let costs = draft.fold_costs();
         let (file, log) = (self.log_file(slot)?, self.log_view(slot)?);
         self.note_not_promised(costs);
-        let (record, sum) = draft.body.seal(&header);
+        let (record, sum) = draft.body.seal(&header, &self.seeds);
         let length = record.len() as u64;
         tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
-        // Pairs with the fence in `writer_in_sector`: whoever begins to sync has seen where this record goes, or is seen here.
-        fence(Ordering::SeqCst);
-        let moved = next_position(entry);
-        if moved != start {
-            start = moved;
-            tail.writing_at.store(start, Ordering::Release);
-        }
         kill_point();
-        if let Err(error) = file.store_at(record, start) {
+        if let Err(error) = file.write_at(record, start) {
             let cause = Error::io(format!("writing commit {commit} to the log"), error);
             self.poison(&cause);
             return Err(Reason::Unknown {
@@ -686,6 +685,7 @@ impl Core {
         }
         kill_point();
         tail.previous.store(sum, Ordering::Relaxed);
+        tail.time.store(time, Ordering::Relaxed);
         kill_point();
         entry.operations.fetch_add(costs.operations, Ordering::Relaxed);
         kill_point();
@@ -735,43 +735,6 @@ impl Core {
         let generation = self.entry(slot).number.load(Ordering::Relaxed);
         let keep = |sequence: &Numbering| sequence.place.fingers.keep(generation, sequence.fingers);
         draft.sequences.iter().for_each(keep);
-    }
-
-    /// Waits while a record is being written to the sector in which those end that somebody is about to sync, and has said
-    /// so: it is written before that sync, or to another sector. Not for long for a process that was stopped.
-    pub(crate) fn let_record_pass(&self, slot: u16, end: u64) {
-        let Some(writer) = self.writer_in_sector(slot, end) else {
-            return;
-        };
-        for _ in 0..PASSING_SPINS {
-            std::hint::spin_loop();
-            if self.writer_in_sector(slot, end).is_none() {
-                return;
-            }
-        }
-        let begun = Instant::now();
-        while self.writer_in_sector(slot, end) == Some(writer)
-            && begun.elapsed() < PASSING_MAX
-            && !self.region.is_dead(writer)
-        {
-            std::thread::sleep(PASSING_STEP);
-        }
-    }
-
-    /// Who is writing a record to the sector in which the records of a generation end there.
-    fn writer_in_sector(&self, slot: u16, end: u64) -> Option<Owner> {
-        // Pairs with the fence in `write_record`.
-        fence(Ordering::SeqCst);
-        let control = self.control();
-        let (tail, entry) = (&control.tail.0, self.entry(slot));
-        let start = tail.writing_at.load(Ordering::Acquire);
-        // Acquire: what was written is there for whoever syncs.
-        let is_written = entry.tail.load(Ordering::Acquire) > start;
-        let is_in_sector = (end..end.next_multiple_of(SECTOR_BYTES)).contains(&start);
-        if is_written || !is_in_sector || tail.slot.load(Ordering::Acquire) != u32::from(slot) {
-            return None;
-        }
-        control.commit_lock.0.holder()
     }
 
     /// Number of the generation that takes commits. Under the commit lock.
@@ -841,14 +804,13 @@ impl Newest<'_> {
     }
 }
 
-/// Where the next record goes. Bytes that a sync made durable share no sector with what is written later, because a
-/// sector that is torn in a power cut would take them along. Nor do those that a sync is about to make durable: most of
-/// what comes during a sync is written after the device has these.
-fn next_position(entry: &GenerationEntry) -> u64 {
+/// Where the next record goes. Bytes that a sync made durable, or is about to make durable, share no write unit with
+/// what is written later: a power cut may destroy any byte of a unit that is being written.
+fn next_position(entry: &GenerationEntry, unit: u64) -> u64 {
     let tail = entry.tail.load(Ordering::Relaxed);
     let synced = entry.syncing_tail();
-    if synced > tail / SECTOR_BYTES * SECTOR_BYTES {
-        tail.next_multiple_of(SECTOR_BYTES)
+    if synced > tail / unit * unit && !is_planted(PlantedBug::UnitShared) {
+        tail.next_multiple_of(unit)
     } else {
         tail
     }
@@ -862,38 +824,7 @@ mod tests {
     use crate::{Durability, Maintenance, Options};
 
     #[test]
-    fn who_writes_to_the_sector_that_is_about_to_be_synced_is_seen_until_the_record_is_there() {
-        let disk = SimDisk::new(1);
-        let store = Options::new()
-            .maintenance(Maintenance::Manual)
-            .durability(Durability::Written)
-            .open_on(disk.platform())
-            .expect("a store");
-        store.map("map").expect("a map").put(b"key", b"value").expect("a put");
-        let core = store.core();
-        let tail = &core.control().tail.0;
-        let slot = tail.slot.load(Ordering::Relaxed) as u16;
-        let (entry, me) = (core.entry(slot), core.region.me());
-        let end = entry.end().position();
-        assert!(!end.is_multiple_of(SECTOR_BYTES));
-        let begin = |start| tail.begin_writing(9, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
-        begin(end);
-        assert_eq!(core.writer_in_sector(slot, end), None, "nobody writes");
-        let held = core.hold_commits().expect("the lock");
-        assert_eq!(core.writer_in_sector(slot, end), Some(me));
-        assert_eq!(core.writer_in_sector(slot + 1, end), None, "that is another file");
-        begin(end.next_multiple_of(SECTOR_BYTES));
-        assert_eq!(core.writer_in_sector(slot, end), None, "that is another sector");
-        begin(end);
-        assert_eq!(core.writer_in_sector(slot, end), Some(me));
-        entry.tail.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(core.writer_in_sector(slot, end), None, "it is there");
-        entry.tail.fetch_sub(1, Ordering::Relaxed);
-        drop(held);
-    }
-
-    #[test]
-    fn record_that_comes_during_a_sync_shares_no_sector_with_what_is_synced() {
+    fn record_that_comes_during_a_sync_shares_no_unit_with_what_is_synced() {
         let disk = SimDisk::new(1);
         let options = Options::new()
             .maintenance(Maintenance::Manual)
@@ -902,13 +833,14 @@ mod tests {
         let map = store.map("map").expect("a map");
         let tail = &store.core().control().tail.0;
         let start = || tail.writing_at.load(Ordering::Relaxed);
+        let unit = store.core().unit;
         map.put(b"before", b"value").expect("a put");
         let entry = store.core().entry(tail.slot.load(Ordering::Relaxed) as u16);
         entry.may_be_synced_to(entry.end());
         map.put(b"during", b"value").expect("a put");
-        assert!(start().is_multiple_of(SECTOR_BYTES));
+        assert!(start().is_multiple_of(unit));
         map.put(b"packed", b"value").expect("a put");
-        assert!(!start().is_multiple_of(SECTOR_BYTES));
+        assert!(!start().is_multiple_of(unit));
         let store = options.open_on(disk.kill().platform()).expect("a store");
         let map = store.map("map").expect("a map");
         for key in [b"before", b"during", b"packed"] {

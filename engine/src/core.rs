@@ -17,7 +17,7 @@ use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FullRange};
 use crate::index::Index;
 use crate::limits::MAP_ID_BYTES;
-use crate::log::{LogView, Segments, file_name};
+use crate::log::{LogView, OpenFile, Segments, file_name};
 use crate::map::map_id;
 use crate::meta::Meta;
 use crate::options::Settings;
@@ -43,6 +43,8 @@ pub(crate) struct Core {
     pub(crate) hash_seed: u64,
     pub(crate) store: u128,
     pub(crate) seeds: StoreSeeds,
+    /// What no later write shares with synced bytes, see [`duramen_io::Storage::write_unit`].
+    pub(crate) unit: u64,
     /// What the one who folds, makes durable and reclaims in this process remembers; see [`Core::hold_maintenance`].
     maintenance: Mutex<MaintenanceState>,
     /// Woken when the thread that syncs has something to do.
@@ -67,6 +69,9 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) pace: Pace,
     pub(crate) syncs: Syncs,
+    /// Whether the kernel may have told others, and not this process, of pages of the data file that it could not write:
+    /// until the first sync in a process that attached to a store which others had open.
+    pub(crate) data_is_unreported: AtomicBool,
     /// Calls that write outside the commit lock, and would go on doing so while the store is closed.
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
@@ -138,6 +143,7 @@ impl Core {
         lock: StoreLock,
     ) -> Core {
         let pace = Pace::new(region.clone());
+        let unit = platform.storage.write_unit();
         if settings.retain_log_bytes > 0 {
             space.fold_in_one();
         }
@@ -152,6 +158,7 @@ impl Core {
             hash_seed: durable.hash_seed,
             store: durable.store,
             seeds: StoreSeeds::of(durable.store),
+            unit,
             maintenance: Mutex::new(MaintenanceState {
                 durable,
                 published: Vec::new(),
@@ -175,6 +182,7 @@ impl Core {
             counters: Counters::default(),
             pace,
             syncs: Syncs::default(),
+            data_is_unreported: AtomicBool::new(false),
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
@@ -224,20 +232,22 @@ impl Core {
 
     /// The log file of a generation, which exists.
     pub(crate) fn log_file(&self, slot: u16) -> Result<Arc<dyn File>> {
-        self.log_file_since(slot).map(|(file, _)| file)
+        self.open_log(slot).map(|open| open.file)
     }
 
-    /// The same, and the moment at which it was opened, or a later one.
-    pub(crate) fn log_file_since(&self, slot: u16) -> Result<(Arc<dyn File>, u64)> {
-        let incarnation = self.entry(slot).incarnation.load(Ordering::Acquire);
-        self.segments.file(slot, incarnation, &self.control().moments)
+    /// The log file of a generation, which exists, and what its description may not be told of.
+    pub(crate) fn open_log(&self, slot: u16) -> Result<OpenFile> {
+        let entry = self.entry(slot);
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
+        self.segments.file(slot, incarnation, &entry.number)
     }
 
     /// The log file of a generation that is being prepared, made where there is none.
     pub(crate) fn create_log_file(&self, slot: u16) -> Result<Arc<dyn File>> {
-        let incarnation = self.entry(slot).incarnation.load(Ordering::Acquire);
-        let created = self.segments.create(slot, incarnation, &self.control().moments);
-        created.map(|(file, _)| file)
+        let entry = self.entry(slot);
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
+        let created = self.segments.create(slot, incarnation, &entry.number);
+        created.map(|open| open.file)
     }
 
     /// The log of a generation that is alive, or held. Another process may have made its file.
@@ -260,7 +270,7 @@ impl Core {
 
     #[cold]
     fn map_log(&self, slot: u16, incarnation: u32) -> Result<LogView> {
-        self.segments.file(slot, incarnation, &self.control().moments)?;
+        self.segments.file(slot, incarnation, &self.entry(slot).number)?;
         let mapped = self.segments.view(slot, incarnation);
         mapped.ok_or_else(|| Error::damaged(format!("the log file of slot {slot} was removed while it is in use")))
     }

@@ -7,11 +7,12 @@ use crate::base::any_page::{Anything, Nowhere, PAGE};
 use crate::base::{
     self, ChangeStream, Cursor, KeyRange, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
 };
-use crate::checksum::{checksum, key_hash};
+use crate::checksum::{StoreSeeds, checksum, checksum_with, key_hash};
 use crate::error::Result;
 use crate::limits::{BRANCH_BYTES, KEY_BYTES_MAX, PAGE_BYTES};
 use crate::log::{
-    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, SECTOR_BYTES, SegmentHeader, record_bytes, scan,
+    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, body_checksum, first_record,
+    record_bytes, scan,
 };
 use crate::meta::META_PAGES;
 
@@ -23,8 +24,9 @@ const CHECKSUM_AT: usize = 12;
 const CHECKED_FROM: usize = 16;
 const STORE_ID: std::ops::Range<usize> = 16..32;
 const LEVEL_AT: usize = 17;
-const SEGMENT_HEADER_BYTES: usize = 64;
+const SEGMENT_HEADER_BYTES: usize = 72;
 const PREVIOUS_AT: usize = 56;
+const UNIT_AT: usize = 64;
 const BODY_LENGTH_AT: usize = 24;
 const BODY_CHECKSUM_AT: usize = 28;
 const RECORD_PREVIOUS_AT: usize = 32;
@@ -164,7 +166,7 @@ pub fn log(data: &[u8]) {
         return;
     };
     let mut expected = header.first_commit;
-    let scanned = scan(data, &header, |start, record, body| {
+    let scanned = scan(data, &header, &StoreSeeds::of(store), |start, record, body| {
         assert_eq!(record.commit, expected, "commits follow each other");
         assert_eq!(&data[start as usize..start as usize + body.len()], body);
         expected += 1;
@@ -173,7 +175,7 @@ pub fn log(data: &[u8]) {
     });
     let scanned = scanned.expect("only a visitor makes a scan fail");
     assert_eq!(scanned.last_commit + 1, expected);
-    assert!(scanned.synced_claim >= header.synced && scanned.tail >= LOG_START);
+    assert!(scanned.synced_claim >= header.synced && scanned.tail >= first_record(header.unit.into()));
 }
 
 fn decode_body(body: &[u8]) {
@@ -203,22 +205,25 @@ pub fn repair_log(bytes: &mut [u8]) {
     repair(&mut bytes[..SEGMENT_HEADER_BYTES]);
     let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     let mut previous = word(bytes, PREVIOUS_AT);
-    let mut position = LOG_START as usize;
+    let seeds = StoreSeeds::of(u128::from_le_bytes(bytes[STORE_ID].try_into().expect("sixteen bytes")));
+    let unit = (word(bytes, UNIT_AT) as usize).clamp(512, 64 << 10);
+    let mut position = first_record(unit as u64) as usize;
     while position + RECORD_HEADER_BYTES <= bytes.len() {
         let length = word(bytes, position + BODY_LENGTH_AT) as usize;
         let Some(body) = bytes[position + RECORD_HEADER_BYTES..].get(..length) else {
             return;
         };
-        let sum = checksum(body);
+        let sum = body_checksum(body, &seeds);
         let record = &mut bytes[position..position + RECORD_HEADER_BYTES];
-        // The last record, and a gap before the next sector, are followed by zeros.
+        // The last record, and a gap before the next unit, are followed by zeros.
         if record.iter().all(|&byte| byte == 0) {
-            position = (position + 1).next_multiple_of(SECTOR_BYTES as usize);
+            position = (position + 1).next_multiple_of(unit);
             continue;
         }
         record[BODY_CHECKSUM_AT..BODY_CHECKSUM_AT + 4].copy_from_slice(&sum.to_le_bytes());
         record[RECORD_PREVIOUS_AT..RECORD_PREVIOUS_AT + 4].copy_from_slice(&previous.to_le_bytes());
-        previous = checksum(&record[8..]);
+        record[..4].copy_from_slice(&seeds.record_magic.to_le_bytes());
+        previous = checksum_with(seeds.records, &record[8..]);
         record[4..8].copy_from_slice(&previous.to_le_bytes());
         position += record_bytes(length) as usize;
     }

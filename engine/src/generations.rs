@@ -15,7 +15,7 @@ use crate::limits::{
     CHECKABLE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX, LOG_GROWTH_BYTES,
     LOG_RESERVE_BYTES, LOG_SPAN_BYTES, STANDBY_GENERATIONS, WAITING_GENERATIONS_MAX,
 };
-use crate::log::{LOG_START, SegmentHeader, file_name};
+use crate::log::{LOG_START, SegmentHeader, file_name, first_record};
 use crate::pace::LogRoom;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{GenerationEntry, GenerationState, full_or_io};
@@ -64,7 +64,7 @@ impl Core {
     /// Makes the standby generation the active one, preparing it first when nobody has. `false`: no log file is free,
     /// because snapshots hold them all. Under the commit lock, or before anybody else uses the store.
     pub(crate) fn rotate(&self, bytes: u64, entries: usize) -> Result<bool> {
-        let needed = LOG_START + bytes;
+        let needed = first_record(self.unit) + bytes;
         let Some(slot) = self.standby(needed, entries)? else {
             return Ok(false);
         };
@@ -115,6 +115,7 @@ impl Core {
             synced: control.synced.0.load(Ordering::Relaxed),
             previous: control.tail.0.previous.load(Ordering::Relaxed),
             meta_sequence: control.tail.0.meta_sequence.load(Ordering::Relaxed),
+            unit: self.unit as u32,
         };
         self.log_file(slot)?
             .write_at(&header.encode(), 0)
@@ -126,7 +127,7 @@ impl Core {
         entry.bytes.store(0, Ordering::Relaxed);
         entry.value_pages.store(0, Ordering::Relaxed);
         entry.death.store(u64::MAX, Ordering::Relaxed);
-        entry.begin(number, LOG_START);
+        entry.begin(number, first_record(self.unit));
         Ok(())
     }
 
@@ -601,7 +602,7 @@ impl Core {
     fn note_durable_base(&self) -> Result<()> {
         let tail = &self.control().tail.0;
         let slot = tail.slot.load(Ordering::Relaxed) as u16;
-        if self.entry(slot).tail.load(Ordering::Relaxed) != LOG_START {
+        if self.entry(slot).tail.load(Ordering::Relaxed) != first_record(self.unit) {
             return Ok(());
         }
         let doing = |error| Error::io(format!("writing the header of {}", file_name(slot)), error);

@@ -57,6 +57,8 @@ pub const GENERATION_BYTES_MAX: u64 = 128 << 20;
 pub const GENERATION_BYTES_MIN: u64 = 512 << 10;
 /// Bytes by which a log file is filled with zeros ahead of its records.
 pub const LOG_GROWTH_BYTES: u64 = 256 << 10;
+/// Bytes of a log file that no record can have: its header and a last gap, each in the largest write unit, and the reserve.
+pub const LOG_OVERHEAD_BYTES: u64 = 2 * (64 << 10) + LOG_RESERVE_BYTES;
 /// End of a log file that only deletions may use, so that a full disk can always be emptied.
 pub const LOG_RESERVE_BYTES: u64 = 32 << 10;
 /// Bytes of long values of written commits that may wait for the next sync of the log; with more, a commit syncs its values
@@ -89,7 +91,7 @@ pub const TRANSACTION_RANGES_MAX: usize = 4096;
 pub const READ_SET_BYTES_MAX: usize = 64 << 20;
 /// Appends and additions of one transaction. They are resolved at the commit, so they stay in memory until then, and
 /// end in one record.
-pub const RESOLVED_BYTES_MAX: u64 = LOG_SPAN_BYTES - PAGE_BYTES as u64 - LOG_RESERVE_BYTES;
+pub const RESOLVED_BYTES_MAX: u64 = LOG_SPAN_BYTES - LOG_OVERHEAD_BYTES;
 /// The least that counts as a memory budget.
 pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
 /// Threads that fold, while a fold goes on, at most: each has buffers of about half a megabyte.

@@ -49,8 +49,12 @@ pub enum PlantedBug {
     /// Whoever opens the store does not wait until it is decided whether the last commit of a dead process stands. Nobody
     /// buries the dead just then either, as when somebody else is at it.
     OpenedUndecided,
-    /// A sync counts although somebody else may have been told of something that could not be written.
+    /// A sync counts although another description may have been told of something that could not be written.
     SyncedInDoubt,
+    /// A record shares a write unit with records that were synced before it.
+    UnitShared,
+    /// The checksums of all stores begin alike, so that recovery believes what other stores wrote.
+    StoresAlike,
 }
 
 #[cfg(feature = "planted-bugs")]

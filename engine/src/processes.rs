@@ -17,7 +17,6 @@
 //! Invariants: who is attached by its entry and has no lock on its byte is dead. An entry of a dead process is given to
 //! another one only when no word of the region names it any more; words change from naming a dead process only under byte 1.
 
-use std::iter::repeat;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -26,7 +25,7 @@ use std::time::Duration;
 use duramen_io::{ByteLocks, Owner, Platform};
 
 use crate::error::{Error, Result};
-use crate::limits::{GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PROCESSES_MAX};
+use crate::limits::PROCESSES_MAX;
 use crate::promises::FoldCosts;
 
 /// Locked by whoever has the store open; contains who wrote last.
@@ -51,24 +50,17 @@ pub(crate) struct ProcessEntry {
     pub(crate) process: AtomicU32,
     /// Time of day at which it attached, in milliseconds since 1970.
     pub(crate) since: AtomicU64,
-    /// When it attached, in the order of [`crate::region::Control::moments`]: after it had opened the data file.
+    /// How many had attached before it: tells it from another process that has the entry later.
     pub(crate) arrival: AtomicU64,
     /// Commit streams that read generations just now.
     pub(crate) reading: AtomicU32,
     /// What its commits were promised that are not in the log yet: operations, bytes, pages of values.
     promised: [AtomicU64; 3],
-    /// The syncs of the log and of the data file that it is in the middle of, see `syncing`; zero: none.
-    pub(crate) syncing: [AtomicU64; 2],
-    /// The log files that the first of them may concern: their slots.
-    syncing_slots: [AtomicU64; LIVE_GENERATIONS_MAX / SLOTS_PER_WORD],
 }
-
-const SLOTS_PER_WORD: usize = 4;
 
 /// Bytes of an entry.
 pub(crate) const PROCESS_BYTES: usize = 128;
 const _: () = assert!(size_of::<ProcessEntry>() == PROCESS_BYTES);
-const _: () = assert!(GENERATIONS_MAX < 1 << 16 && LIVE_GENERATIONS_MAX.is_multiple_of(SLOTS_PER_WORD));
 
 impl ProcessEntry {
     /// Release: whoever sees that the entry is taken sees whose it is.
@@ -106,27 +98,6 @@ impl ProcessEntry {
             bytes,
             value_pages,
         }
-    }
-
-    /// Notes which log files a sync may concern that is about to be begun.
-    pub(crate) fn will_sync(&self, slots: &[u16]) {
-        for (word, slots) in self
-            .syncing_slots
-            .iter()
-            .zip(slots.chunks(SLOTS_PER_WORD).chain(repeat(&[][..])))
-        {
-            // Number zero: none.
-            let numbers = slots.iter().map(|&slot| u64::from(slot) + 1);
-            word.store(numbers.fold(0, |word, number| word << 16 | number), Ordering::SeqCst);
-        }
-    }
-
-    /// Whether the sync of the log that the process is in the middle of may concern this log file.
-    pub(crate) fn may_sync(&self, slot: u16) -> bool {
-        let number = u64::from(slot) + 1;
-        let numbers = |word: u64| (0..SLOTS_PER_WORD).map(move |place| word >> (16 * place) & 0xFFFF);
-        let mut words = self.syncing_slots.iter().map(|word| word.load(Ordering::SeqCst));
-        words.any(|word| numbers(word).any(|found| found == number))
     }
 
     pub(crate) fn leave(&self) {

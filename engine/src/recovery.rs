@@ -35,7 +35,7 @@ use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
 use crate::base::{self, Extent, Root};
 use crate::bitmap::Bitmap;
-use crate::checksum::key_hash;
+use crate::checksum::{StoreSeeds, key_hash};
 use crate::core::{Core, StoreLock, with_source};
 use crate::draft::fold_costs;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
@@ -46,8 +46,8 @@ use crate::limits::{
     VALUE_CHUNK_BYTES,
 };
 use crate::log::{
-    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, headers_from,
-    scan,
+    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, first_record,
+    headers_from, scan,
 };
 use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
 use crate::options::Settings;
@@ -155,7 +155,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         data,
         pages,
         space,
-        Segments::new(&platform, settings.read_only, settings.reads),
+        Segments::new(&platform, settings.read_only),
         region,
         meta,
         lock,
@@ -247,7 +247,7 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
     let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
     let space = Space::attach(data.clone(), region.clone(), settings.overwrite_freed);
-    let segments = Segments::new(&platform, false, settings.reads);
+    let segments = Segments::new(&platform, false);
     let core = Core::new(
         platform,
         settings,
@@ -259,6 +259,7 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
         meta,
         StoreLock::Seat,
     );
+    core.data_is_unreported.store(true, Ordering::Relaxed);
     core.region.seat().open_gate();
     if core.settings.read_only {
         // Whoever only reads waits for nobody who is alive.
@@ -437,9 +438,9 @@ struct Held {
 }
 
 impl Held {
-    fn scan(found: &Found, bytes: &[u8]) -> Result<(Scan, Held)> {
+    fn scan(found: &Found, bytes: &[u8], seeds: &StoreSeeds) -> Result<(Scan, Held)> {
         let mut held = Held::default();
-        let scanned = scan(bytes, &found.header, |_, _, body| {
+        let scanned = scan(bytes, &found.header, seeds, |_, _, body| {
             for operation in Operations::of(body) {
                 let (_, operation) = operation?;
                 held.operations += 1;
@@ -453,13 +454,13 @@ impl Held {
 
 /// The first record of a file that an earlier recovery gave up: a later epoch began with its commit. It was torn then, or
 /// a value of it was; by now the same value, put once more, may lie in the same pages, and it would look whole.
-fn given_up(found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
+fn given_up(found: &Found, bytes: &[u8], later: &[Found], seeds: &StoreSeeds) -> Result<Option<u64>> {
     let newer = later.iter().filter(|one| one.header.epoch > found.header.epoch);
     let Some(first) = newer.map(|one| one.header.first_commit).min() else {
         return Ok(None);
     };
     let mut end = None;
-    scan(bytes, &found.header, |start, header, _| {
+    scan(bytes, &found.header, seeds, |start, header, _| {
         if header.commit >= first && end.is_none() {
             end = Some(start - RECORD_HEADER_BYTES as u64);
         }
@@ -480,6 +481,8 @@ struct Recovery<'a> {
     /// The last commit of the base and of what was replayed, and its header checksum.
     last_commit: u64,
     previous: u32,
+    /// Commit time of the last commit.
+    time: u64,
     accepted: Vec<u16>,
     next_map: u32,
     /// Extents that replayed operations refer to; several versions of a key never share one.
@@ -503,6 +506,7 @@ impl<'a> Recovery<'a> {
             found: Vec::new(),
             last_commit: meta.base_commit,
             previous: meta.previous,
+            time: 0,
             accepted: Vec::new(),
             next_map: meta.next_map,
             epoch: meta.epoch,
@@ -530,7 +534,9 @@ impl<'a> Recovery<'a> {
     fn find(&mut self, slot: u16, file: &Arc<dyn File>) -> Result<bool> {
         let doing = |error| Error::io(format!("reading log file {}", file_name(slot)), error);
         let length = file.len().map_err(doing)?.min(LOG_SPAN_BYTES);
-        self.core.entry(slot).filled.store(length, Ordering::Relaxed);
+        // What begins in the middle of a unit is filled again as a whole: a later write may not share it with records.
+        let filled = length / self.core.unit * self.core.unit;
+        self.core.entry(slot).filled.store(filled, Ordering::Relaxed);
         if length < PAGE_BYTES as u64 {
             return Ok(false);
         }
@@ -559,7 +565,7 @@ impl<'a> Recovery<'a> {
         let mut bytes = vec![0; length as usize];
         file.read_at(&mut bytes, 0)?;
         let since = self.meta.next_generation;
-        for found in headers_from(&bytes, LOG_START).filter(|found| found.generation >= since) {
+        for found in headers_from(&bytes, LOG_START, &self.core.seeds).filter(|found| found.generation >= since) {
             self.synced_claim = self.synced_claim.max(found.synced);
             if found.meta_sequence.wrapping_sub(self.meta_claim) as i32 > 0 {
                 self.meta_claim = found.meta_sequence;
@@ -607,7 +613,7 @@ impl<'a> Recovery<'a> {
     fn replay(&mut self, found: &Found, later: &[Found]) -> Result<()> {
         let mut bytes = found.read()?;
         let continues = found.header.first_commit == self.last_commit + 1 && found.header.previous == self.previous;
-        let (mut scanned, mut held) = Held::scan(found, &bytes)?;
+        let (mut scanned, mut held) = Held::scan(found, &bytes, &self.core.seeds)?;
         self.heed(&scanned);
         // Generations without a commit are left by every opening that wrote nothing.
         if !continues || scanned.last_commit < found.header.first_commit {
@@ -619,7 +625,7 @@ impl<'a> Recovery<'a> {
             bytes[record as usize..][..RECORD_HEADER_BYTES].fill(0);
             is_cut = true;
         };
-        if let Some(record) = given_up(found, &bytes, later)? {
+        if let Some(record) = given_up(found, &bytes, later, &self.core.seeds)? {
             end_before(&mut bytes, record);
         }
         if held.values_may_be_torn
@@ -628,7 +634,7 @@ impl<'a> Recovery<'a> {
             end_before(&mut bytes, record);
         }
         if is_cut {
-            (scanned, held) = Held::scan(found, &bytes)?;
+            (scanned, held) = Held::scan(found, &bytes, &self.core.seeds)?;
             if scanned.last_commit < found.header.first_commit {
                 return Ok(());
             }
@@ -640,6 +646,7 @@ impl<'a> Recovery<'a> {
         }
         self.enter(found, &bytes, &scanned, held.operations)?;
         self.accepted.push(found.slot);
+        self.time = self.time.max(scanned.time);
         self.last_commit = scanned.last_commit;
         self.previous = scanned.previous;
         Ok(())
@@ -659,7 +666,7 @@ impl<'a> Recovery<'a> {
     fn torn_value(&self, found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
         let first_torn = |claim: u64| {
             let mut torn = None;
-            scan(bytes, &found.header, |start, header, body| {
+            scan(bytes, &found.header, &self.core.seeds, |start, header, body| {
                 if torn.is_none() && header.commit > claim && !self.holds_values(body)? {
                     torn = Some(start - RECORD_HEADER_BYTES as u64);
                 }
@@ -673,7 +680,7 @@ impl<'a> Recovery<'a> {
         // Rare, and what is damaged must stay as it is: the later files are asked as well.
         let mut claim = self.synced_claim;
         for one in later {
-            claim = claim.max(scan(&one.read()?, &one.header, |_, _, _| Ok(()))?.synced_claim);
+            claim = claim.max(scan(&one.read()?, &one.header, &self.core.seeds, |_, _, _| Ok(()))?.synced_claim);
         }
         first_torn(claim)
     }
@@ -708,7 +715,7 @@ impl<'a> Recovery<'a> {
         };
         let mut unsynced = scanned.tail;
         let synced_claim = self.synced_claim;
-        scan(bytes, &found.header, |start, header, body| {
+        scan(bytes, &found.header, &core.seeds, |start, header, body| {
             costs.bytes += body.len() as u64;
             if header.commit > synced_claim {
                 unsynced = unsynced.min(start - RECORD_HEADER_BYTES as u64);
@@ -757,7 +764,11 @@ impl<'a> Recovery<'a> {
     /// may show them and believe that the device has them, which it has not; see [`Core::poison`].
     fn write_again(&self, found: &Found, bytes: &[u8], unsynced: u64, end: u64) -> Result<()> {
         // Without a synced record the header may be missing as well.
-        let start = if unsynced == LOG_START { 0 } else { unsynced };
+        let start = if unsynced == first_record(found.header.unit.into()) {
+            0
+        } else {
+            unsynced
+        };
         if start == end || self.core.settings.read_only {
             return Ok(());
         }
@@ -863,6 +874,7 @@ impl<'a> Recovery<'a> {
         control.durable.0.store(self.meta.base_commit, Ordering::Release);
         let tail = &control.tail.0;
         tail.previous.store(self.previous, Ordering::Relaxed);
+        tail.time.store(self.time, Ordering::Relaxed);
         tail.epoch.store(self.epoch + 1, Ordering::Relaxed);
         tail.meta_sequence.store(self.meta.sequence as u32, Ordering::Relaxed);
         tail.next_generation.store(self.next_generation, Ordering::Relaxed);

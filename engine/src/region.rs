@@ -8,12 +8,12 @@
 //!
 //! ```text
 //! 0        Control
-//! 4 KiB    processes, 128 bytes each
-//! 20 KiB   what the allocator has changed and can undo
-//! 52 KiB   what rings in all processes
-//! 56 KiB   who holds those back that append
-//! 72 KiB   log generations, 128 bytes each, allocated in steps
-//! 584 KiB  snapshot slots, 64 bytes each, allocated in steps
+//! 8 KiB    processes, 128 bytes each
+//! 24 KiB   what the allocator has changed and can undo
+//! 56 KiB   what rings in all processes
+//! 60 KiB   who holds those back that append
+//! 76 KiB   log generations, 128 bytes each, allocated in steps
+//! 588 KiB  snapshot slots, 64 bytes each, allocated in steps
 //! 5 MiB    memory of the allocator's arrays
 //! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
@@ -49,14 +49,14 @@ pub(crate) use bells::{BELL_SLOTS, SharedBells};
 pub use brakes::BRAKES_MAX;
 pub(crate) use brakes::{SharedBrake, SharedBrakes};
 pub(crate) use layout::{
-    ArrayHead, Control, GenerationEntry, GenerationState, Line, PaceWords, Piece, SPACE_COUNTS, SpaceHead, Tail,
+    ArrayHead, Control, GenerationEntry, GenerationState, Line, LogEnd, PaceWords, Piece, SPACE_COUNTS, SpaceHead, Tail,
 };
 pub(crate) use slots::{Pin, Pins, Slot};
 
 /// Name of the region's file in the store directory.
 pub(crate) const REGION_FILE: &str = "shared";
 
-const CONTROL_BYTES: u64 = 4 << 10;
+const CONTROL_BYTES: u64 = 8 << 10;
 const PROCESSES_START: u64 = CONTROL_BYTES;
 const UNDO_START: u64 = PROCESSES_START + (PROCESSES_MAX * PROCESS_BYTES) as u64;
 const BELLS_START: u64 = UNDO_START + (32 << 10);
@@ -82,7 +82,7 @@ const VERSION_WORDS: usize = 6 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x07");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x08");
 
 /// How often, and after how long, somebody looks again whether the region is whole.
 const LENGTH_LOOKS_MAX: u32 = 20;
@@ -198,7 +198,7 @@ impl Region {
         // First: when this process has begun something, whoever looks must not overlook it.
         let entries = u32::from(self.me().number()) + 1;
         control.entries_used.fetch_max(entries, Ordering::SeqCst);
-        let arrival = control.moments.fetch_add(1, Ordering::SeqCst);
+        let arrival = control.arrivals.fetch_add(1, Ordering::SeqCst);
         self.process(self.me()).occupy(process, now, arrival);
     }
 

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use duramen_io::{File, wake};
 
-use crate::checksum::{checksum, key_hash};
+use crate::checksum::key_hash;
 use crate::core::Core;
 use crate::draft::fold_costs;
 use crate::error::{Error, Result};
 use crate::limits::LOG_SPAN_BYTES;
-use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, record_bytes};
+use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
 use crate::meta::Meta;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
@@ -36,6 +36,8 @@ struct Left {
     body: Vec<u8>,
     /// Checksum of its header, which the next record names.
     sum: u32,
+    /// Its commit time.
+    time: u64,
 }
 
 impl Core {
@@ -106,7 +108,7 @@ impl Core {
         }
         let mut head = [0; RECORD_HEADER_BYTES];
         file.read_at(&mut head, start).map_err(doing)?;
-        let Some((header, sum)) = RecordHeader::decode(&head) else {
+        let Some((header, sum)) = RecordHeader::decode(&head, &self.seeds) else {
             return Ok(None);
         };
         let entry = self.entry(tail.slot.load(Ordering::Relaxed) as u16);
@@ -119,7 +121,12 @@ impl Core {
         }
         let mut body = vec![0; header.body_length as usize];
         file.read_at(&mut body, body_start).map_err(doing)?;
-        Ok((checksum(&body) == header.body_checksum).then_some(Left { body, sum }))
+        let is_whole = body_checksum(&body, &self.seeds) == header.body_checksum;
+        Ok(is_whole.then_some(Left {
+            body,
+            sum,
+            time: header.time,
+        }))
     }
 
     /// Does what `Core::write_record` does after writing.
@@ -153,6 +160,7 @@ impl Core {
             kill_point();
         }
         tail.previous.store(left.sum, Ordering::Relaxed);
+        tail.time.store(left.time, Ordering::Relaxed);
         let before = tail.costs_before();
         entry
             .operations
@@ -285,13 +293,14 @@ mod tests {
             commit: control.visible.0.load(Ordering::Relaxed) + 1,
             synced: control.synced.0.load(Ordering::Relaxed),
             body_length: body.len() as u32,
-            body_checksum: checksum(body.body()),
+            body_checksum: body_checksum(body.body(), &core.seeds),
             previous: tail.previous.load(Ordering::Relaxed),
             generation: entry.number.load(Ordering::Relaxed),
             epoch: tail.epoch.load(Ordering::Relaxed),
             meta_sequence: tail.meta_sequence.load(Ordering::Relaxed),
+            time: tail.time.load(Ordering::Relaxed),
         };
-        let (record, _) = body.seal(&header);
+        let (record, _) = body.seal(&header, &core.seeds);
         (record.to_vec(), slot, entry.tail.load(Ordering::Relaxed))
     }
 

@@ -805,95 +805,65 @@ fn reader_of_an_index_leaf_meets_whole_entries_and_all_that_is_visible() {
     assert_fails("a commit that is visible too early", 3, || model(Flaw::VisibleFirst));
 }
 
-mod sectors {
-    //! Mirrors `write_record`, `next_position` and `let_record_pass` of `commit.rs`, and `sync_generation` of `syncing.rs`: one
-    //! record is there, and another one is written while somebody syncs the first.
+mod units {
+    //! Mirrors `write_record` and `next_position` of `commit.rs`, and `begin_sync` of `syncing.rs`: one record is there, and
+    //! another one is written while the first is synced.
 
     use super::*;
 
-    const SECTOR: u64 = 4;
+    const UNIT: u64 = 4;
     const FIRST_ENDS: u64 = 1;
-    const NOWHERE: u64 = u64::MAX;
 
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub enum Flaw {
         None,
-        /// The writer does not look again, after it has said where its record goes.
-        NoSecondLook,
-        /// The writer's fence before it looks again is missing.
-        NoFenceInWriter,
-        /// The syncer's fence before it looks where a record goes is missing.
-        NoFenceInSyncer,
-        /// The syncer does not look.
-        NoLook,
+        /// The leader reads the end of the records without the commit lock.
+        NoLock,
+        /// The leader does not say, before it syncs, which records may become durable.
+        SaysNothing,
     }
 
-    pub struct Log {
+    struct Log {
         flaw: Flaw,
+        commit_lock: Mutex<()>,
         tail: AtomicU64,
         syncing_end: AtomicU64,
-        writing_at: AtomicU64,
-        /// Whether the device was asked to make the first sector durable.
+        /// Whether the device was asked to make the first unit durable.
         is_synced: Mutex<bool>,
     }
 
     impl Log {
-        pub fn new(flaw: Flaw) -> Log {
-            Log {
-                flaw,
-                tail: AtomicU64::new(FIRST_ENDS),
-                syncing_end: AtomicU64::new(0),
-                writing_at: AtomicU64::new(NOWHERE),
-                is_synced: Mutex::new(false),
-            }
-        }
-
-        fn next_position(&self) -> u64 {
-            let tail = self.tail.load(Ordering::Relaxed);
-            match self.syncing_end.load(Ordering::Relaxed) {
-                0 => tail,
-                _ => SECTOR,
-            }
-        }
-
-        pub fn write(&self) {
-            let mut start = self.next_position();
-            self.writing_at.store(start, Ordering::Relaxed);
-            if self.flaw != Flaw::NoFenceInWriter {
-                fence(Ordering::SeqCst);
-            }
-            if self.flaw != Flaw::NoSecondLook && self.next_position() != start {
-                start = self.next_position();
-                self.writing_at.store(start, Ordering::Release);
-            }
+        fn write(&self) {
+            let _commits = self.commit_lock.lock().expect("no panic");
+            let start = match self.syncing_end.load(Ordering::Relaxed) {
+                0 => self.tail.load(Ordering::Relaxed),
+                _ => UNIT,
+            };
             let is_synced = self.is_synced.lock().expect("no panic");
-            assert!(start >= SECTOR || !*is_synced, "written to a sector that was synced");
+            assert!(start >= UNIT || !*is_synced, "written to a unit that was synced");
             drop(is_synced);
             self.tail.store(start + 1, Ordering::Release);
         }
 
-        pub fn sync(&self) {
+        fn sync(&self) {
+            let commits = (self.flaw != Flaw::NoLock).then(|| self.commit_lock.lock().expect("no panic"));
             let end = self.tail.load(Ordering::Acquire);
-            // Another record in the sector is written before this begins.
-            if end != FIRST_ENDS {
-                return;
+            if self.flaw != Flaw::SaysNothing {
+                self.syncing_end.store(end, Ordering::Relaxed);
             }
-            self.syncing_end.store(end, Ordering::Relaxed);
-            if self.flaw != Flaw::NoFenceInSyncer {
-                fence(Ordering::SeqCst);
-            }
-            let start = self.writing_at.load(Ordering::Acquire);
-            let is_in_sector = (end..SECTOR).contains(&start) && self.tail.load(Ordering::Acquire) <= start;
-            if is_in_sector && self.flaw != Flaw::NoLook {
-                // It waits until that record is written.
-                return;
-            }
+            drop(commits);
             *self.is_synced.lock().expect("no panic") = true;
         }
     }
 
     pub fn model(flaw: Flaw) {
-        let log = Arc::new(Log::new(flaw));
+        let log = Arc::new(Log {
+            flaw,
+            commit_lock: Mutex::new(()),
+            tail: AtomicU64::new(FIRST_ENDS),
+            syncing_end: AtomicU64::new(0),
+            is_synced: Mutex::new(false),
+        });
         let syncer = Arc::clone(&log);
         let syncing = thread::spawn(move || syncer.sync());
         log.write();
@@ -902,15 +872,9 @@ mod sectors {
 }
 
 #[test]
-fn record_written_beside_a_sync_shares_no_sector_with_what_is_synced() {
-    use sectors::{Flaw, model};
+fn record_written_beside_a_sync_shares_no_unit_with_what_is_synced() {
+    use units::{Flaw, model};
     explore(3, || model(Flaw::None));
-    for (flaw, what) in [
-        (Flaw::NoSecondLook, "no second look"),
-        (Flaw::NoFenceInWriter, "no fence in the writer"),
-        (Flaw::NoFenceInSyncer, "no fence in the syncer"),
-        (Flaw::NoLook, "the syncer does not look"),
-    ] {
-        assert_fails(what, 3, move || model(flaw));
-    }
+    assert_fails("no lock", 3, || model(Flaw::NoLock));
+    assert_fails("the leader says nothing", 3, || model(Flaw::SaysNothing));
 }

@@ -5,6 +5,7 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,9 @@ pub enum OpenMode {
     /// The file is made when it is missing; it can be read and written.
     Create,
 }
+
+/// What [`Storage::write_unit`] can be: powers of two from a sector to the largest block of a file system.
+pub const WRITE_UNITS: RangeInclusive<u64> = 512..=64 << 10;
 
 /// A directory of files with plain names. Created and removed names survive power loss only after [`Storage::sync`].
 pub trait Storage: Debug + Send + Sync {
@@ -41,6 +45,10 @@ pub trait Storage: Debug + Send + Sync {
     /// Opens a file, which is made when missing, to lock single bytes of it. Byte locks exclude [`Storage::lock`]s of the
     /// same file by anybody else.
     fn byte_locks(&self, name: &str) -> io::Result<Box<dyn ByteLocks>>;
+    /// Bytes that the machine writes to the device as a whole when one of them changes: a block of the file system. A power
+    /// cut may destroy any byte of a unit that is being written, also a byte that does not change. One of
+    /// [`WRITE_UNITS`].
+    fn write_unit(&self) -> u64;
     /// The directory, for messages.
     fn path(&self) -> &Path;
 }
@@ -84,15 +92,6 @@ pub trait File: Debug + Send + Sync {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`, extending the file when needed.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Prepares [`File::store_at`]. Nobody cuts the file while somebody writes so. A hint: where it cannot be done, system
-    /// calls write.
-    fn map_for_stores(&self) {}
-    /// [`File::write_at`] for short writes one behind the other, by one caller at a time, to a part of the file that was filled
-    /// before. After [`File::map_for_stores`] most of them are stores to memory. Errors are those of `write_at`, and who is
-    /// killed while he writes leaves the front of what he wrote.
-    fn store_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.write_at(bytes, offset)
-    }
     /// Gives `offset..offset + length` real blocks, so that writing there can no longer find the disk full. The file
     /// grows to cover the range; what was never written reads as zeros. A full disk is a `StorageFull` error.
     fn allocate(&self, offset: u64, length: u64) -> io::Result<()>;

@@ -14,8 +14,6 @@ mod memory;
 mod name;
 mod wait;
 
-mod stores;
-
 mod real;
 mod sim;
 

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
@@ -16,11 +16,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::fork::{Kept, keep_from_children};
 use crate::interface::{
     Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random,
-    Storage,
+    Storage, WRITE_UNITS,
 };
 use crate::memory::{ALIGNMENT, Reservation};
 use crate::name::check_name;
-use crate::stores::Stores;
 
 /// Bytes written at once by `write_zeros`. The page cache takes a write as one folio when it can, and a later small
 /// write into a large folio costs in proportion to the folio (3 microseconds into 4 KiB, 17 into 4 MiB, on Linux 6.18).
@@ -230,6 +229,15 @@ impl Storage for RealStorage {
         }))
     }
 
+    fn write_unit(&self) -> u64 {
+        // A device may have larger sectors than the file system has blocks: 4 KiB is the largest that is common.
+        let block = rustix::fs::fstatvfs(&self.directory).map_or(0, |found| found.f_frsize);
+        block
+            .max(4096)
+            .checked_next_power_of_two()
+            .map_or(*WRITE_UNITS.end(), |unit| unit.min(*WRITE_UNITS.end()))
+    }
+
     fn path(&self) -> &Path {
         &self.path
     }
@@ -325,7 +333,6 @@ struct RealFile {
     descriptor: OwnedFd,
     name: String,
     writable: bool,
-    stores: OnceLock<Stores>,
 }
 
 impl RealFile {
@@ -334,7 +341,6 @@ impl RealFile {
             descriptor,
             name,
             writable,
-            stores: OnceLock::new(),
         }
     }
 
@@ -390,27 +396,6 @@ impl File for RealFile {
         Ok(())
     }
 
-    fn map_for_stores(&self) {
-        if self.writable
-            && self.stores.get().is_none()
-            && let Some(stores) = Stores::to(&self.descriptor)
-        {
-            let _ = self.stores.set(stores);
-        }
-    }
-
-    #[inline]
-    fn store_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let Some(stores) = self.stores.get() else {
-            return self.write_at(bytes, offset);
-        };
-        if !stores.store(bytes, offset) {
-            self.write_at(bytes, offset)?;
-            stores.written(&self.descriptor, offset + bytes.len() as u64);
-        }
-        Ok(())
-    }
-
     fn allocate(&self, offset: u64, length: u64) -> io::Result<()> {
         self.check_writable("allocate")?;
         if length == 0 {
@@ -440,9 +425,6 @@ impl File for RealFile {
 
     fn set_len(&self, length: u64) -> io::Result<()> {
         self.check_writable("truncate")?;
-        if let Some(stores) = self.stores.get() {
-            stores.forget();
-        }
         retry_on_intr(|| rustix::fs::ftruncate(&self.descriptor, length))
             .map_err(|error| failed(error, "truncate", format_args!("{} to {length}", self.name)))
     }

@@ -19,13 +19,20 @@ fn seeds(range: Range<u64>) -> Vec<u64> {
     }
 }
 
+/// A disk whose power cuts leave old bytes, new bytes and mixes of both, and destroy nothing.
+fn old_and_new_bytes_only(seed: u64) -> SimDisk {
+    let disk = SimDisk::new(seed);
+    disk.tear_units(false);
+    disk
+}
+
 fn create(disk: &SimDisk, name: &str) -> Arc<dyn File> {
     disk.platform().storage.open(name, OpenMode::Create).unwrap()
 }
 
 /// A disk with one file whose name and bytes are durable.
 fn disk_with(name: &str, bytes: &[u8]) -> (SimDisk, Arc<dyn File>) {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     let file = create(&disk, name);
     file.write_at(bytes, 0).unwrap();
     file.sync_data().unwrap();
@@ -120,7 +127,7 @@ fn random_change(random: &mut Rng, file: &dyn File, oracle: &mut Oracle) {
 fn synced_bytes_survive_every_power_cut() {
     for seed in seeds(0..60) {
         let mut random = Rng::with_seed(seed);
-        let disk = SimDisk::new(seed);
+        let disk = old_and_new_bytes_only(seed);
         let names = ["a", "b", "c"];
         let files: Vec<_> = names.iter().map(|name| create(&disk, name)).collect();
         disk.platform().storage.sync().unwrap();
@@ -153,7 +160,7 @@ fn synced_bytes_survive_every_power_cut() {
 fn power_cut_after_kill_loses_no_more_and_no_less() {
     for seed in seeds(0..30) {
         let mut random = Rng::with_seed(seed);
-        let mut disk = SimDisk::new(seed);
+        let mut disk = old_and_new_bytes_only(seed);
         let mut oracle = Oracle {
             moments: vec![Vec::new()],
         };
@@ -233,7 +240,7 @@ fn every_version_of_an_unsynced_sector_may_survive() {
 
 #[test]
 fn newest_write_may_survive_alone() {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     let (log, data) = (create(&disk, "log"), create(&disk, "data"));
     for file in [&log, &data] {
         file.write_zeros(0, 8192).unwrap();
@@ -288,7 +295,7 @@ fn surviving_truncation_never_shows_old_bytes() {
 
 #[test]
 fn unsynced_name_may_vanish_with_synced_data() {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     let file = create(&disk, "a");
     file.write_at(b"data", 0).unwrap();
     file.sync_data().unwrap();
@@ -321,7 +328,7 @@ fn unsynced_rename_leaves_the_old_file_or_the_new_one() {
 
 #[test]
 fn unsynced_removals_may_survive_in_any_combination() {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     let storage = disk.platform().storage;
     for name in ["a", "b"] {
         create(&disk, name).write_at(name.as_bytes(), 0).unwrap();
@@ -367,7 +374,7 @@ fn stores_through_a_mapping_may_survive_by_sector_and_do_after_sync() {
 
 #[test]
 fn kill_keeps_everything_but_locks_and_open_removed_files() {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     let file = create(&disk, "a");
     file.write_at(b"unsynced", 0).unwrap();
     let _lock = disk
@@ -406,7 +413,7 @@ fn kill_keeps_everything_but_locks_and_open_removed_files() {
 fn stopped_disk_does_a_part_of_one_call_and_then_nothing() {
     let mut written = BTreeSet::new();
     for seed in 0..300 {
-        let disk = SimDisk::new(seed);
+        let disk = old_and_new_bytes_only(seed);
         let storage = disk.platform().storage;
         let file = create(&disk, "a");
         file.write_at(&[1; 4], 0).unwrap();
@@ -433,7 +440,7 @@ fn stopped_disk_does_a_part_of_one_call_and_then_nothing() {
 
 #[test]
 fn planned_failure_hits_the_nth_call_once_or_for_ever() {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     let file = create(&disk, "a");
     disk.fail(2, FailKind::Io, FailSpan::Once);
     file.write_at(b"one", 0).unwrap();
@@ -477,7 +484,7 @@ fn no_space_fails_only_calls_that_need_space() {
 fn failed_sync_may_drop_bytes_that_a_later_sync_does_not_bring_back() {
     let mut seen = BTreeSet::new();
     for seed in 0..200 {
-        let disk = SimDisk::new(seed);
+        let disk = old_and_new_bytes_only(seed);
         let file = create(&disk, "a");
         file.write_at(&[0; 1024], 0).unwrap();
         file.sync_data().unwrap();
@@ -504,7 +511,7 @@ fn failed_sync_may_drop_bytes_that_a_later_sync_does_not_bring_back() {
 fn failed_directory_sync_may_forget_names_for_good() {
     let mut seen = BTreeSet::new();
     for seed in 0..50 {
-        let disk = SimDisk::new(seed);
+        let disk = old_and_new_bytes_only(seed);
         create(&disk, "a");
         disk.fail(1, FailKind::Io, FailSpan::Once);
         disk.platform().storage.sync().unwrap_err();
@@ -517,7 +524,7 @@ fn failed_directory_sync_may_forget_names_for_good() {
 
 #[test]
 fn full_disk_is_reported_and_room_helps() {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     let storage = disk.platform().storage;
     disk.set_capacity(Some(64 << 10));
     let (a, b) = (create(&disk, "a"), create(&disk, "b"));
@@ -563,7 +570,7 @@ fn synced_allocation_survives_a_power_cut_and_an_unsynced_one_may_not() {
 
 #[test]
 fn trace_shows_calls_in_order() {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     let storage = disk.platform().storage;
     storage.open("before", OpenMode::Create).unwrap();
     disk.trace(true);
@@ -618,7 +625,7 @@ fn flipped_bits_are_durable_in_every_version() {
 
 #[test]
 fn lying_disk_loses_what_it_said_was_synced() {
-    let disk = SimDisk::new(1);
+    let disk = old_and_new_bytes_only(1);
     disk.ignore_sync(Some("wal"));
     let (log, data) = (create(&disk, "wal-0"), create(&disk, "data"));
     disk.platform().storage.sync().unwrap();
@@ -645,7 +652,7 @@ fn lying_disk_loses_what_it_said_was_synced() {
 fn names_survive_as_a_history_of_changes_could_leave_them() {
     for seed in seeds(0..200) {
         let mut random = Rng::with_seed(seed);
-        let disk = SimDisk::new(seed);
+        let disk = old_and_new_bytes_only(seed);
         let storage = disk.platform().storage;
         let names = ["a", "b", "c", "d"];
         let mut synced: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -696,4 +703,54 @@ fn names_survive_as_a_history_of_changes_could_leave_them() {
             }
         }
     }
+}
+
+/// Bytes of a file that power cuts change although they were not written since the last sync.
+fn bytes_at_risk(name: &str, unit: u64, offset: u64) -> Vec<usize> {
+    let disk = SimDisk::new(1);
+    disk.set_write_unit(unit);
+    let file = create(&disk, name);
+    file.write_at(&[7; 256 << 10], 0).unwrap();
+    file.sync_data().unwrap();
+    disk.platform().storage.sync().unwrap();
+    // The bytes that are there already: a device that is asked to write them may tear them as well.
+    file.write_at(&[7; 10], offset).unwrap();
+    let mut at_risk = BTreeSet::new();
+    for seed in 0..2_000 {
+        let found = disk.power_cut(seed).read_raw(name);
+        assert_eq!(found.len(), 256 << 10);
+        at_risk.extend(
+            found
+                .iter()
+                .enumerate()
+                .filter(|(_, byte)| **byte != 7)
+                .map(|(at, _)| at / 512),
+        );
+    }
+    at_risk.into_iter().collect()
+}
+
+#[test]
+fn power_cut_may_destroy_all_of_the_unit_that_is_written_and_nothing_beside_it() {
+    for unit in [512, 4 << 10, 16 << 10, 64 << 10] {
+        let offset = 3 * (unit as usize) + unit as usize / 2;
+        let (first, end) = (3 * unit as usize / 512, 4 * unit as usize / 512);
+        let expected: Vec<usize> = (first..end).collect();
+        assert_eq!(bytes_at_risk("wal-0", unit, offset as u64), expected, "unit {unit}");
+        // Other files are written in pages.
+        let page = unit.min(4096) as usize;
+        let first = offset / page * page / 512;
+        let expected: Vec<usize> = (first..first + page / 512).collect();
+        assert_eq!(bytes_at_risk("data", unit, offset as u64), expected, "unit {unit}");
+    }
+}
+
+#[test]
+fn power_cut_destroys_nothing_once_a_sync_succeeded() {
+    let disk = SimDisk::new(1);
+    let file = create(&disk, "wal-0");
+    disk.platform().storage.sync().unwrap();
+    file.write_at(&[7; 20_000], 0).unwrap();
+    file.sync_data().unwrap();
+    assert!((0..500).all(|seed| disk.power_cut(seed).read_raw("wal-0") == [7; 20_000]));
 }

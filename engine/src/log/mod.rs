@@ -4,7 +4,9 @@
 mod record;
 mod segment;
 
-pub(crate) use record::{Body, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, record_bytes};
+pub(crate) use record::{
+    Body, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes,
+};
 pub(crate) use segment::{
-    LOG_START, LogView, SECTOR_BYTES, Scan, SegmentHeader, Segments, file_name, headers_from, scan,
+    LOG_START, LogView, OpenFile, Scan, SegmentHeader, Segments, file_name, first_record, headers_from, scan,
 };

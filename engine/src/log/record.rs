@@ -1,10 +1,10 @@
 //! Records of the log, one per commit, and the operations in them.
 //!
 //! ```text
-//! record   header (48 bytes) | body | zeros to a multiple of 8
-//! header   0 magic u32 | 4 checksum of this header from byte 8 on u32 | 8 commit u64 | 16 synced u64
+//! record   header (56 bytes) | body | zeros to a multiple of 8
+//! header   0 magic of the store u32 | 4 checksum of this header from byte 8 on u32 | 8 commit u64 | 16 synced u64
 //!          24 body length u32 | 28 body checksum u32 | 32 checksum of the previous record's header u32
-//!          36 generation u32 | 40 epoch u32 | 44 meta sequence u32
+//!          36 generation u32 | 40 epoch u32 | 44 meta sequence u32 | 48 commit time u64
 //! body     operations, one after the other
 //! operation 0 kind u8 | 1 flags u8 | 2 user key length u16 | 4 value length u32 | 8 map id u32 big-endian | key | value
 //! ```
@@ -14,16 +14,18 @@
 //! length]` *is* the full key, so that an index entry needs only the operation's position. Each header names the
 //! header before it (a chain from the beginning of the store), the generation and the epoch, so that neither a
 //! leftover of an earlier use of the file nor a record written before a crash can be taken for its continuation.
+//! The magic number and the start of both checksums come from the random id of the store ([`StoreSeeds`]), so that a
+//! header inside a user's value, or inside a block of a deleted store, is never taken for a header of this log.
+//! The commit time is in microseconds since the Unix epoch and never goes back from one record to the next.
 //! `synced` says how far the log was known to be durable when the record was written: a hole at or below it is damage,
 //! a hole above it is a tail that a power cut tore off.
 
 use crate::base::{EXTENT_BYTES, Extent, Stored};
-use crate::checksum::checksum;
+use crate::checksum::{StoreSeeds, checksum_with};
 use crate::error::{Error, Result};
 use crate::limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
-pub(crate) const RECORD_HEADER_BYTES: usize = 48;
-pub(super) const RECORD_MAGIC: u32 = 0x4452_4331;
+pub(crate) const RECORD_HEADER_BYTES: usize = 56;
 const OPERATION_HEADER_BYTES: usize = 12;
 /// The flag of an operation whose pages were not synced before its record was written.
 const MAY_BE_TORN: u8 = 1;
@@ -46,13 +48,15 @@ pub(crate) struct RecordHeader {
     pub(crate) generation: u32,
     pub(crate) epoch: u32,
     pub(crate) meta_sequence: u32,
+    /// Microseconds since the Unix epoch.
+    pub(crate) time: u64,
 }
 
 impl RecordHeader {
     /// Writes the header to the first bytes of `out` and returns its checksum, which the next record names.
-    pub(crate) fn encode(&self, out: &mut [u8]) -> u32 {
+    pub(crate) fn encode(&self, seeds: &StoreSeeds, out: &mut [u8]) -> u32 {
         let out = &mut out[..RECORD_HEADER_BYTES];
-        out[0..4].copy_from_slice(&RECORD_MAGIC.to_le_bytes());
+        out[0..4].copy_from_slice(&seeds.record_magic.to_le_bytes());
         out[8..16].copy_from_slice(&self.commit.to_le_bytes());
         out[16..24].copy_from_slice(&self.synced.to_le_bytes());
         out[24..28].copy_from_slice(&self.body_length.to_le_bytes());
@@ -61,17 +65,18 @@ impl RecordHeader {
         out[36..40].copy_from_slice(&self.generation.to_le_bytes());
         out[40..44].copy_from_slice(&self.epoch.to_le_bytes());
         out[44..48].copy_from_slice(&self.meta_sequence.to_le_bytes());
-        let sum = checksum(&out[8..]);
+        out[48..56].copy_from_slice(&self.time.to_le_bytes());
+        let sum = checksum_with(seeds.records, &out[8..]);
         out[4..8].copy_from_slice(&sum.to_le_bytes());
         sum
     }
 
-    /// Reads a header and its checksum; `None` when these bytes are not an intact header.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<(RecordHeader, u32)> {
+    /// Reads a header and its checksum; `None` when these bytes are not an intact header that this store wrote.
+    pub(crate) fn decode(bytes: &[u8], seeds: &StoreSeeds) -> Option<(RecordHeader, u32)> {
         let bytes = bytes.get(..RECORD_HEADER_BYTES)?;
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        if word(0) != RECORD_MAGIC || word(4) != checksum(&bytes[8..]) {
+        if word(0) != seeds.record_magic || word(4) != checksum_with(seeds.records, &bytes[8..]) {
             return None;
         }
         let header = RecordHeader {
@@ -83,9 +88,15 @@ impl RecordHeader {
             generation: word(36),
             epoch: word(40),
             meta_sequence: word(44),
+            time: long(48),
         };
         Some((header, word(4)))
     }
+}
+
+/// The checksum of a body, as its header holds it.
+pub(crate) fn body_checksum(body: &[u8], seeds: &StoreSeeds) -> u32 {
+    checksum_with(seeds.records, body)
 }
 
 /// What an operation does.
@@ -275,8 +286,8 @@ impl Body {
     }
 
     /// The whole record with its header in place, padded; also the header's checksum.
-    pub(crate) fn seal(&mut self, header: &RecordHeader) -> (&[u8], u32) {
-        let sum = header.encode(&mut self.bytes);
+    pub(crate) fn seal(&mut self, header: &RecordHeader, seeds: &StoreSeeds) -> (&[u8], u32) {
+        let sum = header.encode(seeds, &mut self.bytes);
         let padded = self.bytes.len().next_multiple_of(8);
         self.bytes.resize(padded, 0);
         (&self.bytes, sum)

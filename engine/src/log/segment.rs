@@ -5,29 +5,35 @@
 //! file     header (one page) | records ...
 //! header   0 magic u64 | 8 format u32 | 12 checksum of the rest of the header u32 | 16 store id u128
 //!          32 generation u32 | 36 epoch u32 | 40 first commit u64 | 48 synced u64 | 56 previous u32
-//!          60 meta sequence u32 | zeros
+//!          60 meta sequence u32 | 64 write unit u32 | 68 zero u32 | zeros
 //! ```
+//!
+//! The write unit is what the platform said when the generation began ([`duramen_io::Storage::write_unit`]). The header
+//! has the first unit of the file to itself (at least one page). A record begins right behind the one before it, or,
+//! when a sync came between the two, at the next multiple of the unit: so no write shares a unit with synced bytes.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use duramen_io::{Access, File, Mapping, OpenMode, Platform, prefetch};
+use duramen_io::{Access, File, Mapping, OpenMode, Platform, WRITE_UNITS, prefetch};
 
-use super::record::{Operation, RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, record_bytes};
+use super::record::{Operation, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
 use crate::base::Stored;
-use crate::checksum::checksum;
+use crate::checksum::{StoreSeeds, checksum};
 use crate::error::{Error, Result};
 use crate::limits::{GENERATIONS_MAX, LOG_SPAN_BYTES, LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
 use crate::meta::FORMAT;
-use crate::pages::ReadMode;
 use crate::planted::{PlantedBug, is_planted};
 
-/// Position of the first record of a log file.
+/// Bytes of the page with the header of a log file, with which the first record begins at the earliest.
 pub(crate) const LOG_START: u64 = PAGE_BYTES as u64;
 const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"DuramenW");
-/// The smallest piece that a device writes as a whole.
-pub(crate) const SECTOR_BYTES: u64 = 512;
-const SEGMENT_HEADER_BYTES: usize = 64;
+const SEGMENT_HEADER_BYTES: usize = 72;
+
+/// Position of the first record of a log file whose unit is this.
+pub(crate) fn first_record(unit: u64) -> u64 {
+    unit.max(LOG_START)
+}
 
 /// Name of the log file in a slot.
 pub(crate) fn file_name(slot: u16) -> String {
@@ -44,6 +50,8 @@ pub(crate) struct SegmentHeader {
     pub(crate) synced: u64,
     pub(crate) previous: u32,
     pub(crate) meta_sequence: u32,
+    /// Bytes; a power of two.
+    pub(crate) unit: u32,
 }
 
 impl SegmentHeader {
@@ -58,6 +66,7 @@ impl SegmentHeader {
         out[48..56].copy_from_slice(&self.synced.to_le_bytes());
         out[56..60].copy_from_slice(&self.previous.to_le_bytes());
         out[60..64].copy_from_slice(&self.meta_sequence.to_le_bytes());
+        out[64..68].copy_from_slice(&self.unit.to_le_bytes());
         let sum = checksum(&out[16..]);
         out[12..16].copy_from_slice(&sum.to_le_bytes());
         out
@@ -82,6 +91,7 @@ impl SegmentHeader {
             synced: long(48),
             previous: word(56),
             meta_sequence: word(60),
+            unit: word(64),
         };
         let intact = long(0) == SEGMENT_MAGIC && word(8) == FORMAT && word(12) == checksum(&bytes[16..]);
         (intact && header.is_possible()).then_some(header)
@@ -89,7 +99,9 @@ impl SegmentHeader {
 
     /// Whether one can count on from the numbers. Commits begin with 1.
     fn is_possible(&self) -> bool {
-        (1..LONG_NUMBER_MAX).contains(&self.first_commit)
+        let is_unit = self.unit.is_power_of_two() && WRITE_UNITS.contains(&u64::from(self.unit));
+        is_unit
+            && (1..LONG_NUMBER_MAX).contains(&self.first_commit)
             && self.generation < SHORT_NUMBER_MAX
             && self.epoch < SHORT_NUMBER_MAX
     }
@@ -107,8 +119,6 @@ pub(crate) struct Segments {
     platform: Platform,
     /// How a file that is known is opened: a store that was opened read-only changes none.
     mode: OpenMode,
-    /// Whether records may be written through mappings.
-    stores: bool,
     /// Made at the first use, so that files that never were cost little.
     places: Vec<OnceLock<Box<Segment>>>,
     files_open: AtomicUsize,
@@ -126,9 +136,17 @@ struct Segment {
 
 #[derive(Debug, Default)]
 struct Open {
-    /// With the moment at which it was open.
-    file: Option<(Arc<dyn File>, u64)>,
+    file: Option<OpenFile>,
     mapping: Option<Mapping>,
+}
+
+/// An open log file.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) file: Arc<dyn File>,
+    /// The generation that was in the file when it was opened, until a sync of it through this description has succeeded.
+    /// The kernel does not report to this description what it failed to write of that generation before.
+    pub(crate) unreported: Option<u32>,
 }
 
 impl Segment {
@@ -138,29 +156,27 @@ impl Segment {
 }
 
 impl Segments {
-    pub(crate) fn new(platform: &Platform, read_only: bool, reads: ReadMode) -> Segments {
+    pub(crate) fn new(platform: &Platform, read_only: bool) -> Segments {
         Segments {
             platform: platform.clone(),
             mode: if read_only { OpenMode::Read } else { OpenMode::Write },
-            // Who wants no signals from reading wants none from writing.
-            stores: !read_only && reads == ReadMode::Mapped,
             places: (0..GENERATIONS_MAX).map(|_| OnceLock::new()).collect(),
             files_open: AtomicUsize::new(0),
         }
     }
 
-    /// The file of a slot, which exists, opened and mapped when it is not; and at which of the store's moments, or before,
-    /// it was opened. `moments` counts them.
-    pub(crate) fn file(&self, slot: u16, incarnation: u32, moments: &AtomicU64) -> Result<(Arc<dyn File>, u64)> {
-        self.open(slot, incarnation, self.mode, moments)
+    /// Opens and maps the file of a slot, which exists, unless it is open. `generation` is the number of the generation
+    /// that the file holds.
+    pub(crate) fn file(&self, slot: u16, incarnation: u32, generation: &AtomicU32) -> Result<OpenFile> {
+        self.open(slot, incarnation, self.mode, generation)
     }
 
-    /// The same for one that may have to be made.
-    pub(crate) fn create(&self, slot: u16, incarnation: u32, moments: &AtomicU64) -> Result<(Arc<dyn File>, u64)> {
-        self.open(slot, incarnation, OpenMode::Create, moments)
+    /// Opens and maps the file of a slot, and makes it when it is missing.
+    pub(crate) fn create(&self, slot: u16, incarnation: u32, generation: &AtomicU32) -> Result<OpenFile> {
+        self.open(slot, incarnation, OpenMode::Create, generation)
     }
 
-    fn open(&self, slot: u16, incarnation: u32, mode: OpenMode, moments: &AtomicU64) -> Result<(Arc<dyn File>, u64)> {
+    fn open(&self, slot: u16, incarnation: u32, mode: OpenMode, generation: &AtomicU32) -> Result<OpenFile> {
         let segment = self.places[slot as usize].get_or_init(Default::default);
         let mut open = segment.lock();
         if segment.incarnation.load(Ordering::Relaxed) != incarnation {
@@ -179,14 +195,21 @@ impl Segments {
             segment.base.store(mapping.base(), Ordering::Release);
             open.mapping = Some(mapping);
         }
-        if self.stores {
-            file.map_for_stores();
-        }
-        // After it was opened, so that it is not taken to be older than it is.
-        let opened = moments.load(Ordering::SeqCst);
-        open.file = Some((file.clone(), opened));
+        // After the file was opened: of a generation that begins later the kernel reports everything.
+        let unreported = Some(generation.load(Ordering::SeqCst));
+        let opened = OpenFile { file, unreported };
+        open.file = Some(opened.clone());
         self.files_open.fetch_add(1, Ordering::Relaxed);
-        Ok((file, opened))
+        Ok(opened)
+    }
+
+    /// Notes that a sync of a file succeeded before which all that may have been lost unreported was written again.
+    pub(crate) fn has_synced(&self, slot: u16) {
+        if let Some(segment) = self.places[slot as usize].get()
+            && let Some(open) = &mut segment.lock().file
+        {
+            open.unreported = None;
+        }
     }
 
     /// The bytes of a generation that is alive or held. `None`: this process has not mapped its file yet.
@@ -307,7 +330,7 @@ impl LogView {
 }
 
 impl LogView {
-    /// The record at `position` (or at the next sector) of a generation whose records end at `end`: its position,
+    /// The record at `position` (or at the next unit) of a generation whose records end at `end`: its position,
     /// header and body. `None`: there is none, so the log is damaged.
     ///
     /// # Safety
@@ -317,11 +340,12 @@ impl LogView {
         position: u64,
         end: u64,
         segment: &SegmentHeader,
+        seeds: &StoreSeeds,
     ) -> Option<(u64, RecordHeader, &'a [u8])> {
         // SAFETY: everything below the end of the records was written, and by the contract does not change.
         let bytes = unsafe { self.bytes(0, end) };
         let ours = |found: &RecordHeader| found.generation == segment.generation && found.epoch == segment.epoch;
-        let found = next_record(bytes, position, ours)?;
+        let found = next_record(bytes, position, segment.unit.into(), seeds, ours)?;
         Some((found.position, found.header, found.body?))
     }
 }
@@ -346,6 +370,8 @@ pub(crate) struct Scan {
     pub(crate) last_commit: u64,
     /// Header checksum of the last good record.
     pub(crate) previous: u32,
+    /// Commit time of the last good record; 0 when there is none.
+    pub(crate) time: u64,
     pub(crate) end: ScanEnd,
     /// The highest `synced` and meta sequence that any intact header of this generation claims, also beyond the end.
     pub(crate) synced_claim: u64,
@@ -357,12 +383,14 @@ pub(crate) struct Scan {
 pub(crate) fn scan(
     bytes: &[u8],
     header: &SegmentHeader,
+    seeds: &StoreSeeds,
     mut visit: impl FnMut(u64, &RecordHeader, &[u8]) -> Result<()>,
 ) -> Result<Scan> {
     let mut scan = Scan {
-        tail: LOG_START,
+        tail: first_record(header.unit.into()),
         last_commit: header.first_commit - 1,
         previous: header.previous,
+        time: 0,
         end: ScanEnd::NoRecord,
         synced_claim: header.synced,
         meta_claim: header.meta_sequence,
@@ -371,7 +399,8 @@ pub(crate) fn scan(
         let is_of_file = found.generation == header.generation && found.epoch == header.epoch;
         is_of_file || is_planted(PlantedBug::ChainNotChecked)
     };
-    while let Some(found) = next_record(bytes, scan.tail, ours) {
+    let unit = header.unit.into();
+    while let Some(found) = next_record(bytes, scan.tail, unit, seeds, ours) {
         let header = &found.header;
         let continues = header.previous == scan.previous || is_planted(PlantedBug::ChainNotChecked);
         if !continues || header.commit != scan.last_commit + 1 {
@@ -388,22 +417,27 @@ pub(crate) fn scan(
         scan.tail = found.position + record_bytes(body.len());
         scan.last_commit = header.commit;
         scan.previous = found.sum;
+        scan.time = header.time;
     }
-    for found in headers_from(bytes, scan.tail).filter(ours) {
+    for found in headers_from(bytes, scan.tail, seeds).filter(ours) {
         scan.synced_claim = scan.synced_claim.max(found.synced);
         scan.meta_claim = scan.meta_claim.max(found.meta_sequence);
     }
     Ok(scan)
 }
 
-/// All intact record headers from `position` on, whatever they belong to.
-pub(crate) fn headers_from(bytes: &[u8], position: u64) -> impl Iterator<Item = RecordHeader> {
+/// All intact record headers of this store from `position` on, whatever generation they belong to.
+pub(crate) fn headers_from<'a>(
+    bytes: &'a [u8],
+    position: u64,
+    seeds: &'a StoreSeeds,
+) -> impl Iterator<Item = RecordHeader> + use<'a> {
     // Records begin at multiples of eight bytes, and the magic number tells most places apart at a glance.
     let rest = bytes.get(position as usize..).unwrap_or_default();
     let words = rest.chunks_exact(8).enumerate();
     words
-        .filter(|(_, word)| word[..4] == RECORD_MAGIC.to_le_bytes())
-        .filter_map(move |(index, _)| Some(decode_at(rest, index as u64 * 8)?.0))
+        .filter(|(_, word)| word[..4] == seeds.record_magic.to_le_bytes())
+        .filter_map(move |(index, _)| Some(decode_at(rest, index as u64 * 8, seeds)?.0))
 }
 
 /// A record with an intact header.
@@ -416,14 +450,20 @@ struct FoundRecord<'a> {
     body: Option<&'a [u8]>,
 }
 
-/// The record at `position`, or, where a sync made the writer skip the rest of a sector, at the next sector. Whoever died in
-/// writing may have left the beginning of a record at the first of these places before that sync: so a whole one counts
-/// before one that is not.
-fn next_record(bytes: &[u8], position: u64, ours: impl Fn(&RecordHeader) -> bool) -> Option<FoundRecord<'_>> {
-    let places = [position, position.next_multiple_of(SECTOR_BYTES)];
+/// The record at `position`, or, where a sync made the writer skip the rest of a unit, at the next unit. A process that died
+/// while it wrote may have left the beginning of a record at the first of these places before that sync: so a whole record
+/// counts before a torn one.
+fn next_record<'a>(
+    bytes: &'a [u8],
+    position: u64,
+    unit: u64,
+    seeds: &StoreSeeds,
+    ours: impl Fn(&RecordHeader) -> bool,
+) -> Option<FoundRecord<'a>> {
+    let places = [position, position.next_multiple_of(unit)];
     let mut found = places
         .into_iter()
-        .filter_map(|position| record_at(bytes, position).filter(|found| ours(&found.header)));
+        .filter_map(|position| record_at(bytes, position, seeds).filter(|found| ours(&found.header)));
     let first = found.next()?;
     match first.body {
         Some(_) => Some(first),
@@ -431,11 +471,12 @@ fn next_record(bytes: &[u8], position: u64, ours: impl Fn(&RecordHeader) -> bool
     }
 }
 
-fn record_at(bytes: &[u8], position: u64) -> Option<FoundRecord<'_>> {
-    let (header, sum) = decode_at(bytes, position)?;
+fn record_at<'a>(bytes: &'a [u8], position: u64, seeds: &StoreSeeds) -> Option<FoundRecord<'a>> {
+    let (header, sum) = decode_at(bytes, position, seeds)?;
     let start = position as usize + RECORD_HEADER_BYTES;
     let body = bytes.get(start..start + header.body_length as usize);
-    let body = body.filter(|body| checksum(body) == header.body_checksum || is_planted(PlantedBug::BodiesNotChecked));
+    let body = body
+        .filter(|body| body_checksum(body, seeds) == header.body_checksum || is_planted(PlantedBug::BodiesNotChecked));
     Some(FoundRecord {
         position,
         header,
@@ -444,6 +485,6 @@ fn record_at(bytes: &[u8], position: u64) -> Option<FoundRecord<'_>> {
     })
 }
 
-fn decode_at(bytes: &[u8], position: u64) -> Option<(RecordHeader, u32)> {
-    RecordHeader::decode(bytes.get(position as usize..)?)
+fn decode_at(bytes: &[u8], position: u64, seeds: &StoreSeeds) -> Option<(RecordHeader, u32)> {
+    RecordHeader::decode(bytes.get(position as usize..)?, seeds)
 }

@@ -23,8 +23,8 @@ pub(crate) struct Control {
     pub(super) store: [AtomicU64; 2],
     /// Bytes of addresses that the process took which made the region: all that others may find in it is below.
     pub(super) span: AtomicU64,
-    /// Counts what has an order among processes: attaching, opening a log file, beginning to sync. See `syncing`.
-    pub(crate) moments: AtomicU64,
+    /// Counts processes that attach.
+    pub(super) arrivals: AtomicU64,
     /// How many entries of the table of processes have been anybody's, from the first one on.
     pub(super) entries_used: AtomicU32,
     /// Serialises commits.
@@ -53,6 +53,8 @@ pub(crate) struct Control {
     pub(crate) values_unsynced_bytes: AtomicU64,
     /// Held while the data file is synced.
     pub(crate) data_sync_lock: Line<WordLock>,
+    /// Nonzero: a process died while it synced the log, or the data file. See `syncing`.
+    pub(crate) sync_doubts: [AtomicU32; 2],
     /// Held by whoever folds, makes durable and reclaims.
     pub(crate) maintenance_lock: Line<WordLock>,
     /// Changes while that goes on: who waits for it and sees no change is waiting for somebody who was stopped.
@@ -189,6 +191,8 @@ pub(crate) struct Tail {
     pub(crate) epoch: AtomicU32,
     /// Low half of the sequence number of the newest durable meta page.
     pub(crate) meta_sequence: AtomicU32,
+    /// Commit time of the newest record, in microseconds since the Unix epoch; never goes back.
+    pub(crate) time: AtomicU64,
     /// Number the next generation gets.
     pub(crate) next_generation: AtomicU32,
     /// Id the next map gets.
@@ -323,6 +327,10 @@ impl LogEnd {
 
     pub(crate) fn position(self) -> u64 {
         self.position.into()
+    }
+
+    pub(crate) fn generation(self) -> u32 {
+        self.generation
     }
 }
 

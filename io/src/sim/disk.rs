@@ -8,6 +8,7 @@ use fastrand::Rng;
 use crate::interface::{LockMode, OpenMode};
 use crate::name::check_name;
 
+use super::content::PAGE;
 use super::directory::{Directory, InodeId};
 use super::inode::Inode;
 use super::plan::{FailKind, Fate, Plan, no_space};
@@ -29,6 +30,9 @@ pub(super) struct Disk {
     pub(super) plan: Plan,
     /// Bytes that all files together may occupy.
     pub(super) capacity: Option<u64>,
+    /// What a power cut destroys as a whole or in part.
+    pub(super) write_unit: u64,
+    pub(super) tears_units: bool,
     /// One line for each call since tracing began.
     pub(super) trace: Option<Vec<String>>,
     /// Syncs of files whose names start so do nothing.
@@ -48,6 +52,8 @@ impl Disk {
         Disk {
             random: Rng::with_seed(seed),
             plan: Plan::default(),
+            write_unit: PAGE,
+            tears_units: true,
             capacity: None,
             trace: None,
             ignored_syncs: None,
@@ -70,7 +76,13 @@ impl Disk {
         let mut disk = self.successor(seed);
         for (name, inode) in &names {
             let survival = chooser.next();
-            let survivor = self.inodes[inode].after_power_cut(survival, &mut chooser.random)?;
+            let unit = if name.starts_with("wal-") {
+                self.write_unit
+            } else {
+                self.write_unit.min(PAGE)
+            };
+            let torn = if self.tears_units { chooser.torn_units() } else { 0 };
+            let survivor = self.inodes[inode].after_power_cut(survival, unit, torn, &mut chooser.random)?;
             let before = disk.inodes.insert(*inode, survivor);
             assert!(before.is_none(), "{name} is one of two names of a file");
         }
@@ -93,6 +105,8 @@ impl Disk {
     /// A disk of the same make without files, plans and locks.
     fn successor(&self, seed: u64) -> Disk {
         Disk {
+            write_unit: self.write_unit,
+            tears_units: self.tears_units,
             capacity: self.capacity,
             ignored_syncs: self.ignored_syncs.clone(),
             ignores_directory_sync: self.ignores_directory_sync,

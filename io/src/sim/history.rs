@@ -64,6 +64,8 @@ pub(super) struct History {
     lengths: Vec<(u64, u64)>,
     /// Sectors that a failed sync dropped: the kernel thinks they are on the device, which holds these bytes.
     lost: BTreeMap<u64, Sector>,
+    /// Sectors that were written since the last sync, also with the bytes that they had.
+    dirty: Bits,
     /// The blocks before the first unsynced change of them.
     pub(super) durable_blocks: Option<Bits>,
 }
@@ -80,6 +82,7 @@ impl History {
     /// Remembers a write: `content` still holds the bytes before.
     pub(super) fn record(&mut self, sequence: u64, offset: u64, after: &[u8], content: &Content) {
         let length = after.len();
+        self.note_dirty(offset, length);
         let (start, before) = (self.bytes.len(), self.keep_current(offset, length, content));
         let is_same = match before {
             Some(position) => self.bytes[position..] == *after,
@@ -108,6 +111,7 @@ impl History {
 
     /// Remembers a store through a mapping, which has already happened.
     pub(super) fn record_store(&mut self, sequence: u64, offset: u64, before: &[u8], after: &[u8]) {
+        self.note_dirty(offset, after.len());
         let (before, length) = (self.keep(before), after.len());
         let after = self.keep(after);
         self.effects.push(Effect {
@@ -130,6 +134,7 @@ impl History {
     }
 
     fn record_lost(&mut self, sequence: u64, offset: u64, length: usize, content: &Content, cut: Option<usize>) {
+        self.note_dirty(offset, length);
         let before = self.keep_current(offset, length, content);
         self.effects.push(Effect {
             sequence,
@@ -139,6 +144,38 @@ impl History {
             after: None,
             cut,
         });
+    }
+
+    fn note_dirty(&mut self, offset: u64, length: usize) {
+        if length > 0 {
+            self.dirty
+                .insert(offset / SECTOR..(offset + length as u64).div_ceil(SECTOR));
+        }
+    }
+
+    /// Ranges of bytes that a power cut destroys: whole sectors of up to `count` units that the kernel may have been
+    /// writing. Of a unit that any byte was written to, every sector is at risk.
+    pub(super) fn torn(&self, unit: u64, count: usize, random: &mut Rng) -> Vec<Range<u64>> {
+        let sectors = unit / SECTOR;
+        let runs = self.dirty.runs(0..u64::MAX / 2);
+        let mut units: Vec<u64> = runs
+            .into_iter()
+            .flat_map(|run| run.start / sectors..run.end.div_ceil(sectors))
+            .collect();
+        units.dedup();
+        random.shuffle(&mut units);
+        // The last units of a file are where the newest records are.
+        if let Some(newest) = units.iter().copied().max()
+            && random.bool()
+        {
+            units.insert(0, newest);
+        }
+        let torn = units.into_iter().take(count).map(|number| {
+            let first = random.u64(0..sectors);
+            let end = random.u64(first + 1..=sectors);
+            number * unit + first * SECTOR..number * unit + end * SECTOR
+        });
+        torn.collect()
     }
 
     /// Keeps bytes of an effect.
@@ -193,6 +230,7 @@ impl History {
         self.effects.clear();
         self.bytes.clear();
         self.lengths.clear();
+        self.dirty = Bits::default();
         self.durable_length = length;
         self.durable_blocks = None;
     }

@@ -203,8 +203,15 @@ impl Inode {
         })
     }
 
-    /// The file as a power cut leaves it; [`Inode::find_stores`] was called.
-    pub(super) fn after_power_cut(&self, survival: Survival, random: &mut Rng) -> io::Result<Inode> {
+    /// The file as a power cut leaves it, with so many units torn that were being written; [`Inode::find_stores`] was
+    /// called.
+    pub(super) fn after_power_cut(
+        &self,
+        survival: Survival,
+        unit: u64,
+        torn: usize,
+        random: &mut Rng,
+    ) -> io::Result<Inode> {
         let survivors = self.history.survivors(survival, random, &self.content);
         let mut content = self.content.copy()?;
         let blocks_survive = match survival {
@@ -222,6 +229,15 @@ impl Inode {
                 if bytes.iter().any(|byte| *byte != 0) {
                     blocks.insert(offset / PAGE..offset / PAGE + 1);
                 }
+            }
+        }
+        for range in self.history.torn(unit, torn, random) {
+            let end = range.end.min(survivors.length);
+            if range.start < end {
+                let bytes: Vec<u8> = (range.start..end).map(|_| random.u8(..)).collect();
+                content.reserve(end)?;
+                content.write(range.start, &bytes);
+                blocks.insert(range.start / PAGE..end.div_ceil(PAGE));
             }
         }
         content.cut(survivors.length);

@@ -24,7 +24,7 @@ mod survival;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::interface::{Clock, Platform};
+use crate::interface::{Clock, Platform, WRITE_UNITS};
 
 use disk::Disk;
 use platform::{SharedDisk, SimClock, locked};
@@ -122,6 +122,21 @@ impl SimDisk {
     /// Ends what [`SimDisk::fail`] began.
     pub fn stop_failing(&self) {
         locked(&self.disk).plan.failure = None;
+    }
+
+    /// Sets the write unit: what a power cut may destroy around bytes that were not synced. New disks have 4 KiB.
+    ///
+    /// Files whose names begin with `wal-` have this unit. Others have 4 KiB of it at most: the engine writes them in
+    /// whole pages, and refuses machines whose blocks are larger.
+    pub fn set_write_unit(&self, unit: u64) {
+        assert!(unit.is_power_of_two() && WRITE_UNITS.contains(&unit));
+        locked(&self.disk).write_unit = unit;
+    }
+
+    /// Says whether power cuts destroy units that are being written. New disks do; otherwise a power cut leaves a mix of old
+    /// and new bytes and nothing else.
+    pub fn tear_units(&self, on: bool) {
+        locked(&self.disk).tears_units = on;
     }
 
     /// Limits the bytes of all files together, counted in blocks of 4 KiB that were written or allocated.

@@ -115,6 +115,10 @@ impl Storage for SimStorage {
         }))
     }
 
+    fn write_unit(&self) -> u64 {
+        self.disk.locked().write_unit
+    }
+
     fn path(&self) -> &Path {
         Path::new("/simulated")
     }

@@ -51,6 +51,15 @@ impl Chooser {
         self.common.unwrap_or_else(|| self.draw())
     }
 
+    /// How many of a file's units were being written when the power went, and are torn.
+    pub(super) fn torn_units(&mut self) -> usize {
+        match self.random.u8(..4) {
+            0 | 1 => 0,
+            2 => 1,
+            _ => self.random.usize(1..=8),
+        }
+    }
+
     fn draw(&mut self) -> Survival {
         let newest = *self.sequences.end();
         match self.random.u8(..10) {

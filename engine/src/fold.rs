@@ -620,7 +620,7 @@ impl Core {
         }))?;
         found
             .into_iter()
-            .for_each(|(page, pages)| self.space.give_back(page, pages));
+            .for_each(|(page, pages)| self.space.give_back(page, pages, &self.pages));
         Ok(())
     }
 }

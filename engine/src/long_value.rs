@@ -123,7 +123,8 @@ impl Drop for Taken<'_> {
         if self.core.region.is_forked() {
             return;
         }
-        self.core.space.give_back(self.extent.page, self.extent.pages());
+        let (space, pages) = (&self.core.space, &self.core.pages);
+        space.give_back(self.extent.page, self.extent.pages(), pages);
     }
 }
 

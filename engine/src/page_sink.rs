@@ -124,7 +124,7 @@ impl<'a> FileSink<'a> {
             let (want, first, count) = &mut self.taken[run.place];
             *count = run.next - *first;
             let space = &self.core.space;
-            space.give_back_run(self.claim, *want, run.next, run.end - run.next)?;
+            space.give_back_run(self.claim, *want, run.next, run.end - run.next, &self.core.pages)?;
         }
         if run.buffer.is_empty() {
             return Ok(run.buffer);
@@ -171,10 +171,12 @@ impl<'a> FileSink<'a> {
     pub(crate) fn abandon(&mut self) {
         (self.leaves, self.branches) = (Run::default(), Run::default());
         for (want, page, count) in std::mem::take(&mut self.taken) {
+            let (space, pages) = (&self.core.space, &self.core.pages);
+            // First: what cannot be given back now is given up by another process, which does not know these bits.
+            pages.forget(page, count);
             // What could not be given back now is given up with the whole tree by whoever has the maintenance next.
-            let _ = self
-                .core
-                .owed_if_busy(self.core.space.give_back_run(self.claim, want, page, count));
+            let given_back = space.give_back_run(self.claim, want, page, count, pages);
+            let _ = self.core.owed_if_busy(given_back);
         }
     }
 

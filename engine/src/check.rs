@@ -13,7 +13,7 @@ use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange};
 use crate::limits::PAGE_BYTES;
 use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, scan};
 use crate::map::map_id;
-use crate::meta::{META_PAGES, Meta};
+use crate::meta::{META_PAGES, Meta, MetaPages};
 use crate::pages::verify_extent;
 use crate::progress::{Progress, with_progress};
 use crate::region::{GenerationState, Version};
@@ -96,17 +96,18 @@ impl Core {
     }
 
     fn check_meta(&self, durable: &Meta, report: &mut CheckReport) {
-        match Meta::read(&*self.data) {
-            Ok(Some((newest, true))) if newest == *durable => {}
-            Ok(Some((newest, false))) if newest == *durable => report.problems.push(format!(
-                "one of the two copies of the newest meta page, pages {} and {} of the data file, is not intact; opening \
-                 the store for writing writes it again",
-                newest.first_page(),
-                newest.first_page() + 1
-            )),
-            Ok(Some((newest, _))) => report.problems.push(format!(
+        match MetaPages::read(&*self.data) {
+            Ok(Some(found)) if found.newest == *durable => {
+                report.problems.extend(found.broken().map(|page| {
+                    format!(
+                        "page {page} of the data file, one of the four meta pages, is not intact; while another copy of \
+                         it is, opening the store for writing writes it again"
+                    )
+                }));
+            }
+            Ok(Some(found)) => report.problems.push(format!(
                 "the newest intact meta page is number {}, number {} was written",
-                newest.sequence, durable.sequence
+                found.newest.sequence, durable.sequence
             )),
             Ok(None) => report.problems.push("no meta page is intact".into()),
             Err(error) => report.problems.push(error.to_string()),

@@ -7,13 +7,13 @@ use crate::base::any_page::{Anything, Nowhere, PAGE};
 use crate::base::{
     self, ChangeStream, Cursor, KeyRange, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
 };
-use crate::checksum::{checksum, key_hash};
+use crate::checksum::{checksum, checksum_with, key_hash};
 use crate::error::Result;
 use crate::limits::{BRANCH_BYTES, KEY_BYTES_MAX, PAGE_BYTES};
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, SECTOR_BYTES, SegmentHeader, record_bytes, scan,
 };
-use crate::meta::META_PAGES;
+use crate::meta::{FORMAT, META_PAGES};
 
 /// Steps of a walk after which a target has seen enough.
 const STEPS_MAX: usize = 1000;
@@ -226,9 +226,10 @@ pub fn repair_log(bytes: &mut [u8]) {
 
 /// Gives the meta pages at the beginning of a data file checksums that say all is well.
 pub fn repair_meta(data: &mut [u8]) {
-    data.chunks_exact_mut(PAGE_BYTES)
-        .take(META_PAGES as usize)
-        .for_each(repair);
+    for page in data.chunks_exact_mut(PAGE_BYTES).take(META_PAGES as usize) {
+        let sum = checksum_with(FORMAT - 1, &page[CHECKED_FROM..]);
+        page[CHECKSUM_AT..CHECKED_FROM].copy_from_slice(&sum.to_le_bytes());
+    }
 }
 
 fn repair(bytes: &mut [u8]) {

@@ -51,6 +51,8 @@ pub enum PlantedBug {
     OpenedUndecided,
     /// A sync counts although somebody else may have been told of something that could not be written.
     SyncedInDoubt,
+    /// Opening takes the newest intact meta page, whatever became of the two pages of the other parity.
+    OtherMetaPairNotLookedAt,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -201,6 +201,8 @@ pub(crate) struct Tail {
     pub(crate) writing_at: AtomicU64,
     pub(crate) writing_previous: AtomicU32,
     pub(crate) writing_costs: [AtomicU64; 3],
+    /// Commit time of the newest record, in microseconds since the Unix epoch; never goes back.
+    pub(crate) time: AtomicU64,
 }
 
 /// What a log file is used for.

@@ -5,7 +5,7 @@
 
 use crate::base::any_page::{Anything, Nowhere, PAGE};
 use crate::base::{
-    self, ChangeStream, Cursor, KeyRange, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
+    self, ChangeStream, Cursor, KeyRange, Link, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
 };
 use crate::checksum::{checksum, checksum_with, key_hash};
 use crate::error::Result;
@@ -33,8 +33,8 @@ const RECORD_PREVIOUS_AT: usize = 32;
 /// verification lets them pass. Checksums and page numbers are repaired first.
 pub fn page(data: &[u8]) {
     let (leaf, branch) = data.split_at(data.len().min(PAGE_BYTES));
-    let leaf = sealed(leaf, PAGE_BYTES);
-    if verify_page(PAGE, &leaf).is_err() {
+    let (leaf, link) = sealed(leaf, PAGE_BYTES);
+    if verify_page(link, &leaf, 0).is_err() {
         return;
     }
     let alone = Anything {
@@ -47,10 +47,11 @@ pub fn page(data: &[u8]) {
             page: PAGE,
             height: 1,
             pairs: 1,
+            checksum: 0,
         },
     );
-    let branch = sealed(branch, BRANCH_BYTES);
-    if verify_page(PAGE, &branch).is_ok() {
+    let (branch, link) = sealed(branch, BRANCH_BYTES);
+    if verify_page(link, &branch, 0).is_ok() {
         let height = branch[LEVEL_AT].saturating_add(1);
         let both = Anything {
             leaf: &leaf,
@@ -62,16 +63,17 @@ pub fn page(data: &[u8]) {
                 page: PAGE,
                 height,
                 pairs: 1,
+                checksum: 0,
             },
         );
     }
 }
 
-fn sealed(bytes: &[u8], length: usize) -> Vec<u8> {
+fn sealed(bytes: &[u8], length: usize) -> (Vec<u8>, Link) {
     let mut page = bytes[..bytes.len().min(length)].to_vec();
     page.resize(length, 0);
-    seal_page(&mut page, PAGE, PAGE as u64);
-    page
+    let link = seal_page(&mut page, PAGE, PAGE as u64, 0);
+    (page, link)
 }
 
 /// Puts of these keys, which ascend.

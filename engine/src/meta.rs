@@ -53,6 +53,8 @@ const META_DISTANCE: u32 = 16;
 const META_SLOTS: u32 = 2 * META_COPIES;
 /// Pages at the beginning of the data file that are not for the allocator: the meta pages, and what separates them.
 pub(crate) const META_PAGES: u32 = META_SLOTS * META_DISTANCE;
+/// Those of them that are never written.
+pub(crate) const META_GAP_PAGES: u32 = META_PAGES - META_SLOTS;
 /// Where format 1 had its meta pages.
 const META_PAGES_OF_FORMAT_1: u32 = 4;
 
@@ -116,11 +118,12 @@ impl Meta {
             self.next_map,
             self.epoch,
             self.next_generation,
+            self.root.checksum,
         ];
         for (place, word) in out[72..].chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        // Bytes 112 to 120 are zero.
+        // Bytes 116 to 120 are zero.
         out[120..128].copy_from_slice(&self.reaches.to_le_bytes());
         out[128..136].copy_from_slice(&self.time.to_le_bytes());
         let sum = page_checksum(FORMAT, &out);
@@ -151,6 +154,7 @@ impl Meta {
                 page: word(76),
                 height: word(80) as u8,
                 pairs: long(56),
+                checksum: word(112),
             },
             version: long(64),
             bitmap: SavedBitmap {

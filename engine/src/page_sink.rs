@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::base::{self, Extent, PageSink};
+use crate::base::{self, Extent, Link, PageSink};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
@@ -206,16 +206,15 @@ impl<'a> FileSink<'a> {
 }
 
 impl PageSink for FileSink<'_> {
-    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+    fn write(&mut self, page: &mut [u8]) -> Result<Link> {
         let count = (page.len() / PAGE_BYTES) as u32;
         self.have_run(count)?;
-        let birth = self.birth;
+        let (birth, seed) = (self.birth, self.core.seeds.pages);
         let run = self.run(count);
-        let number = run.next;
-        base::seal_page(page, number, birth);
+        let link = base::seal_page(page, run.next, birth, seed);
         run.buffer.extend_from_slice(page);
         run.next += count;
-        Ok(number)
+        Ok(link)
     }
 
     fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {

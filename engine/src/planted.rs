@@ -53,6 +53,8 @@ pub enum PlantedBug {
     SyncedInDoubt,
     /// Opening takes the newest intact meta page, whatever became of the two pages of the other parity.
     OtherMetaPairNotLookedAt,
+    /// A page counts as the right one although what refers to it names another checksum.
+    ChildChecksumNotCompared,
 }
 
 #[cfg(feature = "planted-bugs")]

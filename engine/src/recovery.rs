@@ -37,7 +37,7 @@ use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
 use crate::base::{self, Extent, Root};
 use crate::bitmap::Bitmap;
-use crate::checksum::key_hash;
+use crate::checksum::{StoreSeeds, checksum_with, key_hash};
 use crate::core::{Core, StoreLock, with_source};
 use crate::draft::fold_costs;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
@@ -146,7 +146,12 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         Region::create(&platform, files.iter().any(|name| name == REGION_FILE), seat)?
     });
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
-    let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
+    let pages = Pages::open(
+        data.clone(),
+        StoreSeeds::of(meta.store).pages,
+        settings.reads,
+        settings.machine_bytes,
+    )?;
     let space = Space::new(
         data.clone(),
         region.clone(),
@@ -203,7 +208,7 @@ fn load_bitmap(data: &dyn File, meta: &Meta, pages_in_file: u32) -> Result<Bitma
             "the data file ends {lost} pages before its last used one"
         )));
     }
-    Bitmap::load(data, meta.bitmap, pages_in_file)
+    Bitmap::load(data, meta.bitmap, pages_in_file, StoreSeeds::of(meta.store).pages)
 }
 
 /// Comes in among those who share the store.
@@ -254,7 +259,12 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
         return Err(Reason::Poisoned { cause }.into());
     }
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
-    let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
+    let pages = Pages::open(
+        data.clone(),
+        StoreSeeds::of(meta.store).pages,
+        settings.reads,
+        settings.machine_bytes,
+    )?;
     let space = Space::attach(data.clone(), region.clone(), settings.overwrite_freed);
     let segments = Segments::new(&platform, false, settings.reads);
     let core = Core::new(
@@ -399,15 +409,19 @@ fn make_store(platform: &Platform) -> Result<()> {
     file.allocate(reserved, bytes)
         .map_err(|error| crate::region::full_or_io("a new store", bytes, error))?;
     let random = || platform.random.next_u64();
+    let store = (random() as u128) << 64 | random() as u128;
     let meta = Meta {
-        store: (random() as u128) << 64 | random() as u128,
+        store,
         sequence: 0,
         hash_seed: random(),
         base_commit: 0,
         previous: 0,
         root: Root::default(),
         version: FIRST_VERSION,
-        bitmap: SavedBitmap::default(),
+        bitmap: SavedBitmap {
+            checksum: checksum_with(StoreSeeds::of(store).pages, &[]),
+            ..SavedBitmap::default()
+        },
         data_pages: META_PAGES,
         next_map: FIRST_USER_MAP,
         epoch: 0,

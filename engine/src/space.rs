@@ -20,7 +20,7 @@ use duramen_io::File;
 
 use crate::base::Extent;
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES};
-use crate::checksum::checksum;
+use crate::checksum::checksum_with;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
@@ -699,7 +699,7 @@ impl Space {
         let saved = SavedBitmap {
             page,
             pages: count,
-            checksum: checksum(&image),
+            checksum: checksum_with(pages.seed(), &image),
         };
         Ok((saved, end))
     }

@@ -298,7 +298,7 @@ impl Batch {
         if appended.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
             extents
                 .iter()
-                .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
+                .for_each(|extent| core.space.give_back(extent.page, extent.pages(), &core.pages));
         }
         let commit = appended.map(|number| {
             let resolve = |(ticket, stamp): (&Ticket, _)| ticket.resolve(stamp);

@@ -10,7 +10,7 @@ use std::ops::{DerefMut, Range};
 
 use duramen_io::File;
 
-use crate::checksum::checksum;
+use crate::checksum::checksum_with;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
@@ -124,8 +124,8 @@ impl Bitmap {
         bitmap
     }
 
-    /// Loads a saved bitmap, for a file that now has `pages` pages, and marks its own pages.
-    pub(crate) fn load(file: &dyn File, saved: SavedBitmap, pages: u32) -> Result<Bitmap> {
+    /// Loads a saved bitmap, for a file that now has `pages` pages, and marks its own pages. Its checksum is begun with `seed`.
+    pub(crate) fn load(file: &dyn File, saved: SavedBitmap, pages: u32, seed: u32) -> Result<Bitmap> {
         if saved.page as u64 + saved.pages as u64 > pages as u64 {
             return Err(Error::damaged(format!(
                 "the saved bitmap lies at page {}, beyond the data file",
@@ -135,7 +135,7 @@ impl Bitmap {
         let mut image = vec![0u8; saved.pages as usize * PAGE_BYTES];
         file.read_at(&mut image, saved.page as u64 * PAGE_BYTES as u64)
             .map_err(|error| Error::io("reading the bitmap of used pages", error))?;
-        if checksum(&image) != saved.checksum {
+        if checksum_with(seed, &image) != saved.checksum {
             return Err(Error::damaged(format!(
                 "the bitmap at page {} has a wrong checksum",
                 saved.page

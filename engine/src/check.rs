@@ -6,14 +6,14 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::base::{self, PageSource, Root, Visit};
+use crate::base::{self, Root, Visit};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange};
 use crate::limits::PAGE_BYTES;
 use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, scan};
 use crate::map::map_id;
-use crate::meta::{META_PAGES, Meta};
+use crate::meta::{META_PAGES, Meta, MetaPages};
 use crate::pages::verify_extent;
 use crate::progress::{Progress, with_progress};
 use crate::region::{GenerationState, Version};
@@ -96,17 +96,18 @@ impl Core {
     }
 
     fn check_meta(&self, durable: &Meta, report: &mut CheckReport) {
-        match Meta::read(&*self.data) {
-            Ok(Some((newest, true))) if newest == *durable => {}
-            Ok(Some((newest, false))) if newest == *durable => report.problems.push(format!(
-                "one of the two copies of the newest meta page, pages {} and {} of the data file, is not intact; opening \
-                 the store for writing writes it again",
-                newest.first_page(),
-                newest.first_page() + 1
-            )),
-            Ok(Some((newest, _))) => report.problems.push(format!(
+        match MetaPages::read(&*self.data) {
+            Ok(Some(found)) if found.newest == *durable => {
+                report.problems.extend(found.broken().map(|page| {
+                    format!(
+                        "page {page} of the data file, one of the four meta pages, is not intact; while another copy of \
+                         it is, opening the store for writing writes it again"
+                    )
+                }));
+            }
+            Ok(Some(found)) => report.problems.push(format!(
                 "the newest intact meta page is number {}, number {} was written",
-                newest.sequence, durable.sequence
+                found.newest.sequence, durable.sequence
             )),
             Ok(None) => report.problems.push("no meta page is intact".into()),
             Err(error) => report.problems.push(error.to_string()),
@@ -165,7 +166,7 @@ impl Core {
         self.data
             .read_at(&mut bytes, extent.page as u64 * PAGE_BYTES as u64)
             .map_err(|error| Error::io(format!("reading the value at page {}", extent.page), error))?;
-        verify_extent(extent, &bytes)
+        verify_extent(extent, &bytes, self.seeds.pages)
     }
 
     /// Scans the log files of the live generations, and the values and runs that they refer to.
@@ -221,7 +222,8 @@ impl Core {
     fn check_run(&self, root: Root) -> Result<()> {
         let source = self.pages.verified();
         base::walk(source, root, &mut |visit| match visit {
-            Visit::Page { number, pages, .. } => source.page(number, pages as usize * PAGE_BYTES).map(|_| ()),
+            // The walk has verified it.
+            Visit::Page { .. } => Ok(()),
             Visit::Extent(extent) => self.read_extent(extent),
         })
     }

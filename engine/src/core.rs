@@ -19,7 +19,7 @@ use crate::index::Index;
 use crate::limits::MAP_ID_BYTES;
 use crate::log::{LogView, OpenFile, Segments, file_name};
 use crate::map::map_id;
-use crate::meta::Meta;
+use crate::meta::{Meta, MetaPages};
 use crate::options::Settings;
 use crate::pace::{Pace, PauseWatch};
 use crate::pages::{Pages, ReadMode};
@@ -696,10 +696,9 @@ impl Core {
         self.cover_data()?;
         let newest = self.control().tail.0.meta_sequence.load(Ordering::Acquire);
         if held.durable.sequence as u32 != newest {
-            let found = Meta::read(&*self.data)?.filter(|(meta, _)| meta.sequence as u32 == newest);
-            let (meta, _) =
-                found.ok_or_else(|| Error::damaged(format!("meta page {newest} is not intact any more")))?;
-            held.durable = meta;
+            let found = MetaPages::read(&*self.data)?.filter(|found| found.newest.sequence as u32 == newest);
+            let found = found.ok_or_else(|| Error::damaged(format!("meta page {newest} is not intact any more")))?;
+            held.durable = found.newest;
         }
         Ok(held)
     }

@@ -165,6 +165,17 @@ pub enum Reason {
         /// Newest format this library reads.
         supported: u32,
     },
+    /// The store was written by an older version, in a format that this one does not read.
+    #[error(
+        "the store has format {found}, this library reads format {supported}; write it with `duramen dump` of the version \
+         that made it, and read that with `duramen load` of this one"
+    )]
+    OlderFormat {
+        /// Format of the store.
+        found: u32,
+        /// Oldest format this library reads.
+        supported: u32,
+    },
     /// Another process has the store open.
     #[error("the store at {path} is in use by {}; close it there first", in_words(holder))]
     InUse {

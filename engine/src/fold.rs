@@ -508,6 +508,7 @@ impl Core {
             epoch: tail.epoch.load(Ordering::Relaxed),
             next_generation: self.oldest_unfolded(version),
             reaches: version.reaches,
+            time: tail.time.load(Ordering::Relaxed).max(old.time),
             ..old
         })
     }
@@ -518,11 +519,9 @@ impl Core {
             self.sync_data_file("making the base durable")?;
         }
         kill_point();
-        meta.write(&*self.data)
-            .map_err(|error| Error::io("making the base durable", error))?;
-        kill_point();
-        // From here on a power cut may bring it back.
-        self.owed_if_busy(self.sync_data_file("making the base durable"))
+        // From the first copy on a power cut may bring it back.
+        let sync = || self.sync_data_file("making the base durable");
+        self.owed_if_busy(meta.write(&*self.data, &sync))
     }
 
     /// A meta page was written.
@@ -620,7 +619,7 @@ impl Core {
         }))?;
         found
             .into_iter()
-            .for_each(|(page, pages)| self.space.give_back(page, pages));
+            .for_each(|(page, pages)| self.space.give_back(page, pages, &self.pages));
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::base::any_page::{Anything, Nowhere, PAGE};
 use crate::base::{
-    self, ChangeStream, Cursor, KeyRange, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
+    self, ChangeStream, Cursor, KeyRange, Link, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
 };
 use crate::checksum::{StoreSeeds, checksum, checksum_with, key_hash};
 use crate::error::Result;
@@ -14,7 +14,7 @@ use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, body_checksum, first_record,
     record_bytes, scan,
 };
-use crate::meta::META_PAGES;
+use crate::meta::{FORMAT, META_PAGES};
 
 /// Steps of a walk after which a target has seen enough.
 const STEPS_MAX: usize = 1000;
@@ -35,8 +35,8 @@ const RECORD_PREVIOUS_AT: usize = 32;
 /// verification lets them pass. Checksums and page numbers are repaired first.
 pub fn page(data: &[u8]) {
     let (leaf, branch) = data.split_at(data.len().min(PAGE_BYTES));
-    let leaf = sealed(leaf, PAGE_BYTES);
-    if verify_page(PAGE, &leaf).is_err() {
+    let (leaf, link) = sealed(leaf, PAGE_BYTES);
+    if verify_page(link, &leaf, 0).is_err() {
         return;
     }
     let alone = Anything {
@@ -49,10 +49,11 @@ pub fn page(data: &[u8]) {
             page: PAGE,
             height: 1,
             pairs: 1,
+            checksum: 0,
         },
     );
-    let branch = sealed(branch, BRANCH_BYTES);
-    if verify_page(PAGE, &branch).is_ok() {
+    let (branch, link) = sealed(branch, BRANCH_BYTES);
+    if verify_page(link, &branch, 0).is_ok() {
         let height = branch[LEVEL_AT].saturating_add(1);
         let both = Anything {
             leaf: &leaf,
@@ -64,16 +65,17 @@ pub fn page(data: &[u8]) {
                 page: PAGE,
                 height,
                 pairs: 1,
+                checksum: 0,
             },
         );
     }
 }
 
-fn sealed(bytes: &[u8], length: usize) -> Vec<u8> {
+fn sealed(bytes: &[u8], length: usize) -> (Vec<u8>, Link) {
     let mut page = bytes[..bytes.len().min(length)].to_vec();
     page.resize(length, 0);
-    seal_page(&mut page, PAGE, PAGE as u64);
-    page
+    let link = seal_page(&mut page, PAGE, PAGE as u64, 0);
+    (page, link)
 }
 
 /// Puts of these keys, which ascend.
@@ -231,9 +233,10 @@ pub fn repair_log(bytes: &mut [u8]) {
 
 /// Gives the meta pages at the beginning of a data file checksums that say all is well.
 pub fn repair_meta(data: &mut [u8]) {
-    data.chunks_exact_mut(PAGE_BYTES)
-        .take(META_PAGES as usize)
-        .for_each(repair);
+    for page in data.chunks_exact_mut(PAGE_BYTES).take(META_PAGES as usize) {
+        let sum = checksum_with(FORMAT - 1, &page[CHECKED_FROM..]);
+        page[CHECKSUM_AT..CHECKED_FROM].copy_from_slice(&sum.to_le_bytes());
+    }
 }
 
 fn repair(bytes: &mut [u8]) {

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::sync::atomic::Ordering;
 
 use crate::base::Extent;
-use crate::checksum::checksum;
+use crate::checksum::checksum_with;
 use crate::commit::Durability;
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
@@ -35,6 +35,7 @@ impl Core {
 
     pub(crate) fn write_value_at(&self, mut extent: Extent, from: &mut dyn Read) -> Result<Extent> {
         let doing = |error| Error::io("writing a long value", error);
+        let seed = self.seeds.pages;
         let mut offset = extent.page as u64 * PAGE_BYTES as u64;
         let mut table = Vec::new();
         let mut chunk = vec![0u8; VALUE_CHUNK_BYTES.min(extent.length as usize)];
@@ -47,7 +48,7 @@ impl Core {
                 return Err(Reason::ValueLengthMismatch { announced, found }.into());
             }
             self.data.write_at(part, offset).map_err(doing)?;
-            table.extend_from_slice(&checksum(part).to_le_bytes());
+            table.extend_from_slice(&checksum_with(seed, part).to_le_bytes());
             offset += part.len() as u64;
             left -= part.len() as u64;
         }
@@ -56,10 +57,10 @@ impl Core {
             return Err(Reason::ValueLengthMismatch { announced, found }.into());
         }
         if extent.length > VALUE_CHUNK_BYTES as u64 {
-            extent.checksum = checksum(&table);
+            extent.checksum = checksum_with(seed, &table);
             self.data.write_at(&table, offset.next_multiple_of(4)).map_err(doing)?;
         } else {
-            extent.checksum = checksum(&chunk);
+            extent.checksum = checksum_with(seed, &chunk);
         }
         Ok(extent)
     }
@@ -123,7 +124,8 @@ impl Drop for Taken<'_> {
         if self.core.region.is_forked() {
             return;
         }
-        self.core.space.give_back(self.extent.page, self.extent.pages());
+        let (space, pages) = (&self.core.space, &self.core.pages);
+        space.give_back(self.extent.page, self.extent.pages(), pages);
     }
 }
 

@@ -185,7 +185,9 @@ impl Map {
             .ready_values(extent.pages(), values)
             .and_then(|()| self.write_one(OperationKind::PutExtent, &full_key, &extent.encode(), may_tear));
         if written.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
-            self.core().space.give_back(extent.page, extent.pages());
+            self.core()
+                .space
+                .give_back(extent.page, extent.pages(), &self.core().pages);
         }
         written
     }
@@ -328,7 +330,7 @@ impl Map {
         });
         match (&committed, extent) {
             (Err(error), Some(extent)) if !error.is_of_a_made_commit() => {
-                core.space.give_back(extent.page, extent.pages());
+                core.space.give_back(extent.page, extent.pages(), &core.pages);
             }
             _ => {}
         }

@@ -203,7 +203,8 @@ impl Options {
     /// After a crash this replays the log: at most a few hundred MiB of it, in about a second.
     ///
     /// # Errors
-    /// [`Reason::InUse`], [`Reason::NotAStore`], [`Reason::NoStore`], [`Reason::NewerFormat`], [`Reason::Damaged`],
+    /// [`Reason::InUse`], [`Reason::NotAStore`], [`Reason::NoStore`], [`Reason::NewerFormat`],
+    /// [`Reason::OlderFormat`], [`Reason::Damaged`],
     /// [`Reason::Full`] and [`Reason::Io`].
     pub fn open(self, directory: impl AsRef<Path>) -> Result<Store> {
         let directory = directory.as_ref();

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::base::{self, Extent, PageSink};
+use crate::base::{self, Extent, Link, PageSink};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
@@ -124,7 +124,7 @@ impl<'a> FileSink<'a> {
             let (want, first, count) = &mut self.taken[run.place];
             *count = run.next - *first;
             let space = &self.core.space;
-            space.give_back_run(self.claim, *want, run.next, run.end - run.next)?;
+            space.give_back_run(self.claim, *want, run.next, run.end - run.next, &self.core.pages)?;
         }
         if run.buffer.is_empty() {
             return Ok(run.buffer);
@@ -171,10 +171,12 @@ impl<'a> FileSink<'a> {
     pub(crate) fn abandon(&mut self) {
         (self.leaves, self.branches) = (Run::default(), Run::default());
         for (want, page, count) in std::mem::take(&mut self.taken) {
+            let (space, pages) = (&self.core.space, &self.core.pages);
+            // First: what cannot be given back now is given up by another process, which does not know these bits.
+            pages.forget(page, count);
             // What could not be given back now is given up with the whole tree by whoever has the maintenance next.
-            let _ = self
-                .core
-                .owed_if_busy(self.core.space.give_back_run(self.claim, want, page, count));
+            let given_back = space.give_back_run(self.claim, want, page, count, pages);
+            let _ = self.core.owed_if_busy(given_back);
         }
     }
 
@@ -204,16 +206,15 @@ impl<'a> FileSink<'a> {
 }
 
 impl PageSink for FileSink<'_> {
-    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+    fn write(&mut self, page: &mut [u8]) -> Result<Link> {
         let count = (page.len() / PAGE_BYTES) as u32;
         self.have_run(count)?;
-        let birth = self.birth;
+        let (birth, seed) = (self.birth, self.core.seeds.pages);
         let run = self.run(count);
-        let number = run.next;
-        base::seal_page(page, number, birth);
+        let link = base::seal_page(page, run.next, birth, seed);
         run.buffer.extend_from_slice(page);
         run.next += count;
-        Ok(number)
+        Ok(link)
     }
 
     fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {

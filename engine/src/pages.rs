@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use duramen_io::{Access, File, Mapping, prefetch};
 
-use crate::base::{Extent, LINE_BYTES, PageSource, verify_page};
-use crate::checksum::checksum;
+use crate::base::{Extent, LINE_BYTES, Link, PageSource, verify_page};
+use crate::checksum::checksum_with;
 use crate::error::{Error, Result};
 use crate::limits::{DATA_SPAN_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
 
@@ -39,6 +39,8 @@ pub enum ReadMode {
 pub(crate) struct Pages {
     file: Arc<dyn File>,
     mode: ReadMode,
+    /// Begins the checksums of all that is in the file.
+    seed: u32,
     base: AtomicPtr<u8>,
     span: AtomicU64,
     /// Length of the data file when it was last asked for.
@@ -56,12 +58,13 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Opens the data file on a machine with so much memory.
-    pub(crate) fn open(file: Arc<dyn File>, mode: ReadMode, machine_bytes: u64) -> Result<Pages> {
+    /// Opens the data file of a store with this seed of checksums, on a machine with so much memory.
+    pub(crate) fn open(file: Arc<dyn File>, seed: u32, mode: ReadMode, machine_bytes: u64) -> Result<Pages> {
         let length = file.len().map_err(|error| Error::io("opening the data file", error))?;
         let pages = Pages {
             file,
             mode,
+            seed,
             base: AtomicPtr::new(std::ptr::null_mut()),
             span: AtomicU64::new(0),
             length: AtomicU64::new(length),
@@ -132,7 +135,10 @@ impl Pages {
     }
 
     pub(crate) fn verified<'a>(&'a self) -> VerifiedPages<'a> {
-        VerifiedPages { file: &*self.file }
+        VerifiedPages {
+            file: &*self.file,
+            seed: self.seed,
+        }
     }
 
     /// Whether the file is too large to stay in memory.
@@ -159,6 +165,11 @@ impl Pages {
 
     pub(crate) fn mode(&self) -> ReadMode {
         self.mode
+    }
+
+    /// Begins the checksums of all that is in the data file.
+    pub(crate) fn seed(&self) -> u32 {
+        self.seed
     }
 
     /// Refuses bytes beyond the end of the file, which must not be touched through the mapping. Relaxed: the length
@@ -265,10 +276,11 @@ impl<'a> MappedPages<'a> {
     }
 
     #[cold]
-    fn verify(self, number: u32, length: usize) -> Result<()> {
+    fn verify(self, link: Link, length: usize) -> Result<()> {
+        let number = link.page;
         self.pages.check_inside(number, length)?;
         self.ask_for_all(number, length);
-        verify_page(number, self.bytes(number, length))?;
+        verify_page(link, self.bytes(number, length), self.pages.seed)?;
         self.pages.verified.set(number);
         Ok(())
     }
@@ -282,7 +294,7 @@ impl<'a> MappedPages<'a> {
         }
         self.ask_for_all(extent.page, length);
         if !is_verified {
-            verify_extent(extent, self.bytes(extent.page, length))?;
+            verify_extent(extent, self.bytes(extent.page, length), self.pages.seed)?;
             self.pages.verified.set(extent.page);
         }
         let bytes = self.bytes(extent.page, length);
@@ -294,11 +306,12 @@ impl<'a> PageSource for MappedPages<'a> {
     type Page = &'a [u8];
 
     #[inline]
-    fn page(self, number: u32, bytes: usize) -> Result<&'a [u8]> {
-        if !self.pages.verified.get(number) {
-            self.verify(number, bytes)?;
+    fn page(self, page: u32, bytes: usize, checksum: impl FnOnce() -> u32) -> Result<&'a [u8]> {
+        if !self.pages.verified.get(page) {
+            let checksum = checksum();
+            self.verify(Link { page, checksum }, bytes)?;
         }
-        Ok(self.bytes(number, bytes))
+        Ok(self.bytes(page, bytes))
     }
 
     #[inline]
@@ -334,6 +347,7 @@ impl<'a> PageSource for MappedPages<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VerifiedPages<'a> {
     file: &'a dyn File,
+    seed: u32,
 }
 
 impl VerifiedPages<'_> {
@@ -341,7 +355,7 @@ impl VerifiedPages<'_> {
     pub(crate) fn extent(self, extent: Extent) -> Result<Vec<u8>> {
         let mut bytes = vec![0; extent.pages() as usize * PAGE_BYTES];
         read_page(self.file, extent.page, &mut bytes)?;
-        verify_extent(extent, &bytes)?;
+        verify_extent(extent, &bytes, self.seed)?;
         bytes.truncate(extent.length as usize);
         Ok(bytes)
     }
@@ -350,11 +364,12 @@ impl VerifiedPages<'_> {
 impl PageSource for VerifiedPages<'_> {
     type Page = Arc<[u8]>;
 
-    fn page(self, number: u32, bytes: usize) -> Result<Arc<[u8]>> {
-        let mut page = vec![0; bytes];
-        read_page(self.file, number, &mut page)?;
-        verify_page(number, &page)?;
-        Ok(page.into())
+    fn page(self, page: u32, bytes: usize, checksum: impl FnOnce() -> u32) -> Result<Arc<[u8]>> {
+        let mut read = vec![0; bytes];
+        read_page(self.file, page, &mut read)?;
+        let checksum = checksum();
+        verify_page(Link { page, checksum }, &read, self.seed)?;
+        Ok(read.into())
     }
 }
 
@@ -371,7 +386,7 @@ fn read_page(file: &dyn File, number: u32, page: &mut [u8]) -> Result<()> {
 
 /// Checks the pages of a value against the checksum in its reference: of the bytes, or for values of several chunks of
 /// the table of the chunks' checksums behind them.
-pub(crate) fn verify_extent(extent: Extent, bytes: &[u8]) -> Result<()> {
+pub(crate) fn verify_extent(extent: Extent, bytes: &[u8], seed: u32) -> Result<()> {
     let bad = |part: &str| {
         Err(Error::damaged(format!(
             "the value at page {}: wrong checksum of {part}",
@@ -380,15 +395,15 @@ pub(crate) fn verify_extent(extent: Extent, bytes: &[u8]) -> Result<()> {
     };
     let (value, rest) = bytes.split_at(extent.length as usize);
     if value.len() <= VALUE_CHUNK_BYTES {
-        return if checksum(value) == extent.checksum {
+        return if checksum_with(seed, value) == extent.checksum {
             Ok(())
         } else {
             bad("its bytes")
         };
     }
-    let table = extent_table(extent, value.len(), rest)?;
+    let table = extent_table(extent, value.len(), rest, seed)?;
     for (index, (chunk, expected)) in value.chunks(VALUE_CHUNK_BYTES).zip(table.chunks_exact(4)).enumerate() {
-        if checksum(chunk).to_le_bytes() != expected {
+        if checksum_with(seed, chunk).to_le_bytes() != expected {
             return bad(&format!("part {index}"));
         }
     }
@@ -396,10 +411,10 @@ pub(crate) fn verify_extent(extent: Extent, bytes: &[u8]) -> Result<()> {
 }
 
 /// The table of chunk checksums in the bytes that follow a value, verified.
-pub(crate) fn extent_table(extent: Extent, length: usize, rest: &[u8]) -> Result<&[u8]> {
+pub(crate) fn extent_table(extent: Extent, length: usize, rest: &[u8], seed: u32) -> Result<&[u8]> {
     let padding = length.next_multiple_of(4) - length;
     let table = &rest[padding..padding + length.div_ceil(VALUE_CHUNK_BYTES) * 4];
-    if checksum(table) != extent.checksum {
+    if checksum_with(seed, table) != extent.checksum {
         return Err(Error::damaged(format!(
             "the value at page {}: wrong checksum of its table",
             extent.page

@@ -55,6 +55,10 @@ pub enum PlantedBug {
     UnitShared,
     /// The checksums of all stores begin alike, so that recovery believes what other stores wrote.
     StoresAlike,
+    /// Opening takes the newest intact meta page, whatever became of the two pages of the other parity.
+    OtherMetaPairNotLookedAt,
+    /// A page counts as the right one although what refers to it names another checksum.
+    ChildChecksumNotCompared,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -10,7 +10,9 @@
 //! | a data file without an intact meta page | `Damaged` |
 //! | a meta page of a newer format | `NewerFormat` |
 //! | the data file ends before the last page in use | `Damaged` |
-//! | one copy of the newest meta page is not intact | both are written again |
+//! | a meta page of an older format, and none of this one | `OlderFormat` |
+//! | one of the four meta pages is not intact, or one copy of each of the two sequences | they are written again |
+//! | no copy of the meta page before the newest intact one | `Damaged`: a newer one may be lost |
 //! | the saved bitmap has a wrong checksum | `Damaged` |
 //! | a log file without an intact header of this store | not used: nothing in it was ever acknowledged |
 //! | the same, but a record in it claims that a commit was synced which is lost | `Damaged` |
@@ -35,7 +37,7 @@ use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
 use crate::base::{self, Extent, Root};
 use crate::bitmap::Bitmap;
-use crate::checksum::{StoreSeeds, key_hash};
+use crate::checksum::{StoreSeeds, checksum_with, key_hash};
 use crate::core::{Core, StoreLock, with_source};
 use crate::draft::fold_costs;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
@@ -49,7 +51,7 @@ use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, first_record,
     headers_from, scan,
 };
-use crate::meta::{DATA_FILE, META_PAGES, Meta, SavedBitmap};
+use crate::meta::{DATA_FILE, META_PAGES, Meta, MetaPages, SavedBitmap};
 use crate::options::Settings;
 use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
@@ -61,6 +63,8 @@ use crate::view::decode_root;
 
 /// The data file of a store that is being made.
 const NEW_DATA_FILE: &str = "data.new";
+/// Free pages that a new store has.
+const NEW_STORE_PAGES: u64 = 64;
 
 /// Opens or makes a store.
 pub(crate) fn open(platform: Platform, settings: Settings) -> Result<Core> {
@@ -112,10 +116,15 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         OpenMode::Write
     };
     let data = platform.storage.open(DATA_FILE, mode).map_err(doing)?;
-    let (meta, is_whole) =
-        Meta::read(&*data)?.ok_or_else(|| Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page")))?;
+    let no_meta = || Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page"));
+    let found = MetaPages::read(&*data)?.ok_or_else(no_meta)?;
+    let meta = found.newest;
     let pages_in_file = (data.len().map_err(doing)? / PAGE_BYTES as u64) as u32;
     let mut passed_over = Vec::new();
+    match found.verify() {
+        Err(error) if settings.is_salvage => passed_over.push(error.fact()),
+        verified => verified?,
+    }
     let bitmap = match load_bitmap(&*data, &meta, pages_in_file) {
         // Only who writes needs to know which pages are free.
         Err(error) if settings.is_salvage && error.kind() == Kind::Damaged => {
@@ -137,7 +146,12 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         Region::create(&platform, files.iter().any(|name| name == REGION_FILE), seat)?
     });
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
-    let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
+    let pages = Pages::open(
+        data.clone(),
+        StoreSeeds::of(meta.store).pages,
+        settings.reads,
+        settings.machine_bytes,
+    )?;
     let space = Space::new(
         data.clone(),
         region.clone(),
@@ -167,7 +181,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     core.control()
         .next_capacity
         .store(settings.generation_bytes_min, Ordering::Relaxed);
-    let replayed = Recovery::of(&core, meta, is_whole, files)?.run()?;
+    let replayed = Recovery::of(&core, found, files)?.run()?;
     core.count_branches(meta.root);
     core.space.keep_room_for_bitmap()?;
     if replayed > REPLAYED_MAX && !core.settings.read_only {
@@ -194,7 +208,7 @@ fn load_bitmap(data: &dyn File, meta: &Meta, pages_in_file: u32) -> Result<Bitma
             "the data file ends {lost} pages before its last used one"
         )));
     }
-    Bitmap::load(data, meta.bitmap, pages_in_file)
+    Bitmap::load(data, meta.bitmap, pages_in_file, StoreSeeds::of(meta.store).pages)
 }
 
 /// Comes in among those who share the store.
@@ -234,8 +248,8 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
     let doing = |error| Error::io(format!("opening the store at {path}"), error);
     let data = platform.storage.open(DATA_FILE, OpenMode::Write).map_err(doing)?;
     let no_meta = || Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page"));
-    // Whoever folds writes one of the pairs just now, perhaps; the other one is intact.
-    let (meta, _) = Meta::read(&*data)?.ok_or_else(no_meta)?;
+    // Another process may write meta pages just now. Which of them counts is in the region, so none is missed here.
+    let meta = MetaPages::read(&*data)?.ok_or_else(no_meta)?.newest;
     if !region.is_of(meta.store) {
         return Err(Error::damaged(format!(
             "{path}/{DATA_FILE} is not the data file of the store that is open there"
@@ -245,7 +259,12 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
         return Err(Reason::Poisoned { cause }.into());
     }
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
-    let pages = Pages::open(data.clone(), settings.reads, settings.machine_bytes)?;
+    let pages = Pages::open(
+        data.clone(),
+        StoreSeeds::of(meta.store).pages,
+        settings.reads,
+        settings.machine_bytes,
+    )?;
     let space = Space::attach(data.clone(), region.clone(), settings.overwrite_freed);
     let segments = Segments::new(&platform, false);
     let core = Core::new(
@@ -382,27 +401,38 @@ fn make_store(platform: &Platform) -> Result<()> {
     let doing = |error| Error::io("making the store", error);
     let file = platform.storage.open(NEW_DATA_FILE, OpenMode::Create).map_err(doing)?;
     file.set_len(0).map_err(doing)?;
-    let bytes = 64 * PAGE_BYTES as u64;
-    file.allocate(0, bytes)
+    let (reserved, bytes) = (
+        META_PAGES as u64 * PAGE_BYTES as u64,
+        NEW_STORE_PAGES * PAGE_BYTES as u64,
+    );
+    // What separates the meta pages takes no blocks.
+    file.set_len(reserved).map_err(doing)?;
+    file.allocate(reserved, bytes)
         .map_err(|error| crate::region::full_or_io("a new store", bytes, error))?;
     let random = || platform.random.next_u64();
+    let store = (random() as u128) << 64 | random() as u128;
     let meta = Meta {
-        store: (random() as u128) << 64 | random() as u128,
-        sequence: 1,
+        store,
+        sequence: 0,
         hash_seed: random(),
         base_commit: 0,
         previous: 0,
         root: Root::default(),
         version: FIRST_VERSION,
-        bitmap: SavedBitmap::default(),
+        bitmap: SavedBitmap {
+            checksum: checksum_with(StoreSeeds::of(store).pages, &[]),
+            ..SavedBitmap::default()
+        },
         data_pages: META_PAGES,
         next_map: FIRST_USER_MAP,
         epoch: 0,
         next_generation: 1,
         reaches: 0,
+        time: 0,
     };
-    meta.write(&*file).map_err(doing)?;
-    file.sync_data().map_err(doing)?;
+    let sync = || file.sync_data().map_err(doing);
+    meta.write(&*file, &sync)?;
+    Meta { sequence: 1, ..meta }.write(&*file, &sync)?;
     platform.storage.rename(NEW_DATA_FILE, DATA_FILE).map_err(doing)?;
     platform.storage.sync().map_err(|error| {
         // A sync that failed may have dropped the name: the next one would succeed without it, and a power cut leave a log
@@ -492,14 +522,15 @@ struct Recovery<'a> {
     meta_claim: u32,
     /// Whether a record says that the meta page that was found is durable.
     meta_was_durable: bool,
-    /// Whether both copies of it are intact. The next damage might meet the other one.
-    meta_is_whole: bool,
+    /// What all the meta pages hold. The next damage might meet the other copy of one that is not intact.
+    meta_pages: MetaPages,
     /// The newest version that anything in use was born in: versions go on from there.
     newest_version: Cell<u64>,
 }
 
 impl<'a> Recovery<'a> {
-    fn of(core: &'a Core, meta: Meta, is_whole: bool, files: Vec<String>) -> Result<Recovery<'a>> {
+    fn of(core: &'a Core, meta_pages: MetaPages, files: Vec<String>) -> Result<Recovery<'a>> {
+        let meta = meta_pages.newest;
         let mut recovery = Recovery {
             core,
             meta,
@@ -514,7 +545,7 @@ impl<'a> Recovery<'a> {
             synced_claim: 0,
             meta_claim: meta.sequence as u32,
             meta_was_durable: false,
-            meta_is_whole: is_whole,
+            meta_pages,
             newest_version: Cell::new(meta.version),
         };
         for slot in files.iter().filter_map(|name| slot_of(name)) {
@@ -856,11 +887,12 @@ impl<'a> Recovery<'a> {
         if !core.settings.read_only {
             // What was found may be in the kernel's memory only, after a process died. What follows relies on it: pages
             // that only an older meta page needs are free from here on, and the next records go on from the last.
-            let needs_writing = !self.meta_was_durable || !self.meta_is_whole;
+            let needs_writing = !self.meta_was_durable || !self.meta_pages.is_whole();
             if needs_writing && !is_planted(PlantedBug::FoundBaseNotSynced) {
                 // Written again for the same reason as the log.
-                let synced = self.meta.write(&*core.data).and_then(|()| core.data.sync_data());
-                synced.map_err(|error| Error::io("syncing the base that was found", error))?;
+                let doing = |error| Error::io("syncing the base that was found", error);
+                let sync = || core.data.sync_data().map_err(doing);
+                self.meta_pages.write_again(&*core.data, &sync)?;
             }
             core.sync_values()?;
             for &slot in &self.accepted {
@@ -880,6 +912,7 @@ impl<'a> Recovery<'a> {
         tail.next_generation.store(self.next_generation, Ordering::Relaxed);
         tail.next_map.store(self.next_map, Ordering::Relaxed);
         tail.checkable_since.store(self.last_commit, Ordering::Relaxed);
+        tail.time.fetch_max(self.meta.time, Ordering::Relaxed);
         let number = self.newest_version.get() + 1;
         core.durable_is(number);
         core.region.publish(&Version {

@@ -77,7 +77,7 @@ const INDEXES_START: u64 = MEMORY_START + (1 << 20);
 /// The first version a store publishes after it is opened.
 pub(crate) const FIRST_VERSION: u64 = 2;
 /// Words of a published version.
-const VERSION_WORDS: usize = 6 + LIVE_GENERATIONS_MAX;
+const VERSION_WORDS: usize = 7 + LIVE_GENERATIONS_MAX;
 
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
@@ -621,7 +621,8 @@ impl Region {
         words[3] = version.base_commit;
         words[4] = version.reaches;
         words[5] = version.generations.len() as u64;
-        for (word, &slot) in words[6..].iter_mut().zip(&version.generations) {
+        words[6] = version.root.checksum as u64;
+        for (word, &slot) in words[7..].iter_mut().zip(&version.generations) {
             *word = slot as u64;
         }
         for (place, word) in control.versions[next as usize % 2].iter().zip(words) {
@@ -654,8 +655,9 @@ impl Region {
                 page: words[1] as u32,
                 height: (words[1] >> 32) as u8,
                 pairs: words[2],
+                checksum: words[6] as u32,
             };
-            let generations = words[6..6 + count].iter().map(|&slot| slot as u16).collect();
+            let generations = words[7..7 + count].iter().map(|&slot| slot as u16).collect();
             return (
                 Version {
                     number: words[0],

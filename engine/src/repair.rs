@@ -26,7 +26,7 @@ use crate::draft::fold_costs;
 use crate::error::{Error, Result};
 use crate::limits::LOG_SPAN_BYTES;
 use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
-use crate::meta::Meta;
+use crate::meta::MetaPages;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationState, Tail};
@@ -226,12 +226,10 @@ impl Core {
     fn finish_meta(&self) -> Result<()> {
         let control = self.control();
         let known = control.tail.0.meta_sequence.load(Ordering::Acquire);
-        let (newest, _) = Meta::read(&*self.data)?.ok_or_else(|| Error::damaged("no meta page is intact"))?;
-        if newest.sequence as u32 == known.wrapping_add(1) {
-            let written = newest.write(&*self.data);
-            written.map_err(|error| Error::io("making the base durable", error))?;
-            self.sync_data_file("making the base durable")?;
-            self.is_durable(&newest)?;
+        let found = MetaPages::read(&*self.data)?.ok_or_else(|| Error::damaged("no meta page is intact"))?;
+        if found.newest.sequence as u32 == known.wrapping_add(1) {
+            found.write_again(&*self.data, &|| self.sync_data_file("making the base durable"))?;
+            self.is_durable(&found.newest)?;
         }
         Ok(())
     }

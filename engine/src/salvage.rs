@@ -66,8 +66,8 @@ struct Salvaged<'a> {
 impl PageSource for Salvaged<'_> {
     type Page = Arc<[u8]>;
 
-    fn page(self, number: u32, bytes: usize) -> Result<Arc<[u8]>> {
-        self.pages.page(number, bytes)
+    fn page(self, number: u32, bytes: usize, checksum: impl FnOnce() -> u32) -> Result<Arc<[u8]>> {
+        self.pages.page(number, bytes, checksum)
     }
 
     fn passes_over(self, error: &Error) -> bool {

@@ -90,8 +90,8 @@ mod tests {
     impl<'a> PageSource for Noted<'a> {
         type Page = &'a [u8];
 
-        fn page(self, number: u32, bytes: usize) -> Result<&'a [u8]> {
-            self.pages.page(number, bytes)
+        fn page(self, number: u32, bytes: usize, checksum: impl FnOnce() -> u32) -> Result<&'a [u8]> {
+            self.pages.page(number, bytes, checksum)
         }
 
         fn wants_read_ahead(self) -> bool {

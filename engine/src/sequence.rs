@@ -270,7 +270,7 @@ impl Sequence {
         });
         let is_undone = |error: &Error| !error.is_of_a_made_commit();
         if appended.as_ref().is_err_and(is_undone) {
-            let give_back = |extent: &Extent| core.space.give_back(extent.page, extent.pages());
+            let give_back = |extent: &Extent| core.space.give_back(extent.page, extent.pages(), &core.pages);
             extents.iter().for_each(give_back);
         }
         appended

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Extent, count_below};
-use crate::checksum::{checksum, key_hash};
+use crate::checksum::{checksum_with, key_hash};
 use crate::core::{Core, keep_generations, with_source};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{FullKey, FullRange};
@@ -449,7 +449,7 @@ impl<'a> ValueReader<'a> {
             let read = core.data.read_at(&mut tail, page + start);
             read.map_err(|error| Error::io("reading the table of a long value", error))?;
             let rest = &tail[(extent.length - start) as usize..];
-            extent_table(extent, extent.length as usize, rest)?.to_vec()
+            extent_table(extent, extent.length as usize, rest, core.seeds.pages)?.to_vec()
         } else {
             extent.checksum.to_le_bytes().to_vec()
         };
@@ -494,7 +494,7 @@ impl<'a> ValueReader<'a> {
         let offset = rest.extent.page as u64 * PAGE_BYTES as u64 + self.part_start;
         let read = rest.core.data.read_at(&mut buffer, offset);
         read.map_err(|error| Error::io("reading a long value", error))?;
-        if checksum(&buffer).to_le_bytes() != rest.checksums[index * 4..index * 4 + 4] {
+        if checksum_with(rest.core.seeds.pages, &buffer).to_le_bytes() != rest.checksums[index * 4..index * 4 + 4] {
             let page = rest.extent.page;
             return Err(Error::damaged(format!(
                 "the value at page {page}: wrong checksum of part {index}"

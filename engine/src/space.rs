@@ -20,7 +20,7 @@ use duramen_io::File;
 
 use crate::base::Extent;
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES};
-use crate::checksum::checksum;
+use crate::checksum::checksum_with;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
@@ -492,7 +492,10 @@ impl Space {
 
     /// Loose pages that were taken and are not needed after all. When somebody who was stopped has the lock, they are given
     /// back with the next ones; the latest moment is the end of this process.
-    pub(crate) fn give_back(&self, page: u32, count: u32) {
+    ///
+    /// This process forgets that it verified them: another process may take them without counting them as freed.
+    pub(crate) fn give_back(&self, page: u32, count: u32, pages: &Pages) {
+        pages.forget(page, count);
         let mut owed = self.owed.lock().unwrap_or_else(|e| e.into_inner());
         owed.push((page, count));
         let Ok(mut state) = self.lock() else { return };
@@ -505,15 +508,16 @@ impl Space {
         self.mirror(&state);
     }
 
-    /// Pages that were taken for a new tree, which does not need them.
+    /// Pages that were taken for a new tree, which does not need them. This process forgets that it verified them.
     ///
     /// # Errors
     /// [`Reason::Busy`]: the tree must be given up.
-    pub(crate) fn give_back_run(&self, claim: Claim, want: Want, page: u32, count: u32) -> Result<()> {
+    pub(crate) fn give_back_run(&self, claim: Claim, want: Want, page: u32, count: u32, pages: &Pages) -> Result<()> {
         if claim == Claim::Loose {
-            self.give_back(page, count);
+            self.give_back(page, count, pages);
             return Ok(());
         }
+        pages.forget(page, count);
         let mut state = self.lock()?;
         match claim {
             Claim::Promised | Claim::Part => state.count_taken(want, count, u64::wrapping_sub),
@@ -695,7 +699,7 @@ impl Space {
         let saved = SavedBitmap {
             page,
             pages: count,
-            checksum: checksum(&image),
+            checksum: checksum_with(pages.seed(), &image),
         };
         Ok((saved, end))
     }

@@ -907,7 +907,7 @@ impl Transaction {
             })
         });
         if commit.is_ok() {
-            let free = |extent: &Extent| core.space.give_back(extent.page, extent.pages());
+            let free = |extent: &Extent| core.space.give_back(extent.page, extent.pages(), &core.pages);
             unused.iter().for_each(free);
         }
         self.finished = match &commit {
@@ -1125,7 +1125,7 @@ impl Drop for Transaction {
             self.work
                 .extents
                 .iter()
-                .for_each(|extent| core.space.give_back(extent.page, extent.pages()));
+                .for_each(|extent| core.space.give_back(extent.page, extent.pages(), &core.pages));
             // Handles of maps that were never made must not write to them.
             self.work.new_maps.iter().for_each(|&id| core.catalog.discarded(id));
         }

@@ -83,19 +83,21 @@ impl<'a> Note<'a> {
 }
 
 /// A run's root as stored in its log operation.
-pub(crate) fn encode_root(root: Root) -> [u8; 16] {
-    let mut out = [0u8; 16];
+pub(crate) fn encode_root(root: Root) -> [u8; 20] {
+    let mut out = [0u8; 20];
     out[0..4].copy_from_slice(&root.page.to_le_bytes());
     out[4] = root.height;
     out[8..16].copy_from_slice(&root.pairs.to_le_bytes());
+    out[16..20].copy_from_slice(&root.checksum.to_le_bytes());
     out
 }
 
 pub(crate) fn decode_root(bytes: &[u8]) -> Root {
     Root {
-        page: u32::from_le_bytes(bytes[0..4].try_into().expect("a run operation has sixteen bytes")),
+        page: u32::from_le_bytes(bytes[0..4].try_into().expect("a run operation has twenty bytes")),
         height: bytes[4],
-        pairs: u64::from_le_bytes(bytes[8..16].try_into().expect("a run operation has sixteen bytes")),
+        pairs: u64::from_le_bytes(bytes[8..16].try_into().expect("a run operation has twenty bytes")),
+        checksum: u32::from_le_bytes(bytes[16..20].try_into().expect("a run operation has twenty bytes")),
     }
 }
 

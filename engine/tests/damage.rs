@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::crashes::panic_message;
 use common::{Watchdog, seed, small_options};
-use duramen_engine::{Error, Kind, Lost, Maintenance, ReadMode, Reason, Store};
+use duramen_engine::{Error, Kind, Lost, Maintenance, ReadMode, Reason, Store, TransactionOptions};
 use duramen_io::SimDisk;
 use fastrand::Rng;
 
@@ -460,4 +460,44 @@ fn log_file_that_was_cut_off_is_an_error_for_a_snapshot_of_verified_mode() {
     );
     // Closing would fold what is not there.
     std::mem::forget((map, store));
+}
+
+/// Two handles stand in for two processes: A writes pages of a transaction and gives them back, B writes its base there.
+#[test]
+fn damage_is_found_where_a_rolled_back_transaction_had_pages() {
+    for pairs in [0u32, 40, 80, 120, 160] {
+        let disk = SimDisk::new(1);
+        let (a, b) = (
+            small_options().open_on(disk.platform()).unwrap(),
+            small_options().open_on(disk.platform()).unwrap(),
+        );
+        let (map, theirs) = (a.map("map").unwrap(), b.map("map").unwrap());
+        let options = TransactionOptions::new().memory_bytes(1);
+        let mut large = a.begin(options).unwrap();
+        for number in 0..pairs {
+            large.put(&map, &number.to_be_bytes(), &[7; 900]).unwrap();
+        }
+        large.rollback();
+        for number in 0..60u32 {
+            theirs.put(&number.to_be_bytes(), &[number as u8; 900]).unwrap();
+        }
+        b.maintain().unwrap();
+        let data = disk.read_raw("data");
+        for number in 0..60u32 {
+            let wanted = [number as u8; 900];
+            let places = data.windows(900).enumerate().filter(|(_, bytes)| *bytes == wanted);
+            places.for_each(|(place, _)| disk.write_raw("data", place as u64 + 5, b"ROT"));
+        }
+        for number in 0..60u32 {
+            let read = map
+                .get(&number.to_be_bytes())
+                .map(|value| value.map(|value| value.to_vec()));
+            let error = read.expect_err("the page is damaged");
+            assert_eq!(
+                error.kind(),
+                Kind::Damaged,
+                "{pairs} pairs rolled back, key {number}: {error}"
+            );
+        }
+    }
 }

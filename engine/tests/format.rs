@@ -1,4 +1,4 @@
-//! Stores written by every released format are opened by this version, with the same content.
+//! Stores of every format that this version reads are opened by it, with the same content; those of older ones are refused.
 //!
 //! `tests/fixtures/format-N/NAME/` is the directory of a store as format N left it, `NAME.txt` beside it lists what the
 //! store holds. The tests open copies. `DURAMEN_WRITE_FIXTURES=1` makes the fixtures of the current format anew (on a
@@ -17,12 +17,14 @@ use duramen_engine::{Batch, Durability, Kind, Maintenance, Options, ReadMode, Re
 use duramen_io::{OpenMode, SimDisk};
 
 /// The format that this version writes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+/// The oldest format that this version reads.
+const OLDEST_FORMAT: u32 = 2;
 const PAGE_BYTES: usize = 4096;
 /// Pages of a branch, of which the last ones may be empty.
 const BRANCH_PAGES: usize = 4;
-/// Pages of the data file that hold copies of the meta page.
-const META_PAGES: usize = 4;
+/// Pages of the data file that hold meta pages.
+const META_PAGES: [usize; 4] = [0, 16, 32, 48];
 /// Files that mean nothing once no process has the store open.
 const FLEETING: [&str; 2] = ["lock", "shared"];
 /// Maps with more pairs than this are listed by their number, a checksum and some pairs.
@@ -235,7 +237,7 @@ fn all_fixtures() -> Vec<(u32, String, String)> {
         }
     });
     let mut all = Vec::new();
-    for format in 1..=FORMAT {
+    for format in OLDEST_FORMAT..=FORMAT {
         for entry in fs::read_dir(fixtures(format)).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
@@ -245,7 +247,10 @@ fn all_fixtures() -> Vec<(u32, String, String)> {
             }
         }
     }
-    assert!(all.len() >= 2 * FORMAT as usize, "fixtures are missing: {all:?}");
+    assert!(
+        all.len() >= 2 * (FORMAT - OLDEST_FORMAT + 1) as usize,
+        "fixtures are missing: {all:?}"
+    );
     all
 }
 
@@ -300,11 +305,11 @@ fn fixtures_are_the_bytes_that_a_killed_process_leaves_on_any_disk() {
 #[test]
 fn newer_format_is_refused_by_name() {
     all_fixtures();
-    for changed in [0..META_PAGES, 0..1, 3..4] {
+    for changed in [&META_PAGES[..], &META_PAGES[..1], &META_PAGES[3..]] {
         let copy = copy_of(FORMAT, "closed");
         let data = copy.path().join("data");
         let mut bytes = fs::read(&data).unwrap();
-        for page in changed {
+        for &page in changed {
             let at = page * PAGE_BYTES + 8;
             assert_eq!(bytes[at..at + 4], FORMAT.to_le_bytes());
             bytes[at..at + 4].copy_from_slice(&(FORMAT + 1).to_le_bytes());
@@ -325,5 +330,28 @@ fn newer_format_is_refused_by_name() {
             fs::read(&data).unwrap() == bytes,
             "a store that is refused is left alone"
         );
+    }
+}
+
+#[test]
+fn older_format_is_refused_by_name_and_left_alone() {
+    for name in ["closed", "killed"] {
+        let copy = copy_of(1, name);
+        let before = files_of(copy.path());
+        let salvage = options().salvage(true);
+        for options in [options(), options().read_only(true), salvage] {
+            let error = options.open(copy.path()).unwrap_err();
+            let Reason::OlderFormat { found, supported } = error.reason() else {
+                panic!("{error}");
+            };
+            assert_eq!((*found, *supported), (1, FORMAT));
+            assert_eq!(error.kind(), Kind::FixTheCall);
+            for part in ["format 1", "format 2", "duramen dump", "duramen load"] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
+        }
+        let is_ours = |(name, _): &(String, Vec<u8>)| !FLEETING.contains(&name.as_str());
+        let after: Vec<_> = files_of(copy.path()).into_iter().filter(is_ours).collect();
+        assert!(before == after, "a store that is refused is left alone");
     }
 }

@@ -112,6 +112,35 @@ fn check_conflicts() -> Checked {
     conflicts("write skew", &|| map.put(b"a", b"5").unwrap(), tx)
 }
 
+/// Whether a closed store both of whose newest meta pages are lost is served as an older one.
+fn check_lost_meta_page() -> Checked {
+    const PAGE: usize = 4096;
+    let disk = SimDisk::new(1);
+    let open = |disk: &SimDisk| common::small_options().open_on(disk.platform());
+    let store = open(&disk).unwrap();
+    let map = store.map("map").unwrap();
+    for number in 0..4u8 {
+        map.put(&[number], b"value").unwrap();
+        store.maintain().unwrap();
+    }
+    drop(map);
+    store.close().unwrap();
+    let disk = disk.kill();
+    for file in disk.files().iter().filter(|file| *file != "data") {
+        disk.platform().storage.remove(file).unwrap();
+    }
+    let data = disk.read_raw("data");
+    let sequence = |page: usize| data[page * PAGE + 32..page * PAGE + 40].to_vec();
+    let newest = if sequence(0) > sequence(16) { 0 } else { 16 };
+    for page in [newest, newest + 32] {
+        disk.write_raw("data", (page * PAGE) as u64, &[0; PAGE]);
+    }
+    match open(&disk) {
+        Ok(_) => Err("a store without its newest meta page opened".into()),
+        Err(_) => Ok(()),
+    }
+}
+
 /// The check fails while the bug is planted.
 fn is_found(bug: PlantedBug, check: impl Fn() -> Checked) {
     plant(Some(bug));
@@ -229,6 +258,12 @@ fn ranges_without_conflicts_are_found() {
 #[test]
 fn write_skew_is_found() {
     is_found(PlantedBug::ReadsNotChecked, check_conflicts);
+}
+
+#[test]
+fn the_state_before_a_lost_meta_page_is_found() {
+    assert_eq!(check_lost_meta_page(), Ok(()));
+    is_found(PlantedBug::OtherMetaPairNotLookedAt, check_lost_meta_page);
 }
 
 /// The bug is planted in one thread alone.

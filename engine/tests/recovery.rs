@@ -5,7 +5,7 @@
 mod common;
 
 use common::small_options;
-use duramen_engine::{Batch, Durability, Kind, Map, Reason, Result, Store, TransactionOptions};
+use duramen_engine::{Batch, Durability, Kind, Lost, Map, Reason, Result, Store, TransactionOptions};
 use duramen_io::{OpenMode, SimDisk};
 
 const PAGE: usize = 4096;
@@ -120,16 +120,31 @@ fn write_format(disk: &SimDisk, page: usize, format: u32) {
     disk.write_raw("data", (page * PAGE) as u64, &bytes);
 }
 
-/// Pages 0 to 3 hold two copies each of two meta pages: the first page of the newer ones.
+/// The meta pages: copies A of the even and of the odd sequence number, and copies B of them.
+const META: [usize; 4] = [0, 16, 32, 48];
+/// Pages from copy A to copy B.
+const TO_COPY_B: usize = 32;
+
+/// Page of copy A of the newest meta page.
 fn newest_meta(disk: &SimDisk) -> usize {
     let data = disk.read_raw("data");
     let sequence = |page: usize| long(&data, page * PAGE + 32);
-    if sequence(0) > sequence(2) { 0 } else { 2 }
+    if sequence(0) > sequence(16) { 0 } else { 16 }
 }
 
 fn erase_newest_meta(disk: &SimDisk) {
     let page = newest_meta(disk);
-    disk.write_raw("data", (page * PAGE) as u64, &[0; 2 * PAGE]);
+    for page in [page, page + TO_COPY_B] {
+        disk.write_raw("data", (page * PAGE) as u64, &[0; PAGE]);
+    }
+}
+
+/// Lets the device lose both writes of the newest meta page: its copies hold what they did two meta pages before.
+fn lose_writes_of_newest_meta(disk: &SimDisk, before: &[u8]) {
+    let page = newest_meta(disk);
+    for page in [page, page + TO_COPY_B] {
+        disk.write_raw("data", (page * PAGE) as u64, &before[page * PAGE..(page + 1) * PAGE]);
+    }
 }
 
 #[test]
@@ -185,7 +200,7 @@ fn a_data_file_without_an_intact_meta_page_is_damage() {
     let (disk, store, _) = store();
     store.close().unwrap();
     let disk = disk.kill();
-    for page in 0..4 {
+    for page in META {
         flip(&disk, "data", page * PAGE + 50);
     }
     assert_damaged(&disk, "no intact meta page");
@@ -197,7 +212,7 @@ fn damaged_copy_of_the_meta_page_is_written_again_by_opening_the_store() {
     put(&map, 1);
     drop(map);
     store.close().unwrap();
-    for copy in [0, 1, 0, 1] {
+    for copy in [0, TO_COPY_B, 0, TO_COPY_B] {
         let page = newest_meta(&disk) + copy;
         flip(&disk, "data", page * PAGE + 60);
         assert_eq!(found(&disk), [1]);
@@ -211,7 +226,7 @@ fn one_intact_copy_of_the_meta_page_is_enough() {
     store.close().unwrap();
     let disk = disk.kill();
     let page = newest_meta(&disk);
-    for copy in [page, page + 1] {
+    for copy in [page, page + TO_COPY_B] {
         let disk = disk.kill();
         flip(&disk, "data", copy * PAGE + 60);
         assert_eq!(found(&disk), [1]);
@@ -239,13 +254,13 @@ fn a_format_number_that_rotted_is_not_taken_for_a_newer_format() {
             let byte = disk.read_raw("data")[at];
             disk.write_raw("data", at as u64, &[byte ^ 1 << (bit % 8)]);
         };
-        for page in 0..4 {
+        for page in META {
             let disk = disk.kill();
             rot(&disk, page);
             assert_eq!(found(&disk), [1], "bit {bit} of page {page}");
         }
         let disk = disk.kill();
-        (0..4).for_each(|page| rot(&disk, page));
+        META.iter().for_each(|&page| rot(&disk, page));
         assert_damaged(&disk, "no intact meta page");
     }
 }
@@ -543,34 +558,176 @@ fn a_log_file_after_an_unsynced_hole_is_not_used() {
 #[test]
 fn a_lost_meta_page_that_a_record_knows_is_damage() {
     let (disk, store, map) = store();
-    for number in 0..3 {
+    let mut before = Vec::new();
+    for number in 0..4 {
+        if number == 2 {
+            before = disk.read_raw("data");
+        }
         put(&map, number);
         store.maintain().unwrap();
     }
-    put(&map, 3);
+    put(&map, 4);
     let disk = disk.kill();
-    erase_newest_meta(&disk);
+    lose_writes_of_newest_meta(&disk, &before);
     assert_damaged(&disk, "was durable");
 }
 
-#[test]
-fn a_lost_meta_page_that_no_log_knows_is_never_served_as_an_older_state() {
+/// A closed store whose newest meta page is not its first, with keys 0 to 2 in the base.
+fn closed() -> SimDisk {
     let (disk, store, map) = store();
     for number in 0..3 {
         put(&map, number);
         store.maintain().unwrap();
     }
     store.close().unwrap();
-    let disk = disk.kill();
-    erase_newest_meta(&disk);
-    let opened = open(&disk).and_then(|store| {
-        let map = store.maps().get("map")?.map(|map| map.count()).transpose();
-        map.map(|count| count.unwrap_or(0))
-    });
-    match opened {
-        Ok(count) => assert_eq!(count, 3),
-        Err(error) => assert_eq!(error.kind(), Kind::Damaged, "{error}"),
+    disk.kill()
+}
+
+/// The newest state, or a refusal; and salvage has the newest state or says what it lost.
+fn assert_newest_or_refused(disk: &SimDisk, what: &str) -> bool {
+    let opened = open(disk).and_then(|store| Ok(store.maps().get("map")?.map_or(0, |map| map.count().unwrap())));
+    if let Ok(count) = opened {
+        assert_eq!(count, 3, "{what}: an older state is served");
+        return true;
     }
+    let error = opened.unwrap_err();
+    assert_eq!(error.kind(), Kind::Damaged, "{what}: {error}");
+    let salvage = small_options().create(false).salvage(true);
+    // Without any meta page there is nothing to salvage.
+    if let Ok(store) = salvage.open_on(disk.platform()) {
+        let lost = Lost::new();
+        store.snapshot().unwrap().salvage_maps(&lost).unwrap();
+        let lost = lost.list();
+        assert!(
+            lost.iter().any(|line| line.contains("a newer state")),
+            "{what}: salvage does not say that the newest meta page is lost: {lost:?}"
+        );
+    }
+    false
+}
+
+fn damage(disk: &SimDisk, bytes: std::ops::Range<usize>) {
+    let rubbish = vec![0xA5; bytes.len()];
+    disk.write_raw("data", bytes.start as u64, &rubbish);
+}
+
+#[test]
+fn a_lost_meta_page_that_no_log_knows_is_never_served_as_an_older_state() {
+    let disk = closed();
+    erase_newest_meta(&disk);
+    assert!(!assert_newest_or_refused(&disk, "the newest one"));
+    assert_damaged(&disk, "a newer state than number");
+    assert_damaged(&disk, "duramen salvage");
+}
+
+#[test]
+fn any_one_damaged_meta_page_leaves_the_newest_state_and_is_written_again() {
+    let rest = closed();
+    for page in META {
+        let disk = rest.kill();
+        damage(&disk, page * PAGE..(page + 1) * PAGE);
+        assert!(assert_newest_or_refused(&disk, &format!("page {page}")));
+        let store = open(&disk).unwrap();
+        assert_eq!(store.check(&mut |_| ()).unwrap().problems, [""; 0]);
+    }
+}
+
+#[test]
+fn any_two_damaged_meta_pages_leave_the_newest_state_or_a_refusal() {
+    let rest = closed();
+    for one in 0..4 {
+        for other in one + 1..4 {
+            let disk = rest.kill();
+            for page in [META[one], META[other]] {
+                damage(&disk, page * PAGE..(page + 1) * PAGE);
+            }
+            let opens = assert_newest_or_refused(&disk, &format!("meta pages {one} and {other}"));
+            // Refused are those that are all copies of one sequence number.
+            assert_eq!(opens, other - one != 2, "meta pages {one} and {other}");
+        }
+    }
+}
+
+#[test]
+fn damage_of_64_kib_anywhere_among_the_meta_pages_leaves_the_newest_state() {
+    let rest = closed();
+    for start in (0..META.len() * 16 * PAGE).step_by(512) {
+        let disk = rest.kill();
+        damage(&disk, start..start + (64 << 10));
+        let pages = disk.read_raw("data").len() / PAGE;
+        let is_beyond = start + (64 << 10) > 64 * PAGE;
+        // Behind the meta pages it meets the base, too, which is found when it is read.
+        let what = format!("64 KiB from byte {start} of {pages} pages");
+        if !is_beyond {
+            assert!(assert_newest_or_refused(&disk, &what));
+        } else if let Ok(store) = open(&disk) {
+            let read = store
+                .maps()
+                .get("map")
+                .and_then(|map| map.expect("the newest state has it").count());
+            assert!(
+                read.is_err_and(|error| error.kind() == Kind::Damaged) || found(&disk).len() == 3,
+                "{what}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_power_cut_at_any_moment_of_writing_meta_pages_leaves_a_store_that_opens() {
+    let work = |disk: &SimDisk| -> Result<u64> {
+        let store = open(disk)?;
+        let map = store.map("map")?;
+        let mut kept = 3;
+        for number in 3..6u64 {
+            map.put(&number.to_be_bytes(), format!("value {number}").as_bytes())?;
+            if store.maintain().is_err() {
+                break;
+            }
+            kept = number + 1;
+        }
+        Ok(kept)
+    };
+    let rest = closed();
+    let calls = {
+        let disk = rest.kill();
+        let before = disk.calls();
+        work(&disk).unwrap();
+        disk.calls() - before
+    };
+    for stop in 0..=calls {
+        let disk = rest.kill();
+        disk.stop_after(stop);
+        let kept = work(&disk).unwrap_or(3);
+        for seed in 0..4 {
+            let cut = disk.power_cut(stop * 4 + seed);
+            let keys = found(&cut);
+            assert!(
+                keys.len() as u64 >= kept,
+                "stopped at call {stop}, seed {seed}: {keys:?} of {kept}"
+            );
+            let store = open(&cut).unwrap();
+            assert_eq!(store.check(&mut |_| ()).unwrap().problems, [""; 0]);
+        }
+    }
+}
+
+#[test]
+fn an_older_format_is_refused_by_its_number() {
+    let disk = closed();
+    for page in META {
+        damage(&disk, page * PAGE..(page + 1) * PAGE);
+    }
+    let mut page = [0; PAGE];
+    page[..8].copy_from_slice(b"DuramenD");
+    disk.write_raw("data", 2 * PAGE as u64, &page);
+    write_format(&disk, 2, 1);
+    let error = error_of(&disk);
+    assert!(
+        matches!(error.reason(), Reason::OlderFormat { found: 1, supported: 2 }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("duramen dump"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The catalogue: every kind of damage that a store can have, how to plant it, and what must be said of it.
 
-use crate::image::{Image, PAGE};
+use crate::image::{Image, PAGE, TO_COPY_B, TO_OTHER_SEQUENCE};
 
 /// Who must notice a damage, with words that one line about it must contain: what it is, and where.
 pub enum Noticed {
@@ -279,23 +279,23 @@ pub const CATALOGUE: &[Damage] = &[
     Damage {
         name: "one copy of the newest meta page rotted",
         plant: |image| {
-            let at = image.newest_meta() + PAGE;
+            let at = image.newest_meta() + TO_COPY_B;
             image.flip(at + 60);
-            checking(["meta page".into(), format!("pages {} and {}", at / PAGE - 1, at / PAGE)])
+            checking(["meta page".into(), format!("page {}", at / PAGE)])
         },
     },
     Damage {
         name: "both copies of the newest meta page rotted",
         plant: |image| {
             let at = image.newest_meta();
-            (0..2).for_each(|copy| image.flip(at + copy * PAGE + 60));
-            opening(["meta page".into(), "was durable".into()])
+            [0, TO_COPY_B].iter().for_each(|copy| image.flip(at + copy + 60));
+            opening(["meta page".into(), "a newer state".into()])
         },
     },
     Damage {
         name: "all meta pages rotted",
         plant: |image| {
-            (0..4).for_each(|page| image.flip(page * PAGE + 60));
+            (0..4).for_each(|slot| image.flip(slot * TO_OTHER_SEQUENCE + 60));
             opening(["no intact meta page".into()])
         },
     },

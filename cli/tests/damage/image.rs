@@ -7,6 +7,9 @@ use std::path::Path;
 
 pub const PAGE: usize = 4096;
 const BRANCH: usize = 4 * PAGE;
+/// Bytes from a meta page to that of the other sequence number, and from its copy A to its copy B.
+pub const TO_OTHER_SEQUENCE: usize = 16 * PAGE;
+pub const TO_COPY_B: usize = 32 * PAGE;
 /// Bytes of a page before its arrays.
 const HEADER: usize = 64;
 /// Value field of a record whose value has pages of its own.
@@ -62,7 +65,7 @@ impl Image {
 
     /// Place of the first copy of the newest meta page.
     pub fn newest_meta(&self) -> usize {
-        [0, 2 * PAGE]
+        [0, TO_OTHER_SEQUENCE]
             .into_iter()
             .max_by_key(|&at| self.u64_at(at + 32))
             .expect("two pairs")
@@ -71,7 +74,7 @@ impl Image {
     /// Changes both copies of the newest meta page.
     pub fn change_meta(&mut self, change: impl Fn(&mut [u8])) {
         let first = self.newest_meta();
-        for at in [first, first + PAGE] {
+        for at in [first, first + TO_COPY_B] {
             let page = &mut self.data[at..at + PAGE];
             change(page);
             let format = u32::from_le_bytes(page[8..12].try_into().expect("four bytes"));
@@ -115,7 +118,7 @@ impl Image {
         let pages = self.meta_word(96);
         let (bitmap, length) = self.bitmap();
         let is_free = |page: &u32| !self.is_used(*page) && !(bitmap..bitmap + length).contains(page);
-        (4..pages)
+        (64..pages)
             .rev()
             .find(is_free)
             .expect("a free page before the last used one")

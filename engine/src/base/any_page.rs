@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::limits::PAGE_BYTES;
 
-use super::{Extent, PageSink, PageSource, seal_page, verify_page};
+use super::{Extent, Link, PageSink, PageSource, seal_page, verify_page};
 
 /// Number and birth of the pages that are written, and of those that are read; any will do.
 pub(crate) const PAGE: u32 = 1;
@@ -19,7 +19,7 @@ pub(crate) struct Anything<'a> {
 impl<'a> PageSource for Anything<'a> {
     type Page = &'a [u8];
 
-    fn page(self, _: u32, bytes: usize) -> Result<&'a [u8]> {
+    fn page(self, _: u32, bytes: usize, _: impl FnOnce() -> u32) -> Result<&'a [u8]> {
         Ok(if bytes == PAGE_BYTES { self.leaf } else { self.branch })
     }
 }
@@ -28,10 +28,10 @@ impl<'a> PageSource for Anything<'a> {
 pub(crate) struct Nowhere;
 
 impl PageSink for Nowhere {
-    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
-        seal_page(page, PAGE, PAGE as u64);
-        verify_page(PAGE, page).expect("a merge writes sound pages, whatever it reads");
-        Ok(PAGE)
+    fn write(&mut self, page: &mut [u8]) -> Result<Link> {
+        let link = seal_page(page, PAGE, PAGE as u64, 0);
+        verify_page(link, page, 0).expect("a merge writes sound pages, whatever it reads");
+        Ok(link)
     }
 
     fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {

@@ -1,4 +1,4 @@
-//! A branch: four pages that route a key to one of up to about a thousand children.
+//! A branch: four pages that route a key to one of up to 816 children.
 //!
 //! With `n` children, separators 1 to n - 1 (child 0 has the lower bound of the whole branch, which is not stored):
 //! ```text
@@ -8,6 +8,7 @@
 //!                          it; else the offset of the rest in the heap (which is always more than 8)
 //!     counts               pairs under each child; the top bit is set when any of them is an extent:
 //!                          u16[n] at level 1, u64[n] above
+//!     sums u32[n]          checksums of the children's pages: looked at when a child is verified, so they come last
 //!     free
 //!     heap                 what separators have after their first eight bytes: length u16, bytes
 //! ```
@@ -17,8 +18,8 @@ use std::cmp::Ordering;
 use crate::error::Result;
 use crate::limits::{BRANCH_BYTES, FULL_KEY_BYTES_MAX};
 
-use super::HEIGHT_MAX;
 use super::page::{self, HEADER_BYTES, head_u64, misplaced, u16_at, u32_at, u64_at};
+use super::{HEIGHT_MAX, Link};
 
 /// Bytes of a separator that its head holds.
 pub(super) const HEAD_BYTES: usize = 8;
@@ -28,7 +29,9 @@ pub(super) const LOW_EXTENTS: u16 = 1 << 15;
 pub(super) const HIGH_EXTENTS: u64 = 1 << 63;
 
 /// Children of a branch whose separators take no room in the heap.
-const CHILDREN_MAX: usize = (BRANCH_BYTES - HEADER_BYTES + HEAD_BYTES + 2) / (HEAD_BYTES + 4 + 2 + 2);
+const CHILDREN_MAX: usize = (BRANCH_BYTES - HEADER_BYTES + HEAD_BYTES + 2) / (HEAD_BYTES + CHILD_BYTES + 2 + 2);
+/// Bytes of a child's page number and checksum.
+pub(super) const CHILD_BYTES: usize = 4 + 4;
 
 const _: () = assert!(HEADER_BYTES + HEAD_BYTES * CHILDREN_MAX.next_power_of_two() <= BRANCH_BYTES);
 
@@ -36,8 +39,18 @@ const _: () = assert!(HEADER_BYTES + HEAD_BYTES * CHILDREN_MAX.next_power_of_two
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Child {
     pub page: u32,
+    pub checksum: u32,
     pub pairs: u64,
     pub holds_extents: bool,
+}
+
+impl Child {
+    pub(super) fn link(&self) -> Link {
+        Link {
+            page: self.page,
+            checksum: self.checksum,
+        }
+    }
 }
 
 /// Offsets of the arrays of a branch.
@@ -46,6 +59,7 @@ pub(super) struct Layout {
     pub children: usize,
     pub slots: usize,
     pub counts: usize,
+    pub sums: usize,
     pub end: usize,
 }
 
@@ -55,11 +69,13 @@ impl Layout {
         let children = HEADER_BYTES + HEAD_BYTES * (count - 1);
         let slots = children + 4 * count;
         let counts = slots + 2 * (count - 1);
+        let sums = counts + count_bytes(level) * count;
         Layout {
             children,
             slots,
             counts,
-            end: counts + count_bytes(level) * count,
+            sums,
+            end: sums + 4 * count,
         }
     }
 }
@@ -76,6 +92,11 @@ pub(super) fn heap_bytes(length: usize) -> usize {
     } else {
         0
     }
+}
+
+/// Checksum that a branch which passed `verify_page` keeps for a child.
+pub(super) fn checksum_of_child(page: &[u8], index: usize) -> u32 {
+    u32_at(page, Layout::new(page::count(page), page::level(page)).sums + 4 * index)
 }
 
 /// A view of a branch that passed `verify_page`.
@@ -121,6 +142,20 @@ impl<'a> Branch<'a> {
         u32_at(self.bytes, HEADER_BYTES + HEAD_BYTES * (self.count - 1) + 4 * index)
     }
 
+    /// Page and checksum of a child.
+    pub(super) fn link(&self, index: usize) -> Link {
+        Link {
+            page: self.page(index),
+            checksum: checksum_of_child(self.bytes, index),
+        }
+    }
+
+    /// Pairs under a child of a branch of level 1.
+    #[inline(always)]
+    pub(super) fn pairs_of(&self, index: usize) -> usize {
+        (u16_at(self.bytes, Layout::new(self.count, 1).counts + 2 * index) & !LOW_EXTENTS) as usize
+    }
+
     /// Everything about a child.
     pub(super) fn child(&self, index: usize) -> Child {
         let counts = self.layout().counts;
@@ -133,6 +168,7 @@ impl<'a> Branch<'a> {
         };
         Child {
             page: self.page(index),
+            checksum: checksum_of_child(self.bytes, index),
             pairs,
             holds_extents,
         }

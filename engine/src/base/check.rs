@@ -9,7 +9,7 @@ use super::branch::Branch;
 use super::cursor::{READ_AHEAD_LEAVES_MAX, check_height};
 use super::leaf::Leaf;
 use super::page::{self, common_prefix, head_u32};
-use super::{Extent, Location, PageSource, Root};
+use super::{Extent, Link, Location, PageSource, Root};
 
 /// Something that a tree consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,18 +45,19 @@ pub(crate) fn walk_newer<S: PageSource>(
     if root.height == 0 {
         Ok(())
     } else {
-        walk_node(source, root.page, root.height - 1, than, visit)
+        walk_node(source, root.link(), root.height - 1, than, visit)
     }
 }
 
 fn walk_node<S: PageSource>(
     source: S,
-    number: u32,
+    link: Link,
     level: u8,
     than: u64,
     visit: &mut dyn FnMut(Visit) -> Result<()>,
 ) -> Result<()> {
-    let page = source.page(number, page_length(level))?;
+    let number = link.page;
+    let page = source.page(number, page_length(level), || link.checksum)?;
     if than > 0 && page::birth(&page) <= than {
         return Ok(());
     }
@@ -65,7 +66,7 @@ fn walk_node<S: PageSource>(
         visit(visit_page(&page, number, level))?;
         for index in 0..branch.count() {
             ask_for_leaves(source, branch, level, index);
-            walk_node(source, branch.page(index), level - 1, than, visit)?;
+            walk_node(source, branch.link(index), level - 1, than, visit)?;
         }
     } else {
         let leaf = Leaf::open(&page, number)?;
@@ -93,18 +94,18 @@ pub(crate) fn count_branches<S: PageSource>(source: S, root: Root) -> Result<u64
     if root.height < 2 {
         Ok(0)
     } else {
-        count_under(source, root.page, root.height - 1)
+        count_under(source, root.link(), root.height - 1)
     }
 }
 
-fn count_under<S: PageSource>(source: S, number: u32, level: u8) -> Result<u64> {
+fn count_under<S: PageSource>(source: S, link: Link, level: u8) -> Result<u64> {
     if level == 1 {
         return Ok(1);
     }
-    let page = source.page(number, BRANCH_BYTES)?;
-    let branch = Branch::open(&page, number, level)?;
+    let page = source.page(link.page, BRANCH_BYTES, || link.checksum)?;
+    let branch = Branch::open(&page, link.page, level)?;
     (0..branch.count()).try_fold(1, |sum, index| {
-        Ok(sum + count_under(source, branch.page(index), level - 1)?)
+        Ok(sum + count_under(source, branch.link(index), level - 1)?)
     })
 }
 
@@ -141,7 +142,7 @@ pub(crate) fn check_tree<S: PageSource>(
         return Ok(());
     }
     if root.height > 1
-        && let Ok(page) = source.page(root.page, BRANCH_BYTES)
+        && let Ok(page) = source.page(root.page, BRANCH_BYTES, || root.checksum)
         && page::count(&page) < 2
     {
         problems.push(format!(
@@ -156,7 +157,7 @@ pub(crate) fn check_tree<S: PageSource>(
         visit,
     };
     let range = Bounds { low: &[], high: None };
-    if let Some(found) = check.node(root.page, root.height - 1, range)?
+    if let Some(found) = check.node(root.link(), root.height - 1, range)?
         && found.pairs != root.pairs
     {
         check
@@ -194,8 +195,9 @@ struct Found {
 
 impl<S: PageSource> Check<'_, S> {
     /// Checks a page and all under it; `None` when some of that could not be read, so that counting makes no sense.
-    fn node(&mut self, number: u32, level: u8, bounds: Bounds<'_>) -> Result<Option<Found>> {
-        let page = match self.source.page(number, page_length(level)) {
+    fn node(&mut self, link: Link, level: u8, bounds: Bounds<'_>) -> Result<Option<Found>> {
+        let number = link.page;
+        let page = match self.source.page(number, page_length(level), || link.checksum) {
             Ok(page) => page,
             Err(error) => return self.unreadable(error),
         };
@@ -286,7 +288,7 @@ impl<S: PageSource> Check<'_, S> {
                 high: if is_last { bounds.high } else { Some(&high) },
             };
             let child = branch.child(index);
-            let found = self.node(child.page, level - 1, child_bounds)?;
+            let found = self.node(child.link(), level - 1, child_bounds)?;
             match (&mut sum, found) {
                 (Some(sum), Some(found)) => {
                     if found.pairs != child.pairs || found.holds_extents != child.holds_extents {

@@ -10,7 +10,8 @@ use arrayvec::ArrayVec;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_BYTES, PAGE_BYTES};
 
-use super::branch::Branch;
+use super::branch::{self, Branch};
+use super::find::checksum_below;
 use super::leaf::{Leaf, Record};
 use super::{HEIGHT_MAX, LINE_BYTES, Location, PageSource, Root};
 
@@ -301,7 +302,7 @@ impl<S: PageSource> Cursor<S> {
 
     fn descend_from(&mut self, mut number: u32, level: u8, aim: Aim<'_>) -> Result<()> {
         for level in (1..=level).rev() {
-            let page = self.source.page(number, BRANCH_BYTES)?;
+            let page = self.source.page(number, BRANCH_BYTES, || self.checksum_below())?;
             let branch = Branch::open(&page, number, level)?;
             let index = match aim {
                 Aim::First => 0,
@@ -320,10 +321,19 @@ impl<S: PageSource> Cursor<S> {
         self.enter_leaf(number)
     }
 
+    /// The checksum of the page that is next on the way down.
+    #[cold]
+    fn checksum_below(&self) -> u32 {
+        match self.path.last() {
+            Some(step) => branch::checksum_of_child(&step.page, step.index),
+            None => self.root.checksum,
+        }
+    }
+
     fn enter_leaf(&mut self, number: u32) -> Result<()> {
         self.ahead = None;
         self.source.prefetch(number);
-        let page = self.source.page(number, PAGE_BYTES)?;
+        let page = self.source.page(number, PAGE_BYTES, || self.checksum_below())?;
         let leaf = Leaf::open(&page, number)?;
         self.number = number;
         self.count = leaf.count();
@@ -436,15 +446,16 @@ pub(crate) fn count_below<S: PageSource>(source: S, root: Root, key: &[u8]) -> R
     if root.height == 0 {
         return Ok(0);
     }
-    let (mut number, mut below) = (root.page, 0u64);
+    let (mut number, mut below, mut above) = (root.page, 0u64, None);
     for level in (1..root.height).rev() {
-        let page = source.page(number, BRANCH_BYTES)?;
+        let page = source.page(number, BRANCH_BYTES, || checksum_below(&above, root))?;
         let branch = Branch::open(&page, number, level)?;
         let index = branch.route(key);
         below = below.wrapping_add(branch.pairs_before(index));
         number = branch.page(index);
+        above = Some((page, index));
     }
-    let page = source.page(number, PAGE_BYTES)?;
+    let page = source.page(number, PAGE_BYTES, || checksum_below(&above, root))?;
     Ok(below.wrapping_add(Leaf::open(&page, number)?.lower_bound(key) as u64))
 }
 

@@ -6,13 +6,13 @@
 //! the lines are asked for at once in which it lies if the leaf's keys are spread evenly between the separators beside it,
 //! as random ones and sequences are. (Interpolation search, Peterson 1957; here a wrong guess costs nothing but the asking.)
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use crate::checksum::key_tag;
 use crate::error::Result;
 use crate::limits::{BRANCH_BYTES, PAGE_BYTES};
 
-use super::branch::Branch;
+use super::branch::{self, Branch};
 use super::leaf::{self, Leaf};
 use super::{Location, PageSource, Root};
 
@@ -27,12 +27,12 @@ pub(crate) struct Found<P> {
 /// Finds the pair of `full_key`, whose `key_hash` is `hash`.
 #[inline]
 pub(crate) fn find<S: PageSource>(source: S, root: Root, full_key: &[u8], hash: u64) -> Result<Option<Found<S::Page>>> {
-    let Some((number, lines)) = descend(source, root, full_key)? else {
+    let Some((number, lines, above)) = descend(source, root, full_key)? else {
         return Ok(None);
     };
     source.prefetch(number);
     source.prefetch_lines(number, lines);
-    let page = source.page(number, PAGE_BYTES)?;
+    let page = source.page(number, PAGE_BYTES, || checksum_below(&above, root))?;
     let leaf = Leaf::open(&page, number)?;
     match leaf.find(full_key, key_tag(hash)) {
         Some(index) => {
@@ -46,24 +46,45 @@ pub(crate) fn find<S: PageSource>(source: S, root: Root, full_key: &[u8], hash: 
 /// The leaf that would hold `full_key`, which is not looked at. `None`: the tree is empty.
 #[inline]
 pub(crate) fn leaf_of<S: PageSource>(source: S, root: Root, full_key: &[u8]) -> Result<Option<u32>> {
-    Ok(descend(source, root, full_key)?.map(|(number, _)| number))
+    Ok(descend(source, root, full_key)?.map(|(number, ..)| number))
 }
 
-/// That leaf, and the lines of it in which the record is likely to lie.
+/// A branch, and a child of it.
+pub(super) type Above<P> = Option<(P, usize)>;
+
+/// The checksum that a branch keeps for its child, or that of the root where there is no branch.
+#[cold]
+pub(super) fn checksum_below<P: Deref<Target = [u8]>>(above: &Above<P>, root: Root) -> u32 {
+    match above {
+        Some((page, child)) => branch::checksum_of_child(page, *child),
+        None => root.checksum,
+    }
+}
+
+/// That leaf, the lines of it in which the record is likely to lie, and the branch above it.
 #[inline(always)]
-pub(super) fn descend<S: PageSource>(source: S, root: Root, full_key: &[u8]) -> Result<Option<(u32, Range<usize>)>> {
+#[expect(
+    clippy::type_complexity,
+    reason = "a name for three things that two callers take apart says less"
+)]
+pub(super) fn descend<S: PageSource>(
+    source: S,
+    root: Root,
+    full_key: &[u8],
+) -> Result<Option<(u32, Range<usize>, Above<S::Page>)>> {
     if root.height == 0 {
         return Ok(None);
     }
-    let (mut number, mut lines) = (root.page, 0..0);
+    let (mut number, mut lines, mut above) = (root.page, 0..0, None);
     for level in (1..root.height).rev() {
-        let page = source.page(number, BRANCH_BYTES)?;
+        let page = source.page(number, BRANCH_BYTES, || checksum_below(&above, root))?;
         let branch = Branch::open(&page, number, level)?;
         let child = branch.route(full_key);
         number = branch.page(child);
         if level == 1 {
-            lines = leaf::likely_lines(branch.child(child).pairs as usize, branch.share_before(child, full_key));
+            lines = leaf::likely_lines(branch.pairs_of(child), branch.share_before(child, full_key));
         }
+        above = Some((page, child));
     }
-    Ok(Some((number, lines)))
+    Ok(Some((number, lines, above)))
 }

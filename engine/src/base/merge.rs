@@ -31,7 +31,7 @@ use super::cursor::check_height;
 use super::leaf::{DELETED, EXTENT, Leaf};
 use super::page;
 use super::window::{Payload, Window};
-use super::{ChangeStream, Extent, HEIGHT_MAX, Location, PageSink, PageSource, Root, Stored};
+use super::{ChangeStream, Extent, HEIGHT_MAX, Link, Location, PageSink, PageSource, Root, Stored};
 
 mod overwrite;
 mod parts;
@@ -79,7 +79,7 @@ pub(crate) fn merge<S: PageSource, C: ChangeStream, P: PageSink>(
         merger.output.windows[0].appending = true;
         merger.take_changes(None)?;
     } else {
-        merger.merge_node(root.page, root.height - 1, &[], None)?;
+        merger.merge_node(root.link(), root.height - 1, &[], None)?;
     }
     merger.finish()
 }
@@ -135,16 +135,17 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
     }
 
     /// Merges a page whose keys lie in `low..high` and all that is under it into the windows, up to that of its level.
-    fn merge_node(&mut self, number: u32, level: u8, low: &[u8], high: Option<&[u8]>) -> Result<()> {
+    fn merge_node(&mut self, link: Link, level: u8, low: &[u8], high: Option<&[u8]>) -> Result<()> {
         if level == 0 {
-            self.merge_leaf(number, low, high)
+            self.merge_leaf(link, low, high)
         } else {
-            self.merge_branch(number, level, low, high)
+            self.merge_branch(link, level, low, high)
         }
     }
 
-    fn merge_leaf(&mut self, number: u32, low: &[u8], high: Option<&[u8]>) -> Result<()> {
-        let old = self.source.page(number, PAGE_BYTES)?;
+    fn merge_leaf(&mut self, link: Link, low: &[u8], high: Option<&[u8]>) -> Result<()> {
+        let number = link.page;
+        let old = self.source.page(number, PAGE_BYTES, || link.checksum)?;
         let mut copy = std::mem::take(&mut self.copy);
         let overwritten = if self.may_overwrite(low, high) {
             self.overwrite(&old, number, high, &mut copy)?
@@ -270,8 +271,9 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
         }
     }
 
-    fn merge_branch(&mut self, number: u32, level: u8, low: &[u8], high: Option<&[u8]>) -> Result<()> {
-        let page = self.source.page(number, BRANCH_BYTES)?;
+    fn merge_branch(&mut self, link: Link, level: u8, low: &[u8], high: Option<&[u8]>) -> Result<()> {
+        let number = link.page;
+        let page = self.source.page(number, BRANCH_BYTES, || link.checksum)?;
         let branch = Branch::open(&page, number, level)?;
         self.begin(level, low)?;
         let alone = self.output.windows[level as usize].is_empty();
@@ -290,7 +292,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
                 Fate::Drop => self.drop_subtree(child, level - 1)?,
                 Fate::Merge => {
                     self.output.windows[level as usize].appending = alone && untouched && is_last && high.is_none();
-                    self.merge_node(child.page, level - 1, &child_low, child_high)?;
+                    self.merge_node(child.link(), level - 1, &child_low, child_high)?;
                     untouched = false;
                 }
             }
@@ -330,7 +332,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
             }
         }
         if self.output.windows[level as usize].is_underfull() {
-            return self.copy_node(child.page, level, low);
+            return self.copy_node(child.link(), level, low);
         }
         self.output.settle(level)?;
         self.output
@@ -338,14 +340,15 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
     }
 
     /// Puts the content of an untouched page into the window of its level.
-    fn copy_node(&mut self, number: u32, level: u8, low: &[u8]) -> Result<()> {
+    fn copy_node(&mut self, link: Link, level: u8, low: &[u8]) -> Result<()> {
+        let number = link.page;
         self.begin(level, low)?;
         if level == 0 {
-            let page = self.source.page(number, PAGE_BYTES)?;
+            let page = self.source.page(number, PAGE_BYTES, || link.checksum)?;
             self.copy_pairs(Leaf::open(&page, number)?)?;
             self.output.sink.retire(number, 1, page::birth(&page));
         } else {
-            let page = self.source.page(number, BRANCH_BYTES)?;
+            let page = self.source.page(number, BRANCH_BYTES, || link.checksum)?;
             let branch = Branch::open(&page, number, level)?;
             for index in 0..branch.count() {
                 self.key.clear();
@@ -406,7 +409,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
                 self.output.windows[level as usize].append(&last);
             } else if let Some((low, child)) = parent.pop_reused() {
                 let last = std::mem::replace(window, Window::new(level, false));
-                self.copy_node(child.page, level, &low)?;
+                self.copy_node(child.link(), level, &low)?;
                 self.output.windows[level as usize].append(&last);
             }
         }
@@ -416,14 +419,14 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
     /// Retires a page of `level` and everything under it. Leaves without extents are not even read.
     fn drop_subtree(&mut self, child: Child, level: u8) -> Result<()> {
         if level > 0 {
-            let page = self.source.page(child.page, BRANCH_BYTES)?;
+            let page = self.source.page(child.page, BRANCH_BYTES, || child.checksum)?;
             let branch = Branch::open(&page, child.page, level)?;
             for index in 0..branch.count() {
                 self.drop_subtree(branch.child(index), level - 1)?;
             }
             self.output.sink.retire(child.page, BRANCH_PAGES, page::birth(&page));
         } else if child.holds_extents {
-            let page = self.source.page(child.page, PAGE_BYTES)?;
+            let page = self.source.page(child.page, PAGE_BYTES, || child.checksum)?;
             let leaf = Leaf::open(&page, child.page)?;
             for index in 0..leaf.count() {
                 if let Location::Extent(extent) = leaf.location(index) {
@@ -456,7 +459,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
     /// A branch with one child is no root.
     fn lower_root(&mut self, mut child: Child, mut height: u8, reused: bool) -> Result<Root> {
         while reused && height > 1 {
-            let page = self.source.page(child.page, BRANCH_BYTES)?;
+            let page = self.source.page(child.page, BRANCH_BYTES, || child.checksum)?;
             let branch = Branch::open(&page, child.page, height - 1)?;
             if branch.count() > 1 {
                 break;
@@ -469,6 +472,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
             page: child.page,
             height,
             pairs: child.pairs,
+            checksum: child.checksum,
         })
     }
 }
@@ -523,7 +527,8 @@ impl<P: PageSink> Output<'_, P> {
         for &end in ends {
             let page = &mut self.page[..window.page_length()];
             let mut child = window.build(start..end, page);
-            child.page = self.sink.write(page)?;
+            let link = self.sink.write(page)?;
+            (child.page, child.checksum) = (link.page, link.checksum);
             parent.push(window.separator(start), &[], Payload::Child { child, reused: false })?;
             start = end;
         }

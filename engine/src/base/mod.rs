@@ -10,6 +10,7 @@
 //! - keys ascend strictly over the whole tree; all leaves have level 0, a branch stands one level above its children;
 //! - child `i` of a branch holds the keys `k` with `separator(i) <= k < separator(i + 1)`; separator 0 is the lower
 //!   bound of the branch itself, and the empty string at the left edge, so that no key is below it;
+//! - the checksum that a branch keeps for a child is that of the child's page;
 //! - the count that a branch keeps for a child is the number of pairs under it, and its flag says whether any of them
 //!   is an extent;
 //! - no leaf is empty, and a root that is a branch has at least two children.
@@ -62,6 +63,26 @@ pub(crate) struct Root {
     pub height: u8,
     /// Pairs in the tree; in a run of changes deletions count as well.
     pub pairs: u64,
+    /// Checksum of `page`.
+    pub checksum: u32,
+}
+
+impl Root {
+    fn link(&self) -> Link {
+        Link {
+            page: self.page,
+            checksum: self.checksum,
+        }
+    }
+}
+
+/// A page as the page above it, or the root, refers to it. The checksum tells it from its own older versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// First page.
+    pub page: u32,
+    /// Checksum of the page.
+    pub checksum: u32,
 }
 
 /// Bytes that live in pages of their own.
@@ -158,8 +179,9 @@ pub(crate) trait PageSource: Copy {
     type Page: Deref<Target = [u8]> + Clone;
 
     /// The page, or run of pages, of `bytes` bytes that begins at page `number`. It passed [`verify_page`], with this
-    /// number, at its first touch or later, or this process sealed it.
-    fn page(self, number: u32, bytes: usize) -> Result<Self::Page>;
+    /// number and checksum, at its first touch or later, or this process sealed it. `checksum` looks up what refers to the
+    /// page: it costs a line of memory, so only a page that is verified now has it called.
+    fn page(self, number: u32, bytes: usize, checksum: impl FnOnce() -> u32) -> Result<Self::Page>;
 
     /// Whether walks pass over what this error kept from being read: a page with everything under it. Only for saving
     /// what a damaged store still holds; the source remembers what was passed over.
@@ -195,7 +217,7 @@ pub(crate) trait PageSource: Copy {
 /// once, after its last read, and never one that this sink was given in the same merge.
 pub(crate) trait PageSink {
     /// Chooses a number for a page (or a run of pages, by its length), seals it with [`seal_page`], stores it.
-    fn write(&mut self, page: &mut [u8]) -> Result<u32>;
+    fn write(&mut self, page: &mut [u8]) -> Result<Link>;
     /// Stores a value in pages of its own.
     fn write_value(&mut self, bytes: &[u8]) -> Result<Extent>;
     /// The new tree no longer holds these pages. `birth` is the version that wrote them, 0 when that was not looked up.

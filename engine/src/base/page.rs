@@ -1,7 +1,8 @@
 //! What leaves and branches have in common: the header, the prefix of all keys, the seal and its verification.
 //!
 //! ```text
-//!  0  checksum u32       CRC-32C of all other bytes of the page
+//!  0  checksum u32       CRC-32C of all other bytes of the page, begun with the seed of the store; what refers to
+//!                        the page repeats it
 //!  4  number u32         its own page number: a page in the wrong place is noticed
 //!  8  birth u64          version that wrote it
 //! 16  kind u8            1 leaf, 2 branch
@@ -17,10 +18,12 @@
 
 use std::cmp::Ordering;
 
-use crate::checksum::checksum;
+use crate::checksum::checksum_with;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_BYTES, FULL_KEY_BYTES_MAX, PAGE_BYTES};
+use crate::planted::{PlantedBug, is_planted};
 
+use super::Link;
 use super::branch::Branch;
 use super::leaf::Leaf;
 
@@ -181,18 +184,23 @@ pub(super) fn write_header(page: &mut [u8], header: Header<'_>) {
     page[start..start + length].copy_from_slice(header.prefix);
 }
 
-/// Gives a page its number and birth, and then its checksum. Called by the sink.
-pub(crate) fn seal_page(page: &mut [u8], number: u32, birth: u64) {
+/// Gives a page its number and birth, and then its checksum, begun with `seed`. Called by the sink.
+pub(crate) fn seal_page(page: &mut [u8], number: u32, birth: u64, seed: u32) -> Link {
     page[NUMBER_AT..NUMBER_AT + 4].copy_from_slice(&number.to_le_bytes());
     page[BIRTH_AT..BIRTH_AT + 8].copy_from_slice(&birth.to_le_bytes());
-    let sum = checksum(&page[4..]);
+    let sum = checksum_with(seed, &page[4..]);
     page[..4].copy_from_slice(&sum.to_le_bytes());
+    Link {
+        page: number,
+        checksum: sum,
+    }
 }
 
-/// Checks a page at its first touch: checksum, its own number, and that every offset and length in it stays inside it.
-/// After this no accessor can panic. It does not look at the order of keys, which cannot make anything panic, and
-/// which the checksum vouches for.
-pub(crate) fn verify_page(number: u32, page: &[u8]) -> Result<()> {
+/// Checks a page at its first touch: checksum, that it is the version that `link` refers to, its own number, and that every
+/// offset and length in it stays inside it. After this no accessor can panic. It does not look at the order of keys, which
+/// cannot make anything panic, and which the checksum vouches for.
+pub(crate) fn verify_page(link: Link, page: &[u8], seed: u32) -> Result<()> {
+    let number = link.page;
     let wrong = |what: String| Err(Error::damaged(format!("page {number} of the data file: {what}")));
     if page.len() != PAGE_BYTES && page.len() != BRANCH_BYTES {
         return wrong(format!(
@@ -200,9 +208,15 @@ pub(crate) fn verify_page(number: u32, page: &[u8]) -> Result<()> {
             page.len()
         ));
     }
-    let (found, expected) = (checksum(&page[4..]), u32_at(page, 0));
+    let (found, expected) = (checksum_with(seed, &page[4..]), u32_at(page, 0));
     if found != expected {
         return wrong(format!("checksum {found:#010x}, expected {expected:#010x}"));
+    }
+    if found != link.checksum && !is_planted(PlantedBug::ChildChecksumNotCompared) {
+        let expected = link.checksum;
+        return wrong(format!(
+            "it is another version than what refers to it says: checksum {found:#010x}, expected {expected:#010x}"
+        ));
     }
     if self::number(page) != number {
         return wrong(format!("it says it is page {}", self::number(page)));

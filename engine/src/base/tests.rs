@@ -23,6 +23,8 @@ mod parts;
 mod read_ahead;
 
 const HASH_SEED: u64 = 7;
+/// Begins the checksums of pages.
+const SEED: u32 = 11;
 
 /// Seeds to run: the one in the environment, or `count` of them from a fixed start.
 fn for_each_seed(count: u64, mut run: impl FnMut(&mut Rng)) {
@@ -87,11 +89,12 @@ impl Memory {
 impl PageSource for &Memory {
     type Page = Rc<[u8]>;
 
-    fn page(self, number: u32, bytes: usize) -> Result<Rc<[u8]>> {
+    fn page(self, number: u32, bytes: usize, checksum: impl FnOnce() -> u32) -> Result<Rc<[u8]>> {
         let page = self.pages.borrow().get(&number).cloned();
         let page = page.ok_or_else(|| Error::damaged(format!("no page {number}")))?;
         assert_eq!(page.len(), bytes);
-        verify_page(number, &page)?;
+        let checksum = checksum();
+        verify_page(Link { page: number, checksum }, &page, SEED)?;
         self.leaves_read
             .set(self.leaves_read.get() + (bytes == PAGE_BYTES) as usize);
         let was_asked = self.asked.borrow_mut().remove(&number);
@@ -121,13 +124,13 @@ struct Sink<'a> {
 }
 
 impl PageSink for Sink<'_> {
-    fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+    fn write(&mut self, page: &mut [u8]) -> Result<Link> {
         let number = self.memory.number((page.len() / PAGE_BYTES) as u32);
-        seal_page(page, number, self.memory.version.get());
-        verify_page(number, page)?;
+        let link = seal_page(page, number, self.memory.version.get(), SEED);
+        verify_page(link, page, SEED)?;
         self.memory.pages.borrow_mut().insert(number, page.to_vec().into());
         self.memory.pages_written.set(self.memory.pages_written.get() + 1);
-        Ok(number)
+        Ok(link)
     }
 
     fn write_value(&mut self, bytes: &[u8]) -> Result<Extent> {
@@ -143,7 +146,7 @@ impl PageSink for Sink<'_> {
             .borrow_mut()
             .insert(number, poison)
             .expect("only pages of the tree are retired");
-        verify_page(number, &old).expect("a page is retired once");
+        verify_alone(number, &old).expect("a page is retired once");
         assert_eq!(old.len(), pages as usize * PAGE_BYTES);
         assert!(
             birth == page::birth(&old) || (birth == 0 && pages == 1),
@@ -156,6 +159,12 @@ impl PageSink for Sink<'_> {
     fn retire_extent(&mut self, extent: Extent) {
         self.memory.retire_extent(extent);
     }
+}
+
+/// Verifies a page to which nothing refers.
+fn verify_alone(number: u32, page: &[u8]) -> Result<()> {
+    let checksum = page::u32_at(page, 0);
+    verify_page(Link { page: number, checksum }, page, SEED)
 }
 
 /// A change as the tests make it.
@@ -748,7 +757,7 @@ fn leaf_under_a_quarter_takes_in_a_neighbour() {
         let mut keys_of_leaves = Vec::new();
         walk(&subject.memory, subject.root, &mut |visit| {
             if let Visit::Page { number, level: 0, .. } = visit {
-                let page = subject.memory.page(number, PAGE_BYTES)?;
+                let page = subject.memory.pages.borrow()[&number].clone();
                 let leaf = Leaf::open(&page, number)?;
                 let key = |index| [leaf.prefix(), leaf.suffix(index)].concat();
                 keys_of_leaves.push((0..leaf.count()).map(key).collect::<Vec<_>>());
@@ -791,8 +800,8 @@ fn separator_that_would_be_too_long_a_key_is_damage() {
     let mut page = page.to_vec();
     let rest = page::heap_top(&page);
     page[rest..rest + 2].copy_from_slice(&1000u16.to_le_bytes());
-    seal_page(&mut page, *number, 1);
-    let error = verify_page(*number, &page).unwrap_err();
+    let link = seal_page(&mut page, *number, 1, SEED);
+    let error = verify_page(link, &page, SEED).unwrap_err();
     assert!(error.to_string().contains("a separator is too long"), "{error}");
 }
 
@@ -815,13 +824,16 @@ fn merge_holds_only_a_few_pages_of_what_it_has_read() {
     }
     struct Counting<'a>(&'a Cell<usize>, usize, u32);
     impl PageSink for Counting<'_> {
-        fn write(&mut self, page: &mut [u8]) -> Result<u32> {
+        fn write(&mut self, page: &mut [u8]) -> Result<Link> {
             self.1 = self.1.max(self.0.get());
             if page.len() == PAGE_BYTES {
                 self.0.set(self.0.get().saturating_sub(page::count(page)));
             }
             self.2 += 4;
-            Ok(self.2)
+            Ok(Link {
+                page: self.2,
+                checksum: 0,
+            })
         }
         fn write_value(&mut self, _: &[u8]) -> Result<Extent> {
             unreachable!("all values are short")

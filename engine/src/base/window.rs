@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::error::{Error, Result, printable};
 use crate::limits::{BRANCH_BYTES, FULL_KEY_BYTES_MAX, PAGE_BYTES};
 
-use super::branch::{self, Child, HEAD_BYTES, HIGH_EXTENTS, LOW_EXTENTS, Layout, count_bytes};
+use super::branch::{self, CHILD_BYTES, Child, HEAD_BYTES, HIGH_EXTENTS, LOW_EXTENTS, Layout, count_bytes};
 use super::leaf::{EXTENT, PAIR_BYTES, RECORD_HEADER_BYTES, value_bytes};
 use super::page::{self, HEADER_BYTES, Header, common_prefix, head_u32, head_u64, tail_bytes};
 
@@ -132,7 +132,7 @@ impl Window {
         }
         let fixed = match payload {
             Payload::Pair { .. } => PAIR_BYTES + value.len(),
-            Payload::Child { .. } => HEAD_BYTES + 4 + 2 + count_bytes(self.level),
+            Payload::Child { .. } => HEAD_BYTES + CHILD_BYTES + 2 + count_bytes(self.level),
         };
         self.unmeasured += fixed + key.len();
         let start = self.bytes.len();
@@ -442,6 +442,7 @@ impl Window {
         }
         Child {
             page: 0,
+            checksum: 0,
             pairs: items.len() as u64,
             holds_extents,
         }
@@ -494,6 +495,7 @@ impl Window {
     fn build_children(&self, range: Range<usize>, page: &mut [u8], layout: Layout) -> Child {
         let mut sum = Child {
             page: 0,
+            checksum: 0,
             pairs: 0,
             holds_extents: false,
         };
@@ -502,6 +504,7 @@ impl Window {
                 unreachable!("branches hold children")
             };
             page[layout.children + 4 * index..][..4].copy_from_slice(&child.page.to_le_bytes());
+            page[layout.sums + 4 * index..][..4].copy_from_slice(&child.checksum.to_le_bytes());
             if self.level == 1 {
                 let count = child.pairs as u16 | if child.holds_extents { LOW_EXTENTS } else { 0 };
                 page[layout.counts + 2 * index..][..2].copy_from_slice(&count.to_le_bytes());
@@ -524,6 +527,7 @@ mod tests {
     const CHILD: Payload = Payload::Child {
         child: Child {
             page: 0,
+            checksum: 0,
             pairs: 0,
             holds_extents: false,
         },

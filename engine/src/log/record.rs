@@ -30,7 +30,7 @@ const OPERATION_HEADER_BYTES: usize = 12;
 /// The flag of an operation whose pages were not synced before its record was written.
 const MAY_BE_TORN: u8 = 1;
 /// Bytes of the root that a run operation holds as its value.
-const RUN_BYTES: usize = 16;
+const RUN_BYTES: usize = 20;
 
 /// Bytes that a record with a body of this length takes in the log.
 pub(crate) fn record_bytes(body: usize) -> u64 {

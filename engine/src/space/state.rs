@@ -11,6 +11,7 @@ use super::retired::{Retired, StoredRetired};
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared, Words};
 use crate::error::Result;
 use crate::limits::BRANCH_PAGES;
+use crate::meta::META_GAP_PAGES;
 use crate::planted::kill_point;
 use crate::promises::Room;
 use crate::region::{SPACE_COUNTS, SpaceHead};
@@ -382,9 +383,12 @@ impl State<'_> {
         self.taken_bits.resize((pages as usize).div_ceil(64), 0);
     }
 
-    /// Pages of the published base, its values, and what commits brought.
+    /// Pages of the published base, its values, what commits brought, and the meta pages. What separates those is never
+    /// written, so it does not count.
     pub(super) fn base(&self) -> u64 {
-        self.bitmap.pages() as u64 - self.bitmap.free() - self.retired_pages - self.taken.pages - self.taken_beyond
+        let used = self.bitmap.pages() as u64 - self.bitmap.free();
+        let others = self.retired_pages + self.taken.pages + self.taken_beyond;
+        (used - others).saturating_sub(u64::from(META_GAP_PAGES))
     }
 
     /// Whether there are no more retired and taken pages than used ones. It must hold after each step.

@@ -107,9 +107,10 @@ impl<P: PageSink> Output<'_, P> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let leaf = Leaf::open(&waiting.page, 0)?;
         let (pairs, holds_extents) = (leaf.count() as u64, leaf.holds_extents());
-        let page = self.sink.write(&mut waiting.page)?;
+        let link = self.sink.write(&mut waiting.page)?;
         let child = Child {
-            page,
+            page: link.page,
+            checksum: link.checksum,
             pairs,
             holds_extents,
         };

@@ -82,15 +82,16 @@ impl Division {
     pub(crate) fn is_under<S: PageSource>(&mut self, source: S, root: Root) -> Result<()> {
         let mut above = Vec::new();
         let mut level = root.height - 1;
-        let mut nodes = vec![root.page];
+        let mut nodes = vec![root.link()];
         while level > self.level {
             let mut children = Vec::new();
-            for number in nodes {
-                let page = source.page(number, BRANCH_BYTES)?;
+            for link in nodes {
+                let number = link.page;
+                let page = source.page(number, BRANCH_BYTES, || link.checksum)?;
                 let branch = Branch::open(&page, number, level)?;
                 above.push((number, page::birth(&page)));
                 if level > self.level + 1 {
-                    children.extend((0..branch.count()).map(|index| branch.child(index).page));
+                    children.extend((0..branch.count()).map(|index| branch.link(index)));
                 }
             }
             nodes = children;
@@ -193,6 +194,7 @@ fn nodes_to_divide<S: PageSource>(source: S, root: Root, nodes_min: usize) -> Re
     let mut level = root.height - 1;
     let whole = Child {
         page: root.page,
+        checksum: root.checksum,
         pairs: root.pairs,
         holds_extents: true,
     };
@@ -201,7 +203,7 @@ fn nodes_to_divide<S: PageSource>(source: S, root: Root, nodes_min: usize) -> Re
     while level > 0 && nodes.len() < nodes_min {
         let mut children = Vec::new();
         for (low, node) in nodes {
-            let page = source.page(node.page, BRANCH_BYTES)?;
+            let page = source.page(node.page, BRANCH_BYTES, || node.checksum)?;
             let branch = Branch::open(&page, node.page, level)?;
             above.push((node.page, page::birth(&page)));
             let mut low = Some(low);
@@ -248,7 +250,7 @@ pub(crate) fn merge_part<S: PageSource, C: ChangeStream, P: PageSink>(
         match merger.fate(low, high) {
             Fate::Reuse => merger.reuse(*node, part.level, low)?,
             Fate::Drop => merger.drop_subtree(*node, part.level)?,
-            Fate::Merge => merger.merge_node(node.page, part.level, low, high)?,
+            Fate::Merge => merger.merge_node(node.link(), part.level, low, high)?,
         }
     }
     for below in 0..=level {

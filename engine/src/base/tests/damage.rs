@@ -11,7 +11,12 @@ fn any_changed_byte_is_noticed() {
         for at in (0..page.len()).step_by(7) {
             let mut changed = page.to_vec();
             changed[at] ^= 0x10;
-            let error = verify_page(*number, &changed).unwrap_err();
+            let checksum = page::u32_at(page, 0);
+            let link = Link {
+                page: *number,
+                checksum,
+            };
+            let error = verify_page(link, &changed, SEED).unwrap_err();
             assert_eq!(error.kind(), Kind::Damaged);
             assert!(
                 error
@@ -20,7 +25,7 @@ fn any_changed_byte_is_noticed() {
             );
         }
         assert!(
-            verify_page(number + 1, page)
+            verify_alone(number + 1, page)
                 .unwrap_err()
                 .to_string()
                 .contains("it says it is page")
@@ -86,7 +91,7 @@ fn random_damage(rng: &mut Rng, pages: &[&Rc<[u8]>]) -> Vec<u8> {
             _ => page[at] = rng.choice([0, 1, 0xFF]).unwrap(),
         }
     }
-    seal_page(&mut page, 1, 1);
+    seal_page(&mut page, 1, 1, SEED);
     page
 }
 
@@ -108,7 +113,7 @@ fn pages_of_any_bytes_never_cause_a_panic() {
         let mut sound = 0;
         for _ in 0..300 {
             let leaf = random_damage(rng, &leaves);
-            if verify_page(1, &leaf).is_err() {
+            if verify_alone(1, &leaf).is_err() {
                 continue;
             }
             sound += 1;
@@ -122,13 +127,14 @@ fn pages_of_any_bytes_never_cause_a_panic() {
                     page: 1,
                     height: 1,
                     pairs: 1,
+                    checksum: 0,
                 },
             );
             if branches.is_empty() {
                 continue;
             }
             let branch = random_damage(rng, &branches);
-            if verify_page(1, &branch).is_ok() {
+            if verify_alone(1, &branch).is_ok() {
                 let height = page::level(&branch) + 1;
                 exercise(
                     rng,
@@ -140,6 +146,7 @@ fn pages_of_any_bytes_never_cause_a_panic() {
                         page: 1,
                         height,
                         pairs: 1,
+                        checksum: 0,
                     },
                 );
             }
@@ -159,11 +166,101 @@ fn pages_of_random_bytes_never_cause_a_panic() {
             page[18..20].copy_from_slice(&rng.u16(0..20).to_le_bytes());
             page[20..22].copy_from_slice(&rng.u16(0..40).to_le_bytes());
             page[22..24].copy_from_slice(&rng.u16(64..600).to_le_bytes());
-            seal_page(&mut page, 1, 1);
-            let _ = verify_page(1, &page);
+            let link = seal_page(&mut page, 1, 1, SEED);
+            let _ = verify_page(link, &page, SEED);
         }
     });
-    assert!(verify_page(1, &[0; 100]).is_err());
+    assert!(verify_alone(1, &[0; 100]).is_err());
     assert_eq!(BRANCH_PAGES as usize * PAGE_BYTES, BRANCH_BYTES);
     assert!(Leaf::open(&[0; PAGE_BYTES], 5).is_err());
+}
+
+/// A page that the device has replaced by its own older version, which is sound in itself.
+#[test]
+fn an_older_version_of_any_page_is_damage_at_its_first_read() {
+    let mut subject = Subject::default();
+    subject.put((0..60_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
+    assert_eq!(subject.root.height, 3);
+    let numbers: Vec<u32> = subject.memory.pages.borrow().keys().copied().collect();
+    let (branches, leaves): (Vec<u32>, Vec<u32>) = numbers
+        .into_iter()
+        .partition(|number| subject.memory.pages.borrow()[number].len() == BRANCH_BYTES);
+    assert!(branches.len() > 2 && leaves.len() > 1000);
+    let some_leaves = leaves.iter().step_by(leaves.len() / 40).chain(leaves.last());
+    for &number in branches.iter().chain(some_leaves) {
+        let sound = subject.memory.pages.borrow()[&number].clone();
+        let mut older = sound.to_vec();
+        seal_page(&mut older, number, page::birth(&sound) - 1, SEED);
+        verify_alone(number, &older).expect("it is sound in itself");
+        subject.memory.pages.borrow_mut().insert(number, older.into());
+        assert_is_noticed(&subject, number);
+        subject.memory.pages.borrow_mut().insert(number, sound);
+    }
+    subject.assert_sound();
+}
+
+fn assert_is_noticed(subject: &Subject, number: u32) {
+    let (source, root) = (&subject.memory, subject.root);
+    let assert_damaged = |what: &str, error: Error| {
+        assert_eq!(error.kind(), Kind::Damaged, "{what}: {error}");
+        let named = format!("page {number} of the data file: it is another version");
+        assert!(error.to_string().contains(&named), "{what}: {error}");
+    };
+    let mut cursor = Cursor::new(source, root);
+    let mut forwards = || {
+        cursor.first()?;
+        while cursor.is_valid() {
+            cursor.next()?;
+        }
+        cursor.last()
+    };
+    assert_damaged("forwards", forwards().expect_err("every page was read"));
+    let mut backwards = || {
+        cursor.last()?;
+        while cursor.is_valid() {
+            cursor.prev()?;
+        }
+        Ok(())
+    };
+    assert_damaged("backwards", backwards().expect_err("every page was read"));
+    let (mut gets, mut seeks, mut counts) = (0, 0, 0);
+    for key in subject.model.keys().step_by(5) {
+        match find(source, root, key, key_hash(HASH_SEED, key)) {
+            Ok(found) => assert!(found.is_some()),
+            Err(error) => {
+                gets += 1;
+                assert_damaged("a get", error);
+            }
+        }
+        if let Err(error) = count_below(source, root, key) {
+            counts += 1;
+            assert_damaged("a count", error);
+        }
+        if let Err(error) = cursor.seek(key) {
+            seeks += 1;
+            assert_damaged("a seek", error);
+        }
+    }
+    assert!(gets > 0 && gets == seeks && gets == counts, "{gets} {seeks} {counts}");
+    let put = |key: &Vec<u8>| (key.clone(), Change::Put(vec![2; 100]));
+    let changes: BTreeMap<_, _> = subject.model.keys().map(put).collect();
+    for repack in [false, true] {
+        let options = MergeOptions {
+            keep_deletes: false,
+            hash_seed: HASH_SEED,
+            repack,
+        };
+        let merged = merge(source, root, &mut Changes::new(&changes), &[], options, &mut Nowhere);
+        assert_damaged("a merge", merged.expect_err("every page was read"));
+    }
+    let walked = walk(source, root, &mut |_| Ok(()));
+    assert_damaged("a walk", walked.expect_err("every page was read"));
+    let mut problems = Vec::new();
+    check_tree(source, root, HASH_SEED, &mut problems, &mut |_| Ok(())).expect("only problems");
+    assert!(
+        problems
+            .iter()
+            .any(|line| line.contains(&format!("page {number} of the data file: it is another version"))),
+        "{problems:?}"
+    );
 }

@@ -9,7 +9,7 @@ fn percent_in_likely_lines(pairs: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) 
     subject.put(pairs);
     let (mut hits, all) = (0, subject.model.len());
     for key in subject.model.keys() {
-        let (_, lines) = descend(&subject.memory, subject.root, key).unwrap().expect("a tree");
+        let (_, lines, _) = descend(&subject.memory, subject.root, key).unwrap().expect("a tree");
         let hash = key_hash(HASH_SEED, key);
         let found = find(&subject.memory, subject.root, key, hash).unwrap();
         let Location::Inline(value, _) = found.expect("it was put").value else {

@@ -29,7 +29,8 @@
 //! | a record refers to a value or run whose pages are not what was written | `Damaged` |
 //! | the same, but they were not synced before the record, and nothing claims that it was synced | the log ends before it |
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -45,7 +46,6 @@ use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::index::Index;
 use crate::limits::{
     GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_OPEN_MAX, LOG_SPAN_BYTES, PAGE_BYTES, REPLAYED_MAX,
-    VALUE_CHUNK_BYTES,
 };
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, first_record,
@@ -59,6 +59,7 @@ use crate::processes::{LOCK_FILE, Seat};
 use crate::promises::FoldCosts;
 use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version};
 use crate::space::Space;
+use crate::unsynced::make_durable;
 use crate::view::decode_root;
 
 /// The data file of a store that is being made.
@@ -520,6 +521,9 @@ struct Recovery<'a> {
     next_generation: u32,
     synced_claim: u64,
     meta_claim: u32,
+    /// Bytes of log files that no record says were synced, and those of values in the data file.
+    unsynced_records: Vec<(u16, Range<u64>)>,
+    unsynced_values: RefCell<Vec<Range<u64>>>,
     /// Whether a record says that the meta page that was found is durable.
     meta_was_durable: bool,
     /// What all the meta pages hold. The next damage might meet the other copy of one that is not intact.
@@ -544,6 +548,8 @@ impl<'a> Recovery<'a> {
             next_generation: meta.next_generation,
             synced_claim: 0,
             meta_claim: meta.sequence as u32,
+            unsynced_records: Vec::new(),
+            unsynced_values: RefCell::default(),
             meta_was_durable: false,
             meta_pages,
             newest_version: Cell::new(meta.version),
@@ -774,7 +780,15 @@ impl<'a> Recovery<'a> {
             }
             Ok(())
         })?;
-        self.write_again(found, bytes, unsynced, scanned.tail)?;
+        // Without a synced record the header may be missing as well.
+        let start = if unsynced == first_record(found.header.unit.into()) {
+            0
+        } else {
+            unsynced
+        };
+        if start < scanned.tail {
+            self.unsynced_records.push((found.slot, start..scanned.tail));
+        }
         core.space.promise_recovered(costs);
         entry.first_commit.store(found.header.first_commit, Ordering::Relaxed);
         entry.last_commit.store(scanned.last_commit, Ordering::Relaxed);
@@ -791,22 +805,6 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    /// Writes the records again that nothing claims were synced. When a sync failed in the process before, the kernel
-    /// may show them and believe that the device has them, which it has not; see [`Core::poison`].
-    fn write_again(&self, found: &Found, bytes: &[u8], unsynced: u64, end: u64) -> Result<()> {
-        // Without a synced record the header may be missing as well.
-        let start = if unsynced == first_record(found.header.unit.into()) {
-            0
-        } else {
-            unsynced
-        };
-        if start == end || self.core.settings.read_only {
-            return Ok(());
-        }
-        let written = found.file.write_at(&bytes[start as usize..end as usize], start);
-        written.map_err(|error| Error::io(format!("writing {} again", file_name(found.slot)), error))
-    }
-
     /// Ids of maps that were made after the base are not given out again.
     fn note_map(&mut self, full_key: &[u8], value: &[u8]) {
         let (map, _) = split(full_key);
@@ -818,30 +816,15 @@ impl<'a> Recovery<'a> {
     }
 
     /// Takes the pages of a value that only the log refers to, and checks that they are what was written. Those that
-    /// nothing claims were synced are written again, for the same reason as the log.
+    /// no record says were synced are made durable later, like the log.
     fn adopt_extent(&self, extent: Extent, is_unsynced: bool) -> Result<()> {
         self.core.space.mark_used(extent.page, extent.pages())?;
         self.note_birth(extent.birth);
         self.verify_extent(extent)?;
         if is_unsynced {
-            self.write_pages_again(extent.page, extent.pages())?;
-        }
-        Ok(())
-    }
-
-    fn write_pages_again(&self, page: u32, pages: u32) -> Result<()> {
-        if self.core.settings.read_only {
-            return Ok(());
-        }
-        self.core.leave_to_sync(pages);
-        let doing = |error| Error::io("writing long values again", error);
-        let (start, length) = (page as u64 * PAGE_BYTES as u64, pages as usize * PAGE_BYTES);
-        let mut part = vec![0; length.min(VALUE_CHUNK_BYTES)];
-        for offset in (0..length).step_by(part.len()) {
-            let end = part.len().min(length - offset);
-            let (part, position) = (&mut part[..end], start + offset as u64);
-            self.core.data.read_at(part, position).map_err(doing)?;
-            self.core.data.write_at(part, position).map_err(doing)?;
+            let bytes = |page: u32| u64::from(page) * PAGE_BYTES as u64;
+            let range = bytes(extent.page)..bytes(extent.page + extent.pages());
+            self.unsynced_values.borrow_mut().push(range);
         }
         Ok(())
     }
@@ -880,6 +863,31 @@ impl<'a> Recovery<'a> {
         self.newest_version.set(self.newest_version.get().max(birth));
     }
 
+    /// Makes the replayed log, and the values that it refers to, durable: values first, as always. When a sync failed in a
+    /// process before, the kernel may show bytes and believe that the device has them, which it has not.
+    fn make_found_durable(&self) -> Result<()> {
+        let core = self.core;
+        let values = self.unsynced_values.take();
+        if !values.is_empty() {
+            let sync = || {
+                core.data
+                    .sync_data()
+                    .map_err(|error| Error::io("syncing long values", error))
+            };
+            make_durable(&*core.data, PAGE_BYTES as u64, values.into_iter(), &sync)?;
+        }
+        for &slot in &self.accepted {
+            let file = core.log_file(slot)?;
+            let sync = || {
+                file.sync_data()
+                    .map_err(|error| Error::io("syncing the replayed log", error))
+            };
+            let records = self.unsynced_records.iter().filter(|(found, _)| *found == slot);
+            make_durable(&*file, core.unit, records.map(|(_, range)| range.clone()), &sync)?;
+        }
+        Ok(())
+    }
+
     /// Publishes what was found and, for writers, begins a new generation in a new epoch.
     fn begin(self) -> Result<()> {
         let core = self.core;
@@ -894,12 +902,7 @@ impl<'a> Recovery<'a> {
                 let sync = || core.data.sync_data().map_err(doing);
                 self.meta_pages.write_again(&*core.data, &sync)?;
             }
-            core.sync_values()?;
-            for &slot in &self.accepted {
-                core.log_file(slot)?
-                    .sync_data()
-                    .map_err(|error| Error::io("syncing the replayed log", error))?;
-            }
+            self.make_found_durable()?;
         }
         control.visible.0.store(self.last_commit, Ordering::Release);
         control.synced.0.store(self.last_commit, Ordering::Release);

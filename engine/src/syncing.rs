@@ -5,13 +5,13 @@
 //!
 //! Why it is hard: the kernel reports once that it could not write bytes, to each description of the file that was open at
 //! that moment. Then it takes the bytes for clean. A description that is opened after the report learns nothing, and its
-//! syncs succeed. So the success of a sync counts only for bytes that this description would have been told of. All other
-//! bytes are written again first, from the kernel's memory, so that the next sync has them to write. Three rules follow:
+//! syncs succeed. So the success of a sync counts only for bytes that this description would have been told of. Three rules
+//! follow:
 //!
 //! | case | rule |
 //! |---|---|
 //! | a sync fails | the store stops in all processes |
-//! | the lock comes from a process that died with it, and may have been told | the region holds a doubt until what is not known to be durable has been written again and synced |
+//! | the lock comes from a process that died with it, and may have been told | the region holds a doubt until what is not known to be durable was compared with what the device has, see `unsynced` |
 //! | a process syncs a file through this description for the first time, and the file held bytes of others when it was opened | as above: a third program may have synced the file and consumed the report |
 //!
 //! A process that is suspended in the middle of a sync keeps the lock. Others that wait for a sync get [`Reason::Busy`] or
@@ -36,6 +36,7 @@ use crate::limits::LIVE_GENERATIONS_MAX;
 use crate::log::OpenFile;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{LogEnd, Patience};
+use crate::unsynced::make_durable;
 
 /// How often a thread that waits for a sync looks for changes that woke nobody.
 const STEP: Duration = Duration::from_millis(20);
@@ -225,11 +226,8 @@ impl Core {
                 return Err(cause);
             }
         };
-        let synced = self.write_unreported_again(slot, &open, end).and_then(|()| {
-            let synced = open.file.sync_data();
-            synced.map_err(|error| Error::io("syncing the log", error))
-        });
-        synced.inspect_err(|cause| self.poison(cause))?;
+        self.sync_log_file(slot, &open, end)
+            .inspect_err(|cause| self.poison(cause))?;
         kill_point();
         entry.is_now_synced_to(end);
         if open.unreported.is_some() {
@@ -238,25 +236,23 @@ impl Core {
         Ok(())
     }
 
-    /// Writes the records of a generation again that are not known to be durable, where the kernel may have reported a failure
-    /// to another description only.
+    /// Syncs a log file, and makes sure of what the kernel may have reported to another description only.
     ///
     /// What is below the end of the records does not change; and what is not known to be synced is not folded, so that the
     /// file stays that of this generation.
-    fn write_unreported_again(&self, slot: u16, open: &OpenFile, end: LogEnd) -> Result<()> {
-        let is_in_doubt = self.is_in_doubt(Synced::Log);
-        if is_planted(PlantedBug::SyncedInDoubt) || !is_in_doubt && open.unreported != Some(end.generation()) {
-            return Ok(());
+    fn sync_log_file(&self, slot: u16, open: &OpenFile, end: LogEnd) -> Result<()> {
+        let sync = || {
+            open.file
+                .sync_data()
+                .map_err(|error| Error::io("syncing the log", error))
+        };
+        let is_unreported = open.unreported == Some(end.generation());
+        if is_planted(PlantedBug::SyncedInDoubt) || !is_unreported && !self.is_in_doubt(Synced::Log) {
+            return sync();
         }
-        // What follows synced bytes begins at a unit of its own, so that this does not touch the synced ones.
         let start = self.entry(slot).synced_tail().next_multiple_of(self.unit);
-        if start >= end.position() {
-            return Ok(());
-        }
-        let doing = |error| Error::io("writing the log again", error);
-        let mut bytes = vec![0; (end.position() - start) as usize];
-        open.file.read_at(&mut bytes, start).map_err(doing)?;
-        open.file.write_at(&bytes, start).map_err(doing)
+        let range = start..end.position().max(start);
+        make_durable(&*open.file, self.unit, std::iter::once(range), &sync)
     }
 
     /// Notes that a process died that may have been told of a failure. The caller has the lock of these syncs.
@@ -309,18 +305,20 @@ impl Core {
         // A process that was told of a failure has stopped the store before it let the lock go.
         self.unpoisoned()?;
         let is_unreported = self.data_is_unreported.load(Ordering::Relaxed);
-        if (is_unreported || self.is_in_doubt(Synced::Data)) && !is_planted(PlantedBug::SyncedInDoubt) {
-            self.write_unsynced_pages_again().inspect_err(|error| {
-                if !matches!(error.reason(), Reason::Busy { .. }) {
-                    self.poison(error);
-                }
-            })?;
-        }
         kill_point();
         let written = control.values_written.load(Ordering::Acquire);
         control.values_unsynced_bytes.store(0, Ordering::Relaxed);
-        let synced = self.data.sync_data().map_err(|error| Error::io(doing, error));
-        synced.inspect_err(|cause| self.poison(cause))?;
+        let sync = || self.data.sync_data().map_err(|error| Error::io(doing, error));
+        let is_doubtful = is_unreported || self.is_in_doubt(Synced::Data);
+        let synced = match is_doubtful && !is_planted(PlantedBug::SyncedInDoubt) {
+            true => self.make_data_durable(&sync),
+            false => sync(),
+        };
+        synced.inspect_err(|cause| {
+            if !matches!(cause.reason(), Reason::Busy { .. }) {
+                self.poison(cause);
+            }
+        })?;
         kill_point();
         control.values_synced.fetch_max(written, Ordering::Relaxed);
         control.sync_doubts[Synced::Data as usize].store(0, Ordering::Release);
@@ -536,37 +534,17 @@ mod tests {
     }
 
     #[test]
-    fn writing_again_touches_no_unit_that_is_synced() {
+    fn nothing_is_written_again_that_the_device_has() {
         let disk = SimDisk::new(1);
         let older = open(&disk);
         put_pairs(&older, 100);
         older.sync().expect("a sync");
-        let synced = older.core().entry(active(older.core())).synced_tail();
         map(&older).put(b"later", b"value").expect("a put");
         let younger = open(&disk);
         disk.trace(true);
         younger.sync().expect("a sync");
-        let name = file_name(active(older.core()));
-        let writes: Vec<u64> = disk
-            .take_trace()
-            .iter()
-            .filter_map(|call| {
-                call.strip_prefix(&format!("write {name} "))?
-                    .split_once('+')?
-                    .0
-                    .parse()
-                    .ok()
-            })
-            .collect();
-        assert_eq!(writes, [synced.next_multiple_of(older.core().unit)]);
-        younger.sync().expect("a sync");
-        map(&older).put(b"newest", b"value").expect("a put");
-        younger.sync().expect("a sync");
         let again = disk.take_trace();
-        assert!(
-            again.iter().filter(|call| call.starts_with("write")).count() == 1,
-            "only the put: {again:?}"
-        );
+        assert!(!again.iter().any(|call| call.starts_with("write")), "{again:?}");
     }
 
     #[test]

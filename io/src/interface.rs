@@ -90,6 +90,11 @@ pub trait File: Debug + Send + Sync {
     fn len(&self) -> io::Result<u64>;
     /// Fills `buffer` from `offset`; reaching the end of the file first is an `UnexpectedEof` error.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Fills `buffer` from `offset` with what the device has, past the kernel's memory. The two differ after a write to the
+    /// device that failed: the kernel reports it once and then takes the bytes for written. What the device does not have
+    /// of the end of the file reads as zeros. `offset` and the length of `buffer` are multiples of 4 KiB. `false`: the file
+    /// system cannot do this, and `buffer` is as before.
+    fn read_device(&self, buffer: &mut [u8], offset: u64) -> io::Result<bool>;
     /// Writes all of `bytes` at `offset`, extending the file when needed.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Gives `offset..offset + length` real blocks, so that writing there can no longer find the disk full. The file

@@ -25,6 +25,28 @@ use crate::name::check_name;
 /// write into a large folio costs in proportion to the folio (3 microseconds into 4 KiB, 17 into 4 MiB, on Linux 6.18).
 const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
+/// Reads past the kernel's memory begin and end at multiples of this, on the device and in memory.
+const DIRECT_BYTES: u64 = 4096;
+
+/// Memory that begins at a multiple of [`DIRECT_BYTES`].
+struct Aligned {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Aligned {
+    fn new(length: usize) -> Aligned {
+        let memory = vec![0; length + DIRECT_BYTES as usize];
+        let start = memory.as_ptr().align_offset(DIRECT_BYTES as usize);
+        Aligned { memory, start, length }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.length]
+    }
+}
+
 /// The machine, seen from a store in `directory`, which must exist.
 pub fn real_platform(directory: &Path) -> io::Result<Platform> {
     platform(directory, true)
@@ -377,6 +399,35 @@ impl File for RealFile {
             }
         }
         Ok(())
+    }
+
+    fn read_device(&self, buffer: &mut [u8], offset: u64) -> io::Result<bool> {
+        assert!(offset.is_multiple_of(DIRECT_BYTES) && (buffer.len() as u64).is_multiple_of(DIRECT_BYTES));
+        // A description of its own: the flag would make writes through this one pass the kernel's memory, too.
+        let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+        let Ok(direct) = retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty())) else {
+            return Ok(false);
+        };
+        let mut filled = 0;
+        let mut aligned = Aligned::new(buffer.len());
+        while filled < buffer.len() {
+            let position = offset + filled as u64;
+            let rest = &mut aligned.bytes_mut()[filled..];
+            match retry_on_intr(|| rustix::io::pread(&direct, &mut *rest, position)) {
+                // Less than a block is left of the file.
+                Ok(count) if !(count as u64).is_multiple_of(DIRECT_BYTES) || count == 0 => {
+                    filled += count;
+                    break;
+                }
+                Ok(count) => filled += count,
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(false),
+                Err(error) => return Err(failed(error, "read", format_args!("{} at {position}", self.name))),
+            }
+        }
+        buffer[..filled].copy_from_slice(&aligned.bytes_mut()[..filled]);
+        buffer[filled..].fill(0);
+        Ok(true)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -10,9 +10,9 @@ use duramen_engine::{Error, Options, ReadMode, Store};
 use duramen_io::SimDisk;
 use fastrand::Rng;
 
-use super::Checked;
 use super::history::History;
 use super::workload::{Ended, Workload, check_sound};
+use super::{Checked, forged};
 
 /// Crashes after the first one, each in the recovery from the one before or in the work after that.
 const MORE_CRASHES_MAX: u32 = 3;
@@ -115,8 +115,19 @@ impl Case {
         (0..self.processes).map(open).collect()
     }
 
+    /// Bytes that a power cut may destroy around one that was not synced; `DURAMEN_WRITE_UNIT` asks for one unit alone.
+    pub fn write_unit(&self) -> u64 {
+        let asked = std::env::var("DURAMEN_WRITE_UNIT").ok();
+        let asked = asked.and_then(|unit| unit.parse().ok());
+        asked.unwrap_or([512, 4 << 10, 16 << 10][(self.seed / 7 % 3) as usize])
+    }
+
     pub fn disk(&self) -> SimDisk {
         let disk = SimDisk::new(self.seed);
+        disk.set_write_unit(self.write_unit());
+        if self.seed.is_multiple_of(3) {
+            disk.leave_stale_blocks(forged::log_of_another_store().to_vec());
+        }
         match self.lie {
             None => {}
             Some(Lie::Sync(prefix)) => disk.ignore_sync(Some(prefix)),

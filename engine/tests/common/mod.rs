@@ -1,5 +1,5 @@
 //! What the suites that crash, fail and damage stores share: seeds, a watchdog, a model of the store's commits
-//! (`history`), random work on both (`workload`), the crashes themselves (`crashes`), and the deaths of one process among
+//! (`history`), random work on both (`workload`), values that look like logs (`forged`), the crashes themselves (`crashes`), and the deaths of one process among
 //! several (`deaths`).
 
 // Each suite is a program of its own and uses a part of this.
@@ -7,6 +7,7 @@
 
 pub mod crashes;
 pub mod deaths;
+pub mod forged;
 pub mod history;
 pub mod workload;
 

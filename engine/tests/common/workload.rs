@@ -9,8 +9,8 @@ use std::sync::Arc;
 use duramen_engine::{Batch, Durability, Map, Snapshot, Store, TransactionOptions};
 use fastrand::Rng;
 
-use super::Checked;
 use super::history::{History, Pairs, State, compare_pairs};
+use super::{Checked, forged};
 
 const NAMES: [&str; 4] = ["accounts", "b", "c", "a map with a longer name"];
 /// Two counters whose sum stays zero, whatever is lost; no range delete reaches them.
@@ -171,6 +171,14 @@ impl Workload {
         };
         let mut value = vec![0; length];
         self.content.fill(&mut value);
+        // Now and then what looks like a log.
+        let forged = match self.content.u8(..32) {
+            0 => &forged::log_of_another_store()[4096..],
+            1 => forged::headers_of_any_generation(),
+            _ => &[],
+        };
+        let taken = forged.len().min(value.len());
+        value[..taken].copy_from_slice(&forged[..taken]);
         value.into()
     }
 

@@ -33,6 +33,8 @@ pub(super) struct Disk {
     /// What a power cut destroys as a whole or in part.
     pub(super) write_unit: u64,
     pub(super) tears_units: bool,
+    /// What destroyed bytes are taken from now and then.
+    pub(super) stale: Vec<u8>,
     /// One line for each call since tracing began.
     pub(super) trace: Option<Vec<String>>,
     /// Syncs of files whose names start so do nothing.
@@ -54,6 +56,7 @@ impl Disk {
             plan: Plan::default(),
             write_unit: PAGE,
             tears_units: true,
+            stale: Vec::new(),
             capacity: None,
             trace: None,
             ignored_syncs: None,
@@ -82,7 +85,8 @@ impl Disk {
                 self.write_unit.min(PAGE)
             };
             let torn = if self.tears_units { chooser.torn_units() } else { 0 };
-            let survivor = self.inodes[inode].after_power_cut(survival, unit, torn, &mut chooser.random)?;
+            let survivor =
+                self.inodes[inode].after_power_cut(survival, (unit, torn), &self.stale, &mut chooser.random)?;
             let before = disk.inodes.insert(*inode, survivor);
             assert!(before.is_none(), "{name} is one of two names of a file");
         }
@@ -107,6 +111,7 @@ impl Disk {
         Disk {
             write_unit: self.write_unit,
             tears_units: self.tears_units,
+            stale: self.stale.clone(),
             capacity: self.capacity,
             ignored_syncs: self.ignored_syncs.clone(),
             ignores_directory_sync: self.ignores_directory_sync,

@@ -202,6 +202,17 @@ impl History {
         effects.chain(self.lengths.iter().map(|(sequence, _)| *sequence))
     }
 
+    /// Puts the bytes of lost sectors, which begin at multiples of a sector, in their places in `bytes` from `offset` on.
+    pub(super) fn show_lost(&self, offset: u64, bytes: &mut [u8]) {
+        let rewritten = self.effects_by_sector();
+        for (sector, old) in self.lost.range(offset / SECTOR..(offset + bytes.len() as u64) / SECTOR) {
+            if rewritten.binary_search_by_key(sector, |touch| touch.0).is_err() {
+                let start = (sector * SECTOR - offset) as usize;
+                bytes[start..start + SECTOR as usize].copy_from_slice(old);
+            }
+        }
+    }
+
     /// A sync succeeded at a file of this length.
     pub(super) fn settle(&mut self, length: u64) {
         if !self.lost.is_empty() {

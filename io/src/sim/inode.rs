@@ -45,6 +45,12 @@ impl Inode {
         self.content.read(offset, buffer);
     }
 
+    /// What the device has once everything that the kernel would still write is written.
+    pub(super) fn read_device(&self, offset: u64, buffer: &mut [u8]) {
+        self.content.read(offset, buffer);
+        self.history.show_lost(offset, buffer);
+    }
+
     /// How many bytes of `offset..offset + length`, from its start, can be given blocks when `room` bytes are free.
     pub(super) fn fitting(&self, offset: u64, length: u64, room: u64) -> u64 {
         let end = offset + length;
@@ -208,8 +214,8 @@ impl Inode {
     pub(super) fn after_power_cut(
         &self,
         survival: Survival,
-        unit: u64,
-        torn: usize,
+        (unit, torn): (u64, usize),
+        stale: &[u8],
         random: &mut Rng,
     ) -> io::Result<Inode> {
         let survivors = self.history.survivors(survival, random, &self.content);
@@ -234,7 +240,11 @@ impl Inode {
         for range in self.history.torn(unit, torn, random) {
             let end = range.end.min(survivors.length);
             if range.start < end {
-                let bytes: Vec<u8> = (range.start..end).map(|_| random.u8(..)).collect();
+                let left = stale.get(range.start as usize..end as usize);
+                let bytes: Vec<u8> = match left.filter(|_| random.bool()) {
+                    Some(left) => left.to_vec(),
+                    None => (range.start..end).map(|_| random.u8(..)).collect(),
+                };
                 content.reserve(end)?;
                 content.write(range.start, &bytes);
                 blocks.insert(range.start / PAGE..end.div_ceil(PAGE));

@@ -133,6 +133,12 @@ impl SimDisk {
         locked(&self.disk).write_unit = unit;
     }
 
+    /// What blocks of deleted files hold: a power cut may leave it, instead of any bytes, where a unit was being written, at
+    /// the same distance from the beginning of a file. Empty: nothing.
+    pub fn leave_stale_blocks(&self, bytes: Vec<u8>) {
+        locked(&self.disk).stale = bytes;
+    }
+
     /// Says whether power cuts destroy units that are being written. New disks do; otherwise a power cut leaves a mix of old
     /// and new bytes and nothing else.
     pub fn tear_units(&self, on: bool) {

@@ -211,6 +211,13 @@ impl File for SimFile {
         })
     }
 
+    fn read_device(&self, buffer: &mut [u8], offset: u64) -> io::Result<bool> {
+        self.disk.call(|disk| {
+            disk.running_inode(self.inode)?.read_device(offset, buffer);
+            Ok(true)
+        })
+    }
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.check_writable()?;
         self.disk.call(|disk| disk.write(self.inode, &self.name, bytes, offset))

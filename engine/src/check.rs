@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::base::{self, PageSource, Root, Visit};
+use crate::base::{self, Root, Visit};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange};

@@ -324,7 +324,8 @@ impl Image {
     /// Whether this is a leaf and no piece of something else that looks like one.
     pub fn is_leaf(&self, page: u32) -> bool {
         let at = page as usize * PAGE;
-        let is_sealed = crc32c::crc32c(&self.data[at + 4..at + PAGE]) == self.u32_at(at);
+        let sum = crc32c::crc32c_append(self.checksum_seed(), &self.data[at + 4..at + PAGE]);
+        let is_sealed = sum == self.u32_at(at);
         self.data[at + 16] == 1 && self.u32_at(at + 4) == page && is_sealed
     }
 }

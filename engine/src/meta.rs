@@ -452,7 +452,7 @@ mod tests {
             for at in (start..end).step_by(UNIT) {
                 disk.write_raw("data", at as u64, &[0xA5; UNIT]);
                 // Further bytes between two meta pages change nothing.
-                if at / PAGE_BYTES % META_DISTANCE as usize == 0 {
+                if (at / PAGE_BYTES).is_multiple_of(META_DISTANCE as usize) {
                     let found = read(&*file).expect("an intact page");
                     assert_eq!(found.newest.sequence, 6, "bytes {start}..{}", at + UNIT);
                     found.verify().expect("only one page of each pair is damaged");

@@ -501,3 +501,86 @@ fn damage_is_found_where_a_rolled_back_transaction_had_pages() {
         }
     }
 }
+
+/// Pages and branches of a data file whose pages say that they are where they lie, with their lengths.
+fn sealed_pages(data: &[u8]) -> Vec<(usize, usize)> {
+    let word = |at: usize| u32::from_le_bytes(data[at..at + 4].try_into().unwrap());
+    let at_pages = (64 * 4096..data.len()).step_by(4096);
+    at_pages
+        .filter(|at| word(at + 4) as usize == at / 4096)
+        .filter_map(|at| match data[at + 16] {
+            1 => Some((at, 4096)),
+            2 if at + 4 * 4096 <= data.len() => Some((at, 4 * 4096)),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A device loses a write: the page holds its own older version, which is sound in itself.
+#[test]
+fn a_page_that_is_replaced_by_its_own_older_version_is_never_served() {
+    let disk = SimDisk::new(9);
+    // Freed pages keep what they held, as on a real disk.
+    let options = || small_options().overwrite_freed(false);
+    let store = options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    let key = |number: u32| [&[b'k'; 500][..], &number.to_be_bytes()].concat();
+    let mut images = Vec::new();
+    for round in 0..12u32 {
+        // Overwrites by others of the same length, deletions and new keys.
+        for number in (0..400u32).filter(|number| round == 0 || number % 3 == round % 3) {
+            map.put(&key(number), format!("{round:04} {number:04}").as_bytes())
+                .unwrap();
+        }
+        map.delete(&key(round)).unwrap();
+        map.put(&key(1000 + round), b"new").unwrap();
+        store.maintain().unwrap();
+        images.push(disk.read_raw("data"));
+    }
+    let sound = read(&store).unwrap();
+    store.close().unwrap();
+    let disk = disk.kill();
+    let data = disk.read_raw("data");
+    let is_stale = |at: usize, image: &[u8], length: usize| {
+        let end = at + length;
+        end <= image.len() && end <= data.len() && image[at..end] != data[at..end]
+    };
+    let (mut replaced, mut refused, mut lost) = (0, 0, 0);
+    for image in &images {
+        for (at, length) in sealed_pages(image) {
+            if !is_stale(at, image, length) {
+                continue;
+            }
+            let disk = disk.kill();
+            disk.write_raw("data", at as u64, &image[at..at + length]);
+            replaced += 1;
+            for reads in [ReadMode::Mapped, ReadMode::Verified] {
+                for read_only in [false, true] {
+                    let options = options().read_only(read_only).reads(reads);
+                    match options.open_on(disk.kill().platform()).and_then(|store| read(&store)) {
+                        Ok(content) => assert!(content == sound, "page {}: other values are served", at / 4096),
+                        Err(error) => {
+                            assert_eq!(error.kind(), Kind::Damaged, "{error}");
+                            refused += 1;
+                        }
+                    }
+                }
+            }
+            let store = options().salvage(true).open_on(disk.platform()).unwrap();
+            let (content, lines) = salvaged(&store);
+            let pairs = content.values().flatten();
+            assert!(
+                pairs.clone().all(|(key, value)| sound["map"].get(key) == Some(value)),
+                "page {}: salvage makes other values of it",
+                at / 4096
+            );
+            assert!(!lines.is_empty() || pairs.count() == sound["map"].len());
+            lost += lines.len();
+        }
+    }
+    println!("{replaced} pages replaced, {refused} stores refused, {lost} lines of what was lost");
+    assert!(
+        replaced > 100 && refused > 100 && lost > 20,
+        "{replaced} {refused} {lost}"
+    );
+}

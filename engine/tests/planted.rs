@@ -141,6 +141,45 @@ fn check_lost_meta_page() -> Checked {
     }
 }
 
+/// Whether a page is served that the device has replaced by its own older version.
+fn check_stale_pages() -> Checked {
+    const PAGE: usize = 4096;
+    const ROUNDS: u8 = 20;
+    let disk = SimDisk::new(1);
+    let options = || common::small_options().overwrite_freed(false);
+    let store = options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    let mut images = Vec::new();
+    for round in 0..=ROUNDS {
+        (0..100u8).for_each(|number| map.put(&[number], &[round; 400]).unwrap());
+        store.maintain().unwrap();
+        images.push(disk.read_raw("data"));
+    }
+    drop(map);
+    store.close().unwrap();
+    let disk = disk.kill();
+    let word = |page: &[u8], at: usize| u32::from_le_bytes(page[at..at + 4].try_into().unwrap());
+    for image in &images {
+        for (number, page) in image.chunks_exact(PAGE).enumerate().skip(64) {
+            if word(page, 4) as usize != number || page[16] != 1 {
+                continue;
+            }
+            let disk = disk.kill();
+            disk.write_raw("data", (number * PAGE) as u64, page);
+            let opened = options().open_on(disk.platform()).and_then(|store| store.map("map"));
+            let Ok(map) = opened else { continue };
+            for key in 0..100u8 {
+                if let Ok(Some(value)) = map.get(&[key])
+                    && value != [ROUNDS; 400]
+                {
+                    return Err(format!("page {number}: an older value of key {key} is served"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The check fails while the bug is planted.
 fn is_found(bug: PlantedBug, check: impl Fn() -> Checked) {
     plant(Some(bug));
@@ -264,6 +303,12 @@ fn write_skew_is_found() {
 fn the_state_before_a_lost_meta_page_is_found() {
     assert_eq!(check_lost_meta_page(), Ok(()));
     is_found(PlantedBug::OtherMetaPairNotLookedAt, check_lost_meta_page);
+}
+
+#[test]
+fn an_older_version_of_a_page_is_found() {
+    assert_eq!(check_stale_pages(), Ok(()));
+    is_found(PlantedBug::ChildChecksumNotCompared, check_stale_pages);
 }
 
 /// The bug is planted in one thread alone.

@@ -635,16 +635,14 @@ fn any_one_damaged_meta_page_leaves_the_newest_state_and_is_written_again() {
 #[test]
 fn any_two_damaged_meta_pages_leave_the_newest_state_or_a_refusal() {
     let rest = closed();
-    for one in 0..4 {
-        for other in one + 1..4 {
-            let disk = rest.kill();
-            for page in [META[one], META[other]] {
-                damage(&disk, page * PAGE..(page + 1) * PAGE);
-            }
-            let opens = assert_newest_or_refused(&disk, &format!("meta pages {one} and {other}"));
-            // Refused are those that are all copies of one sequence number.
-            assert_eq!(opens, other - one != 2, "meta pages {one} and {other}");
+    for (one, other) in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)] {
+        let disk = rest.kill();
+        for page in [META[one], META[other]] {
+            damage(&disk, page * PAGE..(page + 1) * PAGE);
         }
+        let opens = assert_newest_or_refused(&disk, &format!("meta pages {one} and {other}"));
+        // Refused are those that are all copies of one sequence number.
+        assert_eq!(opens, other - one != 2, "meta pages {one} and {other}");
     }
 }
 

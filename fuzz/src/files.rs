@@ -12,7 +12,7 @@ use duramen_io::{OpenMode, SimDisk};
 use super::Input;
 
 const PAGE_BYTES: usize = 4096;
-const HEAD_BYTES: usize = 4 * PAGE_BYTES;
+const HEAD_BYTES: usize = 64 * PAGE_BYTES;
 const BRANCH_BYTES: usize = 4 * PAGE_BYTES;
 const KIND_AT: usize = 16;
 const LEAF: u8 = 1;

@@ -116,8 +116,8 @@ pub const CATALOGUE: &[Damage] = &[
         name: "a child is of the wrong kind",
         plant: |image| {
             let branch = image.lowest_branch();
-            let (at, other) = (image.child(branch, 3), image.root());
-            image.put(at, &other.to_le_bytes());
+            let other = image.root();
+            image.put_child(branch, 3, other);
             image.seal(branch);
             checking([page(other)])
         },
@@ -127,10 +127,23 @@ pub const CATALOGUE: &[Damage] = &[
         plant: |image| {
             let branch = image.lowest_branch();
             let beyond = (image.data.len() / PAGE) as u32 + 5;
-            let at = image.child(branch, 3);
-            image.put(at, &beyond.to_le_bytes());
+            image.put_child(branch, 3, beyond);
             image.seal(branch);
             checking([page(beyond).trim().into(), "ends before".into()])
+        },
+    },
+    Damage {
+        name: "the device has lost a write of a page",
+        plant: |image| {
+            // Its own older version: sound, but not what the branch above it refers to.
+            let leaf = image.leaf();
+            let sound = image.data.clone();
+            image.put(leaf as usize * PAGE + 8, &1u64.to_le_bytes());
+            image.seal(leaf);
+            let older = image.data[leaf as usize * PAGE..][..PAGE].to_vec();
+            image.data = sound;
+            image.put(leaf as usize * PAGE, &older);
+            checking([page(leaf), "another version".into()])
         },
     },
     // Pages used twice, and pages lost.
@@ -138,8 +151,8 @@ pub const CATALOGUE: &[Damage] = &[
         name: "two children are one page",
         plant: |image| {
             let branch = image.lowest_branch();
-            let (at, other) = (image.child(branch, 3), image.child_page(branch, 9));
-            image.put(at, &other.to_le_bytes());
+            let other = image.child_page(branch, 9);
+            image.put_child(branch, 3, other);
             image.seal(branch);
             checking([page(other), "used twice".into()])
         },
@@ -148,9 +161,8 @@ pub const CATALOGUE: &[Damage] = &[
         name: "a page has lost what refers to it",
         plant: |image| {
             let branch = image.lowest_branch();
-            let (at, lost) = (image.child(branch, 3), image.child_page(branch, 3));
-            let other = image.child_page(branch, 9);
-            image.put(at, &other.to_le_bytes());
+            let (lost, other) = (image.child_page(branch, 3), image.child_page(branch, 9));
+            image.put_child(branch, 3, other);
             image.seal(branch);
             checking(["nothing refers to them".into(), lost.to_string()])
         },

@@ -110,7 +110,8 @@ impl Image {
         let (first, pages) = self.bitmap();
         let at = first as usize * PAGE + page as usize / 8;
         self.data[at] = self.data[at] & !(1 << (page % 8)) | u8::from(is_used) << (page % 8);
-        let sum = crc32c::crc32c(&self.data[first as usize * PAGE..][..pages as usize * PAGE]);
+        let bytes = &self.data[first as usize * PAGE..][..pages as usize * PAGE];
+        let sum = crc32c::crc32c_append(self.checksum_seed(), bytes);
         self.change_meta(|meta| meta[92..96].copy_from_slice(&sum.to_le_bytes()));
     }
 
@@ -126,12 +127,73 @@ impl Image {
 
     // Pages of the tree.
 
-    /// Makes the checksum of a page right again.
+    /// Makes the checksum of a page right again, and that of the pages above it, up to the meta page.
     pub fn seal(&mut self, page: u32) {
-        let at = page as usize * PAGE;
-        let length = if self.data[at + 16] == 2 { BRANCH } else { PAGE };
-        let sum = crc32c::crc32c(&self.data[at + 4..at + length]);
-        self.put(at, &sum.to_le_bytes());
+        let above = self.branches_above(page, self.root(), self.height());
+        for page in [page].into_iter().chain(above) {
+            let at = page as usize * PAGE;
+            let length = if self.data[at + 16] == 2 { BRANCH } else { PAGE };
+            let sum = crc32c::crc32c_append(self.checksum_seed(), &self.data[at + 4..at + length]);
+            self.put(at, &sum.to_le_bytes());
+            if page == self.root() {
+                self.change_meta(|meta| meta[112..116].copy_from_slice(&sum.to_le_bytes()));
+            } else {
+                self.note_checksum(page, sum, self.root(), self.height());
+            }
+        }
+    }
+
+    /// Begins the checksums of what is in the data file.
+    fn checksum_seed(&self) -> u32 {
+        let store = &self.data[self.newest_meta() + 16..][..16];
+        xxhash_rust::xxh3::xxh3_64_with_seed(store, 3) as u32
+    }
+
+    /// The branches above a page, the lowest first, among those of a tree of this height.
+    fn branches_above(&self, page: u32, top: u32, height: u32) -> Vec<u32> {
+        if page == top || height < 2 {
+            return Vec::new();
+        }
+        for child in (0..self.count(top)).map(|index| self.child_page(top, index)) {
+            let mut above = self.branches_above(page, child, height - 1);
+            if child == page || !above.is_empty() {
+                above.push(top);
+                return above;
+            }
+        }
+        Vec::new()
+    }
+
+    /// Writes the checksum of a page to the branch above it.
+    fn note_checksum(&mut self, page: u32, sum: u32, top: u32, height: u32) {
+        for index in 0..if height < 2 { 0 } else { self.count(top) } {
+            let child = self.child_page(top, index);
+            if child == page {
+                let at = self.child_checksum(top, index);
+                self.put(at, &sum.to_le_bytes());
+            } else {
+                self.note_checksum(page, sum, child, height - 1);
+            }
+        }
+    }
+
+    /// Place of the checksum of a child's page.
+    fn child_checksum(&self, branch: u32, index: usize) -> usize {
+        let (count, level) = (self.count(branch), self.data[branch as usize * PAGE + 17]);
+        let counts = if level == 1 { 2 * count } else { 8 * count };
+        self.child(branch, count) + 2 * (count - 1) + counts + 4 * index
+    }
+
+    /// Lets a branch refer to another page, as that page is.
+    pub fn put_child(&mut self, branch: u32, index: usize, page: u32) {
+        let (at, sum_at) = (self.child(branch, index), self.child_checksum(branch, index));
+        let sum = self
+            .data
+            .get(page as usize * PAGE..)
+            .and_then(|bytes| bytes.first_chunk::<4>());
+        let sum = sum.copied().unwrap_or_default();
+        self.put(at, &page.to_le_bytes());
+        self.put(sum_at, &sum);
     }
 
     fn count(&self, page: u32) -> usize {
@@ -262,7 +324,8 @@ impl Image {
     /// Whether this is a leaf and no piece of something else that looks like one.
     pub fn is_leaf(&self, page: u32) -> bool {
         let at = page as usize * PAGE;
-        let is_sealed = crc32c::crc32c(&self.data[at + 4..at + PAGE]) == self.u32_at(at);
+        let sum = crc32c::crc32c_append(self.checksum_seed(), &self.data[at + 4..at + PAGE]);
+        let is_sealed = sum == self.u32_at(at);
         self.data[at + 16] == 1 && self.u32_at(at + 4) == page && is_sealed
     }
 }

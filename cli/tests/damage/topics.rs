@@ -418,7 +418,7 @@ fn whichever_page_rots_topics_go_on_and_what_is_not_as_it_was_is_named() {
     let image = Image::read(&scratch.path("store"));
     let (mut records, mut groups_set_back, mut gaps) = (0, 0, 0);
     // Of branches and long values, some.
-    let pages = (4..(image.data.len() / PAGE) as u32).filter(|page| image.is_used(*page));
+    let pages = (64..(image.data.len() / PAGE) as u32).filter(|page| image.is_used(*page));
     let pages = pages
         .filter(|page| image.is_leaf(*page) || page % 19 == 0)
         .chain([image.root()]);
@@ -479,7 +479,7 @@ fn topics_whose_names_are_nowhere_left_are_saved_under_their_numbers() {
     let mut image = Image::read(&scratch.path("damaged"));
     // Records of topics and the registry; and groups, which are called like them. And some messages.
     let has = |page: &[u8], what: &[u8]| page.windows(what.len()).any(|bytes| bytes == what);
-    let pages = (4..(image.data.len() / PAGE) as u32).filter(|page| image.is_used(*page) && image.is_leaf(*page));
+    let pages = (64..(image.data.len() / PAGE) as u32).filter(|page| image.is_used(*page) && image.is_leaf(*page));
     let pages: Vec<u32> = pages
         .filter(|page| {
             let page = &image.data[*page as usize * PAGE..][..PAGE];

@@ -212,14 +212,14 @@ pub(crate) fn verify_page(link: Link, page: &[u8], seed: u32) -> Result<()> {
     if found != expected {
         return wrong(format!("checksum {found:#010x}, expected {expected:#010x}"));
     }
+    if self::number(page) != number {
+        return wrong(format!("it says it is page {}", self::number(page)));
+    }
     if found != link.checksum && !is_planted(PlantedBug::ChildChecksumNotCompared) {
         let expected = link.checksum;
         return wrong(format!(
             "it is another version than what refers to it says: checksum {found:#010x}, expected {expected:#010x}"
         ));
-    }
-    if self::number(page) != number {
-        return wrong(format!("it says it is page {}", self::number(page)));
     }
     match verify_structure(page) {
         Ok(()) => Ok(()),

@@ -10,6 +10,7 @@ use duramen_io::{File, Lock, Platform, WordLockGuard, wait, wake};
 
 use crate::base::Root;
 use crate::bell::Bells;
+use crate::beside::ExclusiveThread;
 use crate::catalog::Catalog;
 use crate::changes::Streams;
 use crate::checksum::StoreSeeds;
@@ -67,6 +68,8 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) pace: Pace,
     pub(crate) syncs: Syncs,
+    /// Which thread of this process has the exclusive transaction.
+    pub(crate) exclusive_thread: ExclusiveThread,
     /// Calls that write outside the commit lock, and would go on doing so while the store is closed.
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
@@ -138,6 +141,7 @@ impl Core {
         lock: StoreLock,
     ) -> Core {
         let pace = Pace::new(region.clone());
+        region.limit_locks(settings.lock_timeout);
         if settings.retain_log_bytes > 0 {
             space.fold_in_one();
         }
@@ -175,6 +179,7 @@ impl Core {
             counters: Counters::default(),
             pace,
             syncs: Syncs::default(),
+            exclusive_thread: ExclusiveThread::default(),
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
@@ -625,6 +630,17 @@ impl Core {
     pub(crate) fn hold_commits(&self) -> Result<WordLockGuard<'_>> {
         let lock = &self.control().commit_lock.0;
         self.region.hold(lock, || self.repair_commits())
+    }
+
+    /// Waits for the commit lock, to commit for a user, as long as [`crate::Options::lock_timeout`] says.
+    ///
+    /// # Errors
+    /// [`Reason::LockTimeout`], [`Reason::Busy`].
+    #[inline]
+    pub(crate) fn hold_commits_in_time(&self) -> Result<WordLockGuard<'_>> {
+        let lock = &self.control().commit_lock.0;
+        self.region
+            .hold_in_time(lock, "the commit lock", || self.repair_commits())
     }
 
     /// The same for who has something else to do when it is not free soon.

@@ -90,6 +90,12 @@ impl Map {
         self.info.alive()
     }
 
+    /// Refuses a commit beside an exclusive transaction of the same thread.
+    #[inline]
+    fn commits(&self, call: &'static str) -> Result<()> {
+        self.core().refuse_beside(call, || self.name.to_string())
+    }
+
     fn full_key(&self, key: &[u8]) -> Result<FullKey> {
         self.known()?;
         FullKey::new(self.info.id, key)
@@ -150,6 +156,7 @@ impl Map {
     /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`] and those of a commit: [`Reason::Full`], [`Reason::Unknown`],
     /// [`Reason::Poisoned`], [`Reason::ReadOnly`], [`Reason::MapDropped`].
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.commits("map.put")?;
         self.known()?;
         let mut room = KeyRoom::new();
         let full_key = room.join(self.info.id, key)?;
@@ -164,6 +171,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`], and [`Reason::ValueLengthMismatch`].
     pub fn put_stream(&self, key: &[u8], length: u64, stream: &mut dyn Read) -> Result<()> {
+        self.commits("map.put_stream")?;
         let full_key = self.full_key(key)?;
         self.core().writable()?;
         if length > VALUE_BYTES_MAX {
@@ -195,6 +203,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn delete(&self, key: &[u8]) -> Result<()> {
+        self.commits("map.delete")?;
         self.known()?;
         self.single(OperationKind::Delete, KeyRoom::new().join(self.info.id, key)?, &[])
     }
@@ -218,6 +227,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn delete_range<'k>(&self, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+        self.commits("map.delete_range")?;
         let mut batch = Batch::new();
         batch.delete_range(self, range)?;
         self.commit_batch(batch)?;
@@ -229,6 +239,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn clear(&self) -> Result<()> {
+        self.commits("map.clear")?;
         self.delete_range(..)
     }
 
@@ -237,6 +248,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn create(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.commits("map.create")?;
         self.compare_and_swap(key, None, Some(value))
     }
 
@@ -245,6 +257,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn compare_and_swap(&self, key: &[u8], expected: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
+        self.commits("map.compare_and_swap")?;
         let mut swapped = false;
         self.conditionally(key, |now| {
             swapped = now == expected;
@@ -263,6 +276,7 @@ impl Map {
         key: &[u8],
         mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
     ) -> Result<Option<Vec<u8>>> {
+        self.commits("map.update")?;
         self.conditionally(key, |now| Some(change(now)))
     }
 
@@ -341,6 +355,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`], [`Reason::NotACounter`], [`Reason::CounterOverflow`].
     pub fn add(&self, key: &[u8], delta: i64) -> Result<i64> {
+        self.commits("map.add")?;
         let full_key = self.full_key(key)?;
         with_draft(|draft| {
             draft.push_add(&full_key, delta, AddTo::Newest, self.core().hash_seed);
@@ -357,6 +372,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn append(&self, prefix: &[u8], value: &[u8]) -> Result<u64> {
+        self.commits("map.append")?;
         let mut batch = Batch::new();
         batch.append(self, prefix, value)?;
         Ok(self.commit_batch(batch)?.assigned()[0])
@@ -458,7 +474,11 @@ impl Maps<'_> {
     /// # Errors
     /// [`Reason::MapExists`], [`Reason::InvalidMapName`], and those of a commit.
     pub fn create(&self, name: &str) -> Result<Map> {
-        self.in_transaction(|tx| {
+        self.create_by("maps.create", name)
+    }
+
+    pub(crate) fn create_by(&self, call: &'static str, name: &str) -> Result<Map> {
+        self.in_transaction(call, name, |tx| {
             if tx.existing_map(name)?.is_some() {
                 return Err(Reason::MapExists { name: name.into() }.into());
             }
@@ -471,7 +491,7 @@ impl Maps<'_> {
     /// # Errors
     /// [`Reason::UnknownMap`], [`Reason::MapExists`], [`Reason::InvalidMapName`], and those of a commit.
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
-        self.in_transaction(|tx| tx.rename_map(from, to))
+        self.in_transaction("maps.rename", from, |tx| tx.rename_map(from, to))
     }
 
     /// Removes a map with everything in it. Costs by pages, not by pairs.
@@ -479,10 +499,16 @@ impl Maps<'_> {
     /// # Errors
     /// [`Reason::UnknownMap`], and those of a commit.
     pub fn drop(&self, name: &str) -> Result<()> {
-        self.in_transaction(|tx| tx.drop_map(name))
+        self.in_transaction("maps.drop", name, |tx| tx.drop_map(name))
     }
 
-    fn in_transaction<T>(&self, body: impl FnMut(&mut crate::Transaction) -> Result<T>) -> Result<T> {
+    fn in_transaction<T>(
+        &self,
+        call: &'static str,
+        name: &str,
+        body: impl FnMut(&mut crate::Transaction) -> Result<T>,
+    ) -> Result<T> {
+        self.store.core().refuse_beside(call, || name.to_string())?;
         self.store.transact(body)
     }
 }

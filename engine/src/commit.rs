@@ -249,10 +249,12 @@ impl Core {
             if let Some(checks) = checks {
                 self.check_conflicts(checks, draft)?;
             }
-            match self.make_room(draft, has_spare)? {
+            let room = self.whole_or_stopped("beginning a generation", || self.make_room(draft, has_spare));
+            match room? {
                 Room::Ready => {
                     self.fill_in(draft)?;
-                    let commit = self.write_record(draft)?;
+                    let written = self.whole_or_stopped("writing a commit", || self.write_record(draft));
+                    let commit = written?;
                     let is_awaited = guard.release();
                     kill_point();
                     self.wake_waiting_streams();
@@ -725,10 +727,10 @@ impl Core {
         // Before the commit is visible: whoever died in between would leave others with handles of maps that are gone.
         if !(draft.created.is_empty() && draft.dropped.is_empty() && draft.renamed.is_empty()) {
             self.catalog
-                .has_changed(control.catalog.fetch_add(1, Ordering::AcqRel) + 1);
+                .has_changed(control.catalog.swap(commit, Ordering::AcqRel), commit);
         }
         // Whoever finds the name of a new map from here on gets a handle that works.
-        draft.created.iter().for_each(|&id| self.catalog.created(id));
+        draft.created.iter().for_each(|&id| self.catalog.created(id, commit));
         kill_point();
         // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
         control.visible.0.store(commit, Ordering::Release);

@@ -24,6 +24,7 @@ use crate::meta::Meta;
 use crate::options::Settings;
 use crate::pace::{Pace, PauseWatch};
 use crate::pages::{Pages, ReadMode};
+use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
 use crate::scan::Scan;
 use crate::space::Space;
@@ -541,6 +542,16 @@ impl Core {
         }
     }
 
+    /// Does what must not end halfway, under a lock that a panic frees: stops the store when it panics. Whoever took the lock
+    /// next would go on with what was left half done; closing the store and opening it again puts that in order.
+    #[inline]
+    pub(crate) fn whole_or_stopped<T>(&self, doing: &'static str, body: impl FnOnce() -> T) -> T {
+        let unfinished = Unfinished { core: self, doing };
+        let done = body();
+        std::mem::forget(unfinished);
+        done
+    }
+
     pub(crate) fn cause(&self) -> String {
         self.control().cause.read().unwrap_or_else(|| "an earlier error".into())
     }
@@ -575,9 +586,9 @@ impl Core {
         wake(word, u32::MAX);
     }
 
-    /// How many commits have made, renamed or dropped maps.
+    /// The newest commit that made, renamed or dropped maps. It may not be visible yet.
     #[inline]
-    pub(crate) fn catalog_changes(&self) -> u64 {
+    pub(crate) fn newest_catalog_change(&self) -> u64 {
         self.control().catalog.load(Ordering::Acquire)
     }
 
@@ -588,29 +599,39 @@ impl Core {
         if self.catalog.has_seen(changes) {
             return Ok(());
         }
-        self.learn_maps(changes)
+        self.learn_maps(&self.view_under_lock()?, changes)
     }
 
-    /// The same for who only reads and waits for nobody: while others commit, a map that another process dropped may look
-    /// empty for a moment longer.
+    /// Makes sure that handles of maps know what other processes did to those, without any lock: what a snapshot shows that is
+    /// taken now.
     #[inline]
     pub(crate) fn know_maps(&self) -> Result<()> {
-        let changes = self.control().catalog.load(Ordering::Acquire);
-        if self.catalog.has_seen(changes) {
+        // Before the snapshot is taken.
+        let change = self.newest_catalog_change();
+        if self.catalog.has_seen(change) {
             return Ok(());
         }
-        match self.control().commit_lock.0.try_lock(self.region.me()) {
-            Some(_commits) => self.know_maps_under_lock(),
-            None => Ok(()),
+        self.know_maps_up_to(change)
+    }
+
+    #[cold]
+    fn know_maps_up_to(&self, change: u64) -> Result<()> {
+        let is_visible = self.control().visible.0.load(Ordering::Acquire) >= change;
+        if !is_visible && self.catalog.has_looked(change) {
+            return Ok(());
+        }
+        match self.with_view(|view| self.learn_maps(view, change)) {
+            // A commit looks again, under its lock; a read needs a snapshot itself.
+            Err(error) if matches!(error.reason(), Reason::TooManySnapshots { .. }) => Ok(()),
+            learned => learned,
         }
     }
 
     #[cold]
-    fn learn_maps(&self, changes: u64) -> Result<()> {
-        let view = self.view_under_lock()?;
+    fn learn_maps(&self, view: &View, change: u64) -> Result<()> {
         let mut names = HashMap::new();
         with_source!(self, source => {
-            let mut scan = Scan::new(source, &view, &[], FullRange::map(CATALOG));
+            let mut scan = Scan::new(source, view, &[], FullRange::map(CATALOG));
             while let Some(entry) = scan.next()? {
                 let name = String::from_utf8_lossy(&scan.key()[MAP_ID_BYTES..]).into_owned();
                 if let Some(id) = entry.resolve(source)? {
@@ -618,7 +639,8 @@ impl Core {
                 }
             }
         });
-        self.catalog.learn(&names, changes);
+        kill_point();
+        self.catalog.learn(&names, view.commit, change);
         Ok(())
     }
 
@@ -694,8 +716,17 @@ impl Core {
         self.beat();
         // Nobody has it for long who does not have the word.
         let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-        let mut held = MaintenanceGuard { state, _word: word };
+        let mut held = MaintenanceGuard {
+            _owed: OwedByPanic {
+                core: self,
+                was_panicking: std::thread::panicking(),
+            },
+            state,
+            _word: word,
+        };
         if self.control().maintenance_owed.load(Ordering::Acquire) != 0 {
+            // What a stopped store has in memory may be half changed.
+            self.running()?;
             self.repair_maintenance()?;
             self.control().maintenance_owed.store(0, Ordering::Release);
         }
@@ -775,11 +806,44 @@ impl Core {
     }
 }
 
+/// Something that is half done; see [`Core::whole_or_stopped`].
+struct Unfinished<'a> {
+    core: &'a Core,
+    doing: &'static str,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if is_planted(PlantedBug::PanicPassedOver) {
+            return;
+        }
+        let what = format!("a thread panicked while it was {}", self.doing);
+        self.core.poison(&Error::io(what, std::io::Error::other("a panic")));
+    }
+}
+
 /// The right to fold, to make durable and to reclaim, and what whoever has it remembers.
 pub(crate) struct MaintenanceGuard<'a> {
+    _owed: OwedByPanic<'a>,
     state: MutexGuard<'a, MaintenanceState>,
     /// Let go after that, so that nobody waits for the state who has the word.
     _word: WordLockGuard<'a>,
+}
+
+/// Leaves it to the next holder of the maintenance lock to put in order what a panic left half done, as after the death of a
+/// process.
+struct OwedByPanic<'a> {
+    core: &'a Core,
+    /// A destructor may fold while a thread unwinds: that is no panic of the fold.
+    was_panicking: bool,
+}
+
+impl Drop for OwedByPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.was_panicking {
+            self.core.owe_maintenance();
+        }
+    }
 }
 
 impl Deref for MaintenanceGuard<'_> {

@@ -237,7 +237,8 @@ impl Core {
         let visible = self.control().visible.0.load(Ordering::Relaxed);
         let is_empty = self.entry(active).first_commit.load(Ordering::Relaxed) > visible;
         let is_in_the_way = self.is_large(active) || self.region.memory_has_holes()?;
-        Ok(is_empty && is_in_the_way && self.can_rotate() && self.rotate(0, 0)?)
+        let rotate = || self.whole_or_stopped("beginning a generation", || self.rotate(0, 0));
+        Ok(is_empty && is_in_the_way && self.can_rotate() && rotate()?)
     }
 
     /// How many generations wait to be used.

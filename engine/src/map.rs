@@ -41,12 +41,13 @@ impl fmt::Debug for Map {
 }
 
 impl Map {
-    /// `changes` is what [`Core::catalog_changes`] said before the view was taken that showed the map.
-    pub(crate) fn new(store: &Store, id: u32, name: &str, changes: u64) -> Map {
+    /// `commit` is that of the view that showed the map.
+    pub(crate) fn new(store: &Store, id: u32, name: &str, commit: u64) -> Map {
         let core = store.core();
-        let info = core.catalog.info(id, name);
-        if core.catalog_changes() != changes {
-            // The view may be older than what another process did to the map.
+        let info = core.catalog.info(id, name, commit);
+        // After that: whoever drops the map from here on finds the entry.
+        if core.newest_catalog_change() > commit {
+            // The view may be older than what was done to the map.
             core.catalog.doubt();
         }
         Map::of(store, info, name)
@@ -460,13 +461,13 @@ impl Maps<'_> {
         let core = self.store.core();
         core.healthy()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
-        let changes = core.catalog_changes();
-        let id = core.with_view(|view| {
+        let found = core.with_view(|view| {
             with_source!(core, source => {
-                view.get(source, &key)?.map(|id| map_id(&id)).transpose()
+                let id = view.get(source, &key)?.map(|id| map_id(&id)).transpose()?;
+                Ok(id.map(|id| (id, view.commit)))
             })
         })?;
-        Ok(id.map(|id| Map::new(self.store, id, name, changes)))
+        Ok(found.map(|(id, commit)| Map::new(self.store, id, name, commit)))
     }
 
     /// Makes a map.

@@ -100,8 +100,6 @@ impl TransactionOptions {
 pub struct Transaction {
     store: Store,
     pinned: Pinned,
-    /// How many changes of maps there were before the snapshot was taken.
-    catalog_changes: u64,
     work: Reused,
     reads: Option<Mutex<Reads>>,
     token: u32,
@@ -284,7 +282,6 @@ impl Transaction {
         } else {
             NOT_EXCLUSIVE
         };
-        let catalog_changes = core.catalog_changes();
         let pinned = match Pinned::new(store, &core.control().visible.0, Purpose::Transaction) {
             Ok(pinned) => pinned,
             Err(error) => {
@@ -298,7 +295,6 @@ impl Transaction {
         Ok(Transaction {
             store: store.clone(),
             pinned,
-            catalog_changes,
             work: Reused::begin(),
             // Nobody else writes while an exclusive one runs.
             reads: (options.serializable && !options.exclusive).then(Default::default),
@@ -671,7 +667,7 @@ impl Transaction {
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         self.note_read(|reads| reads.key(&key))?;
         let id = self.read(&key)?.map(|id| map_id(&id)).transpose()?;
-        Ok(id.map(|id| Map::new(&self.store, id, name, self.catalog_changes)))
+        Ok(id.map(|id| Map::new(&self.store, id, name, self.snapshot_commit())))
     }
 
     /// Gives a map another name.

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::limits::BRANCH_PAGES;
 use crate::planted::kill_point;
 use crate::promises::Room;
-use crate::region::{SPACE_COUNTS, SpaceHead};
+use crate::region::{Region, SPACE_COUNTS, SpaceHead};
 use crate::shared_array::SharedArray;
 use crate::undo::UndoLog;
 
@@ -135,6 +135,9 @@ pub(super) struct Locked<'a> {
     pub(super) state: State<'a>,
     pub(super) head: &'a SpaceHead,
     pub(super) undo: &'a UndoLog,
+    pub(super) region: &'a Region,
+    /// Whether the thread was unwinding when it took the lock: its destructors change the free space too.
+    pub(super) was_panicking: bool,
     pub(super) _guard: WordLockGuard<'a>,
 }
 
@@ -177,6 +180,12 @@ impl Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() && !self.was_panicking {
+            // What is half done must not stand. The next opening counts all pages again.
+            self.region
+                .stop("a thread panicked while it changed what is known of free space");
+            return;
+        }
         self.end_step();
     }
 }

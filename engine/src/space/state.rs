@@ -178,15 +178,24 @@ impl Locked<'_> {
     }
 }
 
+/// A step that is half done. What it changed must not stand: the next opening counts all pages again.
+struct Unfinished<'a>(&'a Region);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0
+            .stop("a thread panicked while it changed what is known of free space");
+    }
+}
+
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        let unfinished = Unfinished(self.region);
         if std::thread::panicking() && !self.was_panicking {
-            // What is half done must not stand. The next opening counts all pages again.
-            self.region
-                .stop("a thread panicked while it changed what is known of free space");
             return;
         }
         self.end_step();
+        std::mem::forget(unfinished);
     }
 }
 

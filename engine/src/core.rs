@@ -817,8 +817,8 @@ impl Drop for Unfinished<'_> {
         if is_planted(PlantedBug::PanicPassedOver) {
             return;
         }
-        let what = format!("a thread panicked while it was {}", self.doing);
-        self.core.poison(&Error::io(what, std::io::Error::other("a panic")));
+        let panic = std::io::Error::other("a thread panicked");
+        self.core.poison(&Error::io(self.doing, panic));
     }
 }
 

@@ -311,7 +311,7 @@ pub enum Reason {
     Damaged(String),
     /// The store stopped itself.
     #[error(
-        "the store stopped after an input/output error: {cause}; open it again: every commit acknowledged as `Synced` is there, and of those acknowledged as `Written` what the kernel still wrote"
+        "the store stopped after an error: {cause}; open it again: every commit acknowledged as `Synced` is there, and of those acknowledged as `Written` what the kernel still wrote"
     )]
     Poisoned {
         /// The error that stopped it.

@@ -829,9 +829,10 @@ fn closure_runs_again_after_a_conflict_and_at_last_in_turn() {
         let outcome = scene.store.transact(|tx| {
             runs += 1;
             let seen = number(tx.get(&scene.map, b"a")?);
-            // Nobody else gets in once the closure has its turn: the put below would wait for ever then.
+            // No other writer gets in once the closure runs exclusively: the put below would wait for it then.
             if runs <= 10 {
-                scene.put("a", &(seen + 1).to_string());
+                let put = || scene.put("a", &(seen + 1).to_string());
+                thread::scope(|scope| scope.spawn(put).join().unwrap());
                 scene.fold();
             }
             tx.put(&scene.map, b"a", (seen + 100).to_string().as_bytes())?;

@@ -120,7 +120,8 @@ fn has_much_to_fold(core: &Core) -> bool {
 /// error nothing is certain any more.
 fn give_up_or_pause(core: &Core, error: Error) {
     match (error.kind(), error.reason()) {
-        (Kind::MakeSpace, _) | (_, Reason::TooManySnapshots { .. } | Reason::Busy { .. }) => {
+        (Kind::MakeSpace, _)
+        | (_, Reason::TooManySnapshots { .. } | Reason::Busy { .. } | Reason::LockTimeout { .. }) => {
             core.note_fold_error(Some(error));
             // Who cannot be waited for here is not in the way of the next round.
             let _ = core.region.cut_memory();

@@ -257,14 +257,14 @@ impl Batch {
 
     pub(crate) fn commit(self, store: &Store) -> Result<Commit> {
         let durability = self.durability_in(store);
-        let commit = self.make_visible(store, durability)?;
+        let commit = self.make_visible(store, durability, "store.write")?;
         store.core().wait_as_asked(commit.number, durability)?;
         Ok(commit)
     }
 
     pub(crate) fn commit_async(self, store: &Store) -> Result<CommitFuture> {
         let durability = self.durability_in(store);
-        let commit = self.make_visible(store, durability)?;
+        let commit = self.make_visible(store, durability, "store.write_async")?;
         Ok(CommitFuture::new(store.handle(), commit, durability))
     }
 
@@ -273,7 +273,7 @@ impl Batch {
     }
 
     /// Makes the writes visible, without waiting for a sync.
-    fn make_visible(self, store: &Store, durability: Durability) -> Result<Commit> {
+    fn make_visible(self, store: &Store, durability: Durability, call: &'static str) -> Result<Commit> {
         if let Some(mine) = &self.store
             && !mine.is(store)
         {
@@ -289,6 +289,10 @@ impl Batch {
                 assigned: Vec::new(),
             });
         }
+        core.refuse_beside(call, || {
+            let maps = self.mixed.as_ref().map_or(&self.plain.maps, |mixed| &mixed.maps);
+            maps[0].name()
+        })?;
         let (mut draft, mut extents) = (self.plain, Vec::new());
         let drafted = match &self.mixed {
             None => Ok(()),

@@ -19,7 +19,7 @@
 //!    next one; compare arXiv 2606.18187).
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, wait, wake};
 
@@ -102,6 +102,15 @@ pub enum Durability {
     /// The commit is in the kernel's memory of a file in the store's directory: it survives the death of every
     /// process. A power cut may take the newest such commits, always a suffix, never a mix.
     Written,
+}
+
+/// How a call has waited for exclusive transactions so far.
+#[derive(Default)]
+struct ExclusiveWait {
+    /// How long, in all.
+    waited: Duration,
+    /// The token of one whose process was found stopped, and when that was.
+    stopped_since: Option<(u32, Duration)>,
 }
 
 /// What stands in the way of appending a record.
@@ -220,15 +229,15 @@ impl Core {
 
     fn append_promised(&self, draft: &mut Draft, checks: Option<&Checks>, token: u32) -> Result<u64> {
         let (mut rounds, mut has_spare) = (0, !draft.adds_anything);
-        let (mut patience, mut stopped_since) = (Patience::default(), None);
+        let (mut patience, mut exclusive_wait) = (Patience::default(), ExclusiveWait::default());
         loop {
             let seen = self.progress_seen();
-            let guard = self.hold_commits()?;
+            let guard = self.hold_commits_in_time()?;
             self.writable()?;
             let exclusive = self.control().exclusive.0.load(Ordering::Relaxed);
             if exclusive != NOT_EXCLUSIVE && exclusive != token {
                 drop(guard);
-                self.wait_for_exclusive(exclusive, &mut stopped_since)?;
+                self.wait_for_exclusive(exclusive, &mut exclusive_wait)?;
                 continue;
             }
             self.know_maps_under_lock()?;
@@ -236,10 +245,12 @@ impl Core {
             if let Some(checks) = checks {
                 self.check_conflicts(checks, draft)?;
             }
-            match self.make_room(draft, has_spare)? {
+            let room = self.whole_or_stopped("beginning a generation", || self.make_room(draft, has_spare));
+            match room? {
                 Room::Ready => {
                     self.fill_in(draft)?;
-                    let commit = self.write_record(draft)?;
+                    let written = self.whole_or_stopped("writing a commit", || self.write_record(draft));
+                    let commit = written?;
                     let is_awaited = guard.release();
                     kill_point();
                     self.wake_waiting_streams();
@@ -280,48 +291,65 @@ impl Core {
     /// Shuts all other writers out until `end_exclusive`. Returns the token that lets the holder commit.
     pub(crate) fn begin_exclusive(&self) -> Result<u32> {
         let word = &self.control().exclusive.0;
-        let mut stopped_since = None;
+        let mut exclusive_wait = ExclusiveWait::default();
         loop {
             self.writable()?;
-            let guard = self.hold_commits()?;
+            let guard = self.hold_commits_in_time()?;
             let holder = word.load(Ordering::Relaxed);
             if holder == NOT_EXCLUSIVE {
                 let count = self.control().exclusive_tokens.fetch_add(1, Ordering::Relaxed);
                 let token = exclusive_token(self.region.me(), count);
                 word.store(token, Ordering::Release);
+                self.exclusive_thread.is_here();
                 return Ok(token);
             }
             drop(guard);
-            self.wait_for_exclusive(holder, &mut stopped_since)?;
+            self.wait_for_exclusive(holder, &mut exclusive_wait)?;
         }
     }
 
-    /// Waits while somebody has the store to himself, for as long as he takes, or for a while: the caller looks again.
-    /// `stopped_since`: the token of one who was found stopped, and when that was.
+    /// Waits for the exclusive transaction of this token for a while: the caller looks again.
     ///
     /// # Errors
-    /// [`Reason::Busy`] when his process has been stopped for about five seconds.
-    fn wait_for_exclusive(&self, token: u32, stopped_since: &mut Option<(u32, Duration)>) -> Result<()> {
+    /// [`Reason::WouldWaitForItself`] when it is the calling thread's; [`Reason::LockTimeout`] when the call has waited for
+    /// exclusive transactions as long as it may; [`Reason::Busy`] when the process has been stopped for about five seconds.
+    fn wait_for_exclusive(&self, token: u32, so_far: &mut ExclusiveWait) -> Result<()> {
         let word = &self.control().exclusive.0;
         let holder = owner_of(token);
-        if wait(word, token, Some(LOOK_INTERVAL)) || holder == self.region.me() {
+        let is_own = holder == self.region.me();
+        if is_own && self.exclusive_thread.is_this() {
+            let (call, map) = ("a commit", String::new());
+            return Err(Reason::WouldWaitForItself { call, map }.into());
+        }
+        let left = self.settings.lock_timeout.saturating_sub(so_far.waited);
+        let begun = Instant::now();
+        let has_changed = wait(word, token, Some(LOOK_INTERVAL.min(left)));
+        so_far.waited += begun.elapsed();
+        if has_changed {
             return Ok(());
         }
-        if self.region.is_dead(holder) {
+        if !is_own && self.region.is_dead(holder) {
             // A token comes once: another one, or one of another process in its place, stays.
             let _ = word.compare_exchange(token, NOT_EXCLUSIVE, Ordering::AcqRel, Ordering::Relaxed);
             wake(word, u32::MAX);
+            return Ok(());
+        }
+        if so_far.waited >= self.settings.lock_timeout {
+            return Err(self.region.timed_out("an exclusive transaction", holder, so_far.waited));
+        }
+        if is_own {
+            return Ok(());
         }
         let is_stopped = self.region.hindrance_of(holder) == Some(Hindrance::Stopped);
         let now = self.platform.clock.monotonic();
-        match *stopped_since {
+        match so_far.stopped_since {
             Some((before, since)) if is_stopped && before == token => {
                 let waited = now.saturating_sub(since);
                 if waited >= STOPPED_FOR {
                     return Err(self.region.busy(holder, waited));
                 }
             }
-            _ => *stopped_since = is_stopped.then_some((token, now)),
+            _ => so_far.stopped_since = is_stopped.then_some((token, now)),
         }
         Ok(())
     }
@@ -329,6 +357,7 @@ impl Core {
     /// Lets the other writers in again.
     pub(crate) fn end_exclusive(&self) {
         let word = &self.control().exclusive.0;
+        self.exclusive_thread.is_over();
         word.store(NOT_EXCLUSIVE, Ordering::Release);
         wake(word, u32::MAX);
     }
@@ -698,10 +727,10 @@ impl Core {
         // Before the commit is visible: whoever died in between would leave others with handles of maps that are gone.
         if !(draft.created.is_empty() && draft.dropped.is_empty() && draft.renamed.is_empty()) {
             self.catalog
-                .has_changed(control.catalog.fetch_add(1, Ordering::AcqRel) + 1);
+                .has_changed(control.catalog.swap(commit, Ordering::AcqRel), commit);
         }
         // Whoever finds the name of a new map from here on gets a handle that works.
-        draft.created.iter().for_each(|&id| self.catalog.created(id));
+        draft.created.iter().for_each(|&id| self.catalog.created(id, commit));
         kill_point();
         // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
         control.visible.0.store(commit, Ordering::Release);

@@ -10,6 +10,7 @@ use duramen_io::{File, Lock, Platform, WordLockGuard, wait, wake};
 
 use crate::base::Root;
 use crate::bell::Bells;
+use crate::beside::ExclusiveThread;
 use crate::catalog::Catalog;
 use crate::changes::Streams;
 use crate::checksum::StoreSeeds;
@@ -23,6 +24,7 @@ use crate::meta::{Meta, MetaPages};
 use crate::options::Settings;
 use crate::pace::{Pace, PauseWatch};
 use crate::pages::{Pages, ReadMode};
+use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
 use crate::scan::Scan;
 use crate::space::Space;
@@ -72,6 +74,8 @@ pub(crate) struct Core {
     /// Whether the kernel may have told others, and not this process, of pages of the data file that it could not write:
     /// until the first sync in a process that attached to a store which others had open.
     pub(crate) data_is_unreported: AtomicBool,
+    /// Which thread of this process has the exclusive transaction.
+    pub(crate) exclusive_thread: ExclusiveThread,
     /// Calls that write outside the commit lock, and would go on doing so while the store is closed.
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
@@ -144,6 +148,7 @@ impl Core {
     ) -> Core {
         let pace = Pace::new(region.clone());
         let unit = platform.storage.write_unit();
+        region.limit_locks(settings.lock_timeout);
         if settings.retain_log_bytes > 0 {
             space.fold_in_one();
         }
@@ -183,6 +188,7 @@ impl Core {
             pace,
             syncs: Syncs::default(),
             data_is_unreported: AtomicBool::new(false),
+            exclusive_thread: ExclusiveThread::default(),
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
@@ -541,9 +547,19 @@ impl Core {
     /// The same, unless another process was only in the way: then nothing happened.
     pub(crate) fn poisoned_unless_busy(&self, cause: Error) -> Error {
         match cause.reason() {
-            Reason::Busy { .. } => cause,
+            _ if cause.waited_for().is_some() => cause,
             _ => self.poisoned_by(cause),
         }
+    }
+
+    /// Does what must not end halfway, under a lock that a panic frees: stops the store when it panics. Whoever took the lock
+    /// next would go on with what was left half done; closing the store and opening it again puts that in order.
+    #[inline]
+    pub(crate) fn whole_or_stopped<T>(&self, doing: &'static str, body: impl FnOnce() -> T) -> T {
+        let unfinished = Unfinished { core: self, doing };
+        let done = body();
+        std::mem::forget(unfinished);
+        done
     }
 
     pub(crate) fn cause(&self) -> String {
@@ -580,9 +596,9 @@ impl Core {
         wake(word, u32::MAX);
     }
 
-    /// How many commits have made, renamed or dropped maps.
+    /// The newest commit that made, renamed or dropped maps. It may not be visible yet.
     #[inline]
-    pub(crate) fn catalog_changes(&self) -> u64 {
+    pub(crate) fn newest_catalog_change(&self) -> u64 {
         self.control().catalog.load(Ordering::Acquire)
     }
 
@@ -593,29 +609,39 @@ impl Core {
         if self.catalog.has_seen(changes) {
             return Ok(());
         }
-        self.learn_maps(changes)
+        self.learn_maps(&self.view_under_lock()?, changes)
     }
 
-    /// The same for who only reads and waits for nobody: while others commit, a map that another process dropped may look
-    /// empty for a moment longer.
+    /// Makes sure that handles of maps know what other processes did to those, without any lock: what a snapshot shows that is
+    /// taken now.
     #[inline]
     pub(crate) fn know_maps(&self) -> Result<()> {
-        let changes = self.control().catalog.load(Ordering::Acquire);
-        if self.catalog.has_seen(changes) {
+        // Before the snapshot is taken.
+        let change = self.newest_catalog_change();
+        if self.catalog.has_seen(change) {
             return Ok(());
         }
-        match self.control().commit_lock.0.try_lock(self.region.me()) {
-            Some(_commits) => self.know_maps_under_lock(),
-            None => Ok(()),
+        self.know_maps_up_to(change)
+    }
+
+    #[cold]
+    fn know_maps_up_to(&self, change: u64) -> Result<()> {
+        let is_visible = self.control().visible.0.load(Ordering::Acquire) >= change;
+        if !is_visible && self.catalog.has_looked(change) {
+            return Ok(());
+        }
+        match self.with_view(|view| self.learn_maps(view, change)) {
+            // A commit looks again, under its lock; a read needs a snapshot itself.
+            Err(error) if matches!(error.reason(), Reason::TooManySnapshots { .. }) => Ok(()),
+            learned => learned,
         }
     }
 
     #[cold]
-    fn learn_maps(&self, changes: u64) -> Result<()> {
-        let view = self.view_under_lock()?;
+    fn learn_maps(&self, view: &View, change: u64) -> Result<()> {
         let mut names = HashMap::new();
         with_source!(self, source => {
-            let mut scan = Scan::new(source, &view, &[], FullRange::map(CATALOG));
+            let mut scan = Scan::new(source, view, &[], FullRange::map(CATALOG));
             while let Some(entry) = scan.next()? {
                 let name = String::from_utf8_lossy(&scan.key()[MAP_ID_BYTES..]).into_owned();
                 if let Some(id) = entry.resolve(source)? {
@@ -623,7 +649,8 @@ impl Core {
                 }
             }
         });
-        self.catalog.learn(&names, changes);
+        kill_point();
+        self.catalog.learn(&names, view.commit, change);
         Ok(())
     }
 
@@ -635,6 +662,17 @@ impl Core {
     pub(crate) fn hold_commits(&self) -> Result<WordLockGuard<'_>> {
         let lock = &self.control().commit_lock.0;
         self.region.hold(lock, || self.repair_commits())
+    }
+
+    /// Waits for the commit lock, to commit for a user, as long as [`crate::Options::lock_timeout`] says.
+    ///
+    /// # Errors
+    /// [`Reason::LockTimeout`], [`Reason::Busy`].
+    #[inline]
+    pub(crate) fn hold_commits_in_time(&self) -> Result<WordLockGuard<'_>> {
+        let lock = &self.control().commit_lock.0;
+        self.region
+            .hold_in_time(lock, "the commit lock", || self.repair_commits())
     }
 
     /// The same for who has something else to do when it is not free soon.
@@ -671,7 +709,7 @@ impl Core {
     /// The same if it was given up because another process was in the way.
     pub(crate) fn owed_if_busy<T>(&self, done: Result<T>) -> Result<T> {
         done.inspect_err(|error| {
-            if matches!(error.reason(), Reason::Busy { .. }) {
+            if error.waited_for().is_some() {
                 self.owe_maintenance();
             }
         })
@@ -688,8 +726,17 @@ impl Core {
         self.beat();
         // Nobody has it for long who does not have the word.
         let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-        let mut held = MaintenanceGuard { state, _word: word };
+        let mut held = MaintenanceGuard {
+            _owed: OwedByPanic {
+                core: self,
+                was_panicking: std::thread::panicking(),
+            },
+            state,
+            _word: word,
+        };
         if self.control().maintenance_owed.load(Ordering::Acquire) != 0 {
+            // What a stopped store has in memory may be half changed.
+            self.running()?;
             self.repair_maintenance()?;
             self.control().maintenance_owed.store(0, Ordering::Release);
         }
@@ -768,11 +815,44 @@ impl Core {
     }
 }
 
+/// Something that is half done; see [`Core::whole_or_stopped`].
+struct Unfinished<'a> {
+    core: &'a Core,
+    doing: &'static str,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if is_planted(PlantedBug::PanicPassedOver) {
+            return;
+        }
+        let panic = std::io::Error::other("a thread panicked");
+        self.core.poison(&Error::io(self.doing, panic));
+    }
+}
+
 /// The right to fold, to make durable and to reclaim, and what whoever has it remembers.
 pub(crate) struct MaintenanceGuard<'a> {
+    _owed: OwedByPanic<'a>,
     state: MutexGuard<'a, MaintenanceState>,
     /// Let go after that, so that nobody waits for the state who has the word.
     _word: WordLockGuard<'a>,
+}
+
+/// Leaves it to the next holder of the maintenance lock to put in order what a panic left half done, as after the death of a
+/// process.
+struct OwedByPanic<'a> {
+    core: &'a Core,
+    /// A destructor may fold while a thread unwinds: that is no panic of the fold.
+    was_panicking: bool,
+}
+
+impl Drop for OwedByPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.was_panicking {
+            self.core.owe_maintenance();
+        }
+    }
 }
 
 impl Deref for MaintenanceGuard<'_> {

@@ -204,7 +204,8 @@ pub enum Reason {
     },
     /// A process that is alive does not come to an end with what others wait for: it may have been stopped.
     #[error(
-        "process {process} has been holding up others for {waited:?}; let it go on if it was stopped, or end it, and try again"
+        "{} has been holding up others for {waited:?}; let it go on if it was stopped, or end it, and try again",
+        process_in_words(*process, "")
     )]
     Busy {
         /// Its id, as it sees it.
@@ -224,6 +225,33 @@ pub enum Reason {
         process: u32,
         /// How long this call waited.
         waited: std::time::Duration,
+    },
+    /// A lock, or an exclusive transaction, was not free within [`crate::Options::lock_timeout`].
+    #[error(
+        "{} has had {what} for longer than the {waited:?} that this call waited; try again, or raise `Options::lock_timeout`",
+        process_in_words(*process, name)
+    )]
+    LockTimeout {
+        /// What was waited for.
+        what: &'static str,
+        /// Id of the process that has it, as this process sees it. It may be this process itself: another thread.
+        process: u32,
+        /// Name of the process; empty: it is not known.
+        name: String,
+        /// How long this call waited.
+        waited: std::time::Duration,
+    },
+    /// A commit inside an exclusive transaction that is not made through it: the thread would wait for itself.
+    #[error(
+        "`{call}`{} would wait for the exclusive transaction of its own thread; use {} inside the closure, or make the call after the transaction",
+        on_map(map),
+        cure(call)
+    )]
+    WouldWaitForItself {
+        /// The call.
+        call: &'static str,
+        /// The map or topic; empty: the call has none.
+        map: String,
     },
     /// Another transaction changed what this one read or wrote.
     #[error("key {key} of map {map:?} was changed by another transaction since this one began; run it again")]
@@ -293,7 +321,9 @@ pub enum Reason {
     #[error("the store is damaged: {0}; restore it from a copy (`duramen check` tells how far the damage goes)")]
     Damaged(String),
     /// The store stopped itself.
-    #[error("the store stopped after an input/output error: {cause}; open it anew: every acknowledged commit is there")]
+    #[error(
+        "the store stopped after an error: {cause}; open it again: every commit acknowledged as `Synced` is there, and of those acknowledged as `Written` what the kernel still wrote"
+    )]
     Poisoned {
         /// The error that stopped it.
         cause: String,
@@ -329,6 +359,14 @@ pub enum Reason {
 }
 
 impl Error {
+    /// The process, and for how long, if a call gave up waiting for it: then nothing happened.
+    pub(crate) fn waited_for(&self) -> Option<(u32, std::time::Duration)> {
+        match *self.reason() {
+            Reason::Busy { process, waited } | Reason::LockTimeout { process, waited, .. } => Some((process, waited)),
+            _ => None,
+        }
+    }
+
     /// What to do about it.
     pub fn kind(&self) -> Kind {
         match self.reason() {
@@ -338,6 +376,7 @@ impl Error {
             | Reason::InUse { .. }
             | Reason::TooManyProcesses { .. }
             | Reason::Busy { .. }
+            | Reason::LockTimeout { .. }
             | Reason::TooManySnapshots { .. } => Kind::Retry,
             Reason::Full { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
             Reason::Damaged(_) => Kind::Damaged,
@@ -392,6 +431,43 @@ impl Error {
             from_caller: true,
         }
         .into()
+    }
+}
+
+/// The map of a call in a sentence, where there is one.
+pub(crate) fn on_map(map: &str) -> String {
+    match map.is_empty() {
+        true => String::new(),
+        false => format!(" on {map:?}"),
+    }
+}
+
+/// What to call inside the closure of a transaction instead.
+pub(crate) fn cure(call: &str) -> &'static str {
+    match call {
+        "map.put" | "map.put_stream" => "`tx.put`",
+        "map.delete" => "`tx.delete`",
+        "map.delete_range" => "`tx.delete_range`",
+        "map.clear" => "`tx.clear`",
+        "map.create" | "map.compare_and_swap" | "map.update" => "`tx.get` and `tx.put`",
+        "map.add" => "`tx.add`",
+        "map.append" => "`tx.append`",
+        "store.map" | "maps.create" => "`tx.map`",
+        "maps.rename" => "`tx.rename_map`",
+        "maps.drop" => "`tx.drop_map`",
+        "topic.publish" => "`tx.publish`",
+        "delivery.acknowledge" => "`tx.acknowledge`",
+        "deliveries.acknowledge" => "`tx.acknowledge_all`",
+        _ => "the methods of `tx`",
+    }
+}
+
+/// A process that others wait for, in a sentence.
+fn process_in_words(process: u32, name: &str) -> String {
+    match name {
+        _ if process == duramen_io::process_id() => format!("another thread of this process ({process})"),
+        "" => format!("process {process}"),
+        name => format!("process {process} ({name})"),
     }
 }
 

@@ -188,7 +188,8 @@ impl Core {
         let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
         let entry = self.entry(active);
         let is_empty = entry.first_commit.load(Ordering::Relaxed) > self.control().visible.0.load(Ordering::Relaxed);
-        Ok(is_empty || self.can_rotate() && self.rotate(0, 0)?)
+        let rotate = || self.whole_or_stopped("beginning a generation", || self.rotate(0, 0));
+        Ok(is_empty || self.can_rotate() && rotate()?)
     }
 
     /// Folds all frozen generations, or those that a fold has begun with. Returns whether there were any.
@@ -351,11 +352,13 @@ impl Core {
         let mut next = self.region.version();
         next.number += 1;
         change(&mut next);
-        // Release, like all that `repair` looks at: first what is going to happen, then that it has.
-        self.control().installing.store(next.number, Ordering::Release);
-        kill_point();
-        self.region.publish(&next);
-        kill_point();
+        self.whole_or_stopped("publishing a tree", || {
+            // Release, like all that `repair` looks at: first what is going to happen, then that it has.
+            self.control().installing.store(next.number, Ordering::Release);
+            kill_point();
+            self.region.publish(&next);
+            kill_point();
+        });
         drop(guard);
         Ok(next)
     }
@@ -486,7 +489,8 @@ impl Core {
     /// Only room that was asked for and not given: after a failed sync even a full disk leaves nothing certain.
     pub(crate) fn poisoned_unless_full(&self, error: Error) -> Error {
         match error.reason() {
-            crate::error::Reason::Full { .. } | crate::error::Reason::Busy { .. } => error,
+            crate::error::Reason::Full { .. } => error,
+            _ if error.waited_for().is_some() => error,
             _ => self.poisoned_by(error),
         }
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::core::{Core, MaintenanceState};
-use crate::error::{Error, Kind, Reason, Result};
+use crate::error::{Error, Kind, Result};
 use crate::index::Index;
 use crate::limits::{
     CHECKABLE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX, LOG_GROWTH_BYTES,
@@ -238,7 +238,8 @@ impl Core {
         let visible = self.control().visible.0.load(Ordering::Relaxed);
         let is_empty = self.entry(active).first_commit.load(Ordering::Relaxed) > visible;
         let is_in_the_way = self.is_large(active) || self.region.memory_has_holes()?;
-        Ok(is_empty && is_in_the_way && self.can_rotate() && self.rotate(0, 0)?)
+        let rotate = || self.whole_or_stopped("beginning a generation", || self.rotate(0, 0));
+        Ok(is_empty && is_in_the_way && self.can_rotate() && rotate()?)
     }
 
     /// How many generations wait to be used.
@@ -299,7 +300,7 @@ impl Core {
     /// try again soon.
     pub(crate) fn keep_growing_spare_if_possible(&self) -> Result<bool> {
         match self.keep_growing_spare() {
-            Err(error) if error.kind() == Kind::MakeSpace || matches!(error.reason(), Reason::Busy { .. }) => Ok(false),
+            Err(error) if error.kind() == Kind::MakeSpace || error.waited_for().is_some() => Ok(false),
             kept => kept.map(|()| true),
         }
     }

@@ -45,6 +45,7 @@ mod catalog;
 mod core;
 mod progress;
 
+mod beside;
 mod commit;
 mod conflict;
 mod draft;

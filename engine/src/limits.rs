@@ -34,6 +34,10 @@ pub const WAITING_GENERATIONS_MAX: usize = LIVE_GENERATIONS_MAX - 3;
 /// Generations that are prepared ahead: the next one, and one for deletions when the disk is full.
 pub const STANDBY_GENERATIONS: usize = 2;
 
+/// How long calls wait for a lock or an exclusive transaction unless the store is opened with another limit: longer than any
+/// device that works takes for a write, and short enough for a person to see the error.
+pub const LOCK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+
 const _: () = assert!(BRANCH_BYTES == 16384);
 const _: () = assert!(FULL_KEY_BYTES_MAX + INLINE_VALUE_BYTES_MAX + 64 + 16 < PAGE_BYTES);
 const _: () = assert!(INLINE_VALUE_BYTES_MAX < LOGGED_VALUE_BYTES_MAX);

@@ -41,12 +41,13 @@ impl fmt::Debug for Map {
 }
 
 impl Map {
-    /// `changes` is what [`Core::catalog_changes`] said before the view was taken that showed the map.
-    pub(crate) fn new(store: &Store, id: u32, name: &str, changes: u64) -> Map {
+    /// `commit` is that of the view that showed the map.
+    pub(crate) fn new(store: &Store, id: u32, name: &str, commit: u64) -> Map {
         let core = store.core();
-        let info = core.catalog.info(id, name);
-        if core.catalog_changes() != changes {
-            // The view may be older than what another process did to the map.
+        let info = core.catalog.info(id, name, commit);
+        // After that: whoever drops the map from here on finds the entry.
+        if core.newest_catalog_change() > commit {
+            // The view may be older than what was done to the map.
             core.catalog.doubt();
         }
         Map::of(store, info, name)
@@ -88,6 +89,12 @@ impl Map {
     fn known(&self) -> Result<()> {
         self.core().know_maps()?;
         self.info.alive()
+    }
+
+    /// Refuses a commit beside an exclusive transaction of the same thread.
+    #[inline]
+    fn commits(&self, call: &'static str) -> Result<()> {
+        self.core().refuse_beside(call, || self.name.to_string())
     }
 
     fn full_key(&self, key: &[u8]) -> Result<FullKey> {
@@ -150,6 +157,7 @@ impl Map {
     /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`] and those of a commit: [`Reason::Full`], [`Reason::Unknown`],
     /// [`Reason::Poisoned`], [`Reason::ReadOnly`], [`Reason::MapDropped`].
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.commits("map.put")?;
         self.known()?;
         let mut room = KeyRoom::new();
         let full_key = room.join(self.info.id, key)?;
@@ -164,6 +172,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`], and [`Reason::ValueLengthMismatch`].
     pub fn put_stream(&self, key: &[u8], length: u64, stream: &mut dyn Read) -> Result<()> {
+        self.commits("map.put_stream")?;
         let full_key = self.full_key(key)?;
         self.core().writable()?;
         if length > VALUE_BYTES_MAX {
@@ -197,6 +206,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn delete(&self, key: &[u8]) -> Result<()> {
+        self.commits("map.delete")?;
         self.known()?;
         self.single(OperationKind::Delete, KeyRoom::new().join(self.info.id, key)?, &[])
     }
@@ -220,6 +230,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn delete_range<'k>(&self, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+        self.commits("map.delete_range")?;
         let mut batch = Batch::new();
         batch.delete_range(self, range)?;
         self.commit_batch(batch)?;
@@ -231,6 +242,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn clear(&self) -> Result<()> {
+        self.commits("map.clear")?;
         self.delete_range(..)
     }
 
@@ -239,6 +251,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn create(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.commits("map.create")?;
         self.compare_and_swap(key, None, Some(value))
     }
 
@@ -247,6 +260,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn compare_and_swap(&self, key: &[u8], expected: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
+        self.commits("map.compare_and_swap")?;
         let mut swapped = false;
         self.conditionally(key, |now| {
             swapped = now == expected;
@@ -265,6 +279,7 @@ impl Map {
         key: &[u8],
         mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
     ) -> Result<Option<Vec<u8>>> {
+        self.commits("map.update")?;
         self.conditionally(key, |now| Some(change(now)))
     }
 
@@ -343,6 +358,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`], [`Reason::NotACounter`], [`Reason::CounterOverflow`].
     pub fn add(&self, key: &[u8], delta: i64) -> Result<i64> {
+        self.commits("map.add")?;
         let full_key = self.full_key(key)?;
         with_draft(|draft| {
             draft.push_add(&full_key, delta, AddTo::Newest, self.core().hash_seed);
@@ -359,6 +375,7 @@ impl Map {
     /// # Errors
     /// As [`Map::put`].
     pub fn append(&self, prefix: &[u8], value: &[u8]) -> Result<u64> {
+        self.commits("map.append")?;
         let mut batch = Batch::new();
         batch.append(self, prefix, value)?;
         Ok(self.commit_batch(batch)?.assigned()[0])
@@ -446,13 +463,13 @@ impl Maps<'_> {
         let core = self.store.core();
         core.healthy()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
-        let changes = core.catalog_changes();
-        let id = core.with_view(|view| {
+        let found = core.with_view(|view| {
             with_source!(core, source => {
-                view.get(source, &key)?.map(|id| map_id(&id)).transpose()
+                let id = view.get(source, &key)?.map(|id| map_id(&id)).transpose()?;
+                Ok(id.map(|id| (id, view.commit)))
             })
         })?;
-        Ok(id.map(|id| Map::new(self.store, id, name, changes)))
+        Ok(found.map(|(id, commit)| Map::new(self.store, id, name, commit)))
     }
 
     /// Makes a map.
@@ -460,7 +477,11 @@ impl Maps<'_> {
     /// # Errors
     /// [`Reason::MapExists`], [`Reason::InvalidMapName`], and those of a commit.
     pub fn create(&self, name: &str) -> Result<Map> {
-        self.in_transaction(|tx| {
+        self.create_by("maps.create", name)
+    }
+
+    pub(crate) fn create_by(&self, call: &'static str, name: &str) -> Result<Map> {
+        self.in_transaction(call, name, |tx| {
             if tx.existing_map(name)?.is_some() {
                 return Err(Reason::MapExists { name: name.into() }.into());
             }
@@ -473,7 +494,7 @@ impl Maps<'_> {
     /// # Errors
     /// [`Reason::UnknownMap`], [`Reason::MapExists`], [`Reason::InvalidMapName`], and those of a commit.
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
-        self.in_transaction(|tx| tx.rename_map(from, to))
+        self.in_transaction("maps.rename", from, |tx| tx.rename_map(from, to))
     }
 
     /// Removes a map with everything in it. Costs by pages, not by pairs.
@@ -481,10 +502,16 @@ impl Maps<'_> {
     /// # Errors
     /// [`Reason::UnknownMap`], and those of a commit.
     pub fn drop(&self, name: &str) -> Result<()> {
-        self.in_transaction(|tx| tx.drop_map(name))
+        self.in_transaction("maps.drop", name, |tx| tx.drop_map(name))
     }
 
-    fn in_transaction<T>(&self, body: impl FnMut(&mut crate::Transaction) -> Result<T>) -> Result<T> {
+    fn in_transaction<T>(
+        &self,
+        call: &'static str,
+        name: &str,
+        body: impl FnMut(&mut crate::Transaction) -> Result<T>,
+    ) -> Result<T> {
+        self.store.core().refuse_beside(call, || name.to_string())?;
         self.store.transact(body)
     }
 }

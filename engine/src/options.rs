@@ -1,6 +1,7 @@
 //! How a store is opened.
 
 use std::path::Path;
+use std::time::Duration;
 
 use duramen_io::Platform;
 
@@ -8,8 +9,8 @@ use crate::commit::Durability;
 use crate::error::{Error, Reason, Result};
 use crate::index::Index;
 use crate::limits::{
-    GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, MEMORY_BYTES_MIN, PAGE_BYTES, STANDBY_GENERATIONS,
-    WAITING_GENERATIONS_MAX,
+    GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, LOCK_TIMEOUT, MEMORY_BYTES_MIN, PAGE_BYTES,
+    STANDBY_GENERATIONS, WAITING_GENERATIONS_MAX,
 };
 use crate::pages::ReadMode;
 use crate::store::Store;
@@ -52,6 +53,7 @@ pub struct Options {
     fold_parts: Option<(usize, u64)>,
     log_files_max: usize,
     exclusive: bool,
+    lock_timeout: Duration,
 }
 
 impl Default for Options {
@@ -72,6 +74,7 @@ impl Default for Options {
             fold_parts: None,
             log_files_max: GENERATIONS_MAX,
             exclusive: false,
+            lock_timeout: LOCK_TIMEOUT,
         }
     }
 }
@@ -133,6 +136,19 @@ impl Options {
     /// Who does the maintenance. Default: [`Maintenance::Background`].
     pub fn maintenance(mut self, maintenance: Maintenance) -> Options {
         self.maintenance = maintenance;
+        self
+    }
+
+    /// How long a call waits for a lock, or for an exclusive transaction, that another thread or process has. After that
+    /// it returns [`Reason::LockTimeout`], which names the process. Default: 30 seconds.
+    ///
+    /// - Zero: a call does not wait for an exclusive transaction. A lock that commits hold for microseconds is still
+    ///   waited for, about a tenth of a second.
+    /// - A process that was seen to be suspended gives [`Reason::Busy`] after five seconds, if that is earlier.
+    /// - Locks that only maintenance takes are waited for at least five seconds, so that a short timeout cannot stop
+    ///   folding. Waits for a fold itself, and for messages, are not limited by this.
+    pub fn lock_timeout(mut self, timeout: Duration) -> Options {
+        self.lock_timeout = timeout;
         self
     }
 
@@ -304,6 +320,7 @@ impl Options {
             generation_bytes_max: most,
             log_files_max: self.log_files_max,
             is_exclusive: self.exclusive,
+            lock_timeout: self.lock_timeout,
         }
     }
 }
@@ -356,6 +373,8 @@ pub(crate) struct Settings {
     pub(crate) log_files_max: usize,
     /// Whether no other process may have the store open too.
     pub(crate) is_exclusive: bool,
+    /// How long calls wait for locks and exclusive transactions.
+    pub(crate) lock_timeout: Duration,
 }
 
 #[cfg(test)]

@@ -36,6 +36,8 @@ pub enum PlantedBug {
     FoundBaseNotSynced,
     /// A power cut can take an epoch back, which is then given out again.
     EpochNotSynced,
+    /// A panic in the middle of a commit stops nothing.
+    PanicPassedOver,
     /// Whoever takes the commit lock from a dead process leaves its commit half in the index.
     CommitNotFinished,
     /// Whoever takes the allocator's lock from a dead process goes on with what that had changed.
@@ -103,6 +105,24 @@ pub fn stop_at(point: i64) {
     kill_at(point);
 }
 
+/// Panics of the thread that comes to that place, instead. Only for tests in which no other thread comes to such places.
+#[cfg(feature = "planted-bugs")]
+pub fn panic_at(point: i64) {
+    PANIC_POINTS_LEFT.set(point);
+}
+
+/// How many such places the thread has left until it panics.
+#[cfg(feature = "planted-bugs")]
+pub fn panic_points_left() -> i64 {
+    PANIC_POINTS_LEFT.get()
+}
+
+#[cfg(feature = "planted-bugs")]
+thread_local! {
+    /// Points at which this thread goes on before it panics; not positive: it does not.
+    static PANIC_POINTS_LEFT: std::cell::Cell<i64> = const { std::cell::Cell::new(0) };
+}
+
 /// Whether it is stopped where it would be killed.
 #[cfg(feature = "planted-bugs")]
 static IS_STOPPED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
@@ -118,6 +138,14 @@ pub fn kill_points_left() -> i64 {
 #[inline]
 pub(crate) fn kill_point() {
     use std::sync::atomic::Ordering::SeqCst;
+    // A store may be dropped while its thread ends.
+    let is_panic = PANIC_POINTS_LEFT.try_with(|left| {
+        left.set(left.get() - 1);
+        left.get() == 0
+    });
+    if is_panic == Ok(true) {
+        panic!("a planted panic");
+    }
     // Compared first: other threads are at such places too, and most programs have nothing planted.
     if POINTS_LEFT.load(SeqCst) > 0 && POINTS_LEFT.fetch_sub(1, SeqCst) == 1 {
         if IS_STOPPED.load(SeqCst) {

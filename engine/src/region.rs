@@ -23,7 +23,7 @@
 
 use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -34,7 +34,8 @@ use duramen_io::{
 use crate::base::Root;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{
-    GENERATIONS_MAX, LIVE_GENERATIONS_MAX, PROCESSES_MAX, REGION_SPAN_BYTES, REGION_SPAN_BYTES_MIN, SNAPSHOTS_MAX,
+    GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOCK_TIMEOUT, PROCESSES_MAX, REGION_SPAN_BYTES, REGION_SPAN_BYTES_MIN,
+    SNAPSHOTS_MAX,
 };
 use crate::processes::{PROCESS_BYTES, ProcessEntry, Seat};
 use crate::undo::UndoLog;
@@ -160,6 +161,8 @@ pub(crate) struct Region {
     is_last: AtomicBool,
     /// What [`duramen_io::forks`] said when it was mapped.
     forks: u32,
+    /// How many looks a lock is waited for.
+    lock_looks: AtomicU32,
 }
 
 impl Region {
@@ -379,6 +382,7 @@ impl Region {
             is_last: AtomicBool::new(!seat.is_shared()),
             seat,
             forks: duramen_io::forks(),
+            lock_looks: AtomicU32::new(looks_of(LOCK_TIMEOUT)),
         }
     }
 
@@ -405,10 +409,53 @@ impl Region {
     /// it anew.
     ///
     /// # Errors
-    /// [`Reason::Busy`] when one process that is alive has had the lock for long: it was stopped.
+    /// [`Reason::Busy`] when one process that is alive has had the lock for long: it was stopped. Also when the lock was not
+    /// free within [`crate::Options::lock_timeout`], or five seconds if that is more, whoever had it.
     #[inline]
     pub(crate) fn hold<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Result<WordLockGuard<'a>> {
-        self.hold_while_still(lock, || 0, repair)
+        let looks_max = self.lock_looks.load(Ordering::Relaxed).max(BUSY_LOOKS);
+        let mut limit = |holder, looks| (looks >= looks_max).then(|| self.busy(holder, LOOK_INTERVAL * looks));
+        self.hold_within(lock, &mut limit, repair)
+    }
+
+    /// Waits for a lock of the region as [`Region::hold`] does, exactly as long as [`crate::Options::lock_timeout`] says.
+    ///
+    /// # Errors
+    /// [`Reason::LockTimeout`], which says `what` was waited for; [`Reason::Busy`].
+    #[inline]
+    pub(crate) fn hold_in_time<'a>(
+        &self,
+        lock: &'a WordLock,
+        what: &'static str,
+        repair: impl Fn(),
+    ) -> Result<WordLockGuard<'a>> {
+        let looks_max = self.lock_looks.load(Ordering::Relaxed);
+        let mut limit =
+            |holder, looks| (looks >= looks_max).then(|| self.timed_out(what, holder, LOOK_INTERVAL * looks));
+        self.hold_within(lock, &mut limit, repair)
+    }
+
+    /// `limit` says after each look, of which it gets the number, whether it was the last one.
+    #[inline]
+    fn hold_within<'a>(
+        &self,
+        lock: &'a WordLock,
+        limit: &mut dyn FnMut(Owner, u32) -> Option<Error>,
+        repair: impl Fn(),
+    ) -> Result<WordLockGuard<'a>> {
+        let (mut patience, mut looks) = (Patience::default(), 0);
+        let held = lock.lock_unless(self.me(), |holder| {
+            looks += 1;
+            let taken_over = self.take_from_dead(lock, holder, &repair).map(Ok);
+            let mut given_up = || patience.look(self, holder, 0).err().or_else(|| limit(holder, looks));
+            taken_over.or_else(|| given_up().map(Err))
+        });
+        held.or_else(|taken_over| taken_over)
+    }
+
+    /// From now on locks are waited for so long.
+    pub(crate) fn limit_locks(&self, timeout: Duration) {
+        self.lock_looks.store(looks_of(timeout), Ordering::Relaxed);
     }
 
     /// The same for a lock that others may have for as long as it takes, as long as `beat` changes meanwhile.
@@ -444,6 +491,19 @@ impl Region {
     pub(crate) fn busy(&self, holder: Owner, waited: Duration) -> Error {
         let process = self.process(holder).process.load(Ordering::Relaxed);
         Reason::Busy { process, waited }.into()
+    }
+
+    /// A lock or an exclusive transaction was waited for as long as a call waits.
+    pub(crate) fn timed_out(&self, what: &'static str, holder: Owner, waited: Duration) -> Error {
+        let process = self.process(holder).process.load(Ordering::Relaxed);
+        let name = duramen_io::process_name(process).unwrap_or_default();
+        Reason::LockTimeout {
+            what,
+            process,
+            name,
+            waited,
+        }
+        .into()
     }
 
     /// Takes a lock from a holder that has died, and puts in order what it guards; for who waits for the lock.
@@ -689,6 +749,12 @@ impl Drop for Region {
             let _ = self.file.set_len(0);
         }
     }
+}
+
+/// How many looks take so long.
+fn looks_of(timeout: Duration) -> u32 {
+    let looks = timeout.as_nanos().div_ceil(LOOK_INTERVAL.as_nanos());
+    u32::try_from(looks).unwrap_or(u32::MAX).max(1)
 }
 
 /// This library, as the region says it.

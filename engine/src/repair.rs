@@ -91,7 +91,8 @@ impl Core {
         };
         self.enter_record(slot, start, commit, &left)?;
         kill_point();
-        control.catalog.fetch_add(1, Ordering::AcqRel);
+        // It may have changed maps.
+        control.catalog.store(commit, Ordering::Release);
         // Release: pairs with the acquire in `read_version`, as in `write_record`.
         control.visible.0.store(commit, Ordering::Release);
         Ok(())

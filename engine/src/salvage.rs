@@ -249,7 +249,7 @@ impl Snapshot {
         let changes = if core.is_shared() {
             LONG_AGO
         } else {
-            core.catalog_changes()
+            core.newest_catalog_change()
         };
         let maps = names.iter().map(|(&id, name)| Map::new(&store, id, name, changes));
         Ok(maps.collect())

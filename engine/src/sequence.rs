@@ -252,6 +252,7 @@ impl Sequence {
         assert!(!items.is_empty(), "somebody appends something");
         let core = self.store().core();
         core.writable()?;
+        core.refuse_beside("topic.publish", || self.place.bell.name().into())?;
         let mut extents = Vec::new();
         let appended = with_draft(|draft| {
             let values = core.value_durability(durability);

@@ -219,6 +219,8 @@ impl Space {
             state,
             head,
             undo,
+            region: &self.region,
+            was_panicking: std::thread::panicking(),
             _guard: guard,
         })
     }

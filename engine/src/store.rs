@@ -137,7 +137,7 @@ impl Store {
             if let Some(map) = self.maps().get(name)? {
                 return Ok(map);
             }
-            match self.maps().create(name) {
+            match self.maps().create_by("store.map", name) {
                 Err(error) if matches!(error.reason(), Reason::MapExists { .. }) => continue,
                 created => return created,
             }
@@ -176,6 +176,12 @@ impl Store {
     #[doc(hidden)]
     pub fn random_number(&self) -> u64 {
         self.core().platform.random.next_u64()
+    }
+
+    /// Refuses a commit beside an exclusive transaction of the same thread, for layers above: `call` and `what` name it.
+    #[doc(hidden)]
+    pub fn refuse_beside(&self, call: &'static str, what: &str) -> Result<()> {
+        self.core().refuse_beside(call, || what.to_string())
     }
 
     /// Whether nothing can be written.
@@ -223,8 +229,16 @@ impl Store {
     /// then in turn with everybody else shut out, so that it gets through. The closure may therefore run several
     /// times and should have no other effects. When it returns an error, or panics, nothing is written.
     ///
+    /// Write through `tx` only. A commit that the closure makes in any other way (`map.put`, `store.map` of a map that
+    /// is missing, `topic.publish`) is no part of the transaction. Once the closure runs exclusively, that call returns
+    /// [`Reason::WouldWaitForItself`].
+    ///
     /// # Errors
-    /// Whatever the closure returns; [`Reason::RetriesExhausted`], which names the key; those of a commit.
+    /// Whatever the closure returns; [`Reason::RetriesExhausted`], which names the key; [`Reason::LockTimeout`]; those of
+    /// a commit.
+    ///
+    /// # Panics
+    /// In debug builds, on a commit inside the closure that is not made through `tx`, from the first run on.
     pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
         self.transact_with(TransactionOptions::default(), body)
     }

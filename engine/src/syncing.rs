@@ -82,25 +82,23 @@ impl Core {
     /// # Errors
     /// [`Reason::Unknown`]; [`Reason::NotSynced`] when another process keeps it from being known.
     pub(crate) fn wait_durable(&self, commit: u64) -> Result<()> {
-        self.wait_synced(commit).map_err(|error| match *error.reason() {
-            Reason::Busy { process, waited } => Reason::NotSynced {
+        self.wait_synced(commit).map_err(|error| match error.waited_for() {
+            Some((process, waited)) => Reason::NotSynced {
                 commit,
                 process,
                 waited,
             }
             .into(),
-            _ => error,
+            None => error,
         })
     }
 
     /// Makes what is visible now survive power loss, for the futures that wait for that; or gives up, so that they say so.
     pub(crate) fn sync_for_futures(&self) {
         let commit = self.control().visible.0.load(Ordering::Acquire);
-        let given_up = match self.wait_synced(commit).as_ref().map_err(Error::reason) {
-            Err(&Reason::Busy { process, waited }) => Some((commit, process, waited)),
-            // A failed sync has stopped the store; the futures find that out themselves.
-            _ => None,
-        };
+        // A failed sync has stopped the store; the futures find that out themselves.
+        let waited_for = self.wait_synced(commit).err().and_then(|error| error.waited_for());
+        let given_up = waited_for.map(|(process, waited)| (commit, process, waited));
         let mut futures = self.syncs.futures();
         (futures.attempts, futures.given_up) = (futures.attempts + 1, given_up);
         drop(futures);
@@ -151,7 +149,7 @@ impl Core {
                 drop(leading);
                 match attempt {
                     Ok(synced) => self.announce_synced(synced, led),
-                    Err(error) if matches!(error.reason(), Reason::Busy { .. }) => return Err(error),
+                    Err(error) if error.waited_for().is_some() => return Err(error),
                     Err(error) => return Err(unknown(error.to_string())),
                 }
                 continue;
@@ -315,7 +313,7 @@ impl Core {
             false => sync(),
         };
         synced.inspect_err(|cause| {
-            if !matches!(cause.reason(), Reason::Busy { .. }) {
+            if cause.waited_for().is_none() {
                 self.poison(cause);
             }
         })?;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::{EXTENT_BYTES, Extent, Root};
 use crate::batch::{pages_of, stored};
+use crate::beside::Closure;
 use crate::catalog::{MapInfo, check_name};
 use crate::checksum::key_hash;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
@@ -57,8 +58,10 @@ impl TransactionOptions {
         self
     }
 
-    /// Shuts all other writers out until the transaction ends: it never meets a conflict. Readers go on. Writing in
-    /// any other way before the transaction ends, in the same thread, waits for ever.
+    /// Shuts all other writers out until the transaction ends: it never meets a conflict. Readers go on. A commit that
+    /// the same thread makes in any other way before the transaction ends is refused with
+    /// [`Reason::WouldWaitForItself`]. The transaction belongs to the thread that made the last call on it. Other
+    /// writers wait for it up to [`crate::Options::lock_timeout`].
     pub fn exclusive(mut self) -> TransactionOptions {
         self.exclusive = true;
         self
@@ -97,14 +100,14 @@ impl TransactionOptions {
 pub struct Transaction {
     store: Store,
     pinned: Pinned,
-    /// How many changes of maps there were before the snapshot was taken.
-    catalog_changes: u64,
     work: Reused,
     reads: Option<Mutex<Reads>>,
     token: u32,
     durability: Durability,
     memory_bytes: usize,
     finished: bool,
+    /// How the user commits it, for errors.
+    call: &'static str,
 }
 
 /// What a transaction is to do.
@@ -274,11 +277,11 @@ impl Transaction {
         let core = store.core();
         core.writable()?;
         let token = if options.exclusive {
+            core.refuse_beside("store.begin", String::new)?;
             core.begin_exclusive()?
         } else {
             NOT_EXCLUSIVE
         };
-        let catalog_changes = core.catalog_changes();
         let pinned = match Pinned::new(store, &core.control().visible.0, Purpose::Transaction) {
             Ok(pinned) => pinned,
             Err(error) => {
@@ -292,7 +295,6 @@ impl Transaction {
         Ok(Transaction {
             store: store.clone(),
             pinned,
-            catalog_changes,
             work: Reused::begin(),
             // Nobody else writes while an exclusive one runs.
             reads: (options.serializable && !options.exclusive).then(Default::default),
@@ -300,6 +302,7 @@ impl Transaction {
             durability: options.durability.unwrap_or(core.settings.durability),
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
             finished: false,
+            call: "tx.commit",
         })
     }
 
@@ -315,7 +318,11 @@ impl Transaction {
             let in_turn = attempt > ATTEMPTS_MAX;
             let options = if in_turn { options.exclusive() } else { options };
             let mut tx = Transaction::begin(store, options)?;
-            let outcome = body(&mut tx).and_then(|value| tx.commit().map(|_| value));
+            tx.call = "store.transact";
+            let closure = Closure::of(store.core());
+            let done = body(&mut tx);
+            drop(closure);
+            let outcome = done.and_then(|value| tx.commit().map(|_| value));
             match outcome {
                 Err(error) => match error.reason() {
                     Reason::Conflict { map, key } if attempt >= 2 * ATTEMPTS_MAX => {
@@ -349,10 +356,19 @@ impl Transaction {
     /// # Errors
     /// As [`crate::Snapshot::get`].
     pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
+        self.is_used_here();
         self.pinned.alive()?;
         let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
         self.note_read(|reads| reads.key(&full_key))?;
         self.read(&full_key)
+    }
+
+    /// Notes that the calling thread has the transaction now: it may have come from another one.
+    #[inline]
+    fn is_used_here(&self) {
+        if self.token != NOT_EXCLUSIVE {
+            self.core().exclusive_thread.is_here();
+        }
     }
 
     fn read(&self, full_key: &[u8]) -> Result<Option<Value<'_>>> {
@@ -416,6 +432,7 @@ impl Transaction {
     }
 
     fn cursor(&self, range: FullRange) -> Result<Cursor<'_>> {
+        self.is_used_here();
         self.pinned.alive()?;
         self.note_read(|reads| reads.range(&range))?;
         Ok(Cursor::new(&self.pinned, &self.work.layers, range))
@@ -645,11 +662,12 @@ impl Transaction {
     }
 
     fn existing_named(&self, name: &str) -> Result<Option<Map>> {
+        self.is_used_here();
         self.pinned.alive()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         self.note_read(|reads| reads.key(&key))?;
         let id = self.read(&key)?.map(|id| map_id(&id)).transpose()?;
-        Ok(id.map(|id| Map::new(&self.store, id, name, self.catalog_changes)))
+        Ok(id.map(|id| Map::new(&self.store, id, name, self.snapshot_commit())))
     }
 
     /// Gives a map another name.
@@ -755,6 +773,7 @@ impl Transaction {
     }
 
     fn needs(&mut self, map: &Map) -> Result<u32> {
+        self.is_used_here();
         self.pinned.alive()?;
         let is_own = self.is_new(&map.info);
         let id = if is_own {
@@ -849,6 +868,7 @@ impl Transaction {
     pub fn rollback(self) {}
 
     fn append_all(&mut self) -> Result<Commit> {
+        self.is_used_here();
         self.pinned.alive()?;
         self.fit_into_a_record()?;
         let is_empty = self.work.layers.iter().all(Layer::is_empty) && self.work.appends.is_empty();
@@ -882,12 +902,16 @@ impl Transaction {
             self.draft(draft, run)?;
             if draft.is_empty() {
                 // Nothing to write, but what was read must still be true.
-                let _guard = core.hold_commits()?;
+                let _guard = core.hold_commits_in_time()?;
                 core.check_conflicts(&checks, draft)?;
                 return Ok(Commit {
                     number: self.snapshot_commit(),
                     assigned: Vec::new(),
                 });
+            }
+            if self.token == NOT_EXCLUSIVE {
+                let map = || draft.maps.first().map_or_else(String::new, |map| map.name());
+                core.refuse_beside(self.call, map)?;
             }
             draft.created.extend(&self.work.new_maps);
             draft.dropped.extend(&self.work.dropped);

@@ -119,15 +119,18 @@ fn map_opened_by_name_and_dropped_by_somebody_else_is_a_conflict_that_the_closur
         let transacted = store.transact(|tx| {
             runs += 1;
             let dropped_now = |at: u32| runs == 1 && at == drop_at;
+            // By another thread: a thread makes no commit of its own inside a closure.
+            let drop_map = || store.maps().drop("map");
+            let drop_map = || std::thread::scope(|scope| scope.spawn(drop_map).join().expect("no panic"));
             let map = tx.map("map")?;
             for at in 0..2 {
                 if dropped_now(at) {
-                    store.maps().drop("map")?;
+                    drop_map()?;
                 }
                 tx.put(&map, &[at as u8], b"new")?;
             }
             if dropped_now(2) {
-                store.maps().drop("map")?;
+                drop_map()?;
             }
             Ok(())
         });
@@ -488,6 +491,9 @@ impl Storage for Crowded {
     }
     fn list(&self) -> std::io::Result<Vec<String>> {
         self.storage.list()
+    }
+    fn write_unit(&self) -> u64 {
+        self.storage.write_unit()
     }
     fn remove(&self, name: &str) -> std::io::Result<()> {
         self.storage.remove(name)

@@ -49,6 +49,24 @@ fn perform(store: &Store, step: &str) -> Result<()> {
             unsafe { libc::raise(libc::SIGSTOP) };
             Ok(())
         }),
+        "read" => {
+            let map = store.map("map")?;
+            tell("has a handle");
+            let mut byte = 0u8;
+            // SAFETY: one byte goes into one byte.
+            unsafe { libc::read(0, (&raw mut byte).cast(), 1) };
+            assert!(map.get(b"before")?.is_some());
+            Ok(())
+        }
+        "exclusive and alive" => store.transact_with(TransactionOptions::new().exclusive(), |tx| {
+            tx.put(&store.map("map")?, b"its own", b"value")?;
+            tell("inside");
+            let mut byte = 0u8;
+            // Not by `std::io::stdin`, which the child's main loop has locked.
+            // SAFETY: one byte goes into one byte.
+            unsafe { libc::read(0, (&raw mut byte).cast(), 1) };
+            Ok(())
+        }),
         _ => store.maintain(),
     }
 }
@@ -402,6 +420,74 @@ fn nobody_waits_without_end_for_a_process_stopped_in_an_exclusive_transaction() 
     for key in [&b"its own"[..], b"beside", b"afterwards"] {
         assert!(map.get(key).expect("a read").is_some(), "{key:?}");
     }
+}
+
+#[test]
+fn reader_stopped_while_it_learns_of_other_maps_is_in_no_writers_way() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    let store = prepared(&path, Maintenance::Manual);
+    let mut other = Other::start(&path, "read", 1);
+    other.go();
+    assert_eq!(other.hear(), "has a handle");
+    store.map("another").expect("a map");
+    other.go();
+    other.is_stopped();
+    put(&store, b"beside", 100, Durability::Written).expect("a put");
+    store.maps().drop("another").expect("a commit that changes maps");
+    other.goes_on();
+    assert_eq!(other.hear(), "done 1");
+    other.go();
+    assert!(other.child.wait().expect("an end").success());
+    drop(ManuallyDrop::into_inner(store));
+}
+
+#[test]
+fn waiting_for_the_exclusive_transaction_of_a_process_that_goes_on_ends_and_names_the_process() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("store");
+    drop(ManuallyDrop::into_inner(prepared(&path, Maintenance::Manual)));
+    let timeout = Duration::from_millis(300);
+    let store = options(Maintenance::Manual)
+        .lock_timeout(timeout)
+        .open(&path)
+        .expect("a store");
+    let store = ManuallyDrop::new(store);
+    let mut other = Other::start(&path, "exclusive and alive", FAR);
+    other.go();
+    assert_eq!(other.hear(), "inside");
+    for done in write_beside_exclusive(&store) {
+        let error = done.expect_err("another process has the store to itself");
+        assert_eq!(error.kind(), Kind::Retry);
+        let Reason::LockTimeout {
+            process, name, waited, ..
+        } = error.reason()
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(*process, other.id());
+        assert!(!name.is_empty() && *waited >= timeout, "{error}");
+        assert!(
+            error.to_string().contains(&format!("process {process} ({name})")),
+            "{error}"
+        );
+    }
+    assert!(
+        store
+            .map("map")
+            .expect("a map")
+            .get(b"before")
+            .expect("a read")
+            .is_some()
+    );
+    other.go();
+    other.hear();
+    for done in write_beside_exclusive(&store) {
+        done.expect("the transaction is over");
+    }
+    other.go();
+    assert!(other.child.wait().expect("an end").success());
+    drop(ManuallyDrop::into_inner(store));
 }
 
 #[test]

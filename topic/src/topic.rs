@@ -180,6 +180,7 @@ impl Topic {
     /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`duramen_engine::Reason::TopicDeleted`], and
     /// those of a commit.
     pub fn publish<'m>(&self, message: impl Into<Message<'m>>) -> Result<Published> {
+        self.home.store.refuse_beside("topic.publish", self.name())?;
         self.with_item(&message.into(), |item| {
             Ok(Published::of(self.shared.sequence.append(&[item], self.durability)?))
         })
@@ -190,6 +191,7 @@ impl Topic {
     /// # Errors
     /// As [`Topic::publish`], but for what comes up while syncing: that is the future's.
     pub fn publish_async<'m>(&self, message: impl Into<Message<'m>>) -> Result<(Published, CommitFuture)> {
+        self.home.store.refuse_beside("topic.publish", self.name())?;
         self.with_item(&message.into(), |item| {
             let (stamp, future) = self.shared.sequence.append_async(&[item], self.durability)?;
             Ok((Published::of(stamp), future))
@@ -221,6 +223,7 @@ impl Topic {
         if items.is_empty() {
             return Ok(None);
         }
+        self.home.store.refuse_beside("topic.publish", self.name())?;
         self.wait_for_brakes()?;
         Ok(Some(Published::of(
             self.shared.sequence.append(&items, self.durability)?,

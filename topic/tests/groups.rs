@@ -721,3 +721,58 @@ fn one_message_and_all_of_its_run_cannot_be_settled_by_two_at_once() {
     let transactions: Vec<_> = transactions.collect();
     transactions.into_iter().for_each(|tx| drop(tx.commit().unwrap()));
 }
+
+#[test]
+fn calls_that_commit_beside_an_exclusive_transaction_of_the_same_thread_are_refused_at_once() {
+    let (done, ended) = std::sync::mpsc::channel();
+    let calls = std::thread::spawn(move || {
+        let disk = SimDisk::new(1);
+        let (store, topics, topic) = one_topic(&disk);
+        publish(&topic, 3);
+        let group = topic.group("group", Start::Beginning, options()).unwrap();
+        let (batch, delivery) = (receive(&group, 1).unwrap(), one(&group));
+        let mut member = group.member("member");
+        let publisher = topic.publisher("publisher").unwrap();
+        let tx = store.begin(TransactionOptions::new().exclusive()).unwrap();
+        let mut refused = Vec::new();
+        let mut note = |call: &str, done: duramen_engine::Result<()>| {
+            let error = done.expect_err(call);
+            assert_eq!(error.kind(), duramen_engine::Kind::FixTheCall);
+            match error.reason() {
+                Reason::WouldWaitForItself { call, map } => refused.push(format!("{call} {map}")),
+                _ => panic!("{call}: {error}"),
+            }
+        };
+        note("publish", topic.publish(b"message").map(drop));
+        note("publish_all", topic.publish_all([b"message"]).map(drop));
+        note("publish_async", topic.publish_async(b"message").map(drop));
+        note("once", publisher.publish(1, b"message").map(drop));
+        note("receive", member.receive(1, NOW).map(drop));
+        note("acknowledge", delivery.acknowledge());
+        note("retry", delivery.retry("why"));
+        note("acknowledge all", batch.acknowledge());
+        note("create", topics.create("new", TopicOptions::new()).map(drop));
+        let name = topic.name();
+        let expected = [
+            format!("topic.publish {name}"),
+            format!("topic.publish {name}"),
+            format!("topic.publish {name}"),
+            "store.transact (a map of topics)".into(),
+            format!("member.receive {name}"),
+            format!("delivery.acknowledge {name}"),
+            "store.transact (a map of topics)".into(),
+            format!("deliveries.acknowledge {name}"),
+            "store.transact (a map of topics)".into(),
+        ];
+        assert_eq!(refused, expected);
+        drop(tx);
+        topic.publish(b"message").unwrap();
+        delivery.acknowledge().unwrap();
+        batch.acknowledge().unwrap();
+        assert!(member.receive(1, NOW).unwrap().is_some());
+        done.send(()).unwrap();
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(60));
+    assert!(ended.is_ok() || calls.is_finished(), "the calls come to an end");
+    calls.join().unwrap();
+}

@@ -69,7 +69,7 @@ pub fn write(
                 number += 1;
             }
             Err(Obstacle::Again(error)) => {
-                if matches!(error.reason(), Reason::Busy { .. }) {
+                if matches!(error.reason(), Reason::Busy { .. } | Reason::LockTimeout { .. }) {
                     reporter.tell(&Message::Busy)?;
                 }
             }

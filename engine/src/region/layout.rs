@@ -79,7 +79,7 @@ pub(crate) struct Control {
     pub(crate) progress: Line<AtomicU32>,
     /// Changes when there is something to fold; folding threads sleep on it.
     pub(crate) work: Line<AtomicU32>,
-    /// Counts commits that made, renamed or dropped maps. Changed under the commit lock.
+    /// The newest commit that made, renamed or dropped maps. Changed under the commit lock, before it is visible.
     pub(crate) catalog: AtomicU64,
     /// Nonzero: a commit stream may be asleep. Set under the commit lock.
     pub(crate) streams_waiting: Line<AtomicU32>,

@@ -14,7 +14,7 @@ use crate::limits::BRANCH_PAGES;
 use crate::meta::META_GAP_PAGES;
 use crate::planted::kill_point;
 use crate::promises::Room;
-use crate::region::{SPACE_COUNTS, SpaceHead};
+use crate::region::{Region, SPACE_COUNTS, SpaceHead};
 use crate::shared_array::SharedArray;
 use crate::undo::UndoLog;
 
@@ -136,6 +136,9 @@ pub(super) struct Locked<'a> {
     pub(super) state: State<'a>,
     pub(super) head: &'a SpaceHead,
     pub(super) undo: &'a UndoLog,
+    pub(super) region: &'a Region,
+    /// Whether the thread was unwinding when it took the lock: its destructors change the free space too.
+    pub(super) was_panicking: bool,
     pub(super) _guard: WordLockGuard<'a>,
 }
 
@@ -176,9 +179,24 @@ impl Locked<'_> {
     }
 }
 
+/// A step that is half done. What it changed must not stand: the next opening counts all pages again.
+struct Unfinished<'a>(&'a Region);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0
+            .stop("a thread panicked while it changed what is known of free space");
+    }
+}
+
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        let unfinished = Unfinished(self.region);
+        if std::thread::panicking() && !self.was_panicking {
+            return;
+        }
         self.end_step();
+        std::mem::forget(unfinished);
     }
 }
 

@@ -80,6 +80,8 @@ impl Member {
     /// # Errors
     /// [`crate::TopicError::GroupDeleted`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
     pub fn receive(&mut self, messages: usize, timeout: Duration) -> Result<Option<Deliveries>> {
+        let topic = &self.group.topic;
+        topic.home().store.refuse_beside("member.receive", topic.name())?;
         let began = Instant::now();
         let messages = messages.clamp(1, READ_MESSAGES);
         loop {

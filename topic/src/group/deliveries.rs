@@ -93,6 +93,7 @@ impl Deliveries {
     /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::GroupDeleted`], and those of a commit.
     pub fn acknowledge(&self) -> Result<()> {
         let store = &self.group.topic.home().store;
+        store.refuse_beside("deliveries.acknowledge", self.group.topic.name())?;
         store.transact_with(written(), |tx| self.acknowledge_in(tx))?;
         self.group.remember(|memory| match self.claim {
             Claim::Run { first, token, .. } => memory.run_over(first, token),
@@ -166,6 +167,8 @@ impl Delivery {
     /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`], and
     /// those of a commit.
     pub fn acknowledge(&self) -> Result<()> {
+        let topic = &self.group.topic;
+        topic.home().store.refuse_beside("delivery.acknowledge", topic.name())?;
         let wish = Wish::Acknowledged {
             claim: self.claim,
             offset: self.offset(),

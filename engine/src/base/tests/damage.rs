@@ -179,14 +179,14 @@ fn pages_of_random_bytes_never_cause_a_panic() {
 #[test]
 fn an_older_version_of_any_page_is_damage_at_its_first_read() {
     let mut subject = Subject::default();
-    subject.put((0..60_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
+    subject.put((0..40_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
     assert_eq!(subject.root.height, 3);
     let numbers: Vec<u32> = subject.memory.pages.borrow().keys().copied().collect();
     let (branches, leaves): (Vec<u32>, Vec<u32>) = numbers
         .into_iter()
         .partition(|number| subject.memory.pages.borrow()[number].len() == BRANCH_BYTES);
     assert!(branches.len() > 2 && leaves.len() > 1000);
-    let some_leaves = leaves.iter().step_by(leaves.len() / 40).chain(leaves.last());
+    let some_leaves = leaves.iter().step_by(leaves.len() / 20).chain(leaves.last());
     for &number in branches.iter().chain(some_leaves) {
         let sound = subject.memory.pages.borrow()[&number].clone();
         let mut older = sound.to_vec();
@@ -224,7 +224,7 @@ fn assert_is_noticed(subject: &Subject, number: u32) {
     };
     assert_damaged("backwards", backwards().expect_err("every page was read"));
     let (mut gets, mut seeks, mut counts) = (0, 0, 0);
-    for key in subject.model.keys().step_by(5) {
+    for key in subject.model.keys().step_by(11) {
         match find(source, root, key, key_hash(HASH_SEED, key)) {
             Ok(found) => assert!(found.is_some()),
             Err(error) => {

@@ -747,9 +747,11 @@ impl Latest {
         self.operations.clear();
     }
 
-    fn entry<'a>(&self, full_key: &[u8]) -> Option<Entry<'a>> {
-        let (generation, position) = self.operations.get(full_key)?;
-        Some(Entry::stored(generation.stored(*position)))
+    fn entry<'a>(&self, full_key: &[u8]) -> Result<Option<Entry<'a>>> {
+        let Some((generation, position)) = self.operations.get(full_key) else {
+            return Ok(None);
+        };
+        Ok(Some(Entry::stored(generation.stored(*position)?)))
     }
 
     fn note(&mut self, full_key: &[u8], generation: GenerationView, position: u32) {
@@ -923,7 +925,7 @@ impl<'a, S: Source<'a>> Collector<'_, S> {
         match self.pairs.entry(full_key.to_vec()) {
             Place::Occupied(mut place) => place.get_mut().new = new,
             Place::Vacant(place) => {
-                let old = match self.latest.entry(full_key) {
+                let old = match self.latest.entry(full_key)? {
                     Some(entry) => self.past.resolve(entry)?,
                     None => self.past.get(full_key)?,
                 };

@@ -118,8 +118,8 @@ impl Core {
                 }
                 cursor.next();
             }
-            for (_, note) in generation.notes(u64::MAX).take_while(|(commit, _)| *commit > since) {
-                match note {
+            for note in generation.notes(since, u64::MAX) {
+                match note?.1 {
                     Note::DeleteRange { low, high } if low < range.high.as_slice() && range.low.as_slice() < high => {
                         return Ok(Some(low.max(&range.low).to_vec()));
                     }
@@ -157,8 +157,8 @@ impl Core {
                 }
                 cursor.next();
             }
-            for (_, note) in generation.notes(u64::MAX).take_while(|(commit, _)| *commit > since) {
-                let found = match note {
+            for note in generation.notes(since, u64::MAX) {
+                let found = match note?.1 {
                     Note::DeleteRange { low, high } => {
                         let range = FullRange {
                             low: low.to_vec(),

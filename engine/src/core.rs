@@ -268,7 +268,8 @@ impl Core {
     #[inline(always)]
     fn log_of(&self, slot: u16, entry: &GenerationEntry) -> Result<LogView> {
         let incarnation = entry.incarnation.load(Ordering::Acquire);
-        match self.segments.view(slot, incarnation) {
+        // SAFETY: entries of the region stay where they are until the region goes, and views go before that.
+        match unsafe { self.segments.view(slot, incarnation, &entry.filled) } {
             Some(view) => Ok(view),
             None => self.map_log(slot, incarnation),
         }
@@ -277,7 +278,8 @@ impl Core {
     #[cold]
     fn map_log(&self, slot: u16, incarnation: u32) -> Result<LogView> {
         self.segments.file(slot, incarnation, &self.entry(slot).number)?;
-        let mapped = self.segments.view(slot, incarnation);
+        // SAFETY: as in `log_of`.
+        let mapped = unsafe { self.segments.view(slot, incarnation, &self.entry(slot).filled) };
         mapped.ok_or_else(|| Error::damaged(format!("the log file of slot {slot} was removed while it is in use")))
     }
 

@@ -63,7 +63,8 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
         let mut changes = NewestChanges::empty();
         for generation in generations {
             // Runs first: of two entries of the same rank the later input counts, and single operations come last.
-            for (commit, note) in generation.notes(u64::MAX) {
+            for note in generation.notes(0, u64::MAX) {
+                let (commit, note) = note?;
                 match note {
                     Note::DeleteRange { low, high } => changes.deletes.push((
                         commit,
@@ -226,7 +227,7 @@ impl<'a, S: PageSource> Input<'a, S> {
                 let mut commit_before = u64::MAX;
                 let key_bytes = cursor.key().len();
                 for version in cursor.versions() {
-                    let stored = generation.stored(version.position);
+                    let stored = generation.stored(version.position)?;
                     taken.operations += 1;
                     taken.bytes += key_bytes as u64;
                     if let Stored::Inline(value) = stored

@@ -12,7 +12,7 @@
 use std::cmp::Ordering;
 
 use crate::base::{Cursor, Root};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::full_key::{FullRange, successor};
 use crate::index::IndexCursor;
 use crate::log::LogView;
@@ -53,6 +53,8 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     left: Vec<u8>,
     /// Whether keys are returned whose newest entry says that they were deleted.
     shows_deleted: bool,
+    /// What of the range deletes could not be read: each step is this error.
+    damage: Option<String>,
 }
 
 enum Other<'a, S: Source<'a>> {
@@ -83,6 +85,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     ) -> Scan<'a, S> {
         let mut others = Vec::new();
         let mut deletes = Vec::new();
+        let mut damage = None;
         for generation in generations {
             if generation.index.has_keys() {
                 others.push(Other::Index(
@@ -90,7 +93,14 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                     *generation,
                 ));
             }
-            for (commit, note) in generation.notes(limit) {
+            for note in generation.notes(0, limit) {
+                let (commit, note) = match note {
+                    Ok(note) => note,
+                    Err(error) => {
+                        damage = Some(error.fact());
+                        break;
+                    }
+                };
                 match note {
                     Note::DeleteRange { low, high } => deletes.push((
                         commit,
@@ -125,6 +135,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             inside: None,
             left: Vec::new(),
             shows_deleted: false,
+            damage,
         }
     }
 
@@ -262,6 +273,9 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     }
 
     fn try_step(&mut self, direction: Direction) -> Result<Option<Entry<'a>>> {
+        if let Some(damage) = &self.damage {
+            return Err(Error::damaged(damage.clone()));
+        }
         if self.gap == Gap::Positioned(direction, true) {
             self.leave_key(direction)?;
         }
@@ -270,7 +284,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                 self.gap = Gap::Positioned(direction, false);
                 return Ok(None);
             }
-            let best = self.best_entry();
+            let best = self.best_entry()?;
             let deleted_by = best.as_ref().and_then(|(rank, _)| {
                 let covers = |(at, range): &&(u64, FullRange)| at > rank && range.contains(self.key());
                 self.deletes.iter().find(covers)
@@ -326,21 +340,21 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     }
 
     /// The entry of the highest rank at the current key; `None` when everything there is newer than the view.
-    fn best_entry(&self) -> Option<(u64, Entry<'a>)> {
+    fn best_entry(&self) -> Result<Option<(u64, Entry<'a>)>> {
         let mut best = None;
         for &source in &self.standing {
             let found = if source == BASE {
                 let (page, location) = self.base.value();
                 Some((0, entry_at::<S>(page, location)))
             } else {
-                self.others[source].entry(self.limit)
+                self.others[source].entry(self.limit)?
             };
             let Some((rank, entry)) = found else { continue };
             if best.as_ref().is_none_or(|(highest, _)| rank >= *highest) {
                 best = Some((rank, entry));
             }
         }
-        best
+        Ok(best)
     }
 
     /// Moves the sources that stand on the current key on.
@@ -376,18 +390,18 @@ impl<'a, S: Source<'a>> Other<'a, S> {
     }
 
     /// Rank and content of the entry the source stands on, if a view up to `limit` sees one.
-    fn entry(&self, limit: u64) -> Option<(u64, Entry<'a>)> {
-        match self {
-            Other::Index(cursor, generation) => {
-                let version = cursor.visible(limit)?;
-                Some((version.commit, Entry::stored(generation.stored(version.position))))
-            }
+    fn entry(&self, limit: u64) -> Result<Option<(u64, Entry<'a>)>> {
+        Ok(match self {
+            Other::Index(cursor, generation) => match cursor.visible(limit) {
+                Some(version) => Some((version.commit, Entry::stored(generation.stored(version.position)?))),
+                None => None,
+            },
             Other::Run(rank, cursor) => {
                 let (page, location) = cursor.value();
                 Some((*rank, entry_at::<S>(page, location)))
             }
             Other::Layer(rank, cursor) => Some((*rank, cursor.entry())),
-        }
+        })
     }
 
     fn seek(&mut self, key: &[u8]) -> Result<()> {

@@ -117,7 +117,7 @@ fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Res
     if !view.has_recent() {
         return Ok(count);
     }
-    let deleted = view.deleted_ranges();
+    let deleted = view.deleted_ranges()?;
     for cut in &deleted {
         let (low, high) = (cut.low.as_slice().max(&range.low), cut.high.as_slice().min(&range.high));
         if low < high {

@@ -9,7 +9,7 @@ use crate::checksum::key_hash;
 use crate::error::Result;
 use crate::full_key::FullRange;
 use crate::index::{Finger, Index, Keys, Version};
-use crate::log::{LogView, Operation, OperationKind};
+use crate::log::{LogView, Operation, OperationKind, changed};
 use crate::value::{Entry, Source, Value};
 
 /// One generation as readers see it.
@@ -51,21 +51,25 @@ pub(crate) enum Note<'a> {
 impl GenerationView {
     /// What the operation at `position` stored. The caller's pin keeps the generation for `'a`.
     #[inline]
-    pub(crate) fn stored<'a>(self, position: u32) -> Stored<'a> {
+    pub(crate) fn stored<'a>(self, position: u32) -> Result<Stored<'a>> {
         // SAFETY: positions come from this generation's index, see `Keys`.
         unsafe { self.log.stored(position) }
     }
 
     /// The operation at `position`, likewise.
-    pub(crate) fn operation<'a>(self, position: u32) -> Operation<'a> {
+    fn operation<'a>(self, position: u32) -> Result<Operation<'a>> {
         // SAFETY: as above.
         unsafe { self.log.operation(position) }
     }
 
-    /// Range deletes and runs up to `limit`, newest first, with their commits.
-    pub(crate) fn notes<'a>(self, limit: u64) -> impl Iterator<Item = (u64, Note<'a>)> {
+    /// Range deletes and runs of commits after `since` and up to `limit`, newest first, with their commits.
+    pub(crate) fn notes<'a>(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, Note<'a>)>> {
         let visible = self.index.notes().filter(move |note| note.commit <= limit);
-        visible.map(move |note| (note.commit, Note::of(self.operation(note.position))))
+        let newer = visible.take_while(move |note| note.commit > since);
+        newer.map(move |note| match self.operation(note.position)? {
+            operation if operation.kind.is_note() => Ok((note.commit, Note::of(operation))),
+            _ => Err(changed(note.position)),
+        })
     }
 }
 
@@ -156,11 +160,11 @@ impl View {
     }
 
     /// Range deletes in the view, as a disjoint ascending union.
-    pub(crate) fn deleted_ranges(&self) -> Vec<FullRange> {
+    pub(crate) fn deleted_ranges(&self) -> Result<Vec<FullRange>> {
         let mut ranges = Vec::new();
         for generation in &self.generations {
-            for (_, note) in generation.notes(self.commit) {
-                if let Note::DeleteRange { low, high } = note {
+            for note in generation.notes(0, self.commit) {
+                if let (_, Note::DeleteRange { low, high }) = note? {
                     ranges.push(FullRange {
                         low: low.to_vec(),
                         high: high.to_vec(),
@@ -168,7 +172,7 @@ impl View {
                 }
             }
         }
-        union(ranges)
+        Ok(union(ranges))
     }
 
     /// Whether anything above the base can exist.
@@ -224,7 +228,8 @@ impl GenerationView {
                 return Ok(Some(found));
             }
         }
-        Ok(point.map(|version| (version.commit, Entry::stored(self.stored(version.position)))))
+        let Some(version) = point else { return Ok(None) };
+        Ok(Some((version.commit, Entry::stored(self.stored(version.position)?))))
     }
 
     /// The newest range delete or run after `newer_than` that touched a key.
@@ -237,7 +242,8 @@ impl GenerationView {
         newer_than: u64,
         limit: u64,
     ) -> Result<Option<(u64, Entry<'a>)>> {
-        for (commit, note) in self.notes(limit).take_while(|(commit, _)| *commit > newer_than) {
+        for note in self.notes(newer_than, limit) {
+            let (commit, note) = note?;
             match note {
                 Note::DeleteRange { low, high } => {
                     if low <= full_key && full_key < high {

@@ -584,3 +584,76 @@ fn a_page_that_is_replaced_by_its_own_older_version_is_never_served() {
         "{replaced} {refused} {lost}"
     );
 }
+
+/// Overwrites parts of the log of an open store, as when the kernel drops a page that it could not write back and reads the
+/// device's again.
+fn dropped_pages(disk: &SimDisk, rng: &mut Rng) {
+    let logs: Vec<String> = disk
+        .files()
+        .into_iter()
+        .filter(|name| name.starts_with("wal-"))
+        .collect();
+    for name in logs {
+        let length = disk.read_raw(&name).len();
+        for page in (4096..length).step_by(4096) {
+            if rng.bool() {
+                let bytes: Vec<u8> = match rng.u8(..4) {
+                    0 => vec![0; 4096],
+                    1 => vec![0xff; 4096],
+                    2 => [[4u8, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]; 512].concat(),
+                    _ => (0..4096).map(|_| rng.u8(..)).collect(),
+                };
+                disk.write_raw(&name, page as u64, &bytes[..4096.min(length - page)]);
+            }
+        }
+    }
+}
+
+#[test]
+fn log_of_an_open_store_that_turns_into_other_bytes_is_read_without_a_panic() {
+    let seed = seed();
+    let _watchdog = Watchdog::start("a read", seed, std::time::Duration::from_secs(300));
+    let mut rng = Rng::with_seed(seed);
+    let mut refused = 0;
+    for round in 0..60 {
+        let disk = SimDisk::new(round);
+        let options = small_options().generation_bytes(256 << 10, 256 << 10);
+        let store = std::mem::ManuallyDrop::new(options.open_on(disk.platform()).expect("a store"));
+        let map = store.map("map").expect("a map");
+        for number in 0..300u32 {
+            map.put(&number.to_be_bytes(), &vec![7; rng.usize(..300)])
+                .expect("a put");
+            if number % 50 == 49 {
+                let key = |number: u32| number.to_be_bytes();
+                map.delete_range(&key(number - 3)[..]..&key(number - 1)[..])
+                    .expect("a range delete");
+            }
+        }
+        dropped_pages(&disk, &mut rng);
+        let mut note = |outcome: Result<(), Error>| match outcome {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Damaged, "{error}");
+                refused += 1;
+            }
+        };
+        let reads = AssertUnwindSafe(|| {
+            for number in 0..300u32 {
+                note(map.get(&number.to_be_bytes()).map(drop));
+            }
+            note(map.count().map(drop));
+            let snapshot = store.snapshot().expect("a snapshot");
+            let mut cursor = snapshot.range(&map, ..).expect("a cursor");
+            (0..400).for_each(|_| note(cursor.next().map(drop)));
+            cursor.seek_end();
+            (0..400).for_each(|_| note(cursor.prev().map(drop)));
+            let mut tx = store
+                .begin(TransactionOptions::new().serializable())
+                .expect("a transaction");
+            note(tx.get(&map, b"key").map(drop));
+            tx.rollback();
+        });
+        catch_unwind(reads).unwrap_or_else(|panic| panic!("round {round}: {}", panic_message(&*panic)));
+    }
+    assert!(refused > 0, "nothing was noticed");
+}

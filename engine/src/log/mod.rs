@@ -8,5 +8,5 @@ pub(crate) use record::{
     Body, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes,
 };
 pub(crate) use segment::{
-    LOG_START, LogView, OpenFile, Scan, SegmentHeader, Segments, file_name, first_record, headers_from, scan,
+    LOG_START, LogView, OpenFile, Scan, SegmentHeader, Segments, changed, file_name, first_record, headers_from, scan,
 };

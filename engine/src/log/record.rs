@@ -115,6 +115,13 @@ pub(crate) enum OperationKind {
     Run = 5,
 }
 
+impl OperationKind {
+    /// Whether it changes more than one key.
+    pub(crate) fn is_note(self) -> bool {
+        matches!(self, OperationKind::DeleteRange | OperationKind::Run)
+    }
+}
+
 /// One operation in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation<'a> {

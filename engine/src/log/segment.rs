@@ -12,12 +12,12 @@
 //! has the first unit of the file to itself (at least one page). A record begins right behind the one before it, or,
 //! when a sync came between the two, at the next multiple of the unit: so no write shares a unit with synced bytes.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use duramen_io::{Access, File, Mapping, OpenMode, Platform, WRITE_UNITS, prefetch};
 
-use super::record::{Operation, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
+use super::record::{Operation, OperationKind, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
 use crate::base::Stored;
 use crate::checksum::{StoreSeeds, checksum};
 use crate::error::{Error, Result};
@@ -212,13 +212,17 @@ impl Segments {
         }
     }
 
-    /// The bytes of a generation that is alive or held. `None`: this process has not mapped its file yet.
+    /// The bytes of a generation that is alive or held. `filled` says how long its file is at least. `None`: this process
+    /// has not mapped the file yet.
+    ///
+    /// # Safety
+    /// `filled` stays where it is for as long as the view, or a copy of it, is used.
     #[inline]
-    pub(crate) fn view(&self, slot: u16, incarnation: u32) -> Option<LogView> {
+    pub(crate) unsafe fn view(&self, slot: u16, incarnation: u32, filled: &AtomicU64) -> Option<LogView> {
         let segment = self.places[slot as usize].get()?;
         let is_current = segment.incarnation.load(Ordering::Acquire) == incarnation;
         let base = segment.base.load(Ordering::Acquire);
-        (is_current && !base.is_null()).then_some(LogView { base })
+        (is_current && !base.is_null()).then_some(LogView { base, filled })
     }
 
     /// How many files are open.
@@ -253,9 +257,15 @@ impl Segments {
 
 /// The bytes of one log file as mapped. Positions handed to it come from the index of that generation, which learns
 /// them after the record was written, so they always lie in written bytes.
+///
+/// What stands there may be something else all the same: when the kernel could not write a page back, and dropped it from
+/// memory, the mapping shows what the device had before. So lengths are checked before they are used. A key of such a place
+/// is cut off at the end of the file, and equals none that is looked for; what is asked of the operation itself is damage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogView {
     base: *const u8,
+    /// How long the file is at least; more as the generation grows.
+    filled: *const AtomicU64,
 }
 
 // SAFETY: a view is an address in a read-only mapping; records never change once the index knows them.
@@ -270,12 +280,23 @@ impl LogView {
     /// `position` is that of an operation in a record of this generation, and the generation stays pinned for `'a`.
     #[inline]
     pub(crate) unsafe fn full_key<'a>(self, position: u32) -> &'a [u8] {
-        // SAFETY: by the contract the operation header and its key lie in written, unchanging bytes.
+        // SAFETY: by the contract the header of the operation lies in the file, and so does what is left of the key after the
+        // cut.
         unsafe {
             let operation = self.base.add(position as usize);
             let key_length = u16::from_le_bytes([*operation.add(2), *operation.add(3)]) as usize;
-            std::slice::from_raw_parts(operation.add(8), 4 + key_length)
+            let length = (4 + key_length).min(self.left_from(position).saturating_sub(8));
+            std::slice::from_raw_parts(operation.add(8), length)
         }
+    }
+
+    /// Bytes of the file from a position on.
+    #[inline(always)]
+    fn left_from(self, position: u32) -> usize {
+        // SAFETY: the number outlives the view, by the contract of `Segments::view`. Relaxed: it covers the record of each
+        // position that the index hands out, because it is stored before the record is written.
+        let filled = unsafe { (*self.filled).load(Ordering::Relaxed) };
+        filled.saturating_sub(position.into()) as usize
     }
 
     /// The operation at `position`.
@@ -283,22 +304,13 @@ impl LogView {
     /// # Safety
     /// As for [`LogView::full_key`].
     #[inline]
-    pub(crate) unsafe fn operation<'a>(self, position: u32) -> Operation<'a> {
-        // SAFETY: by the contract the whole operation lies in written, unchanging bytes.
+    pub(crate) unsafe fn operation<'a>(self, position: u32) -> Result<Operation<'a>> {
+        // SAFETY: by the contract the position is in the file, which is mapped to its end.
         let bytes = unsafe {
             let operation = self.base.add(position as usize);
-            let key_length = u16::from_le_bytes([*operation.add(2), *operation.add(3)]) as usize;
-            let value = [
-                *operation.add(4),
-                *operation.add(5),
-                *operation.add(6),
-                *operation.add(7),
-            ];
-            std::slice::from_raw_parts(operation, 12 + key_length + u32::from_le_bytes(value) as usize)
+            std::slice::from_raw_parts(operation, self.left_from(position))
         };
-        Operation::decode(bytes)
-            .expect("the operation was written by a commit or checked by recovery")
-            .0
+        Ok(Operation::decode(bytes)?.0)
     }
 
     /// What the put or delete at `position` stored.
@@ -306,9 +318,13 @@ impl LogView {
     /// # Safety
     /// As for [`LogView::full_key`].
     #[inline]
-    pub(crate) unsafe fn stored<'a>(self, position: u32) -> Stored<'a> {
+    pub(crate) unsafe fn stored<'a>(self, position: u32) -> Result<Stored<'a>> {
         // SAFETY: passed on.
-        unsafe { self.operation(position) }.stored()
+        let operation = unsafe { self.operation(position) }?;
+        match operation.kind {
+            OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => Ok(operation.stored()),
+            OperationKind::DeleteRange | OperationKind::Run => Err(changed(position)),
+        }
     }
 
     /// Brings the operation at `position` closer: its key and the first bytes of its value.
@@ -327,6 +343,14 @@ impl LogView {
         // SAFETY: by the contract.
         unsafe { std::slice::from_raw_parts(self.base.add(from as usize), (to - from) as usize) }
     }
+}
+
+/// The error for an operation of the log that is another one than was written.
+#[cold]
+pub(crate) fn changed(position: u32) -> Error {
+    Error::damaged(format!(
+        "the log holds another operation at {position} than was written there; the device may have failed to write it"
+    ))
 }
 
 impl LogView {
@@ -487,4 +511,62 @@ fn record_at<'a>(bytes: &'a [u8], position: u64, seeds: &StoreSeeds) -> Option<F
 
 fn decode_at(bytes: &[u8], position: u64, seeds: &StoreSeeds) -> Option<(RecordHeader, u32)> {
     RecordHeader::decode(bytes.get(position as usize..)?, seeds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The mapping of a file in which every byte is `fill`.
+    fn view_of(bytes: &[u8], filled: &AtomicU64) -> LogView {
+        filled.store(bytes.len() as u64, Ordering::Relaxed);
+        LogView {
+            base: bytes.as_ptr(),
+            filled,
+        }
+    }
+
+    #[test]
+    fn lengths_that_lead_out_of_the_file_are_cut_off_or_damage() {
+        let filled = AtomicU64::new(0);
+        for fill in [0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x7f, 0xff] {
+            // Larger than the file, so that a slice beyond its end would be noticed and not be a fault.
+            let memory = vec![fill; 1 << 20];
+            let file = &memory[..8192];
+            let log = view_of(file, &filled);
+            for position in (0..file.len() - 12).chain([file.len() - 12, file.len() - 8, file.len() - 1]) {
+                let range = file.as_ptr_range();
+                // SAFETY: the position is in the file, and the bytes outlive the view.
+                let (key, operation) = unsafe { (log.full_key(position as u32), log.operation(position as u32)) };
+                assert!(
+                    key.as_ptr_range().end <= range.end || key.is_empty(),
+                    "{fill:#x} at {position}"
+                );
+                if let Ok(operation) = operation {
+                    assert!(
+                        operation.value.as_ptr_range().end <= range.end,
+                        "{fill:#x} at {position}"
+                    );
+                }
+                // SAFETY: as above.
+                let stored = unsafe { log.stored(position as u32) };
+                assert!(
+                    matches!(fill, 0x01 | 0x02) || stored.is_err(),
+                    "{fill:#x} at {position}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn range_delete_where_a_put_was_written_is_damage() {
+        let filled = AtomicU64::new(0);
+        let mut bytes = vec![0; 4096];
+        bytes[..20].copy_from_slice(&[4, 0, 1, 0, 4, 0, 0, 0, 0, 0, 0, 9, b'a', 0, 0, 0, 9, b'b', 0, 0]);
+        let log = view_of(&bytes, &filled);
+        // SAFETY: the position is in the file, and the bytes outlive the view.
+        let (operation, stored) = unsafe { (log.operation(0), log.stored(0)) };
+        assert_eq!(operation.expect("a range delete").kind, OperationKind::DeleteRange);
+        assert!(stored.expect_err("not a put").to_string().contains("another operation"));
+    }
 }

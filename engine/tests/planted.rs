@@ -235,6 +235,11 @@ fn bugs_are_found_in_several_processes_as_in_one() {
 }
 
 #[test]
+fn a_record_in_a_unit_that_was_synced_is_found() {
+    is_found_by_crashes(PlantedBug::UnitShared);
+}
+
+#[test]
 fn freeing_pages_of_the_durable_base_is_found() {
     is_found_by_crashes(PlantedBug::ReclaimIgnoresDurableBase);
 }

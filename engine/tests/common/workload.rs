@@ -177,8 +177,10 @@ impl Workload {
             1 => forged::headers_of_any_generation(),
             _ => &[],
         };
-        let taken = forged.len().min(value.len());
-        value[..taken].copy_from_slice(&forged[..taken]);
+        // Records begin at multiples of eight bytes; where values begin depends on their keys.
+        let start = self.content.usize(..8).min(value.len());
+        let taken = forged.len().min(value.len() - start);
+        value[start..start + taken].copy_from_slice(&forged[..taken]);
         value.into()
     }
 

@@ -109,8 +109,7 @@ fn torn_header_of_a_log_file_that_is_used_again_keeps_no_store_closed() {
     let disk = SimDisk::new(1);
     let store = open(&disk);
     let map = store.map("map").expect("a map");
-    map.put(KEY, &forged::log_of_another_store()[4096..])
-        .expect("a put");
+    map.put(KEY, &forged::log_of_another_store()[4096..]).expect("a put");
     store.sync().expect("a sync");
     store.maintain().expect("a fold");
     map.put(b"other", b"value").expect("a put");

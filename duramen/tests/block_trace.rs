@@ -1,0 +1,229 @@
+//! What the device is asked to write, as the kernel traces it (`block_rq_issue`), on ext4 in a file.
+//!
+//! A block that holds an acknowledged `Synced` record is never written again: a power cut may destroy any part of a block
+//! that is being written. The test needs root, a loop device and the kernel's tracing; where they are missing it says so on
+//! standard error and passes, and with `DURAMEN_TOOLS_REQUIRED` set it fails.
+
+mod common;
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::Place;
+use duramen::{Durability, Maintenance, Options, Store};
+
+const PLACE: &str = "DURAMEN_TRACE_PLACE";
+const SECTOR: u64 = 512;
+const PUTS: u64 = 60;
+const THREADS: u64 = 4;
+/// What the device may be asked to write for a lone synced put of a hundred bytes.
+const BYTES_OF_A_PUT_MAX: u64 = 8 << 10;
+
+fn run(line: &[&str]) -> Result<String, String> {
+    let output = Command::new(line[0]).args(&line[1..]).output();
+    let output = output.map_err(|error| format!("{line:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{line:?}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// ext4 in a file, on a loop device.
+fn mount(place: &Path) -> Result<PathBuf, String> {
+    let (image, mounted) = (place.join("image"), place.join("ext4"));
+    File::create(&image).unwrap().set_len(256 << 20).unwrap();
+    std::fs::create_dir(&mounted).unwrap();
+    let (image, directory) = (image.to_str().unwrap(), mounted.to_str().unwrap());
+    // Without lazy work of the kernel that would write to the device meanwhile.
+    let lazy = "lazy_itable_init=0,lazy_journal_init=0";
+    run(&["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", lazy, image])?;
+    run(&["mount", "-o", "loop", image, directory])?;
+    Ok(mounted)
+}
+
+/// The kernel's trace of one device, in a buffer of its own.
+struct Trace {
+    instance: PathBuf,
+}
+
+impl Trace {
+    fn of(place: &Path, device: u64) -> Result<Trace, String> {
+        let tracing = place.join("tracing");
+        std::fs::create_dir(&tracing).unwrap();
+        run(&["mount", "-t", "tracefs", "none", tracing.to_str().unwrap()])?;
+        let instance = tracing.join(format!("instances/duramen-{}", std::process::id()));
+        std::fs::create_dir(&instance).map_err(|error| format!("a buffer for traces: {error}"))?;
+        let trace = Trace { instance };
+        let event = "events/block/block_rq_issue";
+        // As the kernel counts devices inside.
+        let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xfff00);
+        trace.write(&format!("{event}/filter"), &format!("dev == {}", major << 20 | minor))?;
+        trace.write(&format!("{event}/enable"), "1")?;
+        Ok(trace)
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), String> {
+        std::fs::write(self.instance.join(file), text).map_err(|error| format!("{file} of the trace: {error}"))
+    }
+
+    fn clear(&self) {
+        self.write("trace", "").expect("a trace can be cleared");
+    }
+
+    /// First sector and number of sectors of each write since the trace was cleared.
+    fn writes(&self) -> Vec<(u64, u64)> {
+        let text = std::fs::read_to_string(self.instance.join("trace")).expect("a trace");
+        text.lines().filter_map(write_in).collect()
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = self.write("events/block/block_rq_issue/enable", "0");
+        let _ = std::fs::remove_dir(&self.instance);
+    }
+}
+
+/// The write that a line such as `... block_rq_issue: 7,0 WS 4096 () 265216 + 8 ... [name]` tells of.
+fn write_in(line: &str) -> Option<(u64, u64)> {
+    let (_, event) = line.split_once("block_rq_issue: ")?;
+    let mut words = event.split_whitespace().skip(1);
+    if !words.next()?.contains('W') {
+        return None;
+    }
+    let mut words = words.skip_while(|word| !word.ends_with(')')).skip(1);
+    let first = words.next()?.parse().ok()?;
+    let count = words.nth(1)?.parse().ok()?;
+    Some((first, count))
+}
+
+/// The sectors of the device that the log files are in.
+fn log_sectors(store: &Path) -> Result<HashSet<u64>, String> {
+    let mut sectors = HashSet::new();
+    for entry in std::fs::read_dir(store).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.file_name().unwrap().to_string_lossy().starts_with("wal-") {
+            continue;
+        }
+        // Lines such as `0: 0..  1023:  265216..  266239:  1024: flags`.
+        let extents = run(&["filefrag", "-b512", "-v", path.to_str().unwrap()])?;
+        for line in extents.lines() {
+            let fields: Vec<&str> = line.split(':').collect();
+            if let [number, _, physical, ..] = fields[..]
+                && number.trim().parse::<u32>().is_ok()
+                && let Some((first, last)) = physical.split_once("..")
+            {
+                let parse = |text: &str| text.trim().parse::<u64>().expect("a sector");
+                sectors.extend(parse(first)..=parse(last));
+            }
+        }
+    }
+    Ok(sectors)
+}
+
+fn put(store: &Store, number: u64) {
+    let map = store.map("map").expect("a map");
+    map.put(&number.to_be_bytes(), &[7; 100]).expect("a put");
+}
+
+/// Synced puts by so many threads: which sectors of the log were written, and bytes of the device in all.
+fn traced_puts(trace: &Trace, store: &Store, threads: u64, log: &HashSet<u64>) -> (Vec<u64>, u64) {
+    trace.clear();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || (0..PUTS / threads).for_each(|number| put(store, thread << 32 | number)));
+        }
+    });
+    let writes = trace.writes();
+    let sectors = writes.iter().flat_map(|&(first, count)| first..first + count);
+    let of_log = sectors.filter(|sector| log.contains(sector)).collect();
+    (of_log, writes.iter().map(|(_, count)| count * SECTOR).sum())
+}
+
+#[test]
+#[ignore = "the other test runs it as a process of its own"]
+fn child_process() {
+    let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else {
+        return;
+    };
+    let is_required = std::env::var_os("DURAMEN_TOOLS_REQUIRED").is_some();
+    let prepared = mount(&place).and_then(|mounted| {
+        let device = std::fs::metadata(&mounted).unwrap().dev();
+        Ok((Trace::of(&place, device)?, mounted))
+    });
+    let (trace, mounted) = match prepared {
+        Ok(prepared) => prepared,
+        Err(cause) if is_required => panic!("{cause}"),
+        Err(cause) => return println!("@SKIPPED {cause}"),
+    };
+    let path = mounted.join("store");
+    // Folds would write to the device, too.
+    let options = Options::new()
+        .maintenance(Maintenance::Manual)
+        .durability(Durability::Synced);
+    let store = options.open(&path).expect("a store");
+    // A log file is filled with zeros once, ahead of its first records, and used again and again: as these are from here on.
+    let map = store.map("map").expect("a map").with_durability(Durability::Written);
+    for round in 0..4u64 {
+        for number in 0..400u64 {
+            map.put(&(round << 32 | number).to_be_bytes(), &[7; 1_000]).expect("a put");
+        }
+        store.maintain().expect("a fold");
+    }
+    put(&store, u64::MAX);
+    run(&["sync", "-f", mounted.to_str().unwrap()]).expect("a sync");
+    let log = log_sectors(&path).expect("the places of the log files");
+    assert!(!log.is_empty());
+    for threads in [1, THREADS] {
+        let (sectors, bytes) = traced_puts(&trace, &store, threads, &log);
+        let distinct: HashSet<u64> = sectors.iter().copied().collect();
+        assert!(!sectors.is_empty(), "the trace shows no write of the log");
+        assert_eq!(
+            sectors.len(),
+            distinct.len(),
+            "{threads} threads: a sector of the log was written twice"
+        );
+        println!("{threads} threads: {} bytes for each of {PUTS} puts", bytes / PUTS);
+        if threads == 1 {
+            assert!(bytes <= PUTS * BYTES_OF_A_PUT_MAX, "{} bytes a put", bytes / PUTS);
+        }
+    }
+    drop(store);
+    println!("@DONE");
+}
+
+#[test]
+fn no_block_with_an_acknowledged_record_is_written_again() {
+    let place = Place::new();
+    let program = std::env::current_exe().expect("this program");
+    let output = Command::new("unshare")
+        .args(["--mount", program.to_str().unwrap()])
+        .args([
+            "--exact",
+            "child_process",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(PLACE, place.beside(""))
+        .output();
+    let (said, is_done) = match output {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            let is_skipped = said.contains("@SKIPPED") || !said.contains("running 1 test");
+            assert!(is_skipped || output.status.success(), "{said}");
+            (said.into_owned(), !is_skipped)
+        }
+        Err(error) => (error.to_string(), false),
+    };
+    if !is_done {
+        assert!(std::env::var_os("DURAMEN_TOOLS_REQUIRED").is_none(), "{said}");
+        // Not by a macro: what those print of a test that passes is not shown.
+        let _ = std::io::stderr().write_all(format!("SKIPPED: no block traces here: {said}\n").as_bytes());
+    }
+    println!("{said}");
+}

@@ -170,7 +170,8 @@ fn child_process() {
     let map = store.map("map").expect("a map").with_durability(Durability::Written);
     for round in 0..4u64 {
         for number in 0..400u64 {
-            map.put(&(round << 32 | number).to_be_bytes(), &[7; 1_000]).expect("a put");
+            map.put(&(round << 32 | number).to_be_bytes(), &[7; 1_000])
+                .expect("a put");
         }
         store.maintain().expect("a fold");
     }

@@ -410,7 +410,10 @@ impl Core {
         let file = self.create_log_file(slot)?;
         kill_point();
         let first = FIRST_FILLED_BYTES.min(capacity);
-        let filled = entry.filled.load(Ordering::Relaxed);
+        // A file that was cut, or written on another machine, may end in the middle of a unit. That unit is filled again: what
+        // is filled after records were written must not share a unit with them.
+        let filled = entry.filled.load(Ordering::Relaxed) / self.unit * self.unit;
+        entry.filled.store(filled, Ordering::Relaxed);
         if filled < first {
             let fill = |end: u64| file.write_zeros(filled, end - filled).map(|()| end);
             let reached = fill(first).or_else(|_| {

@@ -571,9 +571,7 @@ impl<'a> Recovery<'a> {
     fn find(&mut self, slot: u16, file: &Arc<dyn File>) -> Result<bool> {
         let doing = |error| Error::io(format!("reading log file {}", file_name(slot)), error);
         let length = file.len().map_err(doing)?.min(LOG_SPAN_BYTES);
-        // What begins in the middle of a unit is filled again as a whole: a later write may not share it with records.
-        let filled = length / self.core.unit * self.core.unit;
-        self.core.entry(slot).filled.store(filled, Ordering::Relaxed);
+        self.core.entry(slot).filled.store(length, Ordering::Relaxed);
         if length < PAGE_BYTES as u64 {
             return Ok(false);
         }

@@ -10,8 +10,9 @@ use duramen_io::{OpenMode, SimDisk};
 
 const PAGE: usize = 4096;
 /// First bytes of a record, and how long its header is.
-const RECORD_MAGIC: u32 = 0x4452_4331;
-const RECORD_HEADER: usize = 48;
+const RECORD_HEADER: usize = 56;
+/// Where the header of a log file names its store.
+const STORE_ID: std::ops::Range<usize> = 16..32;
 
 fn open(disk: &SimDisk) -> Result<Store> {
     small_options().create(false).open_on(disk.platform())
@@ -86,12 +87,25 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
+/// The id of the store, of which each meta page has a copy.
+fn data_store_id(disk: &SimDisk) -> Option<Vec<u8>> {
+    let data = disk.read_raw("data");
+    let pages = data.chunks(PAGE).step_by(16);
+    let ids = pages.filter_map(|page| page.get(STORE_ID));
+    ids.map(<[u8]>::to_vec).find(|id| id.iter().any(|&byte| byte != 0))
+}
+
 /// Positions of the records in a log file, with their commits.
 fn records(disk: &SimDisk, file: &str) -> Vec<(usize, u64)> {
     let bytes = disk.read_raw(file);
+    // Each store has a magic number of its own, which also tells records from what an older use of the file has left.
+    let Some(store) = data_store_id(disk) else {
+        return Vec::new();
+    };
+    let magic = xxhash_rust::xxh3::xxh3_64_with_seed(&store, 1) as u32;
     let places = (PAGE..bytes.len().saturating_sub(RECORD_HEADER)).step_by(8);
     places
-        .filter(|&at| word(&bytes, at) == RECORD_MAGIC)
+        .filter(|&at| word(&bytes, at) == magic)
         .map(|at| (at, long(&bytes, at + 8)))
         .collect()
 }

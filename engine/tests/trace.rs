@@ -112,19 +112,19 @@ fn synced_put_is_one_write_and_one_sync() {
 }
 
 #[test]
-fn record_after_a_sync_begins_in_a_sector_of_its_own() {
+fn record_after_a_sync_begins_in_a_unit_of_its_own() {
     let disk = SimDisk::new(1);
     let (_store, map) = quiet_store(&disk);
     let written = map.with_durability(Durability::Written);
     let trace = trace_of(&disk, || {
-        written.put(b"one", b"shares a sector with the next").unwrap();
-        written.put(b"two", b"shares a sector with the one before").unwrap();
+        written.put(b"one", b"shares a unit with the next").unwrap();
+        written.put(b"two", b"shares a unit with the one before").unwrap();
         map.put(b"three", b"is synced with both").unwrap();
-        written.put(b"four", b"begins in the next sector").unwrap();
+        written.put(b"four", b"begins in the next unit").unwrap();
     });
     assert_trace(
-        "sector-after-sync",
-        "records stand close together, but the one after the sync begins at a multiple of 512: a sector torn in a \
+        "unit-after-sync",
+        "records stand close together, but the one after the sync begins at a multiple of 4096: a unit torn in a \
          power cut must not take along what was acknowledged",
         &trace,
     );
@@ -180,31 +180,29 @@ fn fold_syncs_log_then_pages_then_meta() {
             "write data",
             "sync data",
             "write data",
+            "sync data",
             "write data",
             "sync data",
         ],
     );
-    let last = trace.iter().rposition(|call| call == "sync data").unwrap();
-    let is_meta = |call: &String| {
-        [0, 4096, 8192, 12288]
+    let writes_meta = |call: &String| {
+        [0, 16, 32, 48]
             .iter()
-            .any(|at| *call == format!("write data {at}+4096"))
+            .any(|page| *call == format!("write data {}+4096", page << 12))
     };
-    let (metas, others): (Vec<_>, Vec<_>) = trace[..last]
-        .iter()
-        .rev()
-        .take_while(|call| *call != "sync data")
-        .partition(|c| is_meta(c));
-    assert_eq!(
-        (metas.len(), others.len()),
-        (2, 0),
-        "between the syncs come the two copies of the meta page and nothing else"
-    );
+    let metas: Vec<usize> = (0..trace.len()).filter(|&at| writes_meta(&trace[at])).collect();
+    let [first, second] = metas[..] else {
+        panic!("two copies of the meta page: {trace:?}")
+    };
+    assert_eq!(trace[first - 1], "sync data", "everything else is durable before");
+    assert_eq!(second, first + 2, "one copy at a time");
+    for copy in metas {
+        assert_eq!(trace[copy + 1], "sync data");
+    }
     assert_trace(
         "maintain",
         "the frozen log is synced before the base holds any of it; new pages and the bitmap are synced before the \
-         meta page; both copies of the meta page, alone, are written and synced before anything that they make \
-         superfluous is touched",
+         meta page; each copy of the meta page is written alone and synced before the next write",
         &trace,
     );
 }

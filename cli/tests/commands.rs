@@ -290,8 +290,8 @@ fn damage_is_found_by_check_and_not_served_by_get() {
     let get = scratch.run(&["get", "s", "k", "--map", "m"]);
     assert_eq!(get.code, 5, "{}", get.stderr);
     assert!(get.stdout.is_empty());
-    // All copies of the meta page.
-    bytes[..4 * 4096].fill(0);
+    // All copies of the meta pages.
+    bytes[..64 * 4096].fill(0);
     fs::write(&path, &bytes).unwrap();
     assert_eq!(scratch.run(&["check", "s"]).code, 5);
 }

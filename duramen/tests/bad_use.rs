@@ -1037,7 +1037,8 @@ fn one_damaged_meta_page_does_no_harm_and_four_are_damage() {
     let place = Place::new();
     drop(stored(&place));
     let damage = |page: usize| patch(&place.path().join("data"), |bytes| bytes[page * 4096 + 50] ^= 1);
-    for page in 0..4 {
+    let pages = [0, 16, 32, 48];
+    for page in pages {
         damage(page);
         let store = by_hand().open(place.path()).unwrap();
         assert_eq!(store.map("words").unwrap().count().unwrap(), 3001);
@@ -1045,7 +1046,7 @@ fn one_damaged_meta_page_does_no_harm_and_four_are_damage() {
         damage(page);
         drop(by_hand().open(place.path()).unwrap());
     }
-    (0..4).for_each(damage);
+    pages.into_iter().for_each(damage);
     refused!(
         Store::open(place.path()),
         Damaged,
@@ -1095,8 +1096,9 @@ fn log_in_which_synced_commits_are_missing_is_damage() {
     let changes: [(&str, Change); 4] = [
         ("cut off", |bytes| bytes.truncate(20_000)),
         ("empty", |bytes| bytes.clear()),
-        ("zeros", |bytes| bytes[20_000..20_600].fill(0)),
-        ("one bit", |bytes| bytes[20_000] ^= 1),
+        // Each synced record begins at a multiple of 4 KiB.
+        ("zeros", |bytes| bytes[20_800..21_400].fill(0)),
+        ("one bit", |bytes| bytes[20_800] ^= 1),
     ];
     for (name, change) in changes {
         println!("{name}");

@@ -699,18 +699,33 @@ impl Core {
         let costs = draft.fold_costs();
         let (file, log) = (self.log_file(slot)?, self.log_view(slot)?);
         self.note_not_promised(costs);
+        let body_bytes = draft.body.len();
         let (record, sum) = draft.body.seal(&header, &self.seeds);
         let length = record.len() as u64;
         tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
         kill_point();
         if let Err(error) = file.write_at(record, start) {
-            let cause = Error::io(format!("writing commit {commit} to the log"), error);
-            self.poison(&cause);
-            return Err(Reason::Unknown {
-                commit,
-                cause: cause.to_string(),
+            let is_full = error.kind() == std::io::ErrorKind::StorageFull;
+            match is_full.then(|| self.is_record_whole(&*file, start, commit)) {
+                // What was not written is in the file already: recovery would find the record.
+                Some(Ok(true)) => {}
+                Some(Ok(false)) => {
+                    // Nothing of it can be seen, and the next record goes to its place.
+                    tail.ends_writing();
+                    draft.body.unseal(body_bytes);
+                    self.note_promised(costs);
+                    return Err(crate::region::full_or_io("the log", length, error));
+                }
+                None | Some(Err(_)) => {
+                    let cause = Error::io(format!("writing commit {commit} to the log"), error);
+                    self.poison(&cause);
+                    return Err(Reason::Unknown {
+                        commit,
+                        cause: cause.to_string(),
+                    }
+                    .into());
+                }
             }
-            .into());
         }
         kill_point();
         tail.previous.store(sum, Ordering::Relaxed);

@@ -24,7 +24,8 @@ pub use machine::{
     process_id, process_is_alive, process_name, stop_this_process,
 };
 pub use real::{
-    create_directory, exists, is_directory, is_occupied, is_within, memory_file, real_platform, real_platform_read_only,
+    create_directory, exists, is_directory, is_occupied, is_size_limit, is_within, memory_file, real_platform,
+    real_platform_read_only,
 };
 pub use sim::{FailKind, FailSpan, SimDisk};
 pub use wait::{LOOK_INTERVAL, Owner, WordLock, WordLockGuard, wait, wake};

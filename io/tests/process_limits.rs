@@ -3,10 +3,11 @@
 //! A limit counts for a whole process, and some state is made once in the life of a process. So each case runs in a
 //! process of its own: the test program starts itself again, with the case in an environment variable.
 
+use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use duramen_io::real_platform;
+use duramen_io::{OpenMode, real_platform};
 
 const CASE: &str = "DURAMEN_TEST_LIMIT_CASE";
 
@@ -65,4 +66,49 @@ fn locks_can_be_taken_once_there_are_descriptors_again() {
     }
     limit(libc::RLIMIT_NOFILE, 256);
     storage.byte_locks("lock").unwrap();
+}
+
+#[test]
+fn file_that_may_not_grow_is_a_full_disk_and_no_signal() {
+    const NAME: &str = "file_that_may_not_grow_is_a_full_disk_and_no_signal";
+    const LIMIT: u64 = 64 << 10;
+    if std::env::var(CASE).is_err() {
+        return in_new_process(NAME, "limited");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let storage = real_platform(directory.path()).unwrap().storage;
+    let files = [
+        storage.open("file", OpenMode::Create).unwrap(),
+        duramen_io::memory_file().unwrap(),
+    ];
+    let long = storage.open("long", OpenMode::Create).unwrap();
+    long.write_zeros(0, 2 * LIMIT).unwrap();
+    let long = storage.open("long", OpenMode::Write).unwrap();
+    limit(libc::RLIMIT_FSIZE, LIMIT);
+    let assert_refused = |done: std::io::Result<()>| {
+        let error = done.expect_err("more than the limit");
+        assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+        assert!(duramen_io::is_size_limit(&error), "{error}");
+        assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+    };
+    for file in &files {
+        assert_refused(file.write_at(&[1; 100], LIMIT - 99));
+        assert_refused(file.allocate(LIMIT, 1));
+        assert_refused(file.set_len(LIMIT + 1));
+        assert_eq!(file.len().unwrap(), 0);
+        // To the last byte.
+        file.write_at(&[1; 100], LIMIT - 100).unwrap();
+        file.allocate(0, LIMIT).unwrap();
+        file.set_len(LIMIT).unwrap();
+        assert_refused(file.write_zeros(0, LIMIT + 1));
+    }
+    // A file that is longer already can be read, allocated inside, and cut.
+    assert_refused(long.write_at(&[1], 2 * LIMIT - 1));
+    long.allocate(LIMIT, LIMIT).unwrap();
+    long.set_len(2 * LIMIT - 1).unwrap();
+    limit(libc::RLIMIT_FSIZE, u64::MAX);
+    for file in files {
+        file.write_at(&[1; 100], LIMIT).unwrap();
+    }
+    long.write_at(&[1], 2 * LIMIT - 2).unwrap();
 }

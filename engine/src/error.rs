@@ -307,6 +307,14 @@ pub enum Reason {
         /// What they were for.
         what: &'static str,
     },
+    /// There is no room although the disk may have some: a limit of the process, or of another file system.
+    #[error("no room for {what}: {cause}")]
+    NoRoom {
+        /// What it was for.
+        what: &'static str,
+        /// Why there is none, and what to do about that.
+        cause: String,
+    },
     /// Readers hold all log files.
     #[error(
         "all {files} log files are held, the oldest by {holders}; drop old snapshots and transactions, or end them with `end_snapshot` (`stat` lists them), then try again"
@@ -378,7 +386,7 @@ impl Error {
             | Reason::Busy { .. }
             | Reason::LockTimeout { .. }
             | Reason::TooManySnapshots { .. } => Kind::Retry,
-            Reason::Full { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
+            Reason::Full { .. } | Reason::NoRoom { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
             Reason::Damaged(_) => Kind::Damaged,
             Reason::NotSynced { .. } => Kind::Sync,
             Reason::Poisoned { .. } | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,

@@ -776,10 +776,13 @@ fn in_the_making(path: &str) -> Error {
     Reason::InUse { path, holder }.into()
 }
 
-/// A full disk as the typed error, anything else as an input/output error: also a file that may not grow although the disk
-/// has room, for which the kind is that of a full disk.
+/// A full disk, or a file that may not grow, as the typed error; anything else as an input/output error.
 pub(crate) fn full_or_io(what: &'static str, needed: u64, error: std::io::Error) -> Error {
-    if error.kind() == std::io::ErrorKind::StorageFull && !duramen_io::is_size_limit(&error) {
+    if duramen_io::is_size_limit(&error) {
+        let cause = error.to_string();
+        return Reason::NoRoom { what, cause }.into();
+    }
+    if error.kind() == std::io::ErrorKind::StorageFull {
         Reason::Full { needed, what }.into()
     } else {
         Error::io(format!("making room for {what}"), error)

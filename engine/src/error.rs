@@ -184,6 +184,17 @@ pub enum Reason {
         /// Who holds it: process id and name of the one that writes, or in words that others only read.
         holder: String,
     },
+    /// Other processes have the store open, and share memory in a file that this process does not see: it runs in another
+    /// container, or they have just left.
+    #[error(
+        "the store at {path} is in use by processes that share memory in {memory}, which is not to be seen here; give all of them the same directory for that (`/dev/shm`, or `Options::region_directory`), or close it there first"
+    )]
+    MemoryElsewhere {
+        /// The directory of the store.
+        path: String,
+        /// The file that they share.
+        memory: String,
+    },
     /// Another process has the store open, with a library that keeps other things in memory that they would share.
     #[error(
         "the store at {path} is open in a process with version {found} of Duramen, this one has {ours}; use the same version in all processes, or close it there first"
@@ -382,6 +393,7 @@ impl Error {
             | Reason::RetriesExhausted { .. }
             | Reason::TooOld { .. }
             | Reason::InUse { .. }
+            | Reason::MemoryElsewhere { .. }
             | Reason::TooManyProcesses { .. }
             | Reason::Busy { .. }
             | Reason::LockTimeout { .. }

@@ -138,7 +138,7 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The error for a failed system call: its kind, the call, the file, and the kernel's words.
-fn failed(error: Errno, call: &str, name: impl std::fmt::Display) -> io::Error {
+pub(crate) fn failed(error: Errno, call: &str, name: impl std::fmt::Display) -> io::Error {
     let error = io::Error::from(error);
     let kind = match error.kind() {
         io::ErrorKind::QuotaExceeded => io::ErrorKind::StorageFull,
@@ -297,6 +297,15 @@ impl Storage for RealStorage {
             .map_or(*WRITE_UNITS.end(), |unit| unit.min(*WRITE_UNITS.end()))
     }
 
+    fn writes_in_place(&self) -> bool {
+        crate::shared_file::writes_in_place(&self.path).unwrap_or(false)
+    }
+
+    fn file_mode(&self) -> u32 {
+        let status = rustix::fs::fstat(&self.directory);
+        status.map_or(0o600, |status| status.st_mode & 0o666 | 0o600)
+    }
+
     fn path(&self) -> &Path {
         &self.path
     }
@@ -388,7 +397,7 @@ impl Drop for RealByteLocks {
 }
 
 #[derive(Debug)]
-struct RealFile {
+pub(crate) struct RealFile {
     descriptor: OwnedFd,
     name: String,
     writable: bool,
@@ -397,7 +406,7 @@ struct RealFile {
 }
 
 impl RealFile {
-    fn new(descriptor: OwnedFd, name: String, writable: bool) -> RealFile {
+    pub(crate) fn new(descriptor: OwnedFd, name: String, writable: bool) -> RealFile {
         if writable {
             ask_for_size_limit();
         }

@@ -28,7 +28,7 @@ use crate::checksum::key_hash;
 use crate::conflict::Checks;
 use crate::core::{Core, with_source};
 use crate::draft::{Add, AddTo, Draft, Numbering};
-use crate::error::{Error, Kind, Reason, Result, printable};
+use crate::error::{Error, Kind, Reason, Result, printable, unless_full};
 use crate::full_key::FullRange;
 use crate::index::{Finger, Version};
 use crate::limits::{
@@ -163,6 +163,10 @@ impl Core {
                 Err(error) => appended = Err(error),
             }
         }
+        if draft.adds_anything {
+            appended =
+                appended.or_else(|error| self.after_folding(error, || self.append_promised(draft, checks, token)));
+        }
         if let Err(error) = &appended {
             self.space.settle(costs);
             // After a write that failed the store has stopped, and nobody counts any more.
@@ -200,17 +204,71 @@ impl Core {
         if !is_full(&error) {
             return Err(error);
         }
+        // A fold takes less than was promised for it, and frees what was deleted.
+        if adds_anything {
+            return self.after_folding(error, promise);
+        }
         // A snapshot may have been dropped that held what is free now.
         if self.free_retired()? && promise().is_ok() {
             return Ok(());
         }
-        // A fold takes less than was promised for it, and frees what was deleted. Not for puts: what the store has to
-        // spare then is for deleting.
-        if adds_anything || self.space.figures()?.pending_operations == 0 {
+        if self.space.figures()?.pending_operations == 0 {
             return Err(error);
         }
         self.maintain()?;
         promise()
+    }
+
+    /// Tries again what brings something and found too little room, after what is deleted has come free: pages that waited
+    /// for a durable base, and what a fold of the log frees. Waits for a fold that is going on, up to
+    /// [`crate::Options::lock_timeout`]. A fold that did not help is not made again before there is another commit: calls
+    /// that meet a disk that is full of data are refused at once. `error`, if it is another one, stays.
+    pub(crate) fn after_folding<T>(&self, error: Error, mut again: impl FnMut() -> Result<T>) -> Result<T> {
+        let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
+        let in_vain = || {
+            let commit = self.control().visible.0.load(Ordering::Acquire);
+            self.folded_in_vain.load(Ordering::Relaxed) == commit
+        };
+        let has_pending = || Ok::<_, Error>(self.space.figures()?.pending_operations > 0 && !in_vain());
+        if !is_full(&error) || !(self.space.has_retired()? || has_pending()?) {
+            return Err(error);
+        }
+        let begun = Instant::now();
+        let mut state = loop {
+            let seen = self.progress_seen();
+            if let Some(state) = self.try_hold_maintenance()? {
+                break state;
+            }
+            if begun.elapsed() >= self.settings.lock_timeout {
+                return Err(error);
+            }
+            self.wait_for_progress(seen);
+            match again() {
+                Err(error) if is_full(&error) => {}
+                done => return done,
+            }
+        };
+        // A snapshot may have been dropped that held what is free now.
+        self.free_what_is_counted_on(&mut state)?;
+        match again() {
+            Err(error) if is_full(&error) => {}
+            done => return done,
+        }
+        if !has_pending()? {
+            return Err(error);
+        }
+        let commit = self.control().visible.0.load(Ordering::Acquire);
+        let folded = self.maintain_holding(&mut state);
+        drop(state);
+        if unless_full(folded)?.is_some() {
+            // Deletions need it next.
+            unless_full(self.keep_spare())?;
+        }
+        let done = again();
+        if done.as_ref().is_err_and(is_full) {
+            self.folded_in_vain.store(commit, Ordering::Relaxed);
+        }
+        done
     }
 
     #[inline]
@@ -699,18 +757,33 @@ impl Core {
         let costs = draft.fold_costs();
         let (file, log) = (self.log_file(slot)?, self.log_view(slot)?);
         self.note_not_promised(costs);
+        let body_bytes = draft.body.len();
         let (record, sum) = draft.body.seal(&header, &self.seeds);
         let length = record.len() as u64;
         tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
         kill_point();
         if let Err(error) = file.write_at(record, start) {
-            let cause = Error::io(format!("writing commit {commit} to the log"), error);
-            self.poison(&cause);
-            return Err(Reason::Unknown {
-                commit,
-                cause: cause.to_string(),
+            let is_full = error.kind() == std::io::ErrorKind::StorageFull;
+            match is_full.then(|| self.is_record_whole(&*file, start, commit)) {
+                // What was not written is in the file already: recovery would find the record.
+                Some(Ok(true)) => {}
+                Some(Ok(false)) => {
+                    // Nothing of it can be seen, and the next record goes to its place.
+                    tail.ends_writing();
+                    draft.body.unseal(body_bytes);
+                    self.note_promised(costs);
+                    return Err(crate::region::full_or_io("the log", length, error));
+                }
+                None | Some(Err(_)) => {
+                    let cause = Error::io(format!("writing commit {commit} to the log"), error);
+                    self.poison(&cause);
+                    return Err(Reason::Unknown {
+                        commit,
+                        cause: cause.to_string(),
+                    }
+                    .into());
+                }
             }
-            .into());
         }
         kill_point();
         tail.previous.store(sum, Ordering::Relaxed);

@@ -68,6 +68,8 @@ pub(crate) struct Core {
     pub(crate) passed_over: Mutex<Vec<String>>,
     /// Why folding does not get on at the moment.
     fold_error: Mutex<Option<Error>>,
+    /// The newest commit at which a fold made no room for what was to be written; `u64::MAX`: none.
+    pub(crate) folded_in_vain: AtomicU64,
     pub(crate) counters: Counters,
     pub(crate) pace: Pace,
     pub(crate) syncs: Syncs,
@@ -184,6 +186,7 @@ impl Core {
             bells: Bells::default(),
             passed_over: Mutex::default(),
             fold_error: Mutex::new(None),
+            folded_in_vain: AtomicU64::new(u64::MAX),
             counters: Counters::default(),
             pace,
             syncs: Syncs::default(),

@@ -184,6 +184,17 @@ pub enum Reason {
         /// Who holds it: process id and name of the one that writes, or in words that others only read.
         holder: String,
     },
+    /// Other processes have the store open, and share memory in a file that this process does not see: it runs in another
+    /// container, or they have just left.
+    #[error(
+        "the store at {path} is in use by processes that share memory in {memory}, which is not to be seen here; give all of them the same directory for that (`/dev/shm`, or `Options::region_directory`), or close it there first"
+    )]
+    MemoryElsewhere {
+        /// The directory of the store.
+        path: String,
+        /// The file that they share.
+        memory: String,
+    },
     /// Another process has the store open, with a library that keeps other things in memory that they would share.
     #[error(
         "the store at {path} is open in a process with version {found} of Duramen, this one has {ours}; use the same version in all processes, or close it there first"
@@ -307,6 +318,14 @@ pub enum Reason {
         /// What they were for.
         what: &'static str,
     },
+    /// There is no room although the disk may have some: a limit of the process, or of another file system.
+    #[error("no room for {what}: {cause}")]
+    NoRoom {
+        /// What it was for.
+        what: &'static str,
+        /// Why there is none, and what to do about that.
+        cause: String,
+    },
     /// Readers hold all log files.
     #[error(
         "all {files} log files are held, the oldest by {holders}; drop old snapshots and transactions, or end them with `end_snapshot` (`stat` lists them), then try again"
@@ -374,11 +393,12 @@ impl Error {
             | Reason::RetriesExhausted { .. }
             | Reason::TooOld { .. }
             | Reason::InUse { .. }
+            | Reason::MemoryElsewhere { .. }
             | Reason::TooManyProcesses { .. }
             | Reason::Busy { .. }
             | Reason::LockTimeout { .. }
             | Reason::TooManySnapshots { .. } => Kind::Retry,
-            Reason::Full { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
+            Reason::Full { .. } | Reason::NoRoom { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
             Reason::Damaged(_) => Kind::Damaged,
             Reason::NotSynced { .. } => Kind::Sync,
             Reason::Poisoned { .. } | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,

@@ -86,15 +86,20 @@ impl Core {
     /// The same for a store that may be closing.
     pub(crate) fn maintain_all(&self) -> Result<()> {
         let mut state = self.hold_maintenance()?;
+        self.maintain_holding(&mut state)
+    }
+
+    /// Folds all of the log, makes that durable, and frees what nobody needs.
+    pub(crate) fn maintain_holding(&self, state: &mut MaintenanceState) -> Result<()> {
         let is_frozen = match self.freeze_active() {
             // Folding what is frozen frees a log file, so that it needs no new one.
             Err(error) if error.kind() == crate::error::Kind::MakeSpace => false,
             frozen => frozen?,
         };
-        self.maintain_frozen(&mut state)?;
+        self.maintain_frozen(state)?;
         if !is_frozen {
             self.freeze_active()?;
-            self.maintain_frozen(&mut state)?;
+            self.maintain_frozen(state)?;
         }
         Ok(())
     }
@@ -147,7 +152,7 @@ impl Core {
 
     /// A fold relies on the pages that the one before it replaced, and that may have failed halfway; and a snapshot may
     /// have been dropped since.
-    fn free_what_is_counted_on(&self, state: &mut MaintenanceState) -> Result<()> {
+    pub(crate) fn free_what_is_counted_on(&self, state: &mut MaintenanceState) -> Result<()> {
         if self.space.has_retired()? {
             self.make_durable(state)?;
             self.reclaim(state)?;
@@ -489,7 +494,7 @@ impl Core {
     /// Only room that was asked for and not given: after a failed sync even a full disk leaves nothing certain.
     pub(crate) fn poisoned_unless_full(&self, error: Error) -> Error {
         match error.reason() {
-            crate::error::Reason::Full { .. } => error,
+            crate::error::Reason::Full { .. } | crate::error::Reason::NoRoom { .. } => error,
             _ if error.waited_for().is_some() => error,
             _ => self.poisoned_by(error),
         }

@@ -1,6 +1,6 @@
 //! How a store is opened.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use duramen_io::Platform;
@@ -54,6 +54,7 @@ pub struct Options {
     log_files_max: usize,
     exclusive: bool,
     lock_timeout: Duration,
+    region_directory: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -75,6 +76,7 @@ impl Default for Options {
             log_files_max: GENERATIONS_MAX,
             exclusive: false,
             lock_timeout: LOCK_TIMEOUT,
+            region_directory: None,
         }
     }
 }
@@ -149,6 +151,18 @@ impl Options {
     ///   folding. Waits for a fold itself, and for messages, are not limited by this.
     pub fn lock_timeout(mut self, timeout: Duration) -> Options {
         self.lock_timeout = timeout;
+        self
+    }
+
+    /// Where the processes that have the store open keep the memory that they share: a directory on tmpfs or ext4, which
+    /// all of them see. The first process that opens the store decides, and the others follow it.
+    ///
+    /// By default that is the file `shared` in the store's directory, on ext4 and tmpfs. On other file systems it is a file
+    /// in `/dev/shm`, because a full disk would end a process that writes to mapped memory there
+    /// (`docs/guide/accidents.md`).
+    pub fn region_directory(mut self, directory: impl AsRef<Path>) -> Options {
+        let directory = directory.as_ref();
+        self.region_directory = Some(std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned()));
         self
     }
 
@@ -244,7 +258,11 @@ impl Options {
         }
         self.check_filesystem(directory, duramen_io::is_network_filesystem(directory).map_err(doing)?)?;
         if !self.is_read_only() {
-            return self.open_on(duramen_io::real_platform(directory).map_err(doing)?);
+            let platform = duramen_io::real_platform(directory).map_err(doing)?;
+            if !self.network_filesystem && !duramen_io::copies_on_write(directory).map_err(doing)? {
+                check_blocks(directory, platform.storage.write_unit())?;
+            }
+            return self.open_on(platform);
         }
         let alone = duramen_io::real_platform_read_only(directory).map_err(doing)?;
         if self.salvage {
@@ -321,8 +339,23 @@ impl Options {
             log_files_max: self.log_files_max,
             is_exclusive: self.exclusive,
             lock_timeout: self.lock_timeout,
+            region_directory: self.region_directory.clone(),
         }
     }
+}
+
+/// Refuses a file system that writes blocks in place which are larger than a page. The data file is written in pages, and
+/// a power cut may destroy all of a block that is being written: also pages beside it that were durable.
+fn check_blocks(directory: &Path, block: u64) -> Result<()> {
+    if block <= PAGE_BYTES as u64 {
+        return Ok(());
+    }
+    let cause = format!(
+        "the file system of {} has blocks of {block} bytes, and a power cut while one is written could destroy \
+         acknowledged data beside it; use a file system with blocks of {PAGE_BYTES} bytes, or one that copies on write",
+        directory.display()
+    );
+    Err(Reason::InvalidArgument(cause).into())
 }
 
 /// Bytes of log of the largest generations of which as many as there may be take `memory_bytes`.
@@ -375,6 +408,8 @@ pub(crate) struct Settings {
     pub(crate) is_exclusive: bool,
     /// How long calls wait for locks and exclusive transactions.
     pub(crate) lock_timeout: Duration,
+    /// Where the memory of the region is; `None`: in the store's directory, if its file system writes in place.
+    pub(crate) region_directory: Option<PathBuf>,
 }
 
 #[cfg(test)]
@@ -393,6 +428,14 @@ mod tests {
             );
         }
         assert_eq!(generation_bytes(u64::MAX), GENERATION_BYTES_MAX);
+    }
+
+    #[test]
+    fn file_systems_whose_blocks_are_larger_than_a_page_are_refused() {
+        check_blocks(Path::new("somewhere"), 4096).expect("blocks of a page");
+        let error = check_blocks(Path::new("somewhere"), 16384).expect_err("larger blocks");
+        assert!(matches!(error.reason(), Reason::InvalidArgument(_)), "{error}");
+        assert!(error.to_string().contains("16384"), "{error}");
     }
 
     #[test]

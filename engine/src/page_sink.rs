@@ -72,7 +72,12 @@ impl<'a> FileSink<'a> {
     }
 
     fn take(&mut self, want: Want) -> Result<(u32, u32)> {
-        let (page, count) = self.core.space.take(self.claim, want, &self.core.pages)?;
+        let take = || self.core.space.take(self.claim, want, &self.core.pages);
+        let (page, count) = match take() {
+            // Runs are written outside all locks, unlike new trees.
+            Err(error) if self.claim == Claim::Loose => self.core.after_folding(error, take)?,
+            taken => taken?,
+        };
         self.taken.push((want, page, count));
         Ok((page, count))
     }

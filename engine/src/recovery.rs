@@ -31,6 +31,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -57,13 +58,15 @@ use crate::pages::Pages;
 use crate::planted::{PlantedBug, is_planted};
 use crate::processes::{LOCK_FILE, Seat};
 use crate::promises::FoldCosts;
-use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version};
+use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version, remove_stale};
 use crate::space::Space;
 use crate::unsynced::make_durable;
 use crate::view::decode_root;
 
 /// The data file of a store that is being made.
 const NEW_DATA_FILE: &str = "data.new";
+/// Where the processes share memory that open a store on a file system that copies on write.
+const MEMORY_DIRECTORY: &str = "/dev/shm";
 /// Free pages that a new store has.
 const NEW_STORE_PAGES: u64 = 64;
 
@@ -134,17 +137,23 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         }
         loaded => loaded?,
     };
-    let region = Arc::new(if has_private_region {
+    // Nobody attaches to a store that is open exclusively: its memory need not be a file.
+    let is_elsewhere = settings.region_directory.is_some() || !platform.storage.writes_in_place();
+    let region = Arc::new(if has_private_region || settings.is_exclusive && is_elsewhere {
         if !settings.read_only {
             // What an attempt that found the disk full has left there takes room. That it is missing is no harm.
-            let _ = platform.storage.remove(REGION_FILE);
+            let _ = remove_stale(&platform);
         }
         Region::private()?
     } else {
         let mut seat = seat;
         let is_ours = seat.sit(0)?;
         assert!(is_ours, "whoever closed the gate and found nobody inside is alone");
-        Region::create(&platform, files.iter().any(|name| name == REGION_FILE), seat)?
+        let exists = files.iter().any(|name| name == REGION_FILE);
+        let directory = is_elsewhere
+            .then(|| memory_directory(&platform, &settings))
+            .transpose()?;
+        Region::create(&platform, exists, seat, directory.as_deref())?
     });
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
     let pages = Pages::open(
@@ -199,6 +208,24 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     }
     core.region.is_ready(meta.store);
     Ok(core)
+}
+
+/// Where the memory of the region is to be that is not in the store's directory.
+fn memory_directory(platform: &Platform, settings: &Settings) -> Result<PathBuf> {
+    let directory = settings.region_directory.clone();
+    let directory = directory.unwrap_or_else(|| PathBuf::from(MEMORY_DIRECTORY));
+    let why = match duramen_io::writes_in_place(&directory) {
+        Ok(true) => return Ok(directory),
+        Ok(false) => "it is neither tmpfs nor ext4".to_string(),
+        Err(error) => error.to_string(),
+    };
+    let cause = format!(
+        "{} cannot have the memory that processes share which open the store at {}: {why}; mount a tmpfs there, set \
+         `Options::region_directory` to a directory on tmpfs or ext4, or open the store with `Options::exclusive`",
+        directory.display(),
+        platform.storage.path().display()
+    );
+    Err(Reason::InvalidArgument(cause).into())
 }
 
 /// Which pages are used, in a data file that has them all.

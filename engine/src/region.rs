@@ -22,6 +22,7 @@
 //! pages and generations nobody may reuse.
 
 use std::mem::offset_of;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -44,6 +45,7 @@ mod bells;
 mod brakes;
 mod layout;
 mod memory;
+mod pointer;
 mod slots;
 
 pub(crate) use bells::{BELL_SLOTS, SharedBells};
@@ -52,6 +54,8 @@ pub(crate) use brakes::{SharedBrake, SharedBrakes};
 pub(crate) use layout::{
     ArrayHead, Control, GenerationEntry, GenerationState, Line, LogEnd, PaceWords, Piece, SPACE_COUNTS, SpaceHead, Tail,
 };
+pub(crate) use pointer::remove_stale;
+use pointer::{Elsewhere, Pointer};
 pub(crate) use slots::{Pin, Pins, Slot};
 
 /// Name of the region's file in the store directory.
@@ -156,6 +160,8 @@ pub(crate) struct Region {
     /// Bytes of it that can be used: [`REGION_SPAN_BYTES`], or less where the process may not have so many addresses.
     span: u64,
     file: Arc<dyn File>,
+    /// Where it is, if not in the store's directory.
+    elsewhere: Option<Elsewhere>,
     seat: Seat,
     /// Whether nobody else can have the region mapped any more.
     is_last: AtomicBool,
@@ -167,23 +173,40 @@ pub(crate) struct Region {
 
 impl Region {
     /// Makes the region of a store that nobody else has open. `exists`: there is a file of that name, which handles of a
-    /// closed store may still have mapped; so it is left to them, and another one made.
-    pub(crate) fn create(platform: &Platform, exists: bool, seat: Seat) -> Result<Region> {
+    /// closed store may still have mapped; so it is left to them, and another one made. `directory`: where its memory is
+    /// to be, if not in the store's directory.
+    pub(crate) fn create(platform: &Platform, exists: bool, seat: Seat, directory: Option<&Path>) -> Result<Region> {
         let doing = |error| Error::io("making the shared region", error);
         if exists {
-            platform.storage.remove(REGION_FILE).map_err(doing)?;
+            remove_stale(platform).map_err(doing)?;
+        }
+        if let Some(directory) = directory {
+            let (file, elsewhere) = pointer::create(platform, directory)?;
+            return match Region::over(file, Some(&elsewhere), seat) {
+                Ok(mut region) => {
+                    region.elsewhere = Some(elsewhere);
+                    Ok(region)
+                }
+                Err(error) => {
+                    elsewhere.remove();
+                    Err(error)
+                }
+            };
         }
         let file = platform.storage.open(REGION_FILE, OpenMode::Create).map_err(doing)?;
         file.set_len(0).map_err(doing)?;
-        Region::over(file, seat)
+        Region::over(file, None, seat)
     }
 
-    fn over(file: Arc<dyn File>, seat: Seat) -> Result<Region> {
+    fn over(file: Arc<dyn File>, elsewhere: Option<&Elsewhere>, seat: Seat) -> Result<Region> {
         let head = GENERATIONS_START + GENERATIONS_STEP as u64 * GENERATION_BYTES;
         let slots = SLOTS_STEP as u64 * SLOT_BYTES;
         for (offset, bytes) in [(0, head), (SLOTS_START, slots)] {
-            file.allocate(offset, bytes)
-                .map_err(|error| full_or_io("the shared region", bytes, error))?;
+            let allocated = file.allocate(offset, bytes);
+            allocated.map_err(|error| match elsewhere {
+                Some(elsewhere) => elsewhere.full_or_io("the shared region", bytes, error),
+                None => full_or_io("the shared region", bytes, error),
+            })?;
         }
         let region = Region::map_what_we_may(file, seat)?;
         let control = region.control();
@@ -208,11 +231,21 @@ impl Region {
     /// Attaches to the region of a store that other processes have open, and takes an entry in their table.
     pub(crate) fn attach(platform: &Platform, path: &str, seat: Seat) -> Result<Region> {
         let doing = |error| Error::io("attaching to the shared region", error);
-        let file = platform.storage.open(REGION_FILE, OpenMode::Write).map_err(doing)?;
+        let (file, elsewhere) = match Pointer::read(platform).map_err(doing)? {
+            Some(pointer) => {
+                let (file, elsewhere) = pointer.open(platform, path)?;
+                (file, Some(elsewhere))
+            }
+            None => (
+                platform.storage.open(REGION_FILE, OpenMode::Write).map_err(doing)?,
+                None,
+            ),
+        };
         if file.len().map_err(doing)? < GENERATIONS_START {
             return Err(in_the_making(path));
         }
         let mut region = Region::map_as_its_maker(file, seat)?;
+        region.elsewhere = elsewhere;
         region.check_layout(path)?;
         region.check_length(path)?;
         let free = (0..PROCESSES_MAX as u16).map(Owner::new);
@@ -227,7 +260,10 @@ impl Region {
 
     /// The processes that have an entry in the region of a directory, for messages: it may be one that nobody uses any more.
     pub(crate) fn attached_in(platform: &Platform) -> std::io::Result<Vec<u32>> {
-        let file = platform.storage.open(REGION_FILE, OpenMode::Read)?;
+        let file = match Pointer::read(platform)? {
+            Some(pointer) => duramen_io::open_shared_file(&pointer.path)?.0,
+            None => platform.storage.open(REGION_FILE, OpenMode::Read)?,
+        };
         let mut head = [0; 8];
         file.read_at(&mut head, 0)?;
         if u64::from_le_bytes(head) != LAYOUT {
@@ -379,6 +415,7 @@ impl Region {
             mapping,
             span,
             file,
+            elsewhere: None,
             is_last: AtomicBool::new(!seat.is_shared()),
             seat,
             forks: duramen_io::forks(),
@@ -389,7 +426,7 @@ impl Region {
     /// A region in the memory of this process alone, for stores that are opened read-only.
     pub(crate) fn private() -> Result<Region> {
         let doing = |error| Error::io("making private memory", error);
-        Region::over(duramen_io::memory_file().map_err(doing)?, Seat::alone())
+        Region::over(duramen_io::memory_file().map_err(doing)?, None, Seat::alone())
     }
 
     /// Whether this process was forked from the one that opened the store: then nothing here is its own.
@@ -644,7 +681,7 @@ impl Region {
             let bytes = GENERATIONS_STEP as u64 * GENERATION_BYTES;
             self.file
                 .allocate(offset, bytes)
-                .map_err(|error| full_or_io("the table of log generations", bytes, error))?;
+                .map_err(|error| self.full_or_io("the table of log generations", bytes, error))?;
             self.control()
                 .generations_allocated
                 .store(count + GENERATIONS_STEP as u32, Ordering::Release);
@@ -736,6 +773,14 @@ impl Region {
         self.read_version(&self.control().visible.0).0
     }
 
+    /// As [`full_or_io`]; a region that is elsewhere says where.
+    fn full_or_io(&self, what: &'static str, needed: u64, error: std::io::Error) -> Error {
+        match &self.elsewhere {
+            Some(elsewhere) => elsewhere.full_or_io(what, needed, error),
+            None => full_or_io(what, needed, error),
+        }
+    }
+
     /// This process is the last one, and the gate is closed: whoever comes next makes another region.
     pub(crate) fn goes_with_this_process(&self) {
         self.is_last.store(true, Ordering::Relaxed);
@@ -747,6 +792,9 @@ impl Drop for Region {
         // Nobody reads it any more, and whoever opens the store next makes it anew.
         if self.is_last.load(Ordering::Relaxed) && !self.is_forked() {
             let _ = self.file.set_len(0);
+            if let Some(elsewhere) = &self.elsewhere {
+                elsewhere.remove();
+            }
         }
     }
 }
@@ -776,8 +824,12 @@ fn in_the_making(path: &str) -> Error {
     Reason::InUse { path, holder }.into()
 }
 
-/// A full disk as the typed error, anything else as an input/output error.
+/// A full disk, or a file that may not grow, as the typed error; anything else as an input/output error.
 pub(crate) fn full_or_io(what: &'static str, needed: u64, error: std::io::Error) -> Error {
+    if duramen_io::is_size_limit(&error) {
+        let cause = error.to_string();
+        return Reason::NoRoom { what, cause }.into();
+    }
     if error.kind() == std::io::ErrorKind::StorageFull {
         Reason::Full { needed, what }.into()
     } else {

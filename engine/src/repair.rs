@@ -130,6 +130,11 @@ impl Core {
         }))
     }
 
+    /// Whether the record of a commit is whole at the place where it was to be written, after a write that failed.
+    pub(crate) fn is_record_whole(&self, file: &dyn File, start: u64, commit: u64) -> Result<bool> {
+        Ok(self.record_left(file, start, commit)?.is_some())
+    }
+
     /// Does what `Core::write_record` does after writing.
     fn enter_record(&self, slot: u16, start: u64, commit: u64, left: &Left) -> Result<()> {
         let tail = &self.control().tail.0;
@@ -247,6 +252,12 @@ impl Tail {
         }
         // Last, and Release: with this number the others count.
         self.writing.store(commit, Ordering::Release);
+    }
+
+    /// Notes that the commit of [`Tail::begin_writing`] was refused.
+    pub(crate) fn ends_writing(&self) {
+        // No commit has this number.
+        self.writing.store(0, Ordering::Release);
     }
 
     fn costs_before(&self) -> FoldCosts {

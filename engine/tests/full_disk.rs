@@ -326,3 +326,62 @@ fn a_long_record_that_finds_no_room_changes_nothing() {
     assert_eq!(store.map("map").unwrap().count().unwrap(), 1001);
     check_sound(&store).unwrap();
 }
+
+/// A store on a small disk that holds all that it takes, put in order of keys, and how many that were.
+fn filled_by_puts(options: Options, value: &[u8]) -> (SimDisk, Store, Map, u64) {
+    let disk = SimDisk::new(1);
+    let store = options.open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    disk.set_capacity(Some(disk.allocated_bytes() + (6 << 20)));
+    for number in 0u64.. {
+        if let Err(error) = map.put(&number.to_be_bytes(), value) {
+            assert!(is_full(&error), "{error}");
+            return (disk, store, map, number);
+        }
+    }
+    unreachable!("the disk has an end");
+}
+
+#[test]
+fn puts_work_at_once_after_room_was_made() {
+    for maintenance in [Maintenance::Manual, Maintenance::Background] {
+        for length in [100, 3_000, 20_000, 100_000] {
+            for all in [false, true] {
+                let what = format!("{maintenance:?}, values of {length} bytes, all: {all}");
+                let options = small_options().maintenance(maintenance);
+                let (_disk, store, map, count) = filled_by_puts(options, &vec![1; length]);
+                let first = if all { 0 } else { count / 2 };
+                map.delete_range(&first.to_be_bytes()[..]..).unwrap();
+                // The log may have taken a little of the room meanwhile.
+                let put = (count - first) * 9 / 10;
+                for number in first..first + put {
+                    map.put(&number.to_be_bytes(), &vec![2; length])
+                        .unwrap_or_else(|error| panic!("{what}: {} of {put}: {error}", number - first));
+                }
+                assert_eq!(map.count().unwrap(), first + put, "{what}");
+                // It can still be emptied.
+                map.delete_range(..).unwrap();
+                assert_eq!(check_sound(&store), Ok(()), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn puts_that_find_nothing_to_free_are_refused_without_a_fold_for_each() {
+    for maintenance in [Maintenance::Manual, Maintenance::Background] {
+        for length in [100, 100_000] {
+            let value = vec![1; length];
+            let (_disk, store, map, count) = filled_by_puts(small_options().maintenance(maintenance), &value);
+            let folds = || store.stat().unwrap().counts.folds;
+            let before = folds();
+            for number in 0..200u64 {
+                let refused = map.put(&(count + number).to_be_bytes(), &value);
+                assert!(refused.is_err_and(|error| is_full(&error)), "{number}");
+            }
+            // Those of the background thread, which was folding, are among them.
+            let folded = folds() - before;
+            assert!(folded <= 3, "{maintenance:?}, values of {length} bytes: {folded} folds");
+        }
+    }
+}

@@ -11,8 +11,8 @@
 
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
@@ -90,19 +90,34 @@ extern "C" fn end_change() {
     CHANGING.store(false, Ordering::Release);
 }
 
-/// Sees to it, once in the life of a process, that [`in_child`] is called in its children.
+/// Makes the C library call [`in_child`] in children of this process. After a failure the next call tries again: a process
+/// that is short of descriptors may have some later.
 fn watch_for_forks() -> Result<(), Errno> {
-    static WATCHING: OnceLock<Result<(), Errno>> = OnceLock::new();
-    *WATCHING.get_or_init(|| {
+    static WATCHES: AtomicBool = AtomicBool::new(false);
+    static BEGINNING: Mutex<()> = Mutex::new(());
+    // Acquire: pairs with the Release below.
+    if WATCHES.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    // The functions must be registered once: a second `begin_change` before one fork would wait for the first.
+    let _beginning = BEGINNING.lock().unwrap_or_else(PoisonError::into_inner);
+    if WATCHES.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    if NOWHERE.load(Ordering::SeqCst) == NONE {
         // Nothing leads through the reading end of a pipe whose other end is closed.
         let (nowhere, _) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         NOWHERE.store(nowhere.into_raw_fd(), Ordering::SeqCst);
-        // SAFETY: the functions are there for as long as the program runs, and may be called around a fork.
-        match unsafe { libc::pthread_atfork(Some(begin_change), Some(end_change), Some(in_child)) } {
-            0 => Ok(()),
-            error => Err(Errno::from_raw_os_error(error)),
+    }
+    // SAFETY: the functions are there for as long as the program runs, and may be called around a fork.
+    match unsafe { libc::pthread_atfork(Some(begin_change), Some(end_change), Some(in_child)) } {
+        0 => {
+            // Release: pairs with the Acquire above.
+            WATCHES.store(true, Ordering::Release);
+            Ok(())
         }
-    })
+        error => Err(Errno::from_raw_os_error(error)),
+    }
 }
 
 /// Called in a child before `fork` returns there.

@@ -49,6 +49,15 @@ pub trait Storage: Debug + Send + Sync {
     /// cut may destroy any byte of a unit that is being written, also a byte that does not change. One of
     /// [`WRITE_UNITS`].
     fn write_unit(&self) -> u64;
+    /// Whether bytes that a file has are written again where they are. Elsewhere a store to a mapped file may need a new
+    /// block, and ends the process with `SIGBUS` when the disk is full.
+    fn writes_in_place(&self) -> bool {
+        true
+    }
+    /// Permissions for a file outside the directory that is as much whose as those inside.
+    fn file_mode(&self) -> u32 {
+        0o600
+    }
     /// The directory, for messages.
     fn path(&self) -> &Path;
 }

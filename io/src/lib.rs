@@ -15,6 +15,7 @@ mod name;
 mod wait;
 
 mod real;
+mod shared_file;
 mod sim;
 
 pub use fork::forks;
@@ -24,7 +25,11 @@ pub use machine::{
     process_id, process_is_alive, process_name, stop_this_process,
 };
 pub use real::{
-    create_directory, exists, is_directory, is_occupied, is_within, memory_file, real_platform, real_platform_read_only,
+    create_directory, exists, is_directory, is_occupied, is_size_limit, is_within, memory_file, real_platform,
+    real_platform_read_only,
+};
+pub use shared_file::{
+    copies_on_write, create_shared_file, open_shared_file, remove_if_unused, remove_shared_file, writes_in_place,
 };
 pub use sim::{FailKind, FailSpan, SimDisk};
 pub use wait::{LOOK_INTERVAL, Owner, WordLock, WordLockGuard, wait, wake};

@@ -1,12 +1,17 @@
 //! The machine itself: a directory of files through Linux system calls, its clocks and its random numbers.
 //!
 //! Calls interrupted by a signal are made again, short reads and writes are continued. Errors keep the kind that the
-//! kernel's number stands for (a used-up quota counts as a full disk) and say which call failed on which file.
+//! kernel's number stands for (a used-up quota, and a file that may not grow, count as a full disk) and say which call
+//! failed on which file.
+//!
+//! A write beyond `RLIMIT_FSIZE` ends a process with the signal `SIGXFSZ`, unless the program handles it. How it does is
+//! not for a library to change. So no call is made that would cross the limit: the error is returned instead of it.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
@@ -133,13 +138,45 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The error for a failed system call: its kind, the call, the file, and the kernel's words.
-fn failed(error: Errno, call: &str, name: impl std::fmt::Display) -> io::Error {
+pub(crate) fn failed(error: Errno, call: &str, name: impl std::fmt::Display) -> io::Error {
     let error = io::Error::from(error);
     let kind = match error.kind() {
         io::ErrorKind::QuotaExceeded => io::ErrorKind::StorageFull,
+        io::ErrorKind::FileTooLarge => {
+            return io::Error::new(io::ErrorKind::StorageFull, SizeLimit(format!("{call} {name}: {error}")));
+        }
         kind => kind,
     };
     io::Error::new(kind, format!("{call} {name}: {error}"))
+}
+
+/// A file that may not grow although the disk has room.
+#[derive(Debug)]
+struct SizeLimit(String);
+
+impl std::fmt::Display for SizeLimit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for SizeLimit {}
+
+/// Whether an error that counts as a full disk is about the size of one file: a limit of the process or of the file system.
+pub fn is_size_limit(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|cause| cause.is::<SizeLimit>())
+}
+
+/// `RLIMIT_FSIZE` as this process found it last. It is asked for again whenever a file is opened or grows, and before a
+/// write is refused.
+static FILE_BYTES_MAX: AtomicU64 = AtomicU64::new(u64::MAX);
+
+fn ask_for_size_limit() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+    let limit = limit.current.unwrap_or(u64::MAX);
+    // Relaxed: the number stands for itself.
+    FILE_BYTES_MAX.store(limit, Ordering::Relaxed);
+    limit
 }
 
 #[derive(Debug)]
@@ -260,6 +297,15 @@ impl Storage for RealStorage {
             .map_or(*WRITE_UNITS.end(), |unit| unit.min(*WRITE_UNITS.end()))
     }
 
+    fn writes_in_place(&self) -> bool {
+        crate::shared_file::writes_in_place(&self.path).unwrap_or(false)
+    }
+
+    fn file_mode(&self) -> u32 {
+        let status = rustix::fs::fstat(&self.directory);
+        status.map_or(0o600, |status| status.st_mode & 0o666 | 0o600)
+    }
+
     fn path(&self) -> &Path {
         &self.path
     }
@@ -351,19 +397,56 @@ impl Drop for RealByteLocks {
 }
 
 #[derive(Debug)]
-struct RealFile {
+pub(crate) struct RealFile {
     descriptor: OwnedFd,
     name: String,
     writable: bool,
+    /// Length that the file has had, as far as this handle knows: a write that ends below it makes it no longer.
+    known_bytes: AtomicU64,
 }
 
 impl RealFile {
-    fn new(descriptor: OwnedFd, name: String, writable: bool) -> RealFile {
+    pub(crate) fn new(descriptor: OwnedFd, name: String, writable: bool) -> RealFile {
+        if writable {
+            ask_for_size_limit();
+        }
         RealFile {
             descriptor,
             name,
             writable,
+            known_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Refuses a call that would cross the limit for the size of a file. `may_be_inside`: a call that makes the file no
+    /// longer may end beyond the limit; the kernel refuses writes there, but neither allocating nor cutting.
+    ///
+    /// The limit may be lowered while files are open that are longer already. That is noticed when one of them grows.
+    #[inline]
+    fn check_size(&self, call: &str, end: u64, may_be_inside: bool) -> io::Result<()> {
+        let is_known = end <= self.known_bytes.load(Ordering::Relaxed);
+        if is_known && end <= FILE_BYTES_MAX.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.check_growth(call, end, may_be_inside)
+    }
+
+    #[cold]
+    fn check_growth(&self, call: &str, end: u64, may_be_inside: bool) -> io::Result<()> {
+        let limit = ask_for_size_limit();
+        if end <= limit || may_be_inside && end <= self.len()? {
+            return Ok(());
+        }
+        let message = format!(
+            "{call} {} up to {end} bytes: this process may write {limit} bytes to a file (RLIMIT_FSIZE; raise it with \
+             `ulimit -f`)",
+            self.name
+        );
+        Err(io::Error::new(io::ErrorKind::StorageFull, SizeLimit(message)))
+    }
+
+    fn reaches(&self, end: u64) {
+        self.known_bytes.fetch_max(end, Ordering::Relaxed);
     }
 
     fn status(&self) -> io::Result<rustix::fs::Stat> {
@@ -432,6 +515,8 @@ impl File for RealFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.check_writable("write")?;
+        let end = offset + bytes.len() as u64;
+        self.check_size("write", end, false)?;
         let mut written = 0;
         while written < bytes.len() {
             let position = offset + written as u64;
@@ -444,6 +529,7 @@ impl File for RealFile {
                 Err(error) => return Err(failed(error, "write", format_args!("{} at {position}", self.name))),
             }
         }
+        self.reaches(end);
         Ok(())
     }
 
@@ -452,8 +538,12 @@ impl File for RealFile {
         if length == 0 {
             return Ok(());
         }
+        self.check_size("allocate", offset + length, true)?;
         match retry_on_intr(|| rustix::fs::fallocate(&self.descriptor, FallocateFlags::empty(), offset, length)) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.reaches(offset + length);
+                Ok(())
+            }
             // A file system that cannot: zeros beyond the end take blocks as well. Holes before the end stay, because
             // they cannot be told from data that somebody else writes at this moment.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
@@ -476,6 +566,8 @@ impl File for RealFile {
 
     fn set_len(&self, length: u64) -> io::Result<()> {
         self.check_writable("truncate")?;
+        self.check_growth("truncate", length, true)?;
+        self.known_bytes.store(0, Ordering::Relaxed);
         retry_on_intr(|| rustix::fs::ftruncate(&self.descriptor, length))
             .map_err(|error| failed(error, "truncate", format_args!("{} to {length}", self.name)))
     }

@@ -299,4 +299,9 @@ impl Body {
         self.bytes.resize(padded, 0);
         (&self.bytes, sum)
     }
+
+    /// Makes the body `length` bytes long again, as it was before it was sealed and padded.
+    pub(crate) fn unseal(&mut self, length: usize) {
+        self.bytes.truncate(RECORD_HEADER_BYTES + length);
+    }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::{INDEXES_START, MEMORY_START, Piece, Region, SLOT_BYTES, SLOTS_START, full_or_io};
+use super::{INDEXES_START, MEMORY_START, Piece, Region, SLOT_BYTES, SLOTS_START};
 use crate::error::{Reason, Result};
 use crate::limits::PAGE_BYTES;
 
@@ -91,7 +91,7 @@ impl Region {
             .allocate(offset, bytes)
             // A part may have been had; it is for others.
             .inspect_err(|_| self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES))
-            .map_err(|error| full_or_io("index memory", bytes, error))?;
+            .map_err(|error| self.full_or_io("index memory", bytes, error))?;
         owner.offset.store(offset, Ordering::Release);
         // Last: a piece without a length is nobody's.
         owner.bytes.store(bytes, Ordering::Release);
@@ -118,7 +118,7 @@ impl Region {
         let _growing = self.hold_growth()?;
         self.file
             .allocate(self.end_of_memory().max(INDEXES_START), MEMORY_SPARE_BYTES)
-            .map_err(|error| full_or_io("index memory", MEMORY_SPARE_BYTES, error))
+            .map_err(|error| self.full_or_io("index memory", MEMORY_SPARE_BYTES, error))
     }
 
     /// Gives all memory that is nobody's back, behind the last piece and between pieces. For a quiet store, whose next

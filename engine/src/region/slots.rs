@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use duramen_io::Owner;
 
-use super::{Region, SLOT_BYTES, SLOTS_START, SLOTS_STEP, Version, full_or_io};
+use super::{Region, SLOT_BYTES, SLOTS_START, SLOTS_STEP, Version};
 use crate::error::{Reason, Result};
 use crate::limits::SNAPSHOTS_MAX;
 
@@ -126,7 +126,7 @@ impl Region {
             let bytes = SLOTS_STEP as u64 * SLOT_BYTES;
             self.file
                 .allocate(offset, bytes)
-                .map_err(|error| full_or_io("snapshot slots", bytes, error))?;
+                .map_err(|error| self.full_or_io("snapshot slots", bytes, error))?;
             self.control()
                 .slots_allocated
                 .store((count + SLOTS_STEP) as u32, Ordering::Release);

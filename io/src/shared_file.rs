@@ -1,0 +1,92 @@
+//! Files outside a store's directory that processes share as memory: for directories on file systems that copy on write.
+//!
+//! There a store to a mapped file needs a new block whenever the old one is shared with a copy, or always; on a full disk
+//! it ends the process with `SIGBUS`. File systems that write in place keep the blocks that a file has.
+//!
+//! Each process that has such a file open holds a shared lock on it. So a file that a dead process left can be told from
+//! one that is in use: also where the directory that names it is a copy of another one.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::interface::File;
+use crate::real::{RealFile, failed};
+
+/// ext2, ext3 and ext4; and tmpfs.
+const IN_PLACE: [u32; 2] = [0xef53, 0x0102_1994];
+/// btrfs, ZFS and bcachefs: no block that is in use is ever written again.
+const COPY_ON_WRITE: [u32; 3] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e];
+
+fn kind_of(path: &Path) -> io::Result<u32> {
+    // The field is signed and wider on some targets; the magic numbers have 32 bits.
+    let found = retry_on_intr(|| rustix::fs::statfs(path));
+    Ok(found.map_err(|error| failed(error, "stat", path.display()))?.f_type as u32)
+}
+
+/// Whether blocks that a file has are always written again where they are. Of file systems that are not known: no.
+pub fn writes_in_place(path: &Path) -> io::Result<bool> {
+    Ok(IN_PLACE.contains(&kind_of(path)?))
+}
+
+/// Whether no block that is in use is ever written again.
+pub fn copies_on_write(path: &Path) -> io::Result<bool> {
+    Ok(COPY_ON_WRITE.contains(&kind_of(path)?))
+}
+
+/// Makes a file that processes share as memory. There must be nothing at `path`. Returns it with its inode number.
+pub fn create_shared_file(path: &Path, mode: u32) -> io::Result<(Arc<dyn File>, u64)> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(mode);
+    let descriptor = retry_on_intr(|| rustix::fs::openat(CWD, path, flags, mode))
+        .map_err(|error| failed(error, "create", path.display()))?;
+    // The process's mask is for files that others are not to write.
+    retry_on_intr(|| rustix::fs::fchmod(&descriptor, mode))
+        .map_err(|error| failed(error, "change permissions of", path.display()))?;
+    held(descriptor, path)
+}
+
+/// Opens a file that [`create_shared_file`] made. Returns it with its inode number.
+pub fn open_shared_file(path: &Path) -> io::Result<(Arc<dyn File>, u64)> {
+    held(open(path)?, path)
+}
+
+fn open(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = retry_on_intr(|| rustix::fs::openat(CWD, path, flags, Mode::empty()));
+    opened.map_err(|error| failed(error, "open", path.display()))
+}
+
+fn held(descriptor: OwnedFd, path: &Path) -> io::Result<(Arc<dyn File>, u64)> {
+    retry_on_intr(|| rustix::fs::flock(&descriptor, FlockOperation::LockShared))
+        .map_err(|error| failed(error, "lock", path.display()))?;
+    let status = rustix::fs::fstat(&descriptor).map_err(|error| failed(error, "stat", path.display()))?;
+    let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+    // Another process may have removed it since it was opened.
+    if !is_file || status.st_nlink == 0 {
+        return Err(failed(Errno::NOENT, "open", path.display()));
+    }
+    let file = RealFile::new(descriptor, path.display().to_string(), true);
+    Ok((Arc::new(file), status.st_ino))
+}
+
+/// Removes a file that processes shared as memory, unless one of them is still there. `inode`: another file is left alone.
+pub fn remove_if_unused(path: &Path, inode: u64) -> io::Result<()> {
+    let descriptor = open(path)?;
+    let status = rustix::fs::fstat(&descriptor).map_err(|error| failed(error, "stat", path.display()))?;
+    let is_unused = || rustix::fs::flock(&descriptor, FlockOperation::NonBlockingLockExclusive).is_ok();
+    if status.st_ino == inode && is_unused() {
+        remove_shared_file(path)?;
+    }
+    Ok(())
+}
+
+/// Removes a file that no process shares any more.
+pub fn remove_shared_file(path: &Path) -> io::Result<()> {
+    retry_on_intr(|| rustix::fs::unlinkat(CWD, path, AtFlags::empty()))
+        .map_err(|error| failed(error, "remove", path.display()))
+}

@@ -106,8 +106,6 @@ pub(crate) struct MaintenanceState {
     pub(crate) history: VecDeque<(Pin, Version, u64)>,
     /// Whether commits pause for folds.
     pub(crate) pauses: PauseWatch,
-    /// Where filling sparse leaves goes on; empty: at the beginning.
-    pub(crate) repacked: Vec<u8>,
     /// The tree, and the pages of the file, of which nothing could be moved to the front.
     pub(crate) shrunk_in_vain: Option<(Root, u64)>,
 }
@@ -126,8 +124,6 @@ pub(crate) struct Counters {
     pub(crate) conflicts: AtomicU64,
     pub(crate) syncs: AtomicU64,
     pub(crate) folds: AtomicU64,
-    /// Bytes of pages that folds wrote since sparse leaves were last filled, or looked for.
-    pub(crate) folded_page_bytes: AtomicU64,
 }
 
 impl Core {
@@ -169,7 +165,6 @@ impl Core {
                 published: Vec::new(),
                 history: VecDeque::new(),
                 pauses: PauseWatch::default(),
-                repacked: Vec::new(),
                 shrunk_in_vain: None,
             }),
             settings,

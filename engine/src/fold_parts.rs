@@ -305,7 +305,6 @@ impl Core {
         MergeOptions {
             keep_deletes: false,
             hash_seed: self.hash_seed,
-            repack: false,
         }
     }
 }

@@ -65,10 +65,8 @@ mod syncing;
 mod unsynced;
 
 mod burial;
-mod repack;
 mod scout;
 mod shrink;
-mod touches;
 
 mod batch;
 mod changes;

@@ -184,13 +184,6 @@ impl<S: PageSource> Cursor<S> {
         self.path.iter().map(|step| step.number)
     }
 
-    /// Pairs of the leaf it is in, and bytes of the leaf in which nothing lies.
-    pub(crate) fn leaf_fill(&self) -> Result<(usize, usize)> {
-        let page = self.leaf.as_ref().expect("a valid cursor has a leaf");
-        let leaf = Leaf::open(page, self.number)?;
-        Ok((leaf.count(), leaf.free_bytes()))
-    }
-
     /// Goes to the first pair of the next leaf; from the last one to nowhere.
     pub(crate) fn skip_leaf(&mut self) -> Result<()> {
         assert!(self.valid, "a cursor that is on no pair cannot move");

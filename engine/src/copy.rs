@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, Root, Stored};
-use crate::core::{Core, MaintenanceState, with_source};
+use crate::core::{Core, MaintenanceState};
 use crate::error::{Kind, Reason, Result};
 use crate::fold::NewTree;
 use crate::full_key::FullRange;
@@ -89,9 +89,7 @@ impl Core {
 
     /// Fills this store, which is new and empty, with everything that a view of another one shows.
     fn take_copy_of(&self, other: &Pinned, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let written = with_source!(other.core(), source => {
-            self.write_tree(source, &other.view, Claim::Beyond, progress)
-        });
+        let written = self.write_tree(other.core().source(), &other.view, Claim::Beyond, progress);
         let (root, sink) = written?;
         let commit = other.view.commit;
         let control = self.control();
@@ -191,7 +189,7 @@ impl Core {
         let mut version = self.region.version();
         version.generations.clear();
         let base_only = self.view(&version, u64::MAX)?;
-        let written = with_source!(self, source => self.write_tree(source, &base_only, claim, progress));
+        let written = self.write_tree(self.source(), &base_only, claim, progress);
         let (root, mut sink) = written?;
         // Before the new tree counts: what cannot be walked cannot be retired.
         let retired = self.pages_of(version.root).inspect_err(|_| sink.abandon())?;
@@ -208,14 +206,22 @@ impl Core {
     /// All pages of a base, and of its values, to be retired.
     fn pages_of(&self, root: Root) -> Result<Vec<Retired>> {
         let mut retired = Vec::new();
-        with_source!(self, source => base::walk(source, root, &mut |visit| {
+        base::walk(self.source(), root, &mut |visit| {
             let (page, pages, birth, is_logged) = match visit {
-                base::Visit::Page { number, pages, birth, .. } => (number, pages, birth, false),
+                base::Visit::Page {
+                    number, pages, birth, ..
+                } => (number, pages, birth, false),
                 base::Visit::Extent(extent) => (extent.page, extent.pages(), extent.birth, true),
             };
-            retired.push(Retired { page, pages, birth, death: u64::MAX, is_logged });
+            retired.push(Retired {
+                page,
+                pages,
+                birth,
+                death: u64::MAX,
+                is_logged,
+            });
             Ok(())
-        }))?;
+        })?;
         Ok(retired)
     }
 }

@@ -11,7 +11,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, Cursor, PageSource, Root, Stored};
-use crate::core::{Core, MaintenanceState, with_source};
+use crate::core::{Core, MaintenanceState};
 use crate::error::{Kind, Result};
 use crate::fold::NewTree;
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
@@ -54,13 +54,12 @@ impl Core {
             self.has_nothing_to_fold()
         };
         let mut sink = FileSink::new(self, version.number + 1, Claim::Front);
-        let moved = with_source!(self, source => {
-            Touches::new(source, version.root, wanted as u32, &is_wanted).and_then(|mut touches| {
-                let options = self.fold_options();
-                let root = base::merge(source, version.root, &mut touches, &[], options, &mut sink)?;
-                sink.finish()?;
-                Ok(root)
-            })
+        let source = self.source();
+        let moved = Touches::new(source, version.root, wanted as u32, &is_wanted).and_then(|mut touches| {
+            let options = self.fold_options();
+            let root = base::merge(source, version.root, &mut touches, &[], options, &mut sink)?;
+            sink.finish()?;
+            Ok(root)
         });
         let root = match moved {
             Ok(root) if root != version.root => root,

@@ -179,6 +179,11 @@ impl<S: PageSource> Cursor<S> {
         self.number
     }
 
+    /// Where its pages come from.
+    pub(crate) fn source(&self) -> S {
+        self.source
+    }
+
     /// Numbers of the branches above the leaf.
     pub(crate) fn branches(&self) -> impl Iterator<Item = u32> {
         self.path.iter().map(|step| step.number)

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use common::{Place, assert_sound, by_hand, forwards};
 use duramen::{
-    Batch, Durability, Error, KEY_BYTES_MAX, Kind, Map, Options, ReadMode, Reason, Result, Store, Transaction,
+    Batch, Durability, Error, KEY_BYTES_MAX, Kind, Map, Options, Reason, Result, Store, Transaction,
     TransactionOptions, VALUE_BYTES_MAX,
 };
 use duramen_io::SimDisk;
@@ -792,43 +792,41 @@ fn store_that_is_opened_read_only_shows_everything_and_changes_nothing() {
     let crashed = place.beside("crashed");
     crash_into(&place.path(), &crashed);
     let before = contents(&crashed);
-    for reads in [ReadMode::Mapped, ReadMode::Verified] {
-        let copy = Options::new().read_only(true).reads(reads).open(&crashed).unwrap();
-        let words = copy.map("words").unwrap();
-        assert!(forwards(&mut copy.snapshot().unwrap().range(&words, ..).unwrap()) == expected);
-        let mut batch = Batch::new();
-        batch.put(&words, b"a", b"1").unwrap();
-        let refusals: [Result<()>; 14] = [
-            words.put(b"a", b"1"),
-            words.put(b"a", &[1; 100_000]),
-            words.delete(b"a"),
-            words.clear(),
-            words.create(b"a", b"1").map(drop),
-            words.update(b"a", |_| None).map(drop),
-            words.add(b"n", 1).map(drop),
-            words.append(b"", b"").map(drop),
-            copy.begin(TransactionOptions::new()).map(drop),
-            copy.transact(|_| Ok(())),
-            copy.write(batch).map(drop),
-            copy.map("new").map(drop),
-            copy.maps().drop("words"),
-            copy.maintain(),
-        ];
-        for refusal in refusals {
-            refused!(
-                refusal,
-                FixTheCall,
-                Reason::ReadOnly,
-                "read-only",
-                "open it without `read_only`"
-            );
-        }
-        refused!(copy.compact(&mut |_| ()), FixTheCall, Reason::ReadOnly, "read-only");
-        assert_sound(&copy);
-        copy.sync().unwrap();
-        copy.close().unwrap();
-        assert_eq!(contents(&crashed), before, "a file was changed");
+    let copy = Options::new().read_only(true).open(&crashed).unwrap();
+    let words = copy.map("words").unwrap();
+    assert!(forwards(&mut copy.snapshot().unwrap().range(&words, ..).unwrap()) == expected);
+    let mut batch = Batch::new();
+    batch.put(&words, b"a", b"1").unwrap();
+    let refusals: [Result<()>; 14] = [
+        words.put(b"a", b"1"),
+        words.put(b"a", &[1; 100_000]),
+        words.delete(b"a"),
+        words.clear(),
+        words.create(b"a", b"1").map(drop),
+        words.update(b"a", |_| None).map(drop),
+        words.add(b"n", 1).map(drop),
+        words.append(b"", b"").map(drop),
+        copy.begin(TransactionOptions::new()).map(drop),
+        copy.transact(|_| Ok(())),
+        copy.write(batch).map(drop),
+        copy.map("new").map(drop),
+        copy.maps().drop("words"),
+        copy.maintain(),
+    ];
+    for refusal in refusals {
+        refused!(
+            refusal,
+            FixTheCall,
+            Reason::ReadOnly,
+            "read-only",
+            "open it without `read_only`"
+        );
     }
+    refused!(copy.compact(&mut |_| ()), FixTheCall, Reason::ReadOnly, "read-only");
+    assert_sound(&copy);
+    copy.sync().unwrap();
+    copy.close().unwrap();
+    assert_eq!(contents(&crashed), before, "a file was changed");
 }
 
 #[test]
@@ -964,72 +962,68 @@ fn store_of_a_newer_format_is_refused_and_left_alone() {
 
 #[test]
 fn damaged_page_is_reported_when_it_is_read_and_the_rest_can_be_read() {
-    for reads in [ReadMode::Mapped, ReadMode::Verified] {
-        let place = Place::new();
-        drop(stored(&place));
-        let damaged = 1234u32;
-        patch(&place.path().join("data"), |bytes| {
-            let at = find(bytes, &damaged.to_le_bytes().repeat(50));
-            bytes[at + 7] ^= 1;
-        });
-        let store = by_hand().reads(reads).open(place.path()).unwrap();
-        let map = store.map("words").unwrap();
-        refused!(
-            map.get(&damaged.to_be_bytes()),
-            Damaged,
-            Reason::Damaged(_),
-            "page ",
-            "checksum",
-            "restore it from a copy"
-        );
-        assert_eq!(map.get(&0u32.to_be_bytes()).unwrap().unwrap(), [0; 200]);
-        assert!(map.get(b"long").unwrap().unwrap() == [9; 300_000]);
-        let snapshot = store.snapshot().unwrap();
-        let mut cursor = snapshot.range(&map, ..).unwrap();
-        let outcome = loop {
-            match cursor.next() {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("the scan passed over the damage"),
-                Err(error) => break error,
-            }
-        };
-        assert_eq!(outcome.kind(), Kind::Damaged);
-        let report = store.check(&mut |_| ()).unwrap();
-        assert!(!report.problems.is_empty());
-    }
+    let place = Place::new();
+    drop(stored(&place));
+    let damaged = 1234u32;
+    patch(&place.path().join("data"), |bytes| {
+        let at = find(bytes, &damaged.to_le_bytes().repeat(50));
+        bytes[at + 7] ^= 1;
+    });
+    let store = by_hand().open(place.path()).unwrap();
+    let map = store.map("words").unwrap();
+    refused!(
+        map.get(&damaged.to_be_bytes()),
+        Damaged,
+        Reason::Damaged(_),
+        "page ",
+        "checksum",
+        "restore it from a copy"
+    );
+    assert_eq!(map.get(&0u32.to_be_bytes()).unwrap().unwrap(), [0; 200]);
+    assert!(map.get(b"long").unwrap().unwrap() == [9; 300_000]);
+    let snapshot = store.snapshot().unwrap();
+    let mut cursor = snapshot.range(&map, ..).unwrap();
+    let outcome = loop {
+        match cursor.next() {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the scan passed over the damage"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(outcome.kind(), Kind::Damaged);
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(!report.problems.is_empty());
 }
 
 #[test]
 fn damaged_long_value_is_reported_when_it_is_read() {
-    for reads in [ReadMode::Mapped, ReadMode::Verified] {
-        let place = Place::new();
-        drop(stored(&place));
-        patch(&place.path().join("data"), |bytes| {
-            let at = find(bytes, &[9; 8192]);
-            bytes[at + 150_000] ^= 1;
-        });
-        let store = by_hand().reads(reads).open(place.path()).unwrap();
-        let map = store.map("words").unwrap();
-        refused!(
-            map.get(b"long"),
-            Damaged,
-            Reason::Damaged(_),
-            "value at page ",
-            "checksum",
-            "restore it"
-        );
-        let snapshot = store.snapshot().unwrap();
-        let streamed = snapshot
-            .stream(&map, b"long")
-            .unwrap()
-            .unwrap()
-            .read_to_end(&mut Vec::new());
-        assert!(streamed.unwrap_err().to_string().contains("checksum"));
-        assert_eq!(
-            map.get(&1u32.to_be_bytes()).unwrap().unwrap(),
-            1u32.to_le_bytes().repeat(50)
-        );
-    }
+    let place = Place::new();
+    drop(stored(&place));
+    patch(&place.path().join("data"), |bytes| {
+        let at = find(bytes, &[9; 8192]);
+        bytes[at + 150_000] ^= 1;
+    });
+    let store = by_hand().open(place.path()).unwrap();
+    let map = store.map("words").unwrap();
+    refused!(
+        map.get(b"long"),
+        Damaged,
+        Reason::Damaged(_),
+        "value at page ",
+        "checksum",
+        "restore it"
+    );
+    let snapshot = store.snapshot().unwrap();
+    let streamed = snapshot
+        .stream(&map, b"long")
+        .unwrap()
+        .unwrap()
+        .read_to_end(&mut Vec::new());
+    assert!(streamed.unwrap_err().to_string().contains("checksum"));
+    assert_eq!(
+        map.get(&1u32.to_be_bytes()).unwrap().unwrap(),
+        1u32.to_le_bytes().repeat(50)
+    );
 }
 
 #[test]

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use common::{Pair, Place, assert_sound, backwards, block_on, forwards, number_from_environment, restless, seed};
 use duramen::{
-    Batch, Commit, CommitFuture, Cursor, Durability, Error, Kind, Maintenance, Map, Maps, Options, ReadMode, Reason,
-    Result, Savepoint, Snapshot, Statistics, Store, Transaction, TransactionOptions, Value, ValueReader,
+    Batch, Commit, CommitFuture, Cursor, Durability, Error, Kind, Maintenance, Map, Maps, Options, Reason, Result,
+    Savepoint, Snapshot, Statistics, Store, Transaction, TransactionOptions, Value, ValueReader,
 };
 use fastrand::Rng;
 use history::{Done, Lists};
@@ -162,12 +162,12 @@ fn final_lists(store: &Store, map: &Map) -> Lists {
     (0..LISTS).map(list).filter(|(_, list)| !list.is_empty()).collect()
 }
 
-fn check_histories(options: TransactionOptions, reads: ReadMode, judge: fn(&[Done], &Lists)) {
+fn check_histories(options: TransactionOptions, judge: fn(&[Done], &Lists)) {
     let seed = seed();
     let rounds = number_from_environment("DURAMEN_ROUNDS", 250) as u64;
     for round in 0..3 {
         let place = Place::new();
-        let store = restless().reads(reads).open(place.path()).unwrap();
+        let store = restless().open(place.path()).unwrap();
         let map = store.map("lists").unwrap();
         let history = record(&store, &map, options, rounds, seed.wrapping_add(round * 100));
         let lists = final_lists(&store, &map);
@@ -192,37 +192,24 @@ fn assert_snapshot_isolated(history: &[Done], lists: &Lists) {
 
 #[test]
 fn histories_are_snapshot_isolated() {
-    check_histories(TransactionOptions::new(), ReadMode::Mapped, assert_snapshot_isolated);
-}
-
-#[test]
-fn histories_are_snapshot_isolated_with_verified_reads() {
-    check_histories(TransactionOptions::new(), ReadMode::Verified, assert_snapshot_isolated);
+    check_histories(TransactionOptions::new(), assert_snapshot_isolated);
 }
 
 #[test]
 fn serializable_histories_are_serializable() {
-    check_histories(
-        TransactionOptions::new().serializable(),
-        ReadMode::Mapped,
-        history::assert_serializable,
-    );
+    check_histories(TransactionOptions::new().serializable(), history::assert_serializable);
 }
 
 #[test]
 fn exclusive_histories_are_serializable_and_lose_no_transaction() {
-    check_histories(
-        TransactionOptions::new().exclusive(),
-        ReadMode::Mapped,
-        |history, lists| {
-            assert_eq!(
-                history.len() % HISTORY_THREADS,
-                0,
-                "an exclusive transaction met a conflict"
-            );
-            history::assert_serializable(history, lists);
-        },
-    );
+    check_histories(TransactionOptions::new().exclusive(), |history, lists| {
+        assert_eq!(
+            history.len() % HISTORY_THREADS,
+            0,
+            "an exclusive transaction met a conflict"
+        );
+        history::assert_serializable(history, lists);
+    });
 }
 
 // Money.
@@ -378,11 +365,6 @@ fn sum_stays_the_same(options: Options) {
 #[test]
 fn sum_of_all_accounts_stays_the_same_in_every_snapshot() {
     sum_stays_the_same(restless());
-}
-
-#[test]
-fn sum_of_all_accounts_stays_the_same_with_verified_reads() {
-    sum_stays_the_same(restless().reads(ReadMode::Verified));
 }
 
 #[test]

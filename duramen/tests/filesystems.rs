@@ -96,7 +96,7 @@ fn child(role: &str, place: &Path, through: &[&str]) -> Command {
 }
 
 fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr).into_owned().as_str()
+    (String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr)).into_owned()
 }
 
 /// Why a row cannot be made here.

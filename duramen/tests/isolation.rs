@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use common::{Place, assert_sound, backwards, by_hand, forwards, pairs, restless};
-use duramen::{Batch, Kind, Map, ReadMode, Reason, Result, Store, Transaction, TransactionOptions, Value};
+use duramen::{Batch, Kind, Map, Reason, Result, Store, Transaction, TransactionOptions, Value};
 use duramen_io::SimDisk;
 
 const SNAPSHOT: fn() -> TransactionOptions = TransactionOptions::new;
@@ -29,8 +29,8 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(folds: bool, reads: ReadMode) -> Scene {
-        let store = by_hand().reads(reads).open_on(SimDisk::new(1).platform()).unwrap();
+    fn new(folds: bool) -> Scene {
+        let store = by_hand().open_on(SimDisk::new(1).platform()).unwrap();
         let map = store.map("accounts").unwrap();
         Scene { store, map, folds }
     }
@@ -60,14 +60,10 @@ impl Scene {
     }
 }
 
-/// Runs a scene with everything in the log, with folds in between, and with verified reads.
+/// Runs a scene with everything in the log, and with folds in between.
 fn in_every_setting(act: impl Fn(&Scene)) {
-    for (folds, reads) in [
-        (false, ReadMode::Mapped),
-        (true, ReadMode::Mapped),
-        (true, ReadMode::Verified),
-    ] {
-        let scene = Scene::new(folds, reads);
+    for folds in [false, true] {
+        let scene = Scene::new(folds);
         act(&scene);
         assert_sound(&scene.store);
     }
@@ -172,7 +168,7 @@ fn every_kind_of_write_conflicts_with_a_put() {
 
 #[test]
 fn conflict_is_found_many_folds_later() {
-    let scene = Scene::new(true, ReadMode::Mapped);
+    let scene = Scene::new(true);
     scene.put("balance", "100");
     let mut tx = scene.begin(SNAPSHOT());
     tx.put(&scene.map, b"balance", b"110").unwrap();
@@ -186,7 +182,7 @@ fn conflict_is_found_many_folds_later() {
 
 #[test]
 fn transaction_that_is_too_old_to_be_checked_says_so() {
-    let scene = Scene::new(true, ReadMode::Mapped);
+    let scene = Scene::new(true);
     let mut tx = scene.begin(SNAPSHOT());
     tx.put(&scene.map, b"balance", b"110").unwrap();
     for round in 0..100 {
@@ -847,7 +843,7 @@ fn closure_runs_again_after_a_conflict_and_at_last_in_turn() {
 fn closure_that_meets_conflicts_for_ever_gives_up_and_names_the_key() {
     in_every_setting(|scene| {
         // In its turn a closure meets no conflict in its own store; but it may bring along one of another store.
-        let elsewhere = Scene::new(false, ReadMode::Mapped);
+        let elsewhere = Scene::new(false);
         let mut runs = 0;
         let outcome: Result<()> = scene.store.transact(|tx| {
             runs += 1;

@@ -19,8 +19,7 @@ const QUIET_TICKS: u32 = 10;
 const SOON_TICKS: u32 = 2;
 const SOON_BYTES_MIN: u64 = 1 << 20;
 const SOON_SHARE_OF_BASE: u64 = 16;
-/// Ticks without a commit after which sparse leaves are filled and the data file made shorter: not while readers wait for a load
-/// to end.
+/// Ticks without a commit after which the data file is made shorter: not while readers wait for a load to end.
 const LONG_QUIET_TICKS: u32 = 40;
 /// A store that is written to now and then gets its room back, and needs it again: not more often than this.
 const SHRINKING_INTERVAL: Duration = Duration::from_secs(60);
@@ -57,17 +56,12 @@ pub(crate) fn fold_loop(core: &Core) {
                 drop(state);
                 core.maintain()?;
                 state = core.hold_maintenance()?;
-                core.give_space_back(&mut state, Slack::Usual)?;
                 if quiet >= LONG_QUIET_TICKS {
                     let now = core.platform.clock.monotonic();
                     let is_due = shrunk.is_none_or(|last| now.saturating_sub(last) >= SHRINKING_INTERVAL)
                         || is_nearly_empty(core)?;
                     if is_due {
-                        let mut is_done = core.repack_if_sparse(&mut state)?;
-                        is_done |= core.has_nothing_to_fold() && core.shrink(&mut state)?;
-                        // What moving pages cannot do, rewriting all of them can.
-                        is_done |= core.has_nothing_to_fold() && core.compact_if_sparse(&mut state)?;
-                        shrunk = is_done.then_some(now).or(shrunk);
+                        shrunk = core.shrink(&mut state)?.then_some(now).or(shrunk);
                     }
                     core.give_space_back(&mut state, Slack::Least)?;
                 }

@@ -11,7 +11,7 @@ use duramen_io::{OpenMode, Owner, WordLock, wake};
 
 use crate::base::{self, Extent};
 use crate::commit::{NOT_EXCLUSIVE, is_token_of};
-use crate::core::{Core, with_source};
+use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
 use crate::planted::{PlantedBug, is_planted, kill_point};
@@ -192,14 +192,14 @@ impl Core {
             OperationKind::Run => decode_root(operation.value),
             OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => return Ok(()),
         };
-        with_source!(self, source => base::walk(source, run, &mut |visit| {
+        base::walk(self.source(), run, &mut |visit| {
             let (page, count) = match visit {
                 base::Visit::Page { number, pages, .. } => (number, pages),
                 base::Visit::Extent(extent) => (extent.page, extent.pages()),
             };
             pages.extend(page..page + count);
             Ok(())
-        }))
+        })
     }
 
     /// A log file that was being made ready, or removed: it may be there or not, under a name that may last or not.

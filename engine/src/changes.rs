@@ -37,7 +37,7 @@ use duramen_io::{wait, wake};
 use crate::base::{Cursor, Root};
 use crate::catalog::is_reserved;
 use crate::checksum::key_hash;
-use crate::core::{Core, with_source};
+use crate::core::Core;
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::{MAP_ID_BYTES, STREAM_KEYS_MAX};
@@ -281,11 +281,21 @@ impl Changes {
             latest, generations, ..
         } = &mut self.reader;
         latest.switch(limit - number > FAR_BEHIND);
-        let collected = with_source!(core, source => {
-            let (root, hash_seed) = (version.root, core.hash_seed);
-            let past = Past { source, root, generations, commit: number - 1, hash_seed };
-            Collector { past, start, latest, filter: &self.filter, pairs: BTreeMap::new() }.collect(body)
-        });
+        let past = Past {
+            source: core.source(),
+            root: version.root,
+            generations,
+            commit: number - 1,
+            hash_seed: core.hash_seed,
+        };
+        let collector = Collector {
+            past,
+            start,
+            latest,
+            filter: &self.filter,
+            pairs: BTreeMap::new(),
+        };
+        let collected = collector.collect(body);
         // After an error the same commit is read again, and must not find itself.
         let pairs = collected.inspect_err(|_| self.reader.latest.clear())?;
         drop(retained);
@@ -942,12 +952,16 @@ fn names_at(core: &Core, version: &Version, commit: u64) -> Result<HashMap<u32, 
     let generations = core.generations_between(version.base_commit, u32::MAX)?;
     let mut names = HashMap::new();
     let mut damage = Ok(());
-    with_source!(core, source => {
-        let past = Past { source, root: version.root, generations: &generations, commit, hash_seed: core.hash_seed };
-        past.each(FullRange::map(CATALOG), |full_key, id| match map_id(&id) {
-            Ok(id) => drop(names.insert(id, name_of(full_key))),
-            Err(error) => damage = Err(error),
-        })
+    let past = Past {
+        source: core.source(),
+        root: version.root,
+        generations: &generations,
+        commit,
+        hash_seed: core.hash_seed,
+    };
+    past.each(FullRange::map(CATALOG), |full_key, id| match map_id(&id) {
+        Ok(id) => drop(names.insert(id, name_of(full_key))),
+        Err(error) => damage = Err(error),
     })?;
     damage.map(|()| names)
 }

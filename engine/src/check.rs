@@ -284,7 +284,7 @@ fn check_names(pinned: &Pinned, report: &mut CheckReport) {
     let named = || -> Result<u64> {
         let mut named = 0;
         let mut scan = pinned.scan(&[], FullRange::map(CATALOG));
-        while let Some((_, id)) = scan.next(pinned.core())? {
+        while let Some((_, id)) = scan.next_pair()? {
             named += pinned.count(&FullRange::map(map_id(&id)?))?;
         }
         Ok(named)

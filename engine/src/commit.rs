@@ -26,7 +26,7 @@ use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, wait, wake};
 use crate::base::Stored;
 use crate::checksum::key_hash;
 use crate::conflict::Checks;
-use crate::core::{Core, with_source};
+use crate::core::Core;
 use crate::draft::{Add, AddTo, Draft, Numbering};
 use crate::error::{Error, Kind, Reason, Result, printable, unless_full};
 use crate::full_key::FullRange;
@@ -862,13 +862,12 @@ impl<'a> Newest<'a> {
     fn get_near(&mut self, full_key: &[u8], hash: u64, finger: Finger) -> Result<Option<Value<'a>>> {
         let core = self.core;
         let active = core.generation_view(core.control().tail.0.slot.load(Ordering::Relaxed) as u16)?;
-        with_source!(core, source => {
-            // Counters change often: nearly always it is there.
-            if let Some((_, entry)) = active.newest_near(source, full_key, hash, finger)? {
-                return entry.resolve(source);
-            }
-            self.view()?.get(source, full_key)
-        })
+        let source = core.source();
+        // Counters change often: nearly always it is there.
+        if let Some((_, entry)) = active.newest_near(source, full_key, hash, finger)? {
+            return entry.resolve(source);
+        }
+        self.view()?.get(source, full_key)
     }
 
     fn view(&mut self) -> Result<&View> {
@@ -893,16 +892,14 @@ impl Newest<'_> {
         };
         let core = self.core;
         let view = self.view()?;
-        with_source!(core, source => {
-            let mut scan = Scan::new(source, view, &[], range);
-            scan.seek_end();
-            while scan.prev()?.is_some() {
-                if let Ok(number) = scan.key()[prefix.len()..].try_into() {
-                    return Ok(u64::from_be_bytes(number) + 1);
-                }
+        let mut scan = Scan::new(core.source(), view, &[], range);
+        scan.seek_end();
+        while scan.prev()?.is_some() {
+            if let Ok(number) = scan.key()[prefix.len()..].try_into() {
+                return Ok(u64::from_be_bytes(number) + 1);
             }
-            Ok(0)
-        })
+        }
+        Ok(0)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::base::{Cursor, PageSource, Root};
 use crate::checksum::key_hash;
-use crate::core::{Core, with_source};
+use crate::core::Core;
 use crate::draft::{Draft, Planned};
 use crate::error::{Error, Reason, Result, printable};
 use crate::full_key::FullRange;
@@ -99,7 +99,7 @@ impl Core {
 
     fn changed_since(&self, newer: &[GenerationView], key: &[u8], hash: u64, since: u64) -> Result<bool> {
         for generation in newer {
-            let found = with_source!(self, source => generation.recent(source, key, hash, u64::MAX)?.map(|(c, _)| c));
+            let found = generation.recent(self.source(), key, hash, u64::MAX)?.map(|(c, _)| c);
             if found.is_some_and(|commit| commit > since) {
                 return Ok(true);
             }
@@ -125,7 +125,7 @@ impl Core {
                     }
                     Note::DeleteRange { .. } => {}
                     Note::Run(root) => {
-                        let first = with_source!(self, source => first_in(source, root, range)?);
+                        let first = first_in(self.source(), root, range)?;
                         if first.is_some() {
                             return Ok(first);
                         }
@@ -148,9 +148,7 @@ impl Core {
             while cursor.is_valid() {
                 if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
                     let hash = key_hash(self.hash_seed, cursor.key());
-                    let found = with_source!(self, source => {
-                        crate::base::find(source, run, cursor.key(), hash)?.is_some()
-                    });
+                    let found = crate::base::find(self.source(), run, cursor.key(), hash)?.is_some();
                     if found {
                         return Ok(Some(cursor.key().to_vec()));
                     }
@@ -164,10 +162,10 @@ impl Core {
                             low: low.to_vec(),
                             high: high.to_vec(),
                         };
-                        with_source!(self, source => first_in(source, run, &range)?)
+                        first_in(self.source(), run, &range)?
                     }
                     // Two runs: walk the other one through this one.
-                    Note::Run(other) => with_source!(self, source => common_key(source, run, other, &everything)?),
+                    Note::Run(other) => common_key(self.source(), run, other, &everything)?,
                 };
                 if found.is_some() {
                     return Ok(found);

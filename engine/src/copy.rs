@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::base::{self, ChangeStream, Root, Stored};
-use crate::core::{Core, MaintenanceState, with_source};
+use crate::core::{Core, MaintenanceState};
 use crate::error::{Kind, Reason, Result};
 use crate::fold::NewTree;
 use crate::full_key::FullRange;
@@ -14,7 +14,6 @@ use crate::options::{Maintenance, Options};
 use crate::page_sink::FileSink;
 use crate::progress::{Progress, with_progress};
 use crate::scan::Scan;
-use crate::shrink::unless_it_is_not_to_be;
 use crate::snapshot::{Pinned, Purpose};
 use crate::space::{Claim, Retired, Slack};
 use crate::store::Store;
@@ -71,7 +70,7 @@ impl Store {
         let bytes_before = core.data_bytes()?;
         with_progress(progress, |progress| {
             let mut state = core.hold_maintenance()?;
-            core.rewrite(&mut state, &mut to_the_end(progress)).map(drop)
+            core.rewrite(&mut state, progress)
         })?;
         let mut state = core.hold_maintenance()?;
         core.leave_large_generations(&mut state)?;
@@ -83,46 +82,15 @@ impl Store {
     }
 }
 
-/// What a rewriting tells how far it has come, and who says whether it is to go on.
-type Watch<'w> = dyn FnMut(Progress) -> bool + 'w;
-
-/// Lets a rewriting go on, whatever comes.
-fn to_the_end(progress: &mut dyn FnMut(Progress)) -> impl FnMut(Progress) -> bool {
-    |now| {
-        progress(now);
-        true
-    }
-}
-
-/// A quiet store is rewritten by itself when more than half of its file is free: between these sizes, where the space is worth the
-/// writing and the writing does not take long. What is kept for deletions on a full disk, and some pages for the next fold, come
-/// to some 340 KiB that are free in any case.
-const SPARSE_BYTES_MIN: u64 = 384 << 10;
-const REWRITTEN_BYTES_MAX: u64 = 2 << 30;
-
 impl Core {
-    /// Writes the base anew, densely and to the front of its file, when most of that is free, so that the rest can go; for as long
-    /// as there is nothing to fold, for which commits would wait. Returns whether it did.
-    pub(crate) fn compact_if_sparse(&self, state: &mut MaintenanceState) -> Result<bool> {
-        let figures = self.space.figures()?;
-        let used = self.space.used_bytes();
-        let is_sparse = figures.free_pages * PAGE_BYTES as u64 > used.max(SPARSE_BYTES_MIN);
-        if !is_sparse || figures.retired_pages > 0 || used >= REWRITTEN_BYTES_MAX {
-            return Ok(false);
-        }
-        unless_it_is_not_to_be(self.rewrite(state, &mut |_| self.has_nothing_to_fold()))
-    }
-
     fn data_bytes(&self) -> Result<u64> {
         Ok(self.space.figures()?.file_pages * PAGE_BYTES as u64)
     }
 
     /// Fills this store, which is new and empty, with everything that a view of another one shows.
     fn take_copy_of(&self, other: &Pinned, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let written = with_source!(other.core(), source => {
-            self.write_tree(source, &other.view, Claim::Beyond, &mut to_the_end(progress))
-        })?;
-        let (root, sink) = written.expect("nothing ends it early");
+        let written = self.write_tree(other.core().source(), &other.view, Claim::Beyond, progress);
+        let (root, sink) = written?;
         let commit = other.view.commit;
         let control = self.control();
         let guard = self.hold_commits()?;
@@ -145,15 +113,14 @@ impl Core {
         self.maintain_frozen(&mut state)
     }
 
-    /// Writes all pairs of a view into a new tree in this store's data file, beyond what is promised to commits. `None`: that
-    /// was ended early.
+    /// Writes all pairs of a view into a new tree in this store's data file, beyond what is promised to commits.
     fn write_tree<'a, S: Source<'a>>(
         &self,
         source: S,
         view: &View,
         claim: Claim,
-        watch: &mut Watch,
-    ) -> Result<Option<(Root, FileSink<'_>)>> {
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(Root, FileSink<'_>)> {
         let mut sink = FileSink::new(self, self.region.version().number + 1, claim);
         let everything = FullRange {
             low: Vec::new(),
@@ -163,8 +130,7 @@ impl Core {
             scan: Scan::new(source, view, &[], everything),
             source,
             value: None,
-            watch,
-            has_ended: false,
+            progress,
             now: Progress {
                 done: 0,
                 total: view.root.pairs,
@@ -183,62 +149,48 @@ impl Core {
                 )
             })
             .and_then(|root| sink.finish().map(|()| root));
-        match merged {
-            Ok(root) if !pairs.has_ended => Ok(Some((root, sink))),
-            ended => {
-                sink.abandon();
-                ended.map(|_| None)
-            }
-        }
+        let root = merged.inspect_err(|_| sink.abandon())?;
+        Ok((root, sink))
     }
 
-    /// Replaces the base by a densely filled tree with the same pairs, at the front of its file. `false`: that was ended
-    /// early.
-    fn rewrite(&self, state: &mut MaintenanceState, watch: &mut Watch) -> Result<bool> {
+    /// Replaces the base by a densely filled tree with the same pairs, at the front of its file.
+    fn rewrite(&self, state: &mut MaintenanceState, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         self.finish_begun(state)?;
-        let rewritten = self.replace_towards_front(state, watch);
-        // Also when it was ended early: what was written in vain counts, too.
-        self.counters.folded_page_bytes.store(0, Ordering::Relaxed);
+        let rewritten = self.replace_towards_front(state, progress);
         if let Err(error) = &rewritten
             && error.kind() == Kind::MakeSpace
         {
             // What the file has grown by is not needed; why there was no room is what the caller is to know.
             let _ = self.give_space_back(state, Slack::Least);
         }
-        let is_done = rewritten?;
-        self.give_space_back(state, if is_done { Slack::Nothing } else { Slack::Usual })?;
-        Ok(is_done)
+        rewritten?;
+        self.give_space_back(state, Slack::Nothing)
     }
 
     /// The tree is written behind everything else, so that all of the front is free, and then moved there. But somebody
     /// who holds the old tree keeps the front: then the new one goes to what is free already, and a third copy behind
     /// those two would only make the file longer.
-    fn replace_towards_front(&self, state: &mut MaintenanceState, watch: &mut Watch) -> Result<bool> {
+    fn replace_towards_front(&self, state: &mut MaintenanceState, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let first = if self.region.is_pinned() {
             Claim::Front
         } else {
             Claim::Behind
         };
-        if !self.replace(state, first, watch)? {
-            return Ok(false);
-        }
+        self.replace(state, first, progress)?;
         let figures = self.space.figures()?;
         let used_pages = self.space.used_bytes() / PAGE_BYTES as u64;
         if 2 * figures.retired_pages <= used_pages || figures.free_pages >= used_pages {
-            self.replace(state, Claim::Front, watch)
-        } else {
-            Ok(true)
+            self.replace(state, Claim::Front, progress)?;
         }
+        Ok(())
     }
 
-    fn replace(&self, state: &mut MaintenanceState, claim: Claim, watch: &mut Watch) -> Result<bool> {
+    fn replace(&self, state: &mut MaintenanceState, claim: Claim, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let mut version = self.region.version();
         version.generations.clear();
         let base_only = self.view(&version, u64::MAX)?;
-        let written = with_source!(self, source => self.write_tree(source, &base_only, claim, watch))?;
-        let Some((root, mut sink)) = written else {
-            return Ok(false);
-        };
+        let written = self.write_tree(self.source(), &base_only, claim, progress);
+        let (root, mut sink) = written?;
         // Before the new tree counts: what cannot be walked cannot be retired.
         let retired = self.pages_of(version.root).inspect_err(|_| sink.abandon())?;
         let tree = NewTree {
@@ -248,21 +200,28 @@ impl Core {
         };
         self.publish_tree(state, tree, |next| next.root = root)?;
         self.make_durable(state)?;
-        self.reclaim(state)?;
-        Ok(true)
+        self.reclaim(state)
     }
 
     /// All pages of a base, and of its values, to be retired.
     fn pages_of(&self, root: Root) -> Result<Vec<Retired>> {
         let mut retired = Vec::new();
-        with_source!(self, source => base::walk(source, root, &mut |visit| {
+        base::walk(self.source(), root, &mut |visit| {
             let (page, pages, birth, is_logged) = match visit {
-                base::Visit::Page { number, pages, birth, .. } => (number, pages, birth, false),
+                base::Visit::Page {
+                    number, pages, birth, ..
+                } => (number, pages, birth, false),
                 base::Visit::Extent(extent) => (extent.page, extent.pages(), extent.birth, true),
             };
-            retired.push(Retired { page, pages, birth, death: u64::MAX, is_logged });
+            retired.push(Retired {
+                page,
+                pages,
+                birth,
+                death: u64::MAX,
+                is_logged,
+            });
             Ok(())
-        }))?;
+        })?;
         Ok(retired)
     }
 }
@@ -272,8 +231,7 @@ struct Pairs<'a, 'w, S: Source<'a>> {
     scan: Scan<'a, S>,
     source: S,
     value: Option<Value<'a>>,
-    watch: &'w mut Watch<'w>,
-    has_ended: bool,
+    progress: &'w mut dyn FnMut(Progress),
     now: Progress,
 }
 
@@ -293,61 +251,9 @@ impl<'a, S: Source<'a>> ChangeStream for Pairs<'a, '_, S> {
         };
         self.now.done += self.value.is_some() as u64;
         self.now.total = self.now.total.max(self.now.done);
-        let is_told = self.now.done.is_multiple_of(1024) || self.value.is_none();
-        if is_told && !(self.watch)(self.now) {
-            (self.has_ended, self.value) = (true, None);
+        if self.now.done.is_multiple_of(1024) || self.value.is_none() {
+            (self.progress)(self.now);
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use duramen_io::SimDisk;
-
-    use super::*;
-    use crate::Durability;
-
-    fn open(disk: &SimDisk) -> Store {
-        let options = Options::new()
-            .maintenance(Maintenance::Manual)
-            .durability(Durability::Written)
-            .overwrite_freed(true);
-        options.open_on(disk.platform()).expect("a store")
-    }
-
-    #[test]
-    fn rewriting_that_is_ended_early_leaves_what_was_there_and_nothing_else() {
-        const PAIRS: u64 = 10_000;
-        let store = open(&SimDisk::new(1));
-        let map = store.map("map").expect("a map");
-        for number in 0..PAIRS {
-            map.put(&number.to_be_bytes(), &[7; 100]).expect("a put");
-        }
-        store.maintain().expect("a fold");
-        let core = store.core();
-        let rewrite = |watch: &mut Watch| {
-            let mut state = core.hold_maintenance().expect("nobody else");
-            core.rewrite(&mut state, watch).expect("room")
-        };
-        let pages_in_use = || {
-            let figures = core.space.figures().expect("nobody else");
-            figures.file_pages - figures.free_pages
-        };
-        let (version, before) = (core.region.version(), pages_in_use());
-        assert!(!rewrite(&mut |now| now.done < PAIRS / 2));
-        assert_eq!((core.region.version(), pages_in_use()), (version.clone(), before));
-        // The second of both times: what the first one wrote counts then.
-        let mut ends = 0;
-        let mut until_the_second = |now: Progress| {
-            ends += u32::from(now.done == now.total);
-            ends < 2
-        };
-        assert!(!rewrite(&mut until_the_second));
-        assert_ne!(core.region.version().root, version.root);
-        assert!(rewrite(&mut |_| true));
-        let report = store.check(&mut |_| ()).expect("a check");
-        assert_eq!(report.problems, [""; 0]);
-        assert_eq!(core.region.version().root.pairs, version.root.pairs);
     }
 }

@@ -18,12 +18,12 @@ use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FullRange};
 use crate::index::Index;
 use crate::limits::MAP_ID_BYTES;
-use crate::log::{LogView, OpenFile, Segments, file_name};
+use crate::log::{LogView, OpenFile, Segments};
 use crate::map::map_id;
 use crate::meta::{Meta, MetaPages};
 use crate::options::Settings;
 use crate::pace::{Pace, PauseWatch};
-use crate::pages::{Pages, ReadMode};
+use crate::pages::{MappedPages, Pages};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
 use crate::scan::Scan;
@@ -108,8 +108,6 @@ pub(crate) struct MaintenanceState {
     pub(crate) history: VecDeque<(Pin, Version, u64)>,
     /// Whether commits pause for folds.
     pub(crate) pauses: PauseWatch,
-    /// Where filling sparse leaves goes on; empty: at the beginning.
-    pub(crate) repacked: Vec<u8>,
     /// The tree, and the pages of the file, of which nothing could be moved to the front.
     pub(crate) shrunk_in_vain: Option<(Root, u64)>,
 }
@@ -128,8 +126,6 @@ pub(crate) struct Counters {
     pub(crate) conflicts: AtomicU64,
     pub(crate) syncs: AtomicU64,
     pub(crate) folds: AtomicU64,
-    /// Bytes of pages that folds wrote since sparse leaves were last filled, or looked for.
-    pub(crate) folded_page_bytes: AtomicU64,
 }
 
 impl Core {
@@ -171,7 +167,6 @@ impl Core {
                 published: Vec::new(),
                 history: VecDeque::new(),
                 pauses: PauseWatch::default(),
-                repacked: Vec::new(),
                 shrunk_in_vain: None,
             }),
             settings,
@@ -318,30 +313,12 @@ impl Core {
     fn fill_view(&self, view: &mut View, version: &Version, is_seen: impl Fn(&GenerationView) -> bool) -> Result<()> {
         for &slot in &version.generations {
             let generation = self.generation_view(slot)?;
-            if self.read_mode() == ReadMode::Verified {
-                self.check_log_length(slot)?;
-            }
             if is_seen(&generation) {
                 if view.generations.capacity() == 0 {
                     view.generations = spare_generations();
                 }
                 view.generations.push(generation);
             }
-        }
-        Ok(())
-    }
-
-    /// Refuses a log file that somebody has cut off: reading what is missing of its mapping would be a signal.
-    #[cold]
-    fn check_log_length(&self, slot: u16) -> Result<()> {
-        let end = self.entry(slot).tail.load(Ordering::Acquire);
-        let doing = |error| Error::io("looking how long a log file is", error);
-        let length = self.log_file(slot)?.len().map_err(doing)?;
-        if length < end {
-            let name = file_name(slot);
-            return Err(Error::damaged(format!(
-                "{name} has {length} bytes of {end}: it was cut off"
-            )));
         }
         Ok(())
     }
@@ -645,15 +622,14 @@ impl Core {
     #[cold]
     fn learn_maps(&self, view: &View, change: u64) -> Result<()> {
         let mut names = HashMap::new();
-        with_source!(self, source => {
-            let mut scan = Scan::new(source, view, &[], FullRange::map(CATALOG));
-            while let Some(entry) = scan.next()? {
-                let name = String::from_utf8_lossy(&scan.key()[MAP_ID_BYTES..]).into_owned();
-                if let Some(id) = entry.resolve(source)? {
-                    names.insert(map_id(&id)?, name);
-                }
+        let source = self.pages.verified();
+        let mut scan = Scan::new(source, view, &[], FullRange::map(CATALOG));
+        while let Some(entry) = scan.next()? {
+            let name = String::from_utf8_lossy(&scan.key()[MAP_ID_BYTES..]).into_owned();
+            if let Some(id) = entry.resolve(source)? {
+                names.insert(map_id(&id)?, name);
             }
-        });
+        }
         kill_point();
         self.catalog.learn(&names, view.commit, change);
         Ok(())
@@ -815,8 +791,10 @@ impl Core {
         self.work.1.notify_all();
     }
 
-    pub(crate) fn read_mode(&self) -> ReadMode {
-        self.pages.mode()
+    /// The pages of the data file, as readers see them.
+    #[inline]
+    pub(crate) fn source(&self) -> MappedPages<'_> {
+        self.pages.mapped()
     }
 }
 
@@ -939,20 +917,3 @@ pub(crate) fn keep_generations(mut generations: Vec<GenerationView>) {
         let _ = SPARE_GENERATIONS.try_with(|spare| spare.set(generations));
     }
 }
-
-/// Runs `$body` with `$source` bound to the pages in the store's read mode.
-macro_rules! with_source {
-    ($core:expr, $source:ident => $body:expr) => {
-        match $core.read_mode() {
-            $crate::pages::ReadMode::Mapped => {
-                let $source = $core.pages.mapped();
-                $body
-            }
-            $crate::pages::ReadMode::Verified => {
-                let $source = $core.pages.verified();
-                $body
-            }
-        }
-    };
-}
-pub(crate) use with_source;

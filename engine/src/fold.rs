@@ -24,7 +24,7 @@ use std::time::Duration;
 use duramen_io::ProcessorTime;
 
 use crate::base::{self, ChangeStream, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
-use crate::core::{Core, MaintenanceState, with_source};
+use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Result, unless_full};
 use crate::generations::Populated;
 use crate::limits::RETAINED_GENERATIONS_MAX;
@@ -287,10 +287,8 @@ impl Core {
             .collect::<Result<Vec<_>>>()?;
         let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
         let merged = self.note_share(|| {
-            with_source!(self, source => {
-                let options = self.fold_options();
-                fold_into(source, version.root, &generations, options, &mut sink, report)
-            })
+            let options = self.fold_options();
+            fold_into(self.source(), version.root, &generations, options, &mut sink, report)
         });
         match merged.and_then(|root| sink.finish().map(|()| root)) {
             Ok(root) => Ok((root, sink)),
@@ -403,7 +401,7 @@ impl Core {
 
     /// Looks how many blocks rewriting the base takes.
     pub(crate) fn count_branches(&self, root: Root) {
-        let counted = with_source!(self, source => base::count_branches(source, root));
+        let counted = base::count_branches(self.source(), root);
         // Whoever reads the damaged page for its pairs reports it.
         self.space.tree_is(root.height, counted.ok());
     }
@@ -600,11 +598,13 @@ impl Core {
     pub(crate) fn write_run(&self, layers: &[Layer]) -> Result<Root> {
         let birth = self.region.version().number;
         let mut sink = FileSink::new(self, birth, Claim::Loose);
-        let merged = with_source!(self, source => {
-            let mut changes = NewestChanges::of_layers(source, layers)?;
-            let options = MergeOptions { keep_deletes: true, ..self.fold_options() };
-            base::merge(source, Root::default(), &mut changes, &[], options, &mut sink)
-        });
+        let source = self.source();
+        let mut changes = NewestChanges::of_layers(source, layers)?;
+        let options = MergeOptions {
+            keep_deletes: true,
+            ..self.fold_options()
+        };
+        let merged = base::merge(source, Root::default(), &mut changes, &[], options, &mut sink);
         match merged.and_then(|root| sink.finish().map(|()| root)) {
             Ok(root) => Ok(root),
             Err(error) => {
@@ -618,14 +618,14 @@ impl Core {
     pub(crate) fn drop_run(&self, root: Root, values: bool) -> Result<()> {
         // First all of them are found: a page that is given back may be somebody else's at once, and others are found by it.
         let mut found = Vec::new();
-        with_source!(self, source => base::walk(source, root, &mut |visit| {
+        base::walk(self.source(), root, &mut |visit| {
             match visit {
                 base::Visit::Page { number, pages, .. } => found.push((number, pages)),
                 base::Visit::Extent(extent) if values => found.push((extent.page, extent.pages())),
                 base::Visit::Extent(_) => {}
             }
             Ok(())
-        }))?;
+        })?;
         found
             .into_iter()
             .for_each(|(page, pages)| self.space.give_back(page, pages, &self.pages));

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Scope, ScopedJoinHandle};
 
 use crate::base::{self, Division, Extent, MergeOptions, MergedPart, PageSink, Part, Root};
-use crate::core::{Core, MaintenanceState, with_source};
+use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Kind, Result};
 use crate::fold::{NewTree, REPORT_INTERVAL, Reported, retire_runs};
 use crate::limits::{BRANCH_PAGES, FOLD_PART_OPERATIONS, FOLD_THREADS_MAX, PAGE_BYTES};
@@ -162,9 +162,13 @@ impl Core {
         let mut samples: Vec<&[u8]> = generations.iter().flat_map(sampled).collect();
         samples.sort_unstable();
         samples.dedup();
-        let divided = with_source!(self, source => {
-            base::divide(source, version.root, portions.parts, portions.nodes_min, &samples)
-        });
+        let divided = base::divide(
+            self.source(),
+            version.root,
+            portions.parts,
+            portions.nodes_min,
+            &samples,
+        );
         let division = match divided {
             Ok(Some(division)) => division,
             Ok(None) => return Ok(None),
@@ -200,7 +204,7 @@ impl Core {
                     .into_iter()
                     .for_each(|extent| fold.sink.retire_extent(extent));
                 fold.sink.adopted.extend(surviving);
-                with_source!(self, source => retire_runs(source, fold.runs, &mut fold.sink))
+                retire_runs(self.source(), fold.runs, &mut fold.sink)
                     .and_then(|()| fold.sink.finish())
                     .inspect_err(|_| fold.sink.abandon())?;
                 Ok(Some((root, fold.sink)))
@@ -305,7 +309,6 @@ impl Core {
         MergeOptions {
             keep_deletes: false,
             hash_seed: self.hash_seed,
-            repack: false,
         }
     }
 }
@@ -423,9 +426,13 @@ impl<'c> InParts<'c, '_> {
             .map(|part| self.division.as_it_is(part))
             .collect();
         let parts: Vec<&MergedPart> = self.merged.iter().chain(&rest).collect();
-        let root = with_source!(core, source => {
-            base::assemble(source, &self.division, &parts, core.fold_options(), &mut self.sink)?
-        });
+        let root = base::assemble(
+            core.source(),
+            &self.division,
+            &parts,
+            core.fold_options(),
+            &mut self.sink,
+        )?;
         self.sink.finish()?;
         Ok(root)
     }
@@ -456,7 +463,7 @@ impl<'c> InParts<'c, '_> {
         self.sink.birth = version.number + 1;
         self.root = root;
         self.merged.iter_mut().for_each(MergedPart::is_published);
-        with_source!(core, source => self.division.is_under(source, root))?;
+        self.division.is_under(core.source(), root)?;
         let meta = core
             .prepare_meta(state, &version)
             .map_err(|error| core.poisoned_unless_full(error))?;
@@ -562,16 +569,15 @@ impl<'c> Work<'c, '_> {
             counted = taken;
             report(all)
         };
-        let merged = with_source!(core, source => {
-            NewestChanges::of_generations_in(source, &generations, part.range()).and_then(|mut changes| {
-                let cuts = changes.cuts();
-                let scout = Scout::new(source, self.root, &generations, part.range())?;
-                let mut reported = Reported::new(&mut changes, scout, &mut report_all);
-                let merged = base::merge_part(source, part, &mut reported, &cuts, core.fold_options(), &mut sink)?;
-                sink.finish()?;
-                let (superseded, surviving) = (changes.superseded, changes.surviving);
-                Ok((merged, changes.runs, Values { superseded, surviving }, changes.costs))
-            })
+        let source = core.source();
+        let merged = NewestChanges::of_generations_in(source, &generations, part.range()).and_then(|mut changes| {
+            let cuts = changes.cuts();
+            let scout = Scout::new(source, self.root, &generations, part.range())?;
+            let mut reported = Reported::new(&mut changes, scout, &mut report_all);
+            let merged = base::merge_part(source, part, &mut reported, &cuts, core.fold_options(), &mut sink)?;
+            sink.finish()?;
+            let (superseded, surviving) = (changes.superseded, changes.surviving);
+            Ok((merged, changes.runs, Values { superseded, surviving }, changes.costs))
         });
         match merged {
             Ok((part, runs, values, costs)) => Ok(Folded {
@@ -596,9 +602,7 @@ mod tests {
     use duramen_io::SimDisk;
 
     use crate::base::{self, Visit};
-    use crate::core::with_source;
     use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
-    use crate::pages::ReadMode;
     use crate::{Batch, ChangesFrom, Durability, Kind, Maintenance, Map, Options, Reason, Store};
 
     fn open(disk: &SimDisk) -> crate::Result<Store> {
@@ -765,10 +769,8 @@ mod tests {
     #[test]
     fn damage_under_which_nothing_changes_does_not_keep_a_fold_from_being_done() {
         let disk = SimDisk::new(1);
-        let options = Options::new()
-            .maintenance(Maintenance::Manual)
-            .reads(ReadMode::Verified);
-        let store = options.fold_parts(3, 1).open_on(disk.platform()).expect("a store");
+        let options = Options::new().maintenance(Maintenance::Manual).fold_parts(3, 1);
+        let store = options.clone().open_on(disk.platform()).expect("a store");
         let map = store.map("map").expect("a map");
         for number in 0..6_000u32 {
             map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
@@ -778,7 +780,7 @@ mod tests {
         let root = core.region.version().root;
         assert_eq!(root.height, 3);
         let mut branches = Vec::new();
-        let visited = with_source!(core, source => base::walk(source, root, &mut |visit| {
+        let visited = base::walk(core.source(), root, &mut |visit| {
             if let Visit::Page { number, pages, .. } = visit
                 && pages == BRANCH_PAGES
                 && number != root.page
@@ -786,14 +788,18 @@ mod tests {
                 branches.push(number);
             }
             Ok(())
-        }));
+        });
         visited.expect("a sound tree");
         assert!(branches.len() > 1);
         // The one with the largest keys.
         let rotten = *branches.last().expect("several");
+        // A process that wrote a page itself does not verify it.
+        let disk = disk.kill();
+        let store = options.open_on(disk.platform()).expect("a store");
+        let (core, map) = (store.core(), store.map("map").expect("a map"));
         disk.write_raw("data", u64::from(rotten) * PAGE_BYTES as u64 + 100, &[0xEE; 8]);
         map.put(&1u32.to_be_bytes(), b"new").expect("a put");
-        let divided = with_source!(core, source => base::divide(source, root, 3, 6, &[]));
+        let divided = base::divide(core.source(), root, 3, 6, &[]);
         assert!(divided.is_err(), "the parts cannot be told without that branch");
         store.maintain().expect("one thread does not need it");
         assert_eq!(

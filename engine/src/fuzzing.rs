@@ -117,7 +117,6 @@ fn read_everything(source: Anything<'_>, root: Root) {
         let options = MergeOptions {
             keep_deletes,
             hash_seed: HASH_SEED,
-            repack: false,
         };
         let cuts = [KeyRange {
             low: keys[0].clone(),

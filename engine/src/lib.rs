@@ -65,10 +65,8 @@ mod syncing;
 mod unsynced;
 
 mod burial;
-mod repack;
 mod scout;
 mod shrink;
-mod touches;
 
 mod batch;
 mod changes;
@@ -107,7 +105,6 @@ pub use future::CommitFuture;
 pub use limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub use map::{Map, Maps};
 pub use options::{Maintenance, Options};
-pub use pages::ReadMode;
 pub use progress::Progress;
 pub use salvage::{Lost, Salvage};
 #[doc(hidden)]

@@ -10,7 +10,7 @@ use crate::batch::Batch;
 use crate::catalog::{MapInfo, check_name, is_reserved};
 use crate::commit::Durability;
 use crate::conflict::Checks;
-use crate::core::{Core, with_source};
+use crate::core::Core;
 use crate::draft::AddTo;
 use crate::error::{Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
@@ -129,9 +129,7 @@ impl Map {
         let full_key = self.full_key(key)?;
         let core = self.core();
         core.healthy()?;
-        core.with_view(
-            |view| with_source!(core, source => Ok(view.get(source, &full_key)?.map(|value| value.to_vec()))),
-        )
+        core.with_view(|view| Ok(view.get(core.source(), &full_key)?.map(|value| value.to_vec())))
     }
 
     /// The values of several keys, all at the same moment, in their order.
@@ -145,7 +143,7 @@ impl Map {
             keys.iter()
                 .map(|key| {
                     let full_key = self.full_key(key.as_ref())?;
-                    with_source!(core, source => Ok(view.get(source, &full_key)?.map(|value| value.to_vec())))
+                    Ok(view.get(core.source(), &full_key)?.map(|value| value.to_vec()))
                 })
                 .collect()
         })
@@ -314,7 +312,7 @@ impl Map {
         let core = self.core();
         core.writable()?;
         let pinned = Pinned::new(&self.store, &core.control().visible.0, Purpose::Transaction)?;
-        let now = with_source!(core, source => pinned.view.get(source, full_key)?.map(|value| value.to_vec()));
+        let now = pinned.view.get(core.source(), full_key)?.map(|value| value.to_vec());
         let Some(new) = decide(now.as_deref()) else {
             return Ok(now);
         };
@@ -442,7 +440,7 @@ impl Maps<'_> {
         let pinned = Pinned::new(self.store, &self.store.core().control().visible.0, Purpose::Snapshot)?;
         let mut scan = pinned.scan(&[], FullRange::map(CATALOG));
         let mut names = Vec::new();
-        while let Some((key, _)) = scan.next(pinned.core())? {
+        while let Some((key, _)) = scan.next_pair()? {
             names.push(String::from_utf8_lossy(&key[4..]).into_owned());
         }
         names.retain(|name| !is_reserved(name));
@@ -464,10 +462,8 @@ impl Maps<'_> {
         core.healthy()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         let found = core.with_view(|view| {
-            with_source!(core, source => {
-                let id = view.get(source, &key)?.map(|id| map_id(&id)).transpose()?;
-                Ok(id.map(|id| (id, view.commit)))
-            })
+            let id = view.get(core.source(), &key)?.map(|id| map_id(&id)).transpose()?;
+            Ok(id.map(|id| (id, view.commit)))
         })?;
         Ok(found.map(|(id, commit)| Map::new(self.store, id, name, commit)))
     }

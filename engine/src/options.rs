@@ -12,7 +12,6 @@ use crate::limits::{
     GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, LOCK_TIMEOUT, MEMORY_BYTES_MIN, PAGE_BYTES,
     STANDBY_GENERATIONS, WAITING_GENERATIONS_MAX,
 };
-use crate::pages::ReadMode;
 use crate::store::Store;
 
 /// Who folds the log into the base and frees space.
@@ -43,7 +42,6 @@ pub struct Options {
     durability: Durability,
     memory_bytes: Option<u64>,
     machine_bytes: Option<u64>,
-    reads: ReadMode,
     retain_log_bytes: u64,
     maintenance: Maintenance,
     network_filesystem: bool,
@@ -65,7 +63,6 @@ impl Default for Options {
             durability: Durability::Synced,
             memory_bytes: None,
             machine_bytes: None,
-            reads: ReadMode::Mapped,
             retain_log_bytes: 0,
             maintenance: Maintenance::Background,
             network_filesystem: false,
@@ -114,12 +111,6 @@ impl Options {
     /// 1 GiB. Less than 8 MiB counts as 8 MiB.
     pub fn memory_bytes(mut self, bytes: u64) -> Options {
         self.memory_bytes = Some(bytes);
-        self
-    }
-
-    /// How pages are read. Default: [`ReadMode::Mapped`].
-    pub fn reads(mut self, mode: ReadMode) -> Options {
-        self.reads = mode;
         self
     }
 
@@ -173,8 +164,8 @@ impl Options {
         self
     }
 
-    /// Opens what is left of a damaged store, for [`Snapshot::salvage`](crate::Snapshot::salvage): read-only, in
-    /// [`ReadMode::Verified`], and what opening finds damaged is noted by
+    /// Opens what is left of a damaged store, for [`Snapshot::salvage`](crate::Snapshot::salvage): read-only, and
+    /// what opening finds damaged is noted by
     /// [`Snapshot::salvage_maps`](crate::Snapshot::salvage_maps) where it is an error otherwise: a bitmap of used pages
     /// that rotted, a data file that was cut off, a hole in the log, behind which nothing is shown. What other calls show
     /// of such a store may be older than what was acknowledged. A store without any intact meta page cannot be opened so
@@ -328,7 +319,6 @@ impl Options {
             durability: self.durability,
             memory_bytes,
             machine_bytes,
-            reads: if self.salvage { ReadMode::Verified } else { self.reads },
             retain_log_bytes: self.retain_log_bytes,
             background: self.maintenance == Maintenance::Background,
             processors: std::thread::available_parallelism().map_or(1, usize::from),
@@ -394,7 +384,6 @@ pub(crate) struct Settings {
     pub(crate) memory_bytes: u64,
     /// What the machine has, or the control group may have.
     pub(crate) machine_bytes: u64,
-    pub(crate) reads: ReadMode,
     pub(crate) retain_log_bytes: u64,
     pub(crate) background: bool,
     pub(crate) processors: usize,

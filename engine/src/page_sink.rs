@@ -2,7 +2,6 @@
 //! fails leaves nothing behind, and what the new tree no longer holds, so that it can be retired once that is published.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use crate::base::{self, Extent, Link, PageSink};
 use crate::core::Core;
@@ -142,10 +141,6 @@ impl<'a> FileSink<'a> {
             .map_err(|error| Error::io("writing pages", error))?;
         self.start_writeback(first..first + run.buffer.len() as u64);
         self.core.pages.written(run.next - count, count);
-        if self.claim.is_promised() {
-            let written = &self.core.counters.folded_page_bytes;
-            written.fetch_add(run.buffer.len() as u64, Ordering::Relaxed);
-        }
         self.core.beat();
         Ok(run.buffer)
     }

@@ -1,5 +1,5 @@
-//! Pages of the data file as readers see them: mapped, or read one by one in `Verified` mode. Each page is verified
-//! (checksum and structure) when this process touches it for the first time.
+//! Pages of the data file as readers see them: mapped. Each page is verified (checksum and structure) when this process
+//! touches it for the first time. `check`, salvage and recovery read pages one by one instead, and verify each.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,32 +13,10 @@ use crate::checksum::checksum_with;
 use crate::error::{Error, Result};
 use crate::limits::{DATA_SPAN_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
 
-/// How pages are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReadMode {
-    /// Through a memory mapping, without copies. A page is verified when the process first touches it, unless it is
-    /// this process that sealed and wrote it. An error of
-    /// the device while a page is brought into memory is a signal (SIGBUS), as with every memory-mapped store.
-    #[default]
-    Mapped,
-    /// By a system call per page, verified every time. Errors of the device, bytes that rot later, and a data file that
-    /// somebody cuts off are errors of the call. Values are copied. Several times slower. Records of the log are written by
-    /// system calls too; in the other mode short ones are stored to a mapping, on ext4 and tmpfs.
-    ///
-    /// What is not folded yet is read through a mapping of the log in this mode too, and what processes share is a mapped
-    /// file. Each snapshot looks whether the log files that it needs are as long as what was written to them, and is an
-    /// error when one was cut off. One that is cut off later, while a snapshot is in use or a commit enters its operations,
-    /// the shared file cut off under a running process, and a device that fails when the kernel reads a page of these
-    /// back, are a signal (SIGBUS): without a handler for signals, which a library must not install, nothing but not
-    /// mapping them would keep that from happening, and memory that processes share cannot but be mapped.
-    Verified,
-}
-
 /// The data file in memory.
 #[derive(Debug)]
 pub(crate) struct Pages {
     file: Arc<dyn File>,
-    mode: ReadMode,
     /// Begins the checksums of all that is in the file.
     seed: u32,
     base: AtomicPtr<u8>,
@@ -59,11 +37,10 @@ pub(crate) struct Pages {
 
 impl Pages {
     /// Opens the data file of a store with this seed of checksums, on a machine with so much memory.
-    pub(crate) fn open(file: Arc<dyn File>, seed: u32, mode: ReadMode, machine_bytes: u64) -> Result<Pages> {
+    pub(crate) fn open(file: Arc<dyn File>, seed: u32, machine_bytes: u64) -> Result<Pages> {
         let length = file.len().map_err(|error| Error::io("opening the data file", error))?;
         let pages = Pages {
             file,
-            mode,
             seed,
             base: AtomicPtr::new(std::ptr::null_mut()),
             span: AtomicU64::new(0),
@@ -161,10 +138,6 @@ impl Pages {
             let bytes = |page: u64| page * PAGE_BYTES as u64;
             newest.read_ahead(bytes(run.start), bytes(run.end) - bytes(run.start));
         });
-    }
-
-    pub(crate) fn mode(&self) -> ReadMode {
-        self.mode
     }
 
     /// Begins the checksums of all that is in the data file.

@@ -40,7 +40,7 @@ use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 use crate::base::{self, Extent, Root};
 use crate::bitmap::Bitmap;
 use crate::checksum::{StoreSeeds, checksum_with, key_hash};
-use crate::core::{Core, StoreLock, with_source};
+use crate::core::{Core, StoreLock};
 use crate::draft::fold_costs;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
@@ -156,12 +156,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         Region::create(&platform, exists, seat, directory.as_deref())?
     });
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
-    let pages = Pages::open(
-        data.clone(),
-        StoreSeeds::of(meta.store).pages,
-        settings.reads,
-        settings.machine_bytes,
-    )?;
+    let pages = Pages::open(data.clone(), StoreSeeds::of(meta.store).pages, settings.machine_bytes)?;
     let space = Space::new(
         data.clone(),
         region.clone(),
@@ -287,12 +282,7 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
         return Err(Reason::Poisoned { cause }.into());
     }
     region.sit_down(duramen_io::process_id(), platform.clock.wall());
-    let pages = Pages::open(
-        data.clone(),
-        StoreSeeds::of(meta.store).pages,
-        settings.reads,
-        settings.machine_bytes,
-    )?;
+    let pages = Pages::open(data.clone(), StoreSeeds::of(meta.store).pages, settings.machine_bytes)?;
     let space = Space::attach(data.clone(), region.clone(), settings.overwrite_freed);
     let segments = Segments::new(&platform, false);
     let core = Core::new(
@@ -855,30 +845,30 @@ impl<'a> Recovery<'a> {
     }
 
     fn verify_extent(&self, extent: Extent) -> Result<()> {
-        with_source!(self.core, source => source.extent(extent).map(drop))
+        self.core.pages.verified().extent(extent).map(drop)
     }
 
     /// Takes the pages of a run. They were synced before its record was written.
     fn adopt_run(&mut self, root: Root) -> Result<()> {
-        with_source!(self.core, source => base::walk(source, root, &mut |visit| match visit {
-            base::Visit::Page { number, pages, birth, .. } => {
+        base::walk(self.core.pages.verified(), root, &mut |visit| match visit {
+            base::Visit::Page {
+                number, pages, birth, ..
+            } => {
                 self.note_birth(birth);
                 self.core.space.mark_used(number, pages)
             }
             base::Visit::Extent(extent) => self.adopt_extent(extent, false),
-        }))?;
+        })?;
         let names = FullRange::map(CATALOG);
-        with_source!(self.core, source => {
-            let mut cursor = base::Cursor::new(source, root);
-            cursor.seek(&names.low)?;
-            while cursor.is_valid() && cursor.key() < names.high.as_slice() {
-                let (page, location) = cursor.value();
-                if let base::Stored::Inline(id) = location.stored(page) {
-                    self.note_map(cursor.key(), id);
-                }
-                cursor.next()?;
+        let mut cursor = base::Cursor::new(self.core.pages.verified(), root);
+        cursor.seek(&names.low)?;
+        while cursor.is_valid() && cursor.key() < names.high.as_slice() {
+            let (page, location) = cursor.value();
+            if let base::Stored::Inline(id) = location.stored(page) {
+                self.note_map(cursor.key(), id);
             }
-        });
+            cursor.next()?;
+        }
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::full_key::{FullRange, successor};
 use crate::index::IndexCursor;
 use crate::log::LogView;
-use crate::value::{Entry, Source};
+use crate::value::{Entry, Source, Value};
 use crate::view::{GenerationView, Note, View, entry_at};
 use crate::write_set::{Layer, LayerCursor};
 
@@ -137,6 +137,24 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             shows_deleted: false,
             damage,
         }
+    }
+
+    /// Steps to the next pair that a reader sees.
+    pub(crate) fn next_pair(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
+        let entry = self.next()?;
+        self.pair(entry)
+    }
+
+    /// Steps back to the pair before.
+    pub(crate) fn prev_pair(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
+        let entry = self.prev()?;
+        self.pair(entry)
+    }
+
+    fn pair(&self, entry: Option<Entry<'a>>) -> Result<Option<(&[u8], Value<'a>)>> {
+        let Some(entry) = entry else { return Ok(None) };
+        let value = entry.resolve(self.base.source())?;
+        Ok(value.map(|value| (self.key(), value)))
     }
 
     /// Makes the scan return deleted keys too, but for those that only a range delete covers.

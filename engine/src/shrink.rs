@@ -10,14 +10,13 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::base;
-use crate::core::{Core, MaintenanceState, with_source};
+use crate::base::{self, ChangeStream, Cursor, PageSource, Root, Stored};
+use crate::core::{Core, MaintenanceState};
 use crate::error::{Kind, Result};
 use crate::fold::NewTree;
-use crate::limits::PAGE_BYTES;
+use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 use crate::page_sink::FileSink;
 use crate::space::{Claim, Slack};
-use crate::touches::{Touched, Touches};
 
 /// The file is to be longer than what is used by one part in so many: then the next commits find room.
 const ROOM_PARTS: u64 = 16;
@@ -25,16 +24,14 @@ const ROOM_PARTS: u64 = 16;
 const WORTH_PARTS: u64 = 10;
 /// And so many bytes.
 const WORTH_BYTES_MIN: u64 = 1 << 20;
+/// After so many leaves is looked whether there is something to fold: then that is more urgent, and what was moved so far is
+/// moved.
+const LEAVES_BETWEEN_LOOKS: u64 = 64;
+
 impl Core {
     /// Whether work on the file that nobody asked for is in nobody's way.
-    pub(crate) fn has_nothing_to_fold(&self) -> bool {
+    fn has_nothing_to_fold(&self) -> bool {
         self.region.version().generations.len() == 1 && !self.closed.load(Ordering::Relaxed)
-    }
-
-    /// The same, of somebody who is at such work and tells others that he lives.
-    pub(crate) fn has_nothing_to_fold_yet(&self) -> bool {
-        self.beat();
-        self.has_nothing_to_fold()
     }
 
     /// Moves pages to the front, where that lets a good part of the file go. Returns whether it did.
@@ -52,16 +49,17 @@ impl Core {
         if !is_worth_it || !is_possible || self.is_begun() || state.shrunk_in_vain == Some(seen) {
             return Ok(false);
         }
-        let is_wanted = || self.has_nothing_to_fold_yet();
+        let is_wanted = || {
+            self.beat();
+            self.has_nothing_to_fold()
+        };
         let mut sink = FileSink::new(self, version.number + 1, Claim::Front);
-        let moved = with_source!(self, source => {
-            let behind = Touched { from: &[], behind: wanted as u32, leaves_max: u64::MAX };
-            Touches::new(source, version.root, &behind, &is_wanted).and_then(|mut touches| {
-                let options = self.fold_options();
-                let root = base::merge(source, version.root, &mut touches, &[], options, &mut sink)?;
-                sink.finish()?;
-                Ok(root)
-            })
+        let source = self.source();
+        let moved = Touches::new(source, version.root, wanted as u32, &is_wanted).and_then(|mut touches| {
+            let options = self.fold_options();
+            let root = base::merge(source, version.root, &mut touches, &[], options, &mut sink)?;
+            sink.finish()?;
+            Ok(root)
         });
         let root = match moved {
             Ok(root) if root != version.root => root,
@@ -94,12 +92,82 @@ impl Core {
     }
 }
 
-/// What came of work on the file that nobody asked for: neither damage that no change has met nor a full disk is to stop
-/// anybody.
-pub(crate) fn unless_it_is_not_to_be(done: Result<bool>) -> Result<bool> {
+/// The result of background work on the file: neither damage that no change has met nor a full disk stops the store.
+fn unless_it_is_not_to_be(done: Result<bool>) -> Result<bool> {
     match done {
         Err(error) if matches!(error.kind(), Kind::Damaged | Kind::MakeSpace) => Ok(false),
         done => done,
+    }
+}
+
+/// One pair of each leaf that lies behind a page, or under a branch that does, as it is.
+struct Touches<'w, S: PageSource> {
+    cursor: Cursor<S>,
+    behind: u32,
+    /// Whether to go on.
+    is_wanted: &'w dyn Fn() -> bool,
+    leaves: u64,
+    has_ended: bool,
+    /// The branches above the leaf at hand, and those above the last leaf that was touched.
+    branches: Vec<u32>,
+    touched: Vec<u32>,
+}
+
+impl<'w, S: PageSource> Touches<'w, S> {
+    fn new(source: S, root: Root, behind: u32, is_wanted: &'w dyn Fn() -> bool) -> Result<Touches<'w, S>> {
+        let mut touches = Touches {
+            cursor: Cursor::new(source, root),
+            behind,
+            is_wanted,
+            leaves: 0,
+            has_ended: false,
+            branches: Vec::new(),
+            touched: Vec::new(),
+        };
+        touches.cursor.seek(&[])?;
+        touches.find()?;
+        Ok(touches)
+    }
+
+    /// Goes on to the next leaf that must be touched, from the one at hand on.
+    fn find(&mut self) -> Result<()> {
+        while self.cursor.is_valid() {
+            self.leaves += 1;
+            let is_time_to_look = self.leaves.is_multiple_of(LEAVES_BETWEEN_LOOKS);
+            if is_time_to_look && !(self.is_wanted)() {
+                self.has_ended = true;
+                return Ok(());
+            }
+            self.branches.clear();
+            self.branches.extend(self.cursor.branches());
+            let is_behind = |page: u32, pages: u32| page + pages > self.behind;
+            let must_move = self
+                .branches
+                .iter()
+                .any(|&branch| is_behind(branch, BRANCH_PAGES) && !self.touched.contains(&branch));
+            if must_move || is_behind(self.cursor.leaf(), 1) {
+                std::mem::swap(&mut self.branches, &mut self.touched);
+                return Ok(());
+            }
+            self.cursor.skip_leaf()?;
+        }
+        Ok(())
+    }
+}
+
+impl<S: PageSource> ChangeStream for Touches<'_, S> {
+    fn key(&self) -> Option<&[u8]> {
+        (self.cursor.is_valid() && !self.has_ended).then(|| self.cursor.key())
+    }
+
+    fn change(&self) -> Stored<'_> {
+        let (page, location) = self.cursor.value();
+        location.stored(page)
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.cursor.skip_leaf()?;
+        self.find()
     }
 }
 
@@ -110,8 +178,6 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
-    use crate::base::ChangeStream;
-    use crate::touches::LEAVES_BETWEEN_LOOKS;
     use crate::{Durability, Maintenance, Options, Store};
 
     fn open(disk: &SimDisk) -> Store {
@@ -182,12 +248,7 @@ mod tests {
         let core = store.core();
         let (version, looks) = (core.region.version(), std::cell::Cell::new(0));
         let is_wanted = || looks.replace(looks.get() + 1) < 2;
-        let all = Touched {
-            from: &[],
-            behind: 0,
-            leaves_max: u64::MAX,
-        };
-        let mut touches = Touches::new(core.pages.mapped(), version.root, &all, &is_wanted).expect("a sound tree");
+        let mut touches = Touches::new(core.pages.mapped(), version.root, 0, &is_wanted).expect("a sound tree");
         let mut touched = 0;
         while touches.key().is_some() {
             touched += 1;

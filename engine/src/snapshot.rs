@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Extent, count_below};
 use crate::checksum::{checksum_with, key_hash};
-use crate::core::{Core, keep_generations, with_source};
+use crate::core::{Core, keep_generations};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{FullKey, FullRange};
 use crate::limits::{MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
 use crate::map::Map;
-use crate::pages::{MappedPages, VerifiedPages, extent_table};
+use crate::pages::{MappedPages, extent_table};
 use crate::region::Pin;
 use crate::scan::Scan;
 use crate::store::{Handle, Store};
@@ -80,8 +80,8 @@ impl Pinned {
     }
 
     /// The range's pairs in key order, merged with a transaction's own writes.
-    pub(crate) fn scan<'a>(&'a self, layers: &'a [Layer], range: FullRange) -> AnyScan<'a> {
-        with_source!(self.core(), source => AnyScan::from(Scan::new(source, &self.view, layers, range)))
+    pub(crate) fn scan<'a>(&'a self, layers: &'a [Layer], range: FullRange) -> Box<MappedScan<'a>> {
+        Box::new(Scan::new(self.core().source(), &self.view, layers, range))
     }
 
     /// Pairs in a range: by counting in the branches of the base, and walking what is above it.
@@ -89,7 +89,7 @@ impl Pinned {
         if range.is_empty() {
             return Ok(0);
         }
-        with_source!(self.core(), source => count_in(source, &self.view, range))
+        count_in(self.core().source(), &self.view, range)
     }
 }
 
@@ -181,14 +181,14 @@ impl Snapshot {
     pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
         self.pinned.alive()?;
         let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
-        with_source!(self.pinned.core(), source => self.pinned.view.get(source, &full_key))
+        self.pinned.view.get(self.pinned.core().source(), &full_key)
     }
 
     /// The value of a full key, which may lie outside the maps of users; `map` tells the store.
     pub(crate) fn get_full(&self, map: &Map, full_key: &[u8]) -> Result<Option<Value<'_>>> {
         self.pinned.alive()?;
         map.id_in(self.pinned.core())?;
-        with_source!(self.pinned.core(), source => self.pinned.view.get(source, full_key))
+        self.pinned.view.get(self.pinned.core().source(), full_key)
     }
 
     /// The values of several keys, in their order.
@@ -241,12 +241,11 @@ impl Snapshot {
         self.pinned.alive()?;
         let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
         let hash = key_hash(self.pinned.view.hash_seed, &full_key);
-        let entry = with_source!(self.pinned.core(), source => {
-            match self.pinned.view.recent(source, &full_key, hash)? {
-                Some((_, entry)) => Some(entry),
-                None => self.pinned.view.in_base(source, &full_key, hash)?,
-            }
-        });
+        let source = self.pinned.core().source();
+        let entry = match self.pinned.view.recent(source, &full_key, hash)? {
+            Some((_, entry)) => Some(entry),
+            None => self.pinned.view.in_base(source, &full_key, hash)?,
+        };
         Ok(match entry {
             None | Some(Entry::Deleted) => None,
             Some(Entry::Inline(value)) => Some(ValueReader::of_bytes(value)),
@@ -274,7 +273,7 @@ impl Snapshot {
 /// ```
 pub struct Cursor<'a> {
     pinned: &'a Pinned,
-    scan: AnyScan<'a>,
+    scan: Box<MappedScan<'a>>,
     map: [u8; MAP_ID_BYTES],
 }
 
@@ -286,72 +285,8 @@ impl fmt::Debug for Cursor<'_> {
     }
 }
 
-/// A scan over the pages of either read mode.
-pub(crate) enum AnyScan<'a> {
-    Mapped(Box<Scan<'a, MappedPages<'a>>>),
-    Verified(Box<Scan<'a, VerifiedPages<'a>>>),
-}
-
-impl<'a> From<Scan<'a, MappedPages<'a>>> for AnyScan<'a> {
-    fn from(scan: Scan<'a, MappedPages<'a>>) -> Self {
-        AnyScan::Mapped(Box::new(scan))
-    }
-}
-
-impl<'a> From<Scan<'a, VerifiedPages<'a>>> for AnyScan<'a> {
-    fn from(scan: Scan<'a, VerifiedPages<'a>>) -> Self {
-        AnyScan::Verified(Box::new(scan))
-    }
-}
-
-/// A full key and its value.
-type Pair<'k, 'v> = (&'k [u8], Value<'v>);
-
-impl<'a> AnyScan<'a> {
-    pub(crate) fn next(&mut self, core: &'a Core) -> Result<Option<Pair<'_, 'a>>> {
-        match self {
-            AnyScan::Mapped(scan) => {
-                let Some(entry) = scan.next()? else { return Ok(None) };
-                let value = entry.resolve(core.pages.mapped())?;
-                Ok(value.map(|value| (scan.key(), value)))
-            }
-            AnyScan::Verified(scan) => {
-                let Some(entry) = scan.next()? else { return Ok(None) };
-                let value = entry.resolve(core.pages.verified())?;
-                Ok(value.map(|value| (scan.key(), value)))
-            }
-        }
-    }
-
-    pub(crate) fn prev(&mut self, core: &'a Core) -> Result<Option<Pair<'_, 'a>>> {
-        match self {
-            AnyScan::Mapped(scan) => {
-                let Some(entry) = scan.prev()? else { return Ok(None) };
-                let value = entry.resolve(core.pages.mapped())?;
-                Ok(value.map(|value| (scan.key(), value)))
-            }
-            AnyScan::Verified(scan) => {
-                let Some(entry) = scan.prev()? else { return Ok(None) };
-                let value = entry.resolve(core.pages.verified())?;
-                Ok(value.map(|value| (scan.key(), value)))
-            }
-        }
-    }
-
-    fn seek(&mut self, full_key: &[u8]) {
-        match self {
-            AnyScan::Mapped(scan) => scan.seek(full_key),
-            AnyScan::Verified(scan) => scan.seek(full_key),
-        }
-    }
-
-    fn seek_end(&mut self) {
-        match self {
-            AnyScan::Mapped(scan) => scan.seek_end(),
-            AnyScan::Verified(scan) => scan.seek_end(),
-        }
-    }
-}
+/// A scan over mapped pages.
+type MappedScan<'a> = Scan<'a, MappedPages<'a>>;
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(pinned: &'a Pinned, layers: &'a [Layer], range: FullRange) -> Cursor<'a> {
@@ -376,7 +311,7 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub fn next(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
         self.pinned.alive()?;
-        let pair = self.scan.next(self.pinned.core())?;
+        let pair = self.scan.next_pair()?;
         Ok(pair.map(|(key, value)| (&key[MAP_ID_BYTES..], value)))
     }
 
@@ -386,7 +321,7 @@ impl<'a> Cursor<'a> {
     /// As [`Cursor::next`].
     pub fn prev(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
         self.pinned.alive()?;
-        let pair = self.scan.prev(self.pinned.core())?;
+        let pair = self.scan.prev_pair()?;
         Ok(pair.map(|(key, value)| (&key[MAP_ID_BYTES..], value)))
     }
 

@@ -188,7 +188,7 @@ impl Store {
         let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;
         let mut scan = pinned.scan(&[], FullRange::map(CATALOG));
         let mut maps = Vec::new();
-        while let Some((key, id)) = scan.next(pinned.core())? {
+        while let Some((key, id)) = scan.next_pair()? {
             let name = String::from_utf8_lossy(&key[4..]).into_owned();
             if is_reserved(&name) {
                 continue;

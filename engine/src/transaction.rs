@@ -12,7 +12,7 @@ use crate::catalog::{MapInfo, check_name};
 use crate::checksum::key_hash;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::conflict::Checks;
-use crate::core::{Core, with_source};
+use crate::core::Core;
 use crate::draft::{AddTo, Draft};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
@@ -373,9 +373,9 @@ impl Transaction {
 
     fn read(&self, full_key: &[u8]) -> Result<Option<Value<'_>>> {
         if let Some(entry) = self.own(full_key)? {
-            return with_source!(self.core(), source => entry.resolve(source));
+            return entry.resolve(self.core().source());
         }
-        with_source!(self.core(), source => self.pinned.view.get(source, full_key))
+        self.pinned.view.get(self.core().source(), full_key)
     }
 
     /// What the transaction itself did to a key, if anything.
@@ -386,7 +386,7 @@ impl Transaction {
             }
             if let Some(root) = layer.run() {
                 let hash = key_hash(self.pinned.view.hash_seed, full_key);
-                let found = with_source!(self.core(), source => in_tree(source, root, full_key, hash)?);
+                let found = in_tree(self.core().source(), root, full_key, hash)?;
                 if found.is_some() {
                     return Ok(found);
                 }
@@ -625,7 +625,7 @@ impl Transaction {
     fn replaces(&self, layer: &Layer, full_key: &[u8]) -> Result<bool> {
         if let Some(root) = layer.run() {
             let hash = key_hash(self.pinned.view.hash_seed, full_key);
-            return with_source!(self.core(), source => Ok(in_tree(source, root, full_key, hash)?.is_some()));
+            return Ok(in_tree(self.core().source(), root, full_key, hash)?.is_some());
         }
         let written = layer.written(full_key);
         Ok(written.is_some_and(|written| !matches!(written, Written::Add { .. })))
@@ -1111,12 +1111,12 @@ impl Transaction {
             _ => None,
         }));
         for root in self.work.layers.iter().filter_map(Layer::run) {
-            with_source!(core, source => crate::base::walk(source, root, &mut |visit| {
+            crate::base::walk(core.source(), root, &mut |visit| {
                 if let crate::base::Visit::Extent(extent) = visit {
                     used.push(extent.page);
                 }
                 Ok(())
-            }))?;
+            })?;
         }
         let appended = self.kept_appends().flat_map(|append| {
             let body = append.numbered().and_then(|numbered| numbered.body.as_ref());

@@ -21,7 +21,7 @@ use std::ops::Range;
 use duramen_io::File;
 
 use crate::base::{self, Visit};
-use crate::core::{Core, with_source};
+use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::PAGE_BYTES;
 use crate::region::Version;
@@ -100,14 +100,14 @@ impl Core {
     fn pages_not_known_to_be_durable(&self, version: &Version) -> Result<BTreeSet<u32>> {
         let mut pages: BTreeSet<u32> = self.pages_in_log(version)?.into_iter().collect();
         let durable = self.durable_version();
-        with_source!(self, source => base::walk_newer(source, version.root, durable, &mut |visit| {
+        base::walk_newer(self.source(), version.root, durable, &mut |visit| {
             let (page, count) = match visit {
                 Visit::Page { number, pages, .. } => (number, pages),
                 Visit::Extent(extent) => (extent.page, extent.pages()),
             };
             pages.extend(page..page + count);
             Ok(())
-        }))?;
+        })?;
         Ok(pages)
     }
 }

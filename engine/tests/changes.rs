@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use duramen_engine::{
-    Batch, Change, Changes, ChangesFrom, CommitChanges, Durability, Kind, Maintenance, Map, Options, ReadMode, Reason,
-    Store, TransactionOptions,
+    Batch, Change, Changes, ChangesFrom, CommitChanges, Durability, Kind, Maintenance, Map, Options, Reason, Store,
+    TransactionOptions,
 };
 use duramen_io::SimDisk;
 
@@ -183,12 +183,7 @@ fn replaying_the_stream_reproduces_the_store() {
     for round in 0..6 {
         let mut rng = fastrand::Rng::with_seed(seed.wrapping_add(round));
         let disk = SimDisk::new(rng.u64(..));
-        let reads = if round % 3 == 2 {
-            ReadMode::Verified
-        } else {
-            ReadMode::Mapped
-        };
-        let store = options().reads(reads).open_on(disk.platform()).unwrap();
+        let store = options().open_on(disk.platform()).unwrap();
         let mut streams: Vec<(Changes, Model)> = Vec::new();
         streams.push((store.changes(ChangesFrom::Now).unwrap(), Model::new()));
         for number in 0..1500 {

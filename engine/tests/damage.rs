@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::crashes::panic_message;
 use common::{Watchdog, seed, small_options};
-use duramen_engine::{Error, Kind, Lost, Maintenance, ReadMode, Reason, Store, TransactionOptions};
+use duramen_engine::{Error, Kind, Lost, Maintenance, Reason, Store, TransactionOptions};
 use duramen_io::SimDisk;
 use fastrand::Rng;
 
@@ -127,7 +127,7 @@ fn killed(seed: u64) -> Specimen {
 }
 
 impl Specimen {
-    fn flip_everything(&self, reads: ReadMode, rng: &mut Rng) {
+    fn flip_everything(&self, rng: &mut Rng) {
         let mut all = Verdicts::default();
         for file in self.disk.files() {
             let bytes = self.disk.read_raw(&file);
@@ -141,23 +141,23 @@ impl Specimen {
             for place in places.filter(is_near_something) {
                 let flipped = bytes[place] ^ (1 << rng.u8(..8));
                 self.disk.write_raw(&file, place as u64, &[flipped]);
-                let seen = catch_unwind(AssertUnwindSafe(|| self.judge(reads, &mut verdicts)));
+                let seen = catch_unwind(AssertUnwindSafe(|| self.judge(&mut verdicts)));
                 let seen = seen.unwrap_or_else(|panic| Err(format!("panic: {}", panic_message(&*panic))));
                 if let Err(cause) = seen {
-                    panic!("byte {place} of {file} became {flipped:#x}, {reads:?}: {cause}");
+                    panic!("byte {place} of {file} became {flipped:#x}: {cause}");
                 }
                 self.disk.write_raw(&file, place as u64, &[bytes[place]]);
             }
-            println!("{reads:?} {file}: {verdicts:?}");
+            println!("{file}: {verdicts:?}");
             all.found += verdicts.found;
             all.unused += verdicts.unused;
         }
         assert!(all.found > 1000, "{all:?}: hardly anything of the store is in use");
     }
 
-    fn judge(&self, reads: ReadMode, verdicts: &mut Verdicts) -> Result<(), String> {
+    fn judge(&self, verdicts: &mut Verdicts) -> Result<(), String> {
         // Read-only, so that the flipped byte stays the only difference.
-        let options = small_options().read_only(true).reads(reads);
+        let options = small_options().read_only(true);
         match options.open_on(self.disk.platform()).and_then(|store| read(&store)) {
             Ok(content) if content == self.content => verdicts.unused += 1,
             Ok(content) if self.before_the_end.contains(&content) => verdicts.torn += 1,
@@ -179,9 +179,7 @@ fn rot_in_a_closed_store_is_found_or_harmless() {
     let seed = seed();
     let _watchdog = Watchdog::start("rot", seed, std::time::Duration::from_secs(600));
     let mut rng = Rng::with_seed(seed);
-    for reads in [ReadMode::Mapped, ReadMode::Verified] {
-        closed(seed).flip_everything(reads, &mut rng);
-    }
+    closed(seed).flip_everything(&mut rng);
 }
 
 #[test]
@@ -189,9 +187,7 @@ fn rot_in_a_killed_store_is_found_or_harmless() {
     let seed = seed();
     let _watchdog = Watchdog::start("rot", seed, std::time::Duration::from_secs(600));
     let mut rng = Rng::with_seed(seed);
-    for reads in [ReadMode::Mapped, ReadMode::Verified] {
-        killed(seed).flip_everything(reads, &mut rng);
-    }
+    killed(seed).flip_everything(&mut rng);
 }
 
 /// A store at rest with two maps of a few hundred pages, and the place in its data file of the value of a key of the
@@ -403,7 +399,7 @@ fn who_walks_on_after_damage_is_told_again_and_who_turns_round_goes_back() {
         for page in 2..pages {
             let damaged = disk.kill();
             rot(&damaged, page * 4096 + 3_000);
-            let Ok(store) = small_options().reads(ReadMode::Verified).open_on(damaged.platform()) else {
+            let Ok(store) = small_options().open_on(damaged.platform()) else {
                 continue;
             };
             let Ok(Some(map)) = store.maps().get("map") else {
@@ -432,34 +428,6 @@ fn who_walks_on_after_damage_is_told_again_and_who_turns_round_goes_back() {
         }
         assert!(met > 3, "{met} of {pages} pages");
     }
-}
-
-/// Without the look at its length this test would end with a signal.
-#[test]
-fn log_file_that_was_cut_off_is_an_error_for_a_snapshot_of_verified_mode() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("store");
-    let store = small_options().reads(ReadMode::Verified).open(&path).unwrap();
-    let map = store.map("map").unwrap();
-    (0..100u8).for_each(|key| map.put(&[key], &[key; 200]).unwrap());
-    assert_eq!(map.get(&[1]).unwrap().unwrap(), [1; 200]);
-    let logs = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
-    for log in logs.filter(|log| log.to_string_lossy().contains("wal-")) {
-        std::fs::File::options()
-            .write(true)
-            .open(&log)
-            .unwrap()
-            .set_len(4096)
-            .unwrap();
-    }
-    let error = map.get(&[1]).unwrap_err();
-    assert_eq!(error.kind(), Kind::Damaged);
-    assert!(
-        error.to_string().contains("wal-") && error.to_string().contains("cut off"),
-        "{error}"
-    );
-    // Closing would fold what is not there.
-    std::mem::forget((map, store));
 }
 
 /// Two handles stand in for two processes: A writes pages of a transaction and gives them back, B writes its base there.
@@ -554,15 +522,13 @@ fn a_page_that_is_replaced_by_its_own_older_version_is_never_served() {
             let disk = disk.kill();
             disk.write_raw("data", at as u64, &image[at..at + length]);
             replaced += 1;
-            for reads in [ReadMode::Mapped, ReadMode::Verified] {
-                for read_only in [false, true] {
-                    let options = options().read_only(read_only).reads(reads);
-                    match options.open_on(disk.kill().platform()).and_then(|store| read(&store)) {
-                        Ok(content) => assert!(content == sound, "page {}: other values are served", at / 4096),
-                        Err(error) => {
-                            assert_eq!(error.kind(), Kind::Damaged, "{error}");
-                            refused += 1;
-                        }
+            for read_only in [false, true] {
+                let options = options().read_only(read_only);
+                match options.open_on(disk.kill().platform()).and_then(|store| read(&store)) {
+                    Ok(content) => assert!(content == sound, "page {}: other values are served", at / 4096),
+                    Err(error) => {
+                        assert_eq!(error.kind(), Kind::Damaged, "{error}");
+                        refused += 1;
                     }
                 }
             }
@@ -647,7 +613,7 @@ fn log_of_an_open_store_that_turns_into_other_bytes_is_read_without_a_panic() {
             (0..400).for_each(|_| note(cursor.next().map(drop)));
             cursor.seek_end();
             (0..400).for_each(|_| note(cursor.prev().map(drop)));
-            let mut tx = store
+            let tx = store
                 .begin(TransactionOptions::new().serializable())
                 .expect("a transaction");
             note(tx.get(&map, b"key").map(drop));

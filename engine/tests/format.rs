@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use duramen_engine::{Batch, Durability, Kind, Maintenance, Options, ReadMode, Reason, Store};
+use duramen_engine::{Batch, Durability, Kind, Maintenance, Options, Reason, Store};
 use duramen_io::{OpenMode, SimDisk};
 
 /// The format that this version writes.
@@ -260,10 +260,8 @@ fn stores_of_every_format_open_with_their_content() {
         let what = format!("format {format}, {name}");
         let copy = copy_of(format, &name);
         let before = files_of(copy.path());
-        for mode in [ReadMode::Mapped, ReadMode::Verified] {
-            let store = options().read_only(true).reads(mode).open(copy.path()).unwrap();
-            assert_holds(&store, &expected, &format!("{what}, read-only, {mode:?}"));
-        }
+        let store = options().read_only(true).open(copy.path()).unwrap();
+        assert_holds(&store, &expected, &format!("{what}, read-only"));
         let after: Vec<_> = files_of(copy.path())
             .into_iter()
             .filter(|(name, _)| name != "lock")

@@ -179,16 +179,14 @@ impl<S: PageSource> Cursor<S> {
         self.number
     }
 
+    /// Where its pages come from.
+    pub(crate) fn source(&self) -> S {
+        self.source
+    }
+
     /// Numbers of the branches above the leaf.
     pub(crate) fn branches(&self) -> impl Iterator<Item = u32> {
         self.path.iter().map(|step| step.number)
-    }
-
-    /// Pairs of the leaf it is in, and bytes of the leaf in which nothing lies.
-    pub(crate) fn leaf_fill(&self) -> Result<(usize, usize)> {
-        let page = self.leaf.as_ref().expect("a valid cursor has a leaf");
-        let leaf = Leaf::open(page, self.number)?;
-        Ok((leaf.count(), leaf.free_bytes()))
     }
 
     /// Goes to the first pair of the next leaf; from the last one to nowhere.

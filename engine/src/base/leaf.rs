@@ -124,11 +124,6 @@ impl<'a> Leaf<'a> {
         self.count
     }
 
-    /// Bytes in which nothing lies.
-    pub(super) fn free_bytes(&self) -> usize {
-        page::heap_top(self.bytes) - (HEADER_BYTES + ARRAYS_BYTES * self.count)
-    }
-
     #[inline(always)]
     pub(super) fn prefix(&self) -> &'a [u8] {
         page::prefix(self.bytes)

@@ -55,8 +55,6 @@ pub(crate) struct MergeOptions {
     pub keep_deletes: bool,
     /// Seed of the hashes of keys.
     pub hash_seed: u64,
-    /// Take apart, and fill, leaves too in which values are replaced by others of the same length.
-    pub repack: bool,
 }
 
 /// Cuts ranges (in order, without overlap) out of the tree at `root`, applies `changes`, and returns the root of the

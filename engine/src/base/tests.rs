@@ -217,7 +217,6 @@ struct Subject {
     parts: Option<usize>,
     /// How many trees are put together at most before all parts are merged.
     trees_between: usize,
-    repack: bool,
 }
 
 impl Subject {
@@ -226,7 +225,6 @@ impl Subject {
         let options = MergeOptions {
             keep_deletes: self.keep_deletes,
             hash_seed: HASH_SEED,
-            repack: self.repack,
         };
         let mut sink = Sink {
             memory: &self.memory,
@@ -518,7 +516,6 @@ fn run_model(rng: &mut Rng, shape: u32, keep_deletes: bool, parts: Option<usize>
         keep_deletes,
         parts,
         trees_between: rng.usize(..4),
-        repack: rng.u8(..4) == 0,
         ..Subject::default()
     };
     let space = rng.choice([50, 1000, 20_000]).unwrap();
@@ -849,7 +846,6 @@ fn merge_holds_only_a_few_pages_of_what_it_has_read() {
         let options = MergeOptions {
             keep_deletes: false,
             hash_seed: HASH_SEED,
-            repack: false,
         };
         let root = merge(
             &old.memory,
@@ -884,7 +880,6 @@ fn stream_out_of_order_is_an_error() {
     let options = MergeOptions {
         keep_deletes: false,
         hash_seed: HASH_SEED,
-        repack: false,
     };
     let mut sink = Sink {
         memory: &memory,

@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use duramen_engine::{Error, Options, ReadMode, Store};
+use duramen_engine::{Error, Options, Store};
 use duramen_io::SimDisk;
 use fastrand::Rng;
 
@@ -96,14 +96,8 @@ impl Case {
     pub fn options(&self) -> Options {
         let mut rng = Rng::with_seed(self.seed ^ 0x6f70_7469_6f6e);
         let most = rng.u64(48..128) << 10;
-        let reads = if rng.u8(..4) == 0 {
-            ReadMode::Verified
-        } else {
-            ReadMode::Mapped
-        };
         super::small_options()
             .generation_bytes(48 << 10, most)
-            .reads(reads)
             // What was freed and not overwritten is as good as new, and must not be taken for it.
             .overwrite_freed(rng.bool())
             .fold_parts([0, 2, 5, 40][rng.usize(..4)], 1)

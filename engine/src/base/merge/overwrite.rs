@@ -76,9 +76,6 @@ impl<S: PageSource, C: ChangeStream, P: PageSink> Merger<'_, S, C, P> {
     /// Whether a leaf from `low` on may be written by itself: it must not lie behind pairs that wait for company, there must be
     /// a branch above it, and no cut may reach into it.
     pub(super) fn may_overwrite(&mut self, low: &[u8], high: Option<&[u8]>) -> bool {
-        if self.options.repack {
-            return false;
-        }
         self.skip_cuts(low);
         let is_cut = self
             .cuts

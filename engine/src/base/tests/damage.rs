@@ -70,7 +70,6 @@ fn exercise(rng: &mut Rng, source: Anything<'_>, root: Root) {
         let options = MergeOptions {
             keep_deletes: false,
             hash_seed: HASH_SEED,
-            repack: false,
         };
         let _ = merge(source, root, &mut Changes::new(&changes), &cuts, options, &mut Nowhere);
     }
@@ -242,13 +241,13 @@ fn assert_is_noticed(subject: &Subject, number: u32) {
         }
     }
     assert!(gets > 0 && gets == seeks && gets == counts, "{gets} {seeks} {counts}");
-    let put = |key: &Vec<u8>| (key.clone(), Change::Put(vec![2; 100]));
-    let changes: BTreeMap<_, _> = subject.model.keys().map(put).collect();
-    for repack in [false, true] {
+    // Values of the length that they have are overwritten; a leaf with others is taken apart.
+    for length in [100, 101] {
+        let put = |key: &Vec<u8>| (key.clone(), Change::Put(vec![2; length]));
+        let changes: BTreeMap<_, _> = subject.model.keys().map(put).collect();
         let options = MergeOptions {
             keep_deletes: false,
             hash_seed: HASH_SEED,
-            repack,
         };
         let merged = merge(source, root, &mut Changes::new(&changes), &[], options, &mut Nowhere);
         assert_damaged("a merge", merged.expect_err("every page was read"));

@@ -96,7 +96,8 @@ fn child(role: &str, place: &Path, through: &[&str]) -> Command {
 }
 
 fn said(output: &Output) -> String {
-    (String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr)).into_owned()
+    let [out, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    format!("{out}{errors}")
 }
 
 /// Why a row cannot be made here.
@@ -289,7 +290,7 @@ struct Writer {
 impl Writer {
     fn run(place: &Path, number: &str) {
         let path = place.join("root/store");
-        let options = || restless().durability(Durability::Written);
+        let options = || restless().overwrite_freed(false).durability(Durability::Written);
         let store = loop {
             match options().open(&path) {
                 Err(error) if error.kind() == Kind::Retry => {}
@@ -314,12 +315,13 @@ impl Writer {
         while !place.join("full").exists() {
             writer.step();
         }
-        writer.be_refused();
+        let is_in_place = duramen_io::writes_in_place(&path).unwrap();
+        writer.be_refused(is_in_place);
         done("full");
         while !place.join("fuller").exists() {
             writer.step();
         }
-        writer.be_refused();
+        writer.be_refused(is_in_place);
         done("fuller");
         while !place.join("room").exists() {
             writer.step();
@@ -352,9 +354,11 @@ impl Writer {
         writer.store.close().unwrap();
     }
 
-    /// Goes on until the disk was full for it several times, and several deletions were made since.
-    fn be_refused(&mut self) {
-        let (refused, deleted) = (self.refused + 20, self.deleted + 20);
+    /// Goes on until the disk was full for it several times, and several deletions were made since: those must work where
+    /// the file system writes in place.
+    fn be_refused(&mut self, is_in_place: bool) {
+        let (refusals, deletions) = if is_in_place { (20, 20) } else { (5, 0) };
+        let (refused, deleted) = (self.refused + refusals, self.deleted + deletions);
         for _ in 0..20_000 {
             if self.refused >= refused && self.deleted >= deleted {
                 return;

@@ -191,15 +191,28 @@ impl Meta {
 
     /// Writes both copies one after the other, and calls `sync`, which makes the data file durable, after each. The caller
     /// has synced what the meta page refers to.
+    ///
+    /// A file system that copies on write may have no room for a copy, although the file has the page. Without room for the
+    /// first one nothing has changed. Without room for the second one the first stands alone, until the next meta page.
     pub(crate) fn write(&self, data: &dyn File, sync: &dyn Fn() -> Result<()>) -> Result<()> {
-        self.pages()
-            .iter()
-            .try_for_each(|&page| self.write_copy(data, page, sync))
+        let [first, second] = self.pages();
+        self.write_copy(data, first, sync)?;
+        match self.write_copy(data, second, sync) {
+            // Not a sync that failed: that is an input/output error, also on a full disk.
+            Err(error) if matches!(error.reason(), Reason::Full { .. }) => Ok(()),
+            written => written,
+        }
     }
 
     fn write_copy(&self, data: &dyn File, page: u64, sync: &dyn Fn() -> Result<()>) -> Result<()> {
         data.write_at(&self.encode(), page * PAGE_BYTES as u64)
-            .map_err(|error| Error::io("writing a meta page", error))?;
+            .map_err(|error| match error.kind() {
+                std::io::ErrorKind::StorageFull => {
+                    let (needed, what) = (PAGE_BYTES as u64, "a meta page");
+                    Reason::Full { needed, what }.into()
+                }
+                _ => Error::io("writing a meta page", error),
+            })?;
         kill_point();
         sync()
     }

@@ -139,7 +139,8 @@ impl Options {
     ///   waited for, about a tenth of a second.
     /// - A process that was seen to be suspended gives [`Reason::Busy`] after five seconds, if that is earlier.
     /// - Locks that only maintenance takes are waited for at least five seconds, so that a short timeout cannot stop
-    ///   folding. Waits for a fold itself, and for messages, are not limited by this.
+    ///   folding. Waits for a fold itself, and for messages, are not limited by this, except that a put on a full disk waits
+    ///   so long for the fold that goes on.
     pub fn lock_timeout(mut self, timeout: Duration) -> Options {
         self.lock_timeout = timeout;
         self

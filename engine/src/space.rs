@@ -697,7 +697,11 @@ impl Space {
         drop(state);
         self.file
             .write_at(&image, page as u64 * PAGE_BYTES as u64)
-            .map_err(|error| Error::io("saving the bitmap of used pages", error))?;
+            .map_err(|error| match error.kind() {
+                // A file system that copies on write; the place is kept for the next attempt.
+                std::io::ErrorKind::StorageFull => full_or_io("the bitmap of used pages", image.len() as u64, error),
+                _ => Error::io("saving the bitmap of used pages", error),
+            })?;
         let saved = SavedBitmap {
             page,
             pages: count,

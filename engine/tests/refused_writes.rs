@@ -20,6 +20,8 @@ type Room = Arc<AtomicI64>;
 struct Quota {
     storage: Arc<dyn Storage>,
     room: Room,
+    /// As `room`, for the data file.
+    meta: Room,
 }
 
 #[derive(Debug)]
@@ -31,6 +33,10 @@ struct LogFile {
 impl Storage for Quota {
     fn open(&self, name: &str, mode: OpenMode) -> std::io::Result<Arc<dyn File>> {
         let file = self.storage.open(name, mode)?;
+        if name == "data" {
+            let room = self.meta.clone();
+            return Ok(Arc::new(LogFile { file, room }));
+        }
         if !name.starts_with("wal-") {
             return Ok(file);
         }
@@ -112,11 +118,16 @@ fn options() -> Options {
 }
 
 fn limited(disk: &SimDisk) -> (Platform, Room) {
+    limited_by(disk, Room::new(AtomicI64::new(-1)))
+}
+
+fn limited_by(disk: &SimDisk, meta: Room) -> (Platform, Room) {
     let room = Room::new(AtomicI64::new(-1));
     let platform = disk.platform();
     let storage = Quota {
         storage: platform.storage.clone(),
         room: room.clone(),
+        meta,
     };
     let platform = Platform {
         storage: Arc::new(storage),
@@ -213,4 +224,24 @@ fn refused_records_keep_no_room_promised() {
         map.put(b"key", &[3; 3_000]).unwrap();
     }
     assert_eq!(check_sound(&store), Ok(()));
+}
+
+#[test]
+fn fold_that_may_write_no_page_is_refused_and_made_later() {
+    let disk = SimDisk::new(1);
+    let meta = Room::new(AtomicI64::new(-1));
+    let (platform, _) = limited_by(&disk, meta.clone());
+    let store = options().open_on(platform).unwrap();
+    let map = store.map("map").unwrap();
+    map.put(b"key", &[1; 3_000]).unwrap();
+    for _ in 0..3 {
+        meta.store(0, Ordering::Relaxed);
+        assert_eq!(store.maintain().unwrap_err().kind(), Kind::MakeSpace);
+        map.put(b"key", b"value").unwrap();
+    }
+    meta.store(-1, Ordering::Relaxed);
+    store.maintain().unwrap();
+    assert_eq!(check_sound(&store), Ok(()));
+    let store = options().open_on(disk.kill().platform()).unwrap();
+    assert_eq!(store.map("map").unwrap().get(b"key").unwrap().unwrap(), b"value");
 }

@@ -407,13 +407,18 @@ fn read_what_is_cut_off(place: &Path) {
     let path = place.join("store");
     make_store(&path);
     let store = by_hand().open(&path).unwrap();
+    let map = store.map("map").unwrap();
+    let snapshot = store.snapshot().unwrap();
+    let read_all = || {
+        let mut cursor = snapshot.range(&map, ..).unwrap();
+        while cursor.next().unwrap().is_some() {}
+    };
+    // A page that is met for the first time is an error when it is missing.
+    read_all();
     let data = File::options().write(true).open(path.join("data")).unwrap();
     let length = data.metadata().unwrap().len();
     data.set_len(length / 2).unwrap();
-    let snapshot = store.snapshot().unwrap();
-    let map = store.map("map").unwrap();
-    let mut cursor = snapshot.range(&map, ..).unwrap();
-    while cursor.next().unwrap().is_some() {}
+    read_all();
 }
 
 /// This is what the guide says: no promise can be made to the process itself. What is left of the file can be saved.

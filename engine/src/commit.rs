@@ -224,7 +224,8 @@ impl Core {
     /// [`crate::Options::lock_timeout`]. A fold that did not help is not made again before there is another commit: calls
     /// that meet a disk that is full of data are refused at once. `error`, if it is another one, stays.
     pub(crate) fn after_folding<T>(&self, error: Error, mut again: impl FnMut() -> Result<T>) -> Result<T> {
-        let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
+        // Not where snapshots hold the log, or a file may not grow: a fold is no cure for that.
+        let is_full = |error: &Error| matches!(error.reason(), Reason::Full { .. });
         let in_vain = || {
             let commit = self.control().visible.0.load(Ordering::Acquire);
             self.folded_in_vain.load(Ordering::Relaxed) == commit

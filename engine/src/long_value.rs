@@ -24,9 +24,9 @@ impl Core {
             length,
             birth: self.region.version().number,
         };
-        let take = || self.space.take(Claim::Loose, Want::Piece(extent.pages()), &self.pages);
-        let (page, _) = take().or_else(|error| self.after_folding(error, take))?;
-        extent.page = page;
+        (extent.page, _) = self
+            .space
+            .take(Claim::Loose, Want::Piece(extent.pages()), &self.pages)?;
         let taken = Taken { core: self, extent };
         let written = self.write_value_at(extent, from)?;
         std::mem::forget(taken);

@@ -345,7 +345,8 @@ fn filled_by_puts(options: Options, value: &[u8]) -> (SimDisk, Store, Map, u64) 
 #[test]
 fn puts_work_at_once_after_room_was_made() {
     for maintenance in [Maintenance::Manual, Maintenance::Background] {
-        for length in [100, 3_000, 20_000, 100_000] {
+        // Longer ones have pages of their own, for which a put does not wait.
+        for length in [100, 3_000, 20_000] {
             for all in [false, true] {
                 let what = format!("{maintenance:?}, values of {length} bytes, all: {all}");
                 let options = small_options().maintenance(maintenance);

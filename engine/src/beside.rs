@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::catalog::is_reserved;
 use crate::core::Core;
-use crate::error::{Reason, Result, cure, on_map};
+use crate::error::{Reason, Result};
+#[cfg(debug_assertions)]
+use crate::error::{cure, on_map};
 
 /// The number of no thread.
 const NO_THREAD: u64 = 0;

@@ -17,8 +17,8 @@ pub(crate) fn checksum_with(seed: u32, bytes: &[u8]) -> u32 {
 /// What the random id of a store contributes to everything that the store writes, so that recovery never believes bytes
 /// that another store wrote, or that a user who does not know the id put into a value.
 ///
-/// A forged record must hit both `record_magic` and a checksum begun with `records`: 64 bits that are secret to whoever
-/// cannot read the store's files.
+/// A forged record must hit both `record_magic` and a checksum begun with `records`: 64 bits that are secret to a program
+/// that cannot read the store's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreSeeds {
     /// First word of each record of the log.

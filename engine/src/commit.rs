@@ -53,6 +53,8 @@ const PAUSE_STEP: Duration = Duration::from_millis(5);
 const FOLD_LOOK: Duration = Duration::from_millis(90);
 /// How long a process that has the store to itself may be stopped before others give up.
 const STOPPED_FOR: Duration = Duration::from_secs(5);
+/// How often a call that found the disk full waits for what another thread or process folds.
+const FOLDS_AWAITED: u32 = 3;
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;
 
@@ -220,7 +222,7 @@ impl Core {
     }
 
     /// Tries again what brings something and found too little room, after what is deleted has come free: pages that waited
-    /// for a durable base, and what a fold of the log frees. Waits for a fold that is going on, up to
+    /// for a durable base, and what a fold of the log frees. Waits for what others fold just now, a few times and up to
     /// [`crate::Options::lock_timeout`]. A fold that did not help is not made again before there is another commit: calls
     /// that meet a disk that is full of data are refused at once. `error`, if it is another one, stays.
     pub(crate) fn after_folding<T>(&self, error: Error, mut again: impl FnMut() -> Result<T>) -> Result<T> {
@@ -235,15 +237,18 @@ impl Core {
             return Err(error);
         }
         let begun = Instant::now();
+        let mut progress = 0;
         let mut state = loop {
             let seen = self.progress_seen();
             if let Some(state) = self.try_hold_maintenance()? {
                 break state;
             }
-            if begun.elapsed() >= self.settings.lock_timeout {
+            // Where others fold again and again, and it does not help, the next fold does not either.
+            if progress == FOLDS_AWAITED || begun.elapsed() >= self.settings.lock_timeout {
                 return Err(error);
             }
             self.wait_for_progress(seen);
+            progress += u32::from(self.progress_seen() != seen);
             match again() {
                 Err(error) if is_full(&error) => {}
                 done => return done,

@@ -300,9 +300,7 @@ impl Batch {
         };
         let appended = drafted.and_then(|()| core.append(&mut draft, None, NOT_EXCLUSIVE));
         if appended.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
-            extents
-                .iter()
-                .for_each(|extent| core.space.give_back(extent.page, extent.pages(), &core.pages));
+            core.give_back_values(&extents);
         }
         let commit = appended.map(|number| {
             let resolve = |(ticket, stamp): (&Ticket, _)| ticket.resolve(stamp);

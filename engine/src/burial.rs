@@ -193,11 +193,7 @@ impl Core {
             OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => return Ok(()),
         };
         base::walk(self.source(), run, &mut |visit| {
-            let (page, count) = match visit {
-                base::Visit::Page { number, pages, .. } => (number, pages),
-                base::Visit::Extent(extent) => (extent.page, extent.pages()),
-            };
-            pages.extend(page..page + count);
+            pages.extend(visit.pages());
             Ok(())
         })
     }

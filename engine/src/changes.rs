@@ -479,11 +479,11 @@ impl Core {
             .filter_map(move |(slot, entry)| is_readable(entry).then_some(slot))
     }
 
-    /// The generations that hold commits after `base_commit`, up to generation `newest`, oldest first.
-    fn generations_between(&self, base_commit: u64, newest: u32) -> Result<Vec<GenerationView>> {
+    /// The generations that hold commits after this one, up to generation `newest`, oldest first.
+    pub(crate) fn generations_between(&self, commit: u64, newest: u32) -> Result<Vec<GenerationView>> {
         let number = |slot: u16| self.entry(slot).number.load(Ordering::Relaxed);
         let wanted =
-            |&slot: &u16| self.entry(slot).last_commit.load(Ordering::Relaxed) > base_commit && number(slot) <= newest;
+            |&slot: &u16| self.entry(slot).last_commit.load(Ordering::Relaxed) > commit && number(slot) <= newest;
         let mut slots: Vec<u16> = self.readable_slots().filter(wanted).collect();
         slots.sort_unstable_by_key(|&slot| number(slot));
         slots.into_iter().map(|slot| self.generation_view(slot)).collect()

@@ -10,11 +10,9 @@ use crate::base::{self, Root, Visit};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange};
-use crate::limits::PAGE_BYTES;
 use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, scan};
 use crate::map::map_id;
 use crate::meta::{META_PAGES, Meta, MetaPages};
-use crate::pages::verify_extent;
 use crate::progress::{Progress, with_progress};
 use crate::region::{GenerationState, Version};
 use crate::snapshot::{Pinned, Purpose};
@@ -147,7 +145,7 @@ impl Core {
                 Visit::Extent(extent) => {
                     done += extent.pages() as u64;
                     uses.mark(extent.page, extent.pages(), A_VALUE, &mut found);
-                    if let Err(error) = self.read_extent(extent) {
+                    if let Err(error) = source.extent(extent) {
                         found.push(error.to_string());
                     }
                 }
@@ -159,14 +157,6 @@ impl Core {
         report.problems.append(&mut found);
         report.pages = done;
         Ok(uses)
-    }
-
-    fn read_extent(&self, extent: base::Extent) -> Result<()> {
-        let mut bytes = vec![0; extent.pages() as usize * PAGE_BYTES];
-        self.data
-            .read_at(&mut bytes, extent.page as u64 * PAGE_BYTES as u64)
-            .map_err(|error| Error::io(format!("reading the value at page {}", extent.page), error))?;
-        verify_extent(extent, &bytes, self.seeds.pages)
     }
 
     /// Scans the log files of the live generations, and the values and runs that they refer to.
@@ -198,7 +188,7 @@ impl Core {
                 let (_, operation) = operation?;
                 let referred = match operation.kind {
                     OperationKind::PutExtent => match operation.stored() {
-                        base::Stored::Extent(extent) => self.read_extent(extent),
+                        base::Stored::Extent(extent) => self.pages.verified().extent(extent).map(drop),
                         _ => Ok(()),
                     },
                     OperationKind::Run => self.check_run(decode_root(operation.value)),
@@ -224,7 +214,7 @@ impl Core {
         base::walk(source, root, &mut |visit| match visit {
             // The walk has verified it.
             Visit::Page { .. } => Ok(()),
-            Visit::Extent(extent) => self.read_extent(extent),
+            Visit::Extent(extent) => source.extent(extent).map(drop),
         })
     }
 

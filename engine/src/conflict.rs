@@ -11,7 +11,6 @@ use crate::error::{Error, Reason, Result, printable};
 use crate::full_key::FullRange;
 use crate::index::IndexCursor;
 use crate::planted::{PlantedBug, is_planted};
-use crate::region::GenerationState;
 use crate::view::{GenerationView, Note};
 
 /// What must not have changed since a transaction began.
@@ -41,7 +40,7 @@ impl Core {
         if control.visible.0.load(Ordering::Relaxed) == checks.since {
             return Ok(());
         }
-        let newer = self.generations_after(checks.since)?;
+        let newer = self.generations_between(checks.since, u32::MAX)?;
         let checked = |(_, planned): &(usize, &Planned)| planned.is_checked;
         for (operation, planned) in draft.planned.iter().enumerate().filter(checked) {
             let key = draft.full_key(operation);
@@ -79,22 +78,6 @@ impl Core {
             key: printable(key),
         }
         .into()
-    }
-
-    /// Generations that hold commits after `since`, in any state in which they can be read.
-    fn generations_after(&self, since: u64) -> Result<Vec<GenerationView>> {
-        let mut newer = Vec::new();
-        for (slot, entry) in self.region.generations() {
-            let holds = match entry.state() {
-                GenerationState::Active => true,
-                GenerationState::Frozen | GenerationState::Folded => entry.last_commit.load(Ordering::Relaxed) > since,
-                GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
-            };
-            if holds {
-                newer.push(self.generation_view(slot)?);
-            }
-        }
-        Ok(newer)
     }
 
     fn changed_since(&self, newer: &[GenerationView], key: &[u8], hash: u64, since: u64) -> Result<bool> {
@@ -138,10 +121,6 @@ impl Core {
 
     /// A key of a run that was changed after `since`: looks every changed key up in the run.
     fn changed_in_run(&self, newer: &[GenerationView], run: Root, since: u64) -> Result<Option<Vec<u8>>> {
-        let everything = FullRange {
-            low: Vec::new(),
-            high: vec![0xFF; 8],
-        };
         for generation in newer {
             let mut cursor = IndexCursor::new(generation.index, generation.log);
             cursor.first();
@@ -165,7 +144,7 @@ impl Core {
                         first_in(self.source(), run, &range)?
                     }
                     // Two runs: walk the other one through this one.
-                    Note::Run(other) => common_key(self.source(), run, other, &everything)?,
+                    Note::Run(other) => common_key(self.source(), run, other)?,
                 };
                 if found.is_some() {
                     return Ok(found);
@@ -184,11 +163,11 @@ fn first_in<S: PageSource>(source: S, root: Root, range: &FullRange) -> Result<O
 }
 
 /// A key that two trees have in common, found by leaping from one to the other.
-fn common_key<S: PageSource>(source: S, one: Root, other: Root, range: &FullRange) -> Result<Option<Vec<u8>>> {
+fn common_key<S: PageSource>(source: S, one: Root, other: Root) -> Result<Option<Vec<u8>>> {
     let mut one = Cursor::new(source, one);
     let mut other = Cursor::new(source, other);
-    one.seek(&range.low)?;
-    other.seek(&range.low)?;
+    one.seek(&[])?;
+    other.seek(&[])?;
     while one.is_valid() && other.is_valid() {
         match one.key().cmp(other.key()) {
             std::cmp::Ordering::Equal => return Ok(Some(one.key().to_vec())),

@@ -614,15 +614,13 @@ impl Core {
         }
     }
 
-    /// Gives back the pages of a run that nobody else has seen; with `values` also those of its values.
-    pub(crate) fn drop_run(&self, root: Root, values: bool) -> Result<()> {
+    /// Gives back the pages of a run that nobody else has seen, but not those of its values.
+    pub(crate) fn drop_run(&self, root: Root) -> Result<()> {
         // First all of them are found: a page that is given back may be somebody else's at once, and others are found by it.
         let mut found = Vec::new();
         base::walk(self.source(), root, &mut |visit| {
-            match visit {
-                base::Visit::Page { number, pages, .. } => found.push((number, pages)),
-                base::Visit::Extent(extent) if values => found.push((extent.page, extent.pages())),
-                base::Visit::Extent(_) => {}
+            if let base::Visit::Page { number, pages, .. } = visit {
+                found.push((number, pages));
             }
             Ok(())
         })?;

@@ -111,6 +111,12 @@ impl Core {
         }
         self.sync_data_file("syncing long values")
     }
+
+    /// Gives back the pages of values that no record refers to.
+    pub(crate) fn give_back_values(&self, values: &[Extent]) {
+        let give_back = |value: &Extent| self.space.give_back(value.page, value.pages(), &self.pages);
+        values.iter().for_each(give_back);
+    }
 }
 
 /// Pages of a value that is being written. They are given back when its stream fails or panics.
@@ -124,8 +130,7 @@ impl Drop for Taken<'_> {
         if self.core.region.is_forked() {
             return;
         }
-        let (space, pages) = (&self.core.space, &self.core.pages);
-        space.give_back(self.extent.page, self.extent.pages(), pages);
+        self.core.give_back_values(&[self.extent]);
     }
 }
 

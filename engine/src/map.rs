@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 use crate::batch::Batch;
 use crate::catalog::{MapInfo, check_name, is_reserved};
 use crate::commit::Durability;
-use crate::conflict::Checks;
 use crate::core::Core;
 use crate::draft::AddTo;
 use crate::error::{Reason, Result};
@@ -192,9 +191,7 @@ impl Map {
             .ready_values(extent.pages(), values)
             .and_then(|()| self.write_one(OperationKind::PutExtent, &full_key, &extent.encode(), may_tear));
         if written.as_ref().is_err_and(|error| !error.is_of_a_made_commit()) {
-            self.core()
-                .space
-                .give_back(extent.page, extent.pages(), &self.core().pages);
+            self.core().give_back_values(&[extent]);
         }
         written
     }
@@ -288,66 +285,26 @@ impl Map {
         key: &[u8],
         mut decide: impl FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
     ) -> Result<Option<Vec<u8>>> {
-        let full_key = self.full_key(key)?;
-        for _ in 0..ATTEMPTS_MAX {
-            match self.try_conditionally(&full_key, &mut decide) {
-                Err(error) if matches!(error.reason(), Reason::Conflict { .. } | Reason::TooOld { .. }) => continue,
-                done => return done,
+        self.known()?;
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let options = TransactionOptions::default().durability(self.durability);
+            let in_turn = attempt > ATTEMPTS_MAX;
+            let options = if in_turn { options.exclusive() } else { options };
+            let mut tx = self.store.begin(options)?;
+            let now = tx.get(self, key)?.map(|value| value.to_vec());
+            match decide(now.as_deref()) {
+                None => return Ok(now),
+                Some(Some(value)) => tx.put(self, key, &value)?,
+                Some(None) => tx.delete(self, key)?,
+            }
+            match tx.commit() {
+                Err(error) if !in_turn && matches!(error.reason(), Reason::Conflict { .. } | Reason::TooOld { .. }) => {
+                }
+                committed => return committed.map(|_| now),
             }
         }
-        let mut tx = self
-            .store
-            .begin(TransactionOptions::default().exclusive().durability(self.durability))?;
-        let now = tx.get(self, key)?.map(|value| value.to_vec());
-        match decide(now.as_deref()) {
-            None => return Ok(now),
-            Some(Some(value)) => tx.put(self, key, &value)?,
-            Some(None) => tx.delete(self, key)?,
-        }
-        tx.commit()?;
-        Ok(now)
-    }
-
-    fn try_conditionally(&self, full_key: &FullKey, decide: &mut Decide<'_>) -> Result<Option<Vec<u8>>> {
-        let core = self.core();
-        core.writable()?;
-        let pinned = Pinned::new(&self.store, &core.control().visible.0, Purpose::Transaction)?;
-        let now = pinned.view.get(core.source(), full_key)?.map(|value| value.to_vec());
-        let Some(new) = decide(now.as_deref()) else {
-            return Ok(now);
-        };
-        let values = core.value_durability(self.durability);
-        let extent = match &new {
-            Some(value) if value.len() > LOGGED_VALUE_BYTES_MAX => {
-                check_value(value)?;
-                let extent = core.write_value(value.len() as u64, &mut value.as_slice())?;
-                core.ready_values(extent.pages(), values)?;
-                Some(extent)
-            }
-            _ => None,
-        };
-        let checks = Checks {
-            since: pinned.view.commit,
-            keys: vec![full_key.to_vec()],
-            ..Checks::default()
-        };
-        let committed = with_draft(|draft| {
-            draft.values_may_tear(values == Durability::Written);
-            match (&new, extent) {
-                (_, Some(extent)) => draft.push(OperationKind::PutExtent, full_key, &extent.encode(), core.hash_seed),
-                (Some(value), None) => draft.push(OperationKind::Put, full_key, value, core.hash_seed),
-                (None, None) => draft.push(OperationKind::Delete, full_key, &[], core.hash_seed),
-            };
-            draft.needs(&self.info);
-            core.commit(draft, Some(&checks), self.durability)
-        });
-        match (&committed, extent) {
-            (Err(error), Some(extent)) if !error.is_of_a_made_commit() => {
-                core.space.give_back(extent.page, extent.pages(), &core.pages);
-            }
-            _ => {}
-        }
-        committed.map(|_| now)
     }
 
     /// Adds to a counter (8 bytes, a big-endian `i64`; a missing key counts as 0) and returns the sum. Additions
@@ -394,9 +351,6 @@ impl Map {
         self.store.snapshot()?.count(self, ..)
     }
 }
-
-/// Chooses what a key shall hold (`None`: leave it) from what it holds.
-type Decide<'a> = dyn FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>> + 'a;
 
 /// A short value from a stream that must have exactly its length.
 fn read_exactly(length: u64, stream: &mut dyn Read) -> Result<Vec<u8>> {

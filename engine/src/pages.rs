@@ -359,7 +359,7 @@ fn read_page(file: &dyn File, number: u32, page: &mut [u8]) -> Result<()> {
 
 /// Checks the pages of a value against the checksum in its reference: of the bytes, or for values of several chunks of
 /// the table of the chunks' checksums behind them.
-pub(crate) fn verify_extent(extent: Extent, bytes: &[u8], seed: u32) -> Result<()> {
+fn verify_extent(extent: Extent, bytes: &[u8], seed: u32) -> Result<()> {
     let bad = |part: &str| {
         Err(Error::damaged(format!(
             "the value at page {}: wrong checksum of {part}",

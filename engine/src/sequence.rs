@@ -269,10 +269,11 @@ impl Sequence {
             let assigned = Vec::new();
             Ok((draft.heads[0].stamp, Commit { number, assigned }))
         });
-        let is_undone = |error: &Error| !error.is_of_a_made_commit();
-        if appended.as_ref().is_err_and(is_undone) {
-            let give_back = |extent: &Extent| core.space.give_back(extent.page, extent.pages(), &core.pages);
-            extents.iter().for_each(give_back);
+        if appended
+            .as_ref()
+            .is_err_and(|error: &Error| !error.is_of_a_made_commit())
+        {
+            core.give_back_values(&extents);
         }
         appended
     }

@@ -764,7 +764,7 @@ impl Transaction {
             .for_each(|id| core.catalog.discarded(id));
         for layer in work.layers.drain(mark.layer..) {
             if let Some(root) = layer.run() {
-                core.drop_run(root, false)?;
+                core.drop_run(root)?;
             }
         }
         work.layers.push(Layer::new());
@@ -931,8 +931,7 @@ impl Transaction {
             })
         });
         if commit.is_ok() {
-            let free = |extent: &Extent| core.space.give_back(extent.page, extent.pages(), &core.pages);
-            unused.iter().for_each(free);
+            core.give_back_values(&unused);
         }
         self.finished = match &commit {
             Ok(_) => true,
@@ -1006,7 +1005,7 @@ impl Transaction {
             }
             additions = kept;
             match layer.run() {
-                Some(old) => core.drop_run(old, false)?,
+                Some(old) => core.drop_run(old)?,
                 None => additions.extend(layer.become_run(root)),
             }
         }
@@ -1144,12 +1143,9 @@ impl Drop for Transaction {
         if !self.finished {
             for root in self.work.layers.iter().filter_map(Layer::run) {
                 // The pages are only lost until the store is opened again.
-                let _ = core.drop_run(root, false);
+                let _ = core.drop_run(root);
             }
-            self.work
-                .extents
-                .iter()
-                .for_each(|extent| core.space.give_back(extent.page, extent.pages(), &core.pages));
+            core.give_back_values(&self.work.extents);
             // Handles of maps that were never made must not write to them.
             self.work.new_maps.iter().for_each(|&id| core.catalog.discarded(id));
         }

@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use duramen_io::File;
 
-use crate::base::{self, Visit};
+use crate::base;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::PAGE_BYTES;
@@ -101,11 +101,7 @@ impl Core {
         let mut pages: BTreeSet<u32> = self.pages_in_log(version)?.into_iter().collect();
         let durable = self.durable_version();
         base::walk_newer(self.source(), version.root, durable, &mut |visit| {
-            let (page, count) = match visit {
-                Visit::Page { number, pages, .. } => (number, pages),
-                Visit::Extent(extent) => (extent.page, extent.pages()),
-            };
-            pages.extend(page..page + count);
+            pages.extend(visit.pages());
             Ok(())
         })?;
         Ok(pages)

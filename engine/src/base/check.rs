@@ -1,6 +1,8 @@
 //! Looking at everything: the pages and extents of a tree, and whether they are what the invariants in the module's
 //! description say.
 
+use std::ops::Range;
+
 use crate::checksum::{key_hash, key_tag};
 use crate::error::{Result, printable};
 use crate::limits::{BRANCH_BYTES, PAGE_BYTES};
@@ -27,6 +29,16 @@ pub(crate) enum Visit {
     },
     /// A value in pages of its own.
     Extent(Extent),
+}
+
+impl Visit {
+    /// The pages that it takes.
+    pub(crate) fn pages(self) -> Range<u32> {
+        match self {
+            Visit::Page { number, pages, .. } => number..number + pages,
+            Visit::Extent(extent) => extent.page..extent.page + extent.pages(),
+        }
+    }
 }
 
 /// Visits every page and extent of a tree, parents before children, in key order.

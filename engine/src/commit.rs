@@ -193,7 +193,6 @@ impl Core {
         while !left.is_zero() && self.pace.is_on() {
             let step = left.min(PAUSE_STEP);
             std::thread::sleep(step);
-            self.pace.has_paused(step);
             left -= step;
         }
     }
@@ -445,7 +444,6 @@ impl Core {
         let begun = self.platform.clock.monotonic();
         self.wait_for_progress(seen);
         let waited = self.platform.clock.monotonic().saturating_sub(begun);
-        self.pace.has_paused(waited);
         self.writable()?;
         let (lock, beat) = (&self.control().maintenance_lock.0, &self.control().maintenance_beat);
         // A dead one is buried by those who fold here.

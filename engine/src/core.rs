@@ -22,7 +22,7 @@ use crate::log::{LogView, OpenFile, Segments};
 use crate::map::map_id;
 use crate::meta::{Meta, MetaPages};
 use crate::options::Settings;
-use crate::pace::{Pace, PauseWatch};
+use crate::pace::Pace;
 use crate::pages::{MappedPages, Pages};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
@@ -106,8 +106,6 @@ pub(crate) struct MaintenanceState {
     pub(crate) published: Vec<(u64, u64)>,
     /// Versions that are kept for commit streams, oldest first, with the bytes of log that each one's fold moved.
     pub(crate) history: VecDeque<(Pin, Version, u64)>,
-    /// Whether commits pause for folds.
-    pub(crate) pauses: PauseWatch,
     /// The tree, and the pages of the file, of which nothing could be moved to the front.
     pub(crate) shrunk_in_vain: Option<(Root, u64)>,
 }
@@ -166,7 +164,6 @@ impl Core {
                 durable,
                 published: Vec::new(),
                 history: VecDeque::new(),
-                pauses: PauseWatch::default(),
                 shrunk_in_vain: None,
             }),
             settings,

@@ -21,8 +21,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use duramen_io::ProcessorTime;
-
 use crate::base::{self, ChangeStream, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Result, unless_full};
@@ -262,18 +260,6 @@ impl Core {
         Ok(true)
     }
 
-    /// Merges, and notes how much of a processor this thread had for it.
-    pub(crate) fn note_share<T>(&self, merge: impl FnOnce() -> T) -> T {
-        let before = self.platform.clock.processor_time();
-        let merged = merge();
-        let after = self.platform.clock.processor_time();
-        self.pace.had(ProcessorTime {
-            worked: after.worked.saturating_sub(before.worked),
-            waited: after.waited.saturating_sub(before.waited),
-        });
-        merged
-    }
-
     /// Merges frozen generations into a version's base, in this thread.
     fn fold_in_one(
         &self,
@@ -286,10 +272,8 @@ impl Core {
             .map(|&slot| self.generation_view(slot))
             .collect::<Result<Vec<_>>>()?;
         let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
-        let merged = self.note_share(|| {
-            let options = self.fold_options();
-            fold_into(self.source(), version.root, &generations, options, &mut sink, report)
-        });
+        let options = self.fold_options();
+        let merged = fold_into(self.source(), version.root, &generations, options, &mut sink, report);
         match merged.and_then(|root| sink.finish().map(|()| root)) {
             Ok(root) => Ok((root, sink)),
             Err(error) => {

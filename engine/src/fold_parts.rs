@@ -32,7 +32,6 @@ use crate::fold::{NewTree, REPORT_INTERVAL, Reported, retire_runs};
 use crate::limits::{BRANCH_PAGES, FOLD_PART_OPERATIONS, FOLD_THREADS_MAX, PAGE_BYTES};
 use crate::meta::Meta;
 use crate::newest::NewestChanges;
-use crate::pace::PauseWatch;
 use crate::page_sink::FileSink;
 use crate::planted::kill_point;
 use crate::promises::{FoldCosts, LEAVES_PER_OPERATION};
@@ -53,17 +52,6 @@ const NODES_EACH_MIN: usize = 2;
 /// Threads that fold where a test says into how many parts, and steps there.
 const TESTED_THREADS: usize = 4;
 const TESTED_STEPS: usize = 5;
-
-/// Threads of a fold.
-#[derive(Clone, Copy)]
-struct FoldThreads {
-    /// That begin with it.
-    at_first: usize,
-    /// With those that have come to help because commits pause for it.
-    now: usize,
-    /// That may be.
-    most: usize,
-}
 
 /// How a fold is divided.
 #[derive(Clone, Copy)]
@@ -220,7 +208,7 @@ impl Core {
     }
 
     /// Into how many parts and steps a fold is divided. Fewer than two parts: it is not.
-    fn portions(&self, threads: FoldThreads, height: u8, operations: u64) -> Portions {
+    fn portions(&self, threads: usize, height: u8, operations: u64) -> Portions {
         let base = self.space.used_bytes() / PAGE_BYTES as u64;
         match self.settings.fold_parts {
             Some((parts, least)) => Portions {
@@ -243,9 +231,9 @@ impl Core {
                 } else {
                     PARTS_PER_THREAD
                 };
-                let of_step = match threads.most {
+                let of_step = match threads {
                     1 => 1,
-                    most => (most * per_thread).min((operations / steps / FOLD_PART_OPERATIONS) as usize),
+                    threads => (threads * per_thread).min((operations / steps / FOLD_PART_OPERATIONS) as usize),
                 };
                 let steps = steps as usize;
                 let parts = steps * of_step.max(1);
@@ -283,25 +271,14 @@ impl Core {
         self.reclaim(state)
     }
 
-    /// Half of the processors are left to the program as long as its commits need not pause for the fold, none when it is
-    /// closing the store. Where it has so many threads that one of ours gets a small share of a processor, more threads
-    /// get the half together, or come nearer to it: with too many of them one is mostly stopped while commits wait for
-    /// what it holds.
-    fn fold_threads(&self) -> FoldThreads {
-        let settings = &self.settings;
-        let all = settings.processors;
-        let at_first = match settings.fold_parts {
+    /// Threads of a fold: one for each processor. The faster it is over, the less commits pause for it.
+    fn fold_threads(&self) -> usize {
+        let threads = match self.settings.fold_parts {
             Some(_) => TESTED_THREADS,
-            None if self.closed.load(Ordering::Relaxed) => all,
-            None => self.pace.threads_for_half(all).min(all * 2),
+            None => self.settings.processors,
         };
-        let most = if settings.background { FOLD_THREADS_MAX } else { 1 };
-        let at_first = at_first.clamp(1, most);
-        FoldThreads {
-            at_first,
-            now: at_first,
-            most: at_first.max(all).clamp(1, most),
-        }
+        let most = if self.settings.background { FOLD_THREADS_MAX } else { 1 };
+        threads.clamp(1, most)
     }
 
     /// How folds merge.
@@ -320,7 +297,7 @@ impl<'c> InParts<'c, '_> {
         scope: &'s Scope<'s, '_>,
         state: &mut MaintenanceState,
         pending: &mut Option<Pending<'s>>,
-        mut threads: FoldThreads,
+        threads: usize,
         portions: Portions,
         report: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()>
@@ -332,9 +309,9 @@ impl<'c> InParts<'c, '_> {
             let first = self.merged.len();
             let end = match is_short {
                 true => self.division.end_of_part(first),
-                false => self.division.end_of_step(first, portions.steps, threads.now),
+                false => self.division.end_of_step(first, portions.steps, threads),
             };
-            let done = self.step(first..end, &mut threads, &mut state.pauses, report);
+            let done = self.step(first..end, threads, report);
             let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
             match done {
                 // What was replaced before comes free now. Where nothing was, each part alone from here on.
@@ -374,13 +351,7 @@ impl<'c> InParts<'c, '_> {
     }
 
     /// Merges a few parts.
-    fn step(
-        &mut self,
-        parts: Range<usize>,
-        threads: &mut FoldThreads,
-        pauses: &mut PauseWatch,
-        report: &mut dyn FnMut(u64) -> Result<()>,
-    ) -> Result<()> {
+    fn step(&mut self, parts: Range<usize>, threads: usize, report: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
         let work = Work {
             core: self.core,
             division: &self.division,
@@ -393,7 +364,7 @@ impl<'c> InParts<'c, '_> {
             taken: AtomicU64::new(self.taken),
             has_failed: AtomicBool::new(false),
         };
-        let folded = work.share(threads, pauses, report);
+        let folded = work.share(threads, report);
         let taken = work.taken.load(Ordering::Relaxed);
         let (mut done, mut failed) = (Vec::new(), None);
         for (index, folded) in folded {
@@ -482,14 +453,8 @@ impl<'c> InParts<'c, '_> {
 }
 
 impl<'c> Work<'c, '_> {
-    /// Folds all parts with so many threads, this one among them, or fewer when there are none to be had. Those that come to
-    /// help stay for the steps that follow.
-    fn share(
-        &self,
-        threads: &mut FoldThreads,
-        pauses: &mut PauseWatch,
-        report: &mut dyn FnMut(u64) -> Result<()>,
-    ) -> Vec<(usize, Result<Folded<'c>>)> {
+    /// Folds all parts with so many threads, this one among them, or fewer when there are none to be had.
+    fn share(&self, threads: usize, report: &mut dyn FnMut(u64) -> Result<()>) -> Vec<(usize, Result<Folded<'c>>)> {
         let (waiting, done) = (std::thread::current(), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             let help = || {
@@ -503,20 +468,8 @@ impl<'c> Work<'c, '_> {
                 thread.spawn_scoped(scope, help).ok()
             };
             let parts = self.end - self.next.load(Ordering::Relaxed);
-            let mut helpers: Vec<_> = (1..threads.now.min(parts)).map_while(start).collect();
-            let mut report_and_start = |taken| {
-                let number = helpers.len() + 1;
-                if number < threads.most && self.is_left() {
-                    let extra = number.saturating_sub(threads.at_first) as u32;
-                    let now = self.core.platform.clock.monotonic();
-                    if pauses.leave_a_processor(&self.core.pace, now, extra) {
-                        helpers.extend(start(number));
-                        threads.now = threads.now.max(helpers.len() + 1);
-                    }
-                }
-                report(taken)
-            };
-            let mut folded = self.core.note_share(|| self.fold_parts(&mut report_and_start));
+            let helpers: Vec<_> = (1..threads.min(parts)).map_while(start).collect();
+            let mut folded = self.fold_parts(report);
             // Commits go on meanwhile, and need what the reports are for.
             let is_done =
                 || done.load(Ordering::Acquire) == helpers.len() || helpers.iter().all(|one| one.is_finished());
@@ -532,11 +485,6 @@ impl<'c> Work<'c, '_> {
             }
             folded
         })
-    }
-
-    /// Whether there is a part that nobody has begun.
-    fn is_left(&self) -> bool {
-        self.next.load(Ordering::Relaxed) < self.end
     }
 
     /// Folds one part after the other, until none is left or one has failed.

@@ -13,11 +13,9 @@
 //! whichever process folds, the commits of all pay. Commits that came more slowly
 //! than they might have may make up for that, up to a quarter of the room.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-use duramen_io::ProcessorTime;
 
 use crate::region::{PaceWords, Region};
 
@@ -40,12 +38,6 @@ const ROOM_BYTES_MIN: u64 = 64 << 10;
 const TRUSTED_PARTS: f64 = 10.0;
 /// Folds of less say nothing about what a byte costs.
 const MEASURED_BYTES_MIN: u64 = 256 << 10;
-/// What takes less says nothing about who has the processors.
-const SHARE_TIME_MIN: Duration = Duration::from_millis(20);
-/// A whole processor.
-const WHOLE_SHARE: u32 = 1000;
-/// What is shorter does not tell whether commits pause.
-const WATCHED_TIME_MIN: Duration = Duration::from_millis(20);
 /// In so many parts it is noted how full a generation gets.
 const FILL_PARTS: u64 = 16;
 
@@ -62,8 +54,6 @@ pub(crate) struct LogRoom {
 #[derive(Debug)]
 pub(crate) struct Pace {
     region: Arc<Region>,
-    /// How much of a processor the last thread that folded had while it was ready to work, in thousandths.
-    share: AtomicU32,
     fold: Mutex<Fold>,
 }
 
@@ -133,7 +123,6 @@ impl Pace {
     pub(crate) fn new(region: Arc<Region>) -> Pace {
         Pace {
             region,
-            share: AtomicU32::new(WHOLE_SHARE),
             fold: Mutex::default(),
         }
     }
@@ -180,16 +169,6 @@ impl Pace {
         }
     }
 
-    /// What a thread that folded had of the processors.
-    pub(crate) fn had(&self, time: ProcessorTime) {
-        let wanted = time.worked + time.waited;
-        if wanted >= SHARE_TIME_MIN {
-            let share = time.worked.div_duration_f64(wanted) * f64::from(WHOLE_SHARE);
-            self.share
-                .store((share as u32).clamp(1, WHOLE_SHARE), Ordering::Relaxed);
-        }
-    }
-
     /// The new tree is written.
     pub(crate) fn finishes(&self, now: Duration) {
         let mut fold = self.fold();
@@ -220,15 +199,6 @@ impl Pace {
     /// Nobody folds: the last one who did is done, or dead.
     pub(crate) fn costs_nothing(&self) {
         self.words().price.store(0, Ordering::Relaxed);
-    }
-
-    /// How many threads have half of so many processors together, as far as the last fold tells.
-    pub(crate) fn threads_for_half(&self, processors: usize) -> usize {
-        match self.share.load(Ordering::Relaxed) {
-            // Nearly nobody else wants them.
-            share if share > WHOLE_SHARE / 2 => processors / 2,
-            share => processors * WHOLE_SHARE as usize / (2 * share as usize),
-        }
     }
 
     /// A generation was full when its log of `capacity` bytes held `bytes`.
@@ -291,39 +261,6 @@ impl Pace {
         let due = from.min(now + for_others) + share;
         let pause = Duration::from_nanos(due.saturating_sub(now));
         (pause >= PAUSE_MIN).then_some(pause)
-    }
-
-    /// A commit has paused for so long.
-    pub(crate) fn has_paused(&self, time: Duration) {
-        self.words().paused.fetch_add(nanos(time), Ordering::Relaxed);
-    }
-
-    /// Time that commits have paused since the store was opened, all together.
-    pub(crate) fn paused(&self) -> Duration {
-        Duration::from_nanos(self.words().paused.load(Ordering::Relaxed))
-    }
-}
-
-/// Watches how much commits pause for folds: who pauses leaves a processor to others for that time.
-#[derive(Debug, Default)]
-pub(crate) struct PauseWatch {
-    since: Duration,
-    /// What commits had paused by then.
-    paused: Duration,
-}
-
-impl PauseWatch {
-    /// Whether pauses leave enough for one more thread beside `extra` that have come for such a reason already: in the
-    /// time since this was last judged, which is done again only when enough of it has passed.
-    pub(crate) fn leave_a_processor(&mut self, pace: &Pace, now: Duration, extra: u32) -> bool {
-        let elapsed = now.saturating_sub(self.since);
-        if elapsed < WATCHED_TIME_MIN {
-            return false;
-        }
-        let all = pace.paused();
-        let paused = all.saturating_sub(self.paused);
-        (self.since, self.paused) = (now, all);
-        paused * 2 >= elapsed * (2 * extra + 1)
     }
 }
 
@@ -518,51 +455,6 @@ mod tests {
             ends[thread] = now + pace.pause(MIB, || now).unwrap_or_default();
         }
         assert!(is_about(*ends.iter().max().expect("eight") - second(4.0), 3.0));
-    }
-
-    #[test]
-    fn pauses_leave_as_many_processors_as_commits_pause_at_a_time() {
-        let pace = pace();
-        let mut watch = PauseWatch::default();
-        let mut now = 0;
-        let mut after = |elapsed, paused, extra| {
-            now += elapsed;
-            pace.has_paused(Duration::from_millis(paused));
-            watch.leave_a_processor(&pace, Duration::from_millis(now), extra)
-        };
-        assert!(!after(10, 10, 0), "too soon to tell");
-        assert!(after(10, 0, 0), "half of the time");
-        assert!(!after(20, 0, 0), "what was before does not count again");
-        assert!(!after(1_000, 0, 0));
-        assert!(after(20, 10, 0), "nor does time in which nobody paused");
-        // One that came already has the processor of the first.
-        assert!(!after(20, 29, 1));
-        assert!(after(20, 30, 1));
-        assert!(!after(20, 49, 2));
-    }
-
-    #[test]
-    fn the_smaller_the_share_of_a_processor_the_more_threads_have_one() {
-        let pace = pace();
-        let threads = || [1, 2, 16].map(|processors| pace.threads_for_half(processors));
-        let had = |worked, waited| {
-            pace.had(ProcessorTime {
-                worked: second(worked),
-                waited: second(waited),
-            });
-        };
-        assert_eq!(threads(), [0, 1, 8]);
-        had(0.1, 0.9);
-        assert_eq!(threads(), [5, 10, 80]);
-        had(0.01, 0.0);
-        assert_eq!(threads(), [5, 10, 80], "what is short tells nothing");
-        had(0.0, 1.0);
-        assert_eq!(threads(), [500, 1000, 8000]);
-        // Two threads on one processor are no reason for a third one.
-        had(0.5, 0.5);
-        assert_eq!(threads(), [1, 2, 16]);
-        had(0.6, 0.4);
-        assert_eq!(threads(), [0, 1, 8]);
     }
 
     #[test]

@@ -201,21 +201,10 @@ impl Mapping {
     }
 }
 
-/// Time of one thread. What it slept is in neither part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProcessorTime {
-    /// On a processor.
-    pub worked: Duration,
-    /// Ready to work, while others had the processors. Zero where the kernel does not say.
-    pub waited: Duration,
-}
-
 /// Time.
 pub trait Clock: Debug + Send + Sync {
     /// Time since a fixed but unknown moment; never goes back.
     fn monotonic(&self) -> Duration;
-    /// What the calling thread has had of the processors so far.
-    fn processor_time(&self) -> ProcessorTime;
     /// Time of day, since 1970 in UTC. Cheap (a few nanoseconds) and coarse (milliseconds).
     fn wall(&self) -> Duration;
 }

@@ -20,8 +20,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::fork::{Kept, keep_from_children};
 use crate::interface::{
-    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random,
-    Storage, WRITE_UNITS,
+    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage,
+    WRITE_UNITS,
 };
 use crate::memory::{ALIGNMENT, Reservation};
 use crate::name::check_name;
@@ -633,16 +633,6 @@ struct RealClock;
 impl Clock for RealClock {
     fn monotonic(&self) -> Duration {
         read(rustix::time::ClockId::Monotonic)
-    }
-
-    fn processor_time(&self) -> ProcessorTime {
-        // Three numbers: nanoseconds on a processor, nanoseconds of waiting for one, times that it got one.
-        let counted = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-        let waited = counted.split_whitespace().nth(1).and_then(|number| number.parse().ok());
-        ProcessorTime {
-            worked: read(rustix::time::ClockId::ThreadCPUTime),
-            waited: Duration::from_nanos(waited.unwrap_or_default()),
-        }
     }
 
     fn wall(&self) -> Duration {

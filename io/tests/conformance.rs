@@ -4,9 +4,7 @@ use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use duramen_io::{
-    Access, LockMode, Mapping, OpenMode, Platform, ProcessorTime, SimDisk, real_platform, real_platform_read_only,
-};
+use duramen_io::{Access, LockMode, Mapping, OpenMode, Platform, SimDisk, real_platform, real_platform_read_only};
 
 /// Makes one test of each claim for each machine.
 macro_rules! claims {
@@ -557,39 +555,6 @@ fn lock_of_another_process_excludes_and_ends_with_it() {
     holder.wait().unwrap();
     assert!(refused.is_none());
     assert!(storage.lock("lock", LockMode::Exclusive).unwrap().is_some());
-}
-
-#[test]
-fn real_clock_tells_working_from_waiting_for_a_processor() {
-    if std::fs::read_to_string("/proc/thread-self/schedstat").is_err() {
-        eprintln!("n/a: this kernel does not say how long a thread waited");
-        return;
-    }
-    let platform = real_platform(&std::env::temp_dir()).unwrap();
-    let clock = &platform.clock;
-    let before = clock.processor_time();
-    std::thread::sleep(Duration::from_millis(50));
-    let slept = clock.processor_time();
-    assert!(
-        slept.worked - before.worked < Duration::from_millis(50),
-        "sleeping is no work"
-    );
-    // More busy threads than processors: each waits, and each works.
-    let is_done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let spin = || {
-            while !is_done.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-            }
-        };
-        (0..2 * processors).for_each(|_| drop(scope.spawn(spin)));
-        let is_enough = |now: ProcessorTime| now.worked > slept.worked && now.waited > slept.waited;
-        let (begun, far_too_long) = (Instant::now(), Duration::from_secs(60));
-        while !is_enough(clock.processor_time()) && begun.elapsed() < far_too_long {}
-        is_done.store(true, Ordering::Relaxed);
-        assert!(is_enough(clock.processor_time()));
-    });
 }
 
 #[test]

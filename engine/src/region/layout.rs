@@ -174,8 +174,6 @@ pub(crate) struct PaceWords {
     /// Parts of its log that the last generation held when it was full: with small records its index is full first. Zero:
     /// none was.
     pub(crate) fill: AtomicU64,
-    /// Nanoseconds that commits have paused, all together.
-    pub(crate) paused: AtomicU64,
     /// Number of the oldest generation that the fold takes which goes on.
     pub(crate) oldest: AtomicU64,
 }

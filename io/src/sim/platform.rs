@@ -9,8 +9,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::interface::{
-    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, ProcessorTime, Random,
-    Storage,
+    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage,
 };
 use crate::memory::ALIGNMENT;
 
@@ -304,13 +303,6 @@ impl SimClock {
 impl Clock for SimClock {
     fn monotonic(&self) -> Duration {
         Duration::from_nanos(self.monotonic_nanos.load(Ordering::SeqCst))
-    }
-
-    fn processor_time(&self) -> ProcessorTime {
-        ProcessorTime {
-            worked: self.monotonic(),
-            waited: Duration::ZERO,
-        }
     }
 
     fn wall(&self) -> Duration {

@@ -24,7 +24,6 @@ use std::time::Duration;
 use crate::base::{self, ChangeStream, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Result, unless_full};
-use crate::generations::Populated;
 use crate::limits::RETAINED_GENERATIONS_MAX;
 use crate::meta::Meta;
 use crate::newest::NewestChanges;
@@ -226,7 +225,7 @@ impl Core {
         }
         self.pace.merges(self.platform.clock.monotonic());
         let mut reported = self.platform.clock.monotonic();
-        let (mut can_prepare, mut populated) = (true, Populated::default());
+        let mut can_prepare = true;
         let mut report = |done| {
             self.beat();
             let now = self.platform.clock.monotonic();
@@ -239,7 +238,6 @@ impl Core {
             // For commits that go on. On a full disk the one that needs a generation says so.
             if can_prepare && self.folds_in_background() && !self.closed.load(Ordering::Relaxed) {
                 can_prepare = self.keep_growing_spare_if_possible()?;
-                self.populate_ahead(&mut populated);
             }
             Ok(())
         };

@@ -4,8 +4,6 @@
 //! Who does what: the committer that finds the active generation full rotates to the standby one, under the commit
 //! lock; the folding thread prepares standbys and recycles folded generations.
 
-use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::core::{Core, MaintenanceState};
@@ -26,31 +24,10 @@ const FIRST_FILLED_BYTES: u64 = LOG_START + LOG_GROWTH_BYTES / 2;
 /// The same where the disk has no room for that.
 const LEAST_FILLED_BYTES: u64 = LOG_START + LOG_RESERVE_BYTES;
 
-/// Bytes of index memory that the kernel is asked for at once: where threads are many, who asks for more may be stopped in
-/// between, and others wait.
+/// Bytes of index memory that the kernel is asked for when a generation is prepared. The rest comes as it is written.
 const POPULATED_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(LOG_GROWTH_BYTES >= LOG_RESERVE_BYTES * 2);
-
-/// How many pieces of the index memory of generations that wait to be used were asked for, by slot and place.
-#[derive(Default)]
-pub(crate) struct Populated(HashMap<(u16, u64), u64>);
-
-/// The piece of an index of so many bytes that is asked for after `asked` others: from its end and from its beginning by
-/// turns, until they have met.
-fn piece_of_index(asked: u64, bytes: u64) -> Option<Range<u64>> {
-    let nearer = asked / 2 * POPULATED_BYTES;
-    let farther = (nearer + POPULATED_BYTES).min(bytes);
-    let pieces = bytes.div_ceil(POPULATED_BYTES);
-    let from_end = asked.is_multiple_of(2);
-    (asked < pieces).then(|| {
-        if from_end {
-            bytes - farther..bytes - nearer
-        } else {
-            nearer..farther
-        }
-    })
-}
 
 /// How many times as large the next generation is while a store is written to: what folds of small ones move one page at a
 /// time is then a small part of all.
@@ -457,7 +434,6 @@ impl Core {
                 return Err(error);
             }
         };
-        // Commits may wait for this: what else there is comes ahead of them (`populate_ahead`), or as it is written.
         self.region.populate(
             memory,
             Index::cleared_bytes(memory_bytes)
@@ -469,21 +445,6 @@ impl Core {
         entry.capacity.store(capacity, Ordering::Relaxed);
         kill_point();
         Ok(())
-    }
-
-    /// Gets the next piece of the index memory of the generation that is used next, from both ends, because an index grows from
-    /// both. For the thread that folds: no memory of indexes is given back meanwhile but that of a standby which
-    /// is too small, and to ask for what is somebody else's by now does no harm.
-    pub(crate) fn populate_ahead(&self, populated: &mut Populated) {
-        let Some((slot, entry)) = self.next_standby() else {
-            return;
-        };
-        let (place, bytes) = entry.memory.place();
-        let asked = populated.0.entry((slot, place)).or_default();
-        if let Some(piece) = piece_of_index(*asked, bytes) {
-            self.region.populate(place + piece.start, piece.end - piece.start);
-            *asked += 1;
-        }
     }
 
     /// Frees generations that are in the durable base and that nobody reads any more.
@@ -764,56 +725,6 @@ mod tests {
             largest = largest.max(capacity());
         }
         assert_eq!(largest, LEAST * GROWN_FACTOR);
-    }
-
-    #[test]
-    fn pieces_of_an_index_come_from_both_ends_and_cover_it() {
-        for bytes in [
-            0,
-            1,
-            POPULATED_BYTES,
-            3 * POPULATED_BYTES / 2,
-            4 * POPULATED_BYTES,
-            7 * POPULATED_BYTES + 4096,
-        ] {
-            let pieces: Vec<_> = (0..).map_while(|asked| piece_of_index(asked, bytes)).collect();
-            assert_eq!(pieces.len() as u64, bytes.div_ceil(POPULATED_BYTES));
-            assert!(pieces.iter().all(|piece| piece.end - piece.start <= POPULATED_BYTES));
-            if let [first, second, ..] = &pieces[..] {
-                assert_eq!((first.end, second.start), (bytes, 0));
-            }
-            let mut covered = pieces;
-            covered.sort_by_key(|piece| piece.start);
-            let end = covered.iter().fold(0, |end, piece| {
-                assert!(piece.start <= end, "a gap before {} of {bytes}", piece.start);
-                piece.end
-            });
-            assert_eq!(end, bytes);
-        }
-    }
-
-    #[test]
-    fn index_memory_of_the_generation_that_is_used_next_comes_piece_by_piece() {
-        let store = store(&SimDisk::new(6), MOST);
-        let core = store.core();
-        core.discard_standbys(|_| true).expect("nobody else");
-        for _ in 0..2 {
-            core.prepare_standby(8 * MOST, 0).expect("room").expect("a log file");
-        }
-        let mut populated = Populated::default();
-        let mut slots = Vec::new();
-        for _ in 0..2 {
-            let (slot, entry) = core.next_standby().expect("one that waits");
-            let (place, bytes) = entry.memory.place();
-            let pieces = bytes.div_ceil(POPULATED_BYTES);
-            assert!(pieces > 2);
-            (0..pieces + 1).for_each(|_| core.populate_ahead(&mut populated));
-            slots.push(slot);
-            assert_eq!(populated.0.len(), slots.len(), "and of no other");
-            assert_eq!(populated.0[&(slot, place)], pieces);
-            core.discard_standbys(|standby| standby == slot).expect("nobody else");
-        }
-        assert_ne!(slots[0], slots[1]);
     }
 
     /// Two processes, and a log file that nobody uses, of which the second one is about to prepare a generation.

@@ -28,12 +28,13 @@ use crate::limits::RETAINED_GENERATIONS_MAX;
 use crate::meta::Meta;
 use crate::newest::NewestChanges;
 use crate::page_sink::FileSink;
+use crate::pages::MappedPages;
 use crate::planted::{PlantedBug, is_planted, kill_point};
+use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, Pin, Pins, Version};
 use crate::scout::Scout;
 use crate::snapshot::describe;
 use crate::space::{Claim, Retired, Slack};
-use crate::view::GenerationView;
 use crate::write_set::Layer;
 
 /// How often to look again while a reader is just beginning.
@@ -41,6 +42,25 @@ const BEGINNING_ROUNDS_MAX: u32 = 100;
 /// How often a merge says how far it is, at most: in operations, so that the clock is not asked for each, and in time.
 const REPORT_OPERATIONS: u64 = 256;
 pub(crate) const REPORT_INTERVAL: Duration = Duration::from_millis(2);
+
+/// What was folded: all, or a part.
+pub(crate) struct Folded<'c, T> {
+    pub(crate) merged: T,
+    /// Roots of the runs among the changes: the same for all parts.
+    pub(crate) runs: Vec<Root>,
+    pub(crate) values: Values,
+    pub(crate) costs: FoldCosts,
+    pub(crate) sink: FileSink<'c>,
+}
+
+/// What becomes of the long values among changes, once all of them are folded: until then recovery would replay records that
+/// refer to them.
+#[derive(Default)]
+pub(crate) struct Values {
+    /// Nothing refers to them then.
+    pub(crate) superseded: Vec<Extent>,
+    pub(crate) surviving: Vec<Extent>,
+}
 
 /// A tree that is ready to be published.
 pub(crate) struct NewTree<'a> {
@@ -265,20 +285,63 @@ impl Core {
         frozen: &[u16],
         report: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<(Root, FileSink<'_>)> {
-        let generations = frozen
-            .iter()
-            .map(|&slot| self.generation_view(slot))
-            .collect::<Result<Vec<_>>>()?;
-        let mut sink = FileSink::new(self, version.number + 1, Claim::Promised);
-        let options = self.fold_options();
-        let merged = fold_into(self.source(), version.root, &generations, options, &mut sink, report);
-        match merged.and_then(|root| sink.finish().map(|()| root)) {
-            Ok(root) => Ok((root, sink)),
-            Err(error) => {
-                sink.abandon();
-                Err(error)
-            }
-        }
+        let (source, root) = (self.source(), version.root);
+        let sink = FileSink::new(self, version.number + 1, Claim::Promised);
+        let folded = self.fold_range(root, frozen, (&[], None), sink, report, |changes, cuts, sink| {
+            base::merge(source, root, changes, cuts, self.fold_options(), sink)
+        })?;
+        let sink = self.retire_folded(folded.values, folded.runs, folded.sink)?;
+        Ok((folded.merged, sink))
+    }
+
+    /// Merges the changes of frozen generations in a range of keys with what the tree at `root` holds there, as `merge` does.
+    pub(crate) fn fold_range<'c, T>(
+        &'c self,
+        root: Root,
+        frozen: &[u16],
+        range: (&[u8], Option<&[u8]>),
+        mut sink: FileSink<'c>,
+        report: &mut dyn FnMut(u64) -> Result<()>,
+        merge: impl FnOnce(&mut Reported<'_, 'c, MappedPages<'c>>, &[KeyRange], &mut FileSink<'c>) -> Result<T>,
+    ) -> Result<Folded<'c, T>> {
+        let generations = frozen.iter().map(|&slot| self.generation_view(slot));
+        let generations = generations.collect::<Result<Vec<_>>>()?;
+        let source = self.source();
+        let merged = NewestChanges::of_generations(source, &generations, range).and_then(|mut changes| {
+            let cuts = changes.cuts();
+            let scout = Scout::new(source, root, &generations, range)?;
+            let merged = merge(&mut Reported::new(&mut changes, scout, report), &cuts, &mut sink)?;
+            sink.finish()?;
+            Ok((merged, changes))
+        });
+        let (merged, changes) = merged.inspect_err(|_| sink.abandon())?;
+        Ok(Folded {
+            merged,
+            runs: changes.runs,
+            values: Values {
+                superseded: changes.superseded,
+                surviving: changes.surviving,
+            },
+            costs: changes.costs,
+            sink,
+        })
+    }
+
+    /// Says what becomes of the long values and of the runs among changes that are folded: the tree of the sink holds them.
+    pub(crate) fn retire_folded<'c>(
+        &self,
+        values: Values,
+        runs: Vec<Root>,
+        mut sink: FileSink<'c>,
+    ) -> Result<FileSink<'c>> {
+        values
+            .superseded
+            .into_iter()
+            .for_each(|value| sink.retire_extent(value));
+        sink.adopted.extend(values.surviving);
+        let retired = retire_runs(self.source(), runs, &mut sink);
+        retired.inspect_err(|_| sink.abandon())?;
+        Ok(sink)
     }
 
     /// Publishes the folded root; from here on the fold stands.
@@ -658,35 +721,8 @@ impl<S: PageSource> ChangeStream for Reported<'_, '_, S> {
     }
 }
 
-/// Merges frozen generations into a base.
-fn fold_into<S: PageSource>(
-    source: S,
-    root: Root,
-    generations: &[GenerationView],
-    options: MergeOptions,
-    sink: &mut FileSink<'_>,
-    report: &mut dyn FnMut(u64) -> Result<()>,
-) -> Result<Root> {
-    let mut changes = NewestChanges::of_generations(source, generations)?;
-    let cuts: Vec<KeyRange> = changes.cuts();
-    let scout = Scout::new(source, root, generations, (&[], None))?;
-    let mut reported = Reported::new(&mut changes, scout, report);
-    let root = base::merge(source, root, &mut reported, &cuts, options, sink)?;
-    take_values(&mut changes, sink);
-    retire_runs(source, changes.runs, sink)?;
-    Ok(root)
-}
-
-/// Says what becomes of the long values among changes that are merged.
-pub(crate) fn take_values<S: PageSource>(changes: &mut NewestChanges<'_, S>, sink: &mut FileSink<'_>) {
-    for extent in changes.superseded.drain(..) {
-        sink.retire_extent(extent);
-    }
-    sink.adopted.append(&mut changes.surviving);
-}
-
 /// Retires the pages of runs that are merged.
-pub(crate) fn retire_runs<S: PageSource>(source: S, runs: Vec<Root>, sink: &mut FileSink<'_>) -> Result<()> {
+fn retire_runs<S: PageSource>(source: S, runs: Vec<Root>, sink: &mut FileSink<'_>) -> Result<()> {
     for run in runs {
         base::walk(source, run, &mut |visit| {
             if let base::Visit::Page {

@@ -25,18 +25,16 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Scope, ScopedJoinHandle};
 
-use crate::base::{self, Division, Extent, MergeOptions, MergedPart, PageSink, Part, Root};
+use crate::base::{self, Division, MergeOptions, MergedPart, Part, Root};
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Kind, Result};
-use crate::fold::{NewTree, REPORT_INTERVAL, Reported, retire_runs};
+use crate::fold::{Folded, NewTree, REPORT_INTERVAL, Values};
 use crate::limits::{BRANCH_PAGES, FOLD_PART_OPERATIONS, FOLD_THREADS_MAX, PAGE_BYTES};
 use crate::meta::Meta;
-use crate::newest::NewestChanges;
 use crate::page_sink::FileSink;
 use crate::planted::kill_point;
 use crate::promises::{FoldCosts, LEAVES_PER_OPERATION};
 use crate::region::Version;
-use crate::scout::Scout;
 use crate::space::Claim;
 use crate::view::GenerationView;
 
@@ -82,23 +80,7 @@ struct Work<'c, 'w> {
     has_failed: AtomicBool,
 }
 
-/// A part that was folded.
-struct Folded<'c> {
-    part: MergedPart,
-    /// Roots of the runs among the changes: the same for all parts.
-    runs: Vec<Root>,
-    values: Values,
-    costs: FoldCosts,
-    sink: FileSink<'c>,
-}
-
-/// What becomes of the long values among changes, once all of them are folded: until then recovery would replay records that
-/// refer to them.
-#[derive(Default)]
-struct Values {
-    superseded: Vec<Extent>,
-    surviving: Vec<Extent>,
-}
+type FoldedPart<'c> = Folded<'c, MergedPart>;
 
 /// A meta page that is being made durable.
 type Pending<'s> = (Meta, ScopedJoinHandle<'s, Result<()>>);
@@ -187,15 +169,8 @@ impl Core {
         });
         match folded.and_then(|()| fold.assemble()) {
             Ok(Some(root)) => {
-                let Values { superseded, surviving } = fold.values;
-                superseded
-                    .into_iter()
-                    .for_each(|extent| fold.sink.retire_extent(extent));
-                fold.sink.adopted.extend(surviving);
-                retire_runs(self.source(), fold.runs, &mut fold.sink)
-                    .and_then(|()| fold.sink.finish())
-                    .inspect_err(|_| fold.sink.abandon())?;
-                Ok(Some((root, fold.sink)))
+                let sink = self.retire_folded(fold.values, fold.runs, fold.sink)?;
+                Ok(Some((root, sink)))
             }
             // One thread may find the room: it leaves no pages less full where parts meet.
             done => {
@@ -380,7 +355,7 @@ impl<'c> InParts<'c, '_> {
         done.sort_unstable_by_key(|(index, _)| *index);
         self.taken = taken;
         for (_, folded) in done {
-            self.merged.push(folded.part);
+            self.merged.push(folded.merged);
             self.values.superseded.extend(folded.values.superseded);
             self.values.surviving.extend(folded.values.surviving);
             self.runs = folded.runs;
@@ -454,7 +429,7 @@ impl<'c> InParts<'c, '_> {
 
 impl<'c> Work<'c, '_> {
     /// Folds all parts with so many threads, this one among them, or fewer when there are none to be had.
-    fn share(&self, threads: usize, report: &mut dyn FnMut(u64) -> Result<()>) -> Vec<(usize, Result<Folded<'c>>)> {
+    fn share(&self, threads: usize, report: &mut dyn FnMut(u64) -> Result<()>) -> Vec<(usize, Result<FoldedPart<'c>>)> {
         let (waiting, done) = (std::thread::current(), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             let help = || {
@@ -488,7 +463,7 @@ impl<'c> Work<'c, '_> {
     }
 
     /// Folds one part after the other, until none is left or one has failed.
-    fn fold_parts(&self, report: &mut dyn FnMut(u64) -> Result<()>) -> Vec<(usize, Result<Folded<'c>>)> {
+    fn fold_parts(&self, report: &mut dyn FnMut(u64) -> Result<()>) -> Vec<(usize, Result<FoldedPart<'c>>)> {
         let mut folded = Vec::new();
         while !self.has_failed.load(Ordering::Relaxed) {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
@@ -503,43 +478,23 @@ impl<'c> Work<'c, '_> {
         folded
     }
 
-    fn fold_part(&self, part: &Part, report: &mut dyn FnMut(u64) -> Result<()>) -> Result<Folded<'c>> {
+    fn fold_part(&self, part: &Part, report: &mut dyn FnMut(u64) -> Result<()>) -> Result<FoldedPart<'c>> {
         let core = self.core;
-        let generations = self
-            .frozen
-            .iter()
-            .map(|&slot| core.generation_view(slot))
-            .collect::<Result<Vec<_>>>()?;
-        let mut sink = FileSink::new(core, self.birth, self.claim);
+        let sink = FileSink::new(core, self.birth, self.claim);
         let mut counted = 0;
         let mut report_all = |taken: u64| {
             let all = self.taken.fetch_add(taken - counted, Ordering::Relaxed) + taken - counted;
             counted = taken;
             report(all)
         };
-        let source = core.source();
-        let merged = NewestChanges::of_generations_in(source, &generations, part.range()).and_then(|mut changes| {
-            let cuts = changes.cuts();
-            let scout = Scout::new(source, self.root, &generations, part.range())?;
-            let mut reported = Reported::new(&mut changes, scout, &mut report_all);
-            let merged = base::merge_part(source, part, &mut reported, &cuts, core.fold_options(), &mut sink)?;
-            sink.finish()?;
-            let (superseded, surviving) = (changes.superseded, changes.surviving);
-            Ok((merged, changes.runs, Values { superseded, surviving }, changes.costs))
-        });
-        match merged {
-            Ok((part, runs, values, costs)) => Ok(Folded {
-                part,
-                runs,
-                values,
-                costs,
-                sink,
-            }),
-            Err(error) => {
-                sink.abandon();
-                Err(error)
-            }
-        }
+        core.fold_range(
+            self.root,
+            self.frozen,
+            part.range(),
+            sink,
+            &mut report_all,
+            |changes, cuts, sink| base::merge_part(core.source(), part, changes, cuts, core.fold_options(), sink),
+        )
     }
 }
 

@@ -49,13 +49,8 @@ enum Held<'a, S: PageSource> {
 }
 
 impl<'a, S: PageSource> NewestChanges<'a, S> {
-    /// Those of frozen generations, oldest first.
-    pub(crate) fn of_generations(source: S, generations: &[GenerationView]) -> Result<NewestChanges<'a, S>> {
-        NewestChanges::of_generations_in(source, generations, (&[], None))
-    }
-
-    /// Those of frozen generations in a range of keys: from the first on, to before the second.
-    pub(crate) fn of_generations_in(
+    /// Those of frozen generations, oldest first, in a range of keys: from the first on, to before the second.
+    pub(crate) fn of_generations(
         source: S,
         generations: &[GenerationView],
         (low, high): (&[u8], Option<&[u8]>),

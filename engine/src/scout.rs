@@ -33,7 +33,7 @@ impl<S: PageSource> Scout<'_, S> {
         if !source.wants_read_ahead() {
             return Ok(None);
         }
-        let changes = NewestChanges::of_generations_in(source, generations, range)?;
+        let changes = NewestChanges::of_generations(source, generations, range)?;
         let mut scout = Scout {
             source,
             root,
@@ -125,7 +125,7 @@ mod tests {
         let newest = *version.generations.last().expect("one takes commits");
         let generations = [core.generation_view(newest).expect("a mapped log")];
         let all = (&[][..], None);
-        let mut changes = NewestChanges::of_generations_in(source, &generations, all).expect("sound changes");
+        let mut changes = NewestChanges::of_generations(source, &generations, all).expect("sound changes");
         let mut changed = Vec::new();
         while let Some(key) = changes.key() {
             changed.extend(leaf_of(source, version.root, key).expect("sound branches"));

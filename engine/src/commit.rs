@@ -41,7 +41,6 @@ use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, Patience};
 use crate::scan::Scan;
 use crate::sequence::SequenceState;
-use crate::turn;
 use crate::value::Value;
 use crate::view::View;
 
@@ -314,14 +313,10 @@ impl Core {
                     self.fill_in(draft)?;
                     let written = self.whole_or_stopped("writing a commit", || self.write_record(draft));
                     let commit = written?;
-                    let is_awaited = guard.release();
+                    drop(guard);
                     kill_point();
                     self.wake_waiting_streams();
                     draft.ring(|slot| self.ring_elsewhere(slot));
-                    // While one has the store to himself, all others wait for him.
-                    if token == NOT_EXCLUSIVE {
-                        turn::committed(record_bytes(draft.body.len()), is_awaited);
-                    }
                     return Ok(commit);
                 }
                 Room::Wait => {

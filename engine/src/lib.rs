@@ -51,7 +51,6 @@ mod conflict;
 mod draft;
 mod generations;
 mod pace;
-mod turn;
 
 mod background;
 mod fold;

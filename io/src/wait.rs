@@ -3,7 +3,6 @@
 //! The words may lie in memory that several processes map, so the kernel's shared futex calls are used, not the
 //! private ones: the kernel then finds sleepers by file and offset instead of by address.
 
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -186,13 +185,6 @@ impl WordLock {
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct WordLockGuard<'a> {
     lock: &'a WordLock,
-}
-
-impl WordLockGuard<'_> {
-    /// Frees the lock, as dropping the guard does. Returns whether somebody slept to get it; true may be said too often.
-    pub fn release(self) -> bool {
-        ManuallyDrop::new(self).lock.unlock()
-    }
 }
 
 impl Drop for WordLockGuard<'_> {

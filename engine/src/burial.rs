@@ -15,6 +15,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
 use crate::planted::{PlantedBug, is_planted, kill_point};
+use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, Version};
 use crate::syncing::Synced;
 use crate::view::decode_root;
@@ -82,7 +83,7 @@ impl Core {
             return;
         }
         let entry = self.region.process(owner);
-        entry.forget_promised();
+        entry.promised.store(FoldCosts::default());
         kill_point();
         if self.recount_promises().is_err() {
             return;

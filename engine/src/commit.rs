@@ -278,14 +278,14 @@ impl Core {
     #[inline]
     fn note_promised(&self, costs: FoldCosts) {
         if self.is_shared() {
-            self.region.process(self.region.me()).is_promised(costs);
+            self.region.process(self.region.me()).promised.add(costs);
         }
     }
 
     #[inline]
     fn note_not_promised(&self, costs: FoldCosts) {
         if self.is_shared() {
-            self.region.process(self.region.me()).is_not_promised(costs);
+            self.region.process(self.region.me()).promised.subtract(costs);
         }
     }
 
@@ -759,7 +759,7 @@ impl Core {
         let body_bytes = draft.body.len();
         let (record, sum) = draft.body.seal(&header, &self.seeds);
         let length = record.len() as u64;
-        tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
+        tail.begin_writing(commit, start, entry.costs.load());
         kill_point();
         if let Err(error) = file.write_at(record, start) {
             let is_full = error.kind() == std::io::ErrorKind::StorageFull;
@@ -788,10 +788,7 @@ impl Core {
         tail.previous.store(sum, Ordering::Relaxed);
         tail.time.store(time, Ordering::Relaxed);
         kill_point();
-        entry.operations.fetch_add(costs.operations, Ordering::Relaxed);
-        kill_point();
-        entry.bytes.fetch_add(costs.bytes, Ordering::Relaxed);
-        entry.value_pages.fetch_add(costs.value_pages, Ordering::Relaxed);
+        entry.costs.add(costs);
         // Release: the syncer that sees this tail syncs after the write above.
         entry.tail.store(start + length, Ordering::Release);
         kill_point();

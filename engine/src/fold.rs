@@ -18,7 +18,7 @@
 //! <= synced`.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::{self, ChangeStream, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
@@ -231,11 +231,11 @@ impl Core {
             return Ok(false);
         };
         let last_commit = self.entry(newest).last_commit.load(Ordering::Relaxed);
-        let sum = |number: fn(&GenerationEntry) -> &AtomicU64| -> u64 {
-            let numbers = frozen.iter().map(|&slot| number(self.entry(slot)));
-            numbers.map(|number| number.load(Ordering::Relaxed)).sum()
-        };
-        let (bytes, operations) = (sum(|entry| &entry.tail), sum(|entry| &entry.operations));
+        let (mut bytes, mut operations) = (0, 0);
+        for entry in frozen.iter().map(|&slot| self.entry(slot)) {
+            bytes += entry.tail.load(Ordering::Relaxed);
+            operations += entry.costs.load().operations;
+        }
         let number = |slot: u16| self.entry(slot).number.load(Ordering::Relaxed);
         self.pace
             .begins(number(oldest), number(newest), bytes, self.platform.clock.monotonic());
@@ -436,7 +436,7 @@ impl Core {
     }
 
     fn is_folded(&self, entry: &GenerationEntry, death: u64) {
-        let costs = entry.costs();
+        let costs = entry.costs.load();
         entry.death.store(death, Ordering::Relaxed);
         entry.set_state(GenerationState::Folded);
         kill_point();

@@ -225,10 +225,9 @@ impl Core {
     /// A tree was published that holds operations of generations that are being folded: what they cost is promised no more.
     fn is_folded_in_part(&self, frozen: &[u16], mut costs: FoldCosts) {
         for entry in frozen.iter().map(|&slot| self.entry(slot)) {
-            let settled = entry.costs().min(costs);
+            let settled = entry.costs.load().min(costs);
             costs -= settled;
-            entry.operations.fetch_sub(settled.operations, Ordering::Relaxed);
-            entry.bytes.fetch_sub(settled.bytes, Ordering::Relaxed);
+            entry.costs.subtract(settled);
             kill_point();
             // Whoever dies right before this leaves room promised to nobody, and not the other way round.
             self.space.settle(settled);

@@ -16,6 +16,7 @@ use crate::limits::{
 use crate::log::{LOG_START, SegmentHeader, file_name, first_record};
 use crate::pace::LogRoom;
 use crate::planted::{PlantedBug, is_planted, kill_point};
+use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, full_or_io};
 
 /// Bytes of a log file that are there before it takes commits, in the ordinary case: also on a full disk it then has
@@ -100,9 +101,7 @@ impl Core {
         kill_point();
         entry.first_commit.store(first_commit, Ordering::Relaxed);
         entry.last_commit.store(u64::MAX, Ordering::Relaxed);
-        entry.operations.store(0, Ordering::Relaxed);
-        entry.bytes.store(0, Ordering::Relaxed);
-        entry.value_pages.store(0, Ordering::Relaxed);
+        entry.costs.store(FoldCosts::default());
         entry.death.store(u64::MAX, Ordering::Relaxed);
         entry.begin(number, first_record(self.unit));
         Ok(())

@@ -26,7 +26,7 @@ use duramen_io::{ByteLocks, Owner, Platform};
 
 use crate::error::{Error, Result};
 use crate::limits::PROCESSES_MAX;
-use crate::promises::FoldCosts;
+use crate::promises::SharedCosts;
 
 /// Locked by whoever has the store open; contains who wrote last.
 pub(crate) const LOCK_FILE: &str = "lock";
@@ -54,8 +54,8 @@ pub(crate) struct ProcessEntry {
     pub(crate) arrival: AtomicU64,
     /// Commit streams that read generations just now.
     pub(crate) reading: AtomicU32,
-    /// What its commits were promised that are not in the log yet: operations, bytes, pages of values.
-    promised: [AtomicU64; 3],
+    /// What its commits were promised that are not in the log yet.
+    pub(crate) promised: SharedCosts,
 }
 
 /// Bytes of an entry.
@@ -69,35 +69,6 @@ impl ProcessEntry {
         self.since.store(since.as_millis() as u64, Ordering::Relaxed);
         self.arrival.store(arrival, Ordering::Relaxed);
         self.attached.store(1, Ordering::Release);
-    }
-
-    /// Notes what a commit was promised.
-    pub(crate) fn is_promised(&self, costs: FoldCosts) {
-        for (place, number) in self.promised.iter().zip(costs.numbers()) {
-            place.fetch_add(number, Ordering::SeqCst);
-        }
-    }
-
-    /// Takes that back: the commit is about to be in the log, or was refused.
-    pub(crate) fn is_not_promised(&self, costs: FoldCosts) {
-        for (place, number) in self.promised.iter().zip(costs.numbers()) {
-            place.fetch_sub(number, Ordering::Relaxed);
-        }
-    }
-
-    /// Forgets what it was promised: the process is dead.
-    pub(crate) fn forget_promised(&self) {
-        self.promised.iter().for_each(|place| place.store(0, Ordering::Relaxed));
-    }
-
-    /// What it was promised.
-    pub(crate) fn promised(&self) -> FoldCosts {
-        let [operations, bytes, value_pages] = self.promised.each_ref().map(|place| place.load(Ordering::SeqCst));
-        FoldCosts {
-            operations,
-            bytes,
-            value_pages,
-        }
     }
 
     pub(crate) fn leave(&self) {

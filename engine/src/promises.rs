@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bitmap::{Blocks, LARGE_BLOCK_PAGES};
 use crate::limits::{BRANCH_PAGES, DELETE_RESERVE_BLOCKS, DELETE_RESERVE_PAGES, LOGGED_VALUE_BYTES_MAX, PAGE_BYTES};
+use crate::planted::kill_point;
 
 const _: () = assert!(
     LOGGED_VALUE_BYTES_MAX <= LARGE_BLOCK_PAGES as usize * PAGE_BYTES,
@@ -25,8 +26,22 @@ pub(crate) struct FoldCosts {
 }
 
 impl FoldCosts {
-    pub(crate) fn numbers(self) -> [u64; 3] {
+    fn of([operations, bytes, value_pages]: [u64; 3]) -> FoldCosts {
+        FoldCosts {
+            operations,
+            bytes,
+            value_pages,
+        }
+    }
+
+    fn numbers(self) -> [u64; 3] {
         [self.operations, self.bytes, self.value_pages]
+    }
+
+    /// The lesser of each.
+    pub(crate) fn min(self, other: FoldCosts) -> FoldCosts {
+        let (ours, theirs) = (self.numbers(), other.numbers());
+        FoldCosts::of(std::array::from_fn(|index| ours[index].min(theirs[index])))
     }
 }
 
@@ -46,13 +61,46 @@ impl std::ops::AddAssign for FoldCosts {
     }
 }
 
-impl FoldCosts {
-    /// The lesser of each.
-    pub(crate) fn min(self, other: FoldCosts) -> FoldCosts {
-        FoldCosts {
-            operations: self.operations.min(other.operations),
-            bytes: self.bytes.min(other.bytes),
-            value_pages: self.value_pages.min(other.value_pages),
+/// Costs in the shared region, where others may die between one of the numbers and the next. All zeros: nothing.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct SharedCosts([AtomicU64; 3]);
+
+impl SharedCosts {
+    /// SeqCst, as in `add`: `repair` compares what it finds in several places.
+    pub(crate) fn load(&self) -> FoldCosts {
+        FoldCosts::of(self.0.each_ref().map(|number| number.load(Ordering::SeqCst)))
+    }
+
+    pub(crate) fn store(&self, costs: FoldCosts) {
+        let places = self.0.iter().zip(costs.numbers());
+        places.for_each(|(place, number)| place.store(number, Ordering::Relaxed));
+    }
+
+    pub(crate) fn add(&self, costs: FoldCosts) {
+        for (place, number) in self.0.iter().zip(costs.numbers()) {
+            place.fetch_add(number, Ordering::SeqCst);
+            kill_point();
+        }
+    }
+
+    pub(crate) fn subtract(&self, costs: FoldCosts) {
+        let places = self.0.iter().zip(costs.numbers());
+        places.for_each(|(place, number)| _ = place.fetch_sub(number, Ordering::Relaxed));
+    }
+
+    /// Takes back what is more than what is `known`. Others may add meanwhile, which they tell first, and subtract, which
+    /// shows.
+    fn at_most(&self, known: impl Fn() -> FoldCosts) {
+        for (index, place) in self.0.iter().enumerate() {
+            loop {
+                let now = place.load(Ordering::SeqCst);
+                let most = known().numbers()[index];
+                let lowered = || place.compare_exchange(now, most, Ordering::SeqCst, Ordering::Relaxed);
+                if now <= most || lowered().is_ok() {
+                    break;
+                }
+            }
         }
     }
 }
@@ -106,9 +154,8 @@ impl Room {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Promises {
-    operations: AtomicU64,
-    bytes: AtomicU64,
-    value_pages: AtomicU64,
+    /// What all commits that are not folded cost.
+    pending: SharedCosts,
     /// Height of the base.
     height: AtomicU64,
     /// Branches of the base.
@@ -131,10 +178,8 @@ const STEP_PAGES_MIN: u64 = 1536;
 impl Promises {
     /// Nothing is promised, and nobody has counted the branches.
     pub(crate) fn begin(&self) {
-        let numbers = [&self.operations, &self.bytes, &self.value_pages, &self.height];
-        numbers
-            .into_iter()
-            .for_each(|number| number.store(0, Ordering::Relaxed));
+        self.pending.store(FoldCosts::default());
+        self.height.store(0, Ordering::Relaxed);
         self.branches.store(UNKNOWN, Ordering::Relaxed);
         self.in_one.store(0, Ordering::Relaxed);
     }
@@ -167,40 +212,21 @@ impl Promises {
     }
 
     pub(crate) fn add(&self, costs: FoldCosts) {
-        self.operations.fetch_add(costs.operations, Ordering::Relaxed);
-        self.bytes.fetch_add(costs.bytes, Ordering::Relaxed);
-        self.value_pages.fetch_add(costs.value_pages, Ordering::Relaxed);
+        self.pending.add(costs);
     }
 
     pub(crate) fn settle(&self, costs: FoldCosts) {
-        self.operations.fetch_sub(costs.operations, Ordering::Relaxed);
-        self.bytes.fetch_sub(costs.bytes, Ordering::Relaxed);
-        self.value_pages.fetch_sub(costs.value_pages, Ordering::Relaxed);
+        self.pending.subtract(costs);
     }
 
-    /// Takes back what is more than what is `known` to be promised. Others may add meanwhile, which they tell first, and
-    /// settle, which shows.
+    /// Takes back what is more than what is `known` to be promised.
     pub(crate) fn at_most(&self, known: impl Fn() -> FoldCosts) {
-        let places = [&self.operations, &self.bytes, &self.value_pages];
-        for (index, place) in places.into_iter().enumerate() {
-            loop {
-                let now = place.load(Ordering::SeqCst);
-                let most = known().numbers()[index];
-                let lowered = || place.compare_exchange(now, most, Ordering::SeqCst, Ordering::Relaxed);
-                if now <= most || lowered().is_ok() {
-                    break;
-                }
-            }
-        }
+        self.pending.at_most(known);
     }
 
     /// What all commits that are not folded cost.
     pub(crate) fn pending(&self) -> FoldCosts {
-        FoldCosts {
-            operations: self.operations.load(Ordering::Relaxed),
-            bytes: self.bytes.load(Ordering::Relaxed),
-            value_pages: self.value_pages.load(Ordering::Relaxed),
-        }
+        self.pending.load()
     }
 
     /// The base has another height, or other branches.

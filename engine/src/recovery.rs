@@ -811,9 +811,7 @@ impl<'a> Recovery<'a> {
         entry.begin(found.header.generation, scanned.tail);
         entry.is_now_synced_to(entry.end());
         entry.capacity.store(found.length, Ordering::Relaxed);
-        entry.operations.store(costs.operations, Ordering::Relaxed);
-        entry.bytes.store(costs.bytes, Ordering::Relaxed);
-        entry.value_pages.store(costs.value_pages, Ordering::Relaxed);
+        entry.costs.store(costs);
         entry.birth.store(self.meta.version + 1, Ordering::Relaxed);
         entry.death.store(u64::MAX, Ordering::Relaxed);
         entry.set_state(GenerationState::Frozen);

@@ -16,7 +16,7 @@
 //!
 //! Invariant: whatever is found, doing this again from the beginning, after dying in it, leaves the same.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use duramen_io::{File, wake};
 
@@ -167,14 +167,8 @@ impl Core {
         }
         tail.previous.store(left.sum, Ordering::Relaxed);
         tail.time.store(left.time, Ordering::Relaxed);
-        let before = tail.costs_before();
-        entry
-            .operations
-            .store(before.operations + costs.operations, Ordering::Relaxed);
-        entry.bytes.store(before.bytes + costs.bytes, Ordering::Relaxed);
-        entry
-            .value_pages
-            .store(before.value_pages + costs.value_pages, Ordering::Relaxed);
+        costs += tail.writing_costs.load();
+        entry.costs.store(costs);
         // Release: the syncer that sees this tail syncs after the record was written.
         let end = start + record_bytes(left.body.len());
         entry.tail.store(end, Ordering::Release);
@@ -217,10 +211,10 @@ impl Core {
             let mut promised = FoldCosts::default();
             let entries = self.region.generations().map(|(_, entry)| entry);
             for entry in entries.filter(|entry| entry.is_to_fold()) {
-                promised += entry.costs();
+                promised += entry.costs.load();
             }
             for (_, process) in self.region.processes() {
-                promised += process.promised();
+                promised += process.promised.load();
             }
             promised
         });
@@ -243,13 +237,11 @@ impl Core {
 
 impl Tail {
     /// Notes what a commit is about to do, for whoever takes the commit lock over.
-    pub(crate) fn begin_writing(&self, commit: u64, start: u64, costs: [&AtomicU64; 3]) {
+    pub(crate) fn begin_writing(&self, commit: u64, start: u64, costs: FoldCosts) {
         self.writing_at.store(start, Ordering::Relaxed);
         self.writing_previous
             .store(self.previous.load(Ordering::Relaxed), Ordering::Relaxed);
-        for (place, number) in self.writing_costs.iter().zip(costs) {
-            place.store(number.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
+        self.writing_costs.store(costs);
         // Last, and Release: with this number the others count.
         self.writing.store(commit, Ordering::Release);
     }
@@ -258,18 +250,6 @@ impl Tail {
     pub(crate) fn ends_writing(&self) {
         // No commit has this number.
         self.writing.store(0, Ordering::Release);
-    }
-
-    fn costs_before(&self) -> FoldCosts {
-        let [operations, bytes, value_pages] = self
-            .writing_costs
-            .each_ref()
-            .map(|number| number.load(Ordering::Relaxed));
-        FoldCosts {
-            operations,
-            bytes,
-            value_pages,
-        }
     }
 }
 
@@ -338,7 +318,7 @@ mod tests {
         let (record, slot, start) = record(core, body);
         let (tail, entry) = (&core.control().tail.0, core.entry(slot));
         let commit = core.control().visible.0.load(Ordering::Relaxed) + 1;
-        tail.begin_writing(commit, start, [&entry.operations, &entry.bytes, &entry.value_pages]);
+        tail.begin_writing(commit, start, entry.costs.load());
         let file = core.log_file(slot).expect("a log file");
         file.write_at(&record, start).expect("a disk");
         core.repair_commits();

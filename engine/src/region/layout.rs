@@ -6,7 +6,7 @@ use duramen_io::{Owner, WordLock};
 
 use super::{CONTROL_BYTES, GENERATION_BYTES, GENERATIONS_STEP, LIBRARY_WORDS, VERSION_WORDS};
 use crate::limits::GENERATIONS_MAX;
-use crate::promises::{FoldCosts, Promises};
+use crate::promises::{Promises, SharedCosts};
 
 /// One cache line, so that words written by different people do not share one.
 #[repr(C, align(64))]
@@ -202,7 +202,7 @@ pub(crate) struct Tail {
     pub(crate) writing: AtomicU64,
     pub(crate) writing_at: AtomicU64,
     pub(crate) writing_previous: AtomicU32,
-    pub(crate) writing_costs: [AtomicU64; 3],
+    pub(crate) writing_costs: SharedCosts,
 }
 
 /// What a log file is used for.
@@ -302,9 +302,7 @@ pub(crate) struct GenerationEntry {
     /// Length at which the generation is complete.
     pub(crate) capacity: AtomicU64,
     /// Operations, bytes and pages of values that the fold will move into the base.
-    pub(crate) operations: AtomicU64,
-    pub(crate) bytes: AtomicU64,
-    pub(crate) value_pages: AtomicU64,
+    pub(crate) costs: SharedCosts,
     /// Versions [birth, death) in which this generation is part of what snapshots read.
     pub(crate) birth: AtomicU64,
     pub(crate) death: AtomicU64,
@@ -408,15 +406,6 @@ impl GenerationEntry {
     /// Whether what it holds is not in the base.
     pub(crate) fn is_to_fold(&self) -> bool {
         matches!(self.state(), GenerationState::Active | GenerationState::Frozen)
-    }
-
-    /// What folding it takes.
-    pub(crate) fn costs(&self) -> FoldCosts {
-        FoldCosts {
-            operations: self.operations.load(Ordering::Relaxed),
-            bytes: self.bytes.load(Ordering::Relaxed),
-            value_pages: self.value_pages.load(Ordering::Relaxed),
-        }
     }
 
     /// Takes an entry that others may still look at under a lock of the caller's.

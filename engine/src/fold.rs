@@ -314,10 +314,10 @@ impl Core {
             sink.finish()?;
             Ok((merged, changes))
         });
-        let (merged, changes) = merged.inspect_err(|_| sink.abandon())?;
+        let (merged, mut changes) = merged.inspect_err(|_| sink.abandon())?;
         Ok(Folded {
             merged,
-            runs: changes.runs,
+            runs: changes.take_runs(),
             values: Values {
                 superseded: changes.superseded,
                 surviving: changes.surviving,

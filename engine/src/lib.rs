@@ -36,6 +36,7 @@ mod shared_array;
 
 mod space;
 
+mod above;
 mod scan;
 mod value;
 mod view;

@@ -1,24 +1,19 @@
 //! The newest change of every key, in key order: what a fold merges into the base, and what a transaction writes as a run.
 //!
-//! Inputs are the indexes and runs of frozen generations, or the layers of a transaction. Each entry has a rank (its
-//! commit, or the depth of its layer); of the entries at one key the highest rank counts, unless a range delete of a
-//! still higher rank covers it. Values that lose are named, because nothing refers to their pages any more.
+//! Inputs and ranks are those of `above`. Values that lose are named, because nothing refers to their pages any more.
 
-use crate::base::{ChangeStream, Cursor, Extent, KeyRange, Location, PageSource, Root, Stored};
+use crate::above::{Above, Input};
+use crate::base::{ChangeStream, Extent, KeyRange, Location, PageSource, Root, Stored};
 use crate::error::Result;
 use crate::full_key::FullRange;
-use crate::index::IndexCursor;
 use crate::limits::INLINE_VALUE_BYTES_MAX;
-use crate::log::LogView;
 use crate::promises::FoldCosts;
-use crate::view::{GenerationView, Note, union};
-use crate::write_set::{Layer, LayerCursor, Written};
+use crate::view::{GenerationView, union};
+use crate::write_set::{Layer, Written};
 
 /// The newest change of every key in frozen generations, or in the layers of a transaction, in key order.
 pub(crate) struct NewestChanges<'a, S: PageSource> {
-    inputs: Vec<Input<'a, S>>,
-    /// Range deletes with their ranks: what is older than one that covers it does not count.
-    deletes: Vec<(u64, FullRange)>,
+    above: Above<'a, S>,
     /// What is at or above this does not belong to them.
     high: Option<Vec<u8>>,
     key: Vec<u8>,
@@ -32,14 +27,6 @@ pub(crate) struct NewestChanges<'a, S: PageSource> {
     pub(crate) superseded: Vec<Extent>,
     /// Values that the base refers to from now on.
     pub(crate) surviving: Vec<Extent>,
-    /// The roots of the runs that took part.
-    pub(crate) runs: Vec<Root>,
-}
-
-enum Input<'a, S: PageSource> {
-    Index(Box<IndexCursor<'a, LogView>>, GenerationView),
-    Run(u64, Cursor<S>),
-    Layer(u64, LayerCursor<'a>),
 }
 
 /// A change together with the page that holds its bytes.
@@ -57,29 +44,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
     ) -> Result<NewestChanges<'a, S>> {
         let mut changes = NewestChanges::empty();
         for generation in generations {
-            // Runs first: of two entries of the same rank the later input counts, and single operations come last.
-            for note in generation.notes(0, u64::MAX) {
-                let (commit, note) = note?;
-                match note {
-                    Note::DeleteRange { low, high } => changes.deletes.push((
-                        commit,
-                        FullRange {
-                            low: low.to_vec(),
-                            high: high.to_vec(),
-                        },
-                    )),
-                    Note::Run(root) => {
-                        changes.runs.push(root);
-                        changes.inputs.push(Input::Run(commit, Cursor::new(source, root)));
-                    }
-                }
-            }
-            if generation.index.has_keys() {
-                changes.inputs.push(Input::Index(
-                    Box::new(IndexCursor::new(generation.index, generation.log)),
-                    *generation,
-                ));
-            }
+            changes.above.add_generation(source, generation, u64::MAX)?;
         }
         changes.high = high.map(<[u8]>::to_vec);
         changes.start(low)
@@ -88,22 +53,13 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
     /// Those of the layers of a transaction, oldest first.
     pub(crate) fn of_layers(source: S, layers: &'a [Layer]) -> Result<NewestChanges<'a, S>> {
         let mut changes = NewestChanges::empty();
-        for (rank, layer) in (1..).zip(layers) {
-            changes
-                .deletes
-                .extend(layer.deleted_ranges().map(|range| (rank, range)));
-            match layer.run() {
-                Some(root) => changes.inputs.push(Input::Run(rank, Cursor::new(source, root))),
-                None => changes.inputs.push(Input::Layer(rank, LayerCursor::new(layer))),
-            }
-        }
+        changes.above.add_layers(source, layers, 1);
         changes.start(&[])
     }
 
     fn empty() -> NewestChanges<'a, S> {
         NewestChanges {
-            inputs: Vec::new(),
-            deletes: Vec::new(),
+            above: Above::nothing(),
             high: None,
             key: Vec::new(),
             change: Held::Stored(Stored::Deleted),
@@ -112,20 +68,24 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             costs: FoldCosts::default(),
             superseded: Vec::new(),
             surviving: Vec::new(),
-            runs: Vec::new(),
         }
     }
 
     fn start(mut self, low: &[u8]) -> Result<Self> {
-        for input in &mut self.inputs {
+        for input in &mut self.above.inputs {
             input.seek(low)?;
         }
         self.next_change()?;
         Ok(self)
     }
 
+    /// The roots of the runs that take part.
+    pub(crate) fn take_runs(&mut self) -> Vec<Root> {
+        std::mem::take(&mut self.above.runs)
+    }
+
     pub(crate) fn cuts(&self) -> Vec<KeyRange> {
-        let ranges = self.deletes.iter().map(|(_, range)| range.clone()).collect();
+        let ranges = self.above.deletes.iter().map(|(_, range)| range.clone()).collect();
         union(ranges)
             .into_iter()
             .map(|FullRange { low, high }| KeyRange { low, high })
@@ -135,7 +95,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
     /// Finds the next key whose newest change still counts.
     fn next_change(&mut self) -> Result<()> {
         loop {
-            let nearest = self.inputs.iter().filter_map(|input| input.key()).min();
+            let nearest = self.above.inputs.iter().filter_map(|input| input.key()).min();
             let inside = |key: &&[u8]| self.high.as_deref().is_none_or(|high| *key < high);
             let Some(nearest) = nearest.filter(inside) else {
                 self.at_end = true;
@@ -144,15 +104,16 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             self.key.clear();
             self.key.extend_from_slice(nearest);
             let deleted = self
+                .above
                 .deletes
                 .iter()
                 .filter(|(_, range)| range.contains(&self.key))
                 .map(|(rank, _)| *rank)
                 .max();
             let mut newest: Option<(u64, Held<'a, S>)> = None;
-            for input in &mut self.inputs {
+            for input in &mut self.above.inputs {
                 if input.key() == Some(&self.key) {
-                    let taken = input.take(&mut newest, deleted.unwrap_or(0), &mut self.superseded)?;
+                    let taken = take(input, &mut newest, deleted.unwrap_or(0), &mut self.superseded)?;
                     self.taken += taken.operations;
                     if matches!(input, Input::Index(..)) {
                         self.costs += taken;
@@ -189,83 +150,64 @@ fn contend<'a, S: PageSource>(
     }
 }
 
-impl<'a, S: PageSource> Input<'a, S> {
-    fn seek(&mut self, low: &[u8]) -> Result<()> {
-        match self {
-            Input::Index(cursor, _) => cursor.seek(low),
-            Input::Run(_, cursor) => cursor.seek(low)?,
-            Input::Layer(_, cursor) => cursor.seek(low),
-        }
-        Ok(())
-    }
-
-    fn key(&self) -> Option<&[u8]> {
-        match self {
-            Input::Index(cursor, _) => cursor.is_valid().then(|| cursor.key()),
-            Input::Run(_, cursor) => cursor.is_valid().then(|| cursor.key()),
-            Input::Layer(_, cursor) => cursor.key(),
-        }
-    }
-
-    /// Enters everything this input has at its key into the contest, and moves on. Returns how many operations that were, and
-    /// their bytes.
-    fn take(
-        &mut self,
-        newest: &mut Option<(u64, Held<'a, S>)>,
-        deleted: u64,
-        superseded: &mut Vec<Extent>,
-    ) -> Result<FoldCosts> {
-        let mut taken = FoldCosts::default();
-        match self {
-            Input::Index(cursor, generation) => {
-                // Newest first, and of several in one commit the last operation first: only that one counts.
-                let mut commit_before = u64::MAX;
-                let key_bytes = cursor.key().len();
-                for version in cursor.versions() {
-                    let stored = generation.stored(version.position)?;
-                    taken.operations += 1;
-                    taken.bytes += key_bytes as u64;
-                    if let Stored::Inline(value) = stored
-                        && value.len() <= INLINE_VALUE_BYTES_MAX
-                    {
-                        taken.bytes += value.len() as u64;
-                    }
-                    if version.commit < commit_before {
-                        contend(newest, version.commit, Held::Stored(stored), deleted, superseded);
-                    } else if let Stored::Extent(extent) = stored {
-                        superseded.push(extent);
-                    }
-                    commit_before = version.commit;
-                }
-                cursor.next();
-            }
-            Input::Run(rank, cursor) => {
-                let (page, location) = cursor.value();
-                let held = match location {
-                    Location::Inline(start, end) => Held::InPage(page.clone(), start as usize, end as usize),
-                    Location::Extent(extent) => Held::Stored(Stored::Extent(extent)),
-                    Location::Deleted => Held::Stored(Stored::Deleted),
-                };
-                contend(newest, *rank, held, deleted, superseded);
+/// Enters everything an input has at its key into the contest, and moves on. Returns how many operations that were, and
+/// their bytes.
+fn take<'a, S: PageSource>(
+    input: &mut Input<'a, S>,
+    newest: &mut Option<(u64, Held<'a, S>)>,
+    deleted: u64,
+    superseded: &mut Vec<Extent>,
+) -> Result<FoldCosts> {
+    let mut taken = FoldCosts::default();
+    match input {
+        Input::Index(cursor, generation) => {
+            // Newest first, and of several in one commit the last operation first: only that one counts.
+            let mut commit_before = u64::MAX;
+            let key_bytes = cursor.key().len();
+            for version in cursor.versions() {
+                let stored = generation.stored(version.position)?;
                 taken.operations += 1;
-                cursor.next()?;
-            }
-            Input::Layer(rank, cursor) => {
-                let stored = match cursor.written() {
-                    Written::Put(value) => Some(Stored::Inline(value)),
-                    Written::PutExtent(extent) => Some(Stored::Extent(extent)),
-                    Written::Delete => Some(Stored::Deleted),
-                    Written::Add { .. } => None,
-                };
-                if let Some(stored) = stored {
-                    contend(newest, *rank, Held::Stored(stored), deleted, superseded);
+                taken.bytes += key_bytes as u64;
+                if let Stored::Inline(value) = stored
+                    && value.len() <= INLINE_VALUE_BYTES_MAX
+                {
+                    taken.bytes += value.len() as u64;
                 }
-                taken.operations += 1;
-                cursor.next();
+                if version.commit < commit_before {
+                    contend(newest, version.commit, Held::Stored(stored), deleted, superseded);
+                } else if let Stored::Extent(extent) = stored {
+                    superseded.push(extent);
+                }
+                commit_before = version.commit;
             }
+            cursor.next();
         }
-        Ok(taken)
+        Input::Run(rank, cursor) => {
+            let (page, location) = cursor.value();
+            let held = match location {
+                Location::Inline(start, end) => Held::InPage(page.clone(), start as usize, end as usize),
+                Location::Extent(extent) => Held::Stored(Stored::Extent(extent)),
+                Location::Deleted => Held::Stored(Stored::Deleted),
+            };
+            contend(newest, *rank, held, deleted, superseded);
+            taken.operations += 1;
+            cursor.next()?;
+        }
+        Input::Layer(rank, cursor) => {
+            let stored = match cursor.written() {
+                Written::Put(value) => Some(Stored::Inline(value)),
+                Written::PutExtent(extent) => Some(Stored::Extent(extent)),
+                Written::Delete => Some(Stored::Deleted),
+                Written::Add { .. } => None,
+            };
+            if let Some(stored) = stored {
+                contend(newest, *rank, Held::Stored(stored), deleted, superseded);
+            }
+            taken.operations += 1;
+            cursor.next();
+        }
     }
+    Ok(taken)
 }
 
 impl<S: PageSource> ChangeStream for NewestChanges<'_, S> {

@@ -1,9 +1,8 @@
 //! The walk through a view in key order, in both directions: the base, the generations above it and (in a
 //! transaction) its own writes, merged.
 //!
-//! Every source holds its keys in order; each entry has a rank: 0 in the base, its commit number in the log, and
-//! ranks above all commits in the layers of a transaction. At each key the highest rank counts, unless a range delete
-//! of a still higher rank covers the key.
+//! Every source holds its keys in order, with ranks as in `above`: 0 in the base, and above all commits in the layers of a
+//! transaction.
 //!
 //! A scan is a gap between two keys. While it moves forward all sources stand at their first key after the gap, but
 //! those that gave the key just returned, which stand on it until the next step (so that the key can be borrowed).
@@ -11,14 +10,13 @@
 
 use std::cmp::Ordering;
 
+use crate::above::{Above, Input};
 use crate::base::{Cursor, Root};
 use crate::error::{Error, Result};
 use crate::full_key::{FullRange, successor};
-use crate::index::IndexCursor;
-use crate::log::LogView;
 use crate::value::{Entry, Source, Value};
-use crate::view::{GenerationView, Note, View, entry_at};
-use crate::write_set::{Layer, LayerCursor};
+use crate::view::{GenerationView, View, entry_at};
+use crate::write_set::Layer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -40,7 +38,7 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     limit: u64,
     range: FullRange,
     base: Cursor<S>,
-    others: Vec<Other<'a, S>>,
+    others: Vec<Input<'a, S>>,
     /// Range deletes with their ranks.
     deletes: Vec<(u64, FullRange)>,
     gap: Gap,
@@ -55,12 +53,6 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     shows_deleted: bool,
     /// What of the range deletes could not be read: each step is this error.
     damage: Option<String>,
-}
-
-enum Other<'a, S: Source<'a>> {
-    Index(Box<IndexCursor<'a, LogView>>, GenerationView),
-    Run(u64, Cursor<S>),
-    Layer(u64, LayerCursor<'a>),
 }
 
 /// Number of the base among the sources.
@@ -83,44 +75,19 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         layers: &'a [Layer],
         range: FullRange,
     ) -> Scan<'a, S> {
-        let mut others = Vec::new();
-        let mut deletes = Vec::new();
+        let mut above = Above::nothing();
         let mut damage = None;
         for generation in generations {
-            if generation.index.has_keys() {
-                others.push(Other::Index(
-                    Box::new(IndexCursor::new(generation.index, generation.log)),
-                    *generation,
-                ));
-            }
-            for note in generation.notes(0, limit) {
-                let (commit, note) = match note {
-                    Ok(note) => note,
-                    Err(error) => {
-                        damage = Some(error.fact());
-                        break;
-                    }
-                };
-                match note {
-                    Note::DeleteRange { low, high } => deletes.push((
-                        commit,
-                        FullRange {
-                            low: low.to_vec(),
-                            high: high.to_vec(),
-                        },
-                    )),
-                    Note::Run(root) => others.push(Other::Run(commit, Cursor::new(source, root))),
-                }
+            if let Err(error) = above.add_generation(source, generation, limit) {
+                damage = Some(error.fact());
             }
         }
-        for (depth, layer) in layers.iter().enumerate() {
-            let rank = LAYER_RANK + depth as u64;
-            deletes.extend(layer.deleted_ranges().map(|range| (rank, range)));
-            match layer.run() {
-                Some(root) => others.push(Other::Run(rank, Cursor::new(source, root))),
-                None => others.push(Other::Layer(rank, LayerCursor::new(layer))),
-            }
-        }
+        above.add_layers(source, layers, LAYER_RANK);
+        let Above {
+            inputs: others,
+            mut deletes,
+            ..
+        } = above;
         deletes.retain(|(_, deleted)| deleted.low < range.high && range.low < deleted.high);
         let gap = Gap::Before(range.low.clone());
         let base = Cursor::new(source, root);
@@ -194,7 +161,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     #[inline(never)]
     fn next_outside(&mut self) -> Result<Option<Entry<'a>>> {
         self.face(Direction::Forward)?;
-        if self.others.is_empty() && self.deletes.is_empty() {
+        if self.others.is_empty() && self.deletes.is_empty() && self.damage.is_none() {
             return self.next_of_base();
         }
         self.step(Direction::Forward)
@@ -365,7 +332,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                 let (page, location) = self.base.value();
                 Some((0, entry_at::<S>(page, location)))
             } else {
-                self.others[source].entry(self.limit)?
+                entry_of(&self.others[source], self.limit)?
             };
             let Some((rank, entry)) = found else { continue };
             if best.as_ref().is_none_or(|(highest, _)| rank >= *highest) {
@@ -382,7 +349,8 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             match direction {
                 Direction::Forward if source == BASE => self.base.next()?,
                 Direction::Backward if source == BASE => self.base.prev()?,
-                _ => self.others[source].advance(direction)?,
+                Direction::Forward => self.others[source].next()?,
+                Direction::Backward => self.others[source].prev()?,
             }
         }
         Ok(())
@@ -398,57 +366,17 @@ fn skip_base<'a, S: Source<'a>>(base: &mut Cursor<S>, direction: Direction, edge
     }
 }
 
-impl<'a, S: Source<'a>> Other<'a, S> {
-    fn key(&self) -> Option<&[u8]> {
-        match self {
-            Other::Index(cursor, _) => cursor.is_valid().then(|| cursor.key()),
-            Other::Run(_, cursor) => cursor.is_valid().then(|| cursor.key()),
-            Other::Layer(_, cursor) => cursor.key(),
+/// Rank and content of the entry that an input stands on, if a view up to `limit` sees one.
+fn entry_of<'a, S: Source<'a>>(input: &Input<'a, S>, limit: u64) -> Result<Option<(u64, Entry<'a>)>> {
+    Ok(match input {
+        Input::Index(cursor, generation) => match cursor.visible(limit) {
+            Some(version) => Some((version.commit, Entry::stored(generation.stored(version.position)?))),
+            None => None,
+        },
+        Input::Run(rank, cursor) => {
+            let (page, location) = cursor.value();
+            Some((*rank, entry_at::<S>(page, location)))
         }
-    }
-
-    /// Rank and content of the entry the source stands on, if a view up to `limit` sees one.
-    fn entry(&self, limit: u64) -> Result<Option<(u64, Entry<'a>)>> {
-        Ok(match self {
-            Other::Index(cursor, generation) => match cursor.visible(limit) {
-                Some(version) => Some((version.commit, Entry::stored(generation.stored(version.position)?))),
-                None => None,
-            },
-            Other::Run(rank, cursor) => {
-                let (page, location) = cursor.value();
-                Some((*rank, entry_at::<S>(page, location)))
-            }
-            Other::Layer(rank, cursor) => Some((*rank, cursor.entry())),
-        })
-    }
-
-    fn seek(&mut self, key: &[u8]) -> Result<()> {
-        match self {
-            Other::Index(cursor, _) => cursor.seek(key),
-            Other::Run(_, cursor) => cursor.seek(key)?,
-            Other::Layer(_, cursor) => cursor.seek(key),
-        }
-        Ok(())
-    }
-
-    fn seek_before(&mut self, key: &[u8]) -> Result<()> {
-        match self {
-            Other::Index(cursor, _) => cursor.seek_before(key),
-            Other::Run(_, cursor) => cursor.seek_before(key)?,
-            Other::Layer(_, cursor) => cursor.seek_before(key),
-        }
-        Ok(())
-    }
-
-    fn advance(&mut self, direction: Direction) -> Result<()> {
-        match (self, direction) {
-            (Other::Index(cursor, _), Direction::Forward) => cursor.next(),
-            (Other::Index(cursor, _), Direction::Backward) => cursor.prev(),
-            (Other::Run(_, cursor), Direction::Forward) => cursor.next()?,
-            (Other::Run(_, cursor), Direction::Backward) => cursor.prev()?,
-            (Other::Layer(_, cursor), Direction::Forward) => cursor.next(),
-            (Other::Layer(_, cursor), Direction::Backward) => cursor.prev(),
-        }
-        Ok(())
-    }
+        Input::Layer(rank, cursor) => Some((*rank, cursor.entry())),
+    })
 }

@@ -1,0 +1,116 @@
+//! What lies above a base, each part in key order: the indexes and runs of log generations, and the layers of a transaction.
+//! `scan` walks through it with the base below, `newest` without.
+//!
+//! Each entry has a rank: its commit, or, in a layer, a number that the caller chooses. At each key the highest rank counts,
+//! unless a range delete of a still higher rank covers the key; of two entries of the same rank the later input counts.
+
+use crate::base::{Cursor, PageSource, Root};
+use crate::error::Result;
+use crate::full_key::FullRange;
+use crate::index::IndexCursor;
+use crate::log::LogView;
+use crate::view::{GenerationView, Note};
+use crate::write_set::{Layer, LayerCursor};
+
+/// Inputs, oldest first, and range deletes with their ranks.
+pub(crate) struct Above<'a, S: PageSource> {
+    pub(crate) inputs: Vec<Input<'a, S>>,
+    pub(crate) deletes: Vec<(u64, FullRange)>,
+    /// The roots of the runs of generations.
+    pub(crate) runs: Vec<Root>,
+}
+
+pub(crate) enum Input<'a, S: PageSource> {
+    Index(Box<IndexCursor<'a, LogView>>, GenerationView),
+    Run(u64, Cursor<S>),
+    Layer(u64, LayerCursor<'a>),
+}
+
+impl<'a, S: PageSource> Above<'a, S> {
+    pub(crate) fn nothing() -> Above<'a, S> {
+        Above {
+            inputs: Vec::new(),
+            deletes: Vec::new(),
+            runs: Vec::new(),
+        }
+    }
+
+    /// Adds what a generation holds up to a commit. Single operations of a commit come after its run.
+    pub(crate) fn add_generation(&mut self, source: S, generation: &GenerationView, limit: u64) -> Result<()> {
+        for note in generation.notes(0, limit) {
+            match note? {
+                (commit, Note::DeleteRange { low, high }) => {
+                    let (low, high) = (low.to_vec(), high.to_vec());
+                    self.deletes.push((commit, FullRange { low, high }));
+                }
+                (commit, Note::Run(root)) => {
+                    self.runs.push(root);
+                    self.inputs.push(Input::Run(commit, Cursor::new(source, root)));
+                }
+            }
+        }
+        if generation.index.has_keys() {
+            let cursor = IndexCursor::new(generation.index, generation.log);
+            self.inputs.push(Input::Index(Box::new(cursor), *generation));
+        }
+        Ok(())
+    }
+
+    /// Adds the layers of a transaction, oldest first, with ranks from this one on.
+    pub(crate) fn add_layers(&mut self, source: S, layers: &'a [Layer], first: u64) {
+        for (rank, layer) in (first..).zip(layers) {
+            self.deletes.extend(layer.deleted_ranges().map(|range| (rank, range)));
+            self.inputs.push(match layer.run() {
+                Some(root) => Input::Run(rank, Cursor::new(source, root)),
+                None => Input::Layer(rank, LayerCursor::new(layer)),
+            });
+        }
+    }
+}
+
+impl<S: PageSource> Input<'_, S> {
+    /// The key that it stands on.
+    pub(crate) fn key(&self) -> Option<&[u8]> {
+        match self {
+            Input::Index(cursor, _) => cursor.is_valid().then(|| cursor.key()),
+            Input::Run(_, cursor) => cursor.is_valid().then(|| cursor.key()),
+            Input::Layer(_, cursor) => cursor.key(),
+        }
+    }
+
+    pub(crate) fn seek(&mut self, key: &[u8]) -> Result<()> {
+        match self {
+            Input::Index(cursor, _) => cursor.seek(key),
+            Input::Run(_, cursor) => cursor.seek(key)?,
+            Input::Layer(_, cursor) => cursor.seek(key),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn seek_before(&mut self, key: &[u8]) -> Result<()> {
+        match self {
+            Input::Index(cursor, _) => cursor.seek_before(key),
+            Input::Run(_, cursor) => cursor.seek_before(key)?,
+            Input::Layer(_, cursor) => cursor.seek_before(key),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn next(&mut self) -> Result<()> {
+        match self {
+            Input::Index(cursor, _) => cursor.next(),
+            Input::Run(_, cursor) => cursor.next()?,
+            Input::Layer(_, cursor) => cursor.next(),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn prev(&mut self) -> Result<()> {
+        match self {
+            Input::Index(cursor, _) => cursor.prev(),
+            Input::Run(_, cursor) => cursor.prev()?,
+            Input::Layer(_, cursor) => cursor.prev(),
+        }
+        Ok(())
+    }
+}

@@ -40,8 +40,7 @@ impl<'a, S: PageSource> Above<'a, S> {
         for note in generation.notes(0, limit) {
             match note? {
                 (commit, Note::DeleteRange { low, high }) => {
-                    let (low, high) = (low.to_vec(), high.to_vec());
-                    self.deletes.push((commit, FullRange { low, high }));
+                    self.deletes.push((commit, FullRange::between(low, high)));
                 }
                 (commit, Note::Run(root)) => {
                     self.runs.push(root);

@@ -10,9 +10,9 @@ use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::core::Core;
 use crate::draft::{AddTo, Draft};
 use crate::error::{Reason, Result};
-use crate::full_key::{FullKey, FullRange, check_key, split};
+use crate::full_key::{FullKey, FullRange, check_key, check_prefix, split};
 use crate::future::CommitFuture;
-use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, LOG_SPAN_BYTES, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
+use crate::limits::{FULL_KEY_BYTES_MAX, LOG_SPAN_BYTES, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::map::{Map, check_value};
 use crate::sequence::{Item, Place, Sequence, Ticket, check_item, draft_item};
@@ -163,13 +163,7 @@ impl Batch {
     /// # Errors
     /// As [`Batch::put`].
     pub fn append(&mut self, map: &Map, prefix: &[u8], value: &[u8]) -> Result<()> {
-        if prefix.len() + 8 > KEY_BYTES_MAX {
-            return Err(Reason::KeyTooLong {
-                length: prefix.len(),
-                max: KEY_BYTES_MAX - 8,
-            }
-            .into());
-        }
+        check_prefix(prefix)?;
         check_value(value)?;
         self.admit(map)?;
         self.mixed().push(&map.info, What::Append, prefix, value);
@@ -479,10 +473,7 @@ impl Mixed {
         let ranges = self.writes.iter().enumerate();
         ranges
             .filter(|(_, write)| write.what == What::DeleteRange)
-            .map(|(place, write)| {
-                let (low, high) = (self.key(write).to_vec(), self.value(write).to_vec());
-                (place, FullRange { low, high })
-            })
+            .map(|(place, write)| (place, FullRange::between(self.key(write), self.value(write))))
     }
 }
 

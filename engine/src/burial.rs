@@ -9,13 +9,14 @@ use std::sync::atomic::Ordering;
 
 use duramen_io::{OpenMode, Owner, WordLock, wake};
 
-use crate::base::{self, Extent};
+use crate::base;
 use crate::commit::{NOT_EXCLUSIVE, is_token_of};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
+use crate::recovery::extent_of;
 use crate::region::{GenerationEntry, GenerationState, Version};
 use crate::syncing::Synced;
 use crate::view::decode_root;
@@ -186,8 +187,7 @@ impl Core {
     fn note_pages(&self, pages: &mut HashSet<u32>, operation: Operation<'_>) -> Result<()> {
         let run = match operation.kind {
             OperationKind::PutExtent => {
-                let extent = Extent::decode(operation.value.try_into().expect("checked on decode"));
-                pages.extend(extent.page..extent.page + extent.pages());
+                pages.extend(base::Visit::Extent(extent_of(operation.value)).pages());
                 return Ok(());
             }
             OperationKind::Run => decode_root(operation.value),

@@ -797,10 +797,7 @@ impl Filter {
         let mut ranges = vec![FullRange::map(CATALOG)];
         match &self.maps {
             Some(maps) => ranges.extend(maps.iter().map(|&map| FullRange::map(map))),
-            None => ranges.push(FullRange {
-                low: FIRST_USER_MAP.to_be_bytes().to_vec(),
-                high: vec![0xFF; MAP_ID_BYTES + 1],
-            }),
+            None => ranges.push(FullRange::from_map(FIRST_USER_MAP)),
         }
         ranges
     }
@@ -899,10 +896,9 @@ impl<'a, S: Source<'a>> Collector<'_, S> {
         for wanted in self.filter.ranges() {
             match note {
                 Note::DeleteRange { low, high } => {
-                    let low = low.max(&wanted.low).to_vec();
-                    let high = high.min(&wanted.high).to_vec();
+                    let range = FullRange::between(low.max(&wanted.low), high.min(&wanted.high));
                     let pairs = &mut self.pairs;
-                    self.past.each(FullRange { low, high }, |key, value| {
+                    self.past.each(range, |key, value| {
                         pairs.insert(
                             key.to_vec(),
                             Pair {

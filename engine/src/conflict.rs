@@ -136,13 +136,7 @@ impl Core {
             }
             for note in generation.notes(since, u64::MAX) {
                 let found = match note?.1 {
-                    Note::DeleteRange { low, high } => {
-                        let range = FullRange {
-                            low: low.to_vec(),
-                            high: high.to_vec(),
-                        };
-                        first_in(self.source(), run, &range)?
-                    }
+                    Note::DeleteRange { low, high } => first_in(self.source(), run, &FullRange::between(low, high))?,
                     // Two runs: walk the other one through this one.
                     Note::Run(other) => common_key(self.source(), run, other)?,
                 };

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::base::Stored;
 use crate::catalog::MapInfo;
 use crate::checksum::key_hash;
-use crate::error::{Reason, Result};
-use crate::full_key::{COUNTERS, FullKey, check_key, check_key_bytes};
+use crate::error::Result;
+use crate::full_key::{COUNTERS, FullKey, check_key_bytes, check_prefix};
 use crate::index::{Finger, Fingers};
-use crate::limits::{INLINE_VALUE_BYTES_MAX, KEY_BYTES_MAX, PAGE_BYTES};
+use crate::limits::{INLINE_VALUE_BYTES_MAX, PAGE_BYTES};
 use crate::log::{Body, Operation, OperationKind};
 use crate::promises::FoldCosts;
 use crate::sequence::{Place, SequenceState, Stamp};
@@ -237,12 +237,8 @@ impl Draft {
 
     /// Adds an append: `prefix` is a full key to which the commit adds a number.
     pub(crate) fn push_append(&mut self, map: u32, prefix: &[u8], kind: OperationKind, value: &[u8]) -> Result<()> {
-        let mut key = Vec::with_capacity(prefix.len() + 8);
-        key.extend_from_slice(prefix);
-        key.extend_from_slice(&[0; 8]);
-        check_key(&key)?;
-        let full = FullKey::new(map, &key)?;
         let counter = counter_of(map, prefix)?;
+        let full = FullKey::new(map, &[prefix, &[0; NUMBER_BYTES]].concat())?;
         let position = self.body.push(kind, &full, value) as u32;
         self.planned.push(Planned::at(position, 0));
         let operation = self.planned.len() - 1;
@@ -420,16 +416,8 @@ impl Draft {
 
 /// The key of the counter of a prefix.
 pub(crate) fn counter_of(map: u32, prefix: &[u8]) -> Result<FullKey> {
-    let mut counter = map.to_be_bytes().to_vec();
-    counter.extend_from_slice(prefix);
-    if counter.len() > KEY_BYTES_MAX {
-        return Err(Reason::KeyTooLong {
-            length: prefix.len(),
-            max: KEY_BYTES_MAX - 8,
-        }
-        .into());
-    }
-    FullKey::new(COUNTERS, &counter)
+    check_prefix(prefix)?;
+    FullKey::new(COUNTERS, &[&map.to_be_bytes(), prefix].concat())
 }
 
 #[cfg(test)]

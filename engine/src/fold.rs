@@ -21,9 +21,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::base::{self, ChangeStream, Extent, KeyRange, MergeOptions, PageSink, PageSource, Root, Stored};
+use crate::base::{self, ChangeStream, Extent, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Error, Result, unless_full};
+use crate::full_key::FullRange;
 use crate::limits::RETAINED_GENERATIONS_MAX;
 use crate::meta::Meta;
 use crate::newest::NewestChanges;
@@ -302,7 +303,7 @@ impl Core {
         range: (&[u8], Option<&[u8]>),
         mut sink: FileSink<'c>,
         report: &mut dyn FnMut(u64) -> Result<()>,
-        merge: impl FnOnce(&mut Reported<'_, 'c, MappedPages<'c>>, &[KeyRange], &mut FileSink<'c>) -> Result<T>,
+        merge: impl FnOnce(&mut Reported<'_, 'c, MappedPages<'c>>, &[FullRange], &mut FileSink<'c>) -> Result<T>,
     ) -> Result<Folded<'c, T>> {
         let generations = frozen.iter().map(|&slot| self.generation_view(slot));
         let generations = generations.collect::<Result<Vec<_>>>()?;

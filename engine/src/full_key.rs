@@ -113,6 +113,15 @@ pub(crate) fn check_key_bytes(length: usize) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a prefix that leaves no room in a key for the number of an append.
+pub(crate) fn check_prefix(prefix: &[u8]) -> Result<()> {
+    let (length, max) = (prefix.len(), KEY_BYTES_MAX - 8);
+    if length > max {
+        return Err(Reason::KeyTooLong { length, max }.into());
+    }
+    Ok(())
+}
+
 /// Map id and user key of a full key.
 pub(crate) fn split(full_key: &[u8]) -> (u32, &[u8]) {
     let (map, key) = full_key.split_at(MAP_ID_BYTES);
@@ -127,6 +136,14 @@ pub(crate) struct FullRange {
 }
 
 impl FullRange {
+    /// The keys from `low` on, to before `high`.
+    pub(crate) fn between(low: &[u8], high: &[u8]) -> FullRange {
+        FullRange {
+            low: low.to_vec(),
+            high: high.to_vec(),
+        }
+    }
+
     /// All keys of a map.
     pub(crate) fn map(map: u32) -> FullRange {
         FullRange {

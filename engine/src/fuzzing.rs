@@ -5,10 +5,11 @@
 
 use crate::base::any_page::{Anything, Nowhere, PAGE};
 use crate::base::{
-    self, ChangeStream, Cursor, KeyRange, Link, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
+    self, ChangeStream, Cursor, Link, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
 };
 use crate::checksum::{StoreSeeds, checksum, checksum_with, key_hash};
 use crate::error::Result;
+use crate::full_key::FullRange;
 use crate::limits::{BRANCH_BYTES, KEY_BYTES_MAX, PAGE_BYTES};
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, body_checksum, first_record,
@@ -118,7 +119,7 @@ fn read_everything(source: Anything<'_>, root: Root) {
             keep_deletes,
             hash_seed: HASH_SEED,
         };
-        let cuts = [KeyRange {
+        let cuts = [FullRange {
             low: keys[0].clone(),
             high: keys[keys.len() / 2].clone(),
         }];

@@ -3,7 +3,7 @@
 //! Inputs and ranks are those of `above`. Values that lose are named, because nothing refers to their pages any more.
 
 use crate::above::{Above, Input};
-use crate::base::{ChangeStream, Extent, KeyRange, Location, PageSource, Root, Stored};
+use crate::base::{ChangeStream, Extent, Location, PageSource, Root, Stored};
 use crate::error::Result;
 use crate::full_key::FullRange;
 use crate::limits::INLINE_VALUE_BYTES_MAX;
@@ -84,12 +84,8 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
         std::mem::take(&mut self.above.runs)
     }
 
-    pub(crate) fn cuts(&self) -> Vec<KeyRange> {
-        let ranges = self.above.deletes.iter().map(|(_, range)| range.clone()).collect();
-        union(ranges)
-            .into_iter()
-            .map(|FullRange { low, high }| KeyRange { low, high })
-            .collect()
+    pub(crate) fn cuts(&self) -> Vec<FullRange> {
+        union(self.above.deletes.iter().map(|(_, range)| range.clone()).collect())
     }
 
     /// Finds the next key whose newest change still counts.

@@ -518,7 +518,7 @@ fn given_up(found: &Found, bytes: &[u8], later: &[Found], seeds: &StoreSeeds) ->
 }
 
 /// The extent that an operation stores in place of a value.
-fn extent_of(value: &[u8]) -> Extent {
+pub(crate) fn extent_of(value: &[u8]) -> Extent {
     Extent::decode(value.try_into().expect("checked on decode"))
 }
 

@@ -15,10 +15,10 @@ use crate::conflict::Checks;
 use crate::core::Core;
 use crate::draft::{AddTo, Draft};
 use crate::error::{Error, Reason, Result};
-use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
+use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom, check_prefix};
 use crate::future::CommitFuture;
 use crate::limits::{
-    ATTEMPTS_MAX, KEY_BYTES_MAX, LOGGED_VALUE_BYTES_MAX, READ_SET_BYTES_MAX, RESOLVED_BYTES_MAX, SAVEPOINTS_MAX,
+    ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, READ_SET_BYTES_MAX, RESOLVED_BYTES_MAX, SAVEPOINTS_MAX,
     TRANSACTION_RANGES_MAX, WRITE_SET_BYTES_MAX,
 };
 use crate::log::OperationKind;
@@ -557,13 +557,7 @@ impl Transaction {
     pub fn append(&mut self, map: &Map, prefix: &[u8], value: &[u8]) -> Result<()> {
         check_value(value)?;
         let map = self.needs(map)?;
-        if prefix.len() + 8 > KEY_BYTES_MAX {
-            return Err(Reason::KeyTooLong {
-                length: prefix.len(),
-                max: KEY_BYTES_MAX - 8,
-            }
-            .into());
-        }
+        check_prefix(prefix)?;
         let mut extents = Vec::new();
         let logged = if value.len() > LOGGED_VALUE_BYTES_MAX {
             EXTENT_BYTES

@@ -165,10 +165,7 @@ impl View {
         for generation in &self.generations {
             for note in generation.notes(0, self.commit) {
                 if let (_, Note::DeleteRange { low, high }) = note? {
-                    ranges.push(FullRange {
-                        low: low.to_vec(),
-                        high: high.to_vec(),
-                    });
+                    ranges.push(FullRange::between(low, high));
                 }
             }
         }

@@ -24,6 +24,7 @@
 
 use crate::checksum::{key_hash, key_tag};
 use crate::error::{Error, Result};
+use crate::full_key::FullRange;
 use crate::limits::{BRANCH_BYTES, BRANCH_PAGES, INLINE_VALUE_BYTES_MAX, PAGE_BYTES};
 
 use super::branch::{Branch, Child};
@@ -38,15 +39,6 @@ mod parts;
 
 use overwrite::{Overwritten, Waiting};
 pub(crate) use parts::{Division, MergedPart, Part, assemble, divide, merge_part};
-
-/// The keys `k` with `low <= k < high`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct KeyRange {
-    /// First key of the range.
-    pub low: Vec<u8>,
-    /// First key behind it.
-    pub high: Vec<u8>,
-}
 
 /// How to merge.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +55,7 @@ pub(crate) fn merge<S: PageSource, C: ChangeStream, P: PageSink>(
     source: S,
     root: Root,
     changes: &mut C,
-    cuts: &[KeyRange],
+    cuts: &[FullRange],
     options: MergeOptions,
     sink: &mut P,
 ) -> Result<Root> {
@@ -86,7 +78,7 @@ struct Merger<'a, S, C, P> {
     source: S,
     changes: &'a mut C,
     /// Those that reach beyond what is merged so far.
-    cuts: &'a [KeyRange],
+    cuts: &'a [FullRange],
     options: MergeOptions,
     output: Output<'a, P>,
     /// Holds the old key at hand.
@@ -107,7 +99,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
     fn new(
         source: S,
         changes: &'a mut C,
-        cuts: &'a [KeyRange],
+        cuts: &'a [FullRange],
         options: MergeOptions,
         sink: &'a mut P,
         highest: u8,

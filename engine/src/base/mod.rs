@@ -44,7 +44,7 @@ pub(crate) use cursor::{Cursor, count_below};
 #[allow(unused_imports)]
 pub(crate) use find::{Found, find, leaf_of};
 #[allow(unused_imports)]
-pub(crate) use merge::{Division, KeyRange, MergeOptions, MergedPart, Part, assemble, divide, merge, merge_part};
+pub(crate) use merge::{Division, MergeOptions, MergedPart, Part, assemble, divide, merge, merge_part};
 #[allow(unused_imports)]
 pub(crate) use page::{seal_page, verify_page};
 

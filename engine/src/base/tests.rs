@@ -220,7 +220,7 @@ struct Subject {
 }
 
 impl Subject {
-    fn merge(&mut self, changes: &BTreeMap<Vec<u8>, Change>, cuts: &[KeyRange]) {
+    fn merge(&mut self, changes: &BTreeMap<Vec<u8>, Change>, cuts: &[FullRange]) {
         self.memory.version.set(self.memory.version.get() + 1);
         let options = MergeOptions {
             keep_deletes: self.keep_deletes,
@@ -262,7 +262,7 @@ impl Subject {
     fn merge_in_parts(
         &self,
         changes: &BTreeMap<Vec<u8>, Change>,
-        cuts: &[KeyRange],
+        cuts: &[FullRange],
         options: MergeOptions,
         sink: &mut Sink<'_>,
     ) -> Option<Root> {
@@ -495,7 +495,7 @@ fn random_change(rng: &mut Rng, memory: &Memory) -> Change {
     }
 }
 
-fn random_cuts(rng: &mut Rng, shape: u32, space: u32) -> Vec<KeyRange> {
+fn random_cuts(rng: &mut Rng, shape: u32, space: u32) -> Vec<FullRange> {
     let mut ends: Vec<_> = (0..2 * rng.usize(0..4))
         .map(|_| random_key(rng, shape, space))
         .collect();
@@ -504,7 +504,7 @@ fn random_cuts(rng: &mut Rng, shape: u32, space: u32) -> Vec<KeyRange> {
         ends[0].clear();
     }
     ends.chunks(2)
-        .map(|ends| KeyRange {
+        .map(|ends| FullRange {
             low: ends[0].clone(),
             high: ends[1].clone(),
         })
@@ -608,7 +608,7 @@ fn cut_reads_only_the_leaves_at_its_ends() {
     let mut subject = Subject::default();
     subject.put((0..200_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; 100])));
     subject.memory.leaves_read.set(0);
-    let cut = KeyRange {
+    let cut = FullRange {
         low: 10u32.to_be_bytes().to_vec(),
         high: 199_000u32.to_be_bytes().to_vec(),
     };
@@ -628,7 +628,7 @@ fn cut_of_everything_leaves_the_empty_tree() {
     subject.put((0..100_000u32).map(|number| (number.to_be_bytes().to_vec(), vec![1; (number % 2000) as usize])));
     subject.merge(
         &BTreeMap::new(),
-        &[KeyRange {
+        &[FullRange {
             low: Vec::new(),
             high: vec![0xFF; 5],
         }],
@@ -733,7 +733,7 @@ fn root_with_one_child_left_gives_way_to_it() {
     // The second branch has one leaf of three pairs, and the cut ends just where it begins.
     subject.merge(
         &BTreeMap::new(),
-        &[KeyRange {
+        &[FullRange {
             low: Vec::new(),
             high: (count - 3).to_be_bytes().to_vec(),
         }],
@@ -926,7 +926,7 @@ fn root_is_no_branch_with_one_child_after_any_cut() {
                 let mut subject = Subject::default();
                 subject.put((0..pairs).map(|number| (key(number), vec![1; 300])));
                 assert_eq!(subject.root.height, height);
-                let range = |low: u32, high: u32| KeyRange {
+                let range = |low: u32, high: u32| FullRange {
                     low: key(low),
                     high: key(high),
                 };

@@ -5,8 +5,9 @@ use super::super::cursor::{Cursor, check_height};
 use super::super::page;
 use super::super::window::Payload;
 use super::super::{ChangeStream, PageSink, PageSource, Root, Stored};
-use super::{Fate, KeyRange, MergeOptions, Merger};
+use super::{Fate, MergeOptions, Merger};
 use crate::error::Result;
+use crate::full_key::FullRange;
 use crate::limits::{BRANCH_BYTES, BRANCH_PAGES};
 
 /// Changes that a sample stands for are as much work as so many nodes of which most are only taken over.
@@ -232,7 +233,7 @@ pub(crate) fn merge_part<S: PageSource, C: ChangeStream, P: PageSink>(
     source: S,
     part: &Part,
     changes: &mut C,
-    cuts: &[KeyRange],
+    cuts: &[FullRange],
     options: MergeOptions,
     sink: &mut P,
 ) -> Result<MergedPart> {

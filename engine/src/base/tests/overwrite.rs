@@ -108,7 +108,7 @@ fn leaves_that_change_in_every_way_side_by_side_agree_with_the_model() {
                 let cut = random.bool().then(|| {
                     let key = |random: &mut Rng| keys.iter().nth(random.usize(..keys.len())).expect("one of them");
                     let (one, other) = (key(random), key(random));
-                    KeyRange {
+                    FullRange {
                         low: one.min(other).clone(),
                         high: one.max(other).iter().copied().chain([0]).collect(),
                     }

@@ -62,7 +62,7 @@ fn appending_in_parts_above_the_leaves_is_sound() {
             let numbers = 3_000 + round * 600..3_600 + round * 600;
             let changes = numbers.map(|number| (key(number), Change::Put(vec![2; 300])));
             // Everything old goes, or all but one pair.
-            let cut = left.filter(|_| round == 0).map(|left| KeyRange {
+            let cut = left.filter(|_| round == 0).map(|left| FullRange {
                 low: key(left),
                 high: key(3_000),
             });

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use crate::base::{self, ChangeStream, Root, Stored};
+use crate::base::{self, ChangeStream, PageSink, Root, Stored};
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Kind, Reason, Result};
 use crate::fold::NewTree;
@@ -15,7 +15,7 @@ use crate::page_sink::FileSink;
 use crate::progress::{Progress, with_progress};
 use crate::scan::Scan;
 use crate::snapshot::{Pinned, Purpose};
-use crate::space::{Claim, Retired, Slack};
+use crate::space::{Claim, Slack};
 use crate::store::Store;
 use crate::value::{Source, Value};
 use crate::view::View;
@@ -121,7 +121,7 @@ impl Core {
         claim: Claim,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(Root, FileSink<'_>)> {
-        let mut sink = FileSink::new(self, self.region.version().number + 1, claim);
+        let sink = FileSink::new(self, self.region.version().number + 1, claim);
         let everything = FullRange {
             low: Vec::new(),
             high: vec![0xFF; 4],
@@ -136,21 +136,11 @@ impl Core {
                 total: view.root.pairs,
             },
         };
-        let merged = pairs
-            .advance()
-            .and_then(|()| {
-                base::merge(
-                    self.pages.mapped(),
-                    Root::default(),
-                    &mut pairs,
-                    &[],
-                    self.fold_options(),
-                    &mut sink,
-                )
-            })
-            .and_then(|root| sink.finish().map(|()| root));
-        let root = merged.inspect_err(|_| sink.abandon())?;
-        Ok((root, sink))
+        sink.filled_by(|sink| {
+            pairs.advance()?;
+            let options = self.fold_options();
+            base::merge(self.source(), Root::default(), &mut pairs, &[], options, sink)
+        })
     }
 
     /// Replaces the base by a densely filled tree with the same pairs, at the front of its file.
@@ -192,37 +182,24 @@ impl Core {
         let written = self.write_tree(self.source(), &base_only, claim, progress);
         let (root, mut sink) = written?;
         // Before the new tree counts: what cannot be walked cannot be retired.
-        let retired = self.pages_of(version.root).inspect_err(|_| sink.abandon())?;
+        let walked = base::walk(self.source(), version.root, &mut |visit| {
+            match visit {
+                base::Visit::Page {
+                    number, pages, birth, ..
+                } => sink.retire(number, pages, birth),
+                base::Visit::Extent(value) => sink.retire_extent(value),
+            }
+            Ok(())
+        });
+        walked.inspect_err(|_| sink.abandon())?;
         let tree = NewTree {
             birth: sink.birth,
-            retired: &retired,
+            retired: &sink.retired,
             adopted: &[],
         };
         self.publish_tree(state, tree, |next| next.root = root)?;
         self.make_durable(state)?;
         self.reclaim(state)
-    }
-
-    /// All pages of a base, and of its values, to be retired.
-    fn pages_of(&self, root: Root) -> Result<Vec<Retired>> {
-        let mut retired = Vec::new();
-        base::walk(self.source(), root, &mut |visit| {
-            let (page, pages, birth, is_logged) = match visit {
-                base::Visit::Page {
-                    number, pages, birth, ..
-                } => (number, pages, birth, false),
-                base::Visit::Extent(extent) => (extent.page, extent.pages(), extent.birth, true),
-            };
-            retired.push(Retired {
-                page,
-                pages,
-                birth,
-                death: u64::MAX,
-                is_logged,
-            });
-            Ok(())
-        })?;
-        Ok(retired)
     }
 }
 

@@ -301,21 +301,20 @@ impl Core {
         root: Root,
         frozen: &[u16],
         range: (&[u8], Option<&[u8]>),
-        mut sink: FileSink<'c>,
+        sink: FileSink<'c>,
         report: &mut dyn FnMut(u64) -> Result<()>,
         merge: impl FnOnce(&mut Reported<'_, 'c, MappedPages<'c>>, &[FullRange], &mut FileSink<'c>) -> Result<T>,
     ) -> Result<Folded<'c, T>> {
         let generations = frozen.iter().map(|&slot| self.generation_view(slot));
         let generations = generations.collect::<Result<Vec<_>>>()?;
         let source = self.source();
-        let merged = NewestChanges::of_generations(source, &generations, range).and_then(|mut changes| {
+        let ((merged, mut changes), sink) = sink.filled_by(|sink| {
+            let mut changes = NewestChanges::of_generations(source, &generations, range)?;
             let cuts = changes.cuts();
             let scout = Scout::new(source, root, &generations, range)?;
-            let merged = merge(&mut Reported::new(&mut changes, scout, report), &cuts, &mut sink)?;
-            sink.finish()?;
+            let merged = merge(&mut Reported::new(&mut changes, scout, report), &cuts, sink)?;
             Ok((merged, changes))
-        });
-        let (merged, mut changes) = merged.inspect_err(|_| sink.abandon())?;
+        })?;
         Ok(Folded {
             merged,
             runs: changes.take_runs(),
@@ -643,21 +642,15 @@ impl Core {
     /// Writes all layers of a transaction as one sorted run.
     pub(crate) fn write_run(&self, layers: &[Layer]) -> Result<Root> {
         let birth = self.region.version().number;
-        let mut sink = FileSink::new(self, birth, Claim::Loose);
         let source = self.source();
         let mut changes = NewestChanges::of_layers(source, layers)?;
         let options = MergeOptions {
             keep_deletes: true,
             ..self.fold_options()
         };
-        let merged = base::merge(source, Root::default(), &mut changes, &[], options, &mut sink);
-        match merged.and_then(|root| sink.finish().map(|()| root)) {
-            Ok(root) => Ok(root),
-            Err(error) => {
-                sink.abandon();
-                Err(error)
-            }
-        }
+        let sink = FileSink::new(self, birth, Claim::Loose);
+        let written = sink.filled_by(|sink| base::merge(source, Root::default(), &mut changes, &[], options, sink));
+        written.map(|(root, _)| root)
     }
 
     /// Gives back the pages of a run that nobody else has seen, but not those of its values.

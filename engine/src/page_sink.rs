@@ -70,6 +70,16 @@ impl<'a> FileSink<'a> {
         }
     }
 
+    /// Lets `merge` write a tree, and finishes it, or gives everything back when that fails.
+    pub(crate) fn filled_by<T>(
+        mut self,
+        merge: impl FnOnce(&mut FileSink<'a>) -> Result<T>,
+    ) -> Result<(T, FileSink<'a>)> {
+        let merged = merge(&mut self).and_then(|merged| self.finish().map(|()| merged));
+        let merged = merged.inspect_err(|_| self.abandon())?;
+        Ok((merged, self))
+    }
+
     fn take(&mut self, want: Want) -> Result<(u32, u32)> {
         let take = || self.core.space.take(self.claim, want, &self.core.pages);
         let (page, count) = match take() {

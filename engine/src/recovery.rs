@@ -39,7 +39,7 @@ use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
 use crate::base::{self, Extent, Root};
 use crate::bitmap::Bitmap;
-use crate::checksum::{StoreSeeds, checksum_with, key_hash};
+use crate::checksum::{StoreSeeds, checksum_with};
 use crate::core::{Core, StoreLock};
 use crate::draft::fold_costs;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
@@ -61,7 +61,7 @@ use crate::promises::FoldCosts;
 use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version, remove_stale};
 use crate::space::Space;
 use crate::unsynced::make_durable;
-use crate::view::decode_root;
+use crate::view::{GenerationView, decode_root};
 
 /// The data file of a store that is being made.
 const NEW_DATA_FILE: &str = "data.new";
@@ -761,6 +761,7 @@ impl<'a> Recovery<'a> {
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
         let log = core.log_view(found.slot)?;
+        let generation = GenerationView { log, index };
         let mut costs = FoldCosts {
             operations,
             ..FoldCosts::default()
@@ -778,20 +779,16 @@ impl<'a> Recovery<'a> {
                 let position = (start + position as u64) as u32;
                 costs += fold_costs(operation.kind, operation.value);
                 match operation.kind {
-                    OperationKind::DeleteRange => index.note(header.commit, position),
-                    OperationKind::Run => {
-                        core.pass_over(self.adopt_run(decode_root(operation.value)))?;
-                        index.note(header.commit, position);
+                    OperationKind::Run => core.pass_over(self.adopt_run(decode_root(operation.value)))?,
+                    OperationKind::PutExtent => {
+                        core.pass_over(self.adopt_extent(extent_of(operation.value), is_unsynced))?
                     }
-                    OperationKind::Put | OperationKind::Delete | OperationKind::PutExtent => {
-                        if operation.kind == OperationKind::PutExtent {
-                            core.pass_over(self.adopt_extent(extent_of(operation.value), is_unsynced))?;
-                        }
-                        self.note_map(operation.full_key, operation.value);
-                        let hash = key_hash(core.hash_seed, operation.full_key);
-                        index.insert(log, operation.full_key, hash, header.commit, position);
-                    }
+                    OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => None,
+                };
+                if !operation.kind.is_note() {
+                    self.note_map(operation.full_key, operation.value);
                 }
+                generation.enter(operation, core.hash_seed, header.commit, position);
             }
             Ok(())
         })?;

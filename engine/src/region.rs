@@ -452,7 +452,7 @@ impl Region {
     pub(crate) fn hold<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Result<WordLockGuard<'a>> {
         let looks_max = self.lock_looks.load(Ordering::Relaxed).max(BUSY_LOOKS);
         let mut limit = |holder, looks| (looks >= looks_max).then(|| self.busy(holder, LOOK_INTERVAL * looks));
-        self.hold_within(lock, &mut limit, repair)
+        self.hold_within(lock, &|| 0, &mut limit, repair)
     }
 
     /// Waits for a lock of the region as [`Region::hold`] does, exactly as long as [`crate::Options::lock_timeout`] says.
@@ -469,14 +469,15 @@ impl Region {
         let looks_max = self.lock_looks.load(Ordering::Relaxed);
         let mut limit =
             |holder, looks| (looks >= looks_max).then(|| self.timed_out(what, holder, LOOK_INTERVAL * looks));
-        self.hold_within(lock, &mut limit, repair)
+        self.hold_within(lock, &|| 0, &mut limit, repair)
     }
 
-    /// `limit` says after each look, of which it gets the number, whether it was the last one.
+    /// `beat` changes while whoever has the lock gets on. `limit` says after each look, of which it gets the number, whether it was the last one.
     #[inline]
     fn hold_within<'a>(
         &self,
         lock: &'a WordLock,
+        beat: &dyn Fn() -> u32,
         limit: &mut dyn FnMut(Owner, u32) -> Option<Error>,
         repair: impl Fn(),
     ) -> Result<WordLockGuard<'a>> {
@@ -484,7 +485,12 @@ impl Region {
         let held = lock.lock_unless(self.me(), |holder| {
             looks += 1;
             let taken_over = self.take_from_dead(lock, holder, &repair).map(Ok);
-            let mut given_up = || patience.look(self, holder, 0).err().or_else(|| limit(holder, looks));
+            let mut given_up = || {
+                patience
+                    .look(self, holder, beat())
+                    .err()
+                    .or_else(|| limit(holder, looks))
+            };
             taken_over.or_else(|| given_up().map(Err))
         });
         held.or_else(|taken_over| taken_over)
@@ -503,12 +509,7 @@ impl Region {
         beat: impl Fn() -> u32,
         repair: impl Fn(),
     ) -> Result<WordLockGuard<'a>> {
-        let mut patience = Patience::default();
-        let held = lock.lock_unless(self.me(), |holder| {
-            let taken_over = self.take_from_dead(lock, holder, &repair).map(Ok);
-            taken_over.or_else(|| patience.look(self, holder, beat()).err().map(Err))
-        });
-        held.or_else(|taken_over| taken_over)
+        self.hold_within(lock, &beat, &mut |_, _| None, repair)
     }
 
     /// The same for who has something else to do when the lock is not free soon. `None`: it is not.
@@ -610,50 +611,57 @@ impl Region {
     /// What the holder of the allocator's lock can undo.
     pub(crate) fn undo_log(&self) -> &UndoLog {
         // SAFETY: as for `control`; the log is allocated with it, at a multiple of eight bytes.
-        unsafe { &*(self.mapping.base().add(UNDO_START as usize) as *const UndoLog) }
+        unsafe { self.at(UNDO_START) }
     }
 
     /// What rings in all processes.
     #[inline]
     pub(crate) fn bells(&self) -> &SharedBells {
         // SAFETY: as for `control`; it is allocated with it, at a multiple of a page.
-        unsafe { &*(self.mapping.base().add(BELLS_START as usize) as *const SharedBells) }
+        unsafe { self.at(BELLS_START) }
     }
 
     /// Who holds others back.
     pub(crate) fn brakes(&self) -> &SharedBrakes {
         // SAFETY: as for `bells`.
-        unsafe { &*(self.mapping.base().add(BRAKES_START as usize) as *const SharedBrakes) }
+        unsafe { self.at(BRAKES_START) }
     }
 
     /// The entry of a process.
     pub(crate) fn process(&self, owner: Owner) -> &ProcessEntry {
         assert!((owner.number() as usize) < PROCESSES_MAX);
-        let offset = PROCESSES_START as usize + owner.number() as usize * PROCESS_BYTES;
         // SAFETY: as for `control`; the entries are allocated with it.
-        unsafe { &*(self.mapping.base().add(offset) as *const ProcessEntry) }
+        unsafe { self.at(PROCESSES_START + u64::from(owner.number()) * PROCESS_BYTES as u64) }
     }
 
     pub(crate) fn control(&self) -> &Control {
         // SAFETY: the mapping is page-aligned, covers CONTROL_BYTES of allocated file, which began as zeros (a valid
         // Control), and every field is atomic, so shared access from anywhere is sound.
-        unsafe { &*(self.mapping.base() as *const Control) }
+        unsafe { self.at(0) }
+    }
+
+    /// What lies at an offset.
+    ///
+    /// # Safety
+    /// A `T` of atomics was allocated there, aligned; zeros are a valid one.
+    #[inline(always)]
+    unsafe fn at<T>(&self, offset: u64) -> &T {
+        // SAFETY: passed on.
+        unsafe { &*self.mapping.base().add(offset as usize).cast() }
     }
 
     fn slot(&self, index: usize) -> &Slot {
         assert!(index < self.control().slots_allocated.load(Ordering::Acquire) as usize);
-        let offset = SLOTS_START as usize + index * SLOT_BYTES as usize;
         // SAFETY: as for `control`; the slot lies in the allocated part by the assertion.
-        unsafe { &*(self.mapping.base().add(offset) as *const Slot) }
+        unsafe { self.at(SLOTS_START + index as u64 * SLOT_BYTES) }
     }
 
     /// The log generation of a log file.
     #[inline]
     pub(crate) fn generation(&self, slot: u16) -> &GenerationEntry {
         assert!((slot as u32) < self.control().generations_allocated.load(Ordering::Acquire));
-        let offset = GENERATIONS_START as usize + slot as usize * GENERATION_BYTES as usize;
         // SAFETY: as for `control`; the entry lies in the allocated part by the assertion.
-        unsafe { &*(self.mapping.base().add(offset) as *const GenerationEntry) }
+        unsafe { self.at(GENERATIONS_START + u64::from(slot) * GENERATION_BYTES) }
     }
 
     /// All log generations that may be anything but unused, with the slots of their log files.

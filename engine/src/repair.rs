@@ -20,12 +20,11 @@ use std::sync::atomic::Ordering;
 
 use duramen_io::{File, wake};
 
-use crate::checksum::key_hash;
 use crate::core::Core;
 use crate::draft::fold_costs;
 use crate::error::{Error, Result};
 use crate::limits::LOG_SPAN_BYTES;
-use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
+use crate::log::{Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
 use crate::meta::MetaPages;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
@@ -139,7 +138,7 @@ impl Core {
     fn enter_record(&self, slot: u16, start: u64, commit: u64, left: &Left) -> Result<()> {
         let tail = &self.control().tail.0;
         let entry = self.entry(slot);
-        let (log, index) = (self.log_view(slot)?, self.index(slot));
+        let generation = self.generation_view(slot)?;
         let body_start = start as u32 + RECORD_HEADER_BYTES as u32;
         let mut costs = FoldCosts {
             bytes: left.body.len() as u64,
@@ -151,18 +150,12 @@ impl Core {
             costs.operations += 1;
             costs += fold_costs(operation.kind, operation.value);
             // Each death in the middle of an insert may have left memory behind that nobody uses.
-            if !index.has_room(1) {
+            if !generation.index.has_room(1) {
                 return Err(Error::damaged(format!(
                     "processes died so often in commit {commit} that its index has no room left"
                 )));
             }
-            match operation.kind {
-                OperationKind::DeleteRange | OperationKind::Run => index.note(commit, position),
-                OperationKind::Put | OperationKind::Delete | OperationKind::PutExtent => {
-                    let hash = key_hash(self.hash_seed, operation.full_key);
-                    index.insert(log, operation.full_key, hash, commit, position);
-                }
-            }
+            generation.enter(operation, self.hash_seed, commit, position);
             kill_point();
         }
         tail.previous.store(left.sum, Ordering::Relaxed);
@@ -262,7 +255,7 @@ mod tests {
 
     use super::*;
     use crate::full_key::{CATALOG, FullKey};
-    use crate::log::Body;
+    use crate::log::{Body, OperationKind};
     use crate::pace::LogRoom;
     use crate::{ChangesFrom, Durability, Maintenance, Options, Reason, Store};
 

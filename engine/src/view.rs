@@ -73,6 +73,18 @@ impl GenerationView {
     }
 }
 
+impl GenerationView {
+    /// Enters an operation into the index that is in the log at `position`. Conditions as for [`Index::insert`].
+    pub(crate) fn enter(self, operation: Operation<'_>, hash_seed: u64, commit: u64, position: u32) {
+        if operation.kind.is_note() {
+            self.index.note(commit, position);
+        } else {
+            let hash = key_hash(hash_seed, operation.full_key);
+            self.index.insert(self.log, operation.full_key, hash, commit, position);
+        }
+    }
+}
+
 impl<'a> Note<'a> {
     pub(crate) fn of(operation: Operation<'a>) -> Note<'a> {
         match operation.kind {

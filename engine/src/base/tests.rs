@@ -13,6 +13,7 @@ use super::page::{self, HEADER_BYTES};
 use super::*;
 use crate::checksum::{checksum, key_hash};
 use crate::error::{Error, Kind};
+use crate::full_key::FullRange;
 use crate::limits::{BRANCH_BYTES, BRANCH_PAGES, FULL_KEY_BYTES_MAX, INLINE_VALUE_BYTES_MAX};
 
 mod damage;

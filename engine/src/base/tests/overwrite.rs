@@ -1,6 +1,7 @@
 //! Leaves in which values are replaced by others of the same length, alone and among leaves that change in other ways.
 
 use super::*;
+use crate::full_key::FullRange;
 
 /// The keys of each leaf, in order.
 fn keys_of_leaves(subject: &Subject) -> Vec<Vec<Vec<u8>>> {

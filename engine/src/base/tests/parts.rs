@@ -1,6 +1,7 @@
 //! Merging in parts.
 
 use super::*;
+use crate::full_key::FullRange;
 
 #[test]
 fn merges_in_parts_agree_with_the_model() {

@@ -1,8 +1,8 @@
 //! What the traits promise, checked on the real machine and on the simulated disk alike.
 
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use duramen_io::{Access, LockMode, Mapping, OpenMode, Platform, SimDisk, real_platform, real_platform_read_only};
 

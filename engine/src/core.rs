@@ -47,6 +47,8 @@ pub(crate) struct Core {
     pub(crate) seeds: StoreSeeds,
     /// What no later write shares with synced bytes, see [`duramen_io::Storage::write_unit`].
     pub(crate) unit: u64,
+    /// The same of what is stored to a mapping, see [`duramen_io::Storage::store_unit`].
+    pub(crate) store_unit: Option<u64>,
     /// What the one who folds, makes durable and reclaims in this process remembers; see [`Core::hold_maintenance`].
     maintenance: Mutex<MaintenanceState>,
     /// Woken when the thread that syncs has something to do.
@@ -146,6 +148,7 @@ impl Core {
     ) -> Core {
         let pace = Pace::new(region.clone());
         let unit = platform.storage.write_unit();
+        let store_unit = platform.storage.store_unit();
         region.limit_locks(settings.lock_timeout);
         if settings.retain_log_bytes > 0 {
             space.fold_in_one();
@@ -162,6 +165,7 @@ impl Core {
             store: durable.store,
             seeds: StoreSeeds::of(durable.store),
             unit,
+            store_unit,
             maintenance: Mutex::new(MaintenanceState {
                 durable,
                 published: Vec::new(),

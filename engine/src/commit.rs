@@ -441,6 +441,13 @@ impl Core {
         if !self.folds_in_background() {
             return self.maintain();
         }
+        // The folding thread pauses after an error, and there may be room since. Only a fold that is tried now can say.
+        if rounds == 0
+            && self.fold_failed.load(Ordering::Relaxed)
+            && let Some(mut state) = self.try_hold_maintenance()?
+        {
+            return self.maintain_frozen(&mut state);
+        }
         self.ask_for_fold();
         let begun = self.platform.clock.monotonic();
         self.wait_for_progress(seen);
@@ -454,7 +461,7 @@ impl Core {
         {
             patience.look(&self.region, holder, beat.load(Ordering::Relaxed))?;
         }
-        self.take_fold_error().map_or(Ok(()), Err)
+        Ok(())
     }
 
     /// Why no generation comes free although nothing is left to fold.

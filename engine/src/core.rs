@@ -68,8 +68,8 @@ pub(crate) struct Core {
     pub(crate) bells: Bells,
     /// What opening found damaged and passed over, for [`crate::Options::salvage`].
     pub(crate) passed_over: Mutex<Vec<String>>,
-    /// Why folding does not get on at the moment.
-    fold_error: Mutex<Option<Error>>,
+    /// Whether the newest fold that this process tried failed. Relaxed: only who folds next depends on it.
+    pub(crate) fold_failed: AtomicBool,
     /// The newest commit at which a fold made no room for what was to be written; `u64::MAX`: none.
     pub(crate) folded_in_vain: AtomicU64,
     pub(crate) counters: Counters,
@@ -184,7 +184,7 @@ impl Core {
             streams: Streams::default(),
             bells: Bells::default(),
             passed_over: Mutex::default(),
-            fold_error: Mutex::new(None),
+            fold_failed: AtomicBool::new(false),
             folded_in_vain: AtomicU64::new(u64::MAX),
             counters: Counters::default(),
             pace,
@@ -762,16 +762,6 @@ impl Core {
             word = lock.try_lock(self.region.me());
         }
         word.map(|word| self.remember(word)).transpose()
-    }
-
-    /// Notes why folding does not get on, or that it does again.
-    pub(crate) fn note_fold_error(&self, error: Option<Error>) {
-        *self.fold_error.lock().unwrap_or_else(|e| e.into_inner()) = error;
-    }
-
-    /// The error that keeps the log from being folded, for those who wait for that.
-    pub(crate) fn take_fold_error(&self) -> Option<Error> {
-        self.fold_error.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 
     /// Wakes the commit futures that can be polled with success, or with the error that stopped the store, or that

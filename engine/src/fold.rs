@@ -141,6 +141,7 @@ impl Core {
             .and_then(|()| self.make_durable(state))
             .and_then(|()| self.reclaim(state));
         self.pace.ends(self.platform.clock.monotonic());
+        self.fold_failed.store(done.is_err(), Ordering::Relaxed);
         if let Err(error) = &done
             && let crate::error::Reason::Damaged(what) = error.reason()
         {

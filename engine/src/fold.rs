@@ -225,7 +225,7 @@ impl Core {
             .begins(number(oldest), number(newest), bytes, self.platform.clock.monotonic());
         self.set_price();
         if !is_planted(PlantedBug::FoldAheadOfSync) {
-            self.wait_synced(last_commit)?;
+            self.wait_generation_synced(last_commit)?;
         }
         self.pace.merges(self.platform.clock.monotonic());
         let mut reported = self.platform.clock.monotonic();

@@ -101,28 +101,39 @@ fn write_in(line: &str) -> Option<(u64, u64)> {
     Some((first, count))
 }
 
-/// The sectors of the device that the log files are in.
-fn log_sectors(store: &Path) -> Result<HashSet<u64>, String> {
-    let mut sectors = HashSet::new();
+/// First sector in the file, first sector on the device, and number of sectors.
+type Extent = (u64, u64, u64);
+
+/// Where the log files are on the device.
+fn log_extents(store: &Path) -> Result<Vec<(PathBuf, Vec<Extent>)>, String> {
+    let mut files = Vec::new();
     for entry in std::fs::read_dir(store).unwrap() {
         let path = entry.unwrap().path();
         if !path.file_name().unwrap().to_string_lossy().starts_with("wal-") {
             continue;
         }
         // Lines such as `0: 0..  1023:  265216..  266239:  1024: flags`.
-        let extents = run(&["filefrag", "-b512", "-v", path.to_str().unwrap()])?;
-        for line in extents.lines() {
+        let said = run(&["filefrag", "-b512", "-v", path.to_str().unwrap()])?;
+        let first = |text: &str| text.split("..").next().and_then(|first| first.trim().parse().ok());
+        let extent = |line: &str| {
             let fields: Vec<&str> = line.split(':').collect();
-            if let [number, _, physical, ..] = fields[..]
-                && number.trim().parse::<u32>().is_ok()
-                && let Some((first, last)) = physical.split_once("..")
-            {
-                let parse = |text: &str| text.trim().parse::<u64>().expect("a sector");
-                sectors.extend(parse(first)..=parse(last));
-            }
-        }
+            let [number, logical, physical, count, ..] = fields[..] else {
+                return None;
+            };
+            number.trim().parse::<u32>().ok()?;
+            Some((first(logical)?, first(physical)?, count.trim().parse().ok()?))
+        };
+        let extents = said.lines().filter_map(extent).collect();
+        files.push((path, extents));
     }
-    Ok(sectors)
+    Ok(files)
+}
+
+/// The sectors of the device that the log files are in.
+fn log_sectors(store: &Path) -> Result<HashSet<u64>, String> {
+    let files = log_extents(store)?;
+    let extents = files.into_iter().flat_map(|(_, extents)| extents);
+    Ok(extents.flat_map(|(_, first, count)| first..first + count).collect())
 }
 
 fn put(store: &Store, number: u64) {
@@ -194,7 +205,61 @@ fn child_process() {
         }
     }
     drop(store);
+    no_store_rewrites_what_was_synced(&trace, &mounted.join("stores"));
     println!("@DONE");
+}
+
+/// `Written` commits, most of which are stored to a mapping of the log, in between `Synced` ones.
+fn no_store_rewrites_what_was_synced(trace: &Trace, path: &Path) {
+    let options = Options::new()
+        .maintenance(Maintenance::Manual)
+        .durability(Durability::Synced)
+        .generation_bytes(16 << 20, 16 << 20);
+    let store = options.open(path).expect("a store");
+    let map = store.map("map").expect("a map").with_durability(Durability::Written);
+    let mut acknowledged = HashSet::new();
+    for round in 0..40u64 {
+        trace.clear();
+        // In some rounds so much that it reaches the next part of the file in which nothing is synced.
+        for number in 0..[3, 40, 2_500, 0][round as usize % 4] {
+            map.put(&(round << 32 | number).to_be_bytes(), &[7; 300])
+                .expect("a put");
+        }
+        put(&store, round);
+        let sectors = trace
+            .writes()
+            .into_iter()
+            .flat_map(|(first, count)| first..first + count);
+        let again: Vec<u64> = sectors.filter(|sector| acknowledged.contains(sector)).collect();
+        assert_eq!(
+            again,
+            [],
+            "round {round}: sectors with acknowledged records were written again"
+        );
+        acknowledged.extend(used_log_sectors(path));
+    }
+    let bytes = acknowledged.len() as u64 * SECTOR;
+    assert!(bytes > 6 << 20, "{bytes} bytes of log were found on the device");
+}
+
+/// Sectors of the device with those parts of log files, used for the first time, that are not zeros.
+fn used_log_sectors(store: &Path) -> Vec<u64> {
+    let places = log_extents(store).expect("the places of the log files");
+    let mut used = Vec::new();
+    for (path, extents) in places {
+        let bytes = std::fs::read(path).unwrap();
+        for (at, sector) in bytes.chunks(SECTOR as usize).enumerate() {
+            if sector.iter().any(|byte| *byte != 0) {
+                let at = at as u64;
+                let extent = extents
+                    .iter()
+                    .find(|extent| (extent.0..extent.0 + extent.2).contains(&at));
+                let (logical, physical, _) = extent.expect("a place for what was written");
+                used.push(physical + at - logical);
+            }
+        }
+    }
+    used
 }
 
 #[test]

@@ -76,7 +76,7 @@ pub(crate) fn fold_loop(core: &Core) {
             unless_full(core.keep_spare()).map(drop)
         };
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(round)) {
-            Ok(Ok(())) => core.note_fold_error(None),
+            Ok(Ok(())) => {}
             Ok(Err(error)) => give_up_or_pause(core, error),
             Err(_) => core.poison(&Error::damaged("the folding thread met an impossible state")),
         }
@@ -116,7 +116,7 @@ fn give_up_or_pause(core: &Core, error: Error) {
     match (error.kind(), error.reason()) {
         (Kind::MakeSpace, _)
         | (_, Reason::TooManySnapshots { .. } | Reason::Busy { .. } | Reason::LockTimeout { .. }) => {
-            core.note_fold_error(Some(error));
+            core.fold_failed.store(true, Ordering::Relaxed);
             // Who cannot be waited for here is not in the way of the next round.
             let _ = core.region.cut_memory();
             core.report_progress();

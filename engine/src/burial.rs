@@ -149,10 +149,7 @@ impl Core {
                 .space
                 .free_loose_pages_of(owner, |page| referred_to.contains(&page)),
             // They are only lost until the store is opened anew, and whoever reads what is damaged says so.
-            Err(error) => {
-                self.note_fold_error(Some(error));
-                Ok(())
-            }
+            Err(_) => Ok(()),
         }
     }
 

@@ -435,6 +435,13 @@ impl Core {
         if !self.folds_in_background() {
             return self.maintain();
         }
+        // The folding thread pauses after an error, and there may be room since. Only a fold that is tried now can say.
+        if rounds == 0
+            && self.fold_failed.load(Ordering::Relaxed)
+            && let Some(mut state) = self.try_hold_maintenance()?
+        {
+            return self.maintain_frozen(&mut state);
+        }
         self.ask_for_fold();
         let begun = self.platform.clock.monotonic();
         self.wait_for_progress(seen);
@@ -447,7 +454,7 @@ impl Core {
         {
             patience.look(&self.region, holder, beat.load(Ordering::Relaxed))?;
         }
-        self.take_fold_error().map_or(Ok(()), Err)
+        Ok(())
     }
 
     /// Why no generation comes free although nothing is left to fold.
@@ -761,7 +768,13 @@ impl Core {
         let length = record.len() as u64;
         tail.begin_writing(commit, start, entry.costs.load());
         kill_point();
-        if let Err(error) = file.write_at(record, start) {
+        let is_stored = may_be_stored(entry, start, self.store_unit);
+        let written = if is_stored {
+            file.store_at(record, start)
+        } else {
+            file.write_at(record, start)
+        };
+        if let Err(error) = written {
             let is_full = error.kind() == std::io::ErrorKind::StorageFull;
             match is_full.then(|| self.is_record_whole(&*file, start, commit)) {
                 // What was not written is in the file already: recovery would find the record.
@@ -909,6 +922,13 @@ fn next_position(entry: &GenerationEntry, unit: u64) -> u64 {
     } else {
         tail
     }
+}
+
+/// Whether the next record may be stored to a mapping: the kernel then writes the whole store unit back, in which no bytes
+/// may be that a sync made durable, or is about to.
+fn may_be_stored(entry: &GenerationEntry, start: u64, unit: Option<u64>) -> bool {
+    let is_apart = |unit: u64| entry.syncing_tail() <= start / unit * unit;
+    unit.is_some_and(|unit| is_apart(unit) || is_planted(PlantedBug::StoredBesideSynced))
 }
 
 #[cfg(test)]

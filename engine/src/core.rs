@@ -47,6 +47,8 @@ pub(crate) struct Core {
     pub(crate) seeds: StoreSeeds,
     /// What no later write shares with synced bytes, see [`duramen_io::Storage::write_unit`].
     pub(crate) unit: u64,
+    /// The same of what is stored to a mapping, see [`duramen_io::Storage::store_unit`].
+    pub(crate) store_unit: Option<u64>,
     /// What the one who folds, makes durable and reclaims in this process remembers; see [`Core::hold_maintenance`].
     maintenance: Mutex<MaintenanceState>,
     /// Woken when the thread that syncs has something to do.
@@ -66,8 +68,8 @@ pub(crate) struct Core {
     pub(crate) bells: Bells,
     /// What opening found damaged and passed over, for [`crate::Options::salvage`].
     pub(crate) passed_over: Mutex<Vec<String>>,
-    /// Why folding does not get on at the moment.
-    fold_error: Mutex<Option<Error>>,
+    /// Whether the newest fold that this process tried failed. Relaxed: only who folds next depends on it.
+    pub(crate) fold_failed: AtomicBool,
     /// The newest commit at which a fold made no room for what was to be written; `u64::MAX`: none.
     pub(crate) folded_in_vain: AtomicU64,
     pub(crate) counters: Counters,
@@ -144,6 +146,7 @@ impl Core {
     ) -> Core {
         let pace = Pace::new(region.clone());
         let unit = platform.storage.write_unit();
+        let store_unit = platform.storage.store_unit();
         region.limit_locks(settings.lock_timeout);
         if settings.retain_log_bytes > 0 {
             space.fold_in_one();
@@ -160,6 +163,7 @@ impl Core {
             store: durable.store,
             seeds: StoreSeeds::of(durable.store),
             unit,
+            store_unit,
             maintenance: Mutex::new(MaintenanceState {
                 durable,
                 published: Vec::new(),
@@ -177,7 +181,7 @@ impl Core {
             streams: Streams::default(),
             bells: Bells::default(),
             passed_over: Mutex::default(),
-            fold_error: Mutex::new(None),
+            fold_failed: AtomicBool::new(false),
             folded_in_vain: AtomicU64::new(u64::MAX),
             counters: Counters::default(),
             pace,
@@ -755,16 +759,6 @@ impl Core {
             word = lock.try_lock(self.region.me());
         }
         word.map(|word| self.remember(word)).transpose()
-    }
-
-    /// Notes why folding does not get on, or that it does again.
-    pub(crate) fn note_fold_error(&self, error: Option<Error>) {
-        *self.fold_error.lock().unwrap_or_else(|e| e.into_inner()) = error;
-    }
-
-    /// The error that keeps the log from being folded, for those who wait for that.
-    pub(crate) fn take_fold_error(&self) -> Option<Error> {
-        self.fold_error.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 
     /// Wakes the commit futures that can be polled with success, or with the error that stopped the store, or that

@@ -159,6 +159,7 @@ impl Core {
             .and_then(|()| self.make_durable(state))
             .and_then(|()| self.reclaim(state));
         self.pace.ends(self.platform.clock.monotonic());
+        self.fold_failed.store(done.is_err(), Ordering::Relaxed);
         if let Err(error) = &done
             && let crate::error::Reason::Damaged(what) = error.reason()
         {
@@ -242,7 +243,7 @@ impl Core {
             .begins(number(oldest), number(newest), bytes, self.platform.clock.monotonic());
         self.set_price();
         if !is_planted(PlantedBug::FoldAheadOfSync) {
-            self.wait_synced(last_commit)?;
+            self.wait_generation_synced(last_commit)?;
         }
         self.pace.merges(self.platform.clock.monotonic());
         let mut reported = self.platform.clock.monotonic();

@@ -55,6 +55,8 @@ pub enum PlantedBug {
     SyncedInDoubt,
     /// A record shares a write unit with records that were synced before it.
     UnitShared,
+    /// Records are stored to a mapping also beside records that were synced.
+    StoredBesideSynced,
     /// The checksums of all stores begin alike, so that recovery believes what other stores wrote.
     StoresAlike,
     /// Opening takes the newest intact meta page, whatever became of the two pages of the other parity.

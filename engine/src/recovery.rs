@@ -941,6 +941,8 @@ impl<'a> Recovery<'a> {
             // An epoch that a power cut takes back would be given out again, and records of the lost one be taken for
             // records of the new one.
             let slot = tail.slot.load(Ordering::Relaxed) as u16;
+            // Nor may a store to a mapping write that header to the device again.
+            core.entry(slot).may_be_synced_to(core.entry(slot).end());
             if !is_planted(PlantedBug::EpochNotSynced) {
                 let synced = core.log_file(slot)?.sync_data();
                 synced.map_err(|error| Error::io("syncing the header of the log", error))?;

@@ -128,6 +128,16 @@ impl Core {
     /// # Errors
     /// [`Reason::Unknown`]; [`Reason::Busy`].
     pub(crate) fn wait_synced(&self, commit: u64) -> Result<()> {
+        self.wait_synced_by(commit, |core| core.sync_log(None))
+    }
+
+    /// The same for the last commit of a generation that is complete. Does not sync the one that takes commits: its next
+    /// records could not be stored to a mapping, beside those that were synced.
+    pub(crate) fn wait_generation_synced(&self, last_commit: u64) -> Result<()> {
+        self.wait_synced_by(last_commit, |core| core.sync_log(Some(last_commit)))
+    }
+
+    fn wait_synced_by(&self, commit: u64, sync: impl Fn(&Core) -> Result<u64>) -> Result<()> {
         let control = self.control();
         let lock = &control.sync_lock.0;
         let (mut patience, mut steps) = (Patience::default(), 0);
@@ -142,7 +152,7 @@ impl Core {
                 return Err(unknown(self.cause()));
             }
             if let Some(leading) = lock.try_lock(self.region.me()) {
-                let attempt = self.sync_log();
+                let attempt = sync(self);
                 let led = self.syncing().1;
                 // The lock first, then the word: a thread that wakes while the lock is still held would find it taken and
                 // sleep again, with only the clock to wake it (`tests/schedules.rs` has this schedule).
@@ -169,10 +179,13 @@ impl Core {
         }
     }
 
-    /// Syncs the log up to what is visible now, and says how far that is. The caller has the sync lock, and announces it.
-    fn sync_log(&self) -> Result<u64> {
+    /// Syncs the log up to `last_commit`, the last one of a generation, or up to what is visible now, and says how far that
+    /// is. The caller has the sync lock, and announces it.
+    fn sync_log(&self, last_commit: Option<u64>) -> Result<u64> {
         let control = self.control();
-        let (ends, visible) = self.begin_sync()?;
+        // Where there is a doubt, all of the log is looked at.
+        let last_commit = last_commit.filter(|_| !self.is_in_doubt(Synced::Log));
+        let (ends, visible) = self.begin_sync(last_commit)?;
         if control.synced.0.load(Ordering::Acquire) >= visible {
             return Ok(visible);
         }
@@ -195,13 +208,16 @@ impl Core {
         Ok(visible)
     }
 
-    /// Where the records of the live generations end, and up to which commit that is. From here on they may become
-    /// durable. The commit lock keeps records out that are being written.
-    fn begin_sync(&self) -> Result<(ArrayVec<(u16, LogEnd), LIVE_GENERATIONS_MAX>, u64)> {
+    /// Where the records of the live generations end, up to the generation whose last commit is given, and up to which
+    /// commit that is. From here on they may become durable. The commit lock keeps records out that are being written.
+    fn begin_sync(&self, last_commit: Option<u64>) -> Result<(ArrayVec<(u16, LogEnd), LIVE_GENERATIONS_MAX>, u64)> {
         let commits = self.hold_commits()?;
         let (version, visible) = self.region.read_version(&self.control().visible.0);
-        let ends = version.generations.iter().map(|&slot| (slot, self.entry(slot).end()));
-        let ends: ArrayVec<_, LIVE_GENERATIONS_MAX> = ends.collect();
+        let is_meant =
+            |slot: &u16| last_commit.is_none_or(|last| self.entry(*slot).last_commit.load(Ordering::Relaxed) <= last);
+        let slots = version.generations.iter().copied().filter(is_meant);
+        let ends: ArrayVec<_, LIVE_GENERATIONS_MAX> = slots.map(|slot| (slot, self.entry(slot).end())).collect();
+        let visible = last_commit.unwrap_or(visible);
         for &(slot, end) in &ends {
             self.entry(slot).may_be_synced_to(end);
         }

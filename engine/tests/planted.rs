@@ -240,6 +240,11 @@ fn a_record_in_a_unit_that_was_synced_is_found() {
 }
 
 #[test]
+fn a_store_beside_records_that_were_synced_is_found() {
+    is_found_by_crashes(PlantedBug::StoredBesideSynced);
+}
+
+#[test]
 fn freeing_pages_of_the_durable_base_is_found() {
     is_found_by_crashes(PlantedBug::ReclaimIgnoresDurableBase);
 }

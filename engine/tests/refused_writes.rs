@@ -8,6 +8,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use common::workload::check_sound;
 use duramen_engine::{Batch, Durability, Kind, Maintenance, Options};
@@ -244,4 +245,45 @@ fn fold_that_may_write_no_page_is_refused_and_made_later() {
     assert_eq!(check_sound(&store), Ok(()));
     let store = options().open_on(disk.kill().platform()).unwrap();
     assert_eq!(store.map("map").unwrap().get(b"key").unwrap().unwrap(), b"value");
+}
+
+#[test]
+fn puts_work_at_once_after_folds_that_could_write_no_page() {
+    for processes in [1, 3] {
+        let disk = SimDisk::new(1);
+        let meta = Room::new(AtomicI64::new(-1));
+        let open = || {
+            let options = options().maintenance(Maintenance::Background);
+            let store = options
+                .generation_bytes(48 << 10, 64 << 10)
+                .open_on(limited_by(&disk, meta.clone()).0);
+            store.unwrap()
+        };
+        let stores: Vec<_> = (0..processes).map(|_| open()).collect();
+        let maps: Vec<_> = stores.iter().map(|store| store.map("map").unwrap()).collect();
+        let put = |map: usize, number: u32| maps[map].put(&number.to_be_bytes(), &[1; 3_000]);
+        let mut next = 0;
+        for round in 0..3 {
+            meta.store(0, Ordering::Relaxed);
+            let (mut refused, begun) = (0, Instant::now());
+            while refused < 100 {
+                match put(refused % processes, next) {
+                    Ok(()) => next += 1,
+                    Err(error) => {
+                        assert_eq!(error.kind(), Kind::MakeSpace, "{error}");
+                        refused += 1;
+                    }
+                }
+            }
+            let elapsed = begun.elapsed();
+            assert!(elapsed < Duration::from_secs(5), "{refused} refusals took {elapsed:?}");
+            meta.store(-1, Ordering::Relaxed);
+            for map in (0..processes).cycle().take(100) {
+                put(map, next).unwrap_or_else(|error| panic!("round {round}, {processes} processes: {error}"));
+                next += 1;
+            }
+        }
+        assert_eq!(maps[0].count().unwrap(), u64::from(next));
+        assert_eq!(check_sound(&stores[0]), Ok(()));
+    }
 }

@@ -49,6 +49,11 @@ pub trait Storage: Debug + Send + Sync {
     /// cut may destroy any byte of a unit that is being written, also a byte that does not change. One of
     /// [`WRITE_UNITS`].
     fn write_unit(&self) -> u64;
+    /// Bytes that the machine writes to the device as a whole after [`File::store_at`] changed one of them: a multiple of the
+    /// write unit, for which the same holds. `None`: there are no stores here.
+    fn store_unit(&self) -> Option<u64> {
+        None
+    }
     /// Whether bytes that a file has are written again where they are. Elsewhere a store to a mapped file may need a new
     /// block, and ends the process with `SIGBUS` when the disk is full.
     fn writes_in_place(&self) -> bool {
@@ -106,6 +111,12 @@ pub trait File: Debug + Send + Sync {
     fn read_device(&self, buffer: &mut [u8], offset: u64) -> io::Result<bool>;
     /// Writes all of `bytes` at `offset`, extending the file when needed.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// [`File::write_at`] for short writes one behind the other, by one caller at a time, to a part of the file that was filled
+    /// before. Where there is a [`Storage::store_unit`], most of them are stores to a mapping, and nobody cuts the file
+    /// meanwhile. Errors are those of `write_at`, and a process that dies while it writes leaves the front of the bytes.
+    fn store_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_at(bytes, offset)
+    }
     /// Gives `offset..offset + length` real blocks, so that writing there can no longer find the disk full. The file
     /// grows to cover the range; what was never written reads as zeros. A full disk is a `StorageFull` error.
     fn allocate(&self, offset: u64, length: u64) -> io::Result<()>;

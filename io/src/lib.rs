@@ -17,6 +17,7 @@ mod wait;
 mod real;
 mod shared_file;
 mod sim;
+mod stores;
 
 pub use fork::forks;
 pub use interface::*;

@@ -257,7 +257,7 @@ fn short_writes_one_behind_the_other_are_read_back(machine: &Platform) {
             break;
         }
         let file = if number % 50 < 30 { &one } else { &other };
-        file.write_at(&bytes, end as u64).unwrap();
+        file.store_at(&bytes, end as u64).unwrap();
         expected[end..end + length].copy_from_slice(&bytes);
         end += length + (number % 11 == 0) as usize * 600;
     }
@@ -269,8 +269,8 @@ fn short_writes_one_behind_the_other_are_read_back(machine: &Platform) {
     // Cut and filled again, as a log file that is reused.
     one.set_len(0).unwrap();
     one.write_zeros(0, LENGTH).unwrap();
-    one.write_at(&[9; 8], 0).unwrap();
-    one.write_at(&[8; 8], 8).unwrap();
+    one.store_at(&[9; 8], 0).unwrap();
+    one.store_at(&[8; 8], 8).unwrap();
     assert_eq!(mapped(&mapping, 0, 24), [[9; 8], [8; 8], [0; 8]].concat());
     drop((one, other));
     assert_eq!(mapped(&mapping, 0, 8), [9; 8]);

@@ -705,8 +705,8 @@ fn names_survive_as_a_history_of_changes_could_leave_them() {
     }
 }
 
-/// Bytes of a file that power cuts change although they were not written since the last sync.
-fn bytes_at_risk(name: &str, unit: u64, offset: u64) -> Vec<usize> {
+/// Sectors of a file that power cuts change although nothing but ten equal bytes was written since the last sync.
+fn sectors_at_risk(name: &str, unit: u64, write: impl Fn(&dyn File, &[u8])) -> Vec<usize> {
     let disk = SimDisk::new(1);
     disk.set_write_unit(unit);
     let file = create(&disk, name);
@@ -714,7 +714,7 @@ fn bytes_at_risk(name: &str, unit: u64, offset: u64) -> Vec<usize> {
     file.sync_data().unwrap();
     disk.platform().storage.sync().unwrap();
     // The bytes that are there already: a device that is asked to write them may tear them as well.
-    file.write_at(&[7; 10], offset).unwrap();
+    write(&*file, &[7; 10]);
     let mut at_risk = BTreeSet::new();
     for seed in 0..2_000 {
         let found = disk.power_cut(seed).read_raw(name);
@@ -736,12 +736,23 @@ fn power_cut_may_destroy_all_of_the_unit_that_is_written_and_nothing_beside_it()
         let offset = 3 * (unit as usize) + unit as usize / 2;
         let (first, end) = (3 * unit as usize / 512, 4 * unit as usize / 512);
         let expected: Vec<usize> = (first..end).collect();
-        assert_eq!(bytes_at_risk("wal-0", unit, offset as u64), expected, "unit {unit}");
+        let write = |file: &dyn File, bytes: &[u8]| file.write_at(bytes, offset as u64).unwrap();
+        assert_eq!(sectors_at_risk("wal-0", unit, write), expected, "unit {unit}");
         // Other files are written in pages.
         let page = unit.min(4096) as usize;
         let first = offset / page * page / 512;
         let expected: Vec<usize> = (first..first + page / 512).collect();
-        assert_eq!(bytes_at_risk("data", unit, offset as u64), expected, "unit {unit}");
+        assert_eq!(sectors_at_risk("data", unit, write), expected, "unit {unit}");
+    }
+}
+
+#[test]
+fn after_a_store_four_units_are_at_risk() {
+    for unit in [512, 4 << 10, 16 << 10] {
+        let offset = 9 * unit + unit / 2;
+        let expected: Vec<usize> = (8 * unit as usize / 512..12 * unit as usize / 512).collect();
+        let store = |file: &dyn File, bytes: &[u8]| file.store_at(bytes, offset).unwrap();
+        assert_eq!(sectors_at_risk("wal-0", unit, store), expected, "unit {unit}");
     }
 }
 

@@ -351,6 +351,22 @@ impl Disk {
         })
     }
 
+    /// Writes what a program stores to a mapping: all of the units around it are at risk from then on.
+    pub(super) fn store(&mut self, id: InodeId, name: &str, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let what = || format!("store {name} {offset}+{}", bytes.len());
+        let unit = self.store_unit();
+        self.grow(id, offset, bytes.len() as u64, what, |inode, sequence, length| {
+            inode.write(sequence, offset, &bytes[..length as usize])?;
+            inode.is_dirty(offset / unit * unit..(offset + length).next_multiple_of(unit));
+            Ok(())
+        })
+    }
+
+    /// What the kernel writes back when a program stored to a mapping.
+    pub(super) fn store_unit(&self) -> u64 {
+        self.write_unit * 4
+    }
+
     pub(super) fn write_zeros(&mut self, id: InodeId, name: &str, offset: u64, length: u64) -> io::Result<()> {
         let what = || format!("zeros {name} {offset}+{length}");
         self.grow(id, offset, length, what, |inode, sequence, length| {

@@ -146,7 +146,8 @@ impl History {
         });
     }
 
-    fn note_dirty(&mut self, offset: u64, length: usize) {
+    /// Notes that bytes are written to the device, whether they change or not.
+    pub(super) fn note_dirty(&mut self, offset: u64, length: usize) {
         if length > 0 {
             self.dirty
                 .insert(offset / SECTOR..(offset + length as u64).div_ceil(SECTOR));

@@ -4,6 +4,7 @@
 //! in `history` until the next sync. Room on the disk and failures are decided above.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use fastrand::Rng;
@@ -76,6 +77,12 @@ impl Inode {
         self.content.write(offset, bytes);
         self.look_at(offset, bytes.len());
         Ok(())
+    }
+
+    /// A range, as far as the file goes, that the kernel is about to write to the device, changed or not.
+    pub(super) fn is_dirty(&mut self, range: Range<u64>) {
+        let end = range.end.min(self.length);
+        self.history.note_dirty(range.start, (end - range.start) as usize);
     }
 
     pub(super) fn write_zeros(&mut self, sequence: u64, offset: u64, length: u64) -> io::Result<()> {

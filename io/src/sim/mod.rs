@@ -127,7 +127,8 @@ impl SimDisk {
     /// Sets the write unit: what a power cut may destroy around bytes that were not synced. New disks have 4 KiB.
     ///
     /// Files whose names begin with `wal-` have this unit. Others have 4 KiB of it at most: the engine writes them in
-    /// whole pages, and refuses machines whose blocks are larger.
+    /// whole pages, and refuses machines whose blocks are larger. After a store ([`crate::File::store_at`]) four units
+    /// are written as one.
     pub fn set_write_unit(&self, unit: u64) {
         assert!(unit.is_power_of_two() && WRITE_UNITS.contains(&unit));
         locked(&self.disk).write_unit = unit;

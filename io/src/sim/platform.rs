@@ -118,6 +118,10 @@ impl Storage for SimStorage {
         self.disk.locked().write_unit
     }
 
+    fn store_unit(&self) -> Option<u64> {
+        Some(self.disk.locked().store_unit())
+    }
+
     fn path(&self) -> &Path {
         Path::new("/simulated")
     }
@@ -220,6 +224,11 @@ impl File for SimFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.check_writable()?;
         self.disk.call(|disk| disk.write(self.inode, &self.name, bytes, offset))
+    }
+
+    fn store_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.check_writable()?;
+        self.disk.call(|disk| disk.store(self.inode, &self.name, bytes, offset))
     }
 
     fn allocate(&self, offset: u64, length: u64) -> io::Result<()> {

@@ -938,6 +938,59 @@ mod tests {
     use super::*;
     use crate::{Durability, Maintenance, Options};
 
+    /// Opens a store, with how it puts and says which call wrote the record: `store` or `write`.
+    fn putting(disk: &SimDisk) -> (crate::Store, impl Fn(&[u8]) -> String) {
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written)
+            .generation_bytes(256 << 10, 256 << 10);
+        let store = options.open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        let (disk, length) = (disk.clone(), 5_000);
+        let put = move |key: &[u8]| {
+            disk.trace(true);
+            map.put(key, &vec![7; length]).expect("a put");
+            let calls = disk.take_trace().into_iter();
+            // Zeros are written ahead of records.
+            let mut records = calls.filter(|call| call.contains(" wal-") && !call.starts_with("zeros"));
+            let record = records.next_back().expect("a record");
+            record.split(' ').next().expect("a call").to_owned()
+        };
+        (store, put)
+    }
+
+    #[test]
+    fn record_is_stored_only_where_nothing_near_it_was_synced() {
+        let disk = SimDisk::new(1);
+        let unit = disk.platform().storage.store_unit().expect("stores");
+        let (store, put) = putting(&disk);
+        let core = store.core();
+        let slot = || core.control().tail.0.slot.load(Ordering::Relaxed) as u16;
+        let in_first_unit = || core.entry(slot()).end().position() < unit;
+        // The header that begins an epoch was synced.
+        while in_first_unit() {
+            assert_eq!(put(b"key"), "write");
+        }
+        assert_eq!(put(b"key"), "store");
+        store.sync().expect("a sync");
+        let synced = core.entry(slot()).end().position() - 1;
+        while next_position(core.entry(slot()), core.unit) / unit == synced / unit {
+            assert_eq!(put(b"key"), "write");
+        }
+        assert_eq!(put(b"key"), "store");
+        // Nor does a sync of records that are complete end stores to the next generation.
+        let first = slot();
+        while slot() == first {
+            put(b"key");
+        }
+        assert!(in_first_unit());
+        assert_eq!(put(b"key"), "store");
+        let mut state = core.hold_maintenance().expect("nobody else");
+        core.maintain_frozen(&mut state).expect("a fold");
+        drop(state);
+        assert_eq!(put(b"key"), "store");
+    }
+
     #[test]
     fn record_that_comes_during_a_sync_shares_no_unit_with_what_is_synced() {
         let disk = SimDisk::new(1);

@@ -138,7 +138,7 @@ fn long_value_is_durable_before_the_record_that_refers_to_it() {
     batch.put(&map, b"short", b"value").unwrap();
     batch.put(&map, b"long", &vec![7; 100_000]).unwrap();
     let trace = trace_of(&disk, || store.write(batch).unwrap());
-    assert_order(&trace, &["write data", "sync data", "write wal-", "sync wal-"]);
+    assert_order(&trace, &["write data", "sync data", "store wal-", "sync wal-"]);
     assert_trace(
         "batch-long-value",
         "the value is written to the data file and synced there before the record that refers to it is written",
@@ -155,7 +155,7 @@ fn long_value_of_a_written_commit_is_synced_with_the_log_and_before_it() {
         written.put(b"long", &vec![7; 100_000]).unwrap();
         store.sync().unwrap();
     });
-    assert_order(&trace, &["write data", "write wal-", "sync data", "sync wal-"]);
+    assert_order(&trace, &["write data", "store wal-", "sync data", "sync wal-"]);
     assert_trace(
         "put-long-value-written",
         "the put itself syncs nothing; the sync that follows makes the value durable before the record",

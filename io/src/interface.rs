@@ -112,8 +112,8 @@ pub trait File: Debug + Send + Sync {
     /// Writes all of `bytes` at `offset`, extending the file when needed.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// [`File::write_at`] for short writes one behind the other, by one caller at a time, to a part of the file that was filled
-    /// before. Where there is a [`Storage::store_unit`], most of them are stores to a mapping, and nobody cuts the file
-    /// meanwhile. Errors are those of `write_at`, and a process that dies while it writes leaves the front of the bytes.
+    /// before. Where there is a [`Storage::store_unit`], most of them are stores to a mapping, and no program may cut the
+    /// file meanwhile. Errors are those of `write_at`, and a process that dies while it writes leaves the front of the bytes.
     fn store_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.write_at(bytes, offset)
     }

@@ -1,11 +1,11 @@
 //! Short writes one behind the other, as stores to a mapping of the file: a system call for each would be most of what
 //! writing a hundred bytes costs (ext4 on Linux 6.18: 0.6 us, against less than 0.1).
 //!
-//! A store knows two outcomes, done or a signal, and a signal is not what a full disk or a broken device may be answered
-//! with. So before the first store to a page the kernel is asked to make it ready, some pages at a time
-//! (`MADV_POPULATE_WRITE`): what can fail fails there, and right after it the pages are in memory and have their place on the device.
-//! And once in a tenth of a second, and in 256 KiB, a system call writes: a file system that has stopped refuses it. All of this is
-//! done only where writing a byte again takes no new place on the device: other file systems get calls.
+//! A store either succeeds or ends in a signal, and a full disk or a broken device must not end a process. So before the first
+//! store to a page the kernel is asked to make it ready, some pages at a time (`MADV_POPULATE_WRITE`): what can fail fails there, and
+//! right after it the pages are in memory and have their place on the device. And once in a tenth of a second, and in 256 KiB, a
+//! system call writes: a file system that has stopped refuses it. All of this is done only where writing a byte again takes
+//! no new place on the device: other file systems get calls.
 //!
 //! After a store the kernel writes the whole folio back that the page is part of. Its size depends on how the folio came
 //! into memory, so the largest one counts ([`STORE_UNIT`]), and [`crate::File::store_at`] leaves it to its caller to store
@@ -55,7 +55,7 @@ pub(crate) struct Stores {
     ready_to: AtomicU64,
     /// Until when, in milliseconds.
     warm_until: AtomicU64,
-    /// The kernel may have given the addresses of the window to somebody else.
+    /// The kernel may have given the addresses of the window to other code.
     is_lost: AtomicBool,
 }
 
@@ -72,8 +72,8 @@ impl Stores {
         })
     }
 
-    /// Stores `bytes` at `offset` if that is sure to succeed, from the first word to the last: who is killed in the middle
-    /// leaves the front of them, as with a system call. `false`: nothing was done, and a system call has to.
+    /// Stores `bytes` at `offset` if that is sure to succeed, from the first word to the last: a process that is
+    /// killed in the middle leaves the front of them, as with a system call. `false`: nothing was done, and a system call has to.
     #[inline]
     pub(crate) fn store(&self, bytes: &[u8], offset: u64) -> bool {
         let (words, rest) = bytes.as_chunks::<WORD_BYTES>();
@@ -91,7 +91,7 @@ impl Stores {
         let first = self.at(offset).cast::<u64>();
         for (at, word) in words.iter().enumerate() {
             // SAFETY: the range is part of the window, and its pages are part of the file, because they were just made
-            // ready; whoever cuts the file meanwhile breaks what `File::store_at` asks for.
+            // ready. `File::store_at` asks that no program cuts the file meanwhile.
             unsafe { first.add(at).write_volatile(u64::from_ne_bytes(*word)) };
         }
         true
@@ -134,8 +134,8 @@ impl Stores {
         }
     }
 
-    /// Maps another part of the file. The kernel forgets who may store to what was mapped before, all at once: whoever writes a
-    /// page back takes that away from all processors anyhow, and interrupts each of them for each page (8 us in a
+    /// Maps another part of the file. The kernel takes the right to store away from all pages that were mapped before, at
+    /// once. Otherwise it does so for each page that it writes back, and interrupts every processor for it (8 us in a
     /// virtual machine).
     fn move_window(&self, file: &OwnedFd, from: u64) -> bool {
         self.forget();
@@ -144,7 +144,7 @@ impl Stores {
         }
         let base = self.range.base().wrapping_add(WINDOW_AT).cast::<c_void>();
         let (protection, flags) = (ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the addresses are our own, and nobody uses them: the only one who stores is here.
+        // SAFETY: the addresses are our own, and only this code stores there.
         let mapped = unsafe { mmap(base, WINDOW_BYTES as usize, protection, flags, file, from) };
         self.window.store(from, Ordering::Relaxed);
         // A kernel that failed may have taken away what was there before.
@@ -162,7 +162,7 @@ impl Stores {
 impl Drop for Stores {
     fn drop(&mut self) {
         if !*self.is_lost.get_mut() {
-            // SAFETY: once, and nobody uses it after this.
+            // SAFETY: once, and it is not used after this.
             unsafe { ManuallyDrop::drop(&mut self.range) };
         }
     }
@@ -296,6 +296,6 @@ mod tests {
         assert!(!stores.store(&[1; 8], 8));
         let (file, _) = filled();
         stores.written(&file, 8);
-        assert!(!stores.store(&[1; 8], 8), "its addresses may be somebody else's");
+        assert!(!stores.store(&[1; 8], 8), "its addresses may be used by other code");
     }
 }

@@ -1015,4 +1015,26 @@ mod tests {
             assert!(map.get(key).expect("a sound store").is_some(), "{key:?}");
         }
     }
+
+    /// The header of the log file that an opening begins is the only place that names the new epoch, and is synced before
+    /// there are records.
+    #[test]
+    fn records_after_an_opening_put_its_epoch_at_no_risk() {
+        for seed in 0..100 {
+            let disk = SimDisk::new(seed);
+            let options = Options::new()
+                .maintenance(Maintenance::Manual)
+                .durability(Durability::Written);
+            let epoch = |store: &crate::Store| store.core().control().tail.0.epoch.load(Ordering::Relaxed);
+            let store = options.clone().open_on(disk.platform()).expect("a store");
+            let before = epoch(&store);
+            let map = store.map("map").expect("a map");
+            map.put(b"key", b"value").expect("a put");
+            let store = options.open_on(disk.power_cut(seed).platform()).expect("a store");
+            assert!(
+                epoch(&store) > before,
+                "seed {seed}: epoch {before} was given out again"
+            );
+        }
+    }
 }

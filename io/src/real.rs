@@ -196,6 +196,11 @@ impl RealStorage {
             .map_err(|error| failed(error, "open", self.path.join(name).display()))
     }
 
+    /// Size of a block of the file system; 0: it is not known.
+    fn block_bytes(&self) -> u64 {
+        rustix::fs::fstatvfs(&self.directory).map_or(0, |found| found.f_frsize)
+    }
+
     fn check_writable(&self, call: &str, name: &str) -> io::Result<()> {
         if self.writable {
             return Ok(());
@@ -291,15 +296,14 @@ impl Storage for RealStorage {
 
     fn write_unit(&self) -> u64 {
         // A device may have larger sectors than the file system has blocks: 4 KiB is the largest that is common.
-        let block = rustix::fs::fstatvfs(&self.directory).map_or(0, |found| found.f_frsize);
-        block
+        self.block_bytes()
             .max(4096)
             .checked_next_power_of_two()
             .map_or(*WRITE_UNITS.end(), |unit| unit.min(*WRITE_UNITS.end()))
     }
 
     fn store_unit(&self) -> Option<u64> {
-        store_unit().filter(|_| self.writes_in_place())
+        store_unit(self.block_bytes()).filter(|_| self.writes_in_place())
     }
 
     fn writes_in_place(&self) -> bool {

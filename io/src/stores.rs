@@ -39,9 +39,14 @@ const WARM_MILLIS: u64 = 100;
 /// The largest folio of a machine with pages of 4 KiB: what one entry of the page table maps at most.
 const STORE_UNIT: u64 = 2 << 20;
 
-/// What the kernel writes back at most when a byte of a mapping was stored to. `None`: it is not known.
-pub(crate) fn store_unit() -> Option<u64> {
-    (rustix::param::page_size() as u64 == PAGE_BYTES).then_some(STORE_UNIT)
+/// What the kernel writes back at most when a byte of a mapping was stored to. `None`: it is not known, or stores may fail.
+///
+/// A store needs a place for each block of its page. Where blocks are smaller than pages, a system call that wrote to the
+/// page may have found one for its own blocks alone: the rest may be holes, in a log file that was restored from a copy. A
+/// store there ends the process with `SIGBUS` when the disk is full.
+pub(crate) fn store_unit(block_bytes: u64) -> Option<u64> {
+    let are_whole_pages = rustix::param::page_size() as u64 == PAGE_BYTES && block_bytes >= PAGE_BYTES;
+    are_whole_pages.then_some(STORE_UNIT)
 }
 
 /// What of a file is mapped for stores, and which part of that may be stored to. One caller at a time writes.

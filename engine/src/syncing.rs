@@ -514,6 +514,28 @@ mod tests {
         }
     }
 
+    /// A fold syncs complete generations. The process that died was told of the active one.
+    #[test]
+    fn fold_leaves_no_doubt_about_the_generation_that_takes_commits() {
+        for seed in 0..10 {
+            let disk = SimDisk::new(seed);
+            let other = open(&disk);
+            drop(map(&other));
+            let core = other.core();
+            let commits = core.hold_commits().expect("no other process");
+            assert!(core.rotate(0, 0).expect("a disk with room"));
+            drop(commits);
+            Told::of(&disk, Synced::Log, 100).dies();
+            let mut state = core.hold_maintenance().expect("no other process folds");
+            assert!(core.fold(&mut state).expect("a fold"), "a generation is complete");
+            drop(state);
+            other.sync().expect("it was written again");
+            let disk = disk.power_cut(seed);
+            drop(ManuallyDrop::into_inner(other));
+            assert!(all_pairs_survive(&disk), "seed {seed}");
+        }
+    }
+
     /// A third program syncs a file of the store (`sync FILE`, an agent that makes backups) and consumes the kernel's report
     /// of a failure. Then a process attaches, to which the kernel reports nothing.
     fn survives_a_foreign_sync(seed: u64, of: Synced, bytes: usize) -> bool {

@@ -50,6 +50,11 @@ impl Core {
         let (version, visible) = self.region.read_version(&control.visible.0);
         self.begin_generation(slot, visible + 1)?;
         kill_point();
+        let is_empty = |&old: &u16| self.entry(old).first_commit.load(Ordering::Relaxed) > visible;
+        if version.generations.last().is_some_and(is_empty) {
+            // Nothing of it will be in the base, and its file may be the only one that names the epoch.
+            self.sync_epoch(slot)?;
+        }
         let mut next = version.clone();
         if let Some(&old) = version.generations.last() {
             let entry = self.entry(old);
@@ -105,6 +110,19 @@ impl Core {
         entry.death.store(u64::MAX, Ordering::Relaxed);
         entry.begin(number, first_record(self.unit));
         Ok(())
+    }
+
+    /// Makes the header of a new generation durable, where nothing else that is durable names the epoch: one that a power
+    /// cut takes back would be given out again, and records of the lost one be taken for records of the new one.
+    pub(crate) fn sync_epoch(&self, slot: u16) -> Result<()> {
+        let entry = self.entry(slot);
+        // No store to a mapping may write that header to the device again.
+        entry.may_be_synced_to(entry.end());
+        if is_planted(PlantedBug::EpochNotSynced) {
+            return Ok(());
+        }
+        let synced = self.log_file(slot)?.sync_data();
+        synced.map_err(|error| Error::io("syncing the header of the log", error))
     }
 
     /// The standby generation, if it is (or can be made) large enough.
@@ -658,6 +676,36 @@ mod tests {
         }
         assert_eq!(capacities.first(), Some(&(LEAST * GROWTH)));
         assert_eq!(capacities.last(), Some(&part));
+    }
+
+    #[test]
+    fn leaving_a_generation_without_commits_puts_the_epoch_at_no_risk() {
+        for seed in 0..100 {
+            let disk = SimDisk::new(seed);
+            let options = Options::new().maintenance(Maintenance::Manual);
+            let epoch = |store: &Store| store.core().control().tail.0.epoch.load(Ordering::Relaxed);
+            let store = options.clone().open_on(disk.platform()).expect("a store");
+            let (before, core) = (epoch(&store), store.core());
+            let active = || core.control().tail.0.slot.load(Ordering::Relaxed) as u16;
+            let first = active();
+            let mut state = core.hold_maintenance().expect("nobody else");
+            let mut leave = || {
+                core.entry(active()).capacity.fetch_add(MOST, Ordering::Relaxed);
+                core.leave_large_generations(&mut state).expect("a quiet store");
+            };
+            leave();
+            assert_ne!(active(), first);
+            // Until its file is used again.
+            while active() != first {
+                leave();
+            }
+            drop(state);
+            let again = options.open_on(disk.power_cut(seed).platform()).expect("a store");
+            assert!(
+                epoch(&again) > before,
+                "seed {seed}: epoch {before} was given out again"
+            );
+        }
     }
 
     #[test]

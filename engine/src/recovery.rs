@@ -938,15 +938,7 @@ impl<'a> Recovery<'a> {
         if !core.settings.read_only {
             let began = core.rotate(0, 0)?;
             assert!(began, "a store that was just opened has unused log files");
-            // An epoch that a power cut takes back would be given out again, and records of the lost one be taken for
-            // records of the new one.
-            let slot = tail.slot.load(Ordering::Relaxed) as u16;
-            // Nor may a store to a mapping write that header to the device again.
-            core.entry(slot).may_be_synced_to(core.entry(slot).end());
-            if !is_planted(PlantedBug::EpochNotSynced) {
-                let synced = core.log_file(slot)?.sync_data();
-                synced.map_err(|error| Error::io("syncing the header of the log", error))?;
-            }
+            core.sync_epoch(tail.slot.load(Ordering::Relaxed) as u16)?;
             let prepared = core.prepare_standby(core.settings.generation_bytes_min, 0);
             // On a full disk a fold makes room for it: the log files that were replayed come free.
             if self.accepted.is_empty() {

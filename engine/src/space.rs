@@ -21,7 +21,7 @@ use duramen_io::File;
 use crate::base::Extent;
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES};
 use crate::checksum::checksum_with;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason, Result, unless_full};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
@@ -195,7 +195,17 @@ impl Space {
     pub(crate) fn be_ready_to_retire(&self) -> Result<()> {
         let mut state = self.lock()?;
         let pages = state.bitmap.pages() as u64;
-        state.reserve(pages)
+        self.reserve(&mut state, pages)
+    }
+
+    /// Makes room for what may have to be said of a file of so many pages.
+    fn reserve(&self, state: &mut State<'_>, pages: u64) -> Result<()> {
+        state.reserve(pages)?;
+        if self.region.seat().is_shared() {
+            // An attempt: folds and deletions work without it, and a put of a long value reserves it again.
+            unless_full(state.reserve_loose_runs(pages))?;
+        }
+        Ok(())
     }
 
     fn head(&self) -> &SpaceHead {
@@ -379,7 +389,7 @@ impl Space {
             .into());
         }
         // First, because it is little: were the file to take all that the disk has left, it could not be used.
-        state.reserve(now + more)?;
+        self.reserve(state, now + more)?;
         self.file
             .allocate(now * PAGE_BYTES as u64, bytes)
             .map_err(|error| full_or_io("the data file", bytes, error))?;

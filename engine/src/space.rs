@@ -401,6 +401,10 @@ impl Space {
     /// Takes free pages, and says which: as many as wanted, or fewer where that makes sense.
     pub(crate) fn take(&self, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
         let mut state = self.lock()?;
+        if claim == Claim::Loose && state.loose_runs.is_full() {
+            // Values of transactions that were dropped are listed until then.
+            state.forget_needless_runs();
+        }
         let mut where_from = claim;
         if !claim.is_promised() {
             let beside = self.promised().and(Room::RESERVE);
@@ -578,14 +582,7 @@ impl Space {
         state.taken = Room::default();
         state.taken_value_pages = 0;
         state.taken_beyond = 0;
-        state.end_step();
-        for index in (0..state.loose_runs.len()).rev() {
-            if !state.is_any_loose(state.loose_runs[index]) {
-                state.forget_loose_run(index);
-                state.end_long_step();
-            }
-        }
-        state.end_step();
+        state.forget_needless_runs();
         // Not noted: whoever finds it half done does it again.
         state.taken_bits.fill(0);
         kill_point();

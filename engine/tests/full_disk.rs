@@ -389,6 +389,29 @@ fn a_long_value_is_put_to_free_pages_where_no_file_gets_another_block() {
 }
 
 #[test]
+fn long_values_of_transactions_that_are_dropped_take_no_memory() {
+    let value = vec![1; 100_000];
+    // At one of these numbers the list of places is full of the place of the value that is held.
+    for dropped in 500..520 {
+        let disk = SimDisk::new(1);
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        let with_value = || {
+            let mut tx = store.begin(TransactionOptions::new()).unwrap();
+            let put = tx.put(&map, b"key", &value);
+            put.map(|()| tx).unwrap_or_else(|error| panic!("{dropped}: {error}"))
+        };
+        drop((with_value(), with_value()));
+        disk.set_capacity(Some(disk.allocated_bytes()));
+        (0..dropped).for_each(|_| drop(with_value()));
+        let held = with_value();
+        (0..600).for_each(|_| drop(with_value()));
+        drop(held);
+        assert_eq!(check_sound(&store), Ok(()));
+    }
+}
+
+#[test]
 fn puts_that_find_nothing_to_free_are_refused_without_a_fold_for_each() {
     for maintenance in [Maintenance::Manual, Maintenance::Background] {
         for length in [100, 100_000] {

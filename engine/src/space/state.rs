@@ -1,6 +1,7 @@
 //! What the allocator knows while its lock is held: the pages, what the running fold took, and where free ones are found.
 //! When the lock is let go, the numbers go back to the shared region.
 
+use std::collections::HashSet;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::Ordering;
 
@@ -181,6 +182,20 @@ impl Locked<'_> {
         if self.undo.is_nearly_full() {
             self.end_step();
         }
+    }
+
+    /// Forgets the loose runs of which nothing is loose any more, and those that are listed twice.
+    pub(super) fn forget_needless_runs(&mut self) {
+        self.end_step();
+        let mut seen = HashSet::new();
+        for index in (0..self.loose_runs.len()).rev() {
+            let run = self.loose_runs[index];
+            if !self.is_any_loose(run) || !seen.insert(run) {
+                self.forget_loose_run(index);
+                self.end_long_step();
+            }
+        }
+        self.end_step();
     }
 }
 

@@ -22,11 +22,12 @@ impl Core {
             page: 0,
             checksum: 0,
             length,
-            birth: self.region.version().number,
+            birth: 0,
         };
-        (extent.page, _) = self
-            .space
-            .take(Claim::Loose, Want::Piece(extent.pages()), &self.pages)?;
+        let take = || self.space.take(Claim::Loose, Want::Piece(extent.pages()), &self.pages);
+        (extent.page, _) = take().or_else(|error| self.after_folding(error, take))?;
+        // After that: a snapshot from before the fold does not see the value, and must not hold its pages.
+        extent.birth = self.region.version().number;
         let taken = Taken { core: self, extent };
         let written = self.write_value_at(extent, from)?;
         std::mem::forget(taken);

@@ -77,6 +77,11 @@ impl<'a, T: Plain> SharedArray<'a, T> {
         self.head.length.load(Ordering::Relaxed) as usize
     }
 
+    /// Whether one more element needs more memory.
+    pub(crate) fn is_full(&self) -> bool {
+        (self.count() + 1) * size_of::<T>() > self.bytes() as usize
+    }
+
     /// Makes room for `count` elements in all, so that growing to that length cannot fail.
     ///
     /// # Errors

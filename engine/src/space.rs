@@ -21,7 +21,7 @@ use duramen_io::File;
 use crate::base::Extent;
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES};
 use crate::checksum::checksum_with;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason, Result, unless_full};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
 use crate::meta::{META_PAGES, SavedBitmap};
 use crate::pages::Pages;
@@ -195,7 +195,17 @@ impl Space {
     pub(crate) fn be_ready_to_retire(&self) -> Result<()> {
         let mut state = self.lock()?;
         let pages = state.bitmap.pages() as u64;
-        state.reserve(pages)
+        self.reserve(&mut state, pages)
+    }
+
+    /// Makes room for what may have to be said of a file of so many pages.
+    fn reserve(&self, state: &mut State<'_>, pages: u64) -> Result<()> {
+        state.reserve(pages)?;
+        if self.region.seat().is_shared() {
+            // An attempt: folds and deletions work without it, and a put of a long value reserves it again.
+            unless_full(state.reserve_loose_runs(pages))?;
+        }
+        Ok(())
     }
 
     fn head(&self) -> &SpaceHead {
@@ -379,7 +389,7 @@ impl Space {
             .into());
         }
         // First, because it is little: were the file to take all that the disk has left, it could not be used.
-        state.reserve(now + more)?;
+        self.reserve(state, now + more)?;
         self.file
             .allocate(now * PAGE_BYTES as u64, bytes)
             .map_err(|error| full_or_io("the data file", bytes, error))?;
@@ -391,6 +401,10 @@ impl Space {
     /// Takes free pages, and says which: as many as wanted, or fewer where that makes sense.
     pub(crate) fn take(&self, claim: Claim, want: Want, pages: &Pages) -> Result<(u32, u32)> {
         let mut state = self.lock()?;
+        if claim == Claim::Loose && state.loose_runs.is_full() {
+            // Values of transactions that were dropped are listed until then.
+            state.forget_needless_runs();
+        }
         let mut where_from = claim;
         if !claim.is_promised() {
             let beside = self.promised().and(Room::RESERVE);
@@ -568,14 +582,7 @@ impl Space {
         state.taken = Room::default();
         state.taken_value_pages = 0;
         state.taken_beyond = 0;
-        state.end_step();
-        for index in (0..state.loose_runs.len()).rev() {
-            if !state.is_any_loose(state.loose_runs[index]) {
-                state.forget_loose_run(index);
-                state.end_long_step();
-            }
-        }
-        state.end_step();
+        state.forget_needless_runs();
         // Not noted: whoever finds it half done does it again.
         state.taken_bits.fill(0);
         kill_point();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::workload::check_sound;
 use common::{Watchdog, seed, small_options};
-use duramen_engine::{Batch, Error, Kind, Maintenance, Map, Options, Store};
+use duramen_engine::{Batch, Error, Kind, Maintenance, Map, Options, Store, TransactionOptions};
 use duramen_io::SimDisk;
 use fastrand::Rng;
 
@@ -345,8 +345,7 @@ fn filled_by_puts(options: Options, value: &[u8]) -> (SimDisk, Store, Map, u64) 
 #[test]
 fn puts_work_at_once_after_room_was_made() {
     for maintenance in [Maintenance::Manual, Maintenance::Background] {
-        // Longer ones have pages of their own, for which a put does not wait.
-        for length in [100, 3_000, 20_000] {
+        for length in [100, 3_000, 20_000, 100_000] {
             for all in [false, true] {
                 let what = format!("{maintenance:?}, values of {length} bytes, all: {all}");
                 let options = small_options().maintenance(maintenance);
@@ -365,6 +364,50 @@ fn puts_work_at_once_after_room_was_made() {
                 assert_eq!(check_sound(&store), Ok(()), "{what}");
             }
         }
+    }
+}
+
+#[test]
+fn a_long_value_is_put_to_free_pages_where_no_file_gets_another_block() {
+    let disk = SimDisk::new(1);
+    let value = vec![1; 100_000];
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    (0..40u64).for_each(|number| map.put(&number.to_be_bytes(), &value).unwrap());
+    map.delete_range(..).unwrap();
+    store.maintain().unwrap();
+    drop((map, store));
+    // The memory that the processes share is made when the store is opened. No long value was put since.
+    let store = small_options().open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    disk.set_capacity(Some(disk.allocated_bytes()));
+    let mut tx = store.begin(TransactionOptions::new()).unwrap();
+    (0..30u64).for_each(|number| tx.put(&map, &number.to_be_bytes(), &value).unwrap());
+    tx.commit().unwrap();
+    assert_eq!(map.count().unwrap(), 30);
+    assert_eq!(check_sound(&store), Ok(()));
+}
+
+#[test]
+fn long_values_of_transactions_that_are_dropped_take_no_memory() {
+    let value = vec![1; 100_000];
+    // At one of these numbers the list of places is full of the place of the value that is held.
+    for dropped in 500..520 {
+        let disk = SimDisk::new(1);
+        let store = small_options().open_on(disk.platform()).unwrap();
+        let map = store.map("map").unwrap();
+        let with_value = || {
+            let mut tx = store.begin(TransactionOptions::new()).unwrap();
+            let put = tx.put(&map, b"key", &value);
+            put.map(|()| tx).unwrap_or_else(|error| panic!("{dropped}: {error}"))
+        };
+        drop((with_value(), with_value()));
+        disk.set_capacity(Some(disk.allocated_bytes()));
+        (0..dropped).for_each(|_| drop(with_value()));
+        let held = with_value();
+        (0..600).for_each(|_| drop(with_value()));
+        drop(held);
+        assert_eq!(check_sound(&store), Ok(()));
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the allocator knows while its lock is held: the pages, what the running fold took, and where free ones are found.
 //! When the lock is let go, the numbers go back to the shared region.
 
+use std::collections::HashSet;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::Ordering;
 
@@ -10,13 +11,18 @@ use super::Want;
 use super::retired::{Retired, StoredRetired};
 use crate::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES, Spared, Words};
 use crate::error::Result;
-use crate::limits::BRANCH_PAGES;
+use crate::limits::{BRANCH_PAGES, LOGGED_VALUE_BYTES_MAX, PAGE_BYTES};
 use crate::meta::META_GAP_PAGES;
 use crate::planted::kill_point;
 use crate::promises::Room;
 use crate::region::{Region, SPACE_COUNTS, SpaceHead};
 use crate::shared_array::SharedArray;
 use crate::undo::UndoLog;
+
+/// How many values with pages of their own fit into so many pages.
+fn long_values_in(pages: u64) -> usize {
+    (pages * PAGE_BYTES as u64).div_ceil(LOGGED_VALUE_BYTES_MAX as u64) as usize
+}
 
 impl Words for SharedArray<'_, u64> {
     fn set_len(&mut self, count: usize) {
@@ -177,6 +183,20 @@ impl Locked<'_> {
             self.end_step();
         }
     }
+
+    /// Forgets the loose runs of which nothing is loose any more, and those that are listed twice.
+    pub(super) fn forget_needless_runs(&mut self) {
+        self.end_step();
+        let mut seen = HashSet::new();
+        for index in (0..self.loose_runs.len()).rev() {
+            let run = self.loose_runs[index];
+            if !self.is_any_loose(run) || !seen.insert(run) {
+                self.forget_loose_run(index);
+                self.end_long_step();
+            }
+        }
+        self.end_step();
+    }
 }
 
 /// A step that is half done. What it changed must not stand: the next opening counts all pages again.
@@ -312,6 +332,12 @@ impl State<'_> {
         self.retired.reserve(pages as usize)
     }
 
+    /// Makes room to note a long value in every place that the file has for one. A disk that is full later then refuses no
+    /// value for which there are free pages.
+    pub(super) fn reserve_loose_runs(&mut self, pages: u64) -> Result<()> {
+        self.loose_runs.reserve(long_values_in(pages))
+    }
+
     pub(super) fn reserve_bits(&mut self, pages: u64) -> Result<()> {
         let words = pages.div_ceil(64) as usize;
         self.bitmap.words().reserve(words)?;
@@ -325,7 +351,8 @@ impl State<'_> {
         self.bitmap.words().shrink(pages.div_ceil(64))?;
         self.taken_bits.shrink(pages.div_ceil(64))?;
         self.loose.words().shrink(pages.div_ceil(64))?;
-        self.retired.shrink(pages)
+        self.retired.shrink(pages)?;
+        self.loose_runs.shrink(long_values_in(pages as u64))
     }
 
     /// Notes whose loose pages these are.

@@ -985,7 +985,7 @@ mod tests {
         }
         assert!(in_first_unit());
         assert_eq!(put(b"key"), "store");
-        let mut state = core.hold_maintenance().expect("nobody else");
+        let mut state = core.hold_maintenance().expect("the only holder");
         core.maintain_frozen(&mut state).expect("a fold");
         drop(state);
         assert_eq!(put(b"key"), "store");

@@ -47,7 +47,7 @@ pub(crate) struct Core {
     pub(crate) seeds: StoreSeeds,
     /// What no later write shares with synced bytes, see [`duramen_io::Storage::write_unit`].
     pub(crate) unit: u64,
-    /// The same of what is stored to a mapping, see [`duramen_io::Storage::store_unit`].
+    /// What no store to a mapping shares with synced bytes, see [`duramen_io::Storage::store_unit`].
     pub(crate) store_unit: Option<u64>,
     /// What the one who folds, makes durable and reclaims in this process remembers; see [`Core::hold_maintenance`].
     maintenance: Mutex<MaintenanceState>,

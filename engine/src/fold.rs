@@ -654,7 +654,7 @@ impl Core {
         written.map(|(root, _)| root)
     }
 
-    /// Gives back the pages of a run that nobody else has seen, but not those of its values.
+    /// Gives back the pages of a run that only the caller has seen, but not those of its values.
     pub(crate) fn drop_run(&self, root: Root) -> Result<()> {
         // First all of them are found: a page that is given back may be somebody else's at once, and others are found by it.
         let mut found = Vec::new();

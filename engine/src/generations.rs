@@ -688,7 +688,7 @@ mod tests {
             let (before, core) = (epoch(&store), store.core());
             let active = || core.control().tail.0.slot.load(Ordering::Relaxed) as u16;
             let first = active();
-            let mut state = core.hold_maintenance().expect("nobody else");
+            let mut state = core.hold_maintenance().expect("the only holder");
             let mut leave = || {
                 core.entry(active()).capacity.fetch_add(MOST, Ordering::Relaxed);
                 core.leave_large_generations(&mut state).expect("a quiet store");

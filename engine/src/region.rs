@@ -472,7 +472,8 @@ impl Region {
         self.hold_within(lock, &|| 0, &mut limit, repair)
     }
 
-    /// `beat` changes while whoever has the lock gets on. `limit` says after each look, of which it gets the number, whether it was the last one.
+    /// `beat` changes while the holder of the lock makes progress. `limit` is called after each look at the holder, with the
+    /// number of looks so far; an error from it ends the wait.
     #[inline]
     fn hold_within<'a>(
         &self,

@@ -131,8 +131,8 @@ impl Core {
         self.wait_synced_by(commit, |core| core.sync_log(None))
     }
 
-    /// The same for the last commit of a generation that is complete. Does not sync the one that takes commits: its next
-    /// records could not be stored to a mapping, beside those that were synced.
+    /// Waits until a complete generation, of which this is the last commit, survives power loss. Does not sync the active
+    /// generation: its next records could not be stored to a mapping, beside those that were synced.
     pub(crate) fn wait_generation_synced(&self, last_commit: u64) -> Result<()> {
         self.wait_synced_by(last_commit, |core| core.sync_log(Some(last_commit)))
     }

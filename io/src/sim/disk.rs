@@ -357,7 +357,7 @@ impl Disk {
         let unit = self.store_unit();
         self.grow(id, offset, bytes.len() as u64, what, |inode, sequence, length| {
             inode.write(sequence, offset, &bytes[..length as usize])?;
-            inode.is_dirty(offset / unit * unit..(offset + length).next_multiple_of(unit));
+            inode.note_dirty(offset / unit * unit..(offset + length).next_multiple_of(unit));
             Ok(())
         })
     }

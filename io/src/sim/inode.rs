@@ -79,10 +79,10 @@ impl Inode {
         Ok(())
     }
 
-    /// A range, as far as the file goes, that the kernel is about to write to the device, changed or not.
-    pub(super) fn is_dirty(&mut self, range: Range<u64>) {
-        let end = range.end.min(self.length);
-        self.history.note_dirty(range.start, (end - range.start) as usize);
+    /// Notes that the kernel is about to write a range to the device, as far as the file goes, changed or not.
+    pub(super) fn note_dirty(&mut self, range: Range<u64>) {
+        let length = range.end.min(self.length).saturating_sub(range.start);
+        self.history.note_dirty(range.start, length as usize);
     }
 
     pub(super) fn write_zeros(&mut self, sequence: u64, offset: u64, length: u64) -> io::Result<()> {

@@ -39,7 +39,7 @@ pub enum Exit {
 impl Exit {
     fn of(kind: Kind) -> Exit {
         match kind {
-            Kind::Retry => Exit::TryAgain,
+            Kind::Retry | Kind::Lost => Exit::TryAgain,
             Kind::MakeSpace => Exit::NoSpace,
             Kind::Damaged => Exit::Damaged,
             Kind::Reopen => Exit::Reopen,

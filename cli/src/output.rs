@@ -4,7 +4,7 @@
 //! away (`| head`) one that ends the command quietly.
 
 use std::fmt;
-use std::io::{self, BufWriter, StdoutLock, Write};
+use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 
 use serde_json::Value;
 
@@ -30,6 +30,29 @@ impl Output {
     /// Writes one JSON object on a line of its own.
     pub fn json(&mut self, value: &Value) -> Outcome<()> {
         Ok(writeln!(self.stdout, "{value}")?)
+    }
+
+    /// Writes rows under the names of their columns: aligned on a terminal, and separated by tabs, without the names,
+    /// elsewhere.
+    pub fn table(&mut self, columns: &[&str], rows: &[Vec<String>]) -> Outcome<()> {
+        if !io::stdout().is_terminal() {
+            return rows.iter().try_for_each(|row| self.line(row.join("\t")));
+        }
+        let width = |column: usize| {
+            let cells = rows.iter().map(|row| row[column].chars().count());
+            cells.chain([columns[column].len()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+        let aligned = |cells: &mut dyn Iterator<Item = &str>| {
+            let mut text = String::new();
+            for (cell, width) in cells.zip(&widths) {
+                text += &format!("{cell:width$}  ");
+            }
+            text.trim_end().to_string()
+        };
+        self.line(aligned(&mut columns.iter().copied()))?;
+        rows.iter()
+            .try_for_each(|row| self.line(aligned(&mut row.iter().map(String::as_str))))
     }
 
     /// Writes a line of text.

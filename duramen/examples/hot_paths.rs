@@ -221,7 +221,7 @@ fn publish_many(topic: &Topic, count: usize) -> Result<()> {
 /// Publishes messages, and lets a member of a group receive so many at a time and acknowledge each by itself.
 fn receive(topic: &Topic, count: usize, at_once: usize) -> Result<()> {
     publish_many(topic, count)?;
-    let group = topic.group("group", Start::Beginning, GroupOptions::new())?;
+    let group = topic.ensure_group("group", Start::Beginning, GroupOptions::new())?;
     let mut member = group.member("member");
     while let Some(deliveries) = member.receive(at_once, Duration::ZERO)? {
         deliveries.into_iter().try_for_each(|delivery| delivery.acknowledge())?;

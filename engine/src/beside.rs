@@ -111,6 +111,18 @@ impl Core {
         Ok(())
     }
 
+    /// Whether a commit of the calling thread would be refused, or would panic.
+    pub(crate) fn is_beside(&self) -> bool {
+        #[cfg(debug_assertions)]
+        {
+            let me = std::ptr::from_ref(self).addr();
+            if CLOSURES.try_with(|closures| closures.borrow().contains(&me)) == Ok(true) {
+                return true;
+            }
+        }
+        self.exclusive_thread.is_this()
+    }
+
     #[cfg(debug_assertions)]
     fn assert_outside_of_closures(&self, call: &'static str, map: impl FnOnce() -> String) {
         let me = std::ptr::from_ref(self).addr();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::base::Stored;
+use crate::bell::Bell;
 use crate::catalog::MapInfo;
 use crate::checksum::key_hash;
 use crate::error::Result;
@@ -30,6 +31,8 @@ pub(crate) struct Draft {
     pub(crate) planned: Vec<Planned>,
     pub(crate) appends: Vec<Append>,
     pub(crate) sequences: Vec<Numbering>,
+    /// Bells to ring beside those of the sequences.
+    pub(crate) rung: Vec<Arc<Bell>>,
     /// Appends to them, in the order of the calls.
     pub(crate) heads: Vec<Head>,
     pub(crate) adds: Vec<Add>,
@@ -160,6 +163,7 @@ impl Draft {
             planned: Vec::new(),
             appends: Vec::new(),
             sequences: Vec::new(),
+            rung: Vec::new(),
             heads: Vec::new(),
             adds: Vec::new(),
             maps: Vec::new(),
@@ -178,6 +182,7 @@ impl Draft {
         self.planned.clear();
         self.appends.clear();
         self.sequences.clear();
+        self.rung.clear();
         self.heads.clear();
         self.adds.clear();
         self.maps.clear();
@@ -338,6 +343,10 @@ impl Draft {
         self.sequences.iter().for_each(|sequence| {
             sequence.place.bell.ring();
             elsewhere(sequence.place.bell.slot);
+        });
+        self.rung.iter().for_each(|bell| {
+            bell.ring();
+            elsewhere(bell.slot);
         });
     }
 

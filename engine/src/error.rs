@@ -29,6 +29,8 @@ pub enum Kind {
     Reopen,
     /// The store, snapshot or transaction has ended.
     Closed,
+    /// What the caller held went to another owner, as the lease of a message does: drop the work, it is done elsewhere.
+    Lost,
 }
 
 /// The facts of an [`Error`].

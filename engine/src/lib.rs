@@ -73,6 +73,7 @@ mod changes;
 mod future;
 mod map;
 mod options;
+mod presence;
 mod ringing;
 mod sequence;
 mod snapshot;

@@ -926,6 +926,7 @@ impl<'a> Recovery<'a> {
         tail.next_map.store(self.next_map, Ordering::Relaxed);
         tail.checkable_since.store(self.last_commit, Ordering::Relaxed);
         tail.time.fetch_max(self.meta.time, Ordering::Relaxed);
+        core.begin_shared_clock(tail.time.load(Ordering::Relaxed), self.epoch + 1);
         let number = self.newest_version.get() + 1;
         core.durable_is(number);
         core.region.publish(&Version {

@@ -184,6 +184,12 @@ impl Store {
         self.core().refuse_beside(call, || what.to_string())
     }
 
+    /// Whether the calling thread is in a transaction of its own, beside which it cannot commit.
+    #[doc(hidden)]
+    pub fn is_beside_transaction(&self) -> bool {
+        self.core().is_beside()
+    }
+
     /// Whether nothing can be written.
     #[doc(hidden)]
     pub fn is_read_only(&self) -> bool {

@@ -85,6 +85,16 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Refuses every form but one: older ones are of versions that were never released.
+    pub(crate) fn form(&mut self, known: u8) -> Result<()> {
+        match self.byte()? {
+            form if form == known => Ok(()),
+            form => Err(self.damaged(&format!(
+                "has form {form}, and this library reads only form {known}; open the store with the version that wrote it"
+            ))),
+        }
+    }
+
     /// Refuses forms that are newer than this code.
     pub(crate) fn version(&mut self, newest: u8) -> Result<()> {
         match self.byte()? {

@@ -143,13 +143,17 @@ pub enum TopicError {
     },
     /// A group of this name exists already.
     #[error(
-        "topic {topic:?} has a group or subscription named {name:?} already; choose another name or delete that one first"
+        "topic {topic:?} has a {kind} named {name:?} already{difference}; choose another name, or change it with `ensure_group`"
     )]
     GroupExists {
         /// The topic.
         topic: String,
         /// The name.
         name: String,
+        /// What has the name.
+        kind: &'static str,
+        /// In what it differs from what was asked for; empty: in nothing.
+        difference: String,
     },
     /// A group that was deleted while it was used.
     #[error("the group or durable subscription {name:?} of {topic:?} was deleted; open it again")]
@@ -163,17 +167,17 @@ pub enum TopicError {
     #[error("the system has no thread to spare for a dispatcher; end others, or raise the limit")]
     NoThread,
     /// The message is no longer leased to this member.
-    #[error(
-        "message {offset} is no longer leased to this member: {cause}; forget it: if nobody has settled it, it is delivered again"
-    )]
+    #[error("message {offset} is no longer leased to this member: {cause}; drop the work on it")]
     LeaseLost {
         /// The message.
         offset: u64,
         /// Why.
-        cause: &'static str,
+        cause: LeaseEnd,
     },
-    /// The message was acknowledged, or given up, before.
-    #[error("message {offset} was settled before; acknowledge every message once")]
+    /// The message was acknowledged, or given up, before: by this member, or by another after the lease had ended.
+    #[error(
+        "message {offset} was settled before, by this member or, after its lease had ended, by another; drop the work on it"
+    )]
     AlreadySettled {
         /// The message.
         offset: u64,
@@ -192,6 +196,24 @@ pub enum TopicError {
         /// What is wrong, and what would do.
         cause: String,
     },
+}
+
+/// Why a message is no longer leased to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseEnd {
+    /// The lease ended, and another member has the message now.
+    #[error("its lease ended, and another member has it now")]
+    TakenOver,
+    /// The lease ended, or this member failed the message or gave it back, and the message waits to be delivered again.
+    #[error("its lease ended, or it was failed or given back before, and it waits to be delivered again")]
+    Waits,
+    /// The group is ordered by key, and an earlier message of the key failed: that one is delivered first.
+    #[error("an earlier message of its key failed and is delivered first")]
+    EarlierFailed,
+    /// The group was reset to another place.
+    #[error("the group was reset to another place")]
+    Reset,
 }
 
 impl TopicError {
@@ -217,6 +239,7 @@ impl TopicError {
                 Kind::Retry
             }
             TopicError::TooSlow { .. } | TopicError::GroupDeleted { .. } => Kind::Closed,
+            TopicError::LeaseLost { .. } | TopicError::AlreadySettled { .. } => Kind::Lost,
             _ => Kind::FixTheCall,
         }
     }

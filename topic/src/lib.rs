@@ -20,6 +20,9 @@ mod tables;
 mod messages;
 mod read;
 
+mod alarm;
+mod presence;
+
 mod brake;
 mod publisher;
 mod retention;
@@ -38,15 +41,15 @@ mod topics;
 mod salvage;
 
 pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, SubscriberId};
-pub use error::TopicError;
+pub use error::{LeaseEnd, TopicError};
 pub use follower::{SlowPolicy, SubscribeOptions};
 pub use group::{
-    DeadLetter, Deliveries, Delivery, Durable, DurablePattern, DurablePosition, Group, GroupDescription, GroupOptions,
-    Member, Pending, Redriven,
+    DeadLetter, DeadLetters, Deliveries, Delivery, Durable, DurablePattern, DurablePosition, Filter, Group,
+    GroupDescription, GroupOptions, KeepAlive, Member, Pending, Redriven,
 };
 pub use limits::{
-    HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX,
-    READ_BYTES, READ_MESSAGES,
+    FILTER_BYTES_MAX, FILTER_HEADERS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX,
+    PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX, READ_BYTES, READ_MESSAGES,
 };
 pub use many::PatternSubscription;
 pub use message::{Headers, Message};

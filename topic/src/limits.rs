@@ -10,6 +10,12 @@ pub const HEADER_BYTES_MAX: usize = 32 << 10;
 pub const HEADERS_MAX: usize = 256;
 /// Longest name of a publisher in bytes. It stands in each of its messages.
 pub const PUBLISHER_BYTES_MAX: usize = 128;
+/// Bytes of all conditions of a filter together. The record of a group holds them, and each hand-out reads that record.
+pub const FILTER_BYTES_MAX: usize = 4 << 10;
+/// Conditions on headers in one filter.
+pub const FILTER_HEADERS_MAX: usize = 16;
+/// Messages of an ordered group that are set aside because an earlier message of their key is open. Each takes two rows.
+pub(crate) const PARKED_MAX: u64 = 100_000;
 /// Longest message kept as one value; the payload of a longer one lies in pages of its own.
 pub(crate) const WHOLE_BYTES_MAX: usize = 60 << 10;
 /// Longest payload, in bytes: that of the longest value of the store, 1 GiB.

@@ -117,7 +117,7 @@ impl Messages {
         if self.iter().all(|message| is_wanted(message.offset())) {
             return self.clone();
         }
-        let mut collecting = Collecting::new((&self.shared.topic, self.shared.topic_id), None);
+        let mut collecting = Collecting::new((&self.shared.topic, self.shared.topic_id), self.gap());
         let places = self.shared.places[self.range.clone()].iter();
         for place in places.filter(|place| is_wanted(place.offset)) {
             collecting.copy(&self.shared.bytes, place);
@@ -273,6 +273,12 @@ impl Collecting {
             end: self.shared.bytes.len(),
             ..*place
         });
+    }
+
+    /// The messages in the order of their offsets, in whatever order they were taken.
+    pub(crate) fn finish_sorted(mut self) -> Messages {
+        self.shared.places.sort_unstable_by_key(|place| place.offset);
+        self.finish()
     }
 
     pub(crate) fn finish(self) -> Messages {

@@ -144,6 +144,16 @@ impl<'a> Reading<'a> {
         Ok(found)
     }
 
+    /// When the first message was published that is there from an offset on.
+    pub(crate) fn time_from(&self, offset: u64) -> Result<Option<u64>> {
+        let next = self.state()?.next;
+        if offset >= next {
+            return Ok(None);
+        }
+        let head = self.head_from(offset, next)?;
+        head.map(|(_, head)| Ok(Stored::decode(&head)?.time)).transpose()
+    }
+
     /// The first message that is there from an offset on and before another, and its head.
     fn head_from(&self, from: u64, before: u64) -> Result<Option<(u64, Value<'a>)>> {
         if let Some(head) = self.existing_head(from)? {
@@ -206,11 +216,11 @@ impl<'a> Reading<'a> {
         Ok(collecting.finish())
     }
 
-    /// The same for a reader that nobody has to tell what is not kept: it is passed over.
+    /// Messages from an offset on. What is not kept is passed over, and is the gap before the first of them.
     pub(crate) fn read_past(&self, from: u64, limits: ReadLimits) -> Result<Messages> {
         match self.read(from, limits, None) {
             Err(error) => match TopicError::trimmed_to(&error) {
-                Some(first) => self.read(first, limits, None),
+                Some(first) => self.read(first, limits, Some(from..first)),
                 None => Err(error),
             },
             read => read,
@@ -352,7 +362,9 @@ mod tests {
         let (_store, topic) = with_gaps(&SimDisk::new(4));
         for most in [1, 100] {
             let name = format!("by-{most}");
-            let group = topic.group(&name, Start::Beginning, GroupOptions::new()).unwrap();
+            let group = topic
+                .ensure_group(&name, Start::Beginning, GroupOptions::new())
+                .unwrap();
             let mut member = group.member("member");
             let mut received = Vec::new();
             while let Some(deliveries) = member.receive(most, Duration::ZERO).unwrap() {

@@ -369,6 +369,26 @@ pub trait TopicWrites {
     /// As [`TopicWrites::acknowledge`].
     fn acknowledge_all(&mut self, deliveries: &Deliveries) -> Result<()>;
 
+    /// Says that a message failed, with everything else that the transaction writes: it is delivered again after `delay`, or
+    /// after the time that the group's back-off list says. After the last try it goes to the dead-letter topic. `why` is kept
+    /// for people to read, cut after 512 bytes.
+    ///
+    /// # Errors
+    /// As [`TopicWrites::acknowledge`].
+    fn retry(&mut self, delivery: &Delivery, delay: Option<Duration>, why: &str) -> Result<()>;
+
+    /// Sends a message to the dead-letter topic, with everything else that the transaction writes.
+    ///
+    /// # Errors
+    /// As [`TopicWrites::acknowledge`].
+    fn give_up(&mut self, delivery: &Delivery, why: &str) -> Result<()>;
+
+    /// Gives messages back that were delivered together: they are delivered again at once, and this try does not count.
+    ///
+    /// # Errors
+    /// As [`TopicWrites::acknowledge`].
+    fn release(&mut self, deliveries: &Deliveries) -> Result<()>;
+
     /// Acknowledges every message up to and including this one for a durable subscription.
     ///
     /// # Errors
@@ -427,11 +447,23 @@ impl TopicWrites for Transaction {
     }
 
     fn acknowledge(&mut self, delivery: &Delivery) -> Result<()> {
-        delivery.settle_in(self, Verdict::Done).map(|_| ())
+        delivery.settle_in(self, Verdict::Done)
     }
 
     fn acknowledge_all(&mut self, deliveries: &Deliveries) -> Result<()> {
         deliveries.acknowledge_in(self)
+    }
+
+    fn retry(&mut self, delivery: &Delivery, delay: Option<Duration>, why: &str) -> Result<()> {
+        delivery.settle_in(self, Verdict::Retry { delay, error: why })
+    }
+
+    fn give_up(&mut self, delivery: &Delivery, why: &str) -> Result<()> {
+        delivery.settle_in(self, Verdict::GiveUp { error: why })
+    }
+
+    fn release(&mut self, deliveries: &Deliveries) -> Result<()> {
+        deliveries.release_in(self)
     }
 
     fn acknowledge_through(&mut self, durable: &Durable, offset: u64) -> Result<()> {
@@ -445,6 +477,14 @@ pub(crate) fn publish_in(tx: &mut Transaction, topic: &Topic, message: &Message<
         let ticket = tx.append_to(&topic.shared.sequence, item)?;
         Ok(Ticket { ticket })
     })
+}
+
+/// Publishes in a transaction, whatever would hold back other publishers.
+pub(crate) fn publish_unhindered_in(tx: &mut Transaction, topic: &Topic, message: &Message<'_>) -> Result<()> {
+    let mut head = Vec::new();
+    let body = message.encode(&mut head)?;
+    let item = Item { head: &head, body };
+    tx.append_to(&topic.shared.sequence, item).map(|_| ())
 }
 
 impl Topic {

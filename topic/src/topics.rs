@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use duramen_engine::{Item, Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
 
+use crate::alarm::Alarm;
 use crate::error::TopicError;
 use crate::group::{Group, apply_rules};
 use crate::keeper::Users;
 use crate::message::Message;
 use crate::name::{Pattern, check_name};
+use crate::presence::Presence;
 use crate::record::{TopicOptions, TopicRecord, millis};
 use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, REGISTRY, Tables, name_key};
 use crate::topic::{Shared, Topic};
@@ -80,6 +82,8 @@ pub(crate) struct Inner {
     topics: Mutex<HashMap<u32, Weak<Shared>>>,
     groups: Mutex<HashMap<u32, Weak<crate::group::Shared>>>,
     users: Mutex<Weak<Users>>,
+    pub(crate) presence: Presence,
+    pub(crate) alarm: Alarm,
 }
 
 impl fmt::Debug for Topics {
@@ -257,6 +261,8 @@ impl Inner {
             topics: Mutex::default(),
             groups: Mutex::default(),
             users: Mutex::default(),
+            presence: Presence::default(),
+            alarm: Alarm::default(),
         }))
     }
 
@@ -405,19 +411,25 @@ impl Home {
             if tx.get(topics, name.as_bytes())?.is_some() {
                 return Err(TopicError::TopicExists { name: name.into() }.into());
             }
-            let (id, now) = (next_id(tx, topics)?, millis(self.store.wall_clock()));
-            let record = TopicRecord {
-                id,
-                created: now,
-                options: options.clone(),
-            };
-            tx.put(topics, name.as_bytes(), &record.encode())?;
-            tx.begin_sequence(&self.tables.sequence(id, name)?)?;
-            apply_rules(tx, &self.tables, (name, id), now)?;
-            self.register(tx, name)?;
-            Ok(id)
+            self.create_in(tx, name, options)
         })?;
         self.topic(id, name)
+    }
+
+    /// Creates a topic that does not exist, and returns its number.
+    pub(crate) fn create_in(&self, tx: &mut Transaction, name: &str, options: &TopicOptions) -> Result<u32> {
+        let topics = &self.tables.topics;
+        let (id, now) = (next_id(tx, topics)?, millis(self.store.wall_clock()));
+        let record = TopicRecord {
+            id,
+            created: now,
+            options: options.clone(),
+        };
+        tx.put(topics, name.as_bytes(), &record.encode())?;
+        tx.begin_sequence(&self.tables.sequence(id, name)?)?;
+        apply_rules(tx, &self.tables, (name, id), now)?;
+        self.register(tx, name)?;
+        Ok(id)
     }
 
     fn delete(&self, name: &str) -> Result<()> {

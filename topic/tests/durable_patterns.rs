@@ -175,7 +175,8 @@ fn a_name_is_one_thing_everywhere() {
             asked: "orders.>".into()
         }
     );
-    eu.group("packers", Start::Beginning, GroupOptions::new()).unwrap();
+    eu.ensure_group("packers", Start::Beginning, GroupOptions::new())
+        .unwrap();
     let refused = all.durable(&orders(), "packers", Start::Beginning);
     assert!(matches!(facts(refused), TopicError::OtherKind { .. }));
     assert_eq!(all.durables().unwrap().len(), 1, "nothing is left of it");

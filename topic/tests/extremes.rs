@@ -26,10 +26,11 @@ fn a_message_can_be_put_off_and_kept_for_ever() {
     let (_, _, topic) = one_topic(&disk);
     publish(&topic, 3);
     let group = topic
-        .group("group", Start::Beginning, GroupOptions::new().lease(SECOND))
+        .ensure_group("group", Start::Beginning, GroupOptions::new().lease(SECOND))
         .unwrap();
     one(&group).unwrap().retry_after(Duration::MAX, "never again").unwrap();
-    one(&group).unwrap().extend(Duration::MAX).unwrap();
+    let kept = one(&group).unwrap();
+    kept.extend(Duration::MAX).unwrap();
     one(&group).unwrap().retry_after(NOW, "again").unwrap();
     let again = one(&group).unwrap();
     again.extend(Duration::MAX).unwrap();
@@ -51,7 +52,7 @@ fn leases_back_off_and_retention_can_be_for_ever() {
     let (_, topics, topic) = one_topic(&disk);
     publish(&topic, 2);
     let options = GroupOptions::new().lease(Duration::MAX).back_off(&[Duration::MAX]);
-    let group = topic.group("group", Start::Beginning, options).unwrap();
+    let group = topic.ensure_group("group", Start::Beginning, options).unwrap();
     let kept = one(&group).unwrap();
     one(&group).unwrap().retry("put off").unwrap();
     disk.advance(1000 * YEAR);

@@ -52,7 +52,10 @@ fn consumer() {
     };
     let opened = open(Path::new(&directory));
     let options = GroupOptions::new().lease(Duration::from_millis(20)).back_off(&[]);
-    let group = opened.topic.group("group", Start::Beginning, options).expect("a group");
+    let group = opened
+        .topic
+        .ensure_group("group", Start::Beginning, options)
+        .expect("a group");
     let mut member = group.member("consumer");
     loop {
         opened.topic.publish(b"work").expect("it is published");

@@ -45,7 +45,7 @@ fn open(disk: &SimDisk) -> Result<Opened, Error> {
         .in_flight(40)
         .dead_letters("dead");
     Ok(Opened {
-        group: topic.group("group", Start::Beginning, group_options)?,
+        group: topic.ensure_group("group", Start::Beginning, group_options)?,
         outbox: store.map("outbox")?,
         counts: store.map("counts")?,
         topic,

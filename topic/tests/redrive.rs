@@ -16,7 +16,7 @@ fn options() -> GroupOptions {
 
 /// A group that has given every message of the topic up.
 fn given_up(topic: &Topic, name: &str) -> Group {
-    let group = topic.group(name, Start::Beginning, options()).unwrap();
+    let group = topic.ensure_group(name, Start::Beginning, options()).unwrap();
     while let Some(deliveries) = group.member("member").receive(100, NOW).unwrap() {
         deliveries
             .into_iter()
@@ -80,7 +80,7 @@ fn letters_of_a_topic_that_was_deleted_are_not_taken_for_those_of_its_successor(
     topics.delete("orders").unwrap();
     let topic = topics.create("orders", TopicOptions::new()).unwrap();
     publish(&topic, 3);
-    let group = topic.group("group", Start::Beginning, options()).unwrap();
+    let group = topic.ensure_group("group", Start::Beginning, options()).unwrap();
     let deliveries = group.member("member").receive(100, NOW).unwrap().unwrap();
     deliveries.acknowledge().unwrap();
     assert_eq!(group.redrive(100).unwrap(), Redriven::default());
@@ -88,7 +88,7 @@ fn letters_of_a_topic_that_was_deleted_are_not_taken_for_those_of_its_successor(
     // A group that was made again is of the same topic, and has what its predecessor gave up.
     given_up(&topic, "other");
     topic.delete_group("other").unwrap();
-    let other = topic.group("other", Start::Tail, options()).unwrap();
+    let other = topic.ensure_group("other", Start::Tail, options()).unwrap();
     assert_eq!(other.redrive(100).unwrap(), Redriven { delivered: 3, gone: 0 });
     assert_eq!(received(&other), [0, 1, 2]);
 }

@@ -571,7 +571,9 @@ fn a_durable_subscription_goes_on_where_it_was() {
             .offsets(),
         6..10
     );
-    let group = again.group("reader", Start::Tail, Default::default()).map(|_| ());
+    let group = again
+        .ensure_group("reader", Start::Tail, Default::default())
+        .map(|_| ());
     assert!(matches!(facts(group), TopicError::OtherKind { .. }));
     reader.reset(Start::Beginning).unwrap();
     assert_eq!(reader.position().unwrap(), 0);

@@ -87,7 +87,7 @@ impl Broker for Opened {
     }
 
     fn make_group(&self, topic: usize) -> Result<()> {
-        self.topics[topic].group(GROUP, Start::Beginning, GroupOptions::new())?;
+        self.topics[topic].ensure_group(GROUP, Start::Beginning, GroupOptions::new())?;
         Ok(())
     }
 

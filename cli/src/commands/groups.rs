@@ -1,11 +1,13 @@
-//! `duramen groups`: lists the groups and durable subscriptions of a topic, and those to patterns; creates, pauses, resumes,
-//! sets back and deletes them.
+//! `duramen groups`: lists groups and durable subscriptions, of all topics or one; creates, configures, pauses, resumes, resets
+//! and deletes them.
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use duramen::Store;
-use duramen::topic::{DurablePattern, GroupDescription, GroupOptions, Pending, Start, Topic, TopicError, Topics};
+use duramen::topic::{
+    DeadLetters, DurablePattern, Filter, GroupDescription, GroupOptions, Pending, Start, Topic, TopicError, Topics,
+};
+use duramen::{Durability, Store};
 use serde_json::{Value, json};
 
 use super::changes::finish;
@@ -17,12 +19,11 @@ use crate::opening::StoreArguments;
 use crate::output::Output;
 
 const EXAMPLES: &str = r"Examples:
-  What the groups of a topic have done and have to do, with their settings; which messages one of them has not settled:
-    $ duramen groups shop sales
-    $ duramen groups shop sales --describe
-    $ duramen groups shop sales --pending packers
-  Durable subscriptions to patterns: how many topics they have, and how far they lie behind:
+  All groups of the store, and what they have to do; those of one topic, with their settings:
     $ duramen groups shop
+    $ duramen groups shop sales --describe
+  Which messages a group has not settled, and which member has them:
+    $ duramen groups shop sales --pending packers
   Look after them:
     $ duramen groups create shop sales billing --tries 5 --dead-letters sales.dead
     $ duramen groups configure shop sales billing --lease 120
@@ -32,9 +33,12 @@ const EXAMPLES: &str = r"Examples:
     $ duramen groups delete shop sales billing";
 
 const CREATE_EXAMPLES: &str = r"Examples:
-  Five tries of a minute each, and then to another topic; or tries without end, of what is new:
+  Five tries of a minute each, and then to a topic of your choice; or tries without end, of what is new:
     $ duramen groups create shop sales billing --lease 60 --tries 5 --dead-letters sales.dead
-    $ duramen groups create shop sales archive --from tail --back-off 1,5,30";
+    $ duramen groups create shop sales archive --from tail --back-off 1,5,30 --tries none
+  Messages of one key in order, one member at a time; only orders of Europe:
+    $ duramen groups create shop sales accounts --order-by-key yes
+    $ duramen groups create shop sales europe --filter-key 'order-*' --filter-header region=eu-*";
 
 const CONFIGURE_EXAMPLES: &str = r"Examples:
   What is not given stays as it is; what members have keeps the lease it has:
@@ -75,11 +79,11 @@ pub struct Groups {
     #[command(flatten)]
     store: Option<StoreArguments>,
 
-    /// The topic; without it, the durable subscriptions to patterns are listed
+    /// The topic; without it, the groups of all topics are listed, and the durable subscriptions to patterns
     topic: Option<String>,
 
     /// Print the settings of each group as well
-    #[arg(long, conflicts_with = "pending", requires = "topic")]
+    #[arg(long, conflicts_with = "pending")]
     describe: bool,
 
     /// Print the messages that this group has not settled instead
@@ -107,18 +111,46 @@ struct Delivers {
     /// How long a member may take for a message; 30 in a new group
     #[arg(long, value_name = "SECONDS", value_parser = time)]
     lease: Option<Duration>,
-    /// How often a message is delivered at most; without end in a new group
+    /// How often a message is delivered at most; 20 in a new group
     #[arg(long, value_name = "COUNT|none", value_parser = count_limit)]
     tries: Option<Limit<u64>>,
     /// Messages that may be with members, or wait to be delivered again; 10000 in a new group
     #[arg(long, value_name = "COUNT")]
     in_flight: Option<u32>,
-    /// How long a message waits that failed, the first time, the second time, and so on; 1,10,60 in a new group
+    /// How long a message waits that failed, the first time, the second time, and so on; 1,10,60,600 in a new group
     #[arg(long, value_name = "SECONDS,...", value_delimiter = ',', value_parser = time)]
     back_off: Option<Vec<Duration>>,
-    /// The topic for messages that failed the last time
+    /// The topic for messages that failed the last time; `dead.` and the name of the topic in a new group
     #[arg(long, value_name = "TOPIC")]
     dead_letters: Option<String>,
+    /// Drop messages that failed the last time
+    #[arg(long, conflicts_with = "dead_letters")]
+    no_dead_letters: bool,
+    /// Whether messages of one key are delivered in order, and to one member at a time; no in a new group
+    #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
+    order_by_key: Option<bool>,
+    /// Whether acknowledgements outside of transactions survive a power cut; no in a new group
+    #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
+    synced: Option<bool>,
+    /// Deliver only messages with a key like this; `*` stands for any bytes
+    #[arg(long, value_name = "KEY")]
+    filter_key: Option<String>,
+    /// Deliver only messages with a header like this; `*` stands for any bytes
+    #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
+    filter_header: Vec<(String, String)>,
+}
+
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("say yes or no".into()),
+    }
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let found = text.split_once('=').map(|(name, value)| (name.into(), value.into()));
+    found.ok_or_else(|| "a condition on a header is NAME=VALUE".into())
 }
 
 impl Delivers {
@@ -138,7 +170,28 @@ impl Delivers {
             options.back_off = delays;
         }
         if let Some(topic) = self.dead_letters {
-            options.dead_letters = Some(topic);
+            options.dead_letters = DeadLetters::Topic(topic);
+        }
+        if self.no_dead_letters {
+            options.dead_letters = DeadLetters::Discard;
+        }
+        if let Some(order) = self.order_by_key {
+            options.order_by_key = order;
+        }
+        if let Some(is_synced) = self.synced {
+            options.durability = if is_synced {
+                Durability::Synced
+            } else {
+                Durability::Written
+            };
+        }
+        if self.filter_key.is_some() || !self.filter_header.is_empty() {
+            let filter = self
+                .filter_key
+                .iter()
+                .fold(Filter::new(), |filter, key| filter.key(key));
+            let headers = self.filter_header.iter();
+            options.filter = headers.fold(filter, |filter, (name, value)| filter.header(name, value));
         }
         Ok(options)
     }
@@ -164,9 +217,6 @@ enum Change {
         group: GroupArguments,
         #[command(flatten)]
         delivers: Delivers,
-        /// Give messages up that failed the last time
-        #[arg(long, conflicts_with = "dead_letters")]
-        no_dead_letters: bool,
     },
     /// Stop handing out messages
     #[command(after_help = PAUSE_EXAMPLES)]
@@ -197,33 +247,63 @@ enum Change {
     },
 }
 
+/// The columns of a list of groups.
+const COLUMNS: [&str; 7] = ["TOPIC", "GROUP", "KIND", "ACKNOWLEDGED", "PENDING", "LAG", "SKIPPED"];
+
 impl Groups {
     pub fn run(self, output: &mut Output) -> Outcome {
         let (store, topic) = match (self.change, self.store, self.topic) {
             (Some(change), ..) => return change.run(output),
-            (None, Some(store), Some(topic)) => (store.open_to_read()?, topic),
-            (None, Some(store), None) => return list_durables(&store.open_to_read()?, output),
+            (None, Some(store), topic) => (store.open_to_read()?, topic),
             (None, None, _) => return Err(Failure::wrong_call("name a store: `duramen groups DIR [TOPIC]`")),
         };
+        let Some(topic) = topic else {
+            return list_all(&store, self.describe, output);
+        };
         let topic = existing(&store, &topic)?;
-        if let Some(group) = self.pending {
-            for pending in topic.existing_group(&group)?.pending()? {
-                match output.is_json {
-                    true => output.json(&pending_object(&pending))?,
-                    false => output.line(pending_line(&pending))?,
-                }
-            }
-            return Ok(Exit::Done);
-        }
-        for group in topic.groups()? {
-            match output.is_json {
-                true => output.json(&object(&group))?,
-                false if self.describe => output.line(line(&group) + "\t" + &settings(&group))?,
-                false => output.line(line(&group))?,
-            }
+        match self.pending {
+            Some(group) => list_pending(&topic, &group, output)?,
+            None => list(&[topic], Vec::new(), self.describe, output)?,
         }
         Ok(Exit::Done)
     }
+}
+
+/// Lists groups of topics, and then rows that are ready.
+fn list(topics: &[Topic], more: Vec<Vec<String>>, describes: bool, output: &mut Output) -> Outcome<()> {
+    let mut rows = Vec::new();
+    for topic in topics {
+        for group in topic.groups()? {
+            if output.is_json {
+                output.json(&object(topic, &group))?;
+                continue;
+            }
+            let mut row = row(topic, &group);
+            row.extend(describes.then(|| settings(&group)));
+            rows.push(row);
+        }
+    }
+    if output.is_json {
+        return Ok(());
+    }
+    rows.extend(more.into_iter().map(|mut row| {
+        row.extend(describes.then(|| "-".to_string()));
+        row
+    }));
+    let settings = describes.then_some("SETTINGS");
+    let columns: Vec<&str> = COLUMNS.into_iter().chain(settings).collect();
+    output.table(&columns, &rows)
+}
+
+fn list_pending(topic: &Topic, group: &str, output: &mut Output) -> Outcome<()> {
+    let pending = topic.existing_group(group)?.pending()?;
+    if output.is_json {
+        return pending
+            .iter()
+            .try_for_each(|pending| output.json(&pending_object(pending)));
+    }
+    let rows: Vec<Vec<String>> = pending.iter().map(pending_row).collect();
+    output.table(&["OFFSET", "TRIES", "MEMBER", "ERROR"], &rows)
 }
 
 fn kind(group: &GroupDescription) -> &'static str {
@@ -234,9 +314,10 @@ fn kind(group: &GroupDescription) -> &'static str {
     }
 }
 
-fn line(group: &GroupDescription) -> String {
-    let (acknowledged, pending, lag) = (group.acknowledged, group.pending, group.lag);
-    format!("{}\t{}\t{acknowledged}\t{pending}\t{lag}", group.name, kind(group))
+fn row(topic: &Topic, group: &GroupDescription) -> Vec<String> {
+    let names = [topic.name(), &group.name, kind(group)].map(String::from);
+    let counts = [group.acknowledged, group.pending, group.lag, group.skipped];
+    names.into_iter().chain(counts.map(|count| count.to_string())).collect()
 }
 
 /// How it delivers, as it would be given.
@@ -249,30 +330,50 @@ fn settings(group: &GroupDescription) -> String {
         .iter()
         .map(|&delay| seconds(delay).to_string())
         .collect();
+    let tries = options.tries.map_or("none".into(), |tries| tries.to_string());
     let given = [
-        Some(format!("--lease {}", seconds(options.lease))),
-        options.tries.map(|tries| format!("--tries {tries}")),
+        Some(format!("--lease {} --tries {tries}", seconds(options.lease))),
         Some(format!("--in-flight {}", options.in_flight)),
         (!back_off.is_empty()).then(|| format!("--back-off {}", back_off.join(","))),
-        options
-            .dead_letters
-            .as_ref()
-            .map(|topic| format!("--dead-letters {topic}")),
+        match &options.dead_letters {
+            DeadLetters::Topic(topic) => Some(format!("--dead-letters {topic}")),
+            DeadLetters::Discard => Some("--no-dead-letters".into()),
+            _ => None,
+        },
+        options.order_by_key.then(|| "--order-by-key yes".into()),
+        (options.durability == Durability::Synced).then(|| "--synced yes".into()),
+        (!options.filter.is_empty()).then(|| filter(&options.filter)),
     ];
     given.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-fn object(group: &GroupDescription) -> Value {
+fn filter(filter: &Filter) -> String {
+    let key = filter.wanted_key().map(|key| format!("--filter-key {key}"));
+    let headers = filter.wanted_headers();
+    let headers = headers.map(|(name, value)| format!("--filter-header {name}={value}"));
+    key.into_iter().chain(headers).collect::<Vec<_>>().join(" ")
+}
+
+fn object(topic: &Topic, group: &GroupDescription) -> Value {
     let settings = group.options.as_ref().map(|options| {
         json!({
             "lease_seconds": seconds(options.lease),
             "tries": options.tries,
             "in_flight": options.in_flight,
             "back_off_seconds": options.back_off.iter().map(|&delay| seconds(delay)).collect::<Vec<_>>(),
-            "dead_letters": options.dead_letters,
+            "dead_letters": match &options.dead_letters {
+                DeadLetters::Topic(topic) => Some(topic.clone()),
+                DeadLetters::Discard => None,
+                _ => Some(format!("dead.{}", topic.name())),
+            },
+            "order_by_key": options.order_by_key,
+            "synced": options.durability == Durability::Synced,
+            "filter_key": options.filter.wanted_key(),
+            "filter_headers": options.filter.wanted_headers().collect::<Vec<_>>(),
         })
     });
     json!({
+        "topic": topic.name(),
         "group": group.name,
         "kind": kind(group),
         "paused": group.is_paused,
@@ -280,20 +381,34 @@ fn object(group: &GroupDescription) -> Value {
         "next": group.next,
         "pending": group.pending,
         "lag": group.lag,
+        "skipped": group.skipped,
+        "oldest_millis": group.oldest.map(millis),
         "settings": settings,
     })
 }
 
-fn pending_line(pending: &Pending) -> String {
+fn pending_row(pending: &Pending) -> Vec<String> {
     let who = pending.member.as_deref().unwrap_or("-");
     let why = pending.error.as_deref().unwrap_or("");
-    format!("{}\t{}\t{who}\t{why}", pending.offset, pending.tries)
+    vec![
+        pending.offset.to_string(),
+        pending.tries.to_string(),
+        who.into(),
+        why.into(),
+    ]
+}
+
+/// A time in milliseconds since 1970.
+fn millis(time: std::time::SystemTime) -> u64 {
+    let since = time.duration_since(std::time::SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 fn pending_object(pending: &Pending) -> Value {
     json!({
         "offset": pending.offset,
         "tries": pending.tries,
+        "until_millis": pending.until.map(millis),
         "member": pending.member,
         "error": pending.error,
     })
@@ -313,21 +428,12 @@ impl Change {
             Change::Create { group, from, delivers } => {
                 let store = group.store.open_to_write()?;
                 let options = delivers.changed(GroupOptions::new())?;
-                existing(&store, &group.topic)?.group(&group.group, from, options)?;
+                existing(&store, &group.topic)?.create_group(&group.group, from, options)?;
                 store
             }
-            Change::Configure {
-                group,
-                delivers,
-                no_dead_letters,
-            } => {
+            Change::Configure { group, delivers } => {
                 let store = group.store.open_to_write()?;
-                configure(
-                    &existing(&store, &group.topic)?,
-                    &group.group,
-                    delivers,
-                    no_dead_letters,
-                )?;
+                configure(&existing(&store, &group.topic)?, &group.group, delivers)?;
                 store
             }
             Change::Pause { group } => {
@@ -381,37 +487,52 @@ fn reset(topic: &Topic, name: &str, to: Start) -> Outcome<()> {
     Ok(())
 }
 
-fn list_durables(store: &Store, output: &mut Output) -> Outcome {
+/// Lists the groups of all topics, and the durable subscriptions to patterns.
+fn list_all(store: &Store, describes: bool, output: &mut Output) -> Outcome {
     if !Topics::exist(store)? {
         return Ok(Exit::Done);
     }
-    for durable in Topics::open(store)?.durables()? {
+    let topics = Topics::open(store)?;
+    let mut durables = Vec::new();
+    for durable in topics.durables()? {
         let positions = match durable.positions() {
-            // Meanwhile.
+            // Deleted meanwhile.
             Err(error) if matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })) => continue,
             positions => positions?,
         };
         let (name, pattern) = (durable.name(), durable.pattern().as_str());
         let lag: u64 = positions.iter().map(|position| position.lag).sum();
-        match output.is_json {
-            true => output.json(&json!({
+        if output.is_json {
+            output.json(&json!({
                 "durable": name,
                 "pattern": pattern,
                 "lag": lag,
                 "topics": positions.iter().map(|at| json!({"topic": at.topic, "next": at.next, "lag": at.lag})).collect::<Vec<_>>(),
-            }))?,
-            false => output.line(format_args!("{name}\t{pattern}\t{}\t{lag}", positions.len()))?,
+            }))?;
         }
+        let unknown = || "-".to_string();
+        let kind = "pattern".to_string();
+        durables.push(vec![
+            pattern.into(),
+            name.into(),
+            kind,
+            unknown(),
+            unknown(),
+            lag.to_string(),
+            unknown(),
+        ]);
     }
+    let mut found = Vec::new();
+    for name in topics.list()? {
+        found.extend(topics.get(&name)?);
+    }
+    list(&found, durables, describes, output)?;
     Ok(Exit::Done)
 }
 
-fn configure(topic: &Topic, group: &str, delivers: Delivers, no_dead_letters: bool) -> Outcome<()> {
+fn configure(topic: &Topic, group: &str, delivers: Delivers) -> Outcome<()> {
     let group = topic.existing_group(group)?;
-    let mut options = group.describe()?.options.unwrap_or_default();
-    if no_dead_letters {
-        options.dead_letters = None;
-    }
+    let options = group.describe()?.options.unwrap_or_default();
     group.configure(delivers.changed(options)?)?;
     Ok(())
 }

@@ -34,7 +34,7 @@ pub fn announce(stage: &mut Stage<'_>, store: Store, directory: &Path) -> Outcom
     shown! { stage;
         let sold = Topics::open(&store)?.create("plums.sold", TopicOptions::new())?;
         let options = GroupOptions::new().lease(Duration::from_millis(200)).back_off(&[]);
-        sold.group("accounts", Start::Beginning, options)?;
+        sold.ensure_group("accounts", Start::Beginning, options)?;
     }
     drop(sold);
     store.close()?;

@@ -112,8 +112,10 @@ fn make_store(path: &Path) {
         .tries(5)
         .in_flight(900)
         .dead_letters("dead");
-    consume(&orders.group("stock", Start::Beginning, options).unwrap());
-    let idle = orders.group("paused", Start::Offset(300), GroupOptions::new()).unwrap();
+    consume(&orders.ensure_group("stock", Start::Beginning, options).unwrap());
+    let idle = orders
+        .ensure_group("paused", Start::Offset(300), GroupOptions::new())
+        .unwrap();
     idle.pause().unwrap();
     let sums = orders.durable("sums", Start::Beginning).unwrap();
     sums.acknowledge_through(119).unwrap();
@@ -127,7 +129,9 @@ fn make_store(path: &Path) {
             .publisher(&format!("publisher {number} {}", "p".repeat(90)))
             .unwrap();
         many.publish(7 + number, b"by one of many").unwrap();
-        let group = other.group(&name, Start::Beginning, GroupOptions::new()).unwrap();
+        let group = other
+            .ensure_group(&name, Start::Beginning, GroupOptions::new())
+            .unwrap();
         if let Some(deliveries) = group.member("worker of another").receive(9, Duration::ZERO).unwrap() {
             deliveries
                 .into_iter()
@@ -325,7 +329,7 @@ fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
         let fresh = topics.create(&format!("fresh.{number}"), TopicOptions::new()).unwrap();
         assert_eq!(fresh.publish(b"first").unwrap().offset, 0);
         assert_eq!(fresh.read(Start::Beginning, 9).unwrap().offsets(), 0..1);
-        let group = fresh.group("fresh", Start::Tail, GroupOptions::new()).unwrap();
+        let group = fresh.ensure_group("fresh", Start::Tail, GroupOptions::new()).unwrap();
         assert!(group.pending().unwrap().is_empty());
     }
     assert_eq!(orders.publish(b"next").unwrap().offset, next + 1);
@@ -522,7 +526,7 @@ fn make_killed_store(path: &Path) {
     let orders = topics.create("orders", TopicOptions::new()).unwrap();
     let synced = orders.with_durability(Durability::Synced);
     let group = orders
-        .group("stock", Start::Beginning, GroupOptions::new().lease(HOUR))
+        .ensure_group("stock", Start::Beginning, GroupOptions::new().lease(HOUR))
         .unwrap();
     for number in 0..10u64 {
         synced.publish(&format!("message {number} in the log")).unwrap();

@@ -24,9 +24,13 @@ pub(crate) struct Control {
     /// Bytes of addresses that the process took which made the region: all that others may find in it is below.
     pub(super) span: AtomicU64,
     /// Counts processes that attach.
-    pub(super) arrivals: AtomicU64,
+    pub(crate) arrivals: AtomicU64,
     /// How many entries of the table of processes have been anybody's, from the first one on.
     pub(super) entries_used: AtomicU32,
+    /// Which opening of the store made the region: the epoch of the log that began with it.
+    pub(crate) opening: AtomicU64,
+    /// What is added to the monotonic clock, in microseconds, to get the clock that all processes share.
+    pub(crate) clock_base: AtomicU64,
     /// Serialises commits.
     pub(crate) commit_lock: Line<WordLock>,
     /// Number of the newest commit that readers may see. Released by the committer, acquired by snapshots.

@@ -1,9 +1,11 @@
 //! What the crate `topic` needs of a transaction: appending to sequences, and depending on single rows.
 
 use std::ops::RangeBounds;
+use std::sync::Arc;
 
 use super::{APPEND_BYTES, AppendTo, Numbered, Transaction, appended_bytes};
 use crate::batch::stored;
+use crate::bell::Bell;
 use crate::error::Result;
 use crate::full_key::{FullKey, FullRange};
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
@@ -67,6 +69,14 @@ impl Transaction {
         let key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
         self.work.needed_keys.push(key.to_vec());
         Ok(())
+    }
+
+    /// Rings a bell once the transaction has committed something: listeners in all processes look again.
+    #[doc(hidden)]
+    pub fn ring(&mut self, bell: &Arc<Bell>) {
+        if !self.work.rung.iter().any(|known| Arc::ptr_eq(known, bell)) {
+            self.work.rung.push(bell.clone());
+        }
     }
 
     /// Begins a sequence: only one that has begun can be appended to, by transactions after this one.

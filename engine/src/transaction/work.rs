@@ -77,10 +77,11 @@ impl Work {
             renamed,
             needed,
             needed_keys,
+            rung,
         } = self;
         // Without memory, mostly.
         (*savepoints, *extents, *opened, *new_maps) = Default::default();
-        (*dropped, *renamed, *needed, *needed_keys) = Default::default();
+        (*dropped, *renamed, *needed, *needed_keys, *rung) = Default::default();
         (*below, *append_bytes) = (Held::default(), 0);
         layers.truncate(1);
         layers.iter_mut().for_each(Layer::clear);
@@ -122,6 +123,7 @@ mod tests {
             .expect("a range");
         tx.depends_on_key(&map, b"needed").expect("a key");
         tx.depends_on(&map, ..).expect("a range");
+        tx.ring(&store.core().bells.bell(b"bell", "bell"));
         tx.map("new").expect("a new map");
         tx.drop_map("other").expect("a map");
         tx.rename_map("third", "fourth").expect("a map");
@@ -141,6 +143,7 @@ mod tests {
             work.renamed.len(),
             work.needed.len(),
             work.needed_keys.len(),
+            work.rung.len(),
         ];
         assert!(counts.iter().all(|&count| count > 0), "{counts:?}");
         assert!(work.clear());

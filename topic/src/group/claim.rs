@@ -1,418 +1,512 @@
 //! Handing out messages: a member's turn.
 //!
-//! In this order: leases that ran out are taken back; messages that have waited long enough are handed out again; then
-//! those that nobody had yet. All of it happens while the member has the group's turn, and each step is a transaction
-//! that checks what the memory says against the rows.
+//! In this order: leases that ended are taken back; then messages that waited long enough, and those that no member had yet, by
+//! turns when there are both. All of it happens while the member has the group's turn in this process, and each step is a
+//! transaction that checks what it changes. Two processes that hand out messages write one cursor, so they never hand out the
+//! same, nor more than may be in flight.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use duramen_engine::{Listener, Result};
+use duramen_engine::{Listener, Result, Transaction};
 
 use super::deliveries::{Claim, Deliveries};
 use super::desk::{Answer, Wish};
-use super::memory::{Expired, ExpiredLease, Memory, OpenRun, OpenSingle};
+use super::expire::Stuck;
+use super::membership::{Handed, Membership};
+use super::order::{Together, hash_of};
+use super::outlook::Outlook;
 use super::record::GroupOptions;
+use super::rows::message_due;
 use super::serve::SERVED_TOGETHER_MAX;
-use super::settle::Failed;
-use super::state::{Cursor, Lease, Run, Single};
+use super::settle::Open;
+use super::state::{Cursor, Due, Keyed, List, Run, Single};
 use super::{Group, written};
-use crate::limits::{READ_BYTES, READ_MESSAGES};
-use crate::messages::Messages;
+use crate::limits::{PARKED_MAX, READ_BYTES, READ_MESSAGES};
+use crate::messages::{Collecting, Messages};
 use crate::read::{ReadLimits, Reading};
-use crate::record::millis;
 use crate::subscription::TICK;
 use crate::topics::locked;
 
-/// Rows that say nothing any more, after which they are swept up.
-const GARBAGE_MAX: u64 = 4096;
-/// Messages that are taken back in one transaction, of those that were handed out again.
-const TAKEN_BACK_AT_ONCE: usize = 256;
-/// The rows are read again at least so often: what happened meanwhile need not be known here.
-const SWEEP_EVERY: Duration = Duration::from_secs(30);
-/// How soon the rows are read again at the earliest when too many messages seem to be in flight.
-const SWEEP_AGAIN: Duration = Duration::from_millis(10);
+/// How soon a member looks again when as many messages are in flight as may be: transactions of the program settle messages
+/// without telling.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Steps of passing over messages that the group does not want, or parks, before a member has to ask again.
+const STEPS_MAX: usize = 64;
 
 /// A member of a group. It waits for messages, and settles those it gets.
+///
+/// When a member and everything that it was handed are dropped, messages that it has not settled go back to the group at once,
+/// without counting the try. When its process dies they go back as well, and the try counts.
 #[derive(Debug)]
 pub struct Member {
-    group: Group,
-    name: Arc<str>,
+    membership: Arc<Membership>,
     listener: Arc<Listener>,
 }
 
 /// What a turn came to.
 enum Turn {
     Got(Deliveries),
-    /// There is nothing; at this time, on the clock that never goes back, there may be.
-    Nothing(Option<Duration>),
+    /// There is nothing; at this time of the shared clock there may be.
+    Nothing(u64),
+}
+
+/// What was handed out in a transaction.
+struct Claimed {
+    messages: Messages,
+    claim: Claim,
+    deadline: u64,
+    tries: Vec<u32>,
 }
 
 impl Member {
     pub(super) fn new(group: &Group, name: &str) -> Member {
         let listener = Listener::new();
-        let topic = &group.topic;
-        topic.home().store.listen(topic.shared().sequence.bell(), &listener, 0);
+        let store = &group.topic.home().store;
+        store.listen(group.topic.shared().sequence.bell(), &listener, 0);
+        store.listen(group.shared.bell.bell(), &listener, 0);
+        group.shared.watch.begin(store, group.shared.bell.bell());
         let mut members = locked(&group.shared.members);
         members.retain(|member| member.strong_count() > 0);
         members.push(Arc::downgrade(&listener));
         drop(members);
         Member {
-            group: group.clone(),
-            name: name.into(),
+            membership: Membership::new(group, name),
             listener,
         }
     }
 
     /// The group.
     pub fn group(&self) -> &Group {
-        &self.group
+        &self.membership.group
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.membership.name
     }
 
     /// Up to so many messages, leased to this member: those that are there, or, when there are none, what comes within
-    /// `timeout`; `None`: nothing did, or the group is paused, or as many messages are in flight as may be.
+    /// `timeout`. `None`: nothing came, or the group is paused, or as many messages are in flight as may be.
+    ///
+    /// All messages of one call are new, or all were delivered before. When there are both, they come by turns, so that
+    /// messages that always fail do not keep new ones away.
     ///
     /// # Errors
     /// [`crate::TopicError::GroupDeleted`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
     pub fn receive(&mut self, messages: usize, timeout: Duration) -> Result<Option<Deliveries>> {
-        let topic = &self.group.topic;
-        topic.home().store.refuse_beside("member.receive", topic.name())?;
         let began = Instant::now();
-        let messages = messages.clamp(1, READ_MESSAGES);
         loop {
-            self.listener.wait(Duration::ZERO);
-            self.group.topic.shared().sequence.bell().arm();
-            let next = match self.turn(messages)? {
-                Turn::Got(deliveries) => return Ok(Some(deliveries)),
-                Turn::Nothing(next) => next,
+            let wait = match self.receive_now(messages)? {
+                Received::Got(deliveries) => return Ok(Some(deliveries)),
+                Received::Nothing(wait) => wait,
             };
             let left = timeout.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return Ok(None);
             }
-            let now = self.group.topic.home().store.monotonic_clock();
-            let soon = next.map_or(TICK, |next| next.saturating_sub(now).max(Duration::from_millis(1)));
-            self.listener.wait(left.min(TICK).min(soon));
+            self.listener.wait(left.min(wait));
         }
+    }
+
+    /// Looks once. What is committed after the look wakes the listener.
+    pub(super) fn receive_now(&self, messages: usize) -> Result<Received> {
+        let group = self.group();
+        let topic = &group.topic;
+        let store = &topic.home().store;
+        store.refuse_beside("member.receive", topic.name())?;
+        self.listener.wait(Duration::ZERO);
+        topic.shared().sequence.bell().arm();
+        group.shared.bell.bell().arm();
+        let next = match self.turn(messages.clamp(1, READ_MESSAGES))? {
+            Turn::Got(deliveries) => return Ok(Received::Got(deliveries)),
+            Turn::Nothing(next) => next,
+        };
+        let wait = Duration::from_millis(next.saturating_sub(group.now()).max(1));
+        Ok(Received::Nothing(wait.min(TICK)))
+    }
+
+    pub(super) fn listener(&self) -> &Arc<Listener> {
+        &self.listener
     }
 
     /// A few messages together with what others want; many, or where that is not plain, in a turn of its own.
     fn turn(&self, most: usize) -> Result<Turn> {
+        let group = self.group();
         if most <= SERVED_TOGETHER_MAX {
-            let member = self.name.clone();
-            match self.group.ask(&Wish::Messages { member, most }).transpose()? {
+            let membership = self.membership.clone();
+            match group.ask(&Wish::Messages { membership, most }).transpose()? {
                 Some(Answer::Messages(deliveries)) => return Ok(Turn::Got(deliveries)),
                 Some(Answer::Nothing(next)) => return Ok(Turn::Nothing(next)),
                 Some(Answer::Acknowledged) | None => {}
             }
         }
-        self.group.turn(&self.name, most)
+        let mut outlook = group.shared.turn();
+        let turn = group.turn_with(&mut outlook, &self.membership, most);
+        if turn.is_err() {
+            // Nobody knows how far it came.
+            outlook.doubt();
+        }
+        turn
     }
+}
+
+/// What one look of a member came to.
+pub(super) enum Received {
+    Got(Deliveries),
+    /// There may be something after so long, if the listener says nothing before.
+    Nothing(Duration),
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.group.topic.shared().sequence.bell().forget(&self.listener);
+        let group = self.group();
+        group.topic.shared().sequence.bell().forget(&self.listener);
+        group.shared.bell.bell().forget(&self.listener);
     }
 }
 
 impl Group {
-    /// One turn of a member.
-    fn turn(&self, member: &str, most: usize) -> Result<Turn> {
-        let mut turn = self.shared.turn();
-        self.refresh(&mut turn, self.topic.home().store.monotonic_clock())?;
-        let memory = turn.as_mut().expect("it was read just now");
-        let got = self.turn_with(memory, member, most);
-        // After an error nobody knows how far it came. What is known of deadlines stays.
-        memory.is_doubtful |= got.is_err();
-        got
-    }
-
-    /// Reads the rows again when that is due.
-    pub(super) fn refresh(&self, turn: &mut Option<Memory>, now: Duration) -> Result<()> {
-        let is_fresh = |memory: &Memory| {
-            memory.garbage < GARBAGE_MAX && !memory.is_doubtful && now.saturating_sub(memory.swept) < SWEEP_EVERY
-        };
-        if !turn.as_ref().is_some_and(is_fresh) {
-            *turn = Some(self.sweep(turn.as_ref())?);
-        }
-        Ok(())
-    }
-
-    fn turn_with(&self, memory: &mut Memory, member: &str, most: usize) -> Result<Turn> {
+    fn turn_with(&self, outlook: &mut Outlook, membership: &Arc<Membership>, most: usize) -> Result<Turn> {
         let record = self.record(&self.topic.snapshot()?)?;
         let options = Group::options_of(&record);
         if record.is_paused {
-            return Ok(Turn::Nothing(None));
+            return Ok(Turn::Nothing(u64::MAX));
         }
-        let now = self.topic.home().store.monotonic_clock();
-        let expired = memory.expired(now);
-        // What cannot be taken back, because its dead letter does not find its topic, or it is damaged, must not keep
-        // everything else from being handed out. It is told when there is nothing else.
-        let stuck = self.take_back_in_parts(memory, expired, options).err();
-        memory.is_doubtful |= stuck.is_some();
-        let due = memory.due(now, most);
-        if !due.is_empty()
-            && let Some(deliveries) = self.claim_again(memory, &due, options, member)?
-        {
-            return Ok(Turn::Got(deliveries));
+        let (now, mut stuck) = (self.now(), Stuck::default());
+        self.remove_finished(false)?;
+        self.take_back_gone(outlook, options, now, &mut stuck)?;
+        self.renew(outlook, options, now)?;
+        let waiting = self.collect_due(outlook, options, (now, most), &mut stuck)?;
+        let member = &*membership.name;
+        let fresh_comes_first = outlook.prefers_fresh || waiting.is_empty();
+        let mut claimed = None;
+        let mut is_full = false;
+        if fresh_comes_first {
+            claimed = self.claim_fresh(outlook, most, member, &mut is_full)?;
+            outlook.prefers_fresh = false;
         }
-        let limit = u64::from(options.in_flight);
-        if memory.in_flight() >= limit && now.saturating_sub(memory.swept) >= SWEEP_AGAIN {
-            // Transactions of the program may have settled some.
-            *memory = self.sweep(Some(memory))?;
+        if claimed.is_none() && !waiting.is_empty() {
+            claimed = self.claim_again(outlook, &waiting, options, (member, most))?;
+            outlook.prefers_fresh = true;
         }
-        let room = limit.saturating_sub(memory.in_flight()).min(most as u64);
-        let fresh = match room {
-            0 => None,
-            room => self.claim_fresh(memory, room as usize, options, member)?,
+        if claimed.is_none() && !fresh_comes_first {
+            claimed = self.claim_fresh(outlook, most, member, &mut is_full)?;
+        }
+        if let Some(claimed) = claimed {
+            let Claimed {
+                messages,
+                claim,
+                deadline,
+                tries,
+            } = claimed;
+            let offsets = messages.iter().map(|message| message.offset()).collect();
+            let handed = Handed::new(membership, claim, offsets, deadline);
+            return Ok(Turn::Got(Deliveries::new(handed, messages, tries)));
+        }
+        if let Some(error) = stuck.error {
+            return Err(error);
+        }
+        self.remove_finished(true)?;
+        outlook.is_full |= is_full;
+        let soon = if is_full {
+            now + LOOK_AGAIN.as_millis() as u64
+        } else {
+            u64::MAX
         };
-        memory.is_full |= room == 0;
-        let soon = (room == 0).then(|| now + SWEEP_AGAIN);
-        let next = memory.next_event().into_iter().chain(soon).min();
-        match (fresh, stuck) {
-            (Some(fresh), _) => Ok(Turn::Got(fresh)),
-            (None, Some(error)) => Err(error),
-            (None, None) => Ok(Turn::Nothing(next)),
-        }
+        // What was found is no longer there: a look from its beginning says more.
+        let next = if waiting.is_empty() { outlook.next_event() } else { now };
+        Ok(Turn::Nothing(next.min(soon)))
     }
 
-    pub(super) fn lease(&self, options: &GroupOptions, member: &str) -> Lease {
-        let store = &self.topic.home().store;
-        let length = millis(options.lease);
-        Lease {
-            token: self.shared.token(store),
-            length,
-            deadline: millis(store.wall_clock()).saturating_add(length),
-            member: member.into(),
-        }
-    }
-
-    /// Takes leases back that ran out, in transactions of a bounded size: with what they give up, the dead letters of all
-    /// of them may be more than one can hold. One that fails leaves the others alone; its error is returned at the end.
-    fn take_back_in_parts(&self, memory: &mut Memory, expired: Expired, options: &GroupOptions) -> Result<()> {
-        let runs = expired.runs.into_iter().map(|run| Expired {
-            runs: vec![run],
-            singles: Vec::new(),
-        });
-        let singles = expired.singles.chunks(TAKEN_BACK_AT_ONCE).map(|singles| Expired {
-            runs: Vec::new(),
-            singles: singles.to_vec(),
-        });
-        let mut failed = None;
-        for part in runs.chain(singles) {
-            if let Err(error) = self.take_back(memory, &part, options) {
-                failed = failed.or(Some(error));
-            }
-        }
-        failed.map_or(Ok(()), Err)
-    }
-
-    /// Takes leases back that ran out.
-    fn take_back(&self, memory: &mut Memory, expired: &Expired, options: &GroupOptions) -> Result<()> {
-        let home = self.topic.home();
-        let (failed, is_known) = home.store.transact_with(written(), |tx| {
-            let (mut failed, mut is_known) = (Vec::new(), true);
-            for lease in &expired.runs {
-                is_known &= self.take_back_run(tx, lease, options, &mut failed)?;
-            }
-            for lease in &expired.singles {
-                is_known &= self.take_back_single(tx, lease, options, &mut failed)?;
-            }
-            Ok((failed, is_known))
-        })?;
-        for lease in &expired.runs {
-            memory.run_over(lease.offset, lease.token);
-        }
-        for lease in &expired.singles {
-            memory.single_over(lease.offset, lease.token);
-        }
-        // What another process has done to the rows is read from them in the next turn.
-        memory.is_doubtful |= !is_known;
-        failed
-            .iter()
-            .for_each(|(offset, failed)| self.note_failed(memory, *offset, *failed));
-        Ok(())
-    }
-
-    /// Remembers what became of a message that failed.
-    pub(super) fn note_failed(&self, memory: &mut Memory, offset: u64, failed: Failed) {
-        let Failed::Waits { delay, due } = failed else { return };
-        let waits = OpenSingle::Waits {
-            due: self.topic.home().store.monotonic_clock().saturating_add(delay),
-            written: due,
-        };
-        // What is there already was read from a newer row.
-        memory.singles.entry(offset).or_insert(waits);
-    }
-
-    /// Returns whether the lease was as it was thought to be.
-    fn take_back_run(
+    /// How many messages may be handed out that no member had yet.
+    pub(super) fn room_in(
         &self,
-        tx: &mut duramen_engine::Transaction,
-        expired: &ExpiredLease,
+        tx: &Transaction,
+        outlook: &mut Outlook,
+        cursor: &Cursor,
         options: &GroupOptions,
-        failed: &mut Vec<(u64, Failed)>,
-    ) -> Result<bool> {
-        let (first, token) = (expired.offset, expired.token);
-        let states = &self.topic.home().tables.states;
-        let key = Run::key(self.shared.id, first);
-        let run = tx.get(states, &key)?.map(|run| Run::decode(&run)).transpose()?;
-        let Some(run) = run.filter(|run| expired.is(&run.lease)) else {
-            return Ok(false);
+        wanted: usize,
+    ) -> Result<usize> {
+        outlook.enter_epoch(cursor.epoch);
+        let room = |closed: i64| {
+            let open = (cursor.opened as i64).saturating_sub(closed).max(0) as u64;
+            u64::from(options.in_flight).saturating_sub(open).min(wanted as u64) as usize
         };
-        tx.delete(states, &key)?;
-        for offset in first..run.end {
-            match self.single_in(tx, offset)? {
-                Some(Single::Settled { .. }) => tx.delete(states, &Single::key(self.shared.id, offset))?,
-                Some(_) => {}
-                None => failed.push((
-                    offset,
-                    self.fail_in(tx, offset, (token, 1), None, &ran_out(&run.lease), options)?,
-                )),
-            }
+        // What was closed stays closed, but for ordered groups: so there is no less room than there was.
+        let is_known = !options.order_by_key && outlook.closed != i64::MIN;
+        if is_known && room(outlook.closed) == wanted {
+            return Ok(wanted);
         }
-        Ok(true)
-    }
-
-    /// Returns whether the lease was as it was thought to be.
-    fn take_back_single(
-        &self,
-        tx: &mut duramen_engine::Transaction,
-        expired: &ExpiredLease,
-        options: &GroupOptions,
-        failed: &mut Vec<(u64, Failed)>,
-    ) -> Result<bool> {
-        let (offset, token) = (expired.offset, expired.token);
-        match self.single_in(tx, offset)? {
-            Some(Single::Again { lease, tries }) if expired.is(&lease) => {
-                let fate = self.fail_in(tx, offset, (token, tries), None, &ran_out(&lease), options)?;
-                failed.push((offset, fate));
-                Ok(true)
-            }
-            _ => Ok(false),
+        if options.order_by_key && self.parked_in(tx)? >= PARKED_MAX as i64 {
+            return Ok(0);
         }
+        outlook.closed = self.closed_in(tx)?;
+        Ok(room(outlook.closed))
     }
 
     /// Hands out messages again that have waited long enough.
     fn claim_again(
         &self,
-        memory: &mut Memory,
-        due: &[u64],
+        outlook: &mut Outlook,
+        waiting: &[Due],
         options: &GroupOptions,
-        member: &str,
-    ) -> Result<Option<Deliveries>> {
+        (member, most): (&str, usize),
+    ) -> Result<Option<Claimed>> {
         let home = self.topic.home();
-        let snapshot = self.topic.snapshot()?;
-        let (messages, looked_at) = Reading::new(&self.topic, &snapshot).some(due, READ_BYTES)?;
-        drop(snapshot);
-        let lease = self.lease(options, member);
-        let read: Vec<u64> = messages.iter().map(|message| message.offset()).collect();
-        let looked_at = &due[..looked_at];
         let claimed = home.store.transact_with(written(), |tx| {
-            let mut claimed = Vec::new();
-            for &offset in looked_at {
-                let Some(Single::Waits { tries, .. }) = self.single_in(tx, offset)? else {
+            let lease = self.lease(options.lease, member);
+            let token = lease.token;
+            let mut collecting = self.collecting();
+            let (mut tries_of, mut gone) = (Vec::new(), 0);
+            for due in waiting {
+                if collecting.len() >= most || collecting.bytes() >= READ_BYTES {
+                    break;
+                }
+                let offset = due.id;
+                let (tries, origin, key) = match self.single_in(tx, offset)? {
+                    Some(Single::Waits {
+                        due: time,
+                        tries,
+                        origin,
+                        key,
+                        ..
+                    }) if time == due.time => (tries, origin, key),
+                    _ => continue,
+                };
+                self.move_due(tx, Some(message_due(due.time, offset)), None)?;
+                if !self.collect_in(tx, offset, &mut collecting)? {
+                    // Retention deleted it meanwhile.
+                    gone += 1;
+                    self.close_in(tx, offset, Open { tries, origin, key }, 0)?;
                     continue;
-                };
-                let is_kept = read.binary_search(&offset).is_ok();
-                let single = match is_kept {
-                    true => Single::Again {
-                        lease: lease.clone(),
-                        tries: tries + 1,
-                    },
-                    // Retention let it go meanwhile.
-                    false => Single::Settled { token: 0 },
-                };
-                tx.put(
-                    &home.tables.states,
-                    &Single::key(self.shared.id, offset),
-                    &single.encode(),
-                )?;
-                claimed.extend(is_kept.then_some((offset, tries + 1)));
+                }
+                tries_of.push((offset, tries + 1));
+                self.hold_in(tx, offset, token, (tries + 1, origin, key))?;
+                let Some(hash) = key else { continue };
+                let more = most - collecting.len();
+                for (offset, tries) in self.parked_behind(tx, Keyed { hash, offset }, more)? {
+                    if collecting.bytes() >= READ_BYTES || !self.collect_in(tx, offset, &mut collecting)? {
+                        break;
+                    }
+                    self.count_parked(tx, -1)?;
+                    self.count_closed(tx, -1)?;
+                    tries_of.push((offset, tries + 1));
+                    self.hold_in(tx, offset, token, (tries + 1, None, key))?;
+                }
             }
-            Ok(claimed)
-        })?;
-        let deadline = home.store.monotonic_clock() + options.lease;
-        memory.is_doubtful |= claimed.len() < looked_at.len();
-        for (offset, _) in &claimed {
-            let (token, written) = (lease.token, lease.deadline);
-            let again = OpenSingle::Again {
-                token,
-                deadline,
-                written,
+            if gone > 0 {
+                let cursor = self.cursor_in(tx)?;
+                let skipped = cursor.skipped + gone;
+                self.put_cursor(tx, Cursor { skipped, ..cursor })?;
+            }
+            if tries_of.is_empty() {
+                return Ok(None);
+            }
+            // In the order of the topic, whatever the order in which they were due.
+            let messages = collecting.finish_sorted();
+            tries_of.sort_unstable();
+            let list = List {
+                lease,
+                offsets: tries_of.iter().map(|(offset, _)| *offset).collect(),
             };
-            memory.singles.insert(*offset, again);
-        }
-        let claim = Claim::Again { token: lease.token };
-        Ok((!claimed.is_empty()).then(|| Deliveries::again(self, &messages, claim, &claimed)))
+            self.put_list(tx, None, &list)?;
+            let tries = tries_of.iter().map(|(_, tries)| *tries).collect();
+            Ok(Some((messages, list, tries)))
+        })?;
+        outlook.doubt();
+        Ok(claimed.map(|(messages, list, tries)| {
+            outlook.note_due(list.lease.deadline);
+            Claimed {
+                messages,
+                claim: Claim::List {
+                    token: list.lease.token,
+                },
+                deadline: list.lease.deadline,
+                tries,
+            }
+        }))
     }
 
-    /// Hands out messages that nobody had yet.
+    fn hold_in(
+        &self,
+        tx: &mut Transaction,
+        offset: u64,
+        token: u64,
+        (tries, origin, key): (u32, Option<u64>, Option<u64>),
+    ) -> Result<()> {
+        let held = Single::Held {
+            token,
+            tries,
+            origin,
+            key,
+        };
+        self.put_single(tx, offset, &held)
+    }
+
+    fn collecting(&self) -> Collecting {
+        let topic = self.topic.shared();
+        Collecting::new((&topic.name, topic.id), None)
+    }
+
+    /// Hands out messages that no member had yet.
     fn claim_fresh(
         &self,
-        memory: &mut Memory,
+        outlook: &mut Outlook,
         most: usize,
-        options: &GroupOptions,
         member: &str,
-    ) -> Result<Option<Deliveries>> {
-        let home = self.topic.home();
-        let lease = self.lease(options, member);
-        loop {
-            let Some((cursor, messages)) = self.fresh(most)? else {
+        is_full: &mut bool,
+    ) -> Result<Option<Claimed>> {
+        for _ in 0..STEPS_MAX {
+            let Some(fresh) = self.fresh(most)? else {
                 return Ok(None);
             };
-            let (first, end) = (messages.offsets().start, messages.offsets().end);
-            let run = Run {
-                end,
-                lease: lease.clone(),
-            };
-            let is_claimed = home.store.transact_with(written(), |tx| {
-                self.record_in(tx)?;
-                if self.cursor_in(tx)? != cursor {
-                    return Ok(false);
+            let step = self
+                .topic
+                .home()
+                .store
+                .transact_with(written(), |tx| self.claim_fresh_in(tx, outlook, &fresh, (member, most)))?;
+            match step {
+                Step::Claimed(claimed) => {
+                    match claimed.claim {
+                        Claim::Run { .. } => outlook.note_run(claimed.deadline),
+                        Claim::List { .. } => outlook.note_due(claimed.deadline),
+                    }
+                    return Ok(Some(claimed));
                 }
-                let cursor = Cursor { next: end, ..cursor };
-                tx.put(&home.tables.states, &Cursor::key(self.shared.id), &cursor.encode())?;
-                tx.put(&home.tables.states, &Run::key(self.shared.id, first), &run.encode())?;
-                Ok(true)
-            })?;
-            if is_claimed {
-                let open = OpenRun {
-                    token: lease.token,
-                    left: end - first,
-                    is_counted: false,
-                    deadline: home.store.monotonic_clock() + options.lease,
-                    written: lease.deadline,
-                };
-                memory.runs.insert(first, open);
-                let token = lease.token;
-                let claim = Claim::Run { first, end, token };
-                return Ok(Some(Deliveries::fresh(self, messages, claim)));
+                Step::Full => {
+                    *is_full = true;
+                    return Ok(None);
+                }
+                Step::PassedOver | Step::Overtaken => {}
             }
         }
+        Ok(None)
     }
 
-    /// The cursor, and the messages that come next, unless there are none. What is not kept is passed over.
-    fn fresh(&self, most: usize) -> Result<Option<(Cursor, Messages)>> {
+    /// Messages that come next, unless there are none. What is not kept is passed over, and is the gap of the first of them.
+    fn fresh(&self, most: usize) -> Result<Option<Fresh>> {
         let snapshot = self.topic.snapshot()?;
         let reading = Reading::new(&self.topic, &snapshot);
         let cursor = super::stored_cursor(&reading, &self.shared.name, self.shared.id)?;
+        let record = self.record(&snapshot)?;
+        let options = Group::options_of(&record);
         let limits = ReadLimits {
-            messages: most,
+            messages: if options.filter.is_empty() { most } else { READ_MESSAGES },
             bytes: READ_BYTES,
         };
-        let read = reading.read_past(cursor.next, limits)?;
-        Ok((!read.is_empty()).then_some((cursor, read)))
+        let messages = reading.read_past(cursor.next, limits)?;
+        Ok((!messages.is_empty()).then_some(Fresh { cursor, messages }))
+    }
+
+    fn claim_fresh_in(
+        &self,
+        tx: &mut Transaction,
+        outlook: &mut Outlook,
+        fresh: &Fresh,
+        (member, most): (&str, usize),
+    ) -> Result<Step> {
+        let record = self.record_in(tx)?;
+        let options = Group::options_of(&record);
+        let mut cursor = self.cursor_in(tx)?;
+        if cursor != fresh.cursor {
+            return Ok(Step::Overtaken);
+        }
+        let room = self.room_in(tx, outlook, &cursor, options, most)?;
+        if room == 0 {
+            return Ok(Step::Full);
+        }
+        let lease = self.lease(options.lease, member);
+        let (mut together, mut handed, mut parked) = (Together::default(), Vec::new(), 0);
+        let mut end = cursor.next;
+        for message in fresh.messages.iter() {
+            if handed.len() >= room || parked >= READ_MESSAGES {
+                break;
+            }
+            let offset = message.offset();
+            end = offset + 1;
+            if !options.filter.matches(&message) {
+                continue;
+            }
+            let key = message.key().filter(|_| options.order_by_key).map(hash_of);
+            let is_handed = match key {
+                Some(hash) => self.open_keyed(tx, Keyed { hash, offset }, &mut together)?,
+                None => true,
+            };
+            match is_handed {
+                true => handed.push((offset, key)),
+                false => parked += 1,
+            }
+        }
+        cursor.skipped += fresh.messages.gap().map_or(0, |gap| gap.end - gap.start);
+        cursor.next = end;
+        cursor.opened += handed.len() as u64;
+        if cursor.epoch == outlook.epoch {
+            cursor.floor = cursor.floor.max(outlook.floor);
+        }
+        self.put_cursor(tx, cursor)?;
+        let (Some(&(first, _)), Some(&(last, _))) = (handed.first(), handed.last()) else {
+            return Ok(Step::PassedOver);
+        };
+        let deadline = lease.deadline;
+        let token = lease.token;
+        let is_dense = last + 1 - first == handed.len() as u64;
+        let claim = if is_dense && !options.order_by_key {
+            let run = Run {
+                end: last + 1,
+                is_extended: false,
+                lease,
+            };
+            self.put_run(tx, first, None, &run)?;
+            let end = run.end;
+            Claim::Run { first, end, token }
+        } else {
+            for &(offset, key) in &handed {
+                self.hold_in(tx, offset, token, (1, None, key))?;
+            }
+            let offsets = handed.iter().map(|(offset, _)| *offset).collect();
+            self.put_list(tx, None, &List { lease, offsets })?;
+            Claim::List { token }
+        };
+        let is_handed = |offset: u64| handed.binary_search_by_key(&offset, |(offset, _)| *offset).is_ok();
+        Ok(Step::Claimed(Claimed {
+            messages: fresh.messages.only(is_handed),
+            claim,
+            deadline,
+            tries: vec![1; handed.len()],
+        }))
+    }
+
+    /// Reads one message in a transaction; `false`: it is not kept.
+    pub(super) fn collect_in(&self, tx: &Transaction, offset: u64, collecting: &mut Collecting) -> Result<bool> {
+        let topic = self.topic.shared();
+        let key = crate::tables::offset_key(topic.id, offset);
+        let Some(head) = tx.get(topic.sequence.heads(), &key)? else {
+            return Ok(false);
+        };
+        collecting.push(offset, &head, |bytes, _| {
+            let payload = tx.get(topic.sequence.bodies(), &key)?;
+            let missing = || duramen_engine::Error::damaged(format!("the payload of message {offset} is missing"));
+            bytes.extend_from_slice(&payload.ok_or_else(missing)?);
+            Ok(())
+        })?;
+        Ok(true)
     }
 }
 
-/// Why a message is delivered again whose lease ran out.
-fn ran_out(lease: &Lease) -> String {
-    format!("the lease of {:?} ran out", lease.member)
+/// Messages that no member had yet, and the cursor that they follow.
+struct Fresh {
+    cursor: Cursor,
+    messages: Messages,
+}
+
+/// What a try to hand out new messages came to.
+enum Step {
+    Claimed(Claimed),
+    /// The group wanted none of them, or they were parked.
+    PassedOver,
+    /// As many messages are in flight as may be.
+    Full,
+    /// Another process was faster.
+    Overtaken,
 }

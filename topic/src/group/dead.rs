@@ -14,15 +14,16 @@
 use duramen_engine::{Result, Transaction};
 
 use super::Group;
-use super::durable::Durable;
-use super::state::{Cursor, Row, Run, Single};
+use super::order::hash_of;
+use super::settle::Open;
+use super::state::{Cursor, Keyed, Letters, Run, Single};
 use crate::error::TopicError;
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX};
-use crate::message::Message;
+use crate::message::{Message, Stored};
 use crate::messages::Received;
-use crate::read::{ReadLimits, Reading, Start};
-use crate::record::millis;
-use crate::topic::{Topic, publish_in};
+use crate::read::{ReadLimits, Reading};
+use crate::tables::offset_key;
+use crate::topic::{Topic, publish_unhindered_in};
 
 const TOPIC: &str = "dead-letter-topic";
 const OFFSET: &str = "dead-letter-offset";
@@ -100,7 +101,8 @@ impl Group {
             (ERROR, error),
             (TOPIC_ID, &id),
         ];
-        publish_in(tx, &dead, &letter(&original, &own)).map(|_| ())
+        // A subscriber of the dead letters that is slow must not stop the group.
+        publish_unhindered_in(tx, &dead, &letter(&original, &own))
     }
 
     /// Brings back what this group gave up: up to so many messages of the dead-letter topic, oldest first, are delivered to
@@ -112,17 +114,18 @@ impl Group {
     /// commit.
     pub fn redrive(&self, most: u64) -> Result<Redriven> {
         let record = self.record(&self.topic.snapshot()?)?;
-        let Some(name) = &Group::options_of(&record).dead_letters else {
+        let Some(name) = Group::options_of(&record).dead_letters.topic_of(self.topic.name()) else {
             let cause = format!("group {:?} has no dead-letter topic; configure one", self.shared.name);
             return Err(TopicError::InvalidOptions { cause }.into());
         };
-        let dead = self.topic.topics().get_or_create(name, Default::default())?;
-        // By its number: with those of their topics before them, the names of two groups may look alike.
-        let progress = dead.durable(&format!("redrive.{}", self.shared.id), Start::Beginning)?;
         let mut total = Redriven::default();
+        // Without the topic there is nothing to bring back.
+        let Some(dead) = self.topic.topics().get(&name)? else {
+            return Ok(total);
+        };
         loop {
             let left = most.saturating_sub(total.delivered + total.gone);
-            match self.redrive_some(&dead, &progress, left)? {
+            match self.redrive_some(&dead, left)? {
                 Some(some) => {
                     total.delivered += some.delivered;
                     total.gone += some.gone;
@@ -130,24 +133,28 @@ impl Group {
                 None => break,
             }
         }
-        self.wake_members();
+        self.look_again();
         Ok(total)
     }
 
     /// Brings some back; `None`: there are no more, or none are wanted.
-    fn redrive_some(&self, dead: &Topic, progress: &Durable, left: u64) -> Result<Option<Redriven>> {
+    fn redrive_some(&self, dead: &Topic, left: u64) -> Result<Option<Redriven>> {
         if left == 0 {
             return Ok(None);
         }
-        let mut turn = self.shared.turn();
-        // What is brought back is found by reading the rows.
-        turn.iter_mut().for_each(|memory| memory.is_doubtful = true);
         let home = self.topic.home();
+        let topic = dead.shared().id;
         home.store.transact(|tx| {
-            let cursor = progress.cursor_in(tx)?;
-            let letters = letters(dead, cursor.next)?;
+            self.record_in(tx)?;
+            let known = tx.get(self.states(), &Letters::key(self.shared.id))?;
+            let known = known.map(|known| Letters::decode(&known)).transpose()?;
+            // Another topic may have been given the name.
+            let from = known.filter(|known| known.topic == topic).map_or(0, |known| known.next);
+            let letters = letters(dead, from)?;
             let mut some = Redriven::default();
-            let mut next = cursor.next;
+            let mut next = from;
+            let before = self.cursor_in(tx)?;
+            let mut cursor = before;
             for letter in letters.iter() {
                 if some.delivered + some.gone == left {
                     break;
@@ -156,15 +163,19 @@ impl Group {
                 let Some(found) = self.own_letter(&letter) else {
                     continue;
                 };
-                match self.revive_in(tx, found.offset)? {
+                match self.revive_in(tx, &mut cursor, found.offset)? {
                     true => some.delivered += 1,
                     false => some.gone += 1,
                 }
             }
-            if next == cursor.next {
+            if next == from {
                 return Ok(None);
             }
-            progress.move_in(tx, next)?;
+            if cursor != before {
+                self.reopen_in(tx, cursor)?;
+            }
+            let letters = Letters { topic, next };
+            tx.put(self.states(), &Letters::key(self.shared.id), &letters.encode())?;
             Ok(Some(some))
         })
     }
@@ -176,54 +187,46 @@ impl Group {
         DeadLetter::of(letter).filter(|found| is_of_topic && found.group == self.shared.name)
     }
 
-    /// Whether a member has the run that a message was handed out in.
-    fn is_in_a_run(&self, tx: &Transaction, offset: u64) -> Result<bool> {
-        let states = &self.topic.home().tables.states;
-        let (low, high) = (Run::key(self.shared.id, 0), Run::key(self.shared.id, offset));
-        let mut walk = tx.range(states, &low[..]..=&high[..])?;
-        walk.seek_end();
-        let Some((key, row)) = walk.prev()? else {
+    /// Lets the group deliver a message again; `false`: it is no longer kept.
+    fn revive_in(&self, tx: &mut Transaction, cursor: &mut Cursor, offset: u64) -> Result<bool> {
+        let topic = self.topic.shared();
+        let head_key = offset_key(topic.id, offset);
+        let Some(head) = tx.get(topic.sequence.heads(), &head_key)? else {
             return Ok(false);
         };
-        Ok(matches!(Row::decode(key, &row)?, Row::Run(_, run) if offset < run.end))
-    }
-
-    /// Lets the group deliver a message again; `false`: it is no longer kept.
-    fn revive_in(&self, tx: &mut Transaction, offset: u64) -> Result<bool> {
-        let snapshot = self.topic.snapshot()?;
-        if Reading::new(&self.topic, &snapshot).existing_head(offset)?.is_none() {
-            return Ok(false);
-        }
-        let home = self.topic.home();
-        let cursor = self.cursor_in(tx)?;
+        let options = self.record_in(tx)?;
+        let is_ordered = Group::options_of(&options).order_by_key;
+        let key = Stored::decode(&head)?.key.filter(|_| is_ordered).map(hash_of);
+        drop(head);
+        // Retention that deletes it meanwhile makes this run again.
+        tx.depends_on_key(topic.sequence.heads(), &head_key)?;
         if offset >= cursor.next {
             // The group was set back: it will deliver it anyway.
             return Ok(true);
         }
-        let is_on_its_way = match self.single_in(tx, offset)? {
-            Some(Single::Waits { .. } | Single::Again { .. }) => true,
-            Some(Single::Settled { .. }) => false,
-            None => self.is_in_a_run(tx, offset)?,
+        let single = self.single_in(tx, offset)?;
+        let run = self.run_over(tx, offset)?.map(|(first, _)| first);
+        let is_closed = match single {
+            Some(single) => matches!(single, Single::Settled { .. }),
+            None => run.is_none(),
         };
-        if is_on_its_way {
+        if !is_closed {
             return Ok(true);
         }
-        let single = Single::Waits {
-            due: millis(home.store.wall_clock()),
-            delay: 0,
+        if let Some(first) = run {
+            tx.depends_on_key(self.states(), &Run::key(self.shared.id, first))?;
+        }
+        if let Some(hash) = key {
+            tx.put(self.states(), &Keyed { hash, offset }.key(self.shared.id), b"")?;
+        }
+        cursor.opened += 1;
+        cursor.floor = cursor.floor.min(offset);
+        let open = Open {
             tries: 0,
-            error: "brought back".into(),
+            origin: run,
+            key,
         };
-        tx.put(
-            &home.tables.states,
-            &Single::key(self.shared.id, offset),
-            &single.encode(),
-        )?;
-        let cursor = Cursor {
-            floor: cursor.floor.min(offset),
-            ..cursor
-        };
-        tx.put(&home.tables.states, &Cursor::key(self.shared.id), &cursor.encode())?;
+        self.open_again(tx, offset, open, self.now(), "brought back")?;
         Ok(true)
     }
 }

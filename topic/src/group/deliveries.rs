@@ -1,29 +1,30 @@
 //! Messages that were leased to a member, and what it can say of them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use duramen_engine::{Result, Transaction};
 
+use super::Group;
 use super::desk::Wish;
-use super::memory::OpenSingle;
-use super::settle::{Failed, Verdict};
-use super::{Group, written};
+use super::keep_alive::KeepAlive;
+use super::membership::Handed;
+use super::settle::Verdict;
 use crate::messages::{Messages, Received};
-use crate::subscription::TICK;
 
 /// By what a member has a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It belongs to messages that were handed out together, for the first time.
+    /// It belongs to messages that follow each other, and were handed out together for the first time.
     Run { first: u64, end: u64, token: u64 },
-    /// It was handed out again.
-    Again { token: u64 },
+    /// It is in a list.
+    List { token: u64 },
 }
 
 impl Claim {
     pub(crate) fn token(self) -> u64 {
         match self {
-            Claim::Run { token, .. } | Claim::Again { token } => token,
+            Claim::Run { token, .. } | Claim::List { token } => token,
         }
     }
 
@@ -35,34 +36,22 @@ impl Claim {
 
 /// Messages leased to a member. They are settled all together, or one by one: see [`Deliveries::into_iter`].
 ///
-/// Dropping them settles nothing: what is not settled is delivered again when the lease is over.
+/// Dropping them settles nothing as long as their [`super::Member`] is there: they are delivered again when the lease ends.
+/// When the member is gone too, they go back to the group at once.
 #[derive(Clone, Debug)]
 pub struct Deliveries {
-    group: Group,
+    handed: Arc<Handed>,
     messages: Messages,
-    claim: Claim,
-    /// Of messages that were handed out again.
+    /// How often each was delivered; empty: all of them once.
     tries: Vec<u32>,
 }
 
 impl Deliveries {
-    pub(super) fn fresh(group: &Group, messages: Messages, claim: Claim) -> Deliveries {
+    pub(super) fn new(handed: Arc<Handed>, messages: Messages, tries: Vec<u32>) -> Deliveries {
         Deliveries {
-            group: group.clone(),
+            handed,
             messages,
-            claim,
-            tries: Vec::new(),
-        }
-    }
-
-    /// Messages that were handed out again: those of `messages` that were claimed, which is nearly always all.
-    pub(super) fn again(group: &Group, messages: &Messages, claim: Claim, claimed: &[(u64, u32)]) -> Deliveries {
-        let is_claimed = |offset: u64| claimed.binary_search_by_key(&offset, |(offset, _)| *offset).is_ok();
-        Deliveries {
-            group: group.clone(),
-            messages: messages.only(is_claimed),
-            claim,
-            tries: claimed.iter().map(|(_, tries)| *tries).collect(),
+            tries,
         }
     }
 
@@ -79,43 +68,84 @@ impl Deliveries {
 
     #[cfg(test)]
     pub(super) fn claim(&self) -> Claim {
-        self.claim
+        self.handed.claim
     }
 
-    fn offsets(&self) -> Vec<u64> {
-        self.messages.iter().map(|message| message.offset()).collect()
+    fn group(&self) -> &Group {
+        self.handed.group()
     }
 
-    /// Acknowledges all of them, but for those that were settled one by one before. A commit of its own, which a power cut
-    /// may take back; then they are delivered again. In a transaction: [`crate::TopicWrites::acknowledge_all`].
+    /// Acknowledges all of them, except those that were settled one by one before. In a commit of its own, with the durability
+    /// that the group's options say: by default a power cut may take it back, and then the messages are delivered again. In
+    /// a transaction: [`crate::TopicWrites::acknowledge_all`].
     ///
     /// # Errors
-    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::GroupDeleted`], and those of a commit.
+    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`], and those
+    /// of a commit.
     pub fn acknowledge(&self) -> Result<()> {
-        let store = &self.group.topic.home().store;
-        store.refuse_beside("deliveries.acknowledge", self.group.topic.name())?;
-        store.transact_with(written(), |tx| self.acknowledge_in(tx))?;
-        self.group.remember(|memory| match self.claim {
-            Claim::Run { first, token, .. } => memory.run_over(first, token),
-            Claim::Again { token } => {
-                let offsets = self.messages.iter().map(|message| message.offset());
-                offsets.for_each(|offset| memory.single_over(offset, token));
-            }
-        });
+        self.settle_all("deliveries.acknowledge", Verdict::Done)
+    }
+
+    /// Gives back all of them, except those that were settled before: they are delivered again at once, and this try does not
+    /// count. For a member that is about to end, or took more than it can do. In a commit of its own.
+    ///
+    /// # Errors
+    /// As [`Deliveries::acknowledge`].
+    pub fn release(&self) -> Result<()> {
+        self.settle_all("deliveries.release", Verdict::Release)
+    }
+
+    fn settle_all(&self, call: &'static str, verdict: Verdict<'_>) -> Result<()> {
+        let group = self.group();
+        let store = &group.topic.home().store;
+        store.refuse_beside(call, group.topic.name())?;
+        let again = store.transact_with(group.settling(), |tx| self.settle_in(tx, verdict))?;
+        self.handed.all_done();
+        group.settled(again);
         Ok(())
     }
 
-    pub(crate) fn acknowledge_in(&self, tx: &mut Transaction) -> Result<()> {
-        self.group.settle_all_in(tx, self.claim, &self.offsets())
+    fn settle_in(&self, tx: &mut Transaction, verdict: Verdict<'_>) -> Result<Option<u64>> {
+        let first = self.messages.offsets().start;
+        self.group().settle_all_in(tx, self.handed.claim, first, verdict)
     }
 
-    /// Gives the member so much time from now on. What was settled before stays so.
+    pub(crate) fn acknowledge_in(&self, tx: &mut Transaction) -> Result<()> {
+        self.settle_in(tx, Verdict::Done)?;
+        // If the transaction does not commit, they are delivered again when the lease ends.
+        self.handed.all_done();
+        Ok(())
+    }
+
+    pub(crate) fn release_in(&self, tx: &mut Transaction) -> Result<()> {
+        self.settle_in(tx, Verdict::Release)?;
+        self.handed.all_done();
+        Ok(())
+    }
+
+    /// Gives the member so much time from now on, at least. What was settled before stays so. A longer lease stays as it is.
     ///
     /// # Errors
     /// As [`Deliveries::acknowledge`].
     pub fn extend(&self, by: Duration) -> Result<()> {
-        self.group.extend(self.claim, &self.offsets(), by)
+        extend(&self.handed, self.messages.offsets().start, by)
     }
+
+    /// Keeps extending the lease until the guard is dropped: see [`KeepAlive`].
+    ///
+    /// # Errors
+    /// [`crate::TopicError::NoThread`], and those of [`Deliveries::extend`].
+    pub fn keep_alive(&self) -> Result<KeepAlive> {
+        KeepAlive::begin(&self.handed, self.messages.offsets().start)
+    }
+}
+
+pub(super) fn extend(handed: &Handed, offset: u64, by: Duration) -> Result<()> {
+    let group = handed.group();
+    let store = &group.topic.home().store;
+    let until = store.transact_with(super::written(), |tx| group.extend_in(tx, handed.claim, offset, by))?;
+    group.shared.turn().note_due(until);
+    Ok(())
 }
 
 impl IntoIterator for Deliveries {
@@ -125,9 +155,9 @@ impl IntoIterator for Deliveries {
     /// The messages one by one, each with its own fate.
     fn into_iter(self) -> Self::IntoIter {
         let one = |place: usize| Delivery {
-            group: self.group.clone(),
+            handed: self.handed.clone(),
             message: self.messages.part(place..place + 1),
-            claim: self.claim,
+            place,
             tries: self.tries.get(place).copied().unwrap_or(1),
         };
         let all: Vec<Delivery> = (0..self.messages.len()).map(one).collect();
@@ -138,9 +168,10 @@ impl IntoIterator for Deliveries {
 /// A message leased to a member.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    group: Group,
+    handed: Arc<Handed>,
     message: Messages,
-    claim: Claim,
+    /// Its place among those that were handed out together.
+    place: usize,
     tries: u32,
 }
 
@@ -160,28 +191,39 @@ impl Delivery {
         self.tries
     }
 
-    /// Acknowledges it: it is not delivered again. A commit of its own, which a power cut may take back; then it is
-    /// delivered again. In a transaction: [`crate::TopicWrites::acknowledge`].
+    fn group(&self) -> &Group {
+        self.handed.group()
+    }
+
+    /// Acknowledges it: the group does not deliver it again. In a commit of its own, with the durability that the group's
+    /// options say: by default a power cut may take it back, and then the message is delivered again. In a transaction:
+    /// [`crate::TopicWrites::acknowledge`].
     ///
     /// # Errors
     /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`], and
     /// those of a commit.
     pub fn acknowledge(&self) -> Result<()> {
-        let topic = &self.group.topic;
+        let group = self.group();
+        let topic = &group.topic;
         topic.home().store.refuse_beside("delivery.acknowledge", topic.name())?;
-        let wish = Wish::Acknowledged {
-            claim: self.claim,
-            offset: self.offset(),
-            tries: self.tries,
-        };
-        match self.group.ask(&wish) {
-            Some(answer) => answer.map(|_| ()),
+        if group.shared.is_synced() {
+            // Those who come at the same time share a sync, and none of them holds up the others.
+            return self.settle(Verdict::Done);
+        }
+        let (claim, offset) = (self.handed.claim, self.offset());
+        match group.ask(&Wish::Acknowledged { claim, offset }) {
+            Some(answer) => {
+                answer?;
+                self.handed.done(self.place);
+                Ok(())
+            }
             None => self.settle(Verdict::Done),
         }
     }
 
     /// It failed, and is to be delivered again after the time that the group's back-off list says; after the last try it
-    /// goes to the dead-letter topic. `why` is kept for people to read, cut after 512 bytes.
+    /// goes to the dead-letter topic. `why` is kept for people to read, cut after 512 bytes. In a transaction:
+    /// [`crate::TopicWrites::retry`].
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].
@@ -190,7 +232,8 @@ impl Delivery {
         self.settle(Verdict::Retry { delay, error })
     }
 
-    /// The same, after a time of the member's choice.
+    /// It failed, and is to be delivered again after `delay`; after the last try it goes to the dead-letter topic. `why` is kept
+    /// for people to read, cut after 512 bytes.
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].
@@ -199,7 +242,8 @@ impl Delivery {
         self.settle(Verdict::Retry { delay, error })
     }
 
-    /// It failed, and another try would fail too: it goes to the dead-letter topic now.
+    /// It failed, and another try would fail too: it goes to the dead-letter topic now. In a transaction:
+    /// [`crate::TopicWrites::give_up`].
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].
@@ -207,79 +251,46 @@ impl Delivery {
         self.settle(Verdict::GiveUp { error: why })
     }
 
-    /// Gives the member so much time from now on, for this message and, when it is delivered for the first time, all that
-    /// were handed out with it. What was settled before stays so.
+    /// Gives it back: it is delivered again at once, and this try does not count.
     ///
     /// # Errors
-    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::GroupDeleted`], and those of a commit.
+    /// As [`Delivery::acknowledge`].
+    pub fn release(&self) -> Result<()> {
+        self.settle(Verdict::Release)
+    }
+
+    /// Gives the member so much time from now on, at least, for this message and all that were handed out with it. What was
+    /// settled before stays so. A longer lease stays as it is.
+    ///
+    /// # Errors
+    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`], and those
+    /// of a commit.
     pub fn extend(&self, by: Duration) -> Result<()> {
-        self.group.extend(self.claim, &[self.offset()], by)
+        extend(&self.handed, self.offset(), by)
+    }
+
+    /// Keeps extending the lease until the guard is dropped, for this message and all that were handed out with it: see
+    /// [`KeepAlive`].
+    ///
+    /// # Errors
+    /// [`crate::TopicError::NoThread`], and those of [`Delivery::extend`].
+    pub fn keep_alive(&self) -> Result<KeepAlive> {
+        KeepAlive::begin(&self.handed, self.offset())
     }
 
     fn settle(&self, verdict: Verdict<'_>) -> Result<()> {
-        let store = &self.group.topic.home().store;
-        let failed = store.transact_with(written(), |tx| self.settle_in(tx, verdict))?;
-        self.group.remember(|memory| {
-            match self.claim {
-                // Only an acknowledgement takes the run with its message.
-                Claim::Run { first, token, .. } if failed.is_some() => memory.left_run(first, token),
-                claim => memory.settled(claim, self.offset()),
-            }
-            if let Some(failed) = failed {
-                self.group.note_failed(memory, self.offset(), failed);
-            }
-        });
-        if matches!(failed, Some(Failed::Waits { delay, .. }) if delay < TICK) {
-            self.group.wake_members();
-        }
+        let group = self.group();
+        let settle = |tx: &mut Transaction| group.settle_in(tx, self.handed.claim, self.offset(), verdict);
+        let again = group.topic.home().store.transact_with(group.settling(), settle)?;
+        self.handed.done(self.place);
+        group.settled(again);
         Ok(())
     }
 
-    pub(crate) fn settle_in(&self, tx: &mut Transaction, verdict: Verdict<'_>) -> Result<Option<Failed>> {
-        self.group.settle_in(tx, self.claim, self.offset(), self.tries, verdict)
-    }
-}
-
-impl Group {
-    /// Changes what the process remembers, and wakes members that wait for room.
-    fn remember(&self, change: impl FnOnce(&mut super::memory::Memory)) {
-        let mut turn = self.shared.turn();
-        let Some(memory) = turn.as_mut() else { return };
-        change(memory);
-        let is_awaited = std::mem::take(&mut memory.is_full);
-        drop(turn);
-        if is_awaited {
-            self.wake_members();
-        }
-    }
-
-    fn extend(&self, claim: Claim, offsets: &[u64], by: Duration) -> Result<()> {
-        let store = &self.topic.home().store;
-        // The turn first: whoever takes leases back shall not act on the old deadline while this commits.
-        let mut turn = self.shared.turn();
-        let written = store.transact_with(written(), |tx| self.extend_in(tx, claim, offsets, by))?;
-        let until = store.monotonic_clock().saturating_add(by);
-        let Some(memory) = turn.as_mut() else { return Ok(()) };
-        match claim {
-            Claim::Run { first, token, .. } => {
-                let run = memory.runs.get_mut(&first).filter(|run| run.token == token);
-                run.into_iter()
-                    .for_each(|run| (run.deadline, run.written) = (until, written));
-            }
-            Claim::Again { token: mine } => {
-                for offset in offsets {
-                    if let Some(OpenSingle::Again {
-                        token,
-                        deadline,
-                        written: before,
-                    }) = memory.singles.get_mut(offset)
-                        && *token == mine
-                    {
-                        (*deadline, *before) = (until, written);
-                    }
-                }
-            }
-        }
+    pub(crate) fn settle_in(&self, tx: &mut Transaction, verdict: Verdict<'_>) -> Result<()> {
+        self.group().settle_in(tx, self.handed.claim, self.offset(), verdict)?;
+        // If the transaction does not commit, it is delivered again when the lease ends.
+        self.handed.done(self.place);
         Ok(())
     }
 }

@@ -12,17 +12,16 @@
 //! Nobody is slept through: who waits is in the queue before he finds the turn taken for the last time, and whoever gives
 //! the turn back looks into the queue after that.
 
+use duramen_engine::Result;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::Thread;
-use std::time::Duration;
-
-use duramen_engine::Result;
 
 use super::deliveries::{Claim, Deliveries};
-use super::memory::Memory;
+use super::membership::Membership;
+use super::outlook::Outlook;
 use super::{Group, Shared};
 use crate::topics::locked;
 
@@ -38,17 +37,17 @@ const RESTS: u32 = SPINS + 40;
 #[derive(Clone, Debug)]
 pub(super) enum Wish {
     /// Messages that nobody had yet.
-    Messages { member: Arc<str>, most: usize },
+    Messages { membership: Arc<Membership>, most: usize },
     /// To acknowledge one that it was handed.
-    Acknowledged { claim: Claim, offset: u64, tries: u32 },
+    Acknowledged { claim: Claim, offset: u64 },
 }
 
 /// What came of it.
 #[derive(Debug)]
 pub(super) enum Answer {
     Messages(Deliveries),
-    /// The topic has no more of them; at this time, on the clock that never goes back, there may be some.
-    Nothing(Option<Duration>),
+    /// The topic has no more of them; at this time of the shared clock there may be some.
+    Nothing(u64),
     Acknowledged,
 }
 
@@ -124,27 +123,27 @@ impl Desk {
 
 /// The turn of a group. Whoever waits at the desk takes it next.
 pub(super) struct HeldTurn<'a> {
-    memory: Option<MutexGuard<'a, Option<Memory>>>,
+    outlook: Option<MutexGuard<'a, Outlook>>,
     desk: &'a Desk,
 }
 
 impl Deref for HeldTurn<'_> {
-    type Target = Option<Memory>;
+    type Target = Outlook;
 
-    fn deref(&self) -> &Option<Memory> {
-        self.memory.as_ref().expect("the turn is given back last")
+    fn deref(&self) -> &Outlook {
+        self.outlook.as_ref().expect("the turn is given back last")
     }
 }
 
 impl DerefMut for HeldTurn<'_> {
-    fn deref_mut(&mut self) -> &mut Option<Memory> {
-        self.memory.as_mut().expect("the turn is given back last")
+    fn deref_mut(&mut self) -> &mut Outlook {
+        self.outlook.as_mut().expect("the turn is given back last")
     }
 }
 
 impl Drop for HeldTurn<'_> {
     fn drop(&mut self) {
-        self.memory = None;
+        self.outlook = None;
         // After that: who came to the queue before it finds the turn free, and who came later is found here.
         if let Some(next) = self.desk.first() {
             next.thread.unpark();
@@ -156,20 +155,20 @@ impl Shared {
     /// Waits for the turn.
     pub(super) fn turn(&self) -> HeldTurn<'_> {
         HeldTurn {
-            memory: Some(locked(&self.turn)),
+            outlook: Some(locked(&self.turn)),
             desk: &self.desk,
         }
     }
 
     /// The turn, unless somebody has it.
     fn try_turn(&self) -> Option<HeldTurn<'_>> {
-        let memory = match self.turn.try_lock() {
-            Ok(memory) => memory,
+        let outlook = match self.turn.try_lock() {
+            Ok(outlook) => outlook,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
         Some(HeldTurn {
-            memory: Some(memory),
+            outlook: Some(outlook),
             desk: &self.desk,
         })
     }
@@ -275,14 +274,16 @@ mod tests {
         let store = Store::open(directory).unwrap();
         let topic = Topics::open(&store).unwrap();
         let topic = topic.create("orders", TopicOptions::new()).unwrap();
+        let group = topic.ensure_group("group", Start::Beginning, options).unwrap();
+        // The first turn looks after what other processes left.
+        assert!(group.member("first").receive(1, Duration::ZERO).unwrap().is_none());
         topic.publish_all(vec![b"message"; messages]).unwrap();
-        let group = topic.group("group", Start::Beginning, options).unwrap();
         (store, group)
     }
 
-    fn messages(most: usize) -> Wish {
-        let member = "member".into();
-        Wish::Messages { member, most }
+    fn messages(group: &Group, most: usize) -> Wish {
+        let membership = Membership::new(group, "member");
+        Wish::Messages { membership, most }
     }
 
     fn handed(answer: Option<Result<Answer>>) -> Deliveries {
@@ -302,25 +303,24 @@ mod tests {
     fn acknowledged(deliveries: &Deliveries) -> Wish {
         let claim = deliveries.claim();
         let offset = deliveries.messages().offsets().start;
-        let tries = 1;
-        Wish::Acknowledged { claim, offset, tries }
+        Wish::Acknowledged { claim, offset }
     }
 
     #[test]
     fn who_waits_is_served_in_the_same_commit_and_meets_only_errors_of_his_own() {
         let directory = tempfile::tempdir().unwrap();
         let (store, group) = group(directory.path(), 5, GroupOptions::new());
-        let first = handed(group.ask(&messages(1)));
+        let first = handed(group.ask(&messages(&group, 1)));
         let before = store.snapshot().unwrap().commit();
         let wishes = [
-            messages(2),
+            messages(&group, 2),
             acknowledged(&first),
             acknowledged(&first),
-            messages(9),
-            messages(1),
+            messages(&group, 9),
+            messages(&group, 1),
         ];
         let requests = wishes.each_ref().map(|wish| group.shared.desk.join(wish));
-        let own = handed(group.ask(&messages(1)));
+        let own = handed(group.ask(&messages(&group, 1)));
         assert_eq!(store.snapshot().unwrap().commit(), before + 1);
         assert_eq!(own.messages().offsets(), 1..2);
         let [two, done, again, rest, none] = requests.each_ref().map(|request| fate(request));
@@ -329,7 +329,7 @@ mod tests {
         let error = again.unwrap().unwrap_err();
         assert_eq!(TopicError::of(&error), Some(&TopicError::AlreadySettled { offset: 0 }));
         assert_eq!(handed(rest).messages().offsets(), 4..5);
-        assert!(matches!(none, Some(Ok(Answer::Nothing(Some(_))))));
+        assert!(matches!(none, Some(Ok(Answer::Nothing(_)))));
         let tokens = [&first, &own].map(|deliveries| deliveries.claim().token());
         assert_ne!(tokens[0], tokens[1]);
         assert_eq!(group.describe().unwrap().pending, 4);
@@ -339,23 +339,28 @@ mod tests {
     fn what_is_not_plain_everybody_does_for_himself() {
         let directory = tempfile::tempdir().unwrap();
         let (_store, group) = group(directory.path(), 9, GroupOptions::new().in_flight(3));
-        let first = handed(group.ask(&messages(2)));
-        let request = group.shared.desk.join(&messages(2));
-        assert_eq!(handed(group.ask(&messages(2))).len(), 1, "there is room for one more");
+        let first = handed(group.ask(&messages(&group, 2)));
+        let request = group.shared.desk.join(&messages(&group, 2));
+        assert_eq!(
+            handed(group.ask(&messages(&group, 2))).len(),
+            1,
+            "there is room for one more"
+        );
         assert!(fate(&request).is_none(), "there is room for none");
-        assert!(group.ask(&messages(1)).is_none());
+        assert!(group.ask(&messages(&group, 1)).is_none());
         group.pause().unwrap();
-        let request = group.shared.desk.join(&messages(1));
+        let request = group.shared.desk.join(&messages(&group, 1));
         assert!(group.ask(&acknowledged(&first)).unwrap().is_ok());
         assert!(fate(&request).is_none(), "the group is paused");
         group.resume().unwrap();
         group.topic().delete_group("group").unwrap();
         let request = group.shared.desk.join(&acknowledged(&first));
         assert!(
-            group.ask(&messages(1)).is_none(),
-            "each is told by himself that the group is gone"
+            group.ask(&messages(&group, 1)).is_none(),
+            "each is told by itself that the group is gone"
         );
-        assert!(fate(&request).is_none());
+        let error = fate(&request).unwrap().unwrap_err();
+        assert!(matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })));
     }
 
     #[test]
@@ -366,7 +371,7 @@ mod tests {
         let turn = group.shared.turn();
         for _ in 0..3 {
             let (group, done) = (group.clone(), done.clone());
-            std::thread::spawn(move || done.send(handed(group.ask(&messages(1))).len()));
+            std::thread::spawn(move || done.send(handed(group.ask(&messages(&group, 1))).len()));
         }
         while locked(&group.shared.desk.queue).len() < 3 {
             std::thread::yield_now();

@@ -43,12 +43,14 @@ pub struct Durable {
 }
 
 impl Topic {
-    /// A durable subscription, which is made when it is missing; then `start` says with which message it begins.
+    /// A durable subscription, which is created when it is missing; then `start` says with which message it begins. It has no
+    /// options that could differ.
     ///
     /// # Errors
-    /// As [`Topic::group`].
+    /// [`TopicError::InvalidName`], [`TopicError::OtherKind`], [`TopicError::NotYetPublished`],
+    /// [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
     pub fn durable(&self, name: &str, start: Start) -> Result<Durable> {
-        let record = self.get_or_make(name, start, Kind::Durable)?;
+        let record = self.get_or_make_durable(name, start)?;
         Ok(Durable::new(self, name, record.id))
     }
 
@@ -154,7 +156,7 @@ impl Durable {
     }
 
     pub(super) fn move_in(&self, tx: &mut Transaction, next: u64) -> Result<()> {
-        let cursor = Cursor { next, floor: next };
+        let cursor = Cursor::at(next);
         tx.put(
             &self.topic.home().tables.states,
             &Cursor::key(self.id),

@@ -1,13 +1,14 @@
 //! Groups: members compete for the messages of a topic, each message is leased to one of them, and is delivered again
-//! until somebody acknowledges it.
+//! until a member acknowledges it.
 //!
 //! Everything that a group knows is in rows of the store (see [`state`]): so an acknowledgement can be part of any
 //! transaction, and what a message caused and that it was acknowledged become true together or not at all. Members of
-//! one process take turns at one lock; whoever else changes the rows is met as a conflict of transactions:
-//! - a member that acknowledges a message writes its single row;
-//! - whoever takes a lease back that ran out writes the single row of every message of it that has none.
+//! one process take turns at one lock; changes by others are met as conflicts of transactions:
+//! - hand-outs write the cursor, so two processes never hand out the same message;
+//! - a member that acknowledges a message writes its single row, or removes its lease;
+//! - a process that takes a lease back writes the single row of every message of it that has none, and removes the lease.
 //!
-//! So of the two, one commits, and the other runs again and sees what has become of the message.
+//! So of the last two, one commits, and the other runs again and sees what has become of the message.
 
 mod claim;
 mod dead;
@@ -15,33 +16,42 @@ mod deliveries;
 mod desk;
 mod durable;
 mod durable_pattern;
-mod memory;
+mod expire;
+mod filter;
+mod keep_alive;
+mod membership;
+mod order;
+mod outlook;
 pub(crate) mod record;
+mod rows;
 mod serve;
 mod settle;
 pub(crate) mod state;
-mod sweep;
+mod watch;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
 
 use duramen_engine::{
-    Durability, Error, Listener, Reason, Result, Snapshot, Store, Transaction, TransactionOptions, Value,
+    Durability, Error, Kind as ErrorKind, Listener, Reason, Result, Sequence, Snapshot, Store, Transaction,
+    TransactionOptions, Value,
 };
 
 use crate::error::TopicError;
 use crate::name::check_name;
 use crate::read::{Reading, Start};
-use crate::record::millis;
-use crate::tables::{Tables, after_id, name_key};
+use crate::record::{TopicOptions, millis};
+use crate::tables::{Tables, after_id, name_key, offset_of};
 use crate::topic::Topic;
-use crate::topics::{locked, next_id};
+use crate::topics::{Home, locked, next_id};
+use deliveries::Claim;
 use desk::Desk;
-use memory::Memory;
+use outlook::Outlook;
 use record::{GroupRecord, Kind};
-use state::{Cursor, Row, Single};
+use state::{Cursor, Lease, List, Run, Single, closed_key, counted, parked_key};
+use watch::Watch;
 
 pub use claim::Member;
 pub use dead::{DeadLetter, Redriven};
@@ -49,7 +59,9 @@ pub use deliveries::{Deliveries, Delivery};
 pub use durable::Durable;
 pub use durable_pattern::{DurablePattern, DurablePosition};
 pub(crate) use durable_pattern::{Rule, apply_rules};
-pub use record::GroupOptions;
+pub use filter::Filter;
+pub use keep_alive::KeepAlive;
+pub use record::{DeadLetters, GroupOptions};
 pub(crate) use settle::Verdict;
 
 /// A group of a topic. Clones are handles of the same group.
@@ -62,7 +74,7 @@ pub(crate) use settle::Verdict;
 ///
 /// let orders = Topics::open(&store)?.create("orders", TopicOptions::new())?;
 /// let stock = store.map("stock")?;
-/// let group = orders.group("stock", Start::Beginning, GroupOptions::new())?;
+/// let group = orders.ensure_group("stock", Start::Beginning, GroupOptions::new())?;
 /// orders.publish(b"12 apples")?;
 ///
 /// let mut member = group.member("worker 1");
@@ -89,10 +101,17 @@ pub(crate) struct Shared {
     key: Vec<u8>,
     /// The record as it was read last, with its bytes.
     known: Mutex<Option<(Vec<u8>, Arc<GroupRecord>)>>,
-    /// Whoever hands out messages has it. `None`: the rows are to be read first.
-    turn: Mutex<Option<Memory>>,
+    /// The member that hands out messages has it.
+    turn: Mutex<Outlook>,
     /// Members that wait for the turn.
     desk: Desk,
+    /// Rings when something can be delivered that no publisher announces. Nothing is ever appended to it.
+    bell: Sequence,
+    watch: Watch,
+    /// Claims of which everything was settled, message by message: their rows can go.
+    finished: Mutex<Vec<Claim>>,
+    /// Whether acknowledgements are synced, by the record as it was read last.
+    is_synced: AtomicBool,
     /// The next token of a lease, counted on from a random number; 0: none was drawn.
     tokens: AtomicU64,
     /// Members that may be asleep.
@@ -110,6 +129,23 @@ impl Shared {
                 .compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed);
         }
         self.tokens.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn is_synced(&self) -> bool {
+        self.is_synced.load(Ordering::Relaxed)
+    }
+
+    /// All messages of a claim were settled, as far as is known. A lease of one message goes with it.
+    fn finished(&self, claim: Claim) {
+        if !claim.is_lone() {
+            locked(&self.finished).push(claim);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.watch.end(self.bell.bell());
     }
 }
 
@@ -136,12 +172,16 @@ pub struct GroupDescription {
     pub is_paused: bool,
     /// Everything before this message is acknowledged, or was given up.
     pub acknowledged: u64,
-    /// Messages before this one were delivered at least once.
+    /// Messages before this one were delivered at least once, or were passed over.
     pub next: u64,
     /// Messages that are with members, or wait to be delivered again.
     pub pending: u64,
-    /// Messages that were never delivered.
+    /// Messages that the topic keeps and that were never delivered. A filter may pass over some of them.
     pub lag: u64,
+    /// Messages that retention deleted before the group was done with them, since the group exists.
+    pub skipped: u64,
+    /// When the oldest message was published that is kept and not acknowledged.
+    pub oldest: Option<SystemTime>,
 }
 
 /// A message that is with a member, or waits to be delivered again.
@@ -152,43 +192,150 @@ pub struct Pending {
     pub offset: u64,
     /// How often it was delivered.
     pub tries: u32,
-    /// When its lease is over, or it is due again.
-    pub until: SystemTime,
+    /// When its lease ends, or it is due again. `None`: it waits for an earlier message of its key.
+    pub until: Option<SystemTime>,
     /// The member that has it; `None`: it waits.
     pub member: Option<String>,
     /// Why it failed the last time.
     pub error: Option<String>,
 }
 
-/// Claims and acknowledgements outside of transactions are written, not synced: if a power cut takes one back, the message
-/// is delivered again.
+/// How long a dead-letter topic keeps messages that a group created.
+const DEAD_LETTERS_KEPT: Duration = Duration::from_secs(14 * 86_400);
+
+/// Leases are written, not synced: a power cut ends them anyway.
 pub(crate) fn written() -> TransactionOptions {
     TransactionOptions::new().durability(Durability::Written)
 }
 
 impl Topic {
-    /// A group, which is made with these options when it is missing; then `start` says with which message it begins.
+    /// Creates a group with these options; `start` says with which message it begins.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupExists`], which names what differs; [`TopicError::InvalidName`], [`TopicError::InvalidOptions`],
+    /// [`TopicError::NotYetPublished`], [`Reason::TopicDeleted`], and those of a commit.
+    pub fn create_group(&self, name: &str, start: Start, options: GroupOptions) -> Result<Group> {
+        self.put_group(name, start, options, Existing::Refuse)
+    }
+
+    /// Makes sure that there is a group with these options: creates it, and then `start` says with which message it begins, or
+    /// gives all these options to the group that exists, which stays where it is.
     ///
     /// # Errors
     /// [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], [`TopicError::OtherKind`],
     /// [`TopicError::NotYetPublished`], [`Reason::TopicDeleted`], and those of a commit.
-    pub fn group(&self, name: &str, start: Start, options: GroupOptions) -> Result<Group> {
-        self.prepare(&options)?;
-        let record = self.get_or_make(name, start, Kind::Group(options))?;
-        Ok(Group::new(self, name, &record))
+    pub fn ensure_group(&self, name: &str, start: Start, options: GroupOptions) -> Result<Group> {
+        self.put_group(name, start, options, Existing::Change)
     }
 
-    /// Checks the options of a group, and makes its dead-letter topic.
-    fn prepare(&self, options: &GroupOptions) -> Result<()> {
-        options.check()?;
-        let Some(dead) = &options.dead_letters else {
-            return Ok(());
+    fn put_group(&self, name: &str, start: Start, options: GroupOptions, existing: Existing) -> Result<Group> {
+        check_name(name)?;
+        let dead = self.dead_letters_of(&options)?;
+        let snapshot = self.snapshot()?;
+        let kind = Kind::Group(options);
+        let known = self.group_record(&snapshot, name)?;
+        let is_dead_there = match &dead {
+            Some(dead) => self.home().existing_record(&snapshot, dead)?.is_some(),
+            None => true,
         };
-        if **dead == *self.name() {
-            let cause = "a topic cannot take its own dead letters; name another one".into();
-            return Err(TopicError::InvalidOptions { cause }.into());
+        if let Some(record) = known.filter(|record| record.kind == kind && is_dead_there)
+            && existing == Existing::Change
+        {
+            return Ok(Group::new(self, name, &record)?);
         }
-        self.topics().get_or_create(dead, Default::default()).map(|_| ())
+        let from = match self.group_record(&snapshot, name)? {
+            Some(_) => 0,
+            None => Reading::new(self, &snapshot).resolve(start)?,
+        };
+        drop(snapshot);
+        let record = self.write_group(name, from, &kind, existing, dead.as_deref())?;
+        Group::new(self, name, &record)
+    }
+
+    /// Creates or changes a group, together with its dead-letter topic, or neither of them.
+    fn write_group(
+        &self,
+        name: &str,
+        from: u64,
+        kind: &Kind,
+        existing: Existing,
+        dead: Option<&str>,
+    ) -> Result<GroupRecord> {
+        let home = self.home();
+        let key = name_key(self.shared().id, name);
+        home.store.transact(|tx| {
+            let found = tx.get(&home.tables.groups, &key)?;
+            let found = found.map(|record| GroupRecord::decode(&record)).transpose()?;
+            let record = match found {
+                Some(found) if existing == Existing::Refuse => {
+                    return Err(TopicError::GroupExists {
+                        topic: self.name().into(),
+                        name: name.into(),
+                        kind: found.kind.name(),
+                        difference: found.kind.difference(kind),
+                    }
+                    .into());
+                }
+                Some(found) if found.kind.name() != kind.name() => {
+                    return Err(other_kind(self.name(), name, found.kind.name(), kind.name()));
+                }
+                Some(found) => {
+                    let kind = kind.clone();
+                    let record = GroupRecord { kind, ..found };
+                    tx.put(&home.tables.groups, &key, &record.encode())?;
+                    record
+                }
+                None => self.new_group_in(tx, name, from, kind)?,
+            };
+            self.ensure_dead_in(tx, dead)?;
+            Ok(record)
+        })
+    }
+
+    fn new_group_in(&self, tx: &mut Transaction, name: &str, from: u64, kind: &Kind) -> Result<GroupRecord> {
+        let home = self.home();
+        if tx.sequence_state(&self.shared().sequence)?.is_none() {
+            let name = self.name().to_string();
+            return Err(Reason::TopicDeleted { name }.into());
+        }
+        let group = NewGroup {
+            topic: self.shared().id,
+            name,
+            kind,
+            from,
+            now: millis(home.store.wall_clock()),
+        };
+        group.put_in(tx, &home.tables)
+    }
+
+    /// Checks the options of a group, and says which dead-letter topic it needs.
+    fn dead_letters_of(&self, options: &GroupOptions) -> Result<Option<String>> {
+        options.check()?;
+        let Some(dead) = options.dead_letters.topic_of(self.name()) else {
+            return Ok(None);
+        };
+        let refused = |cause: String| Err(TopicError::InvalidOptions { cause }.into());
+        if dead == self.name() {
+            return refused("a topic cannot take its own dead letters; name another one".into());
+        }
+        if check_name(&dead).is_err() {
+            let name = self.name();
+            return refused(format!(
+                "the name of topic {name:?} is too long to put `dead.` before it; name a dead-letter topic"
+            ));
+        }
+        Ok(Some(dead))
+    }
+
+    /// Creates a dead-letter topic that is missing.
+    fn ensure_dead_in(&self, tx: &mut Transaction, dead: Option<&str>) -> Result<()> {
+        let home = self.home();
+        let Some(dead) = dead else { return Ok(()) };
+        if tx.get(&home.tables.topics, dead.as_bytes())?.is_some() {
+            return Ok(());
+        }
+        let options = TopicOptions::new().keep_for(DEAD_LETTERS_KEPT);
+        home.create_in(tx, dead, &options).map(|_| ())
     }
 
     /// A group that exists.
@@ -200,7 +347,7 @@ impl Topic {
         let record = self.group_record(&snapshot, name)?;
         let record = record.ok_or_else(|| self.unknown_group(name))?;
         match record.kind {
-            Kind::Group(_) => Ok(Group::new(self, name, &record)),
+            Kind::Group(_) => Group::new(self, name, &record),
             Kind::Durable => Err(other_kind(self.name(), name, record.kind.name(), "group")),
         }
     }
@@ -231,6 +378,7 @@ impl Topic {
                 return Err(self.unknown_group(name));
             };
             tx.delete(&home.tables.groups, &key)?;
+            tx.ring(bell_of(home, record.id, name)?.bell());
             delete_rows(tx, &home.tables, record.id)
         })
     }
@@ -240,8 +388,8 @@ impl Topic {
         record.map(|record| GroupRecord::decode(&record)).transpose()
     }
 
-    /// The record of a group or durable subscription, which is made when it is missing.
-    fn get_or_make(&self, name: &str, start: Start, kind: Kind) -> Result<GroupRecord> {
+    /// The durable subscription of this name, which is created when it is missing.
+    fn get_or_make_durable(&self, name: &str, start: Start) -> Result<GroupRecord> {
         check_name(name)?;
         let snapshot = self.snapshot()?;
         let record = match self.group_record(&snapshot, name)? {
@@ -249,36 +397,13 @@ impl Topic {
             None => {
                 let from = Reading::new(self, &snapshot).resolve(start)?;
                 drop(snapshot);
-                self.make_group(name, from, &kind)?
+                return self.write_group(name, from, &Kind::Durable, Existing::Change, None);
             }
         };
-        if std::mem::discriminant(&record.kind) != std::mem::discriminant(&kind) {
-            return Err(other_kind(self.name(), name, record.kind.name(), kind.name()));
+        match record.kind {
+            Kind::Durable => Ok(record),
+            kind => Err(other_kind(self.name(), name, kind.name(), Kind::Durable.name())),
         }
-        Ok(record)
-    }
-
-    /// Makes a group, unless somebody else just did.
-    fn make_group(&self, name: &str, from: u64, kind: &Kind) -> Result<GroupRecord> {
-        let home = self.home();
-        let key = name_key(self.shared().id, name);
-        home.store.transact(|tx| {
-            if let Some(record) = tx.get(&home.tables.groups, &key)? {
-                return GroupRecord::decode(&record);
-            }
-            if tx.sequence_state(&self.shared().sequence)?.is_none() {
-                let name = self.name().to_string();
-                return Err(Reason::TopicDeleted { name }.into());
-            }
-            let group = NewGroup {
-                topic: self.shared().id,
-                name,
-                kind,
-                from,
-                now: millis(home.store.wall_clock()),
-            };
-            group.put_in(tx, &home.tables)
-        })
     }
 
     fn group_deleted(&self, name: &str) -> Error {
@@ -295,6 +420,25 @@ fn other_kind(topic: &str, name: &str, found: &'static str, asked: &'static str)
         asked,
     }
     .into()
+}
+
+/// What happens to a group that exists already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Existing {
+    Refuse,
+    /// It gets the options.
+    Change,
+}
+
+/// Whether an error says that a member does not have a message any more, for whatever reason.
+fn is_over(error: &Error) -> bool {
+    let is_deleted = matches!(TopicError::of(error), Some(TopicError::GroupDeleted { .. }));
+    error.kind() == ErrorKind::Lost || is_deleted || crate::error::is_deleted(error)
+}
+
+/// The bell of a group.
+fn bell_of(home: &Home, id: u32, name: &str) -> Result<Sequence> {
+    Sequence::new(&home.tables.states, &home.tables.payloads, &id.to_be_bytes(), name)
 }
 
 /// A group that is being made.
@@ -326,11 +470,7 @@ impl NewGroup<'_> {
             is_paused: false,
             kind: self.kind.clone(),
         };
-        let cursor = Cursor {
-            next: self.from,
-            floor: self.from,
-        };
-        (record, cursor)
+        (record, Cursor::at(self.from))
     }
 }
 
@@ -370,7 +510,14 @@ fn group_records(reading: &Reading<'_>) -> Result<Vec<(String, GroupRecord)>> {
 
 fn describe(reading: &Reading<'_>, next: u64, name: String, record: &GroupRecord) -> Result<GroupDescription> {
     let cursor = stored_cursor(reading, &name, record.id)?;
-    let pending = pending(reading, record.id, &cursor)?;
+    let bounds = reading.bounds()?;
+    let count = |key: [u8; 5]| {
+        let value = reading.snapshot.get(&reading.topic.home().tables.states, &key)?;
+        counted(value.as_deref())
+    };
+    let open = (cursor.opened as i64 - count(closed_key(record.id))?) + count(parked_key(record.id))?;
+    let acknowledged = first_open(reading, record.id, &cursor)?;
+    let kept_from = cursor.next.max(bounds.first);
     Ok(GroupDescription {
         name,
         created: at(record.created),
@@ -379,10 +526,12 @@ fn describe(reading: &Reading<'_>, next: u64, name: String, record: &GroupRecord
             Kind::Group(options) => Some(options.clone()),
         },
         is_paused: record.is_paused,
-        acknowledged: pending.first().map_or(cursor.next, |first| first.offset),
+        acknowledged,
         next: cursor.next,
-        pending: pending.len() as u64,
-        lag: next.saturating_sub(cursor.next),
+        pending: open.max(0) as u64,
+        lag: next.saturating_sub(kept_from),
+        skipped: cursor.skipped + bounds.first.saturating_sub(cursor.next),
+        oldest: reading.time_from(acknowledged.max(bounds.first))?.map(at),
     })
 }
 
@@ -397,53 +546,53 @@ fn stored_cursor(reading: &Reading<'_>, name: &str, id: u32) -> Result<Cursor> {
 /// Messages of a group that are open, by offset.
 fn pending(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<Vec<Pending>> {
     let states = &reading.topic.home().tables.states;
-    let (low, high) = Row::singles(id, cursor.floor..u64::MAX);
+    let mut leases = std::collections::HashMap::new();
+    let (low, high) = List::keys(id);
     let mut walk = reading.snapshot.range(states, &low[..]..&high[..])?;
-    let mut found = std::collections::BTreeMap::new();
-    while let Some((key, row)) = walk.next()? {
-        if let Row::Single(offset, single) = Row::decode(key, &row)? {
-            found.insert(offset, pending_single(offset, single));
-        }
+    while let Some((key, list)) = walk.next()? {
+        leases.insert(offset_of(key), List::decode(&list)?.lease);
     }
-    let (low, high) = Row::runs_from(id, cursor.floor);
+    let mut found = std::collections::BTreeMap::new();
+    let (low, high) = Single::keys(id, cursor.floor..u64::MAX);
     let mut walk = reading.snapshot.range(states, &low[..]..&high[..])?;
-    while let Some((key, row)) = walk.next()? {
-        let Row::Run(first, run) = Row::decode(key, &row)? else {
-            continue;
-        };
-        for offset in first..run.end {
-            let in_run = || {
-                Some(Pending {
-                    offset,
-                    tries: 1,
-                    until: at(run.lease.deadline),
-                    member: Some(run.lease.member.clone()),
-                    error: None,
-                })
-            };
+    while let Some((key, single)) = walk.next()? {
+        let offset = offset_of(key);
+        found.insert(offset, pending_single(offset, Single::decode(&single)?, &leases));
+    }
+    let (low, high) = Run::keys_from(id, cursor.floor);
+    let mut walk = reading.snapshot.range(states, &low[..]..&high[..])?;
+    while let Some((key, run)) = walk.next()? {
+        let run = Run::decode(&run)?;
+        for offset in offset_of(key)..run.end {
+            let in_run = || Some(held(offset, 1, Some(&run.lease)));
             found.entry(offset).or_insert_with(in_run);
         }
     }
     Ok(found.into_values().flatten().collect())
 }
 
-fn pending_single(offset: u64, single: Single) -> Option<Pending> {
+fn held(offset: u64, tries: u32, lease: Option<&Lease>) -> Pending {
+    Pending {
+        offset,
+        tries,
+        until: lease.map(|lease| at(lease.deadline)),
+        member: lease.map(|lease| lease.member.clone()),
+        error: None,
+    }
+}
+
+fn pending_single(offset: u64, single: Single, leases: &std::collections::HashMap<u64, Lease>) -> Option<Pending> {
     match single {
         Single::Settled { .. } => None,
         Single::Waits { due, tries, error, .. } => Some(Pending {
             offset,
             tries,
-            until: at(due),
+            until: Some(at(due)),
             member: None,
-            error: Some(error),
+            error: Some(error).filter(|error| !error.is_empty()),
         }),
-        Single::Again { lease, tries } => Some(Pending {
-            offset,
-            tries,
-            until: at(lease.deadline),
-            member: Some(lease.member),
-            error: None,
-        }),
+        Single::Held { token, tries, .. } => Some(held(offset, tries, leases.get(&token))),
+        Single::Parked { tries, .. } => Some(held(offset, tries, None)),
     }
 }
 
@@ -462,44 +611,76 @@ pub(crate) fn acknowledged_by_all(reading: &Reading<'_>) -> Result<Option<u64>> 
     Ok(floor)
 }
 
-/// The first message of a group that may be open.
-fn first_open(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
+/// Where the first run begins, or the first single lies, whichever comes first; else the end of what was handed out.
+fn floor(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
+    Ok(first_run(reading, id, cursor)?.map_or_else(|single| single, |run| run))
+}
+
+/// The first run, if nothing comes before it; or the offset of what comes first.
+fn first_run(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<std::result::Result<u64, u64>> {
     let states = &reading.topic.home().tables.states;
-    let mut open = cursor.next;
-    let (low, high) = Row::runs_from(id, cursor.floor);
-    if let Some((key, _)) = reading.snapshot.range(states, &low[..]..&high[..])?.next()? {
-        open = open.min(crate::tables::offset_of(key));
+    let first_of = |low: &[u8], high: &[u8]| -> Result<Option<u64>> {
+        let mut rows = reading.snapshot.range(states, low..high)?;
+        let first = rows.next()?.map(|(key, _)| offset_of(key));
+        Ok(first)
+    };
+    let (low, high) = Run::keys_from(id, cursor.floor);
+    let run = first_of(&low, &high)?;
+    let (low, high) = Single::keys(id, cursor.floor..run.unwrap_or(cursor.next));
+    let single = first_of(&low, &high)?;
+    Ok(match (single, run) {
+        (None, Some(run)) => Ok(run),
+        (single, _) => Err(single.unwrap_or(cursor.next)),
+    })
+}
+
+/// The first message of a group that is open.
+fn first_open(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
+    match first_run(reading, id, cursor)? {
+        Ok(run) => open_in_run(reading, id, cursor, run),
+        Err(first) => Ok(first),
     }
-    let (low, high) = Row::singles(id, cursor.floor..open);
-    let mut walk = reading.snapshot.range(states, &low[..]..&high[..])?;
-    while let Some((key, row)) = walk.next()? {
-        match Row::decode(key, &row)? {
-            Row::Single(_, Single::Settled { .. }) => {}
-            Row::Single(offset, _) => return Ok(offset),
-            Row::Run(..) => {}
+}
+
+/// The first open message from the beginning of a run on, whose first messages may be settled.
+fn open_in_run(reading: &Reading<'_>, id: u32, cursor: &Cursor, first: u64) -> Result<u64> {
+    let states = &reading.topic.home().tables.states;
+    let (low, high) = Single::keys(id, first..cursor.next);
+    let mut singles = reading.snapshot.range(states, &low[..]..&high[..])?;
+    let mut open = first;
+    while let Some((key, single)) = singles.next()? {
+        match Single::decode(&single)? {
+            Single::Settled { .. } if offset_of(key) == open => open += 1,
+            _ => break,
         }
     }
     Ok(open)
 }
 
 impl Group {
-    fn new(topic: &Topic, name: &str, record: &GroupRecord) -> Group {
+    fn new(topic: &Topic, name: &str, record: &GroupRecord) -> Result<Group> {
+        let home = topic.home();
+        let bell = bell_of(home, record.id, name)?;
         let shared = || {
             Arc::new(Shared {
                 id: record.id,
                 name: name.into(),
                 key: name_key(topic.shared().id, name),
                 known: Mutex::new(None),
-                turn: Mutex::new(None),
+                turn: Mutex::default(),
                 desk: Desk::default(),
+                bell,
+                watch: Watch::default(),
+                finished: Mutex::default(),
+                is_synced: AtomicBool::new(false),
                 tokens: AtomicU64::new(0),
                 members: Mutex::default(),
             })
         };
-        Group {
+        Ok(Group {
             topic: topic.clone(),
-            shared: topic.home().group(record.id, shared),
-        }
+            shared: home.group(record.id, shared),
+        })
     }
 
     /// Ids of the groups of a topic, in a transaction.
@@ -575,6 +756,8 @@ impl Group {
         if record.id != self.shared.id {
             return Err(self.deleted());
         }
+        let is_synced = Group::options_of(&record).durability == Durability::Synced;
+        self.shared.is_synced.store(is_synced, Ordering::Relaxed);
         *known = Some((stored.to_vec(), record.clone()));
         Ok(record)
     }
@@ -592,8 +775,11 @@ impl Group {
     /// # Errors
     /// [`TopicError::InvalidOptions`], [`TopicError::GroupDeleted`], and those of a commit.
     pub fn configure(&self, options: GroupOptions) -> Result<()> {
-        self.topic.prepare(&options)?;
-        self.change(|record| record.kind = Kind::Group(options.clone()))
+        let dead = self.topic.dead_letters_of(&options)?;
+        self.change(|tx, record| {
+            record.kind = Kind::Group(options.clone());
+            self.topic.ensure_dead_in(tx, dead.as_deref())
+        })
     }
 
     /// Stops handing out messages, for all members in all processes. What they have they can settle.
@@ -601,7 +787,10 @@ impl Group {
     /// # Errors
     /// [`TopicError::GroupDeleted`], and those of a commit.
     pub fn pause(&self) -> Result<()> {
-        self.change(|record| record.is_paused = true)
+        self.change(|_, record| {
+            record.is_paused = true;
+            Ok(())
+        })
     }
 
     /// Hands out messages again.
@@ -609,16 +798,18 @@ impl Group {
     /// # Errors
     /// As [`Group::pause`].
     pub fn resume(&self) -> Result<()> {
-        self.change(|record| record.is_paused = false)?;
-        self.wake_members();
-        Ok(())
+        self.change(|_, record| {
+            record.is_paused = false;
+            Ok(())
+        })
     }
 
-    fn change(&self, change: impl Fn(&mut GroupRecord)) -> Result<()> {
+    fn change(&self, change: impl Fn(&mut Transaction, &mut GroupRecord) -> Result<()>) -> Result<()> {
         let home = self.topic.home();
         home.store.transact(|tx| {
             let mut record = (*self.record_in(tx)?).clone();
-            change(&mut record);
+            change(tx, &mut record)?;
+            self.ring(tx);
             tx.put(&home.tables.groups, &self.shared.key, &record.encode())
         })
     }
@@ -633,20 +824,46 @@ impl Group {
             Reading::new(&self.topic, &snapshot).resolve(start)?
         };
         let home = self.topic.home();
-        let mut turn = self.shared.turn();
-        *turn = None;
-        let cursor = Cursor {
-            next: from,
-            floor: from,
-        };
         home.store.transact(|tx| {
             self.record_in(tx)?;
+            let before = self.cursor_in(tx)?;
             delete_rows(tx, &home.tables, self.shared.id)?;
-            tx.put(&home.tables.states, &Cursor::key(self.shared.id), &cursor.encode())
-        })?;
-        drop(turn);
-        self.wake_members();
-        Ok(())
+            let cursor = Cursor {
+                skipped: before.skipped,
+                epoch: before.epoch,
+                ..Cursor::at(from)
+            };
+            self.reopen_in(tx, cursor)
+        })
+    }
+
+    /// The record as it was read last.
+    fn known(&self) -> Option<Arc<GroupRecord>> {
+        locked(&self.shared.known).as_ref().map(|(_, record)| record.clone())
+    }
+
+    /// How calls commit that settle messages.
+    fn settling(&self) -> TransactionOptions {
+        TransactionOptions::new().durability(match self.shared.is_synced() {
+            true => Durability::Synced,
+            false => Durability::Written,
+        })
+    }
+
+    /// Messages were settled, and one of them, if any, is delivered again at a time.
+    fn settled(&self, again: Option<u64>) {
+        let mut outlook = self.shared.turn();
+        again.into_iter().for_each(|time| outlook.note_due(time));
+        let is_awaited = std::mem::take(&mut outlook.is_full);
+        drop(outlook);
+        if is_awaited {
+            self.wake_members();
+        }
+    }
+
+    /// The rows changed in a way that the outlook does not know.
+    fn look_again(&self) {
+        self.shared.turn().doubt();
     }
 
     /// Wakes members that wait: there may be something for them.

@@ -1,7 +1,7 @@
 //! What is stored about a group or durable subscription, and the options of groups.
 //!
 //! ```text
-//!  1  form: 1
+//!  1  form: 2
 //!  1  1 durable subscription, 2 group
 //!  4  id, big-endian
 //! ..  created, milliseconds since 1970
@@ -11,23 +11,32 @@
 //! ..  tries, plus one; 0: any number
 //! ..  messages in flight
 //! ..  back-off: how many; each: milliseconds
-//! ..  dead-letter topic: length, name; empty: none
+//!  1  dead letters: 0 by default, 1 of a name, 2 discarded
+//! ..  dead-letter topic: length, name; empty unless it has a name
+//!  1  1: ordered by key
+//!  1  1: acknowledgements are synced
+//! ..  filter: 1: of a key; key: length, text; conditions on headers: how many; each: length, name, length, text
 //! ```
 //!
 //! Numbers without a width have seven bits a byte, least first.
 
 use std::time::Duration;
 
-use duramen_engine::Result;
+use duramen_engine::{Durability, Result};
 
+use super::filter::Filter;
 use crate::bytes::{Reader, put_bytes, put_number};
 use crate::error::TopicError;
 use crate::name::check_name;
 use crate::record::{millis, plus_one};
 
-const FORM: u8 = 1;
+const FORM: u8 = 2;
 const DURABLE: u8 = 1;
 const GROUP: u8 = 2;
+
+const DEFAULT: u8 = 0;
+const NAMED: u8 = 1;
+const DISCARD: u8 = 2;
 
 /// Most messages in flight that a group can be asked to allow: what is known of each is looked through now and then.
 const IN_FLIGHT_MAX: u32 = 1_000_000;
@@ -48,24 +57,59 @@ pub struct GroupOptions {
     pub in_flight: u32,
     /// See [`GroupOptions::back_off`].
     pub back_off: Vec<Duration>,
-    /// See [`GroupOptions::dead_letters`]; `None`: there is none.
-    pub dead_letters: Option<String>,
+    /// See [`GroupOptions::dead_letters`].
+    pub dead_letters: DeadLetters,
+    /// See [`GroupOptions::order_by_key`].
+    pub order_by_key: bool,
+    /// See [`GroupOptions::durability`].
+    pub durability: Durability,
+    /// See [`GroupOptions::filter`].
+    pub filter: Filter,
+}
+
+/// What becomes of messages that failed the last time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeadLetters {
+    /// They go to a topic whose name is that of the group's topic with `dead.` before it. Of a group over a pattern, the
+    /// group's own name follows `dead.`.
+    #[default]
+    Default,
+    /// They go to the topic of this name.
+    Topic(String),
+    /// The group drops them.
+    Discard,
+}
+
+impl DeadLetters {
+    /// The name of the topic they go to. `whose`: the name of the topic, or of the group over a pattern.
+    pub(crate) fn topic_of(&self, whose: &str) -> Option<String> {
+        match self {
+            DeadLetters::Default => Some(format!("dead.{whose}")),
+            DeadLetters::Topic(name) => Some(name.clone()),
+            DeadLetters::Discard => None,
+        }
+    }
 }
 
 impl Default for GroupOptions {
     fn default() -> GroupOptions {
         GroupOptions {
             lease: Duration::from_secs(30),
-            tries: None,
+            tries: Some(20),
             in_flight: 10_000,
-            back_off: [1, 10, 60].map(Duration::from_secs).to_vec(),
-            dead_letters: None,
+            back_off: [1, 10, 60, 600].map(Duration::from_secs).to_vec(),
+            dead_letters: DeadLetters::Default,
+            order_by_key: false,
+            durability: Durability::Written,
+            filter: Filter::new(),
         }
     }
 }
 
 impl GroupOptions {
-    /// Leases of 30 seconds, redelivery after 1, 10, and then every 60 seconds, without end.
+    /// Leases of 30 seconds. A message that fails comes back after 1, 10 and 60 seconds, and then every ten minutes. After 20
+    /// tries, about three hours, it goes to the dead-letter topic `dead.` and the name of the topic.
     pub fn new() -> GroupOptions {
         GroupOptions::default()
     }
@@ -76,10 +120,17 @@ impl GroupOptions {
         self
     }
 
-    /// How often a message is delivered at most. One that fails the last time goes to the dead-letter topic, or is given up
-    /// when there is none. Default: without end.
+    /// How often a message is delivered at most. A message that fails the last time goes to the dead-letter topic. Default:
+    /// 20.
     pub fn tries(mut self, tries: u32) -> GroupOptions {
         self.tries = Some(tries);
+        self
+    }
+
+    /// Delivers a message again until a member acknowledges it or gives it up. A message that always fails then costs a try
+    /// every few minutes, without end.
+    pub fn tries_without_end(mut self) -> GroupOptions {
+        self.tries = None;
         self
     }
 
@@ -90,18 +141,74 @@ impl GroupOptions {
     }
 
     /// How long a message that failed waits: the first time, the second time, and so on; the last one counts for all later
-    /// times. Default: 1, 10 and 60 seconds.
+    /// times. Default: 1, 10, 60 and 600 seconds.
     pub fn back_off(mut self, delays: &[Duration]) -> GroupOptions {
         self.back_off = delays.to_vec();
         self
     }
 
-    /// The topic to which messages go that failed the last time; made with the group, or by [`crate::Group::configure`], when
-    /// it is missing. Whoever deletes it later keeps messages from being given up: that is [`crate::TopicError::UnknownTopic`],
-    /// and they stay pending. Default: none.
+    /// The topic to which messages go that failed the last time. Creating or configuring the group creates the topic when it
+    /// is missing; it then keeps messages for 14 days. While the topic does not exist, messages cannot be given up: the call
+    /// says [`crate::TopicError::UnknownTopic`], and they stay pending. Default: `dead.` and the name of the group's topic.
+    ///
+    /// Dead letters are never held back: a slow subscriber or a limit of the dead-letter topic does not stop the group.
     pub fn dead_letters(mut self, topic: &str) -> GroupOptions {
-        self.dead_letters = Some(topic.into());
+        self.dead_letters = DeadLetters::Topic(topic.into());
         self
+    }
+
+    /// Drops messages that failed the last time: the group never delivers them again, and keeps no copy.
+    pub fn discard_dead_letters(mut self) -> GroupOptions {
+        self.dead_letters = DeadLetters::Discard;
+        self
+    }
+
+    /// Whether messages of one key are delivered in the order of their offsets, and to one member at a time. Other keys and
+    /// messages without a key do not wait for them. Default: no.
+    ///
+    /// A member may get several messages of a key in one batch. When it fails one of them, it loses the later ones of that
+    /// key: settling them says [`crate::TopicError::LeaseLost`]. A message that waits for an earlier one of its key is set
+    /// aside; when 100,000 messages are, the group hands out no new ones until some are done.
+    pub fn order_by_key(mut self, order: bool) -> GroupOptions {
+        self.order_by_key = order;
+        self
+    }
+
+    /// What acknowledgements, failures and releases survive that a member makes outside of its own transactions.
+    /// [`Durability::Written`], the default: the death of processes; after a power cut some messages are delivered again
+    /// although they were acknowledged. [`Durability::Synced`]: a power cut too; each call waits for the device, and calls
+    /// made at one time share a sync. Leases are always only written: a power cut ends them anyway.
+    pub fn durability(mut self, durability: Durability) -> GroupOptions {
+        self.durability = durability;
+        self
+    }
+
+    /// Which messages the group delivers; all others count as acknowledged. Default: every message.
+    pub fn filter(mut self, filter: Filter) -> GroupOptions {
+        self.filter = filter;
+        self
+    }
+
+    /// In what these options differ from what is asked for, for people.
+    fn difference(&self, asked: &GroupOptions) -> String {
+        let fields: [(&str, &dyn std::fmt::Debug, &dyn std::fmt::Debug); 8] = [
+            ("lease", &self.lease, &asked.lease),
+            ("tries", &self.tries, &asked.tries),
+            ("in_flight", &self.in_flight, &asked.in_flight),
+            ("back_off", &self.back_off, &asked.back_off),
+            ("dead_letters", &self.dead_letters, &asked.dead_letters),
+            ("order_by_key", &self.order_by_key, &asked.order_by_key),
+            ("durability", &self.durability, &asked.durability),
+            ("filter", &self.filter, &asked.filter),
+        ];
+        let mut text = String::new();
+        for (name, found, wanted) in fields {
+            let (found, wanted) = (format!("{found:?}"), format!("{wanted:?}"));
+            if found != wanted {
+                text += &format!(", its {name} is {found}, asked for {wanted}");
+            }
+        }
+        text
     }
 
     /// How long a message waits that was delivered so many times.
@@ -124,7 +231,11 @@ impl GroupOptions {
         if self.back_off.len() > BACK_OFF_MAX {
             return wrong(format!("a back-off list has {BACK_OFF_MAX} steps at most"));
         }
-        self.dead_letters.as_deref().map_or(Ok(()), check_name)
+        self.filter.check()?;
+        match &self.dead_letters {
+            DeadLetters::Topic(name) => check_name(name),
+            DeadLetters::Default | DeadLetters::Discard => Ok(()),
+        }
     }
 }
 
@@ -140,6 +251,16 @@ impl Kind {
         match self {
             Kind::Durable => "durable subscription",
             Kind::Group(_) => "group",
+        }
+    }
+}
+
+impl Kind {
+    /// In what it differs from what is asked for, for people.
+    pub(crate) fn difference(&self, asked: &Kind) -> String {
+        match (self, asked) {
+            (Kind::Group(found), Kind::Group(asked)) => found.difference(asked),
+            _ => String::new(),
         }
     }
 }
@@ -172,14 +293,23 @@ impl GroupRecord {
                 .back_off
                 .iter()
                 .for_each(|delay| put_number(&mut out, millis(*delay)));
-            put_bytes(&mut out, options.dead_letters.as_deref().unwrap_or("").as_bytes());
+            let (kind, name) = match &options.dead_letters {
+                DeadLetters::Default => (DEFAULT, ""),
+                DeadLetters::Topic(name) => (NAMED, &**name),
+                DeadLetters::Discard => (DISCARD, ""),
+            };
+            out.push(kind);
+            put_bytes(&mut out, name.as_bytes());
+            out.push(u8::from(options.order_by_key));
+            out.push(u8::from(options.durability == Durability::Synced));
+            options.filter.encode(&mut out);
         }
         out
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<GroupRecord> {
         let mut reader = Reader::new(bytes, "the record of a group");
-        reader.version(FORM)?;
+        reader.form(FORM)?;
         let kind = reader.byte()?;
         let id = u32::from_be_bytes(reader.bytes(4)?.try_into().expect("four bytes"));
         let created = reader.number()?;
@@ -212,13 +342,27 @@ fn decode_options(reader: &mut Reader<'_>) -> Result<GroupOptions> {
     }
     let back_off = (0..steps).map(|_| Ok(Duration::from_millis(reader.number()?)));
     let back_off = back_off.collect::<Result<Vec<_>>>()?;
-    let dead_letters = Some(reader.text()?).filter(|name| !name.is_empty());
+    let (kind, name) = (reader.byte()?, reader.text()?);
+    let dead_letters = match kind {
+        DEFAULT => DeadLetters::Default,
+        NAMED => DeadLetters::Topic(name.into()),
+        DISCARD => DeadLetters::Discard,
+        _ => return Err(reader.damaged("has dead letters of no known kind")),
+    };
+    let order_by_key = reader.byte()? != 0;
+    let durability = match reader.byte()? {
+        0 => Durability::Written,
+        _ => Durability::Synced,
+    };
     Ok(GroupOptions {
+        order_by_key,
+        durability,
+        filter: Filter::decode(reader)?,
         lease,
         tries,
         in_flight,
         back_off,
-        dead_letters: dead_letters.map(str::to_string),
+        dead_letters,
     })
 }
 
@@ -229,8 +373,21 @@ mod tests {
     #[test]
     fn records_come_back_as_they_were() {
         let options = GroupOptions::new().tries(5).dead_letters("orders.dead").in_flight(7);
-        let forever = GroupOptions::new().back_off(&[]);
-        for kind in [Kind::Durable, Kind::Group(options), Kind::Group(forever)] {
+        let forever = GroupOptions::new()
+            .back_off(&[])
+            .tries_without_end()
+            .discard_dead_letters();
+        let filter = Filter::new().key("a*").header("b", "c");
+        let ordered = GroupOptions::new()
+            .order_by_key(true)
+            .durability(Durability::Synced)
+            .filter(filter);
+        for kind in [
+            Kind::Durable,
+            Kind::Group(options),
+            Kind::Group(forever),
+            Kind::Group(ordered),
+        ] {
             let record = GroupRecord {
                 id: 9,
                 created: 1 << 40,

@@ -1,25 +1,24 @@
 //! Serving what members want at the same time in one transaction: see [`super::desk`].
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use duramen_engine::{Reason, Result, Transaction};
 
 use super::deliveries::{Claim, Deliveries};
 use super::desk::{Answer, Served, Wish};
-use super::memory::{Memory, OpenRun};
+use super::membership::Handed;
+use super::outlook::Outlook;
 use super::record::GroupRecord;
 use super::settle::Verdict;
 use super::state::{Cursor, Run};
 use super::{Group, written};
 use crate::limits::READ_BYTES;
 use crate::messages::{Collecting, Messages};
-use crate::tables::offset_key;
 
 /// Messages for which a member is served together with others; more are worth a transaction of their own, and a walk.
 pub(super) const SERVED_TOGETHER_MAX: usize = 16;
 
-/// What a transaction does for one wish. `None`: whoever asked does it for himself.
+/// What a transaction does for one wish. `None`: the member that asked does it by itself.
 type Outcome = Option<Result<Done>>;
 
 enum Done {
@@ -33,95 +32,102 @@ struct Fresh {
     record: Arc<GroupRecord>,
     cursor: Cursor,
     /// How many more may be in flight.
-    room: u64,
+    room: usize,
     is_end: bool,
 }
 
 impl Group {
     /// Does what the holder of the turn wants, and all the others. Returns what comes of the first, and whether members that
     /// wait for room are to be woken.
-    pub(super) fn serve(
-        &self,
-        turn: &mut Option<Memory>,
-        wish: &Wish,
-        served: &Served,
-    ) -> (Option<Result<Answer>>, bool) {
+    pub(super) fn serve(&self, outlook: &mut Outlook, wish: &Wish, served: &Served) -> (Option<Result<Answer>>, bool) {
         let wishes: Vec<&Wish> = std::iter::once(wish).chain(served.wishes()).collect();
-        let hands_out = wishes.iter().any(|wish| matches!(wish, Wish::Messages { .. })) && self.is_plain(turn);
-        let in_flight = turn.as_ref().filter(|_| hands_out).map(Memory::in_flight);
+        let is_for_messages = |wish: &&Wish| matches!(wish, Wish::Messages { .. });
+        let hands_out = wishes.iter().any(is_for_messages) && self.is_plain(outlook);
         let outcomes = self
             .topic
             .home()
             .store
-            .transact_with(written(), |tx| self.serve_in(tx, &wishes, in_flight));
+            .transact_with(written(), |tx| self.serve_in(tx, &wishes, outlook, hands_out));
         let Ok(outcomes) = outcomes else {
-            // Nobody knows what came of it; and everybody shall meet an error of his own.
-            turn.iter_mut().for_each(|memory| memory.is_doubtful = true);
+            // Nobody knows what came of it; and each member shall meet an error of its own.
+            outlook.doubt();
             return (None, false);
         };
         let mut answers = wishes.iter().zip(outcomes).map(|(wish, outcome)| {
             let done = outcome?;
-            Some(done.map(|done| self.answer(turn, wish, done)))
+            Some(done.map(|done| self.answer(outlook, wish, done)))
         });
         let first = answers.next().expect("there is at least one");
         served.answer(answers);
-        let settles = wishes.iter().any(|wish| matches!(wish, Wish::Acknowledged { .. }));
-        let memory = turn.as_mut().filter(|_| settles);
-        (first, memory.is_some_and(|memory| std::mem::take(&mut memory.is_full)))
+        let settles = wishes.iter().any(|wish| !is_for_messages(wish));
+        (first, settles && std::mem::take(&mut outlook.is_full))
     }
 
-    /// Whether messages can be handed out that nobody had yet, and nothing else is due.
-    fn is_plain(&self, turn: &mut Option<Memory>) -> bool {
-        let now = self.topic.home().store.monotonic_clock();
-        if self.refresh(turn, now).is_err() {
+    /// Whether messages can be handed out that no member had yet, and nothing else is due.
+    fn is_plain(&self, outlook: &mut Outlook) -> bool {
+        let Some(record) = self.known() else { return false };
+        let options = Group::options_of(&record);
+        if options.order_by_key || !options.filter.is_empty() {
             return false;
         }
-        let event = turn.as_ref().and_then(Memory::next_event);
-        event.is_none_or(|event| event > now)
+        let (now, home) = (self.now(), self.topic.home());
+        outlook.departed == Some(home.presence.departed(&home.store))
+            && self.renew(outlook, options, now).is_ok()
+            && outlook.next_event() > now
     }
 
-    fn serve_in(&self, tx: &mut Transaction, wishes: &[&Wish], in_flight: Option<u64>) -> Result<Vec<Outcome>> {
+    fn serve_in(
+        &self,
+        tx: &mut Transaction,
+        wishes: &[&Wish],
+        outlook: &mut Outlook,
+        hands_out: bool,
+    ) -> Result<Vec<Outcome>> {
         let mut fresh = None;
-        let mut serve = |wish: &&Wish| match (*wish, in_flight) {
-            (Wish::Acknowledged { claim, offset, tries }, _) => {
-                let settled = self.settle_in(tx, *claim, *offset, *tries, Verdict::Done);
-                Ok(Some(settled.map(|_| Done::Acknowledged)))
-            }
-            (Wish::Messages { member, most }, Some(in_flight)) => {
-                if fresh.is_none() {
-                    fresh = Some(self.begin_handing_out(tx, in_flight)?);
+        let mut outcomes = Vec::with_capacity(wishes.len());
+        for wish in wishes {
+            outcomes.push(match wish {
+                Wish::Acknowledged { claim, offset } => {
+                    let settled = self.settle_in(tx, *claim, *offset, Verdict::Done);
+                    Some(settled.map(|_| Done::Acknowledged))
                 }
-                let fresh = fresh.as_mut().expect("it was begun just now");
-                Ok(self.hand_out_in(tx, fresh, member, *most)?.map(Ok))
+                Wish::Messages { membership, most } if hands_out => {
+                    if fresh.is_none() {
+                        fresh = Some(self.begin_handing_out(tx, outlook, wishes)?);
+                    }
+                    let fresh = fresh.as_mut().expect("it was begun just now");
+                    self.hand_out_in(tx, fresh, &membership.name, *most)?.map(Ok)
+                }
+                Wish::Messages { .. } => None,
+            });
+        }
+        let is_handed = |outcome: &Outcome| matches!(outcome, Some(Ok(Done::Messages(..))));
+        if outcomes.iter().any(is_handed) {
+            let mut cursor = fresh.expect("messages were handed out").cursor;
+            if cursor.epoch == outlook.epoch {
+                cursor.floor = cursor.floor.max(outlook.floor);
             }
-            (Wish::Messages { .. }, None) => Ok(None),
-        };
-        let outcomes = wishes.iter().map(&mut serve).collect::<Result<Vec<_>>>()?;
-        if outcomes
-            .iter()
-            .any(|outcome| matches!(outcome, Some(Ok(Done::Messages(..)))))
-        {
-            let cursor = fresh.expect("messages were handed out").cursor;
-            tx.put(
-                &self.topic.home().tables.states,
-                &Cursor::key(self.shared.id),
-                &cursor.encode(),
-            )?;
+            self.put_cursor(tx, cursor)?;
         }
         Ok(outcomes)
     }
 
-    fn begin_handing_out(&self, tx: &Transaction, in_flight: u64) -> Result<Fresh> {
+    fn begin_handing_out(&self, tx: &Transaction, outlook: &mut Outlook, wishes: &[&Wish]) -> Result<Fresh> {
         let record = self.record_in(tx)?;
-        let most = u64::from(Group::options_of(&record).in_flight);
-        let room = if record.is_paused {
-            0
-        } else {
-            most.saturating_sub(in_flight)
+        let cursor = self.cursor_in(tx)?;
+        let wanted = wishes.iter().map(|wish| match wish {
+            Wish::Messages { most, .. } => *most,
+            Wish::Acknowledged { .. } => 0,
+        });
+        let options = Group::options_of(&record);
+        let is_plain = !record.is_paused && !options.order_by_key && options.filter.is_empty();
+        let room = match is_plain {
+            true => self.room_in(tx, outlook, &cursor, options, wanted.sum())?,
+            false => 0,
         };
         Ok(Fresh {
             record,
-            cursor: self.cursor_in(tx)?,
+            cursor,
             room,
             is_end: false,
         })
@@ -136,22 +142,20 @@ impl Group {
             return Ok(Some(Done::Nothing));
         }
         let first = fresh.cursor.next;
-        let messages = self.next_in(tx, first, most.min(fresh.room as usize))?;
+        let messages = self.next_in(tx, first, most.min(fresh.room))?;
         if messages.is_empty() {
             fresh.is_end = self.is_end_in(tx, first)?;
             return Ok(fresh.is_end.then_some(Done::Nothing));
         }
         let run = Run {
             end: messages.offsets().end,
-            lease: self.lease(Group::options_of(&fresh.record), member),
+            is_extended: false,
+            lease: self.lease(Group::options_of(&fresh.record).lease, member),
         };
-        tx.put(
-            &self.topic.home().tables.states,
-            &Run::key(self.shared.id, first),
-            &run.encode(),
-        )?;
+        self.put_run(tx, first, None, &run)?;
         fresh.cursor.next = run.end;
-        fresh.room -= run.end - first;
+        fresh.cursor.opened += run.end - first;
+        fresh.room -= (run.end - first) as usize;
         Ok(Some(Done::Messages(messages, run)))
     }
 
@@ -160,24 +164,14 @@ impl Group {
         let topic = self.topic.shared();
         let mut collecting = Collecting::new((&topic.name, topic.id), None);
         for offset in from..from + most as u64 {
-            if collecting.bytes() >= READ_BYTES {
+            if collecting.bytes() >= READ_BYTES || !self.collect_in(tx, offset, &mut collecting)? {
                 break;
             }
-            let key = offset_key(topic.id, offset);
-            let Some(head) = tx.get(topic.sequence.heads(), &key)? else {
-                break;
-            };
-            collecting.push(offset, &head, |bytes, _| {
-                let payload = tx.get(topic.sequence.bodies(), &key)?;
-                let missing = || duramen_engine::Error::damaged(format!("the payload of message {offset} is missing"));
-                bytes.extend_from_slice(&payload.ok_or_else(missing)?);
-                Ok(())
-            })?;
         }
         Ok(collecting.finish())
     }
 
-    /// Whether the topic ends here; if not, retention let go of messages here.
+    /// Whether the topic ends here; if not, retention deleted messages here.
     fn is_end_in(&self, tx: &Transaction, offset: u64) -> Result<bool> {
         let state = tx.sequence_state(&self.topic.shared().sequence)?;
         let name = || self.topic.name().to_string();
@@ -185,29 +179,18 @@ impl Group {
         Ok(state.next == offset)
     }
 
-    /// Remembers what was committed for a wish.
-    fn answer(&self, turn: &mut Option<Memory>, wish: &Wish, done: Done) -> Answer {
+    /// Says what was committed for a wish.
+    fn answer(&self, outlook: &mut Outlook, wish: &Wish, done: Done) -> Answer {
         match (wish, done) {
-            (Wish::Acknowledged { claim, offset, .. }, _) => {
-                turn.iter_mut().for_each(|memory| memory.settled(*claim, *offset));
-                Answer::Acknowledged
+            (Wish::Messages { membership, .. }, Done::Messages(messages, run)) => {
+                outlook.note_run(run.lease.deadline);
+                let (first, end, token) = (messages.offsets().start, run.end, run.lease.token);
+                let claim = Claim::Run { first, end, token };
+                let handed = Handed::new(membership, claim, (first..end).collect(), run.lease.deadline);
+                Answer::Messages(Deliveries::new(handed, messages, Vec::new()))
             }
-            (_, Done::Messages(messages, run)) => {
-                let (first, token) = (messages.offsets().start, run.lease.token);
-                let open = OpenRun {
-                    token,
-                    left: run.end - first,
-                    is_counted: false,
-                    deadline: self.topic.home().store.monotonic_clock() + Duration::from_millis(run.lease.length),
-                    written: run.lease.deadline,
-                };
-                if let Some(memory) = turn {
-                    memory.runs.insert(first, open);
-                }
-                let end = run.end;
-                Answer::Messages(Deliveries::fresh(self, messages, Claim::Run { first, end, token }))
-            }
-            (_, Done::Nothing | Done::Acknowledged) => Answer::Nothing(turn.as_ref().and_then(Memory::next_event)),
+            (Wish::Messages { .. }, _) => Answer::Nothing(outlook.next_event()),
+            (Wish::Acknowledged { .. }, _) => Answer::Acknowledged,
         }
     }
 }

@@ -1,150 +1,170 @@
-//! Settling messages: acknowledged, to be tried again, or given up; and extending leases. Always in a transaction, that of
-//! the program or one of its own.
+//! Settling messages: acknowledged, to be delivered again, given up, or given back; and extending leases. Always in a
+//! transaction, that of the program or one of its own.
+//!
+//! A member can settle a message as long as its claim is in the rows, however late it is: a deadline only allows others to take
+//! the claim away. So of a member that settles and a process that takes its lease back, one commits, and the other runs again
+//! and sees what became of the message.
 
 use std::time::Duration;
 
-use duramen_engine::{Result, Transaction};
+use duramen_engine::{Error, Result, Transaction};
 
 use super::Group;
 use super::deliveries::Claim;
 use super::record::GroupOptions;
-use super::state::{ERROR_BYTES_MAX, Lease, Row, Run, Single};
-use crate::error::TopicError;
+use super::state::{ERROR_BYTES_MAX, Keyed, Lease, List, Run, Single};
+use crate::error::{LeaseEnd, TopicError};
 use crate::record::millis;
 
 /// What a member says of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict<'a> {
     Done,
-    /// To be tried again: after the time given, or as the group's back-off list says.
+    /// To be delivered again: after the time given, or as the group's back-off list says.
     Retry {
         delay: Option<Duration>,
         error: &'a str,
     },
-    /// Not to be tried again.
+    /// Not to be delivered again.
     GiveUp {
         error: &'a str,
     },
+    /// To be delivered again at once, without counting this try.
+    Release,
 }
 
-/// What became of a message that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failed {
-    Waits {
-        delay: Duration,
-        /// As it is written.
-        due: u64,
-    },
-    GivenUp,
+/// When a message that was not acknowledged is delivered again; `None`: it was given up, or waits for others of its key.
+pub(crate) type Again = Option<u64>;
+
+/// What is known of a message that a member has, or had.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Open {
+    /// How often it was delivered.
+    pub(super) tries: u32,
+    /// First message of a run that may still cover it.
+    pub(super) origin: Option<u64>,
+    /// Hash of its key, in an ordered group.
+    pub(super) key: Option<u64>,
 }
 
 impl Group {
-    pub(super) fn single_in(&self, tx: &Transaction, offset: u64) -> Result<Option<Single>> {
-        let single = tx.get(&self.topic.home().tables.states, &Single::key(self.shared.id, offset))?;
-        single.map(|single| Single::decode(&single)).transpose()
-    }
-
-    fn run_in(&self, tx: &Transaction, first: u64, token: u64, offset: u64) -> Result<Run> {
-        let run = tx.get(&self.topic.home().tables.states, &Run::key(self.shared.id, first))?;
-        let run = run.map(|run| Run::decode(&run)).transpose()?;
-        let run = run.filter(|run| run.lease.token == token);
-        run.ok_or_else(|| {
-            lost(
-                offset,
-                "its lease ran out, or all messages of it were settled, or the group was reset",
-            )
-        })
-    }
-
-    /// What to say of a message that was handed out by itself, and whose run is gone without a row of its own. As a rule it
-    /// was settled, as every message below the cursor is that no row speaks of.
-    fn gone(&self, tx: &Transaction, offset: u64, lost: duramen_engine::Error) -> Result<duramen_engine::Error> {
-        let cursor = self.cursor_in(tx)?;
-        let mut is_open = offset >= cursor.next;
-        let (low, _) = Row::runs_from(self.shared.id, cursor.floor.min(offset));
-        let (high, _) = Row::runs_from(self.shared.id, offset + 1);
-        let mut runs = tx.range(&self.topic.home().tables.states, &low[..]..&high[..])?;
-        while let Some((key, row)) = runs.next()? {
-            is_open |= matches!(Row::decode(key, &row)?, Row::Run(_, run) if offset < run.end);
-        }
-        Ok(match is_open {
-            // The group was reset.
-            true => lost,
-            false => TopicError::AlreadySettled { offset }.into(),
-        })
-    }
-
-    /// Refuses to settle what the member does not have (any more).
-    fn check_claim(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<()> {
+    /// What the member of a claim has of a message.
+    ///
+    /// # Errors
+    /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`].
+    fn open_in(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<(Open, Option<Run>)> {
         let single = self.single_in(tx, offset)?;
-        if matches!(single, Some(Single::Settled { .. })) {
-            return Err(TopicError::AlreadySettled { offset }.into());
+        match (claim, &single) {
+            (Claim::Run { first, token, .. }, None) => {
+                let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
+                if let Some(run) = run {
+                    let open = Open {
+                        tries: 1,
+                        origin: Some(first),
+                        key: None,
+                    };
+                    return Ok((open, Some(run)));
+                }
+            }
+            (
+                Claim::List { token },
+                &Some(Single::Held {
+                    token: mine,
+                    tries,
+                    origin,
+                    key,
+                }),
+            ) if mine == token => return Ok((Open { tries, origin, key }, None)),
+            _ => {}
         }
-        match (claim, single) {
-            (Claim::Run { first, token, .. }, None) if claim.is_lone() => match self.run_in(tx, first, token, offset) {
-                Err(error) if is_lost(&error) => Err(self.gone(tx, offset, error)?),
-                run => run.map(|_| ()),
+        Err(self.why_not(tx, claim, offset, single)?)
+    }
+
+    /// Why a member cannot settle a message.
+    fn why_not(&self, tx: &Transaction, claim: Claim, offset: u64, single: Option<Single>) -> Result<Error> {
+        // All rows go with a group that is deleted. Only calls that fail read the record for that.
+        self.record_in(tx)?;
+        let end = match single {
+            Some(Single::Settled { .. }) => return Ok(TopicError::AlreadySettled { offset }.into()),
+            Some(Single::Held { .. }) => LeaseEnd::TakenOver,
+            Some(Single::Waits { .. }) => LeaseEnd::Waits,
+            Some(Single::Parked { .. }) => LeaseEnd::EarlierFailed,
+            None if offset >= self.cursor_in(tx)?.next => LeaseEnd::Reset,
+            None => match self.run_over(tx, offset)? {
+                Some((_, run)) if run.lease.token != claim.token() => LeaseEnd::Reset,
+                // A message below the cursor of which no row speaks is closed.
+                _ => return Ok(TopicError::AlreadySettled { offset }.into()),
             },
-            (Claim::Run { first, token, .. }, None) => self.run_in(tx, first, token, offset).map(|_| ()),
-            (Claim::Run { .. }, Some(_)) => Err(lost(offset, "it failed, or was given back, before")),
-            (Claim::Again { token }, Some(Single::Again { lease, .. })) if lease.token == token => Ok(()),
-            (Claim::Again { .. }, _) => Err(lost(offset, "its lease ran out, or the group was reset")),
-        }
+        };
+        Ok(TopicError::LeaseLost { offset, cause: end }.into())
     }
 
-    /// Whether the member still has a message, and has not settled it itself. What somebody else settled was lost before.
-    fn has_still(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<bool> {
-        match self.single_in(tx, offset)? {
-            Some(Single::Settled { token }) if token == claim.token() => Ok(false),
-            Some(Single::Settled { .. }) => Err(lost(offset, "its lease ran out, and somebody else settled it")),
-            _ => self.check_claim(tx, claim, offset).map(|()| true),
-        }
-    }
-
-    /// Settles one message. `tries` is how often it was delivered.
+    /// Settles one message. Returns when it is delivered again.
     pub(crate) fn settle_in(
         &self,
         tx: &mut Transaction,
         claim: Claim,
         offset: u64,
-        tries: u32,
         verdict: Verdict<'_>,
-    ) -> Result<Option<Failed>> {
-        self.check_claim(tx, claim, offset)
-            .or_else(|error| self.or_deleted(tx, error))?;
-        let states = &self.topic.home().tables.states;
-        if let (Claim::Run { first, .. }, true, Verdict::Done) = (claim, claim.is_lone(), verdict) {
-            // The run is its only row. Whoever says meanwhile that it failed writes another.
-            tx.depends_on_key(states, &Single::key(self.shared.id, offset))?;
-            return tx.delete(states, &Run::key(self.shared.id, first)).map(|()| None);
-        }
-        if let Claim::Run { first, .. } = claim {
-            // Whoever settles the whole run meanwhile writes no row of this message.
-            let key = Run::key(self.shared.id, first);
-            tx.depends_on_key(states, &key)?;
-        }
-        match verdict {
-            Verdict::Done => {
-                let token = claim.token();
-                self.put_single(tx, offset, &Single::Settled { token }).map(|()| None)
+    ) -> Result<Again> {
+        let (open, run) = self.open_in(tx, claim, offset)?;
+        let (token, is_of_run) = (claim.token(), run.is_some());
+        let open = match (claim, run) {
+            (Claim::Run { first, .. }, Some(run)) if run.end == first + 1 => {
+                // The run is its only row. A transaction that fails the message meanwhile writes another.
+                tx.depends_on_key(self.states(), &Single::key(self.shared.id, offset))?;
+                self.delete_run(tx, first, &run)?;
+                Open { origin: None, ..open }
             }
+            (Claim::Run { first, .. }, _) => {
+                // A transaction that settles the whole run meanwhile writes no row of this message.
+                tx.depends_on_key(self.states(), &Run::key(self.shared.id, first))?;
+                open
+            }
+            (Claim::List { .. }, _) => open,
+        };
+        match verdict {
+            Verdict::Done if is_of_run => {
+                // It has no row yet, and needs one only while the run is there.
+                if open.origin.is_some() {
+                    self.put_single(tx, offset, &Single::Settled { token })?;
+                }
+                self.count_closed(tx, 1).map(|()| None)
+            }
+            Verdict::Done => self.close_in(tx, offset, open, token).map(|()| None),
+            Verdict::Release => self.release_in(tx, offset, open),
             Verdict::Retry { delay, error } => {
                 let record = self.record_in(tx)?;
-                let options = Group::options_of(&record);
-                self.fail_in(tx, offset, (claim.token(), tries), delay, error, options)
-                    .map(Some)
+                self.fail_in(tx, offset, open, token, (delay, error), Group::options_of(&record))
             }
             Verdict::GiveUp { error } => {
                 let record = self.record_in(tx)?;
-                self.give_up_in(tx, offset, (claim.token(), tries), error, Group::options_of(&record))?;
-                Ok(Some(Failed::GivenUp))
+                self.give_up_in(tx, offset, open, token, error, Group::options_of(&record))?;
+                Ok(None)
             }
         }
     }
 
-    fn put_single(&self, tx: &mut Transaction, offset: u64, single: &Single) -> Result<()> {
-        let key = Single::key(self.shared.id, offset);
-        tx.put(&self.topic.home().tables.states, &key, &single.encode())
+    /// A message is done with.
+    pub(super) fn close_in(&self, tx: &mut Transaction, offset: u64, open: Open, token: u64) -> Result<()> {
+        let covering = match open.origin {
+            Some(first) => {
+                // Whatever removes the run removes the settled rows in it.
+                tx.depends_on_key(self.states(), &Run::key(self.shared.id, first))?;
+                self.run_in(tx, first)?.filter(|run| offset < run.end)
+            }
+            None => None,
+        };
+        match covering {
+            Some(_) => self.put_single(tx, offset, &Single::Settled { token })?,
+            None if self.single_in(tx, offset)?.is_some() => self.delete_single(tx, offset)?,
+            None => {}
+        }
+        self.count_closed(tx, 1)?;
+        match open.key {
+            Some(hash) => self.close_keyed(tx, Keyed { hash, offset }),
+            None => Ok(()),
+        }
     }
 
     /// A message failed: it waits for the next try, or is given up after the last.
@@ -152,117 +172,194 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        (token, tries): (u64, u32),
-        delay: Option<Duration>,
-        error: &str,
+        open: Open,
+        token: u64,
+        (delay, error): (Option<Duration>, &str),
         options: &GroupOptions,
-    ) -> Result<Failed> {
-        if options.tries.is_some_and(|most| tries >= most) {
-            self.give_up_in(tx, offset, (token, tries), error, options)?;
-            return Ok(Failed::GivenUp);
+    ) -> Result<Again> {
+        if options.tries.is_some_and(|most| open.tries >= most) {
+            self.give_up_in(tx, offset, open, token, error, options)?;
+            return Ok(None);
         }
-        let delay = delay.unwrap_or_else(|| options.delay(tries));
-        let due = millis(self.topic.home().store.wall_clock()).saturating_add(millis(delay));
-        let single = Single::Waits {
+        let delay = delay.unwrap_or_else(|| options.delay(open.tries));
+        self.open_again(tx, offset, open, self.now().saturating_add(millis(delay)), error)
+    }
+
+    /// A member gives a message back: this try does not count.
+    pub(super) fn release_in(&self, tx: &mut Transaction, offset: u64, open: Open) -> Result<Again> {
+        let tries = open.tries.saturating_sub(1);
+        self.open_again(tx, offset, Open { tries, ..open }, self.now(), "")
+    }
+
+    pub(super) fn open_again(
+        &self,
+        tx: &mut Transaction,
+        offset: u64,
+        open: Open,
+        due: u64,
+        error: &str,
+    ) -> Result<Again> {
+        if let Some(hash) = open.key
+            && !self.await_turn(tx, Keyed { hash, offset }, open.tries)?
+        {
+            return Ok(None);
+        }
+        let waits = Single::Waits {
             due,
-            delay: millis(delay),
-            tries,
+            tries: open.tries,
+            origin: open.origin,
+            key: open.key,
             error: shortened(error).into(),
         };
-        self.put_single(tx, offset, &single)?;
-        Ok(Failed::Waits { delay, due })
+        self.wait_in(tx, offset, waits)?;
+        Ok(Some(due))
     }
 
     fn give_up_in(
         &self,
         tx: &mut Transaction,
         offset: u64,
-        (token, tries): (u64, u32),
+        open: Open,
+        token: u64,
         error: &str,
         options: &GroupOptions,
     ) -> Result<()> {
-        if let Some(dead) = &options.dead_letters {
-            self.bury_in(tx, dead, offset, tries, shortened(error))?;
+        if let Some(dead) = options.dead_letters.topic_of(self.topic.name()) {
+            self.bury_in(tx, &dead, offset, open.tries, shortened(error))?;
         }
-        self.put_single(tx, offset, &Single::Settled { token })
-    }
-
-    /// The error of somebody who has nothing to settle, or, when that is because the group was deleted, with all its rows,
-    /// one that says so. Those who do have something need not read the record of the group for it.
-    fn or_deleted<T>(&self, tx: &Transaction, error: duramen_engine::Error) -> Result<T> {
-        self.record_in(tx)?;
-        Err(error)
+        self.close_in(tx, offset, open, token)
     }
 
     /// Settles all messages of a claim that the member still has.
-    pub(crate) fn settle_all_in(&self, tx: &mut Transaction, claim: Claim, offsets: &[u64]) -> Result<()> {
-        let settled = self.settle_rows_in(tx, claim, offsets);
-        settled.or_else(|error| self.or_deleted(tx, error))
+    pub(crate) fn settle_all_in(
+        &self,
+        tx: &mut Transaction,
+        claim: Claim,
+        offset: u64,
+        verdict: Verdict<'_>,
+    ) -> Result<Again> {
+        match claim {
+            Claim::Run { first, token, .. } => self.settle_run_in(tx, first, token, verdict),
+            Claim::List { token } => self.settle_list_in(tx, token, offset, verdict),
+        }
     }
 
-    fn settle_rows_in(&self, tx: &mut Transaction, claim: Claim, offsets: &[u64]) -> Result<()> {
-        let Claim::Run { first, token, .. } = claim else {
-            let token = claim.token();
-            for &offset in offsets {
-                if self.has_still(tx, claim, offset)? {
-                    self.put_single(tx, offset, &Single::Settled { token })?;
-                }
-            }
-            return Ok(());
+    fn settle_run_in(&self, tx: &mut Transaction, first: u64, token: u64, verdict: Verdict<'_>) -> Result<Again> {
+        let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
+        let Some(run) = run else {
+            let (claim, single) = (Claim::Run { first, end: 0, token }, self.single_in(tx, first)?);
+            return Err(self.why_not(tx, claim, first, single)?);
         };
-        let run = self.run_in(tx, first, token, first)?;
-        let states = &self.topic.home().tables.states;
-        let (low, high) = Row::singles(self.shared.id, first..run.end);
-        let mut settled = Vec::new();
-        let mut walk = tx.range(states, &low[..]..&high[..])?;
-        while let Some((key, row)) = walk.next()? {
-            if let Row::Single(offset, Single::Settled { .. }) = Row::decode(key, &row)? {
+        let left = self.end_run_in(tx, first, &run)?;
+        if matches!(verdict, Verdict::Done) {
+            self.count_closed(tx, left.len() as i64)?;
+            return Ok(None);
+        }
+        let mut again = None;
+        for offset in left {
+            let open = Open {
+                tries: 1,
+                ..Open::default()
+            };
+            again = earliest(again, self.release_in(tx, offset, open)?);
+        }
+        Ok(again)
+    }
+
+    /// Removes a run, and the rows that say something only within it. Returns the messages that the member still has.
+    pub(super) fn end_run_in(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<Vec<u64>> {
+        let (low, high) = Single::keys(self.shared.id, first..run.end);
+        let (mut settled, mut own) = (Vec::new(), Vec::new());
+        let mut walk = tx.range(self.states(), &low[..]..&high[..])?;
+        while let Some((key, single)) = walk.next()? {
+            let offset = crate::tables::offset_of(key);
+            own.push(offset);
+            if let Single::Settled { .. } = Single::decode(&single)? {
                 settled.push(offset);
             }
         }
         drop(walk);
-        // And whoever settles one message of it meanwhile does not write the run's.
-        tx.depends_on(states, &low[..]..&high[..])?;
+        // A transaction that settles one of its messages meanwhile does not write the run.
+        tx.depends_on(self.states(), &low[..]..&high[..])?;
         for offset in settled {
-            tx.delete(states, &Single::key(self.shared.id, offset))?;
+            self.delete_single(tx, offset)?;
         }
-        tx.delete(states, &Run::key(self.shared.id, first))
+        self.delete_run(tx, first, run)?;
+        let mut own = own.into_iter().peekable();
+        let is_left = |offset: &u64| own.next_if_eq(offset).is_none();
+        Ok((first..run.end).filter(is_left).collect())
     }
 
-    /// Gives a claim a new deadline, and returns it as it is written.
-    pub(crate) fn extend_in(&self, tx: &mut Transaction, claim: Claim, offsets: &[u64], by: Duration) -> Result<u64> {
-        let states = &self.topic.home().tables.states;
-        let until = millis(self.topic.home().store.wall_clock()).saturating_add(millis(by));
-        let longer = |lease: Lease| Lease {
-            length: millis(by),
-            deadline: until,
-            ..lease
+    fn settle_list_in(&self, tx: &mut Transaction, token: u64, offset: u64, verdict: Verdict<'_>) -> Result<Again> {
+        let Some(list) = self.list_in(tx, token)? else {
+            let single = self.single_in(tx, offset)?;
+            return Err(self.why_not(tx, Claim::List { token }, offset, single)?);
         };
-        if let Claim::Run { first, token, .. } = claim {
-            let run = self.run_in(tx, first, token, first)?;
-            let lease = longer(run.lease);
-            tx.put(states, &Run::key(self.shared.id, first), &Run { lease, ..run }.encode())?;
-            return Ok(until);
-        }
-        for &offset in offsets {
-            if !self.has_still(tx, claim, offset)? {
+        let mut again = None;
+        for &offset in &list.offsets {
+            let Some(open) = self.held_in(tx, offset, token)? else {
                 continue;
-            }
-            if let Some(Single::Again { lease, tries }) = self.single_in(tx, offset)? {
-                let lease = longer(lease);
-                self.put_single(tx, offset, &Single::Again { lease, tries })?;
+            };
+            match verdict {
+                Verdict::Done => self.close_in(tx, offset, open, token)?,
+                _ => again = earliest(again, self.release_in(tx, offset, open)?),
             }
         }
-        Ok(until)
+        self.delete_list(tx, &list)?;
+        Ok(again)
+    }
+
+    /// What a list still holds of a message.
+    pub(super) fn held_in(&self, tx: &Transaction, offset: u64, token: u64) -> Result<Option<Open>> {
+        match self.single_in(tx, offset)? {
+            Some(Single::Held {
+                token: mine,
+                tries,
+                origin,
+                key,
+            }) if mine == token => Ok(Some(Open { tries, origin, key })),
+            _ => Ok(None),
+        }
+    }
+
+    /// Lets a claim last until a time at least. Returns when it ends.
+    pub(crate) fn extend_in(&self, tx: &mut Transaction, claim: Claim, offset: u64, by: Duration) -> Result<u64> {
+        let until = self.now().saturating_add(millis(by));
+        let longer = |lease: &Lease| Lease {
+            deadline: lease.deadline.max(until),
+            ..lease.clone()
+        };
+        match claim {
+            Claim::Run { first, token, .. } => {
+                if let Some(run) = self.run_in(tx, first)?.filter(|run| run.lease.token == token) {
+                    let extended = Run {
+                        lease: longer(&run.lease),
+                        is_extended: true,
+                        ..run.clone()
+                    };
+                    self.put_run(tx, first, Some(&run), &extended)?;
+                    return Ok(extended.lease.deadline);
+                }
+            }
+            Claim::List { token } => {
+                if let Some(list) = self.list_in(tx, token)? {
+                    let extended = List {
+                        lease: longer(&list.lease),
+                        offsets: list.offsets.clone(),
+                    };
+                    self.put_list(tx, Some(&list), &extended)?;
+                    return Ok(extended.lease.deadline);
+                }
+            }
+        }
+        let single = self.single_in(tx, offset)?;
+        Err(self.why_not(tx, claim, offset, single)?)
     }
 }
 
-fn is_lost(error: &duramen_engine::Error) -> bool {
-    matches!(TopicError::of(error), Some(TopicError::LeaseLost { .. }))
-}
-
-fn lost(offset: u64, cause: &'static str) -> duramen_engine::Error {
-    TopicError::LeaseLost { offset, cause }.into()
+/// The earlier of two times, if there are any.
+pub(super) fn earliest(one: Again, other: Again) -> Again {
+    one.into_iter().chain(other).min()
 }
 
 /// What is kept of a text, cut between letters.

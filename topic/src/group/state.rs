@@ -1,39 +1,70 @@
 //! What a group knows of the messages of its topic, and how that is stored.
 //!
 //! ```text
-//! group id, 0           -> cursor: messages before `next` were handed out; nothing below `floor` is open
-//! group id, 1, offset   -> run: the messages from this offset to before `end` were handed to one member together
-//! group id, 2, offset   -> single: what became of one message
+//! group id, 0                    cursor: messages before `next` were handed out or passed over
+//! group id, 1, offset            run: the messages from this offset to before `end` were handed out together
+//! group id, 2, offset            single: what became of one message
+//! group id, 3, token             list: messages that were handed out together, but not as a run
+//! group id, 4, time, kind, id    due: at this time something of this kind can go on; no value
+//! group id, 5                    how many messages were closed: a number that additions change
+//! group id, 6, key hash, offset  keyed: an open message of an ordered group; no value
+//! group id, 7                    how many messages are parked: a number that additions change
+//! group id, 8                    how far dead letters were brought back
+//! group id, 9                    anchor: rewritten when the group opens messages again that were closed; no value
 //!
-//! cursor   1  form: 1
-//!         ..  next, floor
-//! run      1  form: 1
-//!         ..  end, token, lease, deadline; member: length, name
-//! single   1  form: 1
+//! cursor   1  form: 2
+//!         ..  next, floor, opened, skipped, epoch
+//! lease   ..  token, process, deadline; member: length, name
+//! run      1  form: 2
+//!         ..  end; 1: extended; lease
+//! list     1  form: 2
+//!         ..  lease; how many; each: offset, as the distance from the one before
+//! single   1  form: 2
 //!          1  0 settled: token of the lease by which it was
-//!             1 waits: due, delay, tries; error: length, text
-//!             2 handed out again: token, lease, deadline, tries; member: length, name
+//!             1 waits: due, tries, origin plus one; key hash; error: length, text
+//!             2 held: token, tries, origin plus one; key hash
+//!             3 parked: tries; key hash
+//! letters  1  form: 2
+//!         ..  number of the dead-letter topic, offset of the next dead letter
+//! key hash 1  1: it has one, in 8 bytes
 //! ```
 //!
-//! Numbers have seven bits a byte, least first. Deadlines and dues are milliseconds since 1970; lease and delay say how far
-//! ahead they were when they were written, so that a clock that was set back cannot move them further away.
+//! Numbers have seven bits a byte, least first. Times are milliseconds since 1970 on the clock that all processes share
+//! ([`duramen_engine::Store::shared_clock`]).
 //!
-//! What a message is follows from its rows: a single says it; without one, a message in a run is with the run's member; any
-//! other message below `next` is settled. So a run whose messages are all settled at once is one row less, and `floor` may
-//! be lower than it could be: it only says where to begin looking.
+//! What a message is follows from its rows. A single says it. Without a single, a message that a run covers is with the
+//! member of the run. Any other message below `next` is closed: it was settled, or the group passed over it.
+//!
+//! Invariants:
+//! - `floor <= every open message < next`, and no run begins below `floor`, so that says where to begin looking;
+//! - `opened - closed` messages are with members or wait, `parked` more wait for an earlier message of their key;
+//! - a single that waits has a row in `due`, and so has a list, and a run that was extended;
+//! - runs that were not extended end in the order of their offsets, unless the group was given a shorter lease meanwhile;
+//! - a settled single lies in a run: without the run it would say nothing.
+
+use std::ops::Range;
 
 use duramen_engine::Result;
 
 use crate::bytes::{Reader, put_bytes, put_number};
 use crate::tables::offset_of;
 
-const FORM: u8 = 1;
+const FORM: u8 = 2;
 const CURSOR: u8 = 0;
 const RUN: u8 = 1;
 const SINGLE: u8 = 2;
+const LIST: u8 = 3;
+const DUE: u8 = 4;
+const CLOSED: u8 = 5;
+const KEYED: u8 = 6;
+const PARKED_COUNT: u8 = 7;
+const LETTERS: u8 = 8;
+const ANCHOR: u8 = 9;
+
 const SETTLED: u8 = 0;
 const WAITS: u8 = 1;
-const AGAIN: u8 = 2;
+const HELD: u8 = 2;
+const PARKED: u8 = 3;
 
 /// Longest text kept of why a message failed.
 pub(crate) const ERROR_BYTES_MAX: usize = 512;
@@ -43,26 +74,48 @@ pub(crate) const ERROR_BYTES_MAX: usize = 512;
 pub(crate) struct Cursor {
     pub(crate) next: u64,
     pub(crate) floor: u64,
+    /// Messages that were opened: handed out for the first time, or brought back.
+    pub(crate) opened: u64,
+    /// Messages that retention deleted before the group had delivered them, or while they waited.
+    pub(crate) skipped: u64,
+    /// Counts what may open messages below `floor`.
+    pub(crate) epoch: u64,
 }
 
 impl Cursor {
+    /// At the first message that the group delivers.
+    pub(crate) fn at(from: u64) -> Cursor {
+        Cursor {
+            next: from,
+            floor: from,
+            ..Cursor::default()
+        }
+    }
+
     pub(crate) fn key(group: u32) -> [u8; 5] {
         tagged(group, CURSOR)
     }
 
     pub(crate) fn encode(self) -> Vec<u8> {
         let mut out = vec![FORM];
-        put_number(&mut out, self.next);
-        put_number(&mut out, self.floor);
+        for number in [self.next, self.floor, self.opened, self.skipped, self.epoch] {
+            put_number(&mut out, number);
+        }
         out
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Cursor> {
         let mut reader = Reader::new(bytes, "the cursor of a group");
-        reader.version(FORM)?;
-        let (next, floor) = (reader.number()?, reader.number()?);
+        reader.form(FORM)?;
+        let cursor = Cursor {
+            next: reader.number()?,
+            floor: reader.number()?,
+            opened: reader.number()?,
+            skipped: reader.number()?,
+            epoch: reader.number()?,
+        };
         reader.end()?;
-        Ok(Cursor { next, floor })
+        Ok(cursor)
     }
 }
 
@@ -71,17 +124,36 @@ impl Cursor {
 pub(crate) struct Lease {
     /// Drawn for every lease, so that a member cannot take the lease of another for its own.
     pub(crate) token: u64,
-    /// How long it was to be, in milliseconds.
-    pub(crate) length: u64,
-    /// Milliseconds since 1970.
+    /// The process of the member, as [`duramen_engine::Store::process_number`] names it.
+    pub(crate) process: u64,
+    /// When it ends.
     pub(crate) deadline: u64,
     pub(crate) member: String,
 }
 
-/// Messages that were handed out together.
+impl Lease {
+    fn put(&self, out: &mut Vec<u8>) {
+        for number in [self.token, self.process, self.deadline] {
+            put_number(out, number);
+        }
+        put_bytes(out, self.member.as_bytes());
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Lease> {
+        Ok(Lease {
+            token: reader.number()?,
+            process: reader.number()?,
+            deadline: reader.number()?,
+            member: reader.text()?.into(),
+        })
+    }
+}
+
+/// Messages that follow each other and were handed out together for the first time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) end: u64,
+    pub(crate) is_extended: bool,
     pub(crate) lease: Lease,
 }
 
@@ -90,54 +162,114 @@ impl Run {
         placed(group, RUN, first)
     }
 
+    /// Keys between which all runs lie that begin at an offset or later.
+    pub(crate) fn keys_from(group: u32, first: u64) -> ([u8; 13], [u8; 5]) {
+        (placed(group, RUN, first), tagged(group, RUN + 1))
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![FORM];
         put_number(&mut out, self.end);
-        put_number(&mut out, self.lease.token);
-        put_number(&mut out, self.lease.length);
-        put_number(&mut out, self.lease.deadline);
-        put_bytes(&mut out, self.lease.member.as_bytes());
+        out.push(u8::from(self.is_extended));
+        self.lease.put(&mut out);
         out
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Run> {
         let mut reader = Reader::new(bytes, "a lease of a group");
-        reader.version(FORM)?;
-        let end = reader.number()?;
-        let lease = Lease {
-            token: reader.number()?,
-            length: reader.number()?,
-            deadline: reader.number()?,
-            member: reader.text()?.into(),
+        reader.form(FORM)?;
+        let run = Run {
+            end: reader.number()?,
+            is_extended: reader.byte()? != 0,
+            lease: Lease::read(&mut reader)?,
         };
         reader.end()?;
-        Ok(Run { end, lease })
+        Ok(run)
+    }
+}
+
+/// Messages that were handed out together, each with a single of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct List {
+    pub(crate) lease: Lease,
+    /// In rising order.
+    pub(crate) offsets: Vec<u64>,
+}
+
+impl List {
+    pub(crate) fn key(group: u32, token: u64) -> [u8; 13] {
+        placed(group, LIST, token)
+    }
+
+    /// Keys between which all lists lie.
+    pub(crate) fn keys(group: u32) -> ([u8; 5], [u8; 5]) {
+        (tagged(group, LIST), tagged(group, LIST + 1))
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = vec![FORM];
+        self.lease.put(&mut out);
+        put_number(&mut out, self.offsets.len() as u64);
+        let mut last = 0;
+        for &offset in &self.offsets {
+            put_number(&mut out, offset - last);
+            last = offset;
+        }
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<List> {
+        let mut reader = Reader::new(bytes, "a lease of a group");
+        reader.form(FORM)?;
+        let lease = Lease::read(&mut reader)?;
+        let (count, mut last, mut offsets) = (reader.number()?, 0u64, Vec::new());
+        for _ in 0..count {
+            let offset = last.checked_add(reader.number()?);
+            last = offset.ok_or_else(|| reader.damaged("has an offset that is too large"))?;
+            offsets.push(last);
+        }
+        reader.end()?;
+        Ok(List { lease, offsets })
     }
 }
 
 /// What became of one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Single {
-    /// It was acknowledged, or given up, by the holder of this token; 0: nobody could do it any more.
+    /// It was acknowledged, or given up, by the holder of this token; 0: no holder was left to do it.
     Settled { token: u64 },
-    /// It failed and is to be delivered again.
+    /// It is to be delivered, again as a rule.
     Waits {
-        /// Milliseconds since 1970.
         due: u64,
-        /// How far ahead that was.
-        delay: u64,
         /// How often it was delivered.
         tries: u32,
+        /// First message of the run that it was handed out in, if that run may be there still.
+        origin: Option<u64>,
+        /// Hash of its key, in an ordered group.
+        key: Option<u64>,
         /// Why it failed.
         error: String,
     },
-    /// It was delivered again.
-    Again { lease: Lease, tries: u32 },
+    /// A list holds it.
+    Held {
+        token: u64,
+        /// How often it was delivered, this time included.
+        tries: u32,
+        origin: Option<u64>,
+        key: Option<u64>,
+    },
+    /// It waits until all earlier messages of its key are closed.
+    Parked { tries: u32, key: Option<u64> },
 }
 
 impl Single {
     pub(crate) fn key(group: u32, offset: u64) -> [u8; 13] {
         placed(group, SINGLE, offset)
+    }
+
+    /// Keys between which the singles of some messages lie.
+    pub(crate) fn keys(group: u32, offsets: Range<u64>) -> ([u8; 13], [u8; 13]) {
+        (placed(group, SINGLE, offsets.start), placed(group, SINGLE, offsets.end))
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -149,23 +281,34 @@ impl Single {
             }
             Single::Waits {
                 due,
-                delay,
                 tries,
+                origin,
+                key,
                 error,
             } => {
                 out.push(WAITS);
                 put_number(&mut out, *due);
-                put_number(&mut out, *delay);
                 put_number(&mut out, u64::from(*tries));
+                put_origin(&mut out, *origin);
+                put_hash(&mut out, *key);
                 put_bytes(&mut out, error.as_bytes());
             }
-            Single::Again { lease, tries } => {
-                out.push(AGAIN);
-                put_number(&mut out, lease.token);
-                put_number(&mut out, lease.length);
-                put_number(&mut out, lease.deadline);
+            Single::Held {
+                token,
+                tries,
+                origin,
+                key,
+            } => {
+                out.push(HELD);
+                put_number(&mut out, *token);
                 put_number(&mut out, u64::from(*tries));
-                put_bytes(&mut out, lease.member.as_bytes());
+                put_origin(&mut out, *origin);
+                put_hash(&mut out, *key);
+            }
+            Single::Parked { tries, key } => {
+                out.push(PARKED);
+                put_number(&mut out, u64::from(*tries));
+                put_hash(&mut out, *key);
             }
         }
         out
@@ -173,29 +316,28 @@ impl Single {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Single> {
         let mut reader = Reader::new(bytes, "what a group knows of a message");
-        reader.version(FORM)?;
+        reader.form(FORM)?;
         let single = match reader.byte()? {
             SETTLED => Single::Settled {
                 token: reader.number()?,
             },
             WAITS => Single::Waits {
                 due: reader.number()?,
-                delay: reader.number()?,
                 tries: tries(&mut reader)?,
+                origin: reader.number()?.checked_sub(1),
+                key: hash(&mut reader)?,
                 error: reader.text()?.into(),
             },
-            AGAIN => {
-                let (token, length, deadline) = (reader.number()?, reader.number()?, reader.number()?);
-                let tries = tries(&mut reader)?;
-                let member = reader.text()?.into();
-                let lease = Lease {
-                    token,
-                    length,
-                    deadline,
-                    member,
-                };
-                Single::Again { lease, tries }
-            }
+            HELD => Single::Held {
+                token: reader.number()?,
+                tries: tries(&mut reader)?,
+                origin: reader.number()?.checked_sub(1),
+                key: hash(&mut reader)?,
+            },
+            PARKED => Single::Parked {
+                tries: tries(&mut reader)?,
+                key: hash(&mut reader)?,
+            },
             _ => return Err(reader.damaged("is of no known kind")),
         };
         reader.end()?;
@@ -203,9 +345,151 @@ impl Single {
     }
 }
 
+fn put_origin(out: &mut Vec<u8>, origin: Option<u64>) {
+    put_number(out, origin.map_or(0, |first| first.saturating_add(1)));
+}
+
+fn put_hash(out: &mut Vec<u8>, key: Option<u64>) {
+    out.push(u8::from(key.is_some()));
+    out.extend(key.iter().flat_map(|hash| hash.to_be_bytes()));
+}
+
+fn hash(reader: &mut Reader<'_>) -> Result<Option<u64>> {
+    match reader.byte()? {
+        0 => Ok(None),
+        _ => Ok(Some(u64::from_be_bytes(
+            reader.bytes(8)?.try_into().expect("eight bytes"),
+        ))),
+    }
+}
+
 fn tries(reader: &mut Reader<'_>) -> Result<u32> {
     let tries = reader.number()?;
     u32::try_from(tries).map_err(|_| reader.damaged("has more tries than can be"))
+}
+
+/// What can go on at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum DueKind {
+    /// A message can be delivered: `id` is its offset.
+    Waits = 0,
+    /// The lease of a list ends: `id` is its token.
+    List = 1,
+    /// The lease of a run ends that was extended: `id` is its first offset.
+    Run = 2,
+}
+
+/// A row of `due`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Due {
+    pub(crate) time: u64,
+    pub(crate) kind: DueKind,
+    pub(crate) id: u64,
+}
+
+impl Due {
+    pub(crate) fn key(self, group: u32) -> [u8; 22] {
+        let mut key = [0; 22];
+        key[..13].copy_from_slice(&placed(group, DUE, self.time));
+        key[13] = self.kind as u8;
+        key[14..].copy_from_slice(&self.id.to_be_bytes());
+        key
+    }
+
+    /// Keys between which all rows lie that are due at a time or later.
+    pub(crate) fn keys_from(group: u32, time: u64) -> ([u8; 13], [u8; 5]) {
+        (placed(group, DUE, time), tagged(group, DUE + 1))
+    }
+
+    pub(crate) fn decode(key: &[u8]) -> Result<Due> {
+        let mut reader = Reader::new(key, "a time that a group waits for");
+        reader.bytes(5)?;
+        let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
+        let time = word(reader.bytes(8)?);
+        let kind = match reader.byte()? {
+            0 => DueKind::Waits,
+            1 => DueKind::List,
+            2 => DueKind::Run,
+            _ => return Err(reader.damaged("is of no known kind")),
+        };
+        let id = word(reader.bytes(8)?);
+        reader.end()?;
+        Ok(Due { time, kind, id })
+    }
+}
+
+/// Key of the number of messages that were closed.
+pub(crate) fn closed_key(group: u32) -> [u8; 5] {
+    tagged(group, CLOSED)
+}
+
+/// Key of the number of messages that are parked.
+pub(crate) fn parked_key(group: u32) -> [u8; 5] {
+    tagged(group, PARKED_COUNT)
+}
+
+/// Key of what is rewritten when closed messages are opened again.
+pub(crate) fn anchor_key(group: u32) -> [u8; 5] {
+    tagged(group, ANCHOR)
+}
+
+/// A number that additions change.
+pub(crate) fn counted(value: Option<&[u8]>) -> Result<i64> {
+    let Some(value) = value else { return Ok(0) };
+    let bytes = value.try_into();
+    let wrong = |_| duramen_engine::Error::damaged("a count of a group has the wrong length");
+    Ok(i64::from_be_bytes(bytes.map_err(wrong)?))
+}
+
+/// An open message of an ordered group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keyed {
+    pub(crate) hash: u64,
+    pub(crate) offset: u64,
+}
+
+impl Keyed {
+    pub(crate) fn key(self, group: u32) -> [u8; 21] {
+        let mut key = [0; 21];
+        key[..13].copy_from_slice(&placed(group, KEYED, self.hash));
+        key[13..].copy_from_slice(&self.offset.to_be_bytes());
+        key
+    }
+
+    /// First and last key of the open messages of a key.
+    pub(crate) fn keys(group: u32, hash: u64) -> ([u8; 21], [u8; 21]) {
+        let at = |offset| Keyed { hash, offset }.key(group);
+        (at(0), at(u64::MAX))
+    }
+}
+
+/// How far a group has brought back dead letters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Letters {
+    pub(crate) topic: u32,
+    pub(crate) next: u64,
+}
+
+impl Letters {
+    pub(crate) fn key(group: u32) -> [u8; 5] {
+        tagged(group, LETTERS)
+    }
+
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut out = vec![FORM];
+        put_number(&mut out, u64::from(self.topic));
+        put_number(&mut out, self.next);
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Letters> {
+        let mut reader = Reader::new(bytes, "how far dead letters were brought back");
+        reader.form(FORM)?;
+        let (topic, next) = (reader.number()?, reader.number()?);
+        let topic = u32::try_from(topic).map_err(|_| reader.damaged("has a number that is too large"))?;
+        reader.end()?;
+        Ok(Letters { topic, next })
+    }
 }
 
 fn tagged(group: u32, tag: u8) -> [u8; 5] {
@@ -221,31 +505,31 @@ fn placed(group: u32, tag: u8, offset: u64) -> [u8; 13] {
     key
 }
 
-/// A row of a run or single.
+/// A row of a group, for those who read all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Row {
+    Cursor(Cursor),
     Run(u64, Run),
     Single(u64, Single),
+    List(u64, List),
+    /// A row that says nothing of a message by itself.
+    Other,
 }
 
 impl Row {
-    /// Keys between which the runs lie that begin at an offset or later.
-    pub(crate) fn runs_from(group: u32, floor: u64) -> ([u8; 13], [u8; 5]) {
-        (placed(group, RUN, floor), tagged(group, SINGLE))
-    }
-
-    /// Keys between which the singles of some messages lie.
-    pub(crate) fn singles(group: u32, offsets: std::ops::Range<u64>) -> ([u8; 13], [u8; 13]) {
-        (placed(group, SINGLE, offsets.start), placed(group, SINGLE, offsets.end))
-    }
-
     /// Reads a row.
     pub(crate) fn decode(key: &[u8], bytes: &[u8]) -> Result<Row> {
-        let offset = offset_of(key);
-        Ok(match key[4] {
-            RUN => Row::Run(offset, Run::decode(bytes)?),
-            SINGLE => Row::Single(offset, Single::decode(bytes)?),
-            _ => return Err(Reader::new(bytes, "a row of a group").damaged("is of no known kind")),
+        let strange = || Reader::new(bytes, "a row of a group").damaged("is of no known kind");
+        Ok(match (key.get(4), key.len()) {
+            (Some(&CURSOR), 5) => Row::Cursor(Cursor::decode(bytes)?),
+            (Some(&RUN), 13) => Row::Run(offset_of(key), Run::decode(bytes)?),
+            (Some(&SINGLE), 13) => Row::Single(offset_of(key), Single::decode(bytes)?),
+            (Some(&LIST), 13) => Row::List(offset_of(key), List::decode(bytes)?),
+            (Some(&DUE), 22) => Due::decode(key).map(|_| Row::Other)?,
+            (Some(&CLOSED | &PARKED_COUNT), 5) => counted(Some(bytes)).map(|_| Row::Other)?,
+            (Some(&KEYED), 21) | (Some(&ANCHOR), 5) if bytes.is_empty() => Row::Other,
+            (Some(&LETTERS), 5) => Letters::decode(bytes).map(|_| Row::Other)?,
+            _ => return Err(strange()),
         })
     }
 }
@@ -257,9 +541,19 @@ mod tests {
     fn lease() -> Lease {
         Lease {
             token: u64::MAX,
-            length: 30_000,
+            process: 7 << 32,
             deadline: 1 << 41,
             member: "worker".into(),
+        }
+    }
+
+    fn waits(origin: Option<u64>, key: Option<u64>) -> Single {
+        Single::Waits {
+            due: 1,
+            tries: 3,
+            origin,
+            key,
+            error: "no".into(),
         }
     }
 
@@ -267,44 +561,74 @@ mod tests {
     fn rows_come_back_as_they_were() {
         let run = Run {
             end: 700,
+            is_extended: true,
             lease: lease(),
         };
-        let waits = Single::Waits {
-            due: 1,
-            delay: 2,
-            tries: 3,
-            error: "no".into(),
-        };
-        let again = Single::Again {
-            lease: lease(),
+        let held = Single::Held {
+            token: 5,
             tries: 4,
+            origin: Some(0),
+            key: None,
         };
+        let parked = Single::Parked { tries: 0, key: Some(3) };
+        let list = List {
+            lease: lease(),
+            offsets: vec![0, 3, 1 << 40],
+        };
+        let cursor = Cursor {
+            next: 300,
+            floor: 2,
+            opened: 5,
+            skipped: 4,
+            epoch: 1,
+        };
+        let due = Due {
+            time: 9,
+            kind: DueKind::List,
+            id: 8,
+        };
+        assert_eq!(Due::decode(&due.key(8)).unwrap(), due);
+        let letters = Letters {
+            topic: 6,
+            next: 1 << 33,
+        };
+        assert_eq!(Letters::decode(&letters.encode()).unwrap(), letters);
         let rows = [
+            Row::Cursor(cursor),
             Row::Run(600, run),
             Row::Single(601, Single::Settled { token: 300 }),
-            Row::Single(602, waits),
-            Row::Single(603, again),
+            Row::Single(602, waits(Some(600), Some(u64::MAX))),
+            Row::Single(603, waits(None, None)),
+            Row::Single(604, held),
+            Row::Single(605, parked),
+            Row::List(606, list),
         ];
         for row in rows {
             let (key, bytes) = match &row {
-                Row::Run(first, run) => (Run::key(8, *first), run.encode()),
-                Row::Single(offset, single) => (Single::key(8, *offset), single.encode()),
+                Row::Cursor(cursor) => (Cursor::key(8).to_vec(), cursor.encode()),
+                Row::Run(first, run) => (Run::key(8, *first).to_vec(), run.encode()),
+                Row::Single(offset, single) => (Single::key(8, *offset).to_vec(), single.encode()),
+                Row::List(token, list) => (List::key(8, *token).to_vec(), list.encode()),
+                Row::Other => unreachable!(),
             };
             assert_eq!(Row::decode(&key, &bytes).unwrap(), row);
             for length in 0..bytes.len() {
                 assert!(Row::decode(&key, &bytes[..length]).is_err());
             }
         }
-        let cursor = Cursor { next: 300, floor: 2 };
-        assert_eq!(Cursor::decode(&cursor.encode()).unwrap(), cursor);
     }
 
     #[test]
     fn keys_lie_in_the_ranges_that_are_searched() {
-        let (low, high) = Row::runs_from(8, 5);
+        let (low, high) = Run::keys_from(8, 5);
         assert!(low[..] <= Run::key(8, 5)[..] && Run::key(8, u64::MAX)[..] < high[..]);
         assert!(Cursor::key(8)[..] < low[..] && high[..] < Single::key(8, 0)[..]);
-        let (low, high) = Row::singles(8, 5..7);
+        let (low, high) = Single::keys(8, 5..7);
         assert!(low == Single::key(8, 5) && Single::key(8, 6) < high && high <= Single::key(8, 7));
+        let at = |time, kind, id| Due { time, kind, id };
+        let (low, high) = Due::keys_from(8, 5);
+        assert!(low[..] <= at(5, DueKind::Waits, 0).key(8)[..]);
+        assert!(at(u64::MAX, DueKind::Run, u64::MAX).key(8)[..] < high[..]);
+        assert!(at(5, DueKind::Run, 9).key(8) < at(6, DueKind::Waits, 0).key(8));
     }
 }

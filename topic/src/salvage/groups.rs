@@ -25,19 +25,18 @@ struct Known {
 }
 
 impl Known {
-    fn take(&mut self, id: u32, key: &[u8], row: &[u8]) {
-        let next = match key.len() {
-            _ if key == Cursor::key(id) => Cursor::decode(row).map(|cursor| {
+    fn take(&mut self, key: &[u8], row: &[u8]) {
+        let next = Row::decode(key, row).map(|row| match row {
+            Row::Cursor(cursor) => {
                 self.cursor = Some(cursor);
                 cursor.next
-            }),
-            13 => Row::decode(key, row).map(|row| match row {
-                Row::Run(first, run) if first >= run.end => u64::MAX,
-                Row::Run(_, run) => run.end,
-                Row::Single(offset, _) => offset.saturating_add(1),
-            }),
-            _ => Ok(u64::MAX),
-        };
+            }
+            Row::Run(first, run) if first >= run.end => u64::MAX,
+            Row::Run(_, run) => run.end,
+            Row::Single(offset, _) => offset.saturating_add(1),
+            Row::List(_, list) => list.offsets.last().map_or(0, |last| last.saturating_add(1)),
+            Row::Other => 0,
+        });
         match next {
             Ok(next) if next < u64::MAX => {
                 self.next = self.next.max(next);
@@ -140,7 +139,7 @@ impl Saving<'_> {
         let mut known = Known::default();
         let states = self.source.tables.states.clone();
         let is_all_read = self.source.rows(&states, &id.to_be_bytes(), &mut |key, row| {
-            known.take(id, key, row);
+            known.take(key, row);
             Ok(())
         })?;
         let states = self.home.tables.states.clone();
@@ -158,10 +157,7 @@ impl Saving<'_> {
             ),
             None => format!("{whose}: how far it had come; it begins anew with message {back}, the first that is kept"),
         });
-        let cursor = Cursor {
-            next: back,
-            floor: back,
-        };
+        let cursor = Cursor::at(back);
         self.writer.put(&states, &Cursor::key(id), &cursor.encode())?;
         Ok(known.next)
     }

@@ -11,7 +11,7 @@ use duramen_engine::{Lost, Map, Result, SequenceState, Snapshot};
 use super::{check_id, understood};
 use crate::group::Rule;
 use crate::group::record::GroupRecord;
-use crate::group::state::{Cursor, Row};
+use crate::group::state::Row;
 use crate::message::Stored;
 use crate::publisher::Newest;
 use crate::tables::{CREATES, NEXT_ID, RULES, Tables, after_id};
@@ -167,8 +167,7 @@ fn looks_like(place: usize, snapshot: &Snapshot, map: &Map) -> Result<bool> {
             ("payloads", 12) => true,
             ("publishers", 4..) => Newest::decode(&value).is_ok(),
             ("groups", 5..) => GroupRecord::decode(&value).is_ok(),
-            ("states", 5) => Cursor::decode(&value).is_ok(),
-            ("states", 13) => Row::decode(key, &value).is_ok(),
+            ("states", 5..) => Row::decode(key, &value).is_ok(),
             _ => false,
         };
         if !is_right {

@@ -1,0 +1,361 @@
+//! Taking back what members do not have any more: leases that ended, and those of processes that are gone; and finding out
+//! when the next one ends.
+
+use std::collections::HashSet;
+
+use duramen_engine::{Error, Result, Transaction};
+
+use super::deliveries::Claim;
+use super::outlook::Outlook;
+use super::record::GroupOptions;
+use super::settle::{Again, Open, earliest};
+use super::state::{Cursor, Due, DueKind, Lease, List, Run, Single};
+use super::{Group, written};
+use crate::read::Reading;
+use crate::record::millis;
+use crate::tables::offset_of;
+use crate::topics::locked;
+
+/// How long an outlook is good for at most, in milliseconds.
+const RENEW_EVERY: u64 = 1000;
+/// How often `due` is searched from its beginning at most, in milliseconds: rows that were deleted there cost time until
+/// they are folded.
+const SEARCH_EVERY: u64 = 100;
+/// Leases that are looked at together.
+const LOOKED_AT_ONCE: usize = 256;
+/// Claims that were settled message by message, after which their rows are removed.
+const FINISHED_MAX: usize = 32;
+
+/// Why a lease is taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Its time is over.
+    Over,
+    /// The process of its member is gone.
+    Gone,
+}
+
+/// Leases that cannot be taken back, and why: their dead letters do not find their topic, for example. They must not keep
+/// everything else from being handed out.
+#[derive(Debug, Default)]
+pub(super) struct Stuck {
+    claims: HashSet<(DueKind, u64)>,
+    pub(super) error: Option<Error>,
+}
+
+impl Group {
+    /// Finds out when something is due next, if that is not known.
+    pub(super) fn renew(&self, outlook: &mut Outlook, options: &GroupOptions, now: u64) -> Result<()> {
+        let good_for = RENEW_EVERY.min(millis(options.lease)).max(1);
+        let is_good = |renewed: u64| now < renewed.saturating_add(good_for) && now < outlook.next_event();
+        let is_rung = self.shared.watch.is_rung();
+        if !is_rung && outlook.renewed.is_some_and(is_good) {
+            return Ok(());
+        }
+        // Before the look, so that what is committed after it rings again.
+        self.shared.bell.bell().arm();
+        let snapshot = self.topic.snapshot()?;
+        let states = self.states();
+        let cursor = snapshot.get(states, &Cursor::key(self.shared.id))?;
+        let cursor = Cursor::decode(&cursor.ok_or_else(|| self.deleted())?)?;
+        outlook.enter_epoch(cursor.epoch);
+        if now >= outlook.searched.saturating_add(SEARCH_EVERY) {
+            (outlook.searched, outlook.due_from) = (now, 0);
+        } else if is_rung {
+            self.shared.watch.ring_again();
+        }
+        let (low, high) = Due::keys_from(self.shared.id, outlook.due_from);
+        let mut rows = snapshot.range(states, &low[..]..&high[..])?;
+        let first = rows.next()?.map(|(key, _)| Due::decode(key)).transpose()?;
+        outlook.due = first.map_or(u64::MAX, |due| due.time);
+        // A row that is written later is for that time or a later one.
+        outlook.due_from = outlook.due.min(now);
+        let (low, high) = Run::keys_from(self.shared.id, outlook.runs_from.max(cursor.floor));
+        let mut rows = snapshot.range(states, &low[..]..&high[..])?;
+        outlook.runs = u64::MAX;
+        let mut first_run = None;
+        while let Some((key, run)) = rows.next()? {
+            first_run = first_run.or(Some(offset_of(key)));
+            let run = Run::decode(&run)?;
+            if !run.is_extended {
+                outlook.runs = run.lease.deadline;
+                break;
+            }
+        }
+        outlook.runs_from = first_run.unwrap_or(cursor.next);
+        let reading = Reading::new(&self.topic, &snapshot);
+        let from = Cursor {
+            floor: cursor.floor.max(outlook.floor),
+            ..cursor
+        };
+        outlook.floor = super::floor(&reading, self.shared.id, &from)?;
+        outlook.renewed = Some(now);
+        Ok(())
+    }
+
+    /// Takes back what is due, and finds messages that waited long enough, at most so many.
+    pub(super) fn collect_due(
+        &self,
+        outlook: &mut Outlook,
+        options: &GroupOptions,
+        (now, most): (u64, usize),
+        stuck: &mut Stuck,
+    ) -> Result<Vec<Due>> {
+        if outlook.runs <= now {
+            self.take_back_runs(outlook, options, now, stuck)?;
+        }
+        if outlook.due > now {
+            return Ok(Vec::new());
+        }
+        loop {
+            let (mut leases, mut waiting) = (Vec::new(), Vec::new());
+            let snapshot = self.topic.snapshot()?;
+            let (low, high) = Due::keys_from(self.shared.id, outlook.due_from);
+            let mut rows = snapshot.range(self.states(), &low[..]..&high[..])?;
+            let mut is_first = true;
+            while leases.len() < LOOKED_AT_ONCE
+                && waiting.len() < most
+                && let Some((key, _)) = rows.next()?
+            {
+                let due = Due::decode(key)?;
+                if std::mem::take(&mut is_first) {
+                    outlook.due_from = due.time.min(now);
+                }
+                if due.time > now {
+                    break;
+                }
+                match due.kind {
+                    DueKind::Waits => waiting.push(due),
+                    _ if stuck.claims.contains(&(due.kind, due.id)) => {}
+                    _ => leases.push(due),
+                }
+            }
+            drop(rows);
+            drop(snapshot);
+            if leases.is_empty() {
+                return Ok(waiting);
+            }
+            for lease in leases {
+                self.take_back(outlook, (lease.kind, lease.id), options, (End::Over, now), stuck);
+            }
+        }
+    }
+
+    /// Takes runs back that ended, from the first one on: what follows a run that did not end was handed out later.
+    fn take_back_runs(&self, outlook: &mut Outlook, options: &GroupOptions, now: u64, stuck: &mut Stuck) -> Result<()> {
+        let mut from = outlook.runs_from;
+        loop {
+            let ended = {
+                let snapshot = self.topic.snapshot()?;
+                let (low, high) = Run::keys_from(self.shared.id, from);
+                let mut rows = snapshot.range(self.states(), &low[..]..&high[..])?;
+                let mut ended = Vec::new();
+                while ended.len() < LOOKED_AT_ONCE
+                    && let Some((key, run)) = rows.next()?
+                {
+                    let (first, run) = (offset_of(key), Run::decode(&run)?);
+                    if !run.is_extended && run.lease.deadline > now {
+                        break;
+                    }
+                    if !run.is_extended && !stuck.claims.contains(&(DueKind::Run, first)) {
+                        ended.push(first);
+                    }
+                }
+                ended
+            };
+            let Some(last) = ended.last() else { return Ok(()) };
+            from = last + 1;
+            for first in ended {
+                self.take_back(outlook, (DueKind::Run, first), options, (End::Over, now), stuck);
+            }
+        }
+    }
+
+    /// Takes back, at once, the leases of processes that are gone.
+    pub(super) fn take_back_gone(
+        &self,
+        outlook: &mut Outlook,
+        options: &GroupOptions,
+        now: u64,
+        stuck: &mut Stuck,
+    ) -> Result<()> {
+        let presence = &self.topic.home().presence;
+        let store = &self.topic.home().store;
+        let departed = presence.departed(store);
+        if outlook.departed == Some(departed) {
+            return Ok(());
+        }
+        let alive = store.processes_alive();
+        let is_gone = |lease: &Lease| !alive.contains(&lease.process);
+        let mut gone = Vec::new();
+        {
+            let snapshot = self.topic.snapshot()?;
+            let (low, high) = Run::keys_from(self.shared.id, 0);
+            let mut rows = snapshot.range(self.states(), &low[..]..&high[..])?;
+            while let Some((key, run)) = rows.next()? {
+                if is_gone(&Run::decode(&run)?.lease) {
+                    gone.push((DueKind::Run, offset_of(key)));
+                }
+            }
+            let (low, high) = List::keys(self.shared.id);
+            let mut rows = snapshot.range(self.states(), &low[..]..&high[..])?;
+            while let Some((key, list)) = rows.next()? {
+                if is_gone(&List::decode(&list)?.lease) {
+                    gone.push((DueKind::List, offset_of(key)));
+                }
+            }
+        }
+        for claim in gone {
+            self.take_back(outlook, claim, options, (End::Gone, now), stuck);
+        }
+        outlook.departed = Some(departed);
+        Ok(())
+    }
+
+    /// Takes one lease back, in a transaction of its own: the dead letters of several may be more than one can hold. Its error
+    /// is told when there is nothing else to tell.
+    fn take_back(
+        &self,
+        outlook: &mut Outlook,
+        (kind, id): (DueKind, u64),
+        options: &GroupOptions,
+        (end, now): (End, u64),
+        stuck: &mut Stuck,
+    ) {
+        let taken = self.topic.home().store.transact_with(written(), |tx| match kind {
+            DueKind::Run => self.take_back_run(tx, id, options, (end, now)),
+            _ => self.take_back_list(tx, id, options, (end, now)),
+        });
+        outlook.doubt();
+        match taken {
+            Ok(again) => again.into_iter().for_each(|time| outlook.note_due(time)),
+            Err(error) => {
+                stuck.claims.insert((kind, id));
+                stuck.error.get_or_insert(error);
+            }
+        }
+    }
+
+    fn take_back_run(
+        &self,
+        tx: &mut Transaction,
+        first: u64,
+        options: &GroupOptions,
+        (end, now): (End, u64),
+    ) -> Result<Again> {
+        let Some(run) = self
+            .run_in(tx, first)?
+            .filter(|run| is_taken_back(&run.lease, end, now))
+        else {
+            return Ok(None);
+        };
+        let mut again = None;
+        for offset in self.end_run_in(tx, first, &run)? {
+            let open = Open {
+                tries: 1,
+                ..Open::default()
+            };
+            again = earliest(again, self.lose_in(tx, offset, open, &run.lease, (end, options))?);
+        }
+        Ok(again)
+    }
+
+    fn take_back_list(
+        &self,
+        tx: &mut Transaction,
+        token: u64,
+        options: &GroupOptions,
+        (end, now): (End, u64),
+    ) -> Result<Again> {
+        let Some(list) = self
+            .list_in(tx, token)?
+            .filter(|list| is_taken_back(&list.lease, end, now))
+        else {
+            return Ok(None);
+        };
+        let mut again = None;
+        for &offset in &list.offsets {
+            if let Some(open) = self.held_in(tx, offset, token)? {
+                again = earliest(again, self.lose_in(tx, offset, open, &list.lease, (end, options))?);
+            }
+        }
+        self.delete_list(tx, &list)?;
+        Ok(again)
+    }
+
+    /// A message whose lease was taken back failed. When its process is gone, it does not wait the first time; but a message
+    /// that ends one process after the other waits longer each time.
+    fn lose_in(
+        &self,
+        tx: &mut Transaction,
+        offset: u64,
+        open: Open,
+        lease: &Lease,
+        (end, options): (End, &GroupOptions),
+    ) -> Result<Again> {
+        let member = &lease.member;
+        let (delay, error) = match end {
+            End::Over => (None, format!("the lease of {member:?} ended")),
+            End::Gone => {
+                let delay = (open.tries > 1).then(|| options.delay(open.tries - 1));
+                (
+                    Some(delay.unwrap_or_default()),
+                    format!("the process of {member:?} is gone"),
+                )
+            }
+        };
+        self.fail_in(tx, offset, open, lease.token, (delay, &error), options)
+    }
+
+    /// Removes what is left of claims of which everything was settled message by message.
+    pub(super) fn remove_finished(&self, is_idle: bool) -> Result<()> {
+        let mut finished = locked(&self.shared.finished);
+        if finished.is_empty() || (!is_idle && finished.len() < FINISHED_MAX) {
+            return Ok(());
+        }
+        let finished = std::mem::take(&mut *finished);
+        self.topic.home().store.transact_with(written(), |tx| {
+            for &claim in &finished {
+                self.remove_one_finished(tx, claim)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A transaction that was to settle the last message may have failed: then the claim stays as it is until its lease ends.
+    fn remove_one_finished(&self, tx: &mut Transaction, claim: Claim) -> Result<()> {
+        match claim {
+            Claim::Run { first, token, .. } => {
+                let Some(run) = self.run_in(tx, first)?.filter(|run| run.lease.token == token) else {
+                    return Ok(());
+                };
+                let (low, high) = Single::keys(self.shared.id, first..run.end);
+                let own = tx.count(self.states(), &low[..]..&high[..])?;
+                if own == run.end - first {
+                    self.end_run_in(tx, first, &run)?;
+                }
+                Ok(())
+            }
+            Claim::List { token } => {
+                let Some(list) = self.list_in(tx, token)? else {
+                    return Ok(());
+                };
+                for &offset in &list.offsets {
+                    if self.held_in(tx, offset, token)?.is_some() {
+                        return Ok(());
+                    }
+                }
+                self.delete_list(tx, &list)
+            }
+        }
+    }
+}
+
+/// Whether a lease is still to be taken back.
+fn is_taken_back(lease: &Lease, end: End, now: u64) -> bool {
+    match end {
+        End::Over => lease.deadline <= now,
+        // No later process has its number.
+        End::Gone => true,
+    }
+}

@@ -1,0 +1,85 @@
+//! A guard that keeps a lease from ending while work goes on.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use duramen_engine::{Error, Result};
+
+use super::Group;
+use super::deliveries::extend;
+use super::membership::Handed;
+use crate::alarm::Timed;
+use crate::topics::locked;
+
+/// Extends the lease of what a member was handed, every third of a lease, until the guard is dropped. For work whose length
+/// is not known before. When the process dies, the messages go to other members at once all the same.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// # use duramen_topic::{GroupOptions, Start, TopicOptions, Topics};
+/// # use std::time::Duration;
+/// # let orders = Topics::open(&store)?.create("orders", TopicOptions::new())?;
+/// # let group = orders.ensure_group("packers", Start::Beginning, GroupOptions::new())?;
+/// # orders.publish(b"12 apples")?;
+/// # let mut member = group.member("worker 1");
+/// let deliveries = member.receive(10, Duration::from_secs(1))?.unwrap();
+/// let guard = deliveries.keep_alive()?;
+/// // Work that takes longer than the lease goes here.
+/// deliveries.acknowledge()?;
+/// drop(guard);
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "the lease is extended only as long as the guard is there"]
+pub struct KeepAlive {
+    kept: Arc<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    handed: Arc<Handed>,
+    offset: u64,
+    lease: Duration,
+    failed: Mutex<Option<Arc<Error>>>,
+}
+
+impl KeepAlive {
+    pub(super) fn begin(handed: &Arc<Handed>, offset: u64) -> Result<KeepAlive> {
+        let topic = &handed.group().topic;
+        let record = handed.group().record(&topic.snapshot()?)?;
+        let lease = Group::options_of(&record).lease;
+        extend(handed, offset, lease)?;
+        let kept = Arc::new(Kept {
+            handed: handed.clone(),
+            offset,
+            lease,
+            failed: Mutex::new(None),
+        });
+        let weak = Arc::downgrade(&kept);
+        topic.home().alarm.at(kept.next(), weak)?;
+        Ok(KeepAlive { kept })
+    }
+
+    /// Why the lease could not be extended the last time; `None`: it was. After [`crate::TopicError::LeaseLost`] the guard
+    /// does not try again, and the work is best dropped.
+    pub fn failed(&self) -> Option<Arc<Error>> {
+        locked(&self.kept.failed).clone()
+    }
+}
+
+impl Kept {
+    fn next(&self) -> Instant {
+        Instant::now() + (self.lease / 3).max(Duration::from_millis(1))
+    }
+}
+
+impl Timed for Kept {
+    fn ring(&self) -> Option<Instant> {
+        let extended = extend(&self.handed, self.offset, self.lease);
+        let failed = extended.err();
+        let is_over = failed.as_ref().is_some_and(super::is_over);
+        *locked(&self.failed) = failed.map(Arc::new);
+        (!is_over).then(|| self.next())
+    }
+}

@@ -1,0 +1,161 @@
+//! Ordered groups: the messages of a key are delivered one after the other, while other keys go on.
+//!
+//! The simple version: every open message that has a key has a *keyed* row, so the rows of a key are its open messages in
+//! order. Only the first of them can be delivered; the others are *parked*. A message that is closed takes its row away,
+//! and the next of its key may go.
+//!
+//! One member may hold several messages of a key, if it got them together: then they are the first rows of the key, in
+//! order. When one of them fails, the later ones are taken from the member and parked, because the failed one must come
+//! first.
+//!
+//! Why nothing is forgotten: a hand-out parks a message because it saw an earlier row, just as a member may close that earlier
+//! message. Each of the two transactions depends on what the other writes, so one of them runs again and sees it.
+
+use std::collections::HashSet;
+
+use duramen_engine::{Result, Transaction};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Group;
+use super::rows::message_due;
+use super::state::{Keyed, Single};
+use crate::limits::READ_MESSAGES;
+use crate::tables::offset_of;
+
+/// What stands for a key in the rows. Two keys of one hash wait for each other, which delays and breaks nothing.
+pub(super) fn hash_of(key: &[u8]) -> u64 {
+    xxh3_64(key)
+}
+
+/// Keys of which messages are handed out in one transaction.
+#[derive(Debug, Default)]
+pub(super) struct Together {
+    hashes: HashSet<u64>,
+}
+
+impl Group {
+    /// Opens a new message that has a key. `true`: it can be handed out, together with those before it. Otherwise it is parked.
+    pub(super) fn open_keyed(&self, tx: &mut Transaction, keyed: Keyed, together: &mut Together) -> Result<bool> {
+        let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
+        let is_first = together.hashes.contains(&keyed.hash) || {
+            let mut rows = tx.range(self.states(), &low[..]..=&high[..])?;
+            rows.next()?.is_none()
+        };
+        tx.put(self.states(), &keyed.key(self.shared.id), b"")?;
+        if is_first {
+            together.hashes.insert(keyed.hash);
+            return Ok(true);
+        }
+        tx.depends_on(self.states(), &low[..]..=&high[..])?;
+        self.count_parked(tx, 1)?;
+        let parked = Single::Parked {
+            tries: 0,
+            key: Some(keyed.hash),
+        };
+        self.put_single(tx, keyed.offset, &parked)?;
+        Ok(false)
+    }
+
+    /// A message of an ordered group was closed: the next of its key may go.
+    pub(super) fn close_keyed(&self, tx: &mut Transaction, keyed: Keyed) -> Result<()> {
+        let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
+        tx.depends_on(self.states(), &low[..]..=&high[..])?;
+        tx.delete(self.states(), &keyed.key(self.shared.id))?;
+        let first = {
+            let mut rows = tx.range(self.states(), &low[..]..=&high[..])?;
+            rows.next()?.map(|(key, _)| offset_of(key))
+        };
+        let Some(first) = first else { return Ok(()) };
+        match self.single_in(tx, first)? {
+            Some(Single::Parked { tries, key }) => self.unpark(tx, first, tries, key),
+            _ => Ok(()),
+        }
+    }
+
+    /// The first open message of a key can be delivered.
+    fn unpark(&self, tx: &mut Transaction, offset: u64, tries: u32, key: Option<u64>) -> Result<()> {
+        self.count_parked(tx, -1)?;
+        self.count_closed(tx, -1)?;
+        let waits = Single::Waits {
+            due: self.now(),
+            tries,
+            origin: None,
+            key,
+            error: String::new(),
+        };
+        self.wait_in(tx, offset, waits)
+    }
+
+    /// A message of an ordered group is to be delivered again, or for the first time after it was brought back. `true`: it can
+    /// be; otherwise it was parked, because an earlier one of its key is open. Later ones of its key are parked either way.
+    pub(super) fn await_turn(&self, tx: &mut Transaction, keyed: Keyed, tries: u32) -> Result<bool> {
+        let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
+        tx.depends_on(self.states(), &low[..]..=&high[..])?;
+        let first = {
+            let mut rows = tx.range(self.states(), &low[..]..=&high[..])?;
+            rows.next()?.map(|(key, _)| offset_of(key))
+        };
+        // A member has no more of them than it gets at once.
+        for later in self.after_in(tx, keyed, READ_MESSAGES)? {
+            if !self.park_later(tx, later)? {
+                // What follows was parked before.
+                break;
+            }
+        }
+        if first.is_none_or(|first| first >= keyed.offset) {
+            return Ok(true);
+        }
+        self.park(tx, keyed.offset, tries, Some(keyed.hash))?;
+        Ok(false)
+    }
+
+    /// Parks a message that comes after one of its key that failed. `false`: it was parked already.
+    fn park_later(&self, tx: &mut Transaction, offset: u64) -> Result<bool> {
+        match self.single_in(tx, offset)? {
+            // It is taken from its member before it could fail: that try does not count.
+            Some(Single::Held { tries, key, .. }) => self.park(tx, offset, tries.saturating_sub(1), key)?,
+            Some(Single::Waits { due, tries, key, .. }) => {
+                self.move_due(tx, Some(message_due(due, offset)), None)?;
+                self.park(tx, offset, tries, key)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn park(&self, tx: &mut Transaction, offset: u64, tries: u32, key: Option<u64>) -> Result<()> {
+        self.count_parked(tx, 1)?;
+        self.count_closed(tx, 1)?;
+        self.put_single(tx, offset, &Single::Parked { tries, key })
+    }
+
+    /// Messages of a key that can be handed out together with an earlier one of it, which is being handed out: those that
+    /// follow it and are parked, at most so many.
+    pub(super) fn parked_behind(&self, tx: &mut Transaction, keyed: Keyed, most: usize) -> Result<Vec<(u64, u32)>> {
+        let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
+        let mut parked = Vec::new();
+        for offset in self.after_in(tx, keyed, most)? {
+            match self.single_in(tx, offset)? {
+                Some(Single::Parked { tries, .. }) => parked.push((offset, tries)),
+                _ => break,
+            }
+        }
+        if !parked.is_empty() {
+            tx.depends_on(self.states(), &low[..]..=&high[..])?;
+        }
+        Ok(parked)
+    }
+
+    /// Open messages of the key that come after one of them, at most so many.
+    fn after_in(&self, tx: &Transaction, keyed: Keyed, most: usize) -> Result<Vec<u64>> {
+        let (_, high) = Keyed::keys(self.shared.id, keyed.hash);
+        let mut offsets = Vec::new();
+        let mut rows = tx.range(self.states(), &keyed.key(self.shared.id)[..]..=&high[..])?;
+        while offsets.len() < most
+            && let Some((key, _)) = rows.next()?
+        {
+            offsets.extend(Some(offset_of(key)).filter(|&offset| offset > keyed.offset));
+        }
+        Ok(offsets)
+    }
+}

@@ -75,13 +75,14 @@ fn consume(group: &Group) {
         assert_eq!((again.offset(), again.tries()), (61, 2));
         again.retry_after(Duration::ZERO, "out of plums again").unwrap();
     });
-    let leased = member.receive(1, Duration::ZERO).unwrap().unwrap();
-    assert_eq!(leased.messages().offsets(), 61..62);
-    leased
-        .into_iter()
-        .for_each(|leased| leased.retry_after(HOUR, "still none").unwrap());
+    // New messages come by turns with those that failed.
     let leased = member.receive(10, Duration::ZERO).unwrap().unwrap();
     assert_eq!(leased.messages().offsets(), 70..80);
+    let again = member.receive(1, Duration::ZERO).unwrap().unwrap();
+    assert_eq!(again.messages().offsets(), 61..62);
+    again
+        .into_iter()
+        .for_each(|again| again.retry_after(HOUR, "still none").unwrap());
     for delivery in leased {
         match delivery.offset() {
             76 => delivery.acknowledge().unwrap(),
@@ -282,7 +283,11 @@ fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
     let ended = scratch.run(&["salvage", "store", "rest", "--json"]);
     assert_eq!(lost(&ended), [""; 0]);
     let report = &ended.json()[0];
-    assert_eq!((&report["pairs"], &report["topics"]), (&1.into(), &(OTHERS + 2).into()));
+    // Each topic that has a group has a dead-letter topic, but for `stock`, which shares one that is named.
+    assert_eq!(
+        (&report["pairs"], &report["topics"]),
+        (&1.into(), &(2 * OTHERS + 3).into())
+    );
     assert_eq!(report["groups"], OTHERS + 4);
     let whole = views(&scratch.path("store"));
     let messages: usize = whole.values().map(|topic| topic.messages.len()).sum();
@@ -304,18 +309,17 @@ fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
         delivered.extend(deliveries.messages().iter().map(|message| message.offset()));
         deliveries.acknowledge().unwrap();
     }
-    assert_eq!(delivered, (80..=next).collect::<Vec<_>>());
+    // The process is gone that had leased messages, so they come back at once.
+    delivered.sort_unstable();
+    let leased = (70..80).filter(|offset| *offset != 76);
+    assert_eq!(delivered, leased.chain(80..=next).collect::<Vec<_>>());
     let pending: Vec<(u64, u32)> = group
         .pending()
         .unwrap()
         .iter()
         .map(|one| (one.offset, one.tries))
         .collect();
-    let leased = (70..80).filter(|offset| *offset != 76).map(|offset| (offset, 1));
-    assert_eq!(
-        pending,
-        [(61, 3), (63, 1)].into_iter().chain(leased).collect::<Vec<_>>()
-    );
+    assert_eq!(pending, [(61, 3), (63, 1)]);
     assert_eq!(
         orders.durable("sums", Start::Beginning).unwrap().position().unwrap(),
         120

@@ -132,6 +132,14 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// A lease that any process takes back at once: no process has the number 0.
+    fn of_no_process(&self) -> Lease {
+        Lease {
+            process: 0,
+            ..self.clone()
+        }
+    }
+
     fn put(&self, out: &mut Vec<u8>) {
         for number in [self.token, self.process, self.deadline] {
             put_number(out, number);
@@ -158,6 +166,14 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// The run, as if its process were gone.
+    pub(crate) fn of_no_process(&self) -> Run {
+        Run {
+            lease: self.lease.of_no_process(),
+            ..self.clone()
+        }
+    }
+
     pub(crate) fn key(group: u32, first: u64) -> [u8; 13] {
         placed(group, RUN, first)
     }
@@ -197,6 +213,14 @@ pub(crate) struct List {
 }
 
 impl List {
+    /// The list, as if its process were gone.
+    pub(crate) fn of_no_process(&self) -> List {
+        List {
+            lease: self.lease.of_no_process(),
+            offsets: self.offsets.clone(),
+        }
+    }
+
     pub(crate) fn key(group: u32, token: u64) -> [u8; 13] {
         placed(group, LIST, token)
     }

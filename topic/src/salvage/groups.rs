@@ -26,7 +26,14 @@ struct Known {
 
 impl Known {
     fn take(&mut self, key: &[u8], row: &[u8]) {
-        let next = Row::decode(key, row).map(|row| match row {
+        let found = Row::decode(key, row);
+        // A process of the new store may get the number of one that had the old store open.
+        let row = match &found {
+            Ok(Row::Run(_, run)) => run.of_no_process().encode(),
+            Ok(Row::List(_, list)) => list.of_no_process().encode(),
+            _ => row.to_vec(),
+        };
+        let next = found.map(|found| match found {
             Row::Cursor(cursor) => {
                 self.cursor = Some(cursor);
                 cursor.next
@@ -40,7 +47,7 @@ impl Known {
         match next {
             Ok(next) if next < u64::MAX => {
                 self.next = self.next.max(next);
-                self.rows.push((key.to_vec(), row.to_vec()));
+                self.rows.push((key.to_vec(), row));
             }
             _ => self.is_strange = true,
         }

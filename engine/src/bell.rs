@@ -33,6 +33,8 @@ pub struct Bell {
     name: String,
     /// Where those who append count for other processes.
     pub(crate) slot: usize,
+    /// Every ring counts in the shared region, also when no process listens; see `Store::rings`.
+    pub(crate) is_counted: bool,
     /// How many listeners there are. Changed under the commit lock.
     watched: AtomicU32,
     /// 1: somebody may be about to sleep.
@@ -41,10 +43,11 @@ pub struct Bell {
 }
 
 impl Bell {
-    fn new(name: &str, slot: usize) -> Bell {
+    fn new(name: &str, slot: usize, is_counted: bool) -> Bell {
         Bell {
             name: name.into(),
             slot,
+            is_counted,
             watched: AtomicU32::new(0),
             armed: AtomicU32::new(0),
             listeners: Mutex::default(),
@@ -195,10 +198,13 @@ impl Default for Bells {
 }
 
 impl Bells {
-    /// The bell of a sequence.
-    pub(crate) fn bell(&self, counter: &[u8], name: &str) -> Arc<Bell> {
+    /// The bell of a sequence. Counted bells have the last slot, so that no other sequence counts there.
+    pub(crate) fn bell(&self, counter: &[u8], name: &str, is_counted: bool) -> Arc<Bell> {
         // The same in all processes.
-        let slot = checksum(counter) as usize % BELL_SLOTS;
+        let slot = match is_counted {
+            true => BELL_SLOTS - 1,
+            false => checksum(counter) as usize % (BELL_SLOTS - 1),
+        };
         let mut known = locked(&self.slots[slot]);
         if let Some(bell) = known.get(counter).and_then(Weak::upgrade) {
             return bell;
@@ -206,7 +212,7 @@ impl Bells {
         if known.len() == known.capacity() {
             known.retain(|_, bell| bell.strong_count() > 0);
         }
-        let bell = Arc::new(Bell::new(name, slot));
+        let bell = Arc::new(Bell::new(name, slot, is_counted));
         known.insert(counter.to_vec(), Arc::downgrade(&bell));
         bell
     }
@@ -239,18 +245,18 @@ mod tests {
     #[test]
     fn bells_that_nobody_holds_are_forgotten() {
         let bells = Bells::default();
-        let held = bells.bell(b"held", "held");
+        let held = bells.bell(b"held", "held", false);
         for number in 0..10_000u32 {
-            bells.bell(&number.to_be_bytes(), "dropped");
+            bells.bell(&number.to_be_bytes(), "dropped", false);
         }
         let known = bells.slots.iter().map(|known| locked(known).len());
         assert!(known.sum::<usize>() < 10 * BELL_SLOTS);
-        assert!(Arc::ptr_eq(&held, &bells.bell(b"held", "held")));
+        assert!(Arc::ptr_eq(&held, &bells.bell(b"held", "held", false)));
     }
 
     #[test]
     fn a_bell_that_is_not_armed_is_silent() {
-        let bell = Bell::new("bell", 0);
+        let bell = Bell::new("bell", 0, false);
         let listener = Listener::new();
         bell.add(&listener, 7);
         bell.armed.store(0, Ordering::Relaxed);

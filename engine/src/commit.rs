@@ -316,7 +316,7 @@ impl Core {
                     drop(guard);
                     kill_point();
                     self.wake_waiting_streams();
-                    draft.ring(|slot| self.ring_elsewhere(slot));
+                    draft.ring(|bell| self.ring_elsewhere(bell));
                     return Ok(commit);
                 }
                 Room::Wait => {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::base::Stored;
+use crate::bell::Bell;
 use crate::catalog::MapInfo;
 use crate::checksum::key_hash;
 use crate::error::Result;
@@ -332,12 +333,12 @@ impl Draft {
     }
 
     /// Tells those who wait for appends to the sequences of the draft, which is committed: those in this process, and by
-    /// `elsewhere`, which gets where each sequence is counted for, those in others.
+    /// `elsewhere`, which gets the bell of each sequence, those in others.
     #[inline]
-    pub(crate) fn ring(&self, elsewhere: impl Fn(usize)) {
+    pub(crate) fn ring(&self, elsewhere: impl Fn(&Bell)) {
         self.sequences.iter().for_each(|sequence| {
             sequence.place.bell.ring();
-            elsewhere(sequence.place.bell.slot);
+            elsewhere(&sequence.place.bell);
         });
     }
 

@@ -32,6 +32,7 @@ mod group;
 mod many;
 
 mod keeper;
+mod registry;
 mod topic;
 mod topics;
 

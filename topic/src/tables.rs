@@ -65,6 +65,11 @@ impl Tables {
     pub(crate) fn sequence(&self, id: u32, name: &str) -> Result<Sequence> {
         Sequence::new(&self.messages, &self.payloads, &id.to_be_bytes(), name)
     }
+
+    /// The names of topics that are created, configured and deleted, in order.
+    pub(crate) fn registry(&self) -> Result<Sequence> {
+        Sequence::counted(&self.messages, &self.payloads, &REGISTRY.to_be_bytes(), "(topics)")
+    }
 }
 
 /// Whether anybody has used topics in this store.

@@ -5,15 +5,15 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use duramen_engine::{Item, Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
+use duramen_engine::{Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
 
 use crate::error::TopicError;
 use crate::group::{Group, apply_rules};
 use crate::keeper::Users;
-use crate::message::Message;
 use crate::name::{Pattern, check_name};
 use crate::record::{TopicOptions, TopicRecord, millis};
-use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, REGISTRY, Tables, name_key};
+use crate::registry::Event;
+use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, Tables, name_key};
 use crate::topic::{Shared, Topic};
 
 /// How the topics of a store are looked after.
@@ -75,7 +75,7 @@ impl Deref for Home {
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) tables: Tables,
-    /// Tells which topics were made and deleted.
+    /// Tells which topics were created, configured and deleted.
     registry: Sequence,
     topics: Mutex<HashMap<u32, Weak<Shared>>>,
     groups: Mutex<HashMap<u32, Weak<crate::group::Shared>>>,
@@ -243,7 +243,7 @@ impl Topics {
 impl Inner {
     fn new(store: &Store) -> Result<Arc<Inner>> {
         let tables = Tables::open(store)?;
-        let registry = tables.sequence(REGISTRY, "(topics)")?;
+        let registry = tables.registry()?;
         if store.snapshot()?.sequence_state(&registry)?.is_none() && !store.is_read_only() {
             store.transact(|tx| match tx.sequence_state(&registry)? {
                 None => tx.begin_sequence(&registry),
@@ -322,17 +322,6 @@ impl Inner {
         self.registry.bell().tell();
     }
 
-    /// Tells subscribers of patterns that there is something to look at.
-    pub(crate) fn register(&self, tx: &mut Transaction, name: &str) -> Result<()> {
-        let mut head = Vec::new();
-        Message::new(name).encode(&mut head)?;
-        let item = Item {
-            head: &head,
-            body: None,
-        };
-        tx.append_to(&self.registry, item).map(|_| ())
-    }
-
     fn delete_contents(&self, tx: &mut Transaction, id: u32, name: &str) -> Result<()> {
         for group in Group::ids_in(tx, &self.tables, id)? {
             let (low, high) = (group.to_be_bytes(), tables::after_id(group));
@@ -354,7 +343,8 @@ impl Inner {
                 return Err(Reason::TopicDeleted { name: name.into() }.into());
             };
             record.options = options.clone();
-            tx.put(&self.tables.topics, name.as_bytes(), &record.encode())
+            tx.put(&self.tables.topics, name.as_bytes(), &record.encode())?;
+            self.register(tx, Event::Configured, record.id, name)
         })
     }
 }
@@ -414,7 +404,7 @@ impl Home {
             tx.put(topics, name.as_bytes(), &record.encode())?;
             tx.begin_sequence(&self.tables.sequence(id, name)?)?;
             apply_rules(tx, &self.tables, (name, id), now)?;
-            self.register(tx, name)?;
+            self.register(tx, Event::Created, id, name)?;
             Ok(id)
         })?;
         self.topic(id, name)
@@ -431,7 +421,7 @@ impl Home {
             deleted = Some(record.id);
             self.delete_contents(tx, record.id, name)?;
             tx.delete(&self.tables.topics, name.as_bytes())?;
-            self.register(tx, name)
+            self.register(tx, Event::Deleted, record.id, name)
         })?;
         if let Some(id) = deleted {
             // Those who wait shall see that there is nothing more to wait for.

@@ -27,6 +27,7 @@ use crate::error::TopicError;
 use crate::group::Rule;
 use crate::name::check_name;
 use crate::record::{TopicOptions, TopicRecord, millis};
+use crate::registry::Event;
 use crate::tables::{CREATES, NEXT_ID, REGISTRY, RULES, rule_key};
 use crate::topics::{Home, Topics, TopicsOptions};
 use messages::Kept;
@@ -261,7 +262,7 @@ impl Saving<'_> {
         self.home.store.transact(|tx| {
             tx.put(&tables.topics, found.name.as_bytes(), &found.record.encode())?;
             tx.begin_sequence_at(&sequence, state)?;
-            self.home.register(tx, &found.name)
+            self.home.register(tx, Event::Created, found.id, &found.name)
         })?;
         self.saved.topics += 1;
         Ok(())

@@ -27,7 +27,7 @@ use std::time::Duration;
 use crate::checksum::checksum;
 use crate::region::BELL_SLOTS;
 
-/// Rung by every commit that appends to a sequence.
+/// Rung by every commit that appends to a sequence, or ends it.
 #[derive(Debug)]
 pub struct Bell {
     name: String,

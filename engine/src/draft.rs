@@ -39,6 +39,8 @@ pub(crate) struct Draft {
     pub(crate) created: Vec<u32>,
     pub(crate) dropped: Vec<u32>,
     pub(crate) renamed: Vec<(u32, String)>,
+    /// Bells that ring beside those of the sequences that are appended to.
+    pub(crate) rung: Vec<Arc<Bell>>,
     pub(crate) assigned: Vec<u64>,
     pub(crate) adds_anything: bool,
     pub(crate) notes: u64,
@@ -167,6 +169,7 @@ impl Draft {
             created: Vec::new(),
             dropped: Vec::new(),
             renamed: Vec::new(),
+            rung: Vec::new(),
             assigned: Vec::new(),
             adds_anything: false,
             notes: 0,
@@ -185,6 +188,7 @@ impl Draft {
         self.created.clear();
         self.dropped.clear();
         self.renamed.clear();
+        self.rung.clear();
         self.assigned.clear();
         self.adds_anything = false;
         self.notes = 0;
@@ -336,9 +340,10 @@ impl Draft {
     /// `elsewhere`, which gets the bell of each sequence, those in others.
     #[inline]
     pub(crate) fn ring(&self, elsewhere: impl Fn(&Bell)) {
-        self.sequences.iter().for_each(|sequence| {
-            sequence.place.bell.ring();
-            elsewhere(&sequence.place.bell);
+        let appended = self.sequences.iter().map(|sequence| &sequence.place.bell);
+        appended.chain(&self.rung).for_each(|bell| {
+            bell.ring();
+            elsewhere(bell);
         });
     }
 

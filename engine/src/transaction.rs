@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::{EXTENT_BYTES, Extent, Root};
 use crate::batch::{pages_of, stored};
+use crate::bell::Bell;
 use crate::beside::Closure;
 use crate::catalog::{MapInfo, check_name};
 use crate::checksum::key_hash;
@@ -135,6 +136,8 @@ struct Work {
     /// What must not change before it commits, whatever else it read.
     needed: Vec<FullRange>,
     needed_keys: Vec<Vec<u8>>,
+    /// What the commit rings beside what it appends to. Rolling back to a savepoint keeps it: a ring too many is harmless.
+    rung: Vec<Arc<Bell>>,
 }
 
 /// What an append takes in a record beyond prefix and value, roughly.
@@ -910,6 +913,7 @@ impl Transaction {
             draft.created.extend(&self.work.new_maps);
             draft.dropped.extend(&self.work.dropped);
             draft.renamed.extend(self.work.renamed.iter().cloned());
+            draft.rung.extend(self.work.rung.iter().cloned());
             let number = core.append(draft, Some(&checks), self.token);
             let number = number.map_err(|error| match draft.maps.iter().find(|map| map.alive().is_err()) {
                 Some(map) => self.conflict_if_opened(map, error),

@@ -234,7 +234,7 @@ impl PatternSubscription {
             self.look_for_topics(Start::Beginning)?;
             self.registry_rang = false;
         } else if self.durable.is_some() && !self.queue.is_empty() {
-            // Deleting a durable subscription rings no bell.
+            // A durable subscription that was deleted delivers nothing more, also before the registry's ring arrives.
             self.snapshot()?;
         }
         while let Some(id) = self.queue.pop_front() {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A store of an older version has entries without a key: the first one of a name says that its topic was created, the
-//! next one that it was deleted, and so on.
+//! next one tells of its deletion, and so on.
 
 use duramen_engine::{Error, Item, Result, Transaction};
 

@@ -412,23 +412,15 @@ impl Home {
 
     fn delete(&self, name: &str) -> Result<()> {
         check_name(name)?;
-        let mut deleted = None;
         self.store.transact(|tx| {
             let record = tx.get(&self.tables.topics, name.as_bytes())?;
             let Some(record) = record.map(|record| TopicRecord::decode(&record)).transpose()? else {
                 return Err(TopicError::UnknownTopic { name: name.into() }.into());
             };
-            deleted = Some(record.id);
             self.delete_contents(tx, record.id, name)?;
             tx.delete(&self.tables.topics, name.as_bytes())?;
             self.register(tx, Event::Deleted, record.id, name)
-        })?;
-        if let Some(id) = deleted {
-            // Those who wait shall see that there is nothing more to wait for.
-            let topic = self.topic(id, name)?;
-            topic.shared().sequence.bell().tell();
-        }
-        Ok(())
+        })
     }
 }
 

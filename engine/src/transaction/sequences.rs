@@ -82,14 +82,21 @@ impl Transaction {
         self.write(sequence.counter(), Written::Put(&state.encode()))
     }
 
-    /// Ends a sequence, with all that was appended to it. Whoever appends later is told so.
+    /// Ends a sequence, with all that was appended to it. Later appends fail. The commit rings the sequence's bell.
     #[doc(hidden)]
     pub fn end_sequence(&mut self, sequence: &Sequence) -> Result<()> {
         for map in [sequence.heads(), sequence.bodies()] {
             let id = self.needs(map)?;
             self.delete_full_range(FullRange::prefix(id, sequence.prefix())?)?;
         }
+        self.ring(sequence);
         self.write(sequence.counter(), Written::Delete)
+    }
+
+    /// Has the commit ring the bell of a sequence in all processes, as an append does.
+    #[doc(hidden)]
+    pub fn ring(&mut self, sequence: &Sequence) {
+        self.work.rung.push(sequence.bell().clone());
     }
 
     /// How far a sequence has come; `None`: it has not begun, or has ended.

@@ -77,10 +77,12 @@ impl Work {
             renamed,
             needed,
             needed_keys,
+            rung,
         } = self;
         // Without memory, mostly.
         (*savepoints, *extents, *opened, *new_maps) = Default::default();
         (*dropped, *renamed, *needed, *needed_keys) = Default::default();
+        *rung = Vec::new();
         (*below, *append_bytes) = (Held::default(), 0);
         layers.truncate(1);
         layers.iter_mut().for_each(Layer::clear);
@@ -98,7 +100,7 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
-    use crate::{Durability, Maintenance, Options, Store};
+    use crate::{Durability, Maintenance, Options, Sequence, Store};
 
     fn store() -> Store {
         let options = Options::new()
@@ -122,6 +124,8 @@ mod tests {
             .expect("a range");
         tx.depends_on_key(&map, b"needed").expect("a key");
         tx.depends_on(&map, ..).expect("a range");
+        let sequence = Sequence::new(&map, &map, b"sequence", "a sequence").expect("a sequence");
+        tx.ring(&sequence);
         tx.map("new").expect("a new map");
         tx.drop_map("other").expect("a map");
         tx.rename_map("third", "fourth").expect("a map");
@@ -141,6 +145,7 @@ mod tests {
             work.renamed.len(),
             work.needed.len(),
             work.needed_keys.len(),
+            work.rung.len(),
         ];
         assert!(counts.iter().all(|&count| count > 0), "{counts:?}");
         assert!(work.clear());

@@ -268,10 +268,10 @@ impl Inner {
     /// What the handles of a group share, made by `make` for the first of them.
     pub(crate) fn group(&self, id: u32, make: impl FnOnce() -> Arc<crate::group::Shared>) -> Arc<crate::group::Shared> {
         let mut groups = locked(&self.groups);
-        groups.retain(|_, shared| shared.strong_count() > 0);
         if let Some(shared) = groups.get(&id).and_then(Weak::upgrade) {
             return shared;
         }
+        prune(&mut groups);
         let shared = make();
         groups.insert(id, Arc::downgrade(&shared));
         shared
@@ -378,9 +378,7 @@ impl Home {
             drop(topics);
             return Ok(Topic::new(self, shared));
         }
-        if topics.len() == topics.capacity() {
-            topics.retain(|_, shared| shared.strong_count() > 0);
-        }
+        prune(&mut topics);
         let shared = Arc::new(Shared::new(id, name, self.tables.sequence(id, name)?));
         topics.insert(id, Arc::downgrade(&shared));
         drop(topics);
@@ -443,6 +441,37 @@ pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
     Ok(next)
 }
 
+/// Forgets handles that are gone, when the map is full. Then it has room for as many again as are left, so that an insertion
+/// costs the same however many handles are open. Returns whether it looked at all of them.
+fn prune<T>(handles: &mut HashMap<u32, Weak<T>>) -> bool {
+    let is_full = handles.len() == handles.capacity();
+    if is_full {
+        handles.retain(|_, shared| shared.strong_count() > 0);
+        handles.reserve(handles.len() + 1);
+    }
+    is_full
+}
+
 pub(crate) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_looked_at_rarely_and_those_that_are_gone_do_not_pile_up() {
+        let mut handles = HashMap::new();
+        let open: Vec<Arc<u32>> = (0..10_000).map(Arc::new).collect();
+        let mut looks = 0;
+        for id in 0..200_000 {
+            looks += u32::from(prune(&mut handles));
+            // Beside those that stay open, others come and go.
+            let shared = open.get(id as usize).cloned().unwrap_or_default();
+            handles.insert(id, Arc::downgrade(&shared));
+        }
+        assert!(looks < 100, "all handles were looked at {looks} times");
+        assert!(handles.len() < 50_000, "{} are remembered", handles.len());
+    }
 }

@@ -33,6 +33,7 @@ mod many;
 
 mod keeper;
 mod registry;
+mod rubbish;
 mod topic;
 mod topics;
 

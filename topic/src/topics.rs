@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use duramen_engine::{Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
 
 use crate::error::TopicError;
-use crate::group::{Group, apply_rules};
+use crate::group::apply_rules;
 use crate::keeper::Users;
 use crate::name::{Pattern, check_name};
 use crate::record::{TopicOptions, TopicRecord, millis};
 use crate::registry::Event;
+use crate::rubbish;
 use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, Tables, name_key};
 use crate::topic::{Shared, Topic};
 
@@ -323,10 +324,7 @@ impl Inner {
     }
 
     fn delete_contents(&self, tx: &mut Transaction, id: u32, name: &str) -> Result<()> {
-        for group in Group::ids_in(tx, &self.tables, id)? {
-            let (low, high) = (group.to_be_bytes(), tables::after_id(group));
-            tx.delete_range(&self.tables.states, &low[..]..&high[..])?;
-        }
+        rubbish::delete_states(tx, &self.tables, id)?;
         let (low, high) = (name_key(id, ""), tables::after_id(id));
         tx.delete_range(&self.tables.groups, &low[..]..&high[..])?;
         tx.delete_range(&self.tables.publishers, &low[..]..&high[..])?;
@@ -410,6 +408,14 @@ impl Home {
 
     fn delete(&self, name: &str) -> Result<()> {
         check_name(name)?;
+        self.delete_in_one_commit(name)?;
+        // The topic is gone, whatever comes of this; what is left the background thread removes.
+        let _ = self.remove_rubbish(&|| false);
+        Ok(())
+    }
+
+    /// Deletes a topic; rows of its groups may be left.
+    pub(crate) fn delete_in_one_commit(&self, name: &str) -> Result<()> {
         self.store.transact(|tx| {
             let record = tx.get(&self.tables.topics, name.as_bytes())?;
             let Some(record) = record.map(|record| TopicRecord::decode(&record)).transpose()? else {

@@ -502,16 +502,6 @@ impl Group {
         }
     }
 
-    /// Ids of the groups of a topic, in a transaction.
-    pub(crate) fn ids_in(tx: &Transaction, tables: &Tables, topic: u32) -> Result<Vec<u32>> {
-        let mut cursor = tx.prefix(&tables.groups, &topic.to_be_bytes())?;
-        let mut ids = Vec::new();
-        while let Some((_, record)) = cursor.next()? {
-            ids.push(GroupRecord::decode(&record)?.id);
-        }
-        Ok(ids)
-    }
-
     /// The topic.
     pub fn topic(&self) -> &Topic {
         &self.topic

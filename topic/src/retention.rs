@@ -19,6 +19,7 @@ use crate::topics::Home;
 /// Trims every topic that has limits, until `is_over`.
 pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
     home.remove_rubbish(is_over)?;
+    home.trim_registry(is_over)?;
     let mut failed = None;
     for (name, record) in home.records("")? {
         if is_over() {
@@ -39,6 +40,7 @@ pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
 /// Removes what the topic does not have to keep, and what deleted topics left behind. Returns how many messages went.
 pub(crate) fn trim(topic: &Topic) -> Result<u64> {
     topic.home().remove_rubbish(&|| false)?;
+    topic.home().trim_registry(&|| false)?;
     trim_messages(topic)
 }
 

@@ -12,7 +12,7 @@ use crate::group::apply_rules;
 use crate::keeper::Users;
 use crate::name::{Pattern, check_name};
 use crate::record::{TopicOptions, TopicRecord, millis};
-use crate::registry::Event;
+use crate::registry::{Event, RegistryTrimming};
 use crate::rubbish;
 use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, Tables, name_key};
 use crate::topic::{Shared, Topic};
@@ -78,6 +78,7 @@ pub(crate) struct Inner {
     pub(crate) tables: Tables,
     /// Tells which topics were created, configured and deleted.
     registry: Sequence,
+    pub(crate) registry_trimming: RegistryTrimming,
     topics: Mutex<HashMap<u32, Weak<Shared>>>,
     groups: Mutex<HashMap<u32, Weak<crate::group::Shared>>>,
     users: Mutex<Weak<Users>>,
@@ -255,6 +256,7 @@ impl Inner {
             store: store.clone(),
             tables,
             registry,
+            registry_trimming: RegistryTrimming::default(),
             topics: Mutex::default(),
             groups: Mutex::default(),
             users: Mutex::default(),

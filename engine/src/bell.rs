@@ -17,7 +17,7 @@
 //! A bell is memory of one process; what other processes append rings it too, see `ringing`. What is needed to find new
 //! appends is in the store.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
@@ -27,12 +27,14 @@ use std::time::Duration;
 use crate::checksum::checksum;
 use crate::region::BELL_SLOTS;
 
-/// Rung by every commit that appends to a sequence.
+/// Rung by every commit that appends to a sequence, or ends it.
 #[derive(Debug)]
 pub struct Bell {
     name: String,
     /// Where those who append count for other processes.
     pub(crate) slot: usize,
+    /// Every ring counts in the shared region, also when no process listens; see `Store::rings`.
+    pub(crate) is_counted: bool,
     /// How many listeners there are. Changed under the commit lock.
     watched: AtomicU32,
     /// 1: somebody may be about to sleep.
@@ -41,10 +43,11 @@ pub struct Bell {
 }
 
 impl Bell {
-    fn new(name: &str, slot: usize) -> Bell {
+    fn new(name: &str, slot: usize, is_counted: bool) -> Bell {
         Bell {
             name: name.into(),
             slot,
+            is_counted,
             watched: AtomicU32::new(0),
             armed: AtomicU32::new(0),
             listeners: Mutex::default(),
@@ -106,10 +109,42 @@ pub struct Listener {
 
 #[derive(Default)]
 struct Rung {
-    /// Of the bells that rang since the last look; of each once, as long as it is not armed again.
+    /// Of the bells that rang since the last look, each once.
     tokens: Vec<u64>,
+    /// All of `tokens`, once they are more than [`TOKENS_SEARCHED`]; empty until then.
+    known: HashSet<u64>,
     is_asleep: bool,
     waker: Option<Waker>,
+}
+
+/// Up to so many tokens a walk through them costs less than a hash.
+const TOKENS_SEARCHED: usize = 8;
+
+impl Rung {
+    /// Adds a token, unless it is there: a listener that does not look must not grow with every ring.
+    fn add(&mut self, token: u64) {
+        let Rung { tokens, known, .. } = self;
+        let is_known = match tokens.len() {
+            0..=TOKENS_SEARCHED => tokens.contains(&token),
+            _ if tokens.last() == Some(&token) => true,
+            _ => {
+                if known.is_empty() {
+                    known.extend(tokens.iter());
+                }
+                !known.insert(token)
+            }
+        };
+        if !is_known {
+            tokens.push(token);
+        }
+    }
+
+    fn take(&mut self) -> Vec<u64> {
+        if !self.known.is_empty() {
+            self.known = HashSet::new();
+        }
+        std::mem::take(&mut self.tokens)
+    }
 }
 
 impl fmt::Debug for Listener {
@@ -130,10 +165,7 @@ impl Listener {
     /// Gives it a token, as a bell does.
     pub fn tell(&self, token: u64) {
         let mut rung = locked(&self.state);
-        // A listener that is told the same again and again, and does not look, must not grow.
-        if rung.tokens.last() != Some(&token) {
-            rung.tokens.push(token);
-        }
+        rung.add(token);
         let waker = rung.waker.take();
         let is_asleep = std::mem::take(&mut rung.is_asleep);
         drop(rung);
@@ -160,7 +192,7 @@ impl Listener {
         let slept = self.changed.wait_timeout_while(rung, timeout, is_quiet);
         let (mut rung, _) = slept.unwrap_or_else(|e| e.into_inner());
         rung.is_asleep = false;
-        std::mem::take(&mut rung.tokens)
+        rung.take()
     }
 
     /// The same for a task: when there are none, its waker is kept, and woken at the next one.
@@ -169,11 +201,11 @@ impl Listener {
         if rung.tokens.is_empty() {
             rung.waker = Some(waker.clone());
         }
-        std::mem::take(&mut rung.tokens)
+        rung.take()
     }
 
     fn take(&self) -> Vec<u64> {
-        std::mem::take(&mut locked(&self.state).tokens)
+        locked(&self.state).take()
     }
 }
 
@@ -195,10 +227,13 @@ impl Default for Bells {
 }
 
 impl Bells {
-    /// The bell of a sequence.
-    pub(crate) fn bell(&self, counter: &[u8], name: &str) -> Arc<Bell> {
+    /// The bell of a sequence. Counted bells have the last slot, so that no other sequence counts there.
+    pub(crate) fn bell(&self, counter: &[u8], name: &str, is_counted: bool) -> Arc<Bell> {
         // The same in all processes.
-        let slot = checksum(counter) as usize % BELL_SLOTS;
+        let slot = match is_counted {
+            true => BELL_SLOTS - 1,
+            false => checksum(counter) as usize % (BELL_SLOTS - 1),
+        };
         let mut known = locked(&self.slots[slot]);
         if let Some(bell) = known.get(counter).and_then(Weak::upgrade) {
             return bell;
@@ -206,7 +241,7 @@ impl Bells {
         if known.len() == known.capacity() {
             known.retain(|_, bell| bell.strong_count() > 0);
         }
-        let bell = Arc::new(Bell::new(name, slot));
+        let bell = Arc::new(Bell::new(name, slot, is_counted));
         known.insert(counter.to_vec(), Arc::downgrade(&bell));
         bell
     }
@@ -239,18 +274,36 @@ mod tests {
     #[test]
     fn bells_that_nobody_holds_are_forgotten() {
         let bells = Bells::default();
-        let held = bells.bell(b"held", "held");
+        let held = bells.bell(b"held", "held", false);
         for number in 0..10_000u32 {
-            bells.bell(&number.to_be_bytes(), "dropped");
+            bells.bell(&number.to_be_bytes(), "dropped", false);
         }
         let known = bells.slots.iter().map(|known| locked(known).len());
         assert!(known.sum::<usize>() < 10 * BELL_SLOTS);
-        assert!(Arc::ptr_eq(&held, &bells.bell(b"held", "held")));
+        assert!(Arc::ptr_eq(&held, &bells.bell(b"held", "held", false)));
+    }
+
+    #[test]
+    fn a_listener_that_does_not_look_keeps_each_token_once() {
+        for bells in [1, 2, TOKENS_SEARCHED as u64, 10, 1_000] {
+            let listener = Listener::new();
+            for _ in 0..3 {
+                (0..10_000).for_each(|ring| listener.tell(ring % bells));
+                let rung = locked(&listener.state);
+                assert!(rung.tokens.len() as u64 <= bells && rung.known.len() as u64 <= bells);
+                drop(rung);
+            }
+            let mut tokens = listener.wait(Duration::ZERO);
+            tokens.sort_unstable();
+            assert_eq!(tokens, (0..bells).collect::<Vec<_>>());
+            listener.tell(3);
+            assert_eq!(listener.wait(Duration::ZERO), [3]);
+        }
     }
 
     #[test]
     fn a_bell_that_is_not_armed_is_silent() {
-        let bell = Bell::new("bell", 0);
+        let bell = Bell::new("bell", 0, false);
         let listener = Listener::new();
         bell.add(&listener, 7);
         bell.armed.store(0, Ordering::Relaxed);

@@ -124,14 +124,15 @@ impl Store {
             if left.is_zero() {
                 return Ok(Err(lag));
             }
+            // Before the first wait too: a dead holder never moves on, and until it is buried its entry stays.
+            if holder != core.region.me() && core.region.is_dead(holder) {
+                return Ok(Ok(()));
+            }
             if entry.wait(word, left.min(LOOK_INTERVAL)) {
                 continue;
             }
             // The sequence may have been deleted meanwhile, or the store closed.
             next()?;
-            if holder != core.region.me() && core.region.is_dead(holder) {
-                return Ok(Ok(()));
-            }
         }
     }
 }
@@ -198,6 +199,25 @@ mod tests {
                 assert_eq!(waits.join().expect("no panic"), None);
             });
         }
+    }
+
+    #[test]
+    fn holder_that_is_dead_already_holds_no_append_back_at_all() {
+        let disk = SimDisk::new(1);
+        let (one, other) = (open(&disk), open(&disk));
+        let brake = one.brake(SEQUENCE, 0, 1, Duration::from_secs(600));
+        one.core().region.seat().stand_up();
+        std::mem::forget((one, brake));
+        let looks = std::cell::Cell::new(0);
+        let next = || {
+            looks.set(looks.get() + 1);
+            Ok(50)
+        };
+        other
+            .wait_for_brakes(SEQUENCE, next)
+            .expect("a store")
+            .expect("no wait");
+        assert_eq!(looks.get(), 1, "each wait ends with another look");
     }
 
     #[test]

@@ -316,7 +316,7 @@ impl Core {
                     drop(guard);
                     kill_point();
                     self.wake_waiting_streams();
-                    draft.ring(|slot| self.ring_elsewhere(slot));
+                    draft.ring(|bell| self.ring_elsewhere(bell));
                     return Ok(commit);
                 }
                 Room::Wait => {
@@ -748,7 +748,9 @@ impl Core {
         let commit = control.visible.0.load(Ordering::Relaxed) + 1;
         let start = next_position(entry, self.unit);
         let wall = self.platform.clock.wall().as_micros() as u64;
-        let time = wall.max(tail.time.load(Ordering::Relaxed));
+        // A commit that rings may hold times of the shared clock, which must not run back when the store is opened again.
+        let shared = if draft.rung.is_empty() { 0 } else { self.shared_micros() };
+        let time = wall.max(shared).max(tail.time.load(Ordering::Relaxed));
         let header = RecordHeader {
             commit,
             synced: control.synced.0.load(Ordering::Acquire),

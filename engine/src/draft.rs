@@ -31,8 +31,6 @@ pub(crate) struct Draft {
     pub(crate) planned: Vec<Planned>,
     pub(crate) appends: Vec<Append>,
     pub(crate) sequences: Vec<Numbering>,
-    /// Bells to ring beside those of the sequences.
-    pub(crate) rung: Vec<Arc<Bell>>,
     /// Appends to them, in the order of the calls.
     pub(crate) heads: Vec<Head>,
     pub(crate) adds: Vec<Add>,
@@ -41,6 +39,8 @@ pub(crate) struct Draft {
     pub(crate) created: Vec<u32>,
     pub(crate) dropped: Vec<u32>,
     pub(crate) renamed: Vec<(u32, String)>,
+    /// Bells that ring beside those of the sequences that are appended to.
+    pub(crate) rung: Vec<Arc<Bell>>,
     pub(crate) assigned: Vec<u64>,
     pub(crate) adds_anything: bool,
     pub(crate) notes: u64,
@@ -163,13 +163,13 @@ impl Draft {
             planned: Vec::new(),
             appends: Vec::new(),
             sequences: Vec::new(),
-            rung: Vec::new(),
             heads: Vec::new(),
             adds: Vec::new(),
             maps: Vec::new(),
             created: Vec::new(),
             dropped: Vec::new(),
             renamed: Vec::new(),
+            rung: Vec::new(),
             assigned: Vec::new(),
             adds_anything: false,
             notes: 0,
@@ -182,13 +182,13 @@ impl Draft {
         self.planned.clear();
         self.appends.clear();
         self.sequences.clear();
-        self.rung.clear();
         self.heads.clear();
         self.adds.clear();
         self.maps.clear();
         self.created.clear();
         self.dropped.clear();
         self.renamed.clear();
+        self.rung.clear();
         self.assigned.clear();
         self.adds_anything = false;
         self.notes = 0;
@@ -337,16 +337,13 @@ impl Draft {
     }
 
     /// Tells those who wait for appends to the sequences of the draft, which is committed: those in this process, and by
-    /// `elsewhere`, which gets where each sequence is counted for, those in others.
+    /// `elsewhere`, which gets the bell of each sequence, those in others.
     #[inline]
-    pub(crate) fn ring(&self, elsewhere: impl Fn(usize)) {
-        self.sequences.iter().for_each(|sequence| {
-            sequence.place.bell.ring();
-            elsewhere(sequence.place.bell.slot);
-        });
-        self.rung.iter().for_each(|bell| {
+    pub(crate) fn ring(&self, elsewhere: impl Fn(&Bell)) {
+        let appended = self.sequences.iter().map(|sequence| &sequence.place.bell);
+        appended.chain(&self.rung).for_each(|bell| {
             bell.ring();
-            elsewhere(bell.slot);
+            elsewhere(bell);
         });
     }
 

@@ -7,7 +7,8 @@
 //!   that began with the region, and the count of processes that had attached to the region before.
 //! - **The shared clock** runs with the machine's monotonic clock while any process has the store open, so a step of the
 //!   system time moves no deadline. It begins at the system time, or at the time of the newest commit if that is later.
-//!   So it never runs back, not even from one opening of the store to the next.
+//!   A commit that rings a bell may hold a time that others wait for, so it counts with the shared clock. So the clock never
+//!   runs back behind such a time, not even from one opening of the store to the next.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -51,9 +52,7 @@ impl Store {
     /// first opening of the store, and no later step of it.
     #[doc(hidden)]
     pub fn shared_clock(&self) -> Duration {
-        let core = self.core();
-        let base = core.control().clock_base.load(Ordering::Relaxed);
-        Duration::from_micros(base.wrapping_add(core.platform.clock.monotonic().as_micros() as u64))
+        Duration::from_micros(self.core().shared_micros())
     }
 }
 
@@ -65,6 +64,12 @@ impl Core {
         let base = now.wrapping_sub(clock.monotonic().as_micros() as u64);
         self.control().clock_base.store(base, Ordering::Relaxed);
         self.control().opening.store(u64::from(epoch), Ordering::Relaxed);
+    }
+
+    /// The shared clock in microseconds.
+    pub(crate) fn shared_micros(&self) -> u64 {
+        let base = self.control().clock_base.load(Ordering::Relaxed);
+        base.wrapping_add(self.platform.clock.monotonic().as_micros() as u64)
     }
 
     fn process_number_of(&self, arrival: u64) -> u64 {

@@ -47,15 +47,27 @@ impl Store {
         bell.add(listener, token);
         drop(guard);
     }
+
+    /// How often a bell rang, in all processes: of a sequence that [`Sequence::counted`](crate::Sequence::counted) made, every
+    /// commit that appended counts, before its call returns. Read this before a snapshot: while the number stays, no later
+    /// commit has appended, except one of a process that dies between its commit and the count. When another process
+    /// cleans up after the dead one, all bells count.
+    ///
+    /// The number wraps at 32 bits, may jump, and means nothing after a reopen: compare it only for equality.
+    #[doc(hidden)]
+    #[inline]
+    pub fn rings(&self, bell: &Bell) -> u64 {
+        self.core().region.bells().count(bell.slot).into()
+    }
 }
 
 impl Core {
     /// Called by every commit that appended, after those who listen in this process were told.
     #[inline]
-    pub(crate) fn ring_elsewhere(&self, slot: usize) {
+    pub(crate) fn ring_elsewhere(&self, bell: &Bell) {
         let bells = self.region.bells();
-        if bells.is_heard_by_others(self.region.me()) {
-            bells.ring(slot);
+        if bell.is_counted || bells.is_heard_by_others(self.region.me()) {
+            bells.ring(bell.slot);
         }
     }
 

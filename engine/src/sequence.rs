@@ -179,10 +179,23 @@ impl Sequence {
     /// # Errors
     /// [`crate::Reason::KeyTooLong`].
     pub fn new(heads: &Map, bodies: &Map, prefix: &[u8], name: &str) -> Result<Sequence> {
+        Sequence::with(heads, bodies, prefix, name, false)
+    }
+
+    /// A sequence whose rings count whether or not any process listens, so that [`Store::rings`] tells of every commit that
+    /// appends to it. Every such commit writes to memory that all processes share.
+    ///
+    /// # Errors
+    /// As [`Sequence::new`].
+    pub fn counted(heads: &Map, bodies: &Map, prefix: &[u8], name: &str) -> Result<Sequence> {
+        Sequence::with(heads, bodies, prefix, name, true)
+    }
+
+    fn with(heads: &Map, bodies: &Map, prefix: &[u8], name: &str, is_counted: bool) -> Result<Sequence> {
         let counter = counter_of(heads.info.id, prefix)?;
         let place = Place {
             prefix: prefix.into(),
-            bell: heads.store.core().bells.bell(&counter, name),
+            bell: heads.store.core().bells.bell(&counter, name, is_counted),
             counter: counter.to_vec().into(),
             fingers: KeptFingers::default(),
         };

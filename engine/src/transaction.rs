@@ -136,7 +136,7 @@ struct Work {
     /// What must not change before it commits, whatever else it read.
     needed: Vec<FullRange>,
     needed_keys: Vec<Vec<u8>>,
-    /// Bells that the commit rings.
+    /// What the commit rings beside what it appends to. Rolling back to a savepoint keeps it: a ring too many is harmless.
     rung: Vec<Arc<Bell>>,
 }
 

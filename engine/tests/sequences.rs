@@ -406,3 +406,34 @@ fn rows_are_written_where_they_belong_whoever_wrote_meanwhile() {
     assert!(folds > 5, "{folds} folds: the index was hardly ever another one");
     assert_eq!(stores[0].check(&mut |_| ()).unwrap().problems, [""; 0]);
 }
+
+#[test]
+fn rings_of_a_counted_sequence_tell_of_commits_of_all_processes_without_listeners() {
+    let disk = SimDisk::new(1);
+    let (one, other) = (open(&disk), open(&disk));
+    let counted = |store: &Store| {
+        let (heads, bodies) = (
+            store.reserved_map("heads").unwrap(),
+            store.reserved_map("bodies").unwrap(),
+        );
+        Sequence::counted(&heads, &bodies, b"counted", "a counted sequence").unwrap()
+    };
+    let (ours, theirs) = (counted(&one), counted(&other));
+    one.transact(|tx| tx.begin_sequence(&ours)).unwrap();
+    let rings = || (one.rings(ours.bell()), other.rings(theirs.bell()));
+    let begun = rings();
+    append(&ours, "by the first process");
+    let first = rings();
+    assert_eq!((first.0, first.1), (begun.0 + 1, begun.1 + 1));
+    append(&theirs, "by the other one");
+    assert_eq!(rings(), (first.0 + 1, first.1 + 1));
+    // Ordinary sequences share counters with each other, and with no counted one.
+    for number in 0..2_000u32 {
+        append(&begun_at(&one, number), "elsewhere");
+    }
+    assert_eq!(rings(), (first.0 + 1, first.1 + 1));
+}
+
+fn begun_at(store: &Store, number: u32) -> Sequence {
+    begun(store, &number.to_be_bytes())
+}

@@ -35,6 +35,8 @@ mod group;
 mod many;
 
 mod keeper;
+mod registry;
+mod rubbish;
 mod topic;
 mod topics;
 

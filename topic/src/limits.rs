@@ -29,5 +29,8 @@ pub const READ_BYTES: usize = 1 << 20;
 /// Messages that trimming removes one by one, as their keys are known. More go as a range, whose cost does not depend on
 /// how many they are, but which every read looks at until it is folded.
 pub(crate) const TRIMMED_SINGLY_MAX: u64 = 512;
+/// Groups whose rows one transaction deletes, each as a range, when their topic is deleted. The engine allows 4,096 ranges,
+/// and every read looks at them until they are folded.
+pub(crate) const GROUPS_DELETED_AT_ONCE: usize = 1_000;
 
 const _: () = assert!(MESSAGE_KEY_BYTES_MAX + HEADER_BYTES_MAX + HEADERS_MAX * 16 + 512 < WHOLE_BYTES_MAX);

@@ -20,6 +20,7 @@ use crate::group::DurablePattern;
 use crate::messages::Messages;
 use crate::name::Pattern;
 use crate::read::Start;
+use crate::registry::{Event, News};
 use crate::subscription::TICK;
 use crate::tables::REGISTRY;
 use crate::topic::Topic;
@@ -58,6 +59,10 @@ pub struct PatternSubscription {
     queued: HashSet<u32>,
     /// Topics were made or deleted since it last looked.
     registry_rang: bool,
+    /// The entry of the registry with which the next look begins.
+    seen: Option<u64>,
+    /// Topics match in which the durable subscription is missing.
+    leaves_topics_out: bool,
     listener: Arc<Listener>,
     is_over: bool,
 }
@@ -132,6 +137,8 @@ impl PatternSubscription {
             queue: VecDeque::new(),
             queued: HashSet::new(),
             registry_rang: false,
+            seen: None,
+            leaves_topics_out: false,
             listener: Listener::new(),
             is_over: false,
         };
@@ -152,34 +159,80 @@ impl PatternSubscription {
         self.followers.len()
     }
 
-    /// Begins to follow topics that it did not know, and forgets those that are gone.
+    /// Begins to follow topics that it did not know, and forgets those that are gone. Reads what the registry tells since the
+    /// last look, and all topics only where that does not do.
     fn look_for_topics(&mut self, start: Start) -> Result<()> {
         let home = self.topics.home().clone();
         home.registry().bell().arm();
         let snapshot = self.snapshot()?;
-        for (name, record) in home.records_in(&snapshot, self.pattern.literal_start())? {
+        // A durable subscription that a topic lost may be made again, which the registry does not tell.
+        let seen = self.seen.filter(|_| !self.leaves_topics_out);
+        let (news, next) = home.news(&snapshot, seen)?;
+        match news {
+            News::Everything => self.look_at_all_topics(&snapshot, start)?,
+            News::Of(news) => {
+                for (event, id, name) in news {
+                    match event {
+                        Event::Deleted => self.forget(id),
+                        Event::Created if self.pattern.matches(&name) => {
+                            // Meanwhile it may be deleted, and created again: later entries tell.
+                            let record = home.existing_record(&snapshot, &name)?;
+                            if record.is_some_and(|record| record.id == id) {
+                                self.follow(&snapshot, id, &name, start)?;
+                            }
+                        }
+                        Event::Created | Event::Configured | Event::Exists => {}
+                    }
+                }
+            }
+        }
+        self.seen = Some(next);
+        Ok(())
+    }
+
+    fn look_at_all_topics(&mut self, snapshot: &Snapshot, start: Start) -> Result<()> {
+        let home = self.topics.home().clone();
+        self.leaves_topics_out = false;
+        let mut gone: HashSet<u32> = self.followers.keys().copied().collect();
+        for (name, record) in home.records_in(snapshot, self.pattern.literal_start())? {
             if !self.pattern.matches(&name) {
                 continue;
             }
-            let record = record?;
-            if self.followers.contains_key(&record.id) {
-                continue;
+            let id = record?.id;
+            gone.remove(&id);
+            self.follow(snapshot, id, &name, start)?;
+        }
+        gone.into_iter().for_each(|id| self.forget(id));
+        Ok(())
+    }
+
+    /// Begins to follow a topic, unless it does already.
+    fn follow(&mut self, snapshot: &Snapshot, id: u32, name: &str, start: Start) -> Result<()> {
+        if self.followers.contains_key(&id) {
+            return Ok(());
+        }
+        let home = self.topics.home().clone();
+        let topic = home.topic(id, name)?;
+        match self.follower(snapshot, &topic, start) {
+            Ok(None) => self.leaves_topics_out = true,
+            Ok(Some(follower)) => {
+                let bell = topic.shared().sequence.bell();
+                home.store.listen(bell, &self.listener, u64::from(id));
+                self.followers.insert(id, follower);
+                self.enqueue(id);
             }
-            let topic = home.topic(record.id, &name)?;
-            match self.follower(&snapshot, &topic, start) {
-                Ok(None) => {}
-                Ok(Some(follower)) => {
-                    let bell = topic.shared().sequence.bell();
-                    home.store.listen(bell, &self.listener, u64::from(record.id));
-                    self.followers.insert(record.id, follower);
-                    self.enqueue(record.id);
-                }
-                // Meanwhile.
-                Err(error) if is_deleted(&error) => {}
-                Err(error) => return Err(error),
-            }
+            // Meanwhile.
+            Err(error) if is_deleted(&error) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Forgets a topic that is gone.
+    fn forget(&mut self, id: u32) {
+        if let Some(gone) = self.followers.remove(&id) {
+            gone.topic.shared().sequence.bell().forget(&self.listener);
+        }
     }
 
     /// A snapshot, in which the durable subscription is there that it begins with.
@@ -234,7 +287,7 @@ impl PatternSubscription {
             self.look_for_topics(Start::Beginning)?;
             self.registry_rang = false;
         } else if self.durable.is_some() && !self.queue.is_empty() {
-            // Deleting a durable subscription rings no bell.
+            // A durable subscription that was deleted delivers nothing more, also before the registry's ring arrives.
             self.snapshot()?;
         }
         while let Some(id) = self.queue.pop_front() {
@@ -294,9 +347,7 @@ impl PatternSubscription {
             }
             Ok(None) => Ok(None),
             Err(error) if is_deleted(&error) => {
-                let gone = self.followers.remove(&id);
-                let bell = gone.map(|follower| follower.topic.shared().sequence.bell().clone());
-                bell.inspect(|bell| bell.forget(&self.listener));
+                self.forget(id);
                 Ok(None)
             }
             Err(error) => {
@@ -381,4 +432,42 @@ impl Stream for PatternSubscription {
 fn stays_behind(error: &duramen_engine::Error) -> bool {
     let error = TopicError::of(error);
     matches!(error, Some(TopicError::Trimmed { .. } | TopicError::TooSlow { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_engine::{Maintenance, Options};
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::record::TopicOptions;
+    use crate::topics::TopicsOptions;
+
+    #[test]
+    fn topics_that_are_gone_are_forgotten_whether_the_registry_tells_or_not() {
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let store = options.open_on(SimDisk::new(1).platform()).unwrap();
+        let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+        let mut subscription = topics
+            .subscribe(&Pattern::new("reply.*").unwrap(), Start::Tail)
+            .unwrap();
+        for round in 0..2 {
+            for number in 0..100 {
+                topics.create(&format!("reply.{number}"), TopicOptions::new()).unwrap();
+            }
+            subscription.look_for_topics(Start::Tail).unwrap();
+            assert_eq!(subscription.topics(), 100);
+            for number in 0..100 {
+                topics.delete(&format!("reply.{number}")).unwrap();
+            }
+            topics.create("reply.last", TopicOptions::new()).unwrap();
+            if round == 1 {
+                // As if its entries were trimmed.
+                subscription.seen = None;
+            }
+            subscription.look_for_topics(Start::Tail).unwrap();
+            assert_eq!(subscription.topics(), 1, "round {round}");
+            topics.delete("reply.last").unwrap();
+        }
+    }
 }

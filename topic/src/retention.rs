@@ -18,13 +18,15 @@ use crate::topics::Home;
 
 /// Trims every topic that has limits, until `is_over`.
 pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
+    home.remove_rubbish(is_over)?;
+    home.trim_registry(is_over)?;
     let mut failed = None;
     for (name, record) in home.records("")? {
         if is_over() {
             return Ok(());
         }
         let topic = record.and_then(|record| home.topic(record.id, &name));
-        match topic.and_then(|topic| trim(&topic)) {
+        match topic.and_then(|topic| trim_messages(&topic)) {
             Ok(_) => {}
             // Meanwhile.
             Err(error) if is_deleted(&error) => {}
@@ -35,8 +37,14 @@ pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
     failed.map_or(Ok(()), Err)
 }
 
-/// Lets go of what the topic does not have to keep. Returns how many messages went.
+/// Removes what the topic does not have to keep, and what deleted topics left behind. Returns how many messages went.
 pub(crate) fn trim(topic: &Topic) -> Result<u64> {
+    topic.home().remove_rubbish(&|| false)?;
+    topic.home().trim_registry(&|| false)?;
+    trim_messages(topic)
+}
+
+fn trim_messages(topic: &Topic) -> Result<u64> {
     let snapshot = topic.snapshot()?;
     let record = topic.home().same_record(&snapshot, topic.name(), topic.shared().id)?;
     publisher::forget_silent(topic, &snapshot, &record.options)?;

@@ -5,6 +5,7 @@
 //!             00 "next"                  -> id of the next topic or group, 4 bytes, big-endian
 //!             00 "creates"               -> present: topics are made when they are first used
 //!             00 "durable" 00, name      -> durable subscription to a pattern (see `group::durable_pattern`)
+//!             00 "gone" 00, id           -> groups of deleted topics that have left rows (see `rubbish`)
 //! messages    topic id, offset           -> head of a message (see `message`)
 //! payloads    topic id, offset           -> payload that is too long for a head
 //! publishers  topic id, name             -> newest sequence of a publisher (see `publisher`)
@@ -29,6 +30,9 @@ pub(crate) const NEXT_ID: &[u8] = b"\0next";
 pub(crate) const CREATES: &[u8] = b"\0creates";
 /// What the keys of durable subscriptions to patterns begin with.
 pub(crate) const RULES: &[u8] = b"\0durable\0";
+
+/// What the keys begin with that name groups of deleted topics.
+pub(crate) const GONE: &[u8] = b"\0gone\0";
 
 /// Handles of the maps.
 #[derive(Clone, Debug)]
@@ -64,6 +68,11 @@ impl Tables {
     /// The messages of a topic.
     pub(crate) fn sequence(&self, id: u32, name: &str) -> Result<Sequence> {
         Sequence::new(&self.messages, &self.payloads, &id.to_be_bytes(), name)
+    }
+
+    /// The names of topics that are created, configured and deleted, in order.
+    pub(crate) fn registry(&self) -> Result<Sequence> {
+        Sequence::counted(&self.messages, &self.payloads, &REGISTRY.to_be_bytes(), "(topics)")
     }
 }
 

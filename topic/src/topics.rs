@@ -5,17 +5,18 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use duramen_engine::{Item, Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
+use duramen_engine::{Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
 
 use crate::alarm::Alarm;
 use crate::error::TopicError;
-use crate::group::{Group, apply_rules};
+use crate::group::apply_rules;
 use crate::keeper::Users;
-use crate::message::Message;
 use crate::name::{Pattern, check_name};
 use crate::presence::Presence;
 use crate::record::{TopicOptions, TopicRecord, millis};
-use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, REGISTRY, Tables, name_key};
+use crate::registry::{Event, RegistryTrimming};
+use crate::rubbish;
+use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, Tables, name_key};
 use crate::topic::{Shared, Topic};
 
 /// How the topics of a store are looked after.
@@ -77,8 +78,9 @@ impl Deref for Home {
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) tables: Tables,
-    /// Tells which topics were made and deleted.
+    /// Tells which topics were created, configured and deleted.
     registry: Sequence,
+    pub(crate) registry_trimming: RegistryTrimming,
     topics: Mutex<HashMap<u32, Weak<Shared>>>,
     groups: Mutex<HashMap<u32, Weak<crate::group::Shared>>>,
     users: Mutex<Weak<Users>>,
@@ -247,7 +249,7 @@ impl Topics {
 impl Inner {
     fn new(store: &Store) -> Result<Arc<Inner>> {
         let tables = Tables::open(store)?;
-        let registry = tables.sequence(REGISTRY, "(topics)")?;
+        let registry = tables.registry()?;
         if store.snapshot()?.sequence_state(&registry)?.is_none() && !store.is_read_only() {
             store.transact(|tx| match tx.sequence_state(&registry)? {
                 None => tx.begin_sequence(&registry),
@@ -258,6 +260,7 @@ impl Inner {
             store: store.clone(),
             tables,
             registry,
+            registry_trimming: RegistryTrimming::default(),
             topics: Mutex::default(),
             groups: Mutex::default(),
             users: Mutex::default(),
@@ -274,10 +277,10 @@ impl Inner {
     /// What the handles of a group share, made by `make` for the first of them.
     pub(crate) fn group(&self, id: u32, make: impl FnOnce() -> Arc<crate::group::Shared>) -> Arc<crate::group::Shared> {
         let mut groups = locked(&self.groups);
-        groups.retain(|_, shared| shared.strong_count() > 0);
         if let Some(shared) = groups.get(&id).and_then(Weak::upgrade) {
             return shared;
         }
+        prune(&mut groups);
         let shared = make();
         groups.insert(id, Arc::downgrade(&shared));
         shared
@@ -328,22 +331,8 @@ impl Inner {
         self.registry.bell().tell();
     }
 
-    /// Tells subscribers of patterns that there is something to look at.
-    pub(crate) fn register(&self, tx: &mut Transaction, name: &str) -> Result<()> {
-        let mut head = Vec::new();
-        Message::new(name).encode(&mut head)?;
-        let item = Item {
-            head: &head,
-            body: None,
-        };
-        tx.append_to(&self.registry, item).map(|_| ())
-    }
-
     fn delete_contents(&self, tx: &mut Transaction, id: u32, name: &str) -> Result<()> {
-        for group in Group::ids_in(tx, &self.tables, id)? {
-            let (low, high) = (group.to_be_bytes(), tables::after_id(group));
-            tx.delete_range(&self.tables.states, &low[..]..&high[..])?;
-        }
+        rubbish::delete_states(tx, &self.tables, id)?;
         let (low, high) = (name_key(id, ""), tables::after_id(id));
         tx.delete_range(&self.tables.groups, &low[..]..&high[..])?;
         tx.delete_range(&self.tables.publishers, &low[..]..&high[..])?;
@@ -360,7 +349,8 @@ impl Inner {
                 return Err(Reason::TopicDeleted { name: name.into() }.into());
             };
             record.options = options.clone();
-            tx.put(&self.tables.topics, name.as_bytes(), &record.encode())
+            tx.put(&self.tables.topics, name.as_bytes(), &record.encode())?;
+            self.register(tx, Event::Configured, record.id, name)
         })
     }
 }
@@ -394,9 +384,7 @@ impl Home {
             drop(topics);
             return Ok(Topic::new(self, shared));
         }
-        if topics.len() == topics.capacity() {
-            topics.retain(|_, shared| shared.strong_count() > 0);
-        }
+        prune(&mut topics);
         let shared = Arc::new(Shared::new(id, name, self.tables.sequence(id, name)?));
         topics.insert(id, Arc::downgrade(&shared));
         drop(topics);
@@ -428,29 +416,29 @@ impl Home {
         tx.put(topics, name.as_bytes(), &record.encode())?;
         tx.begin_sequence(&self.tables.sequence(id, name)?)?;
         apply_rules(tx, &self.tables, (name, id), now)?;
-        self.register(tx, name)?;
+        self.register(tx, Event::Created, id, name)?;
         Ok(id)
     }
 
     fn delete(&self, name: &str) -> Result<()> {
         check_name(name)?;
-        let mut deleted = None;
+        self.delete_in_one_commit(name)?;
+        // The topic is gone, whatever comes of this; what is left the background thread removes.
+        let _ = self.remove_rubbish(&|| false);
+        Ok(())
+    }
+
+    /// Deletes a topic; rows of its groups may be left.
+    pub(crate) fn delete_in_one_commit(&self, name: &str) -> Result<()> {
         self.store.transact(|tx| {
             let record = tx.get(&self.tables.topics, name.as_bytes())?;
             let Some(record) = record.map(|record| TopicRecord::decode(&record)).transpose()? else {
                 return Err(TopicError::UnknownTopic { name: name.into() }.into());
             };
-            deleted = Some(record.id);
             self.delete_contents(tx, record.id, name)?;
             tx.delete(&self.tables.topics, name.as_bytes())?;
-            self.register(tx, name)
-        })?;
-        if let Some(id) = deleted {
-            // Those who wait shall see that there is nothing more to wait for.
-            let topic = self.topic(id, name)?;
-            topic.shared().sequence.bell().tell();
-        }
-        Ok(())
+            self.register(tx, Event::Deleted, record.id, name)
+        })
     }
 }
 
@@ -473,6 +461,37 @@ pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
     Ok(next)
 }
 
+/// Forgets handles that are gone, when the map is full. Then it has room for as many again as are left, so that an insertion
+/// costs the same however many handles are open. Returns whether it looked at all of them.
+fn prune<T>(handles: &mut HashMap<u32, Weak<T>>) -> bool {
+    let is_full = handles.len() == handles.capacity();
+    if is_full {
+        handles.retain(|_, shared| shared.strong_count() > 0);
+        handles.reserve(handles.len() + 1);
+    }
+    is_full
+}
+
 pub(crate) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_looked_at_rarely_and_those_that_are_gone_do_not_pile_up() {
+        let mut handles = HashMap::new();
+        let open: Vec<Arc<u32>> = (0..10_000).map(Arc::new).collect();
+        let mut looks = 0;
+        for id in 0..200_000 {
+            looks += u32::from(prune(&mut handles));
+            // Beside those that stay open, others come and go.
+            let shared = open.get(id as usize).cloned().unwrap_or_default();
+            handles.insert(id, Arc::downgrade(&shared));
+        }
+        assert!(looks < 100, "all handles were looked at {looks} times");
+        assert!(handles.len() < 50_000, "{} are remembered", handles.len());
+    }
 }

@@ -4,8 +4,8 @@ mod common;
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -590,4 +590,69 @@ fn a_durable_subscription_goes_on_where_it_was() {
         TopicError::GroupDeleted { .. }
     ));
     assert!(matches!(facts(reader.position()), TopicError::GroupDeleted { .. }));
+}
+
+/// Notes that a task was woken.
+#[derive(Default)]
+struct Woken {
+    is_woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        *self.is_woken.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Woken {
+    fn wait(&self, timeout: Duration) -> bool {
+        let is_woken = self.is_woken.lock().unwrap();
+        let waited = self.changed.wait_timeout_while(is_woken, timeout, |woken| !*woken);
+        *waited.unwrap().0
+    }
+}
+
+/// Polls a stream whenever its waker is called, and never otherwise. Calls `act` once the stream is pending and quiet, and
+/// returns what it delivers then; `None`: no wake-up came.
+fn delivered_after<S: Stream + Unpin>(stream: &mut S, act: impl FnOnce()) -> Option<Option<S::Item>> {
+    let mut act = Some(act);
+    loop {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        if let Poll::Ready(item) = Pin::new(&mut *stream).poll_next(&mut Context::from_waker(&waker)) {
+            return Some(item);
+        }
+        // The thread that rings for other processes begins with a ring of everything.
+        if !woken.wait(Duration::from_millis(300)) {
+            act.take().map(|act| act())?;
+            if !woken.wait(15 * SECOND) {
+                return None;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_task_is_woken_when_another_process_deletes_what_it_waits_for() {
+    let disk = SimDisk::new(96);
+    let (_store, here, _) = one_topic(&disk);
+    let other = open(&disk);
+    let there = topics(&other);
+    let pattern = Pattern::new("orders.*").unwrap();
+    let durable = here.durable(&pattern, "reader", Start::Beginning).unwrap();
+    let mut of_topic = here.topic("orders").unwrap().subscribe(Start::Tail).unwrap();
+    let delivered = delivered_after(&mut of_topic, || there.delete("orders").unwrap());
+    let error = delivered.expect("the topic's end wakes it").unwrap().unwrap_err();
+    assert!(matches!(error.reason(), Reason::TopicDeleted { .. }), "{error}");
+
+    let mut of_pattern = durable.subscribe().unwrap();
+    let durable = there.durables().unwrap().remove(0);
+    let delivered = delivered_after(&mut of_pattern, || durable.delete().unwrap());
+    let error = delivered.expect("its own end wakes it").unwrap().unwrap_err();
+    assert!(
+        matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })),
+        "{error}"
+    );
 }

@@ -19,7 +19,7 @@ pub(crate) struct SharedBells {
     armed: Line<AtomicU32>,
     /// Ringers sleep on it.
     word: AtomicU32,
-    /// Commits that appended while somebody listened, by counter.
+    /// Commits that appended while another process listened, by counter. The last counter counts all of its commits.
     counts: [AtomicU32; BELL_SLOTS],
 }
 

@@ -1,11 +1,9 @@
 //! What the crate `topic` needs of a transaction: appending to sequences, and depending on single rows.
 
 use std::ops::RangeBounds;
-use std::sync::Arc;
 
 use super::{APPEND_BYTES, AppendTo, Numbered, Transaction, appended_bytes};
 use crate::batch::stored;
-use crate::bell::Bell;
 use crate::error::Result;
 use crate::full_key::{FullKey, FullRange};
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
@@ -71,14 +69,6 @@ impl Transaction {
         Ok(())
     }
 
-    /// Rings a bell once the transaction has committed something: listeners in all processes look again.
-    #[doc(hidden)]
-    pub fn ring(&mut self, bell: &Arc<Bell>) {
-        if !self.work.rung.iter().any(|known| Arc::ptr_eq(known, bell)) {
-            self.work.rung.push(bell.clone());
-        }
-    }
-
     /// Begins a sequence: only one that has begun can be appended to, by transactions after this one.
     #[doc(hidden)]
     pub fn begin_sequence(&mut self, sequence: &Sequence) -> Result<()> {
@@ -92,14 +82,21 @@ impl Transaction {
         self.write(sequence.counter(), Written::Put(&state.encode()))
     }
 
-    /// Ends a sequence, with all that was appended to it. Whoever appends later is told so.
+    /// Ends a sequence, with all that was appended to it. Later appends fail. The commit rings the sequence's bell.
     #[doc(hidden)]
     pub fn end_sequence(&mut self, sequence: &Sequence) -> Result<()> {
         for map in [sequence.heads(), sequence.bodies()] {
             let id = self.needs(map)?;
             self.delete_full_range(FullRange::prefix(id, sequence.prefix())?)?;
         }
+        self.ring(sequence);
         self.write(sequence.counter(), Written::Delete)
+    }
+
+    /// Has the commit ring the bell of a sequence in all processes, as an append does.
+    #[doc(hidden)]
+    pub fn ring(&mut self, sequence: &Sequence) {
+        self.work.rung.push(sequence.bell().clone());
     }
 
     /// How far a sequence has come; `None`: it has not begun, or has ended.

@@ -81,7 +81,8 @@ impl Work {
         } = self;
         // Without memory, mostly.
         (*savepoints, *extents, *opened, *new_maps) = Default::default();
-        (*dropped, *renamed, *needed, *needed_keys, *rung) = Default::default();
+        (*dropped, *renamed, *needed, *needed_keys) = Default::default();
+        *rung = Vec::new();
         (*below, *append_bytes) = (Held::default(), 0);
         layers.truncate(1);
         layers.iter_mut().for_each(Layer::clear);
@@ -99,7 +100,7 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
-    use crate::{Durability, Maintenance, Options, Store};
+    use crate::{Durability, Maintenance, Options, Sequence, Store};
 
     fn store() -> Store {
         let options = Options::new()
@@ -123,7 +124,8 @@ mod tests {
             .expect("a range");
         tx.depends_on_key(&map, b"needed").expect("a key");
         tx.depends_on(&map, ..).expect("a range");
-        tx.ring(&store.core().bells.bell(b"bell", "bell"));
+        let sequence = Sequence::new(&map, &map, b"sequence", "a sequence").expect("a sequence");
+        tx.ring(&sequence);
         tx.map("new").expect("a new map");
         tx.drop_map("other").expect("a map");
         tx.rename_map("third", "fourth").expect("a map");

@@ -321,7 +321,7 @@ impl DurablePattern {
     }
 
     /// Deletes it, in all topics, those too that had a durable subscription of its name before. Topics that are made later do not
-    /// know it any more, and its readers are told [`TopicError::GroupDeleted`] when they look the next time.
+    /// know it any more, and its subscriptions in all processes wake up with [`TopicError::GroupDeleted`].
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`], and those of a commit.
@@ -335,6 +335,8 @@ impl DurablePattern {
             for (_, topic) in topics_of(tx, tables, &self.pattern)? {
                 delete_durable(tx, tables, topic, &self.name)?;
             }
+            // Its subscriptions listen to the registry; they look, and find that it is gone.
+            tx.ring(self.topics.home().registry());
             Ok(())
         })
     }

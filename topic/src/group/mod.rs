@@ -378,7 +378,7 @@ impl Topic {
                 return Err(self.unknown_group(name));
             };
             tx.delete(&home.tables.groups, &key)?;
-            tx.ring(bell_of(home, record.id, name)?.bell());
+            tx.ring(&bell_of(home, record.id, name)?);
             delete_rows(tx, &home.tables, record.id)
         })
     }
@@ -681,16 +681,6 @@ impl Group {
             topic: topic.clone(),
             shared: home.group(record.id, shared),
         })
-    }
-
-    /// Ids of the groups of a topic, in a transaction.
-    pub(crate) fn ids_in(tx: &Transaction, tables: &Tables, topic: u32) -> Result<Vec<u32>> {
-        let mut cursor = tx.prefix(&tables.groups, &topic.to_be_bytes())?;
-        let mut ids = Vec::new();
-        while let Some((_, record)) = cursor.next()? {
-            ids.push(GroupRecord::decode(&record)?.id);
-        }
-        Ok(ids)
     }
 
     /// The topic.

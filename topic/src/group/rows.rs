@@ -112,7 +112,7 @@ impl Group {
 
     /// Members in all processes look again once the transaction has committed.
     pub(super) fn ring(&self, tx: &mut Transaction) {
-        tx.ring(self.shared.bell.bell());
+        tx.ring(&self.shared.bell);
     }
 
     /// Counts messages that were closed; fewer than none: that were opened again.

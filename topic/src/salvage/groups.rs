@@ -173,7 +173,8 @@ impl Saving<'_> {
     pub(super) fn groups_without_a_record(&mut self) -> Result<()> {
         for id in self.source.ids(&self.source.tables.states)? {
             self.has_id(id);
-            if !self.group_ids.contains(&id) {
+            let is_gone = self.gone.iter().any(|ids| ids.contains(&id));
+            if !is_gone && !self.group_ids.contains(&id) {
                 self.lose(format!(
                     "group number {id}: its name, its topic and how it delivers, so it is left out"
                 ));

@@ -20,6 +20,7 @@ mod source;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use duramen_engine::{Error, Lost, Map, Result, SequenceState, Snapshot, Store};
 
@@ -27,7 +28,9 @@ use crate::error::TopicError;
 use crate::group::Rule;
 use crate::name::check_name;
 use crate::record::{TopicOptions, TopicRecord, millis};
-use crate::tables::{CREATES, NEXT_ID, REGISTRY, RULES, rule_key};
+use crate::registry::Event;
+use crate::rubbish;
+use crate::tables::{CREATES, GONE, NEXT_ID, REGISTRY, RULES, rule_key};
 use crate::topics::{Home, Topics, TopicsOptions};
 use messages::Kept;
 use source::Source;
@@ -86,6 +89,7 @@ pub fn salvage(
         next_id: 0,
         are_records_lost: false,
         group_ids: BTreeSet::new(),
+        gone: Vec::new(),
         rules: Vec::new(),
         made_anew: Vec::new(),
         progress,
@@ -106,6 +110,8 @@ struct Saving<'a> {
     are_records_lost: bool,
     /// Groups whose records were saved.
     group_ids: BTreeSet<u32>,
+    /// Groups of deleted topics.
+    gone: Vec<Range<u32>>,
     /// Durable subscriptions to patterns, with their names.
     rules: Vec<(String, Rule)>,
     /// Topics, names and places of durable subscriptions that are to be made anew.
@@ -150,12 +156,15 @@ impl Saving<'_> {
     fn named_topics(&mut self) -> Result<BTreeMap<u32, (String, TopicRecord)>> {
         let mut named = BTreeMap::new();
         let (mut next_id, mut creates, mut lost) = (0, false, Vec::new());
-        let (mut rules, mut lost_rules) = (Vec::new(), Vec::new());
+        let (mut rules, mut lost_rules, mut gone) = (Vec::new(), Vec::new(), Vec::new());
         let is_whole = self.source.rows(&self.source.tables.topics, b"", &mut |key, value| {
             if key == NEXT_ID {
                 next_id = value.try_into().map_or(0, u32::from_be_bytes);
             } else if key == CREATES {
                 creates = true;
+            } else if key.starts_with(GONE) {
+                // Rows of groups that are deleted: no other store needs them.
+                gone.extend(rubbish::decode(key, value).ok());
             } else if let Some(name) = key.strip_prefix(RULES) {
                 match text(name).and_then(|_| Rule::decode(value)) {
                     Ok(rule) => rules.push((String::from_utf8_lossy(name).into_owned(), rule)),
@@ -184,6 +193,7 @@ impl Saving<'_> {
             );
         }
         self.next_id = next_id;
+        self.gone = gone;
         for (name, rule) in rules {
             self.has_id(rule.id);
             self.writer
@@ -261,7 +271,7 @@ impl Saving<'_> {
         self.home.store.transact(|tx| {
             tx.put(&tables.topics, found.name.as_bytes(), &found.record.encode())?;
             tx.begin_sequence_at(&sequence, state)?;
-            self.home.register(tx, &found.name)
+            self.home.register(tx, Event::Created, found.id, &found.name)
         })?;
         self.saved.topics += 1;
         Ok(())

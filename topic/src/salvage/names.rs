@@ -1,16 +1,17 @@
 //! Names of topics whose records are lost.
 //!
-//! The registry has the name of each topic that was made or deleted, in order, and numbers of topics grow. So the names that
-//! were made and not deleted, in that order, belong to the numbers in theirs. Where some records are left, it is enough that
-//! between two of them there are as many names as numbers. A topic of which nothing is left has a name there, and no number.
+//! The registry tells the number and name of each topic that was created or deleted (see [`crate::registry`]). Entries of an
+//! older version have no numbers. There the names that were created and not deleted, in that order, belong to the numbers
+//! in theirs, since numbers of topics grow. Where some records are left, it is enough that between two of them there are
+//! as many names as numbers. A topic of which nothing is left has a name there, and no number.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use duramen_engine::Result;
 
 use super::{Saving, text};
-use crate::message::Stored;
-use crate::tables::{REGISTRY, offset_key};
+use crate::registry::{Entry, Event};
+use crate::tables::{REGISTRY, offset_key, offset_of};
 
 impl Saving<'_> {
     /// The names of topics with these numbers, of which some are known, as far as the registry tells the others. Names of
@@ -21,14 +22,25 @@ impl Saving<'_> {
         known: &BTreeMap<u32, String>,
     ) -> Result<BTreeMap<u32, String>> {
         let mut names: Vec<String> = Vec::new();
-        let (mut next, mut is_strange) = (0, false);
+        let mut by_number: BTreeMap<u32, String> = BTreeMap::new();
+        let (mut next, mut is_strange) = (None, false);
         let messages = &self.source.tables.messages;
         let is_whole = self.source.rows(messages, &REGISTRY.to_be_bytes(), &mut |key, row| {
-            is_strange |= key != offset_key(REGISTRY, next);
-            next += 1;
-            let name = Stored::decode(row).and_then(|entry| text(entry.payload.unwrap_or_default()));
-            match name {
-                Ok(name) => match names.iter().position(|made| *made == name) {
+            // The oldest entries may have been removed; between those that are left there is no gap.
+            let expected = *next.get_or_insert_with(|| offset_of(key));
+            is_strange |= key != offset_key(REGISTRY, expected);
+            next = Some(expected + 1);
+            let entry = Entry::decode(row).and_then(|entry| Ok((text(entry.name.as_bytes())?, entry.what)));
+            match entry {
+                Ok((name, Some((Event::Deleted, id)))) => {
+                    by_number.remove(&id);
+                    names.retain(|made| *made != name);
+                }
+                Ok((name, Some((_, id)))) => {
+                    names.retain(|made| *made != name);
+                    by_number.insert(id, name);
+                }
+                Ok((name, None)) => match names.iter().position(|made| *made == name) {
                     Some(deleted) => drop(names.remove(deleted)),
                     None => names.push(name),
                 },
@@ -36,13 +48,26 @@ impl Saving<'_> {
             }
             Ok(())
         })?;
-        if !is_whole || is_strange {
-            return Ok(BTreeMap::new());
+        let is_whole = is_whole && !is_strange;
+        let mut found = BTreeMap::new();
+        if is_whole {
+            // Both without those that have entries with numbers: what is left is in one order still.
+            let numbers = ids.iter().filter(|id| !by_number.contains_key(id));
+            let numbers: Vec<u32> = numbers.copied().collect();
+            let known = known.iter().filter(|(id, _)| !by_number.contains_key(id));
+            let known = known.map(|(id, name)| (*id, name.clone())).collect();
+            found = matched(&numbers, &names, &known);
         }
-        let ids: Vec<u32> = ids.iter().copied().collect();
-        let found = matched(&ids, &names, known);
+        // Of two topics of a name the newer one has it: the entry that tells of the other's end is lost.
+        for (id, name) in by_number.into_iter().rev() {
+            let is_taken = known.values().chain(found.values()).any(|taken| *taken == name);
+            match ids.contains(&id) && !is_taken && !known.contains_key(&id) {
+                true => drop(found.insert(id, name)),
+                false => names.push(name),
+            }
+        }
         names.retain(|name| !known.values().chain(found.values()).any(|known| known == name));
-        if !names.is_empty() {
+        if is_whole && !names.is_empty() {
             self.lose(format!("which topics, or whether any, were called {}", quoted(&names)));
         }
         Ok(found)

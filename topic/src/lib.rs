@@ -27,6 +27,7 @@ mod brake;
 mod publisher;
 mod retention;
 
+mod batches;
 mod follower;
 mod subscription;
 
@@ -42,12 +43,13 @@ mod topics;
 
 mod salvage;
 
+pub use batches::{BatchStream, Batches};
 pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, SubscriberId};
 pub use error::{LeaseEnd, TopicError};
 pub use follower::{SlowPolicy, SubscribeOptions};
 pub use group::{
-    DeadLetter, DeadLetters, Deliveries, Delivery, Durable, DurablePattern, DurablePosition, Filter, Group,
-    GroupDescription, GroupOptions, KeepAlive, Member, Pending, Redriven,
+    DeadLetter, DeadLetters, Deliveries, Delivery, DeliveryStream, Durable, DurablePattern, DurablePosition, Filter,
+    Group, GroupDescription, GroupOptions, KeepAlive, Member, Pending, Redriven,
 };
 pub use limits::{
     FILTER_BYTES_MAX, FILTER_HEADERS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX,

@@ -6,14 +6,13 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use duramen_engine::{Listener, Result, Snapshot};
-use futures_core::Stream;
 
+use crate::batches::{BatchStream, Batches, Source};
 use crate::error::{TopicError, is_deleted};
 use crate::follower::{Follower, SubscribeOptions};
 use crate::group::DurablePattern;
@@ -31,8 +30,9 @@ const REGISTRY_TOKEN: u64 = REGISTRY as u64;
 
 /// A subscription to all topics of a pattern: every message of each of them, in the order of its topic.
 ///
-/// It is an iterator and, for asynchronous programs, a stream of [`Messages`]. After an error that concerns one topic, as
-/// [`TopicError::Trimmed`], they go on with the others; any other error is the last item.
+/// [`PatternSubscription::batches`] makes an iterator of it, and [`PatternSubscription::stream`] a stream for asynchronous
+/// programs. After an error that concerns one topic, as [`TopicError::Trimmed`], they go on with the others; any other error
+/// is the last item.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -281,6 +281,16 @@ impl PatternSubscription {
         }
     }
 
+    /// The batches one after the other. Each call of `next` waits for one.
+    pub fn batches(&mut self) -> Batches<'_> {
+        Batches::of(self)
+    }
+
+    /// The batches as a stream, for any asynchronous runtime.
+    pub fn stream(&mut self) -> BatchStream<'_> {
+        BatchStream::of(self)
+    }
+
     /// The next messages of the first topic in the queue that has some. `prepare` is called before a topic is looked at.
     fn take_any(&mut self, prepare: impl Fn(&mut Self, u32) -> Result<()>) -> Result<Option<Messages>> {
         if self.registry_rang {
@@ -395,10 +405,8 @@ impl Drop for PatternSubscription {
     }
 }
 
-impl Iterator for PatternSubscription {
-    type Item = Result<Messages>;
-
-    fn next(&mut self) -> Option<Result<Messages>> {
+impl Source for PatternSubscription {
+    fn next_batch_or_end(&mut self) -> Option<Result<Messages>> {
         while !self.is_over {
             match self.next_batch(TICK).transpose() {
                 None => {}
@@ -407,12 +415,8 @@ impl Iterator for PatternSubscription {
         }
         None
     }
-}
 
-impl Stream for PatternSubscription {
-    type Item = Result<Messages>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Messages>>> {
+    fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Messages>>> {
         while !self.is_over {
             if let Some(taken) = self.take_any(|_, _| Ok(())).transpose() {
                 return Poll::Ready(self.deliver(taken));

@@ -3,14 +3,13 @@
 //! A subscription holds no messages but those of the last batch, and costs a publisher nothing while it is busy: a commit
 //! reaches it only after it armed the topic's bell, which it does before it looks for messages a last time and sleeps.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use duramen_engine::{Listener, Result};
-use futures_core::Stream;
 
+use crate::batches::{BatchStream, Batches, Source};
 use crate::follower::{Follower, SubscribeOptions};
 use crate::messages::{Messages, Received};
 use crate::read::Start;
@@ -23,7 +22,8 @@ const TOKEN: u64 = 0;
 
 /// A subscription to one topic, from some place on: every message, in order, each once.
 ///
-/// It is an iterator and, for asynchronous programs, a stream of [`Messages`]; neither ends before an error does it.
+/// [`Subscription::batches`] makes an iterator of it, and [`Subscription::stream`] a stream for asynchronous programs; neither
+/// ends before an error does it.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -134,6 +134,16 @@ impl Subscription {
         self.follower.take()
     }
 
+    /// The batches one after the other. Each call of `next` waits for one; after an error there are no more.
+    pub fn batches(&mut self) -> Batches<'_> {
+        Batches::of(self)
+    }
+
+    /// The batches as a stream, for any asynchronous runtime. After an error there are no more.
+    pub fn stream(&mut self) -> BatchStream<'_> {
+        BatchStream::of(self)
+    }
+
     /// Waits for a batch to fill up, if that is wanted and there is something.
     fn linger(&mut self, began: Instant) -> Result<()> {
         if self.options.linger.is_zero() {
@@ -174,10 +184,8 @@ impl Drop for Subscription {
     }
 }
 
-impl Iterator for Subscription {
-    type Item = Result<Messages>;
-
-    fn next(&mut self) -> Option<Result<Messages>> {
+impl Source for Subscription {
+    fn next_batch_or_end(&mut self) -> Option<Result<Messages>> {
         while !self.is_over {
             match self.next_batch(TICK) {
                 Ok(None) => {}
@@ -190,12 +198,8 @@ impl Iterator for Subscription {
         }
         None
     }
-}
 
-impl Stream for Subscription {
-    type Item = Result<Messages>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Messages>>> {
+    fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Messages>>> {
         if self.is_over {
             return Poll::Ready(None);
         }

@@ -9,8 +9,8 @@ use common::{SECOND, all, check, facts, one_topic, open, publish, text, topics};
 use duramen_engine::{Reason, TransactionOptions};
 use duramen_io::SimDisk;
 use duramen_topic::{
-    DeadLetter, Deliveries, Delivery, Group, GroupOptions, LeaseEnd, Message, Redriven, Start, TopicError,
-    TopicOptions, TopicWrites,
+    DeadLetter, Deliveries, Delivery, Filter, Group, GroupOptions, LeaseEnd, Message, Redriven, SlowPolicy, Start,
+    SubscribeOptions, TopicError, TopicOptions, TopicWrites,
 };
 
 const NOW: Duration = Duration::ZERO;
@@ -779,4 +779,322 @@ fn calls_that_commit_beside_an_exclusive_transaction_of_the_same_thread_are_refu
     let ended = ended.recv_timeout(Duration::from_secs(60));
     assert!(ended.is_ok() || calls.is_finished(), "the calls come to an end");
     calls.join().unwrap();
+}
+
+/// Wakes the thread that runs a future.
+struct Unpark(std::thread::Thread);
+
+impl std::task::Wake for Unpark {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future, which is polled only when it asked for that.
+fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[test]
+fn a_task_receives_what_is_published_what_failed_and_what_a_lease_gives_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = duramen_engine::Store::open(directory.path()).unwrap();
+    let topics = duramen_topic::Topics::open(&store).unwrap();
+    let topic = topics.create("orders", TopicOptions::new()).unwrap();
+    let options = GroupOptions::new()
+        .lease(Duration::from_millis(100))
+        .back_off(&[Duration::from_millis(20)]);
+    let group = topic.ensure_group("group", Start::Beginning, options).unwrap();
+    let mut member = group.member("task");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            topic.publish(b"message").unwrap();
+        });
+        let first = block_on(member.receive_async(5)).unwrap();
+        first.clone().into_iter().for_each(|first| first.retry("no").unwrap());
+    });
+    // Nothing is published any more: only times wake the task.
+    let failed = block_on(member.receive_async(5)).unwrap();
+    let tries = |deliveries: &Deliveries| deliveries.clone().into_iter().next().unwrap().tries();
+    assert_eq!(tries(&failed), 2);
+    let ended = block_on(member.receive_async(5)).unwrap();
+    assert_eq!(tries(&ended), 3);
+    ended.acknowledge().unwrap();
+    topic.publish_all([b"1", b"2", b"3"]).unwrap();
+    let mut stream = member.stream(1);
+    for offset in 1..4 {
+        let next = block_on(std::future::poll_fn(|context| {
+            futures_core::Stream::poll_next(std::pin::Pin::new(&mut stream), context)
+        }));
+        let next = next.unwrap().unwrap();
+        assert_eq!(offsets(&next), [offset]);
+        next.acknowledge().unwrap();
+    }
+    topic.delete_group("group").unwrap();
+    let mut next = || {
+        block_on(std::future::poll_fn(|context| {
+            futures_core::Stream::poll_next(std::pin::Pin::new(&mut stream), context)
+        }))
+    };
+    assert!(matches!(facts(next().unwrap()), TopicError::GroupDeleted { .. }));
+    assert!(next().is_none(), "it ends with the error");
+}
+
+#[test]
+fn messages_are_given_back_without_a_try_when_the_member_and_all_that_it_has_are_dropped() {
+    let disk = SimDisk::new(41);
+    let (store, _, topic) = one_topic(&disk);
+    publish(&topic, 4);
+    let group = topic.ensure_group("group", Start::Beginning, options()).unwrap();
+    let mut member = group.member("one");
+    let batch = member.receive(4, NOW).unwrap().unwrap();
+    let each: Vec<Delivery> = batch.clone().into_iter().collect();
+    each[0].acknowledge().unwrap();
+    each[1].retry("no").unwrap();
+    store.transact(|tx| tx.acknowledge(&each[2])).unwrap();
+    drop((member, batch));
+    assert!(receive(&group, 4).is_none(), "one delivery is there still");
+    drop(each);
+    let back = receive(&group, 4).unwrap();
+    let found: Vec<_> = back
+        .clone()
+        .into_iter()
+        .map(|one| (one.offset(), one.tries()))
+        .collect();
+    assert_eq!(found, [(3, 1)]);
+    // As long as the member is there, dropped messages stay with it until their lease ends.
+    let mut member = group.member("two");
+    publish(&topic, 1);
+    drop(member.receive(4, NOW).unwrap().unwrap());
+    assert!(receive(&group, 4).is_none());
+    drop(member);
+    let again = receive(&group, 4).unwrap();
+    assert_eq!(offsets(&again), [4]);
+    // By a call: all of them, one of them, and in a transaction.
+    again.release().unwrap();
+    let again = receive(&group, 4).unwrap();
+    assert_eq!(again.clone().into_iter().next().unwrap().tries(), 1);
+    again.into_iter().for_each(|one| one.release().unwrap());
+    let again = receive(&group, 4).unwrap();
+    store.transact(|tx| tx.release(&again)).unwrap();
+    assert!(matches!(
+        facts(again.acknowledge()),
+        TopicError::LeaseLost { offset: 4, .. }
+    ));
+    disk.advance(Duration::from_millis(100));
+    let last = receive(&group, 4).unwrap();
+    assert_eq!(last.clone().into_iter().next().unwrap().tries(), 1);
+    // The last handle goes inside a transaction, which cannot commit anything else.
+    let mut last = Some(last);
+    store.transact(|_| Ok(drop(last.take()))).unwrap();
+    let began = std::time::Instant::now();
+    while receive(&group, 4).is_none() {
+        assert!(began.elapsed() < Duration::from_secs(60));
+        disk.advance(Duration::from_millis(1));
+        std::thread::yield_now();
+    }
+    check(&store);
+}
+
+#[test]
+fn messages_that_always_fail_keep_no_new_ones_away() {
+    let disk = SimDisk::new(42);
+    let (_, _, topic) = one_topic(&disk);
+    publish(&topic, 100);
+    let options = options().back_off(&[]).tries_without_end();
+    let group = topic.ensure_group("group", Start::Beginning, options).unwrap();
+    let mut member = group.member("member");
+    let mut done = 0;
+    for _ in 0..200 {
+        let delivery = member.receive(1, NOW).unwrap().unwrap().into_iter().next().unwrap();
+        match delivery.offset() {
+            0..5 => delivery.retry("poison").unwrap(),
+            _ => {
+                delivery.acknowledge().unwrap();
+                done += 1;
+            }
+        }
+    }
+    assert_eq!(done, 95);
+}
+
+#[test]
+fn a_slow_reader_of_dead_letters_does_not_stop_the_group() {
+    let disk = SimDisk::new(43);
+    let (_, topics, topic) = one_topic(&disk);
+    publish(&topic, 50);
+    let group = topic
+        .ensure_group("group", Start::Beginning, options().tries(1))
+        .unwrap();
+    let dead = topics.topic("dead.orders").unwrap();
+    let hold = SubscribeOptions::new().slow(SlowPolicy::HoldBack {
+        max: 1,
+        timeout: 3600 * SECOND,
+    });
+    let _reader = dead.subscribe_with(Start::Beginning, hold).unwrap();
+    let mut member = group.member("member");
+    for _ in 0..25 {
+        drop(member.receive(1, NOW).unwrap());
+    }
+    for delivery in member.receive(10, NOW).unwrap().into_iter().flatten() {
+        delivery.give_up("no").unwrap();
+    }
+    disk.advance(11 * SECOND);
+    assert_eq!(member.receive(100, NOW).unwrap().unwrap().len(), 15);
+    assert_eq!(dead.describe().unwrap().next, 35);
+}
+
+#[test]
+fn failing_and_giving_up_in_a_transaction_are_made_with_it_or_not_at_all() {
+    let disk = SimDisk::new(44);
+    let (store, topics, topic) = one_topic(&disk);
+    publish(&topic, 2);
+    let orders = store.map("orders").unwrap();
+    let group = topic.ensure_group("group", Start::Beginning, options()).unwrap();
+    let each: Vec<_> = receive(&group, 2).unwrap().into_iter().collect();
+    let mut dropped = store.begin(TransactionOptions::new()).unwrap();
+    dropped.give_up(&each[0], "no").unwrap();
+    drop(dropped);
+    store
+        .transact(|tx| {
+            tx.put(&orders, b"0", b"failed")?;
+            tx.give_up(&each[0], "no such customer")?;
+            tx.retry(&each[1], Some(7 * SECOND), "later")
+        })
+        .unwrap();
+    let dead = topics.topic("dead.orders").unwrap().read(Start::Beginning, 10).unwrap();
+    assert_eq!(dead.len(), 1);
+    assert_eq!(DeadLetter::of(&dead.get(0).unwrap()).unwrap().error, "no such customer");
+    disk.advance(6 * SECOND);
+    assert!(receive(&group, 2).is_none());
+    disk.advance(SECOND);
+    let again = one(&group);
+    assert_eq!((again.offset(), again.tries()), (1, 2));
+    // What failed twice in one transaction failed once.
+    let twice = store.transact(|tx| {
+        tx.retry(&again, None, "no")?;
+        tx.retry(&again, None, "no")
+    });
+    assert!(matches!(
+        facts(twice),
+        TopicError::LeaseLost {
+            cause: LeaseEnd::Waits,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn lag_counts_what_is_kept_and_what_was_skipped_is_counted_and_told() {
+    let disk = SimDisk::new(45);
+    let (_, _, topic) = one_topic(&disk);
+    topic.configure(TopicOptions::new().keep_messages(10)).unwrap();
+    publish(&topic, 100);
+    let group = topic.ensure_group("group", Start::Offset(0), options()).unwrap();
+    let described = || {
+        let described = group.describe().unwrap();
+        (described.lag, described.skipped, described.pending)
+    };
+    assert_eq!(described(), (100, 0, 0));
+    topic.trim().unwrap();
+    assert_eq!(described(), (10, 90, 0));
+    let got = receive(&group, 4).unwrap();
+    assert_eq!(
+        (offsets(&got), got.messages().gap()),
+        (vec![90, 91, 92, 93], Some(0..90))
+    );
+    assert_eq!(described(), (6, 90, 4));
+    // What waits when retention deletes it is skipped as well.
+    got.into_iter().for_each(|one| one.retry("no").unwrap());
+    publish(&topic, 10);
+    topic.trim().unwrap();
+    disk.advance(SECOND);
+    let got = receive(&group, 100).unwrap();
+    assert_eq!((got.len(), got.messages().gap()), (10, Some(94..100)));
+    got.acknowledge().unwrap();
+    assert!(receive(&group, 100).is_none());
+    assert_eq!(described(), (0, 100, 0));
+}
+
+#[test]
+fn a_group_that_exists_is_refused_with_what_differs_or_gets_the_options() {
+    let disk = SimDisk::new(46);
+    let (_, topics, topic) = one_topic(&disk);
+    let first = options().dead_letters("first.dead");
+    topic.create_group("group", Start::Beginning, first).unwrap();
+    let other = options().tries(3).dead_letters("second.dead");
+    let refused = facts(topic.create_group("group", Start::Beginning, other.clone()).map(|_| ()));
+    let TopicError::GroupExists { difference, .. } = &refused else {
+        panic!("{refused:?}");
+    };
+    assert!(
+        difference.contains("tries is Some(20), asked for Some(3)"),
+        "{difference}"
+    );
+    assert!(
+        difference.contains("second.dead") && !difference.contains("lease"),
+        "{difference}"
+    );
+    assert!(
+        topics.get("second.dead").unwrap().is_none(),
+        "nothing is made on the way to a refusal"
+    );
+    let group = topic.ensure_group("group", Start::Beginning, other.clone()).unwrap();
+    assert_eq!(group.describe().unwrap().options, Some(other));
+    assert!(topics.get("second.dead").unwrap().is_some());
+    let durable = topic.durable("reader", Start::Beginning).unwrap();
+    let kind = topic
+        .ensure_group(durable.name(), Start::Beginning, options())
+        .map(|_| ());
+    assert!(matches!(facts(kind), TopicError::OtherKind { .. }));
+}
+
+#[test]
+fn a_filter_delivers_what_matches_and_passes_over_the_rest() {
+    let disk = SimDisk::new(47);
+    let (_, _, topic) = one_topic(&disk);
+    let options = options().filter(Filter::new().key("order-*").header("region", "eu*"));
+    let group = topic.ensure_group("group", Start::Beginning, options).unwrap();
+    assert!(receive(&group, 10).is_none());
+    let mut expected = Vec::new();
+    for number in 0..10_000u64 {
+        let key = if number % 3 == 0 { "order-1" } else { "other" };
+        let region = if number % 7 == 0 { "eu-west" } else { "us" };
+        topic
+            .publish(
+                Message::new(b"x")
+                    .key(key.as_bytes())
+                    .header("region", region.as_bytes()),
+            )
+            .unwrap();
+        expected.extend((number % 21 == 0).then_some(number));
+    }
+    let mut found = Vec::new();
+    let mut member = group.member("member");
+    let mut rounds = 0;
+    while let Some(got) = member.receive(100, NOW).unwrap() {
+        found.extend(offsets(&got));
+        assert!(group.describe().unwrap().pending <= 100);
+        match rounds % 3 {
+            0 => got.acknowledge().unwrap(),
+            _ => got.into_iter().for_each(|one| one.acknowledge().unwrap()),
+        }
+        rounds += 1;
+    }
+    assert_eq!(found, expected);
+    let described = group.describe().unwrap();
+    assert_eq!(
+        (described.acknowledged, described.pending, described.lag),
+        (10_000, 0, 0)
+    );
+    assert!(group.pending().unwrap().is_empty());
 }

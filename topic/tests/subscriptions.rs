@@ -352,7 +352,9 @@ fn a_stream_wakes_its_task() {
         });
         let mut next = 0;
         while next < 300 {
-            let mut future = std::pin::pin!(poll_fn(|context| Pin::new(&mut subscription).poll_next(context)));
+            let mut future = std::pin::pin!(poll_fn(
+                |context| Pin::new(&mut subscription.stream()).poll_next(context)
+            ));
             let messages = block_on(|context| future.as_mut().poll(context)).unwrap().unwrap();
             assert_eq!(messages.offsets().start, next);
             next = messages.offsets().end;
@@ -371,7 +373,7 @@ fn a_stream_that_waits_is_woken_when_the_store_is_closed() {
     let mut subscription = topic.subscribe(Start::Tail).unwrap();
     let mut store = Some(store);
     let ended = block_on(|context| {
-        let polled = Pin::new(&mut subscription).poll_next(context);
+        let polled = Pin::new(&mut subscription.stream()).poll_next(context);
         // It waits: closed only now.
         store.take().into_iter().for_each(|store| store.close().unwrap());
         polled
@@ -439,7 +441,7 @@ fn a_pattern_follows_topics_that_are_there_and_those_that_come() {
 
 /// What a stream delivers next; `None`: nothing is there.
 fn polled(subscription: &mut PatternSubscription) -> Option<Option<Result<Messages, Error>>> {
-    match Pin::new(subscription).poll_next(&mut Context::from_waker(Waker::noop())) {
+    match Pin::new(&mut subscription.stream()).poll_next(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(item) => Some(item),
         Poll::Pending => None,
     }
@@ -465,7 +467,9 @@ fn a_pattern_is_a_stream_that_wakes_its_task_for_every_topic_and_ends_with_the_s
         });
         let mut next = [0; 3];
         while next != [100; 3] {
-            let mut future = std::pin::pin!(poll_fn(|context| Pin::new(&mut subscription).poll_next(context)));
+            let mut future = std::pin::pin!(poll_fn(
+                |context| Pin::new(&mut subscription.stream()).poll_next(context)
+            ));
             let messages = block_on(|context| future.as_mut().poll(context)).unwrap().unwrap();
             let topic: usize = messages.topic().strip_prefix("orders.").unwrap().parse().unwrap();
             assert_eq!(messages.offsets().start, next[topic]);
@@ -475,7 +479,7 @@ fn a_pattern_is_a_stream_that_wakes_its_task_for_every_topic_and_ends_with_the_s
     assert!(polled(&mut subscription).is_none());
     let mut store = Some(store);
     let ended = block_on(|context| {
-        let polled = Pin::new(&mut subscription).poll_next(context);
+        let polled = Pin::new(&mut subscription.stream()).poll_next(context);
         store.take().into_iter().for_each(|store| store.close().unwrap());
         polled
     });
@@ -494,7 +498,7 @@ fn a_pattern_is_an_iterator_that_goes_on_when_one_topic_cannot() {
     eu.trim().unwrap();
     publish(&us, 1);
     let mut found: Vec<String> = subscription
-        .by_ref()
+        .batches()
         .take(2)
         .map(|taken| match taken {
             Ok(messages) => messages.topic().to_string(),
@@ -504,10 +508,10 @@ fn a_pattern_is_an_iterator_that_goes_on_when_one_topic_cannot() {
     found.sort();
     assert!(found[0].starts_with("Trimmed") && found[1] == "orders.us", "{found:?}");
     assert!(subscription.seek("orders.eu", Start::Beginning).unwrap());
-    assert_eq!(subscription.next().unwrap().unwrap().offsets(), 4..5);
+    assert_eq!(subscription.batches().next().unwrap().unwrap().offsets(), 4..5);
     store.close().unwrap();
-    assert!(subscription.next().unwrap().is_err());
-    assert!(subscription.next().is_none());
+    assert!(subscription.batches().next().unwrap().is_err());
+    assert!(subscription.batches().next().is_none());
 }
 
 #[test]
@@ -643,13 +647,13 @@ fn a_task_is_woken_when_another_process_deletes_what_it_waits_for() {
     let pattern = Pattern::new("orders.*").unwrap();
     let durable = here.durable(&pattern, "reader", Start::Beginning).unwrap();
     let mut of_topic = here.topic("orders").unwrap().subscribe(Start::Tail).unwrap();
-    let delivered = delivered_after(&mut of_topic, || there.delete("orders").unwrap());
+    let delivered = delivered_after(&mut of_topic.stream(), || there.delete("orders").unwrap());
     let error = delivered.expect("the topic's end wakes it").unwrap().unwrap_err();
     assert!(matches!(error.reason(), Reason::TopicDeleted { .. }), "{error}");
 
     let mut of_pattern = durable.subscribe().unwrap();
     let durable = there.durables().unwrap().remove(0);
-    let delivered = delivered_after(&mut of_pattern, || durable.delete().unwrap());
+    let delivered = delivered_after(&mut of_pattern.stream(), || durable.delete().unwrap());
     let error = delivered.expect("its own end wakes it").unwrap().unwrap_err();
     assert!(
         matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })),

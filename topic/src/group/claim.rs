@@ -16,6 +16,7 @@ use super::expire::Stuck;
 use super::membership::{Handed, Membership};
 use super::order::{Together, hash_of};
 use super::outlook::Outlook;
+use super::receiving::WakeUp;
 use super::record::GroupOptions;
 use super::rows::message_due;
 use super::serve::SERVED_TOGETHER_MAX;
@@ -41,7 +42,9 @@ const STEPS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Member {
     membership: Arc<Membership>,
-    listener: Arc<Listener>,
+    pub(super) listener: Arc<Listener>,
+    /// Wakes a task that waits, see [`super::receiving`].
+    pub(super) wake_up: Option<Arc<WakeUp>>,
 }
 
 /// What a turn came to.
@@ -73,6 +76,7 @@ impl Member {
         Member {
             membership: Membership::new(group, name),
             listener,
+            wake_up: None,
         }
     }
 
@@ -124,10 +128,6 @@ impl Member {
         };
         let wait = Duration::from_millis(next.saturating_sub(group.now()).max(1));
         Ok(Received::Nothing(wait.min(TICK)))
-    }
-
-    pub(super) fn listener(&self) -> &Arc<Listener> {
-        &self.listener
     }
 
     /// A few messages together with what others want; many, or where that is not plain, in a turn of its own.

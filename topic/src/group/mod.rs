@@ -22,6 +22,7 @@ mod keep_alive;
 mod membership;
 mod order;
 mod outlook;
+mod receiving;
 pub(crate) mod record;
 mod rows;
 mod serve;
@@ -61,6 +62,7 @@ pub use durable_pattern::{DurablePattern, DurablePosition};
 pub(crate) use durable_pattern::{Rule, apply_rules};
 pub use filter::Filter;
 pub use keep_alive::KeepAlive;
+pub use receiving::DeliveryStream;
 pub use record::{DeadLetters, GroupOptions};
 pub(crate) use settle::Verdict;
 

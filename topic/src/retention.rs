@@ -134,7 +134,7 @@ impl Rounds {
         Ok(failed)
     }
 
-    /// Notes what is to do for a topic.
+    /// Notes what a topic needs.
     fn note(&mut self, record: TopicRecord, name: String, now: Duration) {
         if record.options.has_limits() {
             self.limited.insert(record.id, name);

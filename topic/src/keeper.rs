@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use duramen_engine::Reason;
 
-use crate::retention;
+use crate::retention::Rounds;
 use crate::topics::{Home, Inner, locked};
 
 /// How often the thread looks.
@@ -66,12 +66,12 @@ impl Drop for Users {
 }
 
 fn keep(stop: &Stop, inner: &Weak<Inner>) {
-    let mut rest = TICK;
+    let (mut rest, mut rounds) = (TICK, Rounds::default());
     while !stop.wait(rest) {
         let Some(inner) = inner.upgrade() else { return };
         let began = Instant::now();
         // What went wrong, a full disk for instance, may go right the next time; and whoever uses the store hears of it.
-        let trimmed = retention::trim_all(&Home::of_worker(&inner), &|| stop.wait(Duration::ZERO));
+        let trimmed = rounds.trim(&Home::of_worker(&inner), &|| stop.wait(Duration::ZERO));
         if trimmed.is_err_and(|error| matches!(error.reason(), Reason::Closed)) {
             // A task that waits looks at nothing by itself, as a thread does.
             inner.tell_all();

@@ -13,21 +13,25 @@
 //! Numbers have seven bits a byte, least first.
 
 use std::fmt;
+use std::time::Duration;
 
-use duramen_engine::{Durability, Result, Snapshot, Transaction, TransactionOptions};
+use duramen_engine::{Durability, Result, Transaction, TransactionOptions};
 
 use crate::bytes::{Reader, put_number};
 use crate::error::TopicError;
 use crate::limits::{PUBLISHER_BYTES_MAX, READ_MESSAGES};
 use crate::message::{Message, Stored};
 use crate::read::Reading;
-use crate::record::{TopicOptions, millis};
+use crate::record::millis;
 use crate::tables::{after_id, name_key};
 use crate::topic::{Published, Ticket, Topic, publish_in};
+use crate::topics::Home;
 
 const FORM: u8 = 1;
-/// Publishers that are forgotten in one commit.
+/// Publishers that one part of a look forgets.
 const FORGOTTEN_AT_ONCE: usize = 1000;
+/// Publishers that one part of a look reads.
+const LOOKED_AT_ONCE: usize = 10_000;
 
 /// A publisher of a topic that has a name and numbers its messages: a message with a number that is not higher than one
 /// before is a duplicate, and is not published. Gaps between numbers are fine.
@@ -118,7 +122,7 @@ impl Publisher {
     }
 
     /// The sequence of its newest message, after which it goes on; `None`: it has published nothing, or was silent for so
-    /// long that it was forgotten (see [`TopicOptions::remember_publishers_for`]).
+    /// long that it was forgotten (see [`crate::TopicOptions::remember_publishers_for`]).
     ///
     /// # Errors
     /// Those of [`duramen_engine::Store::snapshot`].
@@ -193,31 +197,48 @@ impl Publisher {
     }
 }
 
-/// Forgets publishers that were silent for longer than the topic remembers them.
-pub(crate) fn forget_silent(topic: &Topic, snapshot: &Snapshot, options: &TopicOptions) -> Result<()> {
-    let Some(remembered) = options.remember_publishers_for else {
-        return Ok(());
-    };
-    let home = topic.home();
+/// Forgets publishers of a topic that were silent for longer than it remembers them.
+pub(crate) fn forget_silent(home: &Home, topic: u32, remembered: Duration) -> Result<()> {
+    let mut from = None;
+    loop {
+        from = forget_part(home, topic, remembered, from)?;
+        if from.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Looks at a limited number of publishers, and forgets those that were silent for too long. Returns the key with which the
+/// next look begins; `None`: there are no more.
+pub(crate) fn forget_part(
+    home: &Home,
+    topic: u32,
+    remembered: Duration,
+    from: Option<Vec<u8>>,
+) -> Result<Option<Vec<u8>>> {
     let since = millis(home.store.wall_clock()).saturating_sub(millis(remembered));
-    let publishers = &home.tables.publishers;
-    let (low, high) = (name_key(topic.shared().id, ""), after_id(topic.shared().id));
-    let mut cursor = snapshot.range(publishers, &low[..]..&high[..])?;
-    let mut silent = Vec::new();
+    let (low, high) = (from.unwrap_or_else(|| name_key(topic, "")), after_id(topic));
+    let snapshot = home.store.snapshot()?;
+    let mut cursor = snapshot.range(&home.tables.publishers, &low[..]..&high[..])?;
+    let (mut silent, mut looked_at, mut rest) = (Vec::new(), 0, None);
     while let Some((key, newest)) = cursor.next()? {
-        if Newest::decode(&newest)?.time < since && silent.len() < FORGOTTEN_AT_ONCE {
+        if silent.len() == FORGOTTEN_AT_ONCE || looked_at == LOOKED_AT_ONCE {
+            rest = Some(key.to_vec());
+            break;
+        }
+        looked_at += 1;
+        if Newest::decode(&newest)?.time < since {
             silent.push(key.to_vec());
         }
     }
-    for key in silent {
-        forget(topic, &key, since)?;
-    }
-    Ok(())
+    drop(cursor);
+    drop(snapshot);
+    silent.iter().try_for_each(|key| forget(home, key, since))?;
+    Ok(rest)
 }
 
 /// Forgets a publisher, unless it has published again.
-fn forget(topic: &Topic, key: &[u8], since: u64) -> Result<()> {
-    let home = topic.home();
+fn forget(home: &Home, key: &[u8], since: u64) -> Result<()> {
     let options = TransactionOptions::new().durability(Durability::Written);
     home.store.transact_with(options, |tx| {
         let newest = tx.get(&home.tables.publishers, key)?;

@@ -4,6 +4,9 @@
 //! halves. Nothing is trimmed that is not below every offset kept: a crash in between leaves a topic that keeps a little
 //! more than it must.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use duramen_engine::{Batch, Durability, Result, Snapshot};
 
 use crate::error::is_deleted;
@@ -11,43 +14,184 @@ use crate::group;
 use crate::limits::TRIMMED_SINGLY_MAX;
 use crate::publisher;
 use crate::read::{Bounds, Reading};
-use crate::record::{TopicOptions, millis};
+use crate::record::{TopicOptions, TopicRecord, millis};
+use crate::registry::{Event, News};
 use crate::tables::{offset_key, offset_of};
 use crate::topic::Topic;
 use crate::topics::Home;
 
-/// Trims every topic that has limits, until `is_over`.
-pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
-    home.remove_rubbish(is_over)?;
-    home.trim_registry(is_over)?;
-    let mut failed = None;
-    for (name, record) in home.records("")? {
-        if is_over() {
-            return Ok(());
+/// How often the background looks at the records of all topics, and for publishers that were silent for too long. A topic
+/// that remembers them for a shorter time is looked at more often.
+const LOOK_AT_ALL_EVERY: Duration = Duration::from_secs(3600);
+/// So many looks for silent publishers fall into the time for which a topic remembers them.
+const LOOKS_AT_PUBLISHERS: u32 = 8;
+/// Topics at whose publishers one round looks.
+const TOPICS_AT_ONCE: usize = 1_000;
+
+/// What the background remembers between its rounds, so that a round costs by the topics that have something to trim.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    /// How often the registry had rung before the last look at it, and the entry with which the next look begins.
+    rings: Option<u64>,
+    seen: Option<u64>,
+    /// When it looks at everything again.
+    all_due: Duration,
+    /// Topics with limits, by id.
+    limited: BTreeMap<u32, String>,
+    /// For how long topics remember publishers, and when it looks at those: of topics that remember them for a short time.
+    brief: BTreeMap<u32, (Duration, Duration)>,
+    /// Topics at whose publishers it has not looked since it looked at everything, and where it is in the last of them.
+    publishers_due: Vec<(u32, Duration)>,
+    resume: Option<Vec<u8>>,
+    /// Topics that it looked at since it began.
+    #[cfg(test)]
+    looks: u64,
+}
+
+impl Rounds {
+    /// Trims every topic that has something to trim, until `is_over`.
+    pub(crate) fn trim(&mut self, home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
+        // What is damaged in one place must not keep the rest from being trimmed.
+        let failed = home.remove_rubbish(is_over).err();
+        let failed = failed.or(home.trim_registry(is_over).err());
+        let mut failed = failed.or(self.learn(home)?);
+        for (id, name) in &self.limited {
+            if is_over() {
+                return Ok(());
+            }
+            #[cfg(test)]
+            (self.looks += 1);
+            let trimmed = home.topic(*id, name).and_then(|topic| trim_messages(&topic));
+            // A topic that is deleted meanwhile has nothing to trim.
+            let trimmed = trimmed.err().filter(|error| !is_deleted(error));
+            failed = failed.or(trimmed);
         }
-        let topic = record.and_then(|record| home.topic(record.id, &name));
-        match topic.and_then(|topic| trim_messages(&topic)) {
-            Ok(_) => {}
-            // Meanwhile.
-            Err(error) if is_deleted(&error) => {}
-            // One topic that is damaged must not keep the others from being trimmed.
-            Err(error) => failed = failed.or(Some(error)),
+        let forgotten = self.forget_publishers(home, is_over);
+        failed.or(forgotten.err()).map_or(Ok(()), Err)
+    }
+
+    fn note_look(&mut self) {
+        #[cfg(test)]
+        {
+            self.looks += 1;
         }
     }
-    failed.map_or(Ok(()), Err)
+
+    /// Learns which topics have something to trim, if any process changed that. Returns what is wrong with records.
+    fn learn(&mut self, home: &Home) -> Result<Option<duramen_engine::Error>> {
+        let now = home.store.monotonic_clock();
+        let is_all_due = now >= self.all_due;
+        // Before the snapshot, see `registry_rings`.
+        let rings = home.registry_rings();
+        if self.rings == Some(rings) && !is_all_due {
+            return Ok(None);
+        }
+        let snapshot = home.store.snapshot()?;
+        let (news, next) = home.news(&snapshot, self.seen.filter(|_| !is_all_due))?;
+        let mut failed = None;
+        match news {
+            News::Everything => {
+                let brief = std::mem::take(&mut self.brief);
+                self.limited.clear();
+                // A look at publishers that takes longer goes on before the next one begins.
+                let begins_look = is_all_due && self.publishers_due.is_empty();
+                for (name, record) in home.records_in(&snapshot, "")? {
+                    self.note_look();
+                    match record {
+                        Ok(record) => {
+                            if begins_look && let Some(remembered) = record.options.remember_publishers_for {
+                                self.publishers_due.push((record.id, remembered));
+                            }
+                            self.note(record, name, now);
+                        }
+                        Err(error) => failed = failed.or(Some(error)),
+                    }
+                }
+                self.all_due = now + LOOK_AT_ALL_EVERY;
+                // Looks that were due before stay due.
+                for (id, (remembered, due)) in &mut self.brief {
+                    let before = brief.get(id).filter(|before| before.0 == *remembered);
+                    *due = before.map_or(*due, |before| before.1);
+                }
+            }
+            News::Of(news) => {
+                for (event, id, name) in news {
+                    if event == Event::Exists {
+                        continue;
+                    }
+                    self.note_look();
+                    self.limited.remove(&id);
+                    self.brief.remove(&id);
+                    match home.existing_record(&snapshot, &name) {
+                        Ok(Some(record)) if record.id == id => self.note(record, name, now),
+                        Ok(_) => {}
+                        Err(error) => failed = failed.or(Some(error)),
+                    }
+                }
+            }
+        }
+        (self.rings, self.seen) = (Some(rings), Some(next));
+        Ok(failed)
+    }
+
+    /// Notes what a topic needs.
+    fn note(&mut self, record: TopicRecord, name: String, now: Duration) {
+        if record.options.has_limits() {
+            self.limited.insert(record.id, name);
+        }
+        let remembered = record.options.remember_publishers_for;
+        if let Some(remembered) = remembered.filter(|remembered| *remembered < LOOK_AT_ALL_EVERY * LOOKS_AT_PUBLISHERS)
+        {
+            self.brief.insert(record.id, (remembered, now));
+        }
+    }
+
+    /// Forgets publishers that were silent for too long, as many as one round may look at.
+    fn forget_publishers(&mut self, home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
+        let now = home.store.monotonic_clock();
+        let mut failed = None;
+        for (id, (remembered, due)) in &mut self.brief {
+            if is_over() {
+                return Ok(());
+            }
+            if now >= *due {
+                *due = now + *remembered / LOOKS_AT_PUBLISHERS;
+                failed = failed.or(publisher::forget_silent(home, *id, *remembered).err());
+            }
+        }
+        for _ in 0..TOPICS_AT_ONCE {
+            let Some((id, remembered)) = self.publishers_due.last().copied().filter(|_| !is_over()) else {
+                break;
+            };
+            match publisher::forget_part(home, id, remembered, self.resume.take()) {
+                Ok(Some(rest)) => {
+                    self.resume = Some(rest);
+                    break;
+                }
+                Ok(None) => {}
+                Err(error) => failed = failed.or(Some(error)),
+            }
+            self.publishers_due.pop();
+        }
+        failed.map_or(Ok(()), Err)
+    }
 }
 
 /// Removes what the topic does not have to keep, and what deleted topics left behind. Returns how many messages went.
 pub(crate) fn trim(topic: &Topic) -> Result<u64> {
-    topic.home().remove_rubbish(&|| false)?;
-    topic.home().trim_registry(&|| false)?;
+    let home = topic.home();
+    home.remove_rubbish(&|| false)?;
+    home.trim_registry(&|| false)?;
+    let record = home.same_record(&topic.snapshot()?, topic.name(), topic.shared().id)?;
+    if let Some(remembered) = record.options.remember_publishers_for {
+        publisher::forget_silent(home, record.id, remembered)?;
+    }
     trim_messages(topic)
 }
 
 fn trim_messages(topic: &Topic) -> Result<u64> {
     let snapshot = topic.snapshot()?;
     let record = topic.home().same_record(&snapshot, topic.name(), topic.shared().id)?;
-    publisher::forget_silent(topic, &snapshot, &record.options)?;
     if !record.options.has_limits() {
         return Ok(0);
     }
@@ -140,10 +284,73 @@ mod tests {
                 .put(&offset_key(b.id, offset), b"no message")
                 .unwrap()
         });
-        let error = trim_all(home, &|| false).expect_err("what is wrong is told");
+        let error = Rounds::default()
+            .trim(home, &|| false)
+            .expect_err("what is wrong is told");
         assert!(matches!(error.reason(), Reason::Damaged { .. }), "{error}");
         let kept = made[2].describe().unwrap();
         assert!((1..8).contains(&kept.first), "{kept:?}");
         assert_eq!(topics.list().unwrap(), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_round_looks_only_at_topics_that_have_limits_and_learns_of_others_from_all_processes() {
+        let disk = SimDisk::new(2);
+        let open = || {
+            let options = Options::new().maintenance(Maintenance::Manual);
+            let store = options.open_on(disk.platform()).unwrap();
+            Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap()
+        };
+        let (one, other) = (open(), open());
+        for number in 0..500 {
+            one.create(&format!("topic.{number}"), TopicOptions::new()).unwrap();
+        }
+        let (home, mut rounds) = (one.home(), Rounds::default());
+        let looks = |rounds: &mut Rounds| {
+            let before = rounds.looks;
+            rounds.trim(home, &|| false).unwrap();
+            rounds.looks - before
+        };
+        assert_eq!(looks(&mut rounds), 500);
+        assert_eq!(looks(&mut rounds), 0, "no topic has limits");
+        let limited = other.topic("topic.7").unwrap();
+        limited.publish_all([b"message"; 8]).unwrap();
+        limited.configure(TopicOptions::new().keep_messages(3)).unwrap();
+        assert_eq!(looks(&mut rounds), 2, "one record, and the topic");
+        assert_eq!(limited.describe().unwrap().messages(), 3);
+        limited.publish_all([b"message"; 8]).unwrap();
+        assert_eq!(looks(&mut rounds), 1);
+        assert_eq!(limited.describe().unwrap().messages(), 3);
+        other.delete("topic.7").unwrap();
+        assert_eq!((looks(&mut rounds), looks(&mut rounds)), (1, 0));
+        // Once in a while it looks at everything, whatever the registry tells.
+        disk.advance(LOOK_AT_ALL_EVERY);
+        assert_eq!((looks(&mut rounds), looks(&mut rounds)), (499, 0));
+    }
+
+    #[test]
+    fn publishers_that_are_silent_are_forgotten_in_the_background() {
+        let disk = SimDisk::new(3);
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let store = options.open_on(disk.platform()).unwrap();
+        let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+        let minute = Duration::from_secs(60);
+        let brief = TopicOptions::new().remember_publishers_for(Some(minute));
+        let brief = topics.create("brief", brief).unwrap();
+        let default = topics.create("default", TopicOptions::new()).unwrap();
+        for topic in [&brief, &default] {
+            topic.publisher("till").unwrap().publish(1, b"message").unwrap();
+        }
+        let is_known = |topic: &Topic| topic.publisher("till").unwrap().newest().unwrap().is_some();
+        let mut rounds = Rounds::default();
+        let mut round = |after: Duration| {
+            disk.advance(after);
+            rounds.trim(topics.home(), &|| false).unwrap();
+            (is_known(&brief), is_known(&default))
+        };
+        assert_eq!(round(minute / 2), (true, true));
+        assert_eq!(round(minute), (false, true));
+        assert_eq!(round(minute), (false, true));
+        assert_eq!(round(minute * 60 * 24 * 8), (false, false));
     }
 }

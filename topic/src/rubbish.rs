@@ -83,7 +83,7 @@ impl Inner {
         let (tables, options) = (&self.tables, TransactionOptions::new().durability(Durability::Written));
         let mut is_all = self.store.snapshot()?.prefix(&tables.topics, GONE)?.next()?.is_none();
         while !is_all && !is_over() {
-            is_all = self.store.transact_with(options.clone(), |tx| {
+            is_all = self.store.transact_with(options, |tx| {
                 let mut found = Vec::new();
                 let mut rows = tx.prefix(&tables.topics, GONE)?;
                 while found.len() < GROUPS_DELETED_AT_ONCE

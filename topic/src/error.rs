@@ -14,10 +14,15 @@ pub enum TopicError {
         name: String,
     },
     /// A topic of this name exists already.
-    #[error("there is already a topic named {name:?}; choose another name or delete that topic first")]
+    #[error(
+        "there is already a topic named {name:?}{}; call `Topics::ensure` to apply options to it, or choose another name",
+        listed(differences)
+    )]
     TopicExists {
         /// The name asked for.
         name: String,
+        /// Each option that differs from what was asked for: `keep_messages is 5, asked for 500`.
+        differences: Vec<String>,
     },
     /// A name that no topic or group can have.
     #[error(
@@ -219,6 +224,14 @@ impl TopicError {
             TopicError::TooSlow { .. } | TopicError::GroupDeleted { .. } => Kind::Closed,
             _ => Kind::FixTheCall,
         }
+    }
+}
+
+/// The differences between the options of a topic and those asked for, as the end of a clause.
+fn listed(differences: &[String]) -> String {
+    match differences {
+        [] => String::new(),
+        differences => format!(", with other options: {}", differences.join("; ")),
     }
 }
 

@@ -96,6 +96,34 @@ impl TopicOptions {
         self
     }
 
+    /// What these options say otherwise than those asked for, an entry for each field.
+    pub(crate) fn differences(&self, asked: &TopicOptions) -> Vec<String> {
+        let mut differences = Vec::new();
+        let mut compare = |field: &str, is: String, asked: String| {
+            if is != asked {
+                differences.push(format!("{field} is {is}, asked for {asked}"));
+            }
+        };
+        compare("keep_for", shown(self.keep_for), shown(asked.keep_for));
+        compare("keep_bytes", shown(self.keep_bytes), shown(asked.keep_bytes));
+        compare("keep_messages", shown(self.keep_messages), shown(asked.keep_messages));
+        let (is, wanted) = (self.drop_acknowledged, asked.drop_acknowledged);
+        compare("drop_acknowledged", is.to_string(), wanted.to_string());
+        let (is, wanted) = (self.remember_publishers_for, asked.remember_publishers_for);
+        compare("remember_publishers_for", shown(is), shown(wanted));
+        differences
+    }
+
+    /// These options as the store keeps them: times in whole milliseconds.
+    pub(crate) fn stored(&self) -> TopicOptions {
+        let whole = |time: Option<Duration>| time.map(|time| Duration::from_millis(millis(time)));
+        TopicOptions {
+            keep_for: whole(self.keep_for),
+            remember_publishers_for: whole(self.remember_publishers_for),
+            ..self.clone()
+        }
+    }
+
     /// Whether anything is ever let go.
     pub(crate) fn has_limits(&self) -> bool {
         self.keep_for.is_some() || self.keep_bytes.is_some() || self.keep_messages.is_some() || self.drop_acknowledged
@@ -156,6 +184,11 @@ impl TopicRecord {
             },
         })
     }
+}
+
+/// An option as an error names it.
+fn shown(option: Option<impl std::fmt::Debug>) -> String {
+    option.map_or_else(|| "none".into(), |value| format!("{value:?}"))
 }
 
 /// Milliseconds, as many as 64 bits hold.

@@ -141,10 +141,12 @@ impl Topics {
         &self.home.store
     }
 
-    /// Makes a topic.
+    /// Creates a topic with these options, in one commit.
     ///
     /// # Errors
-    /// [`TopicError::TopicExists`], [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of a commit.
+    /// [`TopicError::TopicExists`] when there is a topic of this name; when its options differ from these, the error names
+    /// each difference. Nothing is changed then. [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of
+    /// a commit.
     pub fn create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
         self.home.create(name, &options)
     }
@@ -165,11 +167,18 @@ impl Topics {
         self.get_or_create(name, TopicOptions::new())
     }
 
-    /// A topic, which is made with these options when it is missing.
+    /// Makes sure that there is a topic of this name with all of these options: creates a missing topic, and configures an
+    /// existing one, as [`Topic::configure`] does. Both happen in one transaction. A topic that has these options already
+    /// costs a read and no commit.
     ///
     /// # Errors
-    /// As [`Topics::create`].
-    pub fn get_or_create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
+    /// [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of a commit.
+    pub fn ensure(&self, name: &str, options: TopicOptions) -> Result<Topic> {
+        self.home.ensure(name, &options)
+    }
+
+    /// A topic, created with these options when it is missing. The options of an existing topic stay as they are.
+    pub(crate) fn get_or_create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
         loop {
             if let Some(topic) = self.get(name)? {
                 return Ok(topic);
@@ -348,14 +357,29 @@ impl Inner {
         options.check()?;
         let name = topic.name();
         self.store.transact(|tx| {
-            let record = tx.get(&self.tables.topics, name.as_bytes())?;
-            let record = record.map(|record| TopicRecord::decode(&record)).transpose()?;
-            let Some(mut record) = record.filter(|record| record.id == topic.shared().id) else {
+            let record = self.record_in(tx, name)?;
+            let Some(record) = record.filter(|record| record.id == topic.shared().id) else {
                 return Err(Reason::TopicDeleted { name: name.into() }.into());
             };
-            record.options = options.clone();
-            tx.put(&self.tables.topics, name.as_bytes(), &record.encode())
+            self.configure_in(tx, name, record, &options)
         })
+    }
+
+    fn record_in(&self, tx: &Transaction, name: &str) -> Result<Option<TopicRecord>> {
+        let record = tx.get(&self.tables.topics, name.as_bytes())?;
+        record.map(|record| TopicRecord::decode(&record)).transpose()
+    }
+
+    /// Gives a topic these options in place of those in its record.
+    fn configure_in(
+        &self,
+        tx: &mut Transaction,
+        name: &str,
+        mut record: TopicRecord,
+        options: &TopicOptions,
+    ) -> Result<()> {
+        record.options = options.clone();
+        tx.put(&self.tables.topics, name.as_bytes(), &record.encode())
     }
 }
 
@@ -400,22 +424,47 @@ impl Home {
     fn create(&self, name: &str, options: &TopicOptions) -> Result<Topic> {
         check_name(name)?;
         options.check()?;
-        let topics = &self.tables.topics;
-        let id = self.store.transact(|tx| {
-            if tx.get(topics, name.as_bytes())?.is_some() {
-                return Err(TopicError::TopicExists { name: name.into() }.into());
+        let id = self.store.transact(|tx| match self.record_in(tx, name)? {
+            Some(found) => Err(TopicError::TopicExists {
+                name: name.into(),
+                differences: found.options.differences(&options.stored()),
             }
-            let (id, now) = (next_id(tx, topics)?, millis(self.store.wall_clock()));
-            let record = TopicRecord {
-                id,
-                created: now,
-                options: options.clone(),
-            };
-            tx.put(topics, name.as_bytes(), &record.encode())?;
-            tx.begin_sequence(&self.tables.sequence(id, name)?)?;
-            apply_rules(tx, &self.tables, (name, id), now)?;
-            self.register(tx, name)?;
-            Ok(id)
+            .into()),
+            None => self.create_in(tx, name, options),
+        })?;
+        self.topic(id, name)
+    }
+
+    fn create_in(&self, tx: &mut Transaction, name: &str, options: &TopicOptions) -> Result<u32> {
+        let topics = &self.tables.topics;
+        let (id, now) = (next_id(tx, topics)?, millis(self.store.wall_clock()));
+        let record = TopicRecord {
+            id,
+            created: now,
+            options: options.clone(),
+        };
+        tx.put(topics, name.as_bytes(), &record.encode())?;
+        tx.begin_sequence(&self.tables.sequence(id, name)?)?;
+        apply_rules(tx, &self.tables, (name, id), now)?;
+        self.register(tx, name)?;
+        Ok(id)
+    }
+
+    fn ensure(&self, name: &str, options: &TopicOptions) -> Result<Topic> {
+        check_name(name)?;
+        options.check()?;
+        let options = options.stored();
+        let found = self.existing_record(&self.store.snapshot()?, name)?;
+        if let Some(found) = found.filter(|found| found.options == options) {
+            return self.topic(found.id, name);
+        }
+        let id = self.store.transact(|tx| match self.record_in(tx, name)? {
+            Some(found) => {
+                let id = found.id;
+                self.configure_in(tx, name, found, &options)?;
+                Ok(id)
+            }
+            None => self.create_in(tx, name, &options),
         })?;
         self.topic(id, name)
     }

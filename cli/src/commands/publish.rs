@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use duramen::topic::{Message, Topic, TopicOptions, Topics};
+use duramen::topic::{Message, Topic, Topics};
 use duramen::{Durability, Options, VALUE_BYTES_MAX};
 use serde_json::json;
 
@@ -88,7 +88,7 @@ impl Publish {
             false => self.store.open_to_write()?,
         };
         let topic = match self.create {
-            true => Topics::open(&store)?.get_or_create(&self.topic, TopicOptions::new())?,
+            true => super::topics::created_when_missing(&Topics::open(&store)?, &self.topic)?,
             false => super::topics::for_use(&store, &self.topic)?,
         };
         match self.lines {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use duramen::topic::{Topic, TopicDescription, TopicOptions, Topics as TopicsOfStore};
+use duramen::topic::{Topic, TopicDescription, TopicError, TopicOptions, Topics as TopicsOfStore};
 use duramen::{Options, Store};
 use serde_json::{Value, json};
 
@@ -234,6 +234,19 @@ pub fn for_use(store: &Store, name: &str) -> Outcome<Topic> {
         Some(topic) => Ok(topic),
         None if creates_on_use(store)? => Ok(TopicsOfStore::open(store)?.topic(name)?),
         None => Err(unknown(name).hint("make it with --create; `duramen topics DIR` lists those that are there")),
+    }
+}
+
+/// The topic of a name, created with the usual options when it is missing. An existing topic keeps its options.
+pub fn created_when_missing(topics: &TopicsOfStore, name: &str) -> Outcome<Topic> {
+    loop {
+        if let Some(topic) = topics.get(name)? {
+            return Ok(topic);
+        }
+        match topics.create(name, TopicOptions::new()) {
+            Err(error) if matches!(TopicError::of(&error), Some(TopicError::TopicExists { .. })) => {}
+            created => return Ok(created?),
+        }
     }
 }
 

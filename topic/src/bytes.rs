@@ -85,6 +85,17 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Refuses every form but this one. Forms before it had no release.
+    pub(crate) fn exact_version(&mut self, form: u8) -> Result<()> {
+        match self.byte()? {
+            version if version == form => Ok(()),
+            version if version < form => Err(self.damaged(&format!(
+                "has form {version} of an earlier version, this library reads form {form} only; publish to a new store"
+            ))),
+            version => Err(self.damaged(&format!("has form {version}, this library reads up to {form}"))),
+        }
+    }
+
     /// Refuses forms that are newer than this code.
     pub(crate) fn version(&mut self, newest: u8) -> Result<()> {
         match self.byte()? {

@@ -94,6 +94,25 @@ pub enum TopicError {
         /// How long the publisher waited.
         waited_millis: u64,
     },
+    /// The topic keeps as much as it may, and deletes nothing to make room (see [`crate::TopicOptions::discard_new`] and
+    /// [`crate::Retention::ProtectGroups`]).
+    #[error("topic {topic:?} is full: it keeps {kept} {what}, and its option {option} allows {max}; {cure}")]
+    TopicFull {
+        /// The topic.
+        topic: String,
+        /// The option that has no room left.
+        option: &'static str,
+        /// What it counts.
+        what: &'static str,
+        /// How much of it the topic keeps.
+        kept: u64,
+        /// How much it may keep.
+        max: u64,
+        /// The group or durable subscription that is the furthest behind, where deleting messages waits for it.
+        held_by: Option<String>,
+        /// What makes room.
+        cure: String,
+    },
     /// As many subscribers hold publishers back as can.
     #[error(
         "{max} subscriptions to topics of this store hold publishers back, which is the limit of all processes; end one, or take another policy"
@@ -218,9 +237,10 @@ impl TopicError {
 
     fn kind(&self) -> Kind {
         match self {
-            TopicError::PublisherHeldBack { .. } | TopicError::TooManyHoldBack { .. } | TopicError::NoThread => {
-                Kind::Retry
-            }
+            TopicError::PublisherHeldBack { .. }
+            | TopicError::TopicFull { .. }
+            | TopicError::TooManyHoldBack { .. }
+            | TopicError::NoThread => Kind::Retry,
             TopicError::TooSlow { .. } | TopicError::GroupDeleted { .. } => Kind::Closed,
             _ => Kind::FixTheCall,
         }

@@ -20,6 +20,7 @@ mod tables;
 mod messages;
 mod read;
 
+mod admission;
 mod brake;
 mod publisher;
 mod retention;
@@ -54,7 +55,7 @@ pub use messages::{Messages, Received};
 pub use name::Pattern;
 pub use publisher::{Outcome, Publisher};
 pub use read::Start;
-pub use record::TopicOptions;
+pub use record::{Retention, TopicOptions};
 pub use salvage::{SavedTopics, salvage};
 pub use subscription::Subscription;
 pub use topic::{Published, Ticket, Topic, TopicBatch, TopicDescription, TopicWrites};

@@ -1,14 +1,15 @@
 //! What is stored about a topic, and the options it has.
 //!
 //! ```text
-//!  1  form: 1
+//!  1  form: 2
 //!  4  id, big-endian
 //! ..  created, milliseconds since 1970
 //! ..  keep for so many milliseconds, plus one; 0: for ever
 //! ..  keep so many bytes, plus one; 0: all
 //! ..  keep so many messages, plus one; 0: all
-//!  1  1: drop what all groups have acknowledged
+//!  1  flags: 1 drop what all groups have acknowledged, 2 refuse new messages when full
 //! ..  remember publishers for so many milliseconds, plus one; 0: for ever
+//! ..  protect groups up to so many bytes, plus one; 0: limits delete regardless of groups
 //! ```
 //!
 //! Numbers without a width have seven bits a byte, least first.
@@ -20,10 +21,30 @@ use duramen_engine::Result;
 use crate::bytes::{Reader, put_number};
 use crate::error::TopicError;
 
-const FORM: u8 = 1;
+const FORM: u8 = 2;
+const DROP_ACKNOWLEDGED: u8 = 1;
+const DISCARD_NEW: u8 = 2;
+/// Flags that this code knows.
+const KNOWN_FLAGS: u8 = DROP_ACKNOWLEDGED | DISCARD_NEW;
 
 /// How long publishers are remembered unless a topic says otherwise.
 const REMEMBER_PUBLISHERS: Duration = Duration::from_secs(7 * 86_400);
+
+/// Whether retention asks groups before it deletes messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Retention {
+    /// `keep_for`, `keep_bytes` and `keep_messages` delete messages whether or not a group has processed them. A group
+    /// skips what is deleted.
+    #[default]
+    Limits,
+    /// `keep_for`, `keep_bytes` and `keep_messages` delete no message that some group or durable subscription of the topic
+    /// has not acknowledged. Publishers get [`TopicError::TopicFull`] when another message would make the kept messages
+    /// longer than `max_bytes`. Without a group or durable subscription the limits delete as in [`Retention::Limits`].
+    ProtectGroups {
+        /// Bytes that the topic keeps at most, counted as [`TopicOptions::keep_bytes`] counts them.
+        max_bytes: u64,
+    },
+}
 
 /// What a topic keeps. The default keeps every message for ever. Of several limits the one that is reached first counts.
 ///
@@ -43,6 +64,10 @@ pub struct TopicOptions {
     pub drop_acknowledged: bool,
     /// See [`TopicOptions::remember_publishers_for`].
     pub remember_publishers_for: Option<Duration>,
+    /// See [`TopicOptions::retention`].
+    pub retention: Retention,
+    /// See [`TopicOptions::discard_new`].
+    pub discard_new: bool,
 }
 
 impl Default for TopicOptions {
@@ -53,6 +78,8 @@ impl Default for TopicOptions {
             keep_messages: None,
             drop_acknowledged: false,
             remember_publishers_for: Some(REMEMBER_PUBLISHERS),
+            retention: Retention::Limits,
+            discard_new: false,
         }
     }
 }
@@ -82,8 +109,9 @@ impl TopicOptions {
         self
     }
 
-    /// Lets go of what every group and durable subscription of the topic has acknowledged. As long as there is none, this
-    /// lets go of nothing.
+    /// Deletes messages that every group and durable subscription of the topic has acknowledged. Without a group or durable
+    /// subscription it deletes nothing, and the first one that is created starts with what is kept then. A group that is
+    /// created later never sees what the others had acknowledged before.
     pub fn drop_acknowledged(mut self, drop: bool) -> TopicOptions {
         self.drop_acknowledged = drop;
         self
@@ -94,6 +122,29 @@ impl TopicOptions {
     pub fn remember_publishers_for(mut self, time: Option<Duration>) -> TopicOptions {
         self.remember_publishers_for = time;
         self
+    }
+
+    /// Whether the limits delete messages that groups have not processed. Default: [`Retention::Limits`].
+    pub fn retention(mut self, retention: Retention) -> TopicOptions {
+        self.retention = retention;
+        self
+    }
+
+    /// Refuses new messages with [`TopicError::TopicFull`] where `keep_messages` or `keep_bytes` would delete the oldest.
+    /// Together with [`TopicOptions::drop_acknowledged`] this makes a bounded work queue. Messages that retention can delete
+    /// do not count. Default: no.
+    ///
+    /// The limit is exact for [`crate::Topic::publish`], [`crate::Topic::publish_all`] and transactions, which publish to
+    /// such a topic one after the other. Not counted are messages that the transaction itself published before, and those
+    /// of batches and asynchronous publishers that pass the check at one time.
+    pub fn discard_new(mut self, discard: bool) -> TopicOptions {
+        self.discard_new = discard;
+        self
+    }
+
+    /// Whether publishers may be refused.
+    pub(crate) fn refuses(&self) -> bool {
+        self.discard_new || matches!(self.retention, Retention::ProtectGroups { .. })
     }
 
     /// What these options say otherwise than those asked for, an entry for each field.
@@ -111,6 +162,10 @@ impl TopicOptions {
         compare("drop_acknowledged", is.to_string(), wanted.to_string());
         let (is, wanted) = (self.remember_publishers_for, asked.remember_publishers_for);
         compare("remember_publishers_for", shown(is), shown(wanted));
+        let retention = |options: &TopicOptions| format!("{:?}", options.retention);
+        compare("retention", retention(self), retention(asked));
+        let (is, wanted) = (self.discard_new, asked.discard_new);
+        compare("discard_new", is.to_string(), wanted.to_string());
         differences
     }
 
@@ -135,6 +190,14 @@ impl TopicOptions {
                 "a topic that keeps nothing has nothing to deliver; keep at least one message, byte or millisecond";
             return Err(TopicError::InvalidOptions { cause: cause.into() }.into());
         }
+        if self.retention == (Retention::ProtectGroups { max_bytes: 0 }) {
+            let cause = "a topic that may keep no bytes takes no message; give ProtectGroups a larger max_bytes";
+            return Err(TopicError::InvalidOptions { cause: cause.into() }.into());
+        }
+        if self.discard_new && self.keep_messages.is_none() && self.keep_bytes.is_none() {
+            let cause = "discard_new needs a limit; set keep_messages or keep_bytes";
+            return Err(TopicError::InvalidOptions { cause: cause.into() }.into());
+        }
         Ok(())
     }
 }
@@ -156,21 +219,34 @@ impl TopicRecord {
         put_number(&mut out, plus_one(options.keep_for.map(millis)));
         put_number(&mut out, plus_one(options.keep_bytes));
         put_number(&mut out, plus_one(options.keep_messages));
-        out.push(u8::from(options.drop_acknowledged));
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        out.push(flag(options.drop_acknowledged, DROP_ACKNOWLEDGED) | flag(options.discard_new, DISCARD_NEW));
         put_number(&mut out, plus_one(options.remember_publishers_for.map(millis)));
+        let protected = match options.retention {
+            Retention::ProtectGroups { max_bytes } => Some(max_bytes),
+            Retention::Limits => None,
+        };
+        put_number(&mut out, plus_one(protected));
         out
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<TopicRecord> {
         let mut reader = Reader::new(bytes, "the record of a topic");
-        reader.version(FORM)?;
+        reader.exact_version(FORM)?;
         let id = u32::from_be_bytes(reader.bytes(4)?.try_into().expect("four bytes"));
         let created = reader.number()?;
         let keep_for = reader.number()?.checked_sub(1).map(Duration::from_millis);
         let keep_bytes = reader.number()?.checked_sub(1);
         let keep_messages = reader.number()?.checked_sub(1);
-        let drop_acknowledged = reader.byte()? != 0;
+        let flags = reader.byte()?;
+        if flags & !KNOWN_FLAGS != 0 {
+            return Err(reader.damaged("has options that this library does not know"));
+        }
         let remember_publishers_for = reader.number()?.checked_sub(1).map(Duration::from_millis);
+        let retention = match reader.number()?.checked_sub(1) {
+            Some(max_bytes) => Retention::ProtectGroups { max_bytes },
+            None => Retention::Limits,
+        };
         reader.end()?;
         Ok(TopicRecord {
             id,
@@ -179,8 +255,10 @@ impl TopicRecord {
                 keep_for,
                 keep_bytes,
                 keep_messages,
-                drop_acknowledged,
+                drop_acknowledged: flags & DROP_ACKNOWLEDGED != 0,
                 remember_publishers_for,
+                retention,
+                discard_new: flags & DISCARD_NEW != 0,
             },
         })
     }
@@ -211,7 +289,9 @@ mod tests {
             .keep_for(Duration::from_secs(3))
             .keep_bytes(1 << 40)
             .drop_acknowledged(true)
-            .remember_publishers_for(None);
+            .remember_publishers_for(None)
+            .retention(Retention::ProtectGroups { max_bytes: 1 << 50 })
+            .discard_new(true);
         for options in [TopicOptions::new(), options] {
             let record = TopicRecord {
                 id: 77,

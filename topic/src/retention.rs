@@ -11,7 +11,7 @@ use crate::group;
 use crate::limits::TRIMMED_SINGLY_MAX;
 use crate::publisher;
 use crate::read::{Bounds, Reading};
-use crate::record::{TopicOptions, millis};
+use crate::record::{Retention, TopicOptions, millis};
 use crate::tables::{offset_key, offset_of};
 use crate::topic::Topic;
 use crate::topics::Home;
@@ -55,24 +55,31 @@ pub(crate) fn trim(topic: &Topic) -> Result<u64> {
 }
 
 /// The first message that the topic has to keep.
-fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &TopicOptions) -> Result<u64> {
+pub(crate) fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &TopicOptions) -> Result<u64> {
     let (first, next) = (bounds.first, bounds.state.next);
     let mut kept = first;
-    if let Some(messages) = options.keep_messages {
+    let deletes = |limit: Option<u64>| limit.filter(|_| !options.discard_new);
+    if let Some(messages) = deletes(options.keep_messages) {
         kept = kept.max(next.saturating_sub(messages));
     }
     if let Some(age) = options.keep_for {
         let now = millis(reading.topic.home().store.wall_clock());
         kept = kept.max(reading.first_at(kept..next, now.saturating_sub(millis(age)))?);
     }
-    if let Some(bytes) = options.keep_bytes {
+    if let Some(bytes) = deletes(options.keep_bytes) {
         let position = bounds.state.bytes.saturating_sub(bytes);
         kept = reading.first_with(kept..next, |message| message.position >= position)?;
     }
-    if options.drop_acknowledged
+    let is_protected = matches!(options.retention, Retention::ProtectGroups { .. });
+    if (options.drop_acknowledged || is_protected)
         && let Some(floor) = group::acknowledged_by_all(reading)?
     {
-        kept = kept.max(floor);
+        if is_protected {
+            kept = kept.min(floor).max(first);
+        }
+        if options.drop_acknowledged {
+            kept = kept.max(floor);
+        }
     }
     Ok(kept)
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use duramen_engine::{Batch, CommitFuture, Durability, Item, Result, Sequence, Snapshot, Stamp, Transaction};
 
+use crate::admission::KnownOptions;
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
 use crate::group::{Deliveries, Delivery, Durable, Verdict};
@@ -39,6 +40,7 @@ pub(crate) struct Shared {
     pub(crate) sequence: Sequence,
     /// No message before this one is kept.
     pub(crate) first_hint: AtomicU64,
+    pub(crate) known: KnownOptions,
 }
 
 impl Shared {
@@ -48,6 +50,7 @@ impl Shared {
             name: name.into(),
             sequence,
             first_hint: AtomicU64::new(0),
+            known: KnownOptions::default(),
         }
     }
 }
@@ -177,12 +180,12 @@ impl Topic {
     /// is written, whatever the durability.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`duramen_engine::Reason::TopicDeleted`], and
-    /// those of a commit.
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`],
+    /// [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
     pub fn publish<'m>(&self, message: impl Into<Message<'m>>) -> Result<Published> {
         self.home.store.refuse_beside("topic.publish", self.name())?;
         self.with_item(&message.into(), |item| {
-            Ok(Published::of(self.shared.sequence.append(&[item], self.durability)?))
+            Ok(Published::of(self.append_admitted(&[item])?))
         })
     }
 
@@ -193,6 +196,7 @@ impl Topic {
     pub fn publish_async<'m>(&self, message: impl Into<Message<'m>>) -> Result<(Published, CommitFuture)> {
         self.home.store.refuse_beside("topic.publish", self.name())?;
         self.with_item(&message.into(), |item| {
+            self.admit(&[item])?;
             let (stamp, future) = self.shared.sequence.append_async(&[item], self.durability)?;
             Ok((Published::of(stamp), future))
         })
@@ -225,9 +229,7 @@ impl Topic {
         }
         self.home.store.refuse_beside("topic.publish", self.name())?;
         self.wait_for_brakes()?;
-        Ok(Some(Published::of(
-            self.shared.sequence.append(&items, self.durability)?,
-        )))
+        Ok(Some(Published::of(self.append_admitted(&items)?)))
     }
 
     /// A publisher whose messages are published once, however often he tries.
@@ -341,7 +343,7 @@ pub trait TopicWrites {
     /// itself does not see it.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], and those of [`Transaction::put`]. If the topic
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of [`Transaction::put`]. If the topic
     /// is deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
 
@@ -398,7 +400,7 @@ pub trait TopicBatch {
     /// Publishes a message when the batch is committed. Messages of a batch get their offsets in the order of the calls.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], and those of [`Batch::put`]. If the topic is
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of [`Batch::put`]. If the topic is
     /// deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
 }
@@ -406,6 +408,7 @@ pub trait TopicBatch {
 impl TopicBatch for Batch {
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket> {
         topic.with_item(&message.into(), |item| {
+            topic.admit(&[item])?;
             let ticket = self.append_to(&topic.shared.sequence, item)?;
             Ok(Ticket { ticket })
         })
@@ -442,6 +445,7 @@ impl TopicWrites for Transaction {
 /// Publishes in a transaction.
 pub(crate) fn publish_in(tx: &mut Transaction, topic: &Topic, message: &Message<'_>) -> Result<Ticket> {
     topic.with_item(message, |item| {
+        topic.admit_in(tx, &[item])?;
         let ticket = tx.append_to(&topic.shared.sequence, item)?;
         Ok(Ticket { ticket })
     })

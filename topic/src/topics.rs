@@ -362,7 +362,9 @@ impl Inner {
                 return Err(Reason::TopicDeleted { name: name.into() }.into());
             };
             self.configure_in(tx, name, record, &options)
-        })
+        })?;
+        topic.shared().known.forget();
+        Ok(())
     }
 
     fn record_in(&self, tx: &Transaction, name: &str) -> Result<Option<TopicRecord>> {
@@ -466,7 +468,9 @@ impl Home {
             }
             None => self.create_in(tx, name, &options),
         })?;
-        self.topic(id, name)
+        let topic = self.topic(id, name)?;
+        topic.shared().known.forget();
+        Ok(topic)
     }
 
     fn delete(&self, name: &str) -> Result<()> {

@@ -420,3 +420,25 @@ fn topics_are_there_in_a_store_that_was_salvaged() {
     let copied = "copied 1 map with 1 pair and 1 topic with 3 messages and 1 group to rest-2";
     assert!(ended.stderr.contains(copied), "{}", ended.stderr);
 }
+
+#[test]
+fn a_delayed_message_is_published_when_it_is_due() {
+    let scratch = shop();
+    let scheduled = scratch.done(&["publish", "shop", "sales", "later", "--delay", "3600", "--json"]);
+    let number = scheduled.json()[0]["scheduled"].as_str().unwrap().to_string();
+    assert!(number.parse::<duramen::topic::Scheduled>().is_ok(), "{number}");
+    let printed = scratch.done(&["publish", "shop", "sales", "a", "b", "--delay", "0"]);
+    assert_eq!(printed.text().lines().count(), 2);
+    let store = Store::open(scratch.path("shop")).unwrap();
+    let topics = Topics::open(&store).unwrap();
+    topics.publish_due().unwrap();
+    let sales = topics.topic("sales").unwrap();
+    assert_eq!(sales.scheduled().unwrap().count, 1);
+    assert_eq!(sales.describe().unwrap().next, 5);
+    assert!(sales.cancel(&number.parse().unwrap()).unwrap());
+    drop((sales, topics, store));
+    assert_eq!(
+        scratch.run(&["publish", "shop", "sales", "x", "--delay", "soon"]).code,
+        2
+    );
+}

@@ -22,6 +22,7 @@ mod read;
 
 mod admission;
 mod brake;
+mod delayed;
 mod publisher;
 mod retention;
 
@@ -38,6 +39,7 @@ mod topics;
 
 mod salvage;
 
+pub use delayed::{Scheduled, ScheduledMessages};
 pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, SubscriberId};
 pub use error::TopicError;
 pub use follower::{SlowPolicy, SubscribeOptions};

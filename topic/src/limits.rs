@@ -24,4 +24,9 @@ pub const READ_BYTES: usize = 1 << 20;
 /// how many they are, but which every read looks at until it is folded.
 pub(crate) const TRIMMED_SINGLY_MAX: u64 = 512;
 
+/// Delayed messages that are published in one transaction.
+pub(crate) const MOVED_TOGETHER_MAX: usize = 256;
+/// Bytes of delayed messages after which a transaction publishes them. A message that is longer comes alone.
+pub(crate) const MOVED_BYTES: usize = 1 << 20;
+
 const _: () = assert!(MESSAGE_KEY_BYTES_MAX + HEADER_BYTES_MAX + HEADERS_MAX * 16 + 512 < WHOLE_BYTES_MAX);

@@ -10,6 +10,7 @@
 //! publishers  topic id, name             -> newest sequence of a publisher (see `publisher`)
 //! groups      topic id, name             -> record of a group or durable subscription (see `record`)
 //! states      group id, ...              -> what a group knows of single messages (see `group::state`)
+//! delayed     due, number, topic id      -> message that waits until it is due (see `delayed`)
 //! ```
 //!
 //! Ids have 4 bytes, offsets 8, all big-endian, so that the order of keys is that of topics and offsets.
@@ -39,6 +40,7 @@ pub(crate) struct Tables {
     pub(crate) publishers: Map,
     pub(crate) groups: Map,
     pub(crate) states: Map,
+    pub(crate) delayed: Map,
 }
 
 impl Tables {
@@ -58,6 +60,7 @@ impl Tables {
             publishers: map("publishers")?,
             groups: map("groups")?,
             states: map("states")?,
+            delayed: map("delayed")?,
         })
     }
 
@@ -70,7 +73,7 @@ impl Tables {
 /// Whether anybody has used topics in this store.
 pub(crate) fn exist(store: &Store) -> Result<bool> {
     // The last one that `open` makes.
-    Ok(store.existing_reserved_map("states")?.is_some())
+    Ok(store.existing_reserved_map("delayed")?.is_some())
 }
 
 /// An id and an offset: the key of a message.

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use duramen_engine::{Batch, CommitFuture, Durability, Item, Result, Sequence, Snapshot, Stamp, Transaction};
 
 use crate::admission::KnownOptions;
+use crate::delayed::{self, Scheduled};
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
 use crate::group::{Deliveries, Delivery, Durable, Verdict};
@@ -202,7 +203,7 @@ impl Topic {
         })
     }
 
-    fn with_item<T>(&self, message: &Message<'_>, append: impl FnOnce(Item<'_>) -> Result<T>) -> Result<T> {
+    pub(crate) fn with_item<T>(&self, message: &Message<'_>, append: impl FnOnce(Item<'_>) -> Result<T>) -> Result<T> {
         let mut head = HEAD.with(RefCell::take);
         head.clear();
         let appended = message.encode(&mut head).and_then(|body| {
@@ -358,6 +359,20 @@ pub trait TopicWrites {
         message: impl Into<Message<'m>>,
     ) -> Result<Option<Ticket>>;
 
+    /// Schedules a message for a later time when the transaction commits (see [`Topic::publish_at`]).
+    ///
+    /// # Errors
+    /// As [`TopicWrites::publish`].
+    fn publish_at<'m>(&mut self, topic: &Topic, time: SystemTime, message: impl Into<Message<'m>>)
+    -> Result<Scheduled>;
+
+    /// Takes back a delayed message when the transaction commits; `false`: it was published or cancelled before, or is not of
+    /// this topic. A transaction that is too late conflicts, and finds that when it runs again.
+    ///
+    /// # Errors
+    /// Those of [`Transaction::delete`].
+    fn cancel(&mut self, topic: &Topic, scheduled: &Scheduled) -> Result<bool>;
+
     /// Acknowledges a message that a group delivered: with everything else that the transaction writes, or not at all.
     ///
     /// # Errors
@@ -427,6 +442,20 @@ impl TopicWrites for Transaction {
         message: impl Into<Message<'m>>,
     ) -> Result<Option<Ticket>> {
         publisher.publish_in(self, sequence, message.into())
+    }
+
+    fn publish_at<'m>(
+        &mut self,
+        topic: &Topic,
+        time: SystemTime,
+        message: impl Into<Message<'m>>,
+    ) -> Result<Scheduled> {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        delayed::schedule_in(self, topic, delayed::whole_millis(since), &message.into())
+    }
+
+    fn cancel(&mut self, topic: &Topic, scheduled: &Scheduled) -> Result<bool> {
+        delayed::cancel_in(self, topic, scheduled)
     }
 
     fn acknowledge(&mut self, delivery: &Delivery) -> Result<()> {

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use duramen_engine::{Item, Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
 
 use crate::error::TopicError;
 use crate::group::{Group, apply_rules};
-use crate::keeper::Users;
+use crate::keeper::{TICK, Users};
 use crate::message::Message;
 use crate::name::{Pattern, check_name};
 use crate::record::{TopicOptions, TopicRecord, millis};
@@ -80,6 +81,8 @@ pub(crate) struct Inner {
     topics: Mutex<HashMap<u32, Weak<Shared>>>,
     groups: Mutex<HashMap<u32, Weak<crate::group::Shared>>>,
     users: Mutex<Weak<Users>>,
+    /// The last number that a delayed message got in this process.
+    pub(crate) delayed_numbers: AtomicU64,
 }
 
 impl fmt::Debug for Topics {
@@ -266,6 +269,7 @@ impl Inner {
             topics: Mutex::default(),
             groups: Mutex::default(),
             users: Mutex::default(),
+            delayed_numbers: AtomicU64::new(0),
         }))
     }
 
@@ -329,6 +333,16 @@ impl Inner {
         let topics: Vec<_> = locked(&self.topics).values().filter_map(Weak::upgrade).collect();
         topics.iter().for_each(|topic| topic.sequence.bell().tell());
         self.registry.bell().tell();
+    }
+
+    /// Tells the background thread of this process, if there is one, of a delayed message that is due before the thread
+    /// looks by itself.
+    pub(crate) fn wake_keeper(&self, due: u64) {
+        if due > millis(self.store.wall_clock() + TICK) {
+            return;
+        }
+        let users = locked(&self.users).upgrade();
+        users.inspect(|users| users.expect(due));
     }
 
     /// Tells subscribers of patterns that there is something to look at.

@@ -2,14 +2,15 @@
 
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
-use duramen::topic::{Message, Topic, Topics};
+use duramen::topic::{Message, Topic, TopicWrites, Topics};
 use duramen::{Durability, Options, VALUE_BYTES_MAX};
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Outcome};
+use crate::limit::time;
 use crate::opening::{NotationArguments, StoreArguments};
 use crate::output::{Output, say};
 use crate::text::counted;
@@ -23,7 +24,9 @@ const EXAMPLES: &str = r"Examples:
   A file or standard input as one message; each line of standard input as one, 1000 a second at most:
     $ duramen publish shop pictures --file logo.png --create
     $ date | duramen publish shop sales -
-    $ printf 'one\ntwo\n' | duramen publish shop sales --lines --rate 1000";
+    $ printf 'one\ntwo\n' | duramen publish shop sales --lines --rate 1000
+  A message that is published in an hour:
+    $ duramen publish shop sales '5 reminders' --delay 3600";
 
 /// Publish messages; they survive power loss when the command ends
 #[derive(Args, Debug)]
@@ -64,6 +67,11 @@ pub struct Publish {
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     header: Vec<(String, String)>,
 
+    /// Publish after so many seconds; prints the number of each delayed message. A process that has the store open then,
+    /// such as a program that uses its topics, publishes it
+    #[arg(long, value_name = "SECONDS", value_parser = time, conflicts_with = "lines")]
+    delay: Option<Duration>,
+
     /// Make the store and the topic when they are missing
     #[arg(long)]
     create: bool,
@@ -91,9 +99,10 @@ impl Publish {
             true => super::topics::created_when_missing(&Topics::open(&store)?, &self.topic)?,
             false => super::topics::for_use(&store, &self.topic)?,
         };
-        match self.lines {
-            true => self.publish_lines(&topic, key.as_deref(), output)?,
-            false => self.publish_all(&topic, &payloads, key.as_deref(), output)?,
+        match (self.lines, self.delay) {
+            (true, _) => self.publish_lines(&topic, key.as_deref(), output)?,
+            (false, Some(delay)) => self.schedule(&topic, &payloads, key.as_deref(), delay, output)?,
+            (false, None) => self.publish_all(&topic, &payloads, key.as_deref(), output)?,
         }
         store.close()?;
         Ok(Exit::Done)
@@ -129,6 +138,32 @@ impl Publish {
         if output.is_json {
             for offset in first..first + payloads.len() as u64 {
                 output.json(&json!({"topic": self.topic, "offset": offset}))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn schedule(
+        &self,
+        topic: &Topic,
+        payloads: &[Vec<u8>],
+        key: Option<&[u8]>,
+        delay: Duration,
+        output: &mut Output,
+    ) -> Outcome<()> {
+        let due = SystemTime::now().checked_add(delay);
+        let due = due.ok_or_else(|| Failure::wrong_call("the delay is too long; give fewer seconds"))?;
+        let scheduled = topic.topics().store().transact(|tx| {
+            let mut scheduled = Vec::new();
+            for payload in payloads {
+                scheduled.push(tx.publish_at(topic, due, self.dress(payload, key))?);
+            }
+            Ok(scheduled)
+        })?;
+        for scheduled in scheduled {
+            match output.is_json {
+                true => output.json(&json!({"topic": self.topic, "scheduled": scheduled.to_string()}))?,
+                false => output.line(scheduled)?,
             }
         }
         Ok(())

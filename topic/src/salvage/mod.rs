@@ -12,6 +12,7 @@
 //! A topic appears in the new store, with its counter, after everything else of it. Everything that is not as it was is
 //! said, a line each.
 
+mod delayed;
 mod groups;
 mod messages;
 mod names;
@@ -131,6 +132,7 @@ impl Saving<'_> {
         }
         self.groups_without_a_record()?;
         self.make_anew()?;
+        self.delayed()?;
         let next_id = self.next_id.max(crate::tables::FIRST_ID);
         self.writer
             .put(&self.home.tables.topics, NEXT_ID, &next_id.to_be_bytes())?;

@@ -25,6 +25,7 @@ use duramen_engine::{Error, Item, Reason, Result, Transaction, TransactionOption
 
 use crate::bytes::{Reader, put_bytes};
 use crate::error::{TopicError, is_deleted};
+use crate::ids;
 use crate::limits::{MOVED_BYTES, MOVED_TOGETHER_MAX};
 use crate::message::{Message, Stored};
 use crate::record::millis;
@@ -156,6 +157,8 @@ impl Topic {
     /// runs, the message is late. Messages of one due time are published in the order of these calls; between processes,
     /// the wall clock decides which call came first.
     ///
+    /// A message with an id ([`Message::id`]) is dropped when it is due if its id was published within the window then.
+    ///
     /// A topic that refuses messages when it is full refuses delayed ones when they are scheduled, and takes them when they
     /// are due. Deleting the topic drops its delayed messages.
     ///
@@ -234,7 +237,10 @@ pub(crate) fn schedule_in(tx: &mut Transaction, topic: &Topic, due: u64, message
         let name = topic.name().into();
         return Err(Reason::TopicDeleted { name }.into());
     }
-    let scheduled = topic.with_item(message, |item| {
+    if message.given_id().is_some() && ids::window_in(tx, topic)?.is_none() {
+        return Err(ids::option_missing(topic));
+    }
+    let scheduled = topic.with_any_item(message, |item| {
         topic.admit(&[item])?;
         let delayed = &home.tables.delayed;
         let mut number = home.delayed_number();
@@ -347,7 +353,7 @@ fn move_rows(home: &Home, keys: &[Vec<u8>], failed: &mut Option<Error>) -> Resul
     }
 }
 
-/// Moves one row; `false`: it is gone, or its topic is.
+/// Moves one row; `false`: it is gone, or its topic is, or the message is a duplicate.
 fn move_row(home: &Home, tx: &mut Transaction, key: &[u8]) -> Result<bool> {
     let (_, topic) = Scheduled::of_key(key)?;
     let Some(value) = tx.get(&home.tables.delayed, key)?.map(|value| value.to_vec()) else {
@@ -356,11 +362,21 @@ fn move_row(home: &Home, tx: &mut Transaction, key: &[u8]) -> Result<bool> {
     let delayed = Delayed::decode(&value)?;
     let topic = home.topic(topic, delayed.name)?;
     let is_there = tx.sequence_state(&topic.shared().sequence)?.is_some();
+    let id = Stored::decode(delayed.item.head)?.id;
+    let window = id.and(ids::window_in(tx, &topic)?);
+    let is_duplicate = match (id, window) {
+        (Some(id), Some(window)) => ids::is_duplicate_in(tx, &topic, id, window)?,
+        _ => false,
+    };
     tx.delete(&home.tables.delayed, key)?;
-    if is_there {
-        tx.append_to(&topic.shared().sequence, delayed.item)?;
+    if !is_there || is_duplicate {
+        return Ok(false);
     }
-    Ok(is_there)
+    tx.append_to(&topic.shared().sequence, delayed.item)?;
+    if let (Some(id), Some(_)) = (id, window) {
+        ids::note_in(tx, &topic, id)?;
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

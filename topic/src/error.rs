@@ -70,6 +70,24 @@ pub enum TopicError {
         /// The offset of the next message.
         next: u64,
     },
+    /// A part of a message that the topic takes only with an option.
+    #[error(
+        "the message has {what}, and topic {topic:?} does not have the option {option}; set it, or publish without"
+    )]
+    OptionMissing {
+        /// The topic.
+        topic: String,
+        /// The part.
+        what: &'static str,
+        /// The option, as in [`crate::TopicOptions`].
+        option: &'static str,
+    },
+    /// A message that this call cannot publish.
+    #[error("the call cannot publish the message: {cause}")]
+    InvalidMessage {
+        /// What is wrong, and what would do.
+        cause: &'static str,
+    },
     /// Something of a message is too long.
     #[error("the message has {found} {what}, and {max} is the most; {cure}")]
     MessageTooLarge {

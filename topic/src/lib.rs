@@ -17,12 +17,15 @@ mod name;
 mod record;
 mod tables;
 
+mod index;
+
 mod messages;
 mod read;
 
 mod admission;
 mod brake;
 mod delayed;
+mod ids;
 mod publisher;
 mod retention;
 
@@ -48,8 +51,8 @@ pub use group::{
     Member, Pending, Redriven,
 };
 pub use limits::{
-    HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX,
-    READ_BYTES, READ_MESSAGES,
+    HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_ID_BYTES_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX,
+    PUBLISHER_BYTES_MAX, READ_BYTES, READ_MESSAGES,
 };
 pub use many::PatternSubscription;
 pub use message::{Headers, Message};

@@ -10,6 +10,8 @@ pub const HEADER_BYTES_MAX: usize = 32 << 10;
 pub const HEADERS_MAX: usize = 256;
 /// Longest name of a publisher in bytes. It stands in each of its messages.
 pub const PUBLISHER_BYTES_MAX: usize = 128;
+/// Longest id of a message in bytes. Ids stand in keys of the index, behind a topic's number and a time.
+pub const MESSAGE_ID_BYTES_MAX: usize = 256;
 /// Longest message kept as one value; the payload of a longer one lies in pages of its own.
 pub(crate) const WHOLE_BYTES_MAX: usize = 60 << 10;
 /// Longest payload, in bytes: that of the longest value of the store, 1 GiB.
@@ -28,5 +30,7 @@ pub(crate) const TRIMMED_SINGLY_MAX: u64 = 512;
 pub(crate) const MOVED_TOGETHER_MAX: usize = 256;
 /// Bytes of delayed messages after which a transaction publishes them. A message that is longer comes alone.
 pub(crate) const MOVED_BYTES: usize = 1 << 20;
+/// Ids of messages that are forgotten in one commit.
+pub(crate) const FORGOTTEN_TOGETHER_MAX: usize = 1000;
 
 const _: () = assert!(MESSAGE_KEY_BYTES_MAX + HEADER_BYTES_MAX + HEADERS_MAX * 16 + 512 < WHOLE_BYTES_MAX);

@@ -191,6 +191,11 @@ impl<'a> Received<'a> {
         self.stored().publisher
     }
 
+    /// Its id, if it has one (see [`crate::Message::id`]).
+    pub fn id(&self) -> Option<&'a [u8]> {
+        self.stored().id
+    }
+
     fn stored(&self) -> Stored<'a> {
         let head = &self.messages.shared.bytes[self.place.head..self.place.head_end];
         Stored::decode(head).unwrap_or_else(|error| unreachable!("the head was checked when it was read: {error}"))

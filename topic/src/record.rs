@@ -10,6 +10,7 @@
 //!  1  flags: 1 drop what all groups have acknowledged, 2 refuse new messages when full
 //! ..  remember publishers for so many milliseconds, plus one; 0: for ever
 //! ..  protect groups up to so many bytes, plus one; 0: limits delete regardless of groups
+//! ..  deduplicate ids for so many milliseconds, plus one; 0: not at all
 //! ```
 //!
 //! Numbers without a width have seven bits a byte, least first.
@@ -68,6 +69,8 @@ pub struct TopicOptions {
     pub retention: Retention,
     /// See [`TopicOptions::discard_new`].
     pub discard_new: bool,
+    /// See [`TopicOptions::deduplicate_for`]; `None`: messages have no ids.
+    pub deduplicate_for: Option<Duration>,
 }
 
 impl Default for TopicOptions {
@@ -80,6 +83,7 @@ impl Default for TopicOptions {
             remember_publishers_for: Some(REMEMBER_PUBLISHERS),
             retention: Retention::Limits,
             discard_new: false,
+            deduplicate_for: None,
         }
     }
 }
@@ -142,6 +146,14 @@ impl TopicOptions {
         self
     }
 
+    /// Publishes each message id ([`crate::Message::id`]) once within this time: see [`crate::Topic::publish_by_id`]. In whole
+    /// milliseconds of the wall clock. Each id takes two rows of about 60 bytes together until the time is over; the
+    /// background, or [`crate::Topic::trim`], deletes them then. Default: messages have no ids.
+    pub fn deduplicate_for(mut self, window: Duration) -> TopicOptions {
+        self.deduplicate_for = Some(window);
+        self
+    }
+
     /// Whether publishers may be refused.
     pub(crate) fn refuses(&self) -> bool {
         self.discard_new || matches!(self.retention, Retention::ProtectGroups { .. })
@@ -166,6 +178,8 @@ impl TopicOptions {
         compare("retention", retention(self), retention(asked));
         let (is, wanted) = (self.discard_new, asked.discard_new);
         compare("discard_new", is.to_string(), wanted.to_string());
+        let (is, wanted) = (self.deduplicate_for, asked.deduplicate_for);
+        compare("deduplicate_for", shown(is), shown(wanted));
         differences
     }
 
@@ -175,6 +189,7 @@ impl TopicOptions {
         TopicOptions {
             keep_for: whole(self.keep_for),
             remember_publishers_for: whole(self.remember_publishers_for),
+            deduplicate_for: whole(self.deduplicate_for),
             ..self.clone()
         }
     }
@@ -192,6 +207,10 @@ impl TopicOptions {
         }
         if self.retention == (Retention::ProtectGroups { max_bytes: 0 }) {
             let cause = "a topic that may keep no bytes takes no message; give ProtectGroups a larger max_bytes";
+            return Err(TopicError::InvalidOptions { cause: cause.into() }.into());
+        }
+        if self.deduplicate_for.is_some_and(|window| millis(window) == 0) {
+            let cause = "a window of less than a millisecond finds no duplicate; give deduplicate_for a longer one";
             return Err(TopicError::InvalidOptions { cause: cause.into() }.into());
         }
         if self.discard_new && self.keep_messages.is_none() && self.keep_bytes.is_none() {
@@ -227,6 +246,7 @@ impl TopicRecord {
             Retention::Limits => None,
         };
         put_number(&mut out, plus_one(protected));
+        put_number(&mut out, plus_one(options.deduplicate_for.map(millis)));
         out
     }
 
@@ -247,6 +267,7 @@ impl TopicRecord {
             Some(max_bytes) => Retention::ProtectGroups { max_bytes },
             None => Retention::Limits,
         };
+        let deduplicate_for = reader.number()?.checked_sub(1).map(Duration::from_millis);
         reader.end()?;
         Ok(TopicRecord {
             id,
@@ -259,6 +280,7 @@ impl TopicRecord {
                 remember_publishers_for,
                 retention,
                 discard_new: flags & DISCARD_NEW != 0,
+                deduplicate_for,
             },
         })
     }
@@ -291,7 +313,8 @@ mod tests {
             .drop_acknowledged(true)
             .remember_publishers_for(None)
             .retention(Retention::ProtectGroups { max_bytes: 1 << 50 })
-            .discard_new(true);
+            .discard_new(true)
+            .deduplicate_for(Duration::from_secs(120));
         for options in [TopicOptions::new(), options] {
             let record = TopicRecord {
                 id: 77,

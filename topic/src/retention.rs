@@ -8,6 +8,7 @@ use duramen_engine::{Batch, Durability, Result, Snapshot};
 
 use crate::error::is_deleted;
 use crate::group;
+use crate::ids;
 use crate::limits::TRIMMED_SINGLY_MAX;
 use crate::publisher;
 use crate::read::{Bounds, Reading};
@@ -24,7 +25,7 @@ pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
             return Ok(());
         }
         let topic = record.and_then(|record| home.topic(record.id, &name));
-        match topic.and_then(|topic| trim(&topic)) {
+        match topic.and_then(|topic| trim_until(&topic, is_over)) {
             Ok(_) => {}
             // Meanwhile.
             Err(error) if is_deleted(&error) => {}
@@ -37,9 +38,15 @@ pub(crate) fn trim_all(home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
 
 /// Lets go of what the topic does not have to keep. Returns how many messages went.
 pub(crate) fn trim(topic: &Topic) -> Result<u64> {
+    trim_until(topic, &|| false)
+}
+
+/// [`trim`], until `is_over`.
+fn trim_until(topic: &Topic, is_over: &dyn Fn() -> bool) -> Result<u64> {
     let snapshot = topic.snapshot()?;
     let record = topic.home().same_record(&snapshot, topic.name(), topic.shared().id)?;
     publisher::forget_silent(topic, &snapshot, &record.options)?;
+    ids::forget_old(topic, &record.options, is_over)?;
     if !record.options.has_limits() {
         return Ok(0);
     }

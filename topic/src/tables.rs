@@ -11,6 +11,7 @@
 //! groups      topic id, name             -> record of a group or durable subscription (see `record`)
 //! states      group id, ...              -> what a group knows of single messages (see `group::state`)
 //! delayed     due, number, topic id      -> message that waits until it is due (see `delayed`)
+//! index       topic id, kind, ...        -> ids, expiry and newest messages of keys (see `index`)
 //! ```
 //!
 //! Ids have 4 bytes, offsets 8, all big-endian, so that the order of keys is that of topics and offsets.
@@ -41,6 +42,7 @@ pub(crate) struct Tables {
     pub(crate) groups: Map,
     pub(crate) states: Map,
     pub(crate) delayed: Map,
+    pub(crate) index: Map,
 }
 
 impl Tables {
@@ -61,6 +63,7 @@ impl Tables {
             groups: map("groups")?,
             states: map("states")?,
             delayed: map("delayed")?,
+            index: map("index")?,
         })
     }
 
@@ -73,7 +76,7 @@ impl Tables {
 /// Whether anybody has used topics in this store.
 pub(crate) fn exist(store: &Store) -> Result<bool> {
     // The last one that `open` makes.
-    Ok(store.existing_reserved_map("delayed")?.is_some())
+    Ok(store.existing_reserved_map("index")?.is_some())
 }
 
 /// An id and an offset: the key of a message.

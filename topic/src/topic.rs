@@ -13,6 +13,7 @@ use crate::delayed::{self, Scheduled};
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
 use crate::group::{Deliveries, Delivery, Durable, Verdict};
+use crate::ids;
 use crate::message::{Encoded, Message};
 use crate::messages::Messages;
 use crate::publisher::Publisher;
@@ -94,6 +95,10 @@ pub struct Ticket {
 }
 
 impl Ticket {
+    pub(crate) fn of(ticket: duramen_engine::Ticket) -> Ticket {
+        Ticket { ticket }
+    }
+
     /// Where the message went. `None` as long as the transaction or the batch has not committed, and for ever if it does
     /// not, or if what it published was rolled back.
     pub fn published(&self) -> Option<Published> {
@@ -204,6 +209,16 @@ impl Topic {
     }
 
     pub(crate) fn with_item<T>(&self, message: &Message<'_>, append: impl FnOnce(Item<'_>) -> Result<T>) -> Result<T> {
+        refuse_id(message)?;
+        self.with_any_item(message, append)
+    }
+
+    /// [`Topic::with_item`] for a caller that looks for duplicates.
+    pub(crate) fn with_any_item<T>(
+        &self,
+        message: &Message<'_>,
+        append: impl FnOnce(Item<'_>) -> Result<T>,
+    ) -> Result<T> {
         let mut head = HEAD.with(RefCell::take);
         head.clear();
         let appended = message.encode(&mut head).and_then(|body| {
@@ -221,9 +236,11 @@ impl Topic {
     /// As [`Topic::publish`].
     pub fn publish_all<'m>(&self, messages: impl IntoIterator<Item: Into<Message<'m>>>) -> Result<Option<Published>> {
         let mut encoded = Encoded::default();
-        messages
-            .into_iter()
-            .try_for_each(|message| encoded.push(&message.into()))?;
+        messages.into_iter().try_for_each(|message| {
+            let message = message.into();
+            refuse_id(&message)?;
+            encoded.push(&message)
+        })?;
         let items = encoded.items();
         if items.is_empty() {
             return Ok(None);
@@ -359,6 +376,15 @@ pub trait TopicWrites {
         message: impl Into<Message<'m>>,
     ) -> Result<Option<Ticket>>;
 
+    /// Publishes a message that has an id, unless a message with this id was published within the window of the topic
+    /// ([`TopicOptions::deduplicate_for`]): then `None`. Of two transactions that publish an id at one time, one conflicts,
+    /// and finds the duplicate when it runs again.
+    ///
+    /// # Errors
+    /// As [`TopicWrites::publish`]; [`TopicError::InvalidMessage`] when the message has no id, [`TopicError::OptionMissing`]
+    /// when the topic has no window.
+    fn publish_by_id<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Option<Ticket>>;
+
     /// Schedules a message for a later time when the transaction commits (see [`Topic::publish_at`]).
     ///
     /// # Errors
@@ -444,6 +470,10 @@ impl TopicWrites for Transaction {
         publisher.publish_in(self, sequence, message.into())
     }
 
+    fn publish_by_id<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Option<Ticket>> {
+        ids::publish_in(self, topic, &message.into())
+    }
+
     fn publish_at<'m>(
         &mut self,
         topic: &Topic,
@@ -468,6 +498,17 @@ impl TopicWrites for Transaction {
 
     fn acknowledge_through(&mut self, durable: &Durable, offset: u64) -> Result<()> {
         durable.acknowledge_in(self, offset)
+    }
+}
+
+/// Refuses a message with an id in calls that look for no duplicates.
+fn refuse_id(message: &Message<'_>) -> Result<()> {
+    match message.given_id() {
+        None => Ok(()),
+        Some(_) => {
+            let cause = "it has an id, and this call looks for no duplicates; call publish_by_id";
+            Err(TopicError::InvalidMessage { cause }.into())
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use duramen_engine::{Item, Map, Reason, Result, Sequence, Snapshot, Store, Trans
 
 use crate::error::TopicError;
 use crate::group::{Group, apply_rules};
+use crate::index::{self, ID, ID_TIME};
 use crate::keeper::{TICK, Users};
 use crate::message::Message;
 use crate::name::{Pattern, check_name};
@@ -364,6 +365,7 @@ impl Inner {
         let (low, high) = (name_key(id, ""), tables::after_id(id));
         tx.delete_range(&self.tables.groups, &low[..]..&high[..])?;
         tx.delete_range(&self.tables.publishers, &low[..]..&high[..])?;
+        tx.delete_range(&self.tables.index, &low[..]..&high[..])?;
         tx.end_sequence(&self.tables.sequence(id, name)?)
     }
 
@@ -381,7 +383,7 @@ impl Inner {
         Ok(())
     }
 
-    fn record_in(&self, tx: &Transaction, name: &str) -> Result<Option<TopicRecord>> {
+    pub(crate) fn record_in(&self, tx: &Transaction, name: &str) -> Result<Option<TopicRecord>> {
         let record = tx.get(&self.tables.topics, name.as_bytes())?;
         record.map(|record| TopicRecord::decode(&record)).transpose()
     }
@@ -394,6 +396,9 @@ impl Inner {
         mut record: TopicRecord,
         options: &TopicOptions,
     ) -> Result<()> {
+        if options.deduplicate_for.is_none() && record.options.deduplicate_for.is_some() {
+            index::clear_in(tx, &self.tables, record.id, ID, ID_TIME)?;
+        }
         record.options = options.clone();
         tx.put(&self.tables.topics, name.as_bytes(), &record.encode())
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
-use duramen::topic::{Message, Topic, TopicWrites, Topics};
+use duramen::topic::{Message, Outcome as DuramenOutcome, Topic, TopicWrites, Topics};
 use duramen::{Durability, Options, VALUE_BYTES_MAX};
 use serde_json::json;
 
@@ -25,6 +25,9 @@ const EXAMPLES: &str = r"Examples:
     $ duramen publish shop pictures --file logo.png --create
     $ date | duramen publish shop sales -
     $ printf 'one\ntwo\n' | duramen publish shop sales --lines --rate 1000
+  A message that is published once, however often the command runs within an hour:
+    $ duramen topics configure shop sales --deduplicate-for 3600
+    $ duramen publish shop sales '6 figs' --id order-9
   A message that is published in an hour:
     $ duramen publish shop sales '5 reminders' --delay 3600";
 
@@ -67,6 +70,10 @@ pub struct Publish {
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     header: Vec<(String, String)>,
 
+    /// Give the message an id: it is published once within the time that --deduplicate-for of the topic says
+    #[arg(long, value_name = "ID", conflicts_with = "lines", allow_negative_numbers = true)]
+    id: Option<String>,
+
     /// Publish after so many seconds; prints the number of each delayed message. A process that has the store open then,
     /// such as a program that uses its topics, publishes it
     #[arg(long, value_name = "SECONDS", value_parser = time, conflicts_with = "lines")]
@@ -91,6 +98,11 @@ impl Publish {
         let key = key.transpose()?;
         // Before the store is opened: a pipe may be slow.
         let payloads = self.payloads()?;
+        if self.id.is_some() && payloads.len() != 1 {
+            return Err(Failure::wrong_call(
+                "an id belongs to one message; publish them one by one",
+            ));
+        }
         let store = match self.create {
             true => self.store.open_or_create(Options::new())?,
             false => self.store.open_to_write()?,
@@ -130,6 +142,10 @@ impl Publish {
 
     fn publish_all(&self, topic: &Topic, payloads: &[Vec<u8>], key: Option<&[u8]>, output: &mut Output) -> Outcome<()> {
         let first = match payloads {
+            [one] if self.id.is_some() => match topic.publish_by_id(self.dress(one, key))? {
+                DuramenOutcome::Published(published) => Some(published),
+                DuramenOutcome::Duplicate(offset) => return self.duplicate(offset, output),
+            },
             // Without a copy: it may be long.
             [one] => Some(topic.publish(self.dress(one, key))?),
             all => topic.publish_all(all.iter().map(|payload| self.dress(payload, key)))?,
@@ -140,6 +156,15 @@ impl Publish {
                 output.json(&json!({"topic": self.topic, "offset": offset}))?;
             }
         }
+        Ok(())
+    }
+
+    /// Tells that a message was published before.
+    fn duplicate(&self, offset: Option<u64>, output: &mut Output) -> Outcome<()> {
+        if output.is_json {
+            return output.json(&json!({"topic": self.topic, "offset": offset, "duplicate": true}));
+        }
+        say("nothing was published: the id was published before");
         Ok(())
     }
 
@@ -173,6 +198,9 @@ impl Publish {
         let mut message = Message::new(payload);
         if let Some(key) = key {
             message = message.key(key);
+        }
+        if let Some(id) = &self.id {
+            message = message.id(id);
         }
         for (name, value) in &self.header {
             message = message.header(name, value);

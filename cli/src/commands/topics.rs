@@ -87,6 +87,9 @@ struct Keeps {
     /// Refuse new messages where --keep-messages or --keep-bytes would delete the oldest
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     discard_new: Option<bool>,
+    /// Publish each message id once within this time; without it, messages cannot have ids
+    #[arg(long, value_name = "SECONDS|none", value_parser = time_limit)]
+    deduplicate_for: Option<Limit<Duration>>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -157,6 +160,9 @@ impl Keeps {
         if let Some(discard) = self.discard_new {
             options.discard_new = discard;
         }
+        if let Some(Limit(time)) = self.deduplicate_for {
+            options.deduplicate_for = time;
+        }
         options
     }
 }
@@ -217,6 +223,9 @@ fn settings(options: &TopicOptions) -> String {
         }),
         protected_bytes(options).map(|bytes| format!("--protect-groups {bytes}")),
         options.discard_new.then(|| "--discard-new".into()),
+        options
+            .deduplicate_for
+            .map(|time| format!("--deduplicate-for {}", seconds(time))),
     ];
     let given: Vec<String> = given.into_iter().flatten().collect();
     match given.is_empty() {
@@ -247,6 +256,7 @@ fn object(topic: &TopicDescription) -> Value {
         "drop_acknowledged": options.drop_acknowledged,
         "protect_groups": protected_bytes(options),
         "discard_new": options.discard_new,
+        "deduplicate_for_seconds": options.deduplicate_for.map(seconds),
         "remember_publishers_for_seconds": options.remember_publishers_for.map(seconds),
     })
 }

@@ -14,6 +14,7 @@
 
 mod delayed;
 mod groups;
+mod ids;
 mod messages;
 mod names;
 mod publishers;
@@ -133,6 +134,7 @@ impl Saving<'_> {
         self.groups_without_a_record()?;
         self.make_anew()?;
         self.delayed()?;
+        self.ids()?;
         let next_id = self.next_id.max(crate::tables::FIRST_ID);
         self.writer
             .put(&self.home.tables.topics, NEXT_ID, &next_id.to_be_bytes())?;

@@ -13,12 +13,13 @@ use crate::delayed::Delayed;
 use crate::group::Rule;
 use crate::group::record::GroupRecord;
 use crate::group::state::{Cursor, Row};
+use crate::index::ID_TIME;
 use crate::message::Stored;
 use crate::publisher::Newest;
 use crate::tables::{CREATES, NEXT_ID, RULES, Tables, after_id};
 
 /// The maps, in the order of their numbers.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "topics",
     "messages",
     "payloads",
@@ -26,6 +27,7 @@ const NAMES: [&str; 7] = [
     "groups",
     "states",
     "delayed",
+    "index",
 ];
 
 /// What is done with a row: its key and value.
@@ -79,6 +81,7 @@ impl<'a> Source<'a> {
             groups: table(4)?,
             states: table(5)?,
             delayed: table(6)?,
+            index: table(7)?,
         };
         Ok(Some(Source { snapshot, tables, lost }))
     }
@@ -183,6 +186,7 @@ fn looks_like(place: usize, snapshot: &Snapshot, map: &Map) -> Result<bool> {
             ("groups", 5..) => GroupRecord::decode(&value).is_ok(),
             ("states", 5) => Cursor::decode(&value).is_ok(),
             ("delayed", _) => Delayed::check(key, &value).is_ok(),
+            ("index", 5..) => key[4] <= ID_TIME,
             ("states", 13) => Row::decode(key, &value).is_ok(),
             _ => false,
         };

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use duramen_engine::{Item, Result, Snapshot, Stamp, Transaction, TransactionOptions};
 
 use crate::error::TopicError;
-use crate::message::Stored;
+use crate::limits::LATEST_KEY_BYTES_MAX;
+use crate::message::{Message, Stored};
 use crate::read::{Bounds, Reading};
 use crate::record::{Retention, TopicOptions, millis};
 use crate::retention;
@@ -28,6 +29,10 @@ const RELY_MILLIS: u64 = 100;
 const IS_KNOWN: u32 = 1;
 /// The topic may refuse messages.
 const REFUSES: u32 = 2;
+/// The topic takes messages that expire.
+const TAKES_EXPIRY: u32 = 4;
+/// The topic keeps the newest message of each key.
+const KEEPS_LATEST: u32 = 8;
 
 /// What a process remembers of the options of a topic. Orderings are relaxed: a publisher that sees old values acts on old
 /// options, as if it had published a little earlier.
@@ -41,9 +46,8 @@ pub(crate) struct KnownOptions {
 impl KnownOptions {
     /// Takes note of options that were read at this time.
     fn note(&self, options: &TopicOptions, now: u64) {
-        let refuses = if options.refuses() { REFUSES } else { 0 };
         self.read_at.store(now, Ordering::Relaxed);
-        self.flags.store(IS_KNOWN | refuses, Ordering::Relaxed);
+        self.flags.store(IS_KNOWN | flags_of(options), Ordering::Relaxed);
     }
 
     /// Lets the next publisher read the options: this process changed them.
@@ -52,12 +56,19 @@ impl KnownOptions {
     }
 }
 
+fn flags_of(options: &TopicOptions) -> u32 {
+    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    flag(options.refuses(), REFUSES)
+        | flag(options.message_expiry, TAKES_EXPIRY)
+        | flag(options.latest_per_key, KEEPS_LATEST)
+}
+
 /// Whether the options of a topic may be others than this process remembers, or the topic may refuse messages. The only
 /// place that decides when options are read again.
 #[inline]
 fn options_may_have_changed(topic: &Topic) -> bool {
     let known = &topic.shared().known;
-    if known.flags.load(Ordering::Relaxed) != IS_KNOWN {
+    if known.flags.load(Ordering::Relaxed) & (IS_KNOWN | REFUSES) != IS_KNOWN {
         return true;
     }
     let now = millis(topic.home().store.monotonic_clock());
@@ -167,13 +178,53 @@ impl Topic {
         }
     }
 
+    /// Refuses a message with a part for which the topic does not have the option.
+    pub(crate) fn check_parts(&self, message: &Message<'_>) -> Result<()> {
+        let has_long_key = message.key_bytes() > LATEST_KEY_BYTES_MAX;
+        match message.expires() || has_long_key {
+            false => Ok(()),
+            true => self.check_options_for(message, has_long_key),
+        }
+    }
+
+    fn check_options_for(&self, message: &Message<'_>, has_long_key: bool) -> Result<()> {
+        let mut flags = self.shared().known.flags.load(Ordering::Relaxed);
+        let may_be_missing = message.expires() && flags & TAKES_EXPIRY == 0;
+        if may_be_missing || options_may_have_changed(self) {
+            flags = flags_of(&self.read_record()?.1);
+        }
+        if message.expires() && flags & TAKES_EXPIRY == 0 {
+            return Err(TopicError::OptionMissing {
+                topic: self.name().into(),
+                what: "an expiry",
+                option: "message_expiry",
+            }
+            .into());
+        }
+        if has_long_key && flags & KEEPS_LATEST != 0 {
+            return Err(TopicError::MessageTooLarge {
+                what: "bytes of key in a topic with latest_per_key",
+                found: message.key_bytes() as u64,
+                max: LATEST_KEY_BYTES_MAX as u64,
+                cure: "take a hash of the key",
+            }
+            .into());
+        }
+        Ok(())
+    }
+
     #[cold]
     fn read_options(&self) -> Result<Option<(Snapshot, TopicOptions)>> {
+        let (snapshot, options) = self.read_record()?;
+        Ok(options.refuses().then_some((snapshot, options)))
+    }
+
+    fn read_record(&self) -> Result<(Snapshot, TopicOptions)> {
         let now = millis(self.home().store.monotonic_clock());
         let snapshot = self.snapshot()?;
         let record = self.home().same_record(&snapshot, self.name(), self.shared().id)?;
         self.shared().known.note(&record.options, now);
-        Ok(record.options.refuses().then_some((snapshot, record.options)))
+        Ok((snapshot, record.options))
     }
 
     /// Refuses messages that a full topic has no room for. Reads only.

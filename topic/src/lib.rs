@@ -12,6 +12,8 @@ mod limits;
 mod error;
 
 mod bytes;
+mod time;
+
 mod message;
 mod name;
 mod record;
@@ -27,6 +29,8 @@ mod brake;
 mod delayed;
 mod ids;
 mod publisher;
+mod sparse;
+
 mod retention;
 
 mod follower;
@@ -51,8 +55,8 @@ pub use group::{
     Member, Pending, Redriven,
 };
 pub use limits::{
-    HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_ID_BYTES_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX,
-    PUBLISHER_BYTES_MAX, READ_BYTES, READ_MESSAGES,
+    HEADER_BYTES_MAX, HEADERS_MAX, LATEST_KEY_BYTES_MAX, MESSAGE_ID_BYTES_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX,
+    PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX, READ_BYTES, READ_MESSAGES,
 };
 pub use many::PatternSubscription;
 pub use message::{Headers, Message};

@@ -30,6 +30,10 @@ pub(crate) const TRIMMED_SINGLY_MAX: u64 = 512;
 pub(crate) const MOVED_TOGETHER_MAX: usize = 256;
 /// Bytes of delayed messages after which a transaction publishes them. A message that is longer comes alone.
 pub(crate) const MOVED_BYTES: usize = 1 << 20;
+/// Messages that the index of a topic takes in, or that are removed from its middle, in one commit.
+pub(crate) const INDEXED_TOGETHER_MAX: usize = 256;
+/// Longest key in bytes of a message in a topic that keeps the newest of each key. It stands in a key of the index.
+pub const LATEST_KEY_BYTES_MAX: usize = 1000;
 /// Ids of messages that are forgotten in one commit.
 pub(crate) const FORGOTTEN_TOGETHER_MAX: usize = 1000;
 

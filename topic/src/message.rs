@@ -5,15 +5,19 @@
 //! ```text
 //! 16  time and position, filled in at commit
 //!  1  form: 2
-//!  1  parts: 1 key, 2 headers, 4 publisher, 8 the payload is in the map of long payloads, 16 id
+//!  1  parts: 1 key, 2 headers, 4 publisher, 8 the payload is in the map of long payloads, 16 id,
+//!     32 expiry
 //! ..  key: length, bytes                                         with part 1
 //! ..  headers: how many; each: length, name, length, value       with part 2
 //! ..  publisher: length, name, sequence                          with part 4
 //! ..  id: length, bytes                                          with part 16
+//! ..  expires so many milliseconds after its time                with part 32
 //! ..  payload, to the end; of a long one its length only         always
 //! ```
 //!
 //! Numbers after the first 18 bytes have seven bits a byte, least first.
+
+use std::time::Duration;
 
 use duramen_engine::{Item, Result, STAMP_BYTES};
 
@@ -23,6 +27,7 @@ use crate::limits::{
     HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_ID_BYTES_MAX, MESSAGE_KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX,
     WHOLE_BYTES_MAX,
 };
+use crate::time::millis;
 
 const FORM: u8 = 2;
 const HAS_KEY: u8 = 1;
@@ -30,8 +35,9 @@ const HAS_HEADERS: u8 = 2;
 const HAS_PUBLISHER: u8 = 4;
 const IS_LONG: u8 = 8;
 const HAS_ID: u8 = 16;
+const HAS_EXPIRY: u8 = 32;
 /// Parts that this code knows.
-const KNOWN_PARTS: u8 = HAS_KEY | HAS_HEADERS | HAS_PUBLISHER | IS_LONG | HAS_ID;
+const KNOWN_PARTS: u8 = HAS_KEY | HAS_HEADERS | HAS_PUBLISHER | IS_LONG | HAS_ID | HAS_EXPIRY;
 
 /// A message to publish: a payload, and if wanted a key and headers. Anything that is bytes can be published as it is.
 ///
@@ -46,6 +52,7 @@ pub struct Message<'a> {
     headers: Vec<(&'a str, &'a [u8])>,
     publisher: Option<(&'a str, u64)>,
     id: Option<&'a [u8]>,
+    expires_after: Option<u64>,
     payload: &'a [u8],
 }
 
@@ -75,6 +82,21 @@ impl<'a> Message<'a> {
     pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
         self.id = Some(id.as_ref());
         self
+    }
+
+    /// Lets it expire so long after its commit: readers do not see it from then on, and it is deleted in the background. In
+    /// whole milliseconds, rounded up. Needs [`crate::TopicOptions::message_expiry`].
+    pub fn expires_after(mut self, time: Duration) -> Message<'a> {
+        self.expires_after = Some(millis(time.saturating_add(Duration::from_nanos(999_999))));
+        self
+    }
+
+    pub(crate) fn expires(&self) -> bool {
+        self.expires_after.is_some()
+    }
+
+    pub(crate) fn key_bytes(&self) -> usize {
+        self.key.map_or(0, <[u8]>::len)
     }
 
     pub(crate) fn given_id(&self) -> Option<&'a [u8]> {
@@ -154,6 +176,10 @@ impl<'a> Message<'a> {
             parts |= HAS_ID;
             put_bytes(out, id);
         }
+        if let Some(time) = self.expires_after {
+            parts |= HAS_EXPIRY;
+            put_number(out, time);
+        }
         let is_long = out.len() - start + self.payload.len() > WHOLE_BYTES_MAX;
         if is_long {
             parts |= IS_LONG;
@@ -208,6 +234,8 @@ pub(crate) struct Stored<'a> {
     pub(crate) headers: (u64, &'a [u8]),
     pub(crate) publisher: Option<(&'a str, u64)>,
     pub(crate) id: Option<&'a [u8]>,
+    /// Milliseconds after its time.
+    pub(crate) expires_after: Option<u64>,
     /// `Err`: the length of a payload that lies elsewhere.
     pub(crate) payload: Result<&'a [u8], u64>,
 }
@@ -238,6 +266,7 @@ impl<'a> Stored<'a> {
             false => None,
         };
         let id = has(HAS_ID).then(|| reader.long()).transpose()?;
+        let expires_after = has(HAS_EXPIRY).then(|| reader.number()).transpose()?;
         let payload = match has(IS_LONG) {
             true => {
                 let length = reader.number()?;
@@ -253,9 +282,21 @@ impl<'a> Stored<'a> {
             headers,
             publisher,
             id,
+            expires_after,
             payload,
         })
     }
+
+    /// When it expires, in milliseconds since 1970.
+    pub(crate) fn expires_at(&self) -> Option<u64> {
+        self.expires_after.map(|after| self.time.saturating_add(after))
+    }
+}
+
+/// Whether a stored form says when the message expires, from a look at one byte.
+#[inline]
+pub(crate) fn may_expire(head: &[u8]) -> bool {
+    head.get(STAMP_BYTES + 1).is_some_and(|parts| parts & HAS_EXPIRY != 0)
 }
 
 /// Checks the headers and passes over them.
@@ -326,12 +367,16 @@ mod tests {
             if rng.bool() {
                 message = message.id(&key);
             }
+            if rng.bool() {
+                message = message.expires_after(Duration::from_millis(rng.u64(..)));
+            }
             let mut out = Vec::new();
             let body = message.encode(&mut out).unwrap();
             let stored = Stored::decode(&out).unwrap();
             assert_eq!(stored.key, message.key);
             assert_eq!(stored.publisher, message.publisher);
-            assert_eq!(stored.id, message.id);
+            assert_eq!((stored.id, stored.expires_after), (message.id, message.expires_after));
+            assert_eq!(may_expire(&out), message.expires());
             assert_eq!(Headers::new(stored.headers).collect::<Vec<_>>(), message.headers);
             match stored.payload {
                 Ok(payload) => assert_eq!((payload, body), (message.payload, None)),
@@ -348,7 +393,8 @@ mod tests {
             .key(b"key")
             .header("name", b"value")
             .publisher("me", 300)
-            .id(b"id");
+            .id(b"id")
+            .expires_after(Duration::from_secs(1));
         message.encode(&mut whole).unwrap();
         for length in 0..whole.len() - b"payload".len() {
             assert!(Stored::decode(&whole[..length]).is_err(), "{length}");

@@ -7,7 +7,8 @@
 //! ..  keep for so many milliseconds, plus one; 0: for ever
 //! ..  keep so many bytes, plus one; 0: all
 //! ..  keep so many messages, plus one; 0: all
-//!  1  flags: 1 drop what all groups have acknowledged, 2 refuse new messages when full
+//!  1  flags: 1 drop what all groups have acknowledged, 2 refuse new messages when full,
+//!     4 messages may expire, 8 keep the newest message of each key, 16 messages may be missing between others
 //! ..  remember publishers for so many milliseconds, plus one; 0: for ever
 //! ..  protect groups up to so many bytes, plus one; 0: limits delete regardless of groups
 //! ..  deduplicate ids for so many milliseconds, plus one; 0: not at all
@@ -22,11 +23,16 @@ use duramen_engine::Result;
 use crate::bytes::{Reader, put_number};
 use crate::error::TopicError;
 
+pub(crate) use crate::time::millis;
+
 const FORM: u8 = 2;
 const DROP_ACKNOWLEDGED: u8 = 1;
 const DISCARD_NEW: u8 = 2;
+const MESSAGE_EXPIRY: u8 = 4;
+const LATEST_PER_KEY: u8 = 8;
+const IS_SPARSE: u8 = 16;
 /// Flags that this code knows.
-const KNOWN_FLAGS: u8 = DROP_ACKNOWLEDGED | DISCARD_NEW;
+const KNOWN_FLAGS: u8 = DROP_ACKNOWLEDGED | DISCARD_NEW | MESSAGE_EXPIRY | LATEST_PER_KEY | IS_SPARSE;
 
 /// How long publishers are remembered unless a topic says otherwise.
 const REMEMBER_PUBLISHERS: Duration = Duration::from_secs(7 * 86_400);
@@ -71,6 +77,10 @@ pub struct TopicOptions {
     pub discard_new: bool,
     /// See [`TopicOptions::deduplicate_for`]; `None`: messages have no ids.
     pub deduplicate_for: Option<Duration>,
+    /// See [`TopicOptions::message_expiry`].
+    pub message_expiry: bool,
+    /// See [`TopicOptions::latest_per_key`].
+    pub latest_per_key: bool,
 }
 
 impl Default for TopicOptions {
@@ -84,6 +94,8 @@ impl Default for TopicOptions {
             retention: Retention::Limits,
             discard_new: false,
             deduplicate_for: None,
+            message_expiry: false,
+            latest_per_key: false,
         }
     }
 }
@@ -154,6 +166,37 @@ impl TopicOptions {
         self
     }
 
+    /// Takes messages that expire ([`crate::Message::expires_after`]). An expired message is invisible to each read that
+    /// begins after its time, by the wall clock; the background, or [`crate::Topic::trim`], deletes it. It is gone for
+    /// groups too, whether or not they processed it.
+    ///
+    /// Readers pass over what is missing between other messages, without an error and without [`crate::Messages::gap`].
+    /// They do so too where `keep_for`, `keep_bytes` or `keep_messages` deleted messages: a reader of such a topic never gets
+    /// [`TopicError::Trimmed`], and that stays so when the option is taken back. Offsets count messages that are gone, so
+    /// `keep_messages`, `keep_bytes` and lags do too. Default: no.
+    pub fn message_expiry(mut self, expiry: bool) -> TopicOptions {
+        self.message_expiry = expiry;
+        self
+    }
+
+    /// Keeps the newest message of each key, and all messages without a key. The background, or [`crate::Topic::trim`], reads
+    /// each new message once and deletes the message that it replaces, some time after it was published; until then
+    /// readers may see both. A message goes whether or not groups processed it. Keys have up to
+    /// [`crate::LATEST_KEY_BYTES_MAX`] bytes. Readers pass over what is missing, as in a topic with
+    /// [`TopicOptions::message_expiry`].
+    ///
+    /// A message with an empty payload is a message as any other. To delete a key, publish a message of it that expires.
+    /// Default: no.
+    pub fn latest_per_key(mut self, latest: bool) -> TopicOptions {
+        self.latest_per_key = latest;
+        self
+    }
+
+    /// Whether messages are removed from the middle.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.message_expiry || self.latest_per_key
+    }
+
     /// Whether publishers may be refused.
     pub(crate) fn refuses(&self) -> bool {
         self.discard_new || matches!(self.retention, Retention::ProtectGroups { .. })
@@ -180,6 +223,10 @@ impl TopicOptions {
         compare("discard_new", is.to_string(), wanted.to_string());
         let (is, wanted) = (self.deduplicate_for, asked.deduplicate_for);
         compare("deduplicate_for", shown(is), shown(wanted));
+        let (is, wanted) = (self.message_expiry, asked.message_expiry);
+        compare("message_expiry", is.to_string(), wanted.to_string());
+        let (is, wanted) = (self.latest_per_key, asked.latest_per_key);
+        compare("latest_per_key", is.to_string(), wanted.to_string());
         differences
     }
 
@@ -227,6 +274,8 @@ pub(crate) struct TopicRecord {
     pub(crate) id: u32,
     pub(crate) created: u64,
     pub(crate) options: TopicOptions,
+    /// Messages may be missing between others: the topic has, or had, an option that removes them.
+    pub(crate) is_sparse: bool,
 }
 
 impl TopicRecord {
@@ -239,7 +288,13 @@ impl TopicRecord {
         put_number(&mut out, plus_one(options.keep_bytes));
         put_number(&mut out, plus_one(options.keep_messages));
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
-        out.push(flag(options.drop_acknowledged, DROP_ACKNOWLEDGED) | flag(options.discard_new, DISCARD_NEW));
+        out.push(
+            flag(options.drop_acknowledged, DROP_ACKNOWLEDGED)
+                | flag(options.discard_new, DISCARD_NEW)
+                | flag(options.message_expiry, MESSAGE_EXPIRY)
+                | flag(options.latest_per_key, LATEST_PER_KEY)
+                | flag(self.is_sparse, IS_SPARSE),
+        );
         put_number(&mut out, plus_one(options.remember_publishers_for.map(millis)));
         let protected = match options.retention {
             Retention::ProtectGroups { max_bytes } => Some(max_bytes),
@@ -281,7 +336,10 @@ impl TopicRecord {
                 retention,
                 discard_new: flags & DISCARD_NEW != 0,
                 deduplicate_for,
+                message_expiry: flags & MESSAGE_EXPIRY != 0,
+                latest_per_key: flags & LATEST_PER_KEY != 0,
             },
+            is_sparse: flags & IS_SPARSE != 0,
         })
     }
 }
@@ -289,11 +347,6 @@ impl TopicRecord {
 /// An option as an error names it.
 fn shown(option: Option<impl std::fmt::Debug>) -> String {
     option.map_or_else(|| "none".into(), |value| format!("{value:?}"))
-}
-
-/// Milliseconds, as many as 64 bits hold.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A limit as it is stored; the largest numbers are as good as one less.
@@ -314,11 +367,14 @@ mod tests {
             .remember_publishers_for(None)
             .retention(Retention::ProtectGroups { max_bytes: 1 << 50 })
             .discard_new(true)
-            .deduplicate_for(Duration::from_secs(120));
+            .deduplicate_for(Duration::from_secs(120))
+            .message_expiry(true)
+            .latest_per_key(true);
         for options in [TopicOptions::new(), options] {
             let record = TopicRecord {
                 id: 77,
                 created: 1_800_000_000_000,
+                is_sparse: options.is_sparse(),
                 options,
             };
             let bytes = record.encode();

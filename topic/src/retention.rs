@@ -1,6 +1,6 @@
 //! Letting go of messages: which ones a topic does not have to keep, and removing them.
 //!
-//! Messages go from the front, never from the middle. Times and positions grow with offsets, so each limit is a search by
+//! Messages go from the front; from the middle only in topics that ask for it (see `sparse`). Times and positions grow with offsets, so each limit is a search by
 //! halves. Nothing is trimmed that is not below every offset kept: a crash in between leaves a topic that keeps a little
 //! more than it must.
 
@@ -13,6 +13,7 @@ use crate::limits::TRIMMED_SINGLY_MAX;
 use crate::publisher;
 use crate::read::{Bounds, Reading};
 use crate::record::{Retention, TopicOptions, millis};
+use crate::sparse;
 use crate::tables::{offset_key, offset_of};
 use crate::topic::Topic;
 use crate::topics::Home;
@@ -47,18 +48,21 @@ fn trim_until(topic: &Topic, is_over: &dyn Fn() -> bool) -> Result<u64> {
     let record = topic.home().same_record(&snapshot, topic.name(), topic.shared().id)?;
     publisher::forget_silent(topic, &snapshot, &record.options)?;
     ids::forget_old(topic, &record.options, is_over)?;
+    let removed = sparse::maintain(topic, &record.options, is_over)?;
     if !record.options.has_limits() {
-        return Ok(0);
+        return Ok(removed);
     }
+    let snapshot = if removed > 0 { topic.snapshot()? } else { snapshot };
     let reading = Reading::new(topic, &snapshot);
     let bounds = reading.bounds()?;
     let kept = first_kept(&reading, &bounds, &record.options)?;
     if kept <= bounds.first {
-        return Ok(0);
+        return Ok(removed);
     }
+    sparse::forget(topic, &record.options, bounds.first..kept)?;
     remove(topic, &snapshot, bounds.first, kept)?;
     topic.trimmed_to(kept);
-    Ok(kept - bounds.first)
+    Ok(removed + kept - bounds.first)
 }
 
 /// The first message that the topic has to keep.

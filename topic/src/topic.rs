@@ -125,14 +125,16 @@ pub struct TopicDescription {
     pub first: u64,
     /// Offset of the next message.
     pub next: u64,
-    /// Bytes of the messages that are kept, as [`TopicOptions::keep_bytes`] counts them.
+    /// Bytes of the messages that are kept, as [`TopicOptions::keep_bytes`] counts them: those that are missing between them
+    /// count.
     pub bytes: u64,
     /// When the newest message was published.
     pub newest: Option<SystemTime>,
 }
 
 impl TopicDescription {
-    /// Messages that are kept; and those that were lost between them, if the topic was saved from a damaged store.
+    /// Messages that are kept; and those that are missing between them, in a topic that removes messages from the middle (see
+    /// [`TopicOptions::message_expiry`]), or that was saved from a damaged store.
     pub fn messages(&self) -> u64 {
         self.next - self.first
     }
@@ -219,6 +221,7 @@ impl Topic {
         message: &Message<'_>,
         append: impl FnOnce(Item<'_>) -> Result<T>,
     ) -> Result<T> {
+        self.check_parts(message)?;
         let mut head = HEAD.with(RefCell::take);
         head.clear();
         let appended = message.encode(&mut head).and_then(|body| {
@@ -239,6 +242,7 @@ impl Topic {
         messages.into_iter().try_for_each(|message| {
             let message = message.into();
             refuse_id(&message)?;
+            self.check_parts(&message)?;
             encoded.push(&message)
         })?;
         let items = encoded.items();

@@ -10,7 +10,7 @@ use duramen_engine::{Item, Map, Reason, Result, Sequence, Snapshot, Store, Trans
 
 use crate::error::TopicError;
 use crate::group::{Group, apply_rules};
-use crate::index::{self, ID, ID_TIME};
+use crate::index::{self, EXPIRES, ID, ID_TIME, POSITION};
 use crate::keeper::{TICK, Users};
 use crate::message::Message;
 use crate::name::{Pattern, check_name};
@@ -399,6 +399,12 @@ impl Inner {
         if options.deduplicate_for.is_none() && record.options.deduplicate_for.is_some() {
             index::clear_in(tx, &self.tables, record.id, ID, ID_TIME)?;
         }
+        let indexed = |options: &TopicOptions| (options.message_expiry, options.latest_per_key);
+        if indexed(options) != indexed(&record.options) {
+            // The index is built again, from the first message.
+            index::clear_in(tx, &self.tables, record.id, POSITION, EXPIRES)?;
+        }
+        record.is_sparse |= options.is_sparse();
         record.options = options.clone();
         tx.put(&self.tables.topics, name.as_bytes(), &record.encode())
     }
@@ -463,6 +469,7 @@ impl Home {
             id,
             created: now,
             options: options.clone(),
+            is_sparse: options.is_sparse(),
         };
         tx.put(topics, name.as_bytes(), &record.encode())?;
         tx.begin_sequence(&self.tables.sequence(id, name)?)?;

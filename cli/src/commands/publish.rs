@@ -28,6 +28,9 @@ const EXAMPLES: &str = r"Examples:
   A message that is published once, however often the command runs within an hour:
     $ duramen topics configure shop sales --deduplicate-for 3600
     $ duramen publish shop sales '6 figs' --id order-9
+  A message that is gone after a minute:
+    $ duramen topics configure shop sales --message-expiry
+    $ duramen publish shop sales 'plums at half price' --expires 60
   A message that is published in an hour:
     $ duramen publish shop sales '5 reminders' --delay 3600";
 
@@ -73,6 +76,10 @@ pub struct Publish {
     /// Give the message an id: it is published once within the time that --deduplicate-for of the topic says
     #[arg(long, value_name = "ID", conflicts_with = "lines", allow_negative_numbers = true)]
     id: Option<String>,
+
+    /// Let the messages expire so many seconds after they are published; the topic needs --message-expiry
+    #[arg(long, value_name = "SECONDS", value_parser = time)]
+    expires: Option<Duration>,
 
     /// Publish after so many seconds; prints the number of each delayed message. A process that has the store open then,
     /// such as a program that uses its topics, publishes it
@@ -198,6 +205,9 @@ impl Publish {
         let mut message = Message::new(payload);
         if let Some(key) = key {
             message = message.key(key);
+        }
+        if let Some(time) = self.expires {
+            message = message.expires_after(time);
         }
         if let Some(id) = &self.id {
             message = message.id(id);

@@ -29,6 +29,8 @@ const CREATE_EXAMPLES: &str = r"Examples:
     $ duramen topics create shop clicks --keep-for 86400 --keep-bytes 1000000000
   A work queue that takes 1000 messages at most, and drops those that its groups have acknowledged:
     $ duramen topics create shop jobs --keep-messages 1000 --discard-new --drop-acknowledged
+  The newest state of each key; a state that expires deletes its key:
+    $ duramen topics create shop prices --latest-per-key --message-expiry
   A day of messages, and those that a group has not acknowledged, up to a gigabyte:
     $ duramen topics create shop bills --keep-for 86400 --protect-groups 1000000000";
 
@@ -90,6 +92,12 @@ struct Keeps {
     /// Publish each message id once within this time; without it, messages cannot have ids
     #[arg(long, value_name = "SECONDS|none", value_parser = time_limit)]
     deduplicate_for: Option<Limit<Duration>>,
+    /// Take messages that expire
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    message_expiry: Option<bool>,
+    /// Keep the newest message of each key, and all without a key
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    latest_per_key: Option<bool>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -163,6 +171,12 @@ impl Keeps {
         if let Some(Limit(time)) = self.deduplicate_for {
             options.deduplicate_for = time;
         }
+        if let Some(expiry) = self.message_expiry {
+            options.message_expiry = expiry;
+        }
+        if let Some(latest) = self.latest_per_key {
+            options.latest_per_key = latest;
+        }
         options
     }
 }
@@ -226,6 +240,8 @@ fn settings(options: &TopicOptions) -> String {
         options
             .deduplicate_for
             .map(|time| format!("--deduplicate-for {}", seconds(time))),
+        options.message_expiry.then(|| "--message-expiry".into()),
+        options.latest_per_key.then(|| "--latest-per-key".into()),
     ];
     let given: Vec<String> = given.into_iter().flatten().collect();
     match given.is_empty() {
@@ -256,6 +272,8 @@ fn object(topic: &TopicDescription) -> Value {
         "drop_acknowledged": options.drop_acknowledged,
         "protect_groups": protected_bytes(options),
         "discard_new": options.discard_new,
+        "message_expiry": options.message_expiry,
+        "latest_per_key": options.latest_per_key,
         "deduplicate_for_seconds": options.deduplicate_for.map(seconds),
         "remember_publishers_for_seconds": options.remember_publishers_for.map(seconds),
     })

@@ -249,7 +249,13 @@ impl Saving<'_> {
         };
         let created = millis(self.home.store.wall_clock());
         let options = TopicOptions::new();
-        (name, TopicRecord { id, created, options })
+        let record = TopicRecord {
+            id,
+            created,
+            options,
+            is_sparse: false,
+        };
+        (name, record)
     }
 
     fn topic(&mut self, found: &Found) -> Result<()> {

@@ -420,3 +420,117 @@ fn topics_are_there_in_a_store_that_was_salvaged() {
     let copied = "copied 1 map with 1 pair and 1 topic with 3 messages and 1 group to rest-2";
     assert!(ended.stderr.contains(copied), "{}", ended.stderr);
 }
+
+#[test]
+fn a_delayed_message_is_published_when_it_is_due() {
+    let scratch = shop();
+    let scheduled = scratch.done(&["publish", "shop", "sales", "later", "--delay", "3600", "--json"]);
+    let number = scheduled.json()[0]["scheduled"].as_str().unwrap().to_string();
+    assert!(number.parse::<duramen::topic::Scheduled>().is_ok(), "{number}");
+    let printed = scratch.done(&["publish", "shop", "sales", "a", "b", "--delay", "0"]);
+    assert_eq!(printed.text().lines().count(), 2);
+    let store = Store::open(scratch.path("shop")).unwrap();
+    let topics = Topics::open(&store).unwrap();
+    topics.publish_due().unwrap();
+    let sales = topics.topic("sales").unwrap();
+    assert_eq!(sales.scheduled().unwrap().count, 1);
+    assert_eq!(sales.describe().unwrap().next, 5);
+    assert!(sales.cancel(&number.parse().unwrap()).unwrap());
+    drop((sales, topics, store));
+    assert_eq!(
+        scratch.run(&["publish", "shop", "sales", "x", "--delay", "soon"]).code,
+        2
+    );
+}
+
+#[test]
+fn messages_have_ids_and_expire_where_the_topic_takes_that() {
+    let scratch = shop();
+    let id = ["publish", "shop", "sales", "4 quinces", "--id", "order-4", "--json"];
+    let refused = scratch.run(&id);
+    assert!(
+        refused.code == 2 && refused.stderr.contains("deduplicate_for"),
+        "{}",
+        refused.stderr
+    );
+    let expires = ["publish", "shop", "sales", "5 figs", "--expires", "0"];
+    let refused = scratch.run(&expires);
+    assert!(
+        refused.code == 2 && refused.stderr.contains("message_expiry"),
+        "{}",
+        refused.stderr
+    );
+    scratch.done(&[
+        "topics",
+        "configure",
+        "shop",
+        "sales",
+        "--deduplicate-for",
+        "60",
+        "--message-expiry",
+        "--latest-per-key",
+    ]);
+    let described = scratch.done(&["topics", "shop", "--describe", "--json"]).json();
+    assert_eq!(described[0]["deduplicate_for_seconds"], 60);
+    assert_eq!(
+        (&described[0]["message_expiry"], &described[0]["latest_per_key"]),
+        (&json!(true), &json!(true))
+    );
+    assert_eq!(scratch.done(&id).json()[0], json!({"topic": "sales", "offset": 3}));
+    assert_eq!(
+        scratch.done(&id).json()[0],
+        json!({"topic": "sales", "offset": 3, "duplicate": true})
+    );
+    scratch.done(&expires);
+    let printed = scratch.done(&["subscribe", "shop", "sales", "--from", "3"]);
+    assert_eq!(printed.text(), "3\t4 quinces\n");
+    assert_eq!(
+        scratch.run(&["publish", "shop", "sales", "a", "b", "--id", "1"]).code,
+        2
+    );
+    // Creating it again names what differs, and changes nothing.
+    let again = scratch.run(&["topics", "create", "shop", "sales"]);
+    assert!(
+        again.code == 2 && again.stderr.contains("deduplicate_for is 60s, asked for none"),
+        "{}",
+        again.stderr
+    );
+}
+
+#[test]
+fn a_full_topic_refuses_messages_and_says_why() {
+    let scratch = shop();
+    scratch.done(&[
+        "topics",
+        "create",
+        "shop",
+        "jobs",
+        "--keep-messages",
+        "1",
+        "--discard-new",
+        "--drop-acknowledged",
+    ]);
+    scratch.done(&["groups", "create", "shop", "jobs", "workers"]);
+    scratch.done(&["publish", "shop", "jobs", "1"]);
+    let refused = scratch.run(&["publish", "shop", "jobs", "2"]);
+    assert!(
+        refused.code != 0 && refused.stderr.contains("group \"workers\""),
+        "{}",
+        refused.stderr
+    );
+    scratch.done(&[
+        "topics",
+        "configure",
+        "shop",
+        "jobs",
+        "--discard-new=false",
+        "--protect-groups",
+        "1000",
+    ]);
+    let described = scratch.done(&["topics", "shop", "--describe", "--json"]).json();
+    assert_eq!(
+        (&described[0]["protect_groups"], &described[0]["discard_new"]),
+        (&json!(1000), &json!(false))
+    );
+    scratch.done(&["publish", "shop", "jobs", "2"]);
+}

@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Refuses every form but one: older ones are of versions that were never released.
+    /// Refuses every form but this one: forms before it had no release.
     pub(crate) fn form(&mut self, known: u8) -> Result<()> {
         match self.byte()? {
             form if form == known => Ok(()),

@@ -14,10 +14,15 @@ pub enum TopicError {
         name: String,
     },
     /// A topic of this name exists already.
-    #[error("there is already a topic named {name:?}; choose another name or delete that topic first")]
+    #[error(
+        "there is already a topic named {name:?}{}; call `Topics::ensure` to apply options to it, or choose another name",
+        listed(differences)
+    )]
     TopicExists {
         /// The name asked for.
         name: String,
+        /// Each option that differs from what was asked for: `keep_messages is 5, asked for 500`.
+        differences: Vec<String>,
     },
     /// A name that no topic or group can have.
     #[error(
@@ -65,6 +70,24 @@ pub enum TopicError {
         /// The offset of the next message.
         next: u64,
     },
+    /// A part of a message that the topic takes only with an option.
+    #[error(
+        "the message has {what}, and topic {topic:?} does not have the option {option}; set it, or publish without"
+    )]
+    OptionMissing {
+        /// The topic.
+        topic: String,
+        /// The part.
+        what: &'static str,
+        /// The option, as in [`crate::TopicOptions`].
+        option: &'static str,
+    },
+    /// A message that this call cannot publish.
+    #[error("the call cannot publish the message: {cause}")]
+    InvalidMessage {
+        /// What is wrong, and what would do.
+        cause: &'static str,
+    },
     /// Something of a message is too long.
     #[error("the message has {found} {what}, and {max} is the most; {cure}")]
     MessageTooLarge {
@@ -88,6 +111,25 @@ pub enum TopicError {
         lag: u64,
         /// How long the publisher waited.
         waited_millis: u64,
+    },
+    /// The topic keeps as much as it may, and deletes nothing to make room (see [`crate::TopicOptions::discard_new`] and
+    /// [`crate::Retention::ProtectGroups`]).
+    #[error("topic {topic:?} is full: it keeps {kept} {what}, and its option {option} allows {max}; {cure}")]
+    TopicFull {
+        /// The topic.
+        topic: String,
+        /// The option that has no room left.
+        option: &'static str,
+        /// What it counts.
+        what: &'static str,
+        /// How much of it the topic keeps.
+        kept: u64,
+        /// How much it may keep.
+        max: u64,
+        /// The group or durable subscription that is the furthest behind, where deleting messages waits for it.
+        held_by: Option<String>,
+        /// What makes room.
+        cure: String,
     },
     /// As many subscribers hold publishers back as can.
     #[error(
@@ -235,13 +277,22 @@ impl TopicError {
 
     fn kind(&self) -> Kind {
         match self {
-            TopicError::PublisherHeldBack { .. } | TopicError::TooManyHoldBack { .. } | TopicError::NoThread => {
-                Kind::Retry
-            }
+            TopicError::PublisherHeldBack { .. }
+            | TopicError::TopicFull { .. }
+            | TopicError::TooManyHoldBack { .. }
+            | TopicError::NoThread => Kind::Retry,
             TopicError::TooSlow { .. } | TopicError::GroupDeleted { .. } => Kind::Closed,
             TopicError::LeaseLost { .. } | TopicError::AlreadySettled { .. } => Kind::Lost,
             _ => Kind::FixTheCall,
         }
+    }
+}
+
+/// The differences between the options of a topic and those asked for, as the end of a clause.
+fn listed(differences: &[String]) -> String {
+    match differences {
+        [] => String::new(),
+        differences => format!(", with other options: {}", differences.join("; ")),
     }
 }
 

@@ -160,8 +160,9 @@ impl Follower {
 
     pub(crate) fn take_in(&mut self, snapshot: &Snapshot) -> Result<Option<Messages>> {
         let reading = Reading::new(&self.topic, snapshot);
-        let (_, messages) = read_on(&reading, self.options.policy, self.position, self.options.limits())?;
+        let (end, messages) = read_on(&reading, self.options.policy, self.position, self.options.limits())?;
         if messages.is_empty() {
+            self.position = self.position.max(end);
             return Ok(None);
         }
         self.position = messages.offsets().end;
@@ -181,6 +182,8 @@ impl Follower {
 }
 
 /// What comes next for a subscriber at a position, and where that was looked for: behind what its policy makes it pass over.
+/// Where nothing comes next, the second is the offset from which on nothing was looked at; a subscriber goes on there. A
+/// subscriber with a gap stays where it is until there is a message that tells of the gap.
 pub(crate) fn read_on(
     reading: &Reading<'_>,
     policy: SlowPolicy,
@@ -189,12 +192,16 @@ pub(crate) fn read_on(
 ) -> Result<(u64, Messages)> {
     let gap = pass_over(reading, policy, position)?;
     let from = gap.as_ref().map_or(position, |gap| gap.end);
-    let read = reading.read(from, limits, gap);
+    let is_told = gap.is_some();
+    let read = reading.read_through(from, limits, gap);
     let missing = read.as_ref().err().and_then(TopicError::trimmed_to);
     match (missing, policy) {
         // What was lost between others.
         (Some(first), SlowPolicy::Skip { .. }) => Ok((first, reading.read(first, limits, Some(position..first))?)),
-        _ => Ok((from, read?)),
+        _ => match read? {
+            (messages, end) if messages.is_empty() => Ok((if is_told { position } else { end }, messages)),
+            (messages, _) => Ok((from, messages)),
+        },
     }
 }
 

@@ -12,10 +12,14 @@ mod limits;
 mod error;
 
 mod bytes;
+mod time;
+
 mod message;
 mod name;
 mod record;
 mod tables;
+
+mod index;
 
 mod messages;
 mod read;
@@ -23,8 +27,13 @@ mod read;
 mod alarm;
 mod presence;
 
+mod admission;
 mod brake;
+mod delayed;
+mod ids;
 mod publisher;
+mod sparse;
+
 mod retention;
 
 mod batches;
@@ -44,6 +53,7 @@ mod topics;
 mod salvage;
 
 pub use batches::{BatchStream, Batches};
+pub use delayed::{Scheduled, ScheduledMessages};
 pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, SubscriberId};
 pub use error::{LeaseEnd, TopicError};
 pub use follower::{SlowPolicy, SubscribeOptions};
@@ -52,8 +62,8 @@ pub use group::{
     Group, GroupDescription, GroupOptions, KeepAlive, Member, Pending, Redriven,
 };
 pub use limits::{
-    FILTER_BYTES_MAX, FILTER_HEADERS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX,
-    PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX, READ_BYTES, READ_MESSAGES,
+    FILTER_BYTES_MAX, FILTER_HEADERS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LATEST_KEY_BYTES_MAX, MESSAGE_ID_BYTES_MAX,
+    MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX, READ_BYTES, READ_MESSAGES,
 };
 pub use many::PatternSubscription;
 pub use message::{Headers, Message};
@@ -61,7 +71,7 @@ pub use messages::{Messages, Received};
 pub use name::Pattern;
 pub use publisher::{Outcome, Publisher};
 pub use read::Start;
-pub use record::TopicOptions;
+pub use record::{Retention, TopicOptions};
 pub use salvage::{SavedTopics, salvage};
 pub use subscription::Subscription;
 pub use topic::{Published, Ticket, Topic, TopicBatch, TopicDescription, TopicWrites};

@@ -4,31 +4,40 @@
 //!
 //! ```text
 //! 16  time and position, filled in at commit
-//!  1  form: 1
-//!  1  parts: 1 key, 2 headers, 4 publisher, 8 the payload is in the map of long payloads
+//!  1  form: 2
+//!  1  parts: 1 key, 2 headers, 4 publisher, 8 the payload is in the map of long payloads, 16 id,
+//!     32 expiry
 //! ..  key: length, bytes                                         with part 1
 //! ..  headers: how many; each: length, name, length, value       with part 2
 //! ..  publisher: length, name, sequence                          with part 4
+//! ..  id: length, bytes                                          with part 16
+//! ..  expires so many milliseconds after its time                with part 32
 //! ..  payload, to the end; of a long one its length only         always
 //! ```
 //!
 //! Numbers after the first 18 bytes have seven bits a byte, least first.
+
+use std::time::Duration;
 
 use duramen_engine::{Item, Result, STAMP_BYTES};
 
 use crate::bytes::{Reader, put_bytes, put_number};
 use crate::error::TopicError;
 use crate::limits::{
-    HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX, WHOLE_BYTES_MAX,
+    HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_ID_BYTES_MAX, MESSAGE_KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX,
+    WHOLE_BYTES_MAX,
 };
+use crate::time::millis;
 
-const FORM: u8 = 1;
+const FORM: u8 = 2;
 const HAS_KEY: u8 = 1;
 const HAS_HEADERS: u8 = 2;
 const HAS_PUBLISHER: u8 = 4;
 const IS_LONG: u8 = 8;
+const HAS_ID: u8 = 16;
+const HAS_EXPIRY: u8 = 32;
 /// Parts that this code knows.
-const KNOWN_PARTS: u8 = HAS_KEY | HAS_HEADERS | HAS_PUBLISHER | IS_LONG;
+const KNOWN_PARTS: u8 = HAS_KEY | HAS_HEADERS | HAS_PUBLISHER | IS_LONG | HAS_ID | HAS_EXPIRY;
 
 /// A message to publish: a payload, and if wanted a key and headers. Anything that is bytes can be published as it is.
 ///
@@ -42,6 +51,8 @@ pub struct Message<'a> {
     key: Option<&'a [u8]>,
     headers: Vec<(&'a str, &'a [u8])>,
     publisher: Option<(&'a str, u64)>,
+    id: Option<&'a [u8]>,
+    expires_after: Option<u64>,
     payload: &'a [u8],
 }
 
@@ -64,6 +75,32 @@ impl<'a> Message<'a> {
     pub fn header(mut self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
         self.headers.push((name, value.as_ref()));
         self
+    }
+
+    /// Gives it an id, up to [`MESSAGE_ID_BYTES_MAX`] bytes, by which the topic tells duplicates: see
+    /// [`crate::Topic::publish_by_id`].
+    pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
+        self.id = Some(id.as_ref());
+        self
+    }
+
+    /// Lets it expire so long after its commit: readers do not see it from then on, and it is deleted in the background. In
+    /// whole milliseconds, rounded up. Needs [`crate::TopicOptions::message_expiry`].
+    pub fn expires_after(mut self, time: Duration) -> Message<'a> {
+        self.expires_after = Some(millis(time.saturating_add(Duration::from_nanos(999_999))));
+        self
+    }
+
+    pub(crate) fn expires(&self) -> bool {
+        self.expires_after.is_some()
+    }
+
+    pub(crate) fn key_bytes(&self) -> usize {
+        self.key.map_or(0, <[u8]>::len)
+    }
+
+    pub(crate) fn given_id(&self) -> Option<&'a [u8]> {
+        self.id
     }
 
     /// Says who published it, as which of his messages.
@@ -95,6 +132,11 @@ impl<'a> Message<'a> {
         if bytes > PUBLISHER_BYTES_MAX {
             let max = PUBLISHER_BYTES_MAX as u64;
             return too_large("bytes of publisher", bytes as u64, max, "choose a shorter name");
+        }
+        let bytes = self.id.map_or(0, <[u8]>::len);
+        if bytes > MESSAGE_ID_BYTES_MAX {
+            let max = MESSAGE_ID_BYTES_MAX as u64;
+            return too_large("bytes of id", bytes as u64, max, "take a hash of it");
         }
         if self.payload.len() as u64 > PAYLOAD_BYTES_MAX {
             let (found, max) = (self.payload.len() as u64, PAYLOAD_BYTES_MAX);
@@ -129,6 +171,14 @@ impl<'a> Message<'a> {
             parts |= HAS_PUBLISHER;
             put_bytes(out, name.as_bytes());
             put_number(out, sequence);
+        }
+        if let Some(id) = self.id {
+            parts |= HAS_ID;
+            put_bytes(out, id);
+        }
+        if let Some(time) = self.expires_after {
+            parts |= HAS_EXPIRY;
+            put_number(out, time);
         }
         let is_long = out.len() - start + self.payload.len() > WHOLE_BYTES_MAX;
         if is_long {
@@ -183,6 +233,9 @@ pub(crate) struct Stored<'a> {
     /// How many headers there are, and their bytes.
     pub(crate) headers: (u64, &'a [u8]),
     pub(crate) publisher: Option<(&'a str, u64)>,
+    pub(crate) id: Option<&'a [u8]>,
+    /// Milliseconds after its time.
+    pub(crate) expires_after: Option<u64>,
     /// `Err`: the length of a payload that lies elsewhere.
     pub(crate) payload: Result<&'a [u8], u64>,
 }
@@ -196,7 +249,7 @@ impl<'a> Stored<'a> {
         let mut reader = Reader::new(head, "a message");
         let stamp = reader.bytes(STAMP_BYTES)?;
         let word = |place: usize| u64::from_be_bytes(stamp[place..place + 8].try_into().expect("eight bytes"));
-        reader.version(FORM)?;
+        reader.form(FORM)?;
         let parts = reader.byte()?;
         if parts & !KNOWN_PARTS != 0 {
             return Err(reader.damaged("has parts that this library does not know"));
@@ -212,6 +265,8 @@ impl<'a> Stored<'a> {
             true => Some((reader.text()?, reader.number()?)),
             false => None,
         };
+        let id = has(HAS_ID).then(|| reader.long()).transpose()?;
+        let expires_after = has(HAS_EXPIRY).then(|| reader.number()).transpose()?;
         let payload = match has(IS_LONG) {
             true => {
                 let length = reader.number()?;
@@ -226,9 +281,22 @@ impl<'a> Stored<'a> {
             key,
             headers,
             publisher,
+            id,
+            expires_after,
             payload,
         })
     }
+
+    /// When it expires, in milliseconds since 1970.
+    pub(crate) fn expires_at(&self) -> Option<u64> {
+        self.expires_after.map(|after| self.time.saturating_add(after))
+    }
+}
+
+/// Whether a stored form says when the message expires, from a look at one byte.
+#[inline]
+pub(crate) fn may_expire(head: &[u8]) -> bool {
+    head.get(STAMP_BYTES + 1).is_some_and(|parts| parts & HAS_EXPIRY != 0)
 }
 
 /// Checks the headers and passes over them.
@@ -296,11 +364,19 @@ mod tests {
             if rng.bool() {
                 message = message.publisher("somebody", rng.u64(..));
             }
+            if rng.bool() {
+                message = message.id(&key);
+            }
+            if rng.bool() {
+                message = message.expires_after(Duration::from_millis(rng.u64(..)));
+            }
             let mut out = Vec::new();
             let body = message.encode(&mut out).unwrap();
             let stored = Stored::decode(&out).unwrap();
             assert_eq!(stored.key, message.key);
             assert_eq!(stored.publisher, message.publisher);
+            assert_eq!((stored.id, stored.expires_after), (message.id, message.expires_after));
+            assert_eq!(may_expire(&out), message.expires());
             assert_eq!(Headers::new(stored.headers).collect::<Vec<_>>(), message.headers);
             match stored.payload {
                 Ok(payload) => assert_eq!((payload, body), (message.payload, None)),
@@ -316,7 +392,9 @@ mod tests {
         let message = Message::new(b"payload")
             .key(b"key")
             .header("name", b"value")
-            .publisher("me", 300);
+            .publisher("me", 300)
+            .id(b"id")
+            .expires_after(Duration::from_secs(1));
         message.encode(&mut whole).unwrap();
         for length in 0..whole.len() - b"payload".len() {
             assert!(Stored::decode(&whole[..length]).is_err(), "{length}");
@@ -350,6 +428,7 @@ mod tests {
             Message::new(b"").header("a", &header),
             many,
             Message::new(b"").publisher(&long_name, 0),
+            Message::new(b"").id(&key[..MESSAGE_ID_BYTES_MAX + 1]),
         ];
         for message in refused {
             let error = message.encode(&mut Vec::new()).unwrap_err();

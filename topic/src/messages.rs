@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use duramen_engine::{Error, Result};
 
-use crate::message::{Headers, Stored};
+use crate::message::{Headers, Stored, may_expire};
 
 /// Some messages of one topic, in order. Clones and parts share the same memory, which is freed with the last of them.
 #[derive(Clone)]
@@ -191,6 +191,17 @@ impl<'a> Received<'a> {
         self.stored().publisher
     }
 
+    /// Its id, if it has one (see [`crate::Message::id`]).
+    pub fn id(&self) -> Option<&'a [u8]> {
+        self.stored().id
+    }
+
+    /// When it expires, if it does (see [`crate::Message::expires_after`]).
+    pub fn expires(&self) -> Option<SystemTime> {
+        let at = self.stored().expires_at()?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(at))
+    }
+
     fn stored(&self) -> Stored<'a> {
         let head = &self.messages.shared.bytes[self.place.head..self.place.head_end];
         Stored::decode(head).unwrap_or_else(|error| unreachable!("the head was checked when it was read: {error}"))
@@ -200,10 +211,23 @@ impl<'a> Received<'a> {
 /// Messages that are being read.
 pub(crate) struct Collecting {
     shared: Shared,
+    /// Whether the caller knows the time, and pushes no expired message.
+    knows_time: bool,
+    /// A message that may be expired came: it and those after it are left out.
+    is_closed: bool,
 }
 
 impl Collecting {
-    /// Of a topic with this name and number.
+    /// For a reader that leaves out expired messages itself.
+    pub(crate) fn knowing_time(topic: (&Arc<str>, u32), gap: Option<Range<u64>>) -> Collecting {
+        Collecting {
+            knows_time: true,
+            ..Collecting::new(topic, gap)
+        }
+    }
+
+    /// Of a topic with this name and number. It ends before the first message that expires at some time: its caller does not
+    /// know the time, and another reader takes such messages.
     pub(crate) fn new((topic, topic_id): (&Arc<str>, u32), gap: Option<Range<u64>>) -> Collecting {
         Collecting {
             shared: Shared {
@@ -213,6 +237,8 @@ impl Collecting {
                 places: Vec::new(),
                 gap,
             },
+            knows_time: false,
+            is_closed: false,
         }
     }
 
@@ -232,6 +258,10 @@ impl Collecting {
         head: &[u8],
         fetch: impl FnOnce(&mut Vec<u8>, u64) -> Result<()>,
     ) -> Result<()> {
+        self.is_closed |= !self.knows_time && may_expire(head);
+        if self.is_closed {
+            return Ok(());
+        }
         let stored = Stored::decode(head)?;
         let bytes = &mut self.shared.bytes;
         let start = bytes.len();

@@ -60,7 +60,8 @@ pub struct Publisher {
 pub enum Outcome {
     /// It was published now.
     Published(Published),
-    /// It was published before, with this offset, as far as it is known: only that of the publisher's newest message is.
+    /// It was published before, with this offset, as far as it is known: that of the publisher's newest message is, and that
+    /// of a message with an id, while the topic keeps them.
     Duplicate(Option<u64>),
 }
 

@@ -1,10 +1,12 @@
 //! Reading a topic in a snapshot: where it begins and ends, where a time lies in it, and its messages.
 //!
-//! Offsets from `first` to `next` are dense, none is missing in between, unless the topic was salvaged from a damaged store
-//! and lost some. Whoever comes to such a gap is told so as if retention had removed what is not there: no read goes over
+//! Offsets from `first` to `next` are dense, none is missing in between, with two exceptions. A topic that removes expired
+//! messages or those with a newer one of their key is *sparse*: readers pass over what is missing there, and over messages
+//! that are expired when the read begins. A topic that was salvaged from a damaged store may have lost some. Whoever comes to such a gap is told so as if retention had removed what is not there: no read goes over
 //! it. `first` is the smallest key there is; a hint tells where to look for it, so that the search does not begin among all
 //! that was trimmed before.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
@@ -13,7 +15,7 @@ use duramen_engine::{Error, Reason, Result, SequenceState, Snapshot, Value};
 
 use crate::error::TopicError;
 use crate::limits::{READ_BYTES, READ_MESSAGES};
-use crate::message::Stored;
+use crate::message::{Stored, may_expire};
 use crate::messages::{Collecting, Messages};
 use crate::tables::{after_id, offset_key, offset_of};
 use crate::topic::Topic;
@@ -62,11 +64,20 @@ pub(crate) struct Bounds {
 pub(crate) struct Reading<'a> {
     pub(crate) topic: &'a Topic,
     pub(crate) snapshot: &'a Snapshot,
+    /// The time that decides what is expired, in milliseconds since 1970, from when it is first asked for.
+    now: OnceCell<u64>,
+    /// Whether messages may be missing between others, from when it is first asked for.
+    is_sparse: OnceCell<bool>,
 }
 
 impl<'a> Reading<'a> {
     pub(crate) fn new(topic: &'a Topic, snapshot: &'a Snapshot) -> Reading<'a> {
-        Reading { topic, snapshot }
+        Reading {
+            topic,
+            snapshot,
+            now: OnceCell::new(),
+            is_sparse: OnceCell::new(),
+        }
     }
 
     /// How far the topic has come.
@@ -188,52 +199,102 @@ impl<'a> Reading<'a> {
             .get(shared.sequence.heads(), &offset_key(shared.id, offset))
     }
 
-    /// Messages from an offset on, as many as there are without one missing between them, and as the limits allow. `gap`
-    /// is what the reader was made to pass over before.
+    /// Whether a message is expired.
+    fn is_expired(&self, head: &[u8]) -> Result<bool> {
+        if !may_expire(head) {
+            return Ok(false);
+        }
+        let now = *self
+            .now
+            .get_or_init(|| crate::record::millis(self.topic.home().store.wall_clock()));
+        is_expired_at(head, now)
+    }
+
+    /// Whether messages may be missing between others.
+    fn is_sparse(&self) -> Result<bool> {
+        if let Some(is_sparse) = self.is_sparse.get() {
+            return Ok(*is_sparse);
+        }
+        let (home, shared) = (self.topic.home(), self.topic.shared());
+        let record = home.existing_record(self.snapshot, &shared.name)?;
+        let is_sparse = record.is_some_and(|record| record.id == shared.id && record.is_sparse);
+        Ok(*self.is_sparse.get_or_init(|| is_sparse))
+    }
+
+    /// Messages from an offset on, as many as there are without one missing between them, and as the limits allow. Those of a
+    /// sparse topic may be missing. `gap` is what the reader was made to pass over before.
     ///
     /// # Errors
     /// [`TopicError::Trimmed`], [`TopicError::NotYetPublished`], [`Reason::TopicDeleted`], [`Reason::Damaged`].
     pub(crate) fn read(&self, from: u64, limits: ReadLimits, gap: Option<Range<u64>>) -> Result<Messages> {
+        self.read_through(from, limits, gap).map(|(messages, _)| messages)
+    }
+
+    /// [`Reading::read`], and the offset after the last message that it looked at.
+    pub(crate) fn read_through(
+        &self,
+        from: u64,
+        limits: ReadLimits,
+        gap: Option<Range<u64>>,
+    ) -> Result<(Messages, u64)> {
         let shared = self.topic.shared();
         let (low, high) = (offset_key(shared.id, from), after_id(shared.id));
         let mut cursor = self.snapshot.range(shared.sequence.heads(), &low[..]..&high[..])?;
-        let mut collecting = Collecting::new((&shared.name, shared.id), gap);
+        let mut collecting = Collecting::knowing_time((&shared.name, shared.id), gap);
+        let (mut expected, mut is_at_end) = (from, false);
         while collecting.len() < limits.messages && collecting.bytes() < limits.bytes {
-            let Some((key, head)) = cursor.next()? else { break };
+            let Some((key, head)) = cursor.next()? else {
+                is_at_end = true;
+                break;
+            };
             let offset = offset_of(key);
-            if offset != from + collecting.len() as u64 {
+            if offset != expected && !self.is_sparse()? {
                 match collecting.len() {
-                    0 => return Err(self.trimmed(from, offset)),
-                    // Whoever reads on is told what is missing.
+                    0 => return Err(self.trimmed(expected, offset)),
+                    // The next read tells what is missing, or passes over it.
                     _ => break,
                 }
             }
-            collecting.push(offset, &head, |bytes, _| self.fetch(offset, bytes))?;
+            expected = offset + 1;
+            if !self.is_expired(&head)? {
+                collecting.push(offset, &head, |bytes, _| self.fetch(offset, bytes))?;
+            }
         }
-        if collecting.len() == 0 && limits.messages > 0 {
-            self.check_end(from)?;
+        if collecting.len() == 0 && is_at_end {
+            expected = self.check_end(expected)?;
         }
-        Ok(collecting.finish())
+        Ok((collecting.finish(), expected))
     }
 
-    /// Messages from an offset on. What is not kept is passed over, and is the gap before the first of them.
-    pub(crate) fn read_past(&self, from: u64, limits: ReadLimits) -> Result<Messages> {
-        match self.read(from, limits, None) {
+    /// Messages from an offset on, and the offset after the last one that it looked at. What is not kept is passed over, and
+    /// is the gap before the first of them.
+    pub(crate) fn read_past(&self, from: u64, limits: ReadLimits) -> Result<(Messages, u64)> {
+        match self.read_through(from, limits, None) {
             Err(error) => match TopicError::trimmed_to(&error) {
-                Some(first) => self.read(first, limits, Some(from..first)),
+                Some(first) => self.read_through(first, limits, Some(from..first)),
                 None => Err(error),
             },
             read => read,
         }
     }
 
-    /// Where no message is: whether that is because the topic ends here.
-    fn check_end(&self, from: u64) -> Result<()> {
+    /// How many messages are kept from an offset on.
+    pub(crate) fn kept_since(&self, offset: u64, next: u64) -> Result<u64> {
+        if !self.is_sparse()? {
+            return Ok(next.saturating_sub(offset));
+        }
+        let shared = self.topic.shared();
+        let (low, high) = (offset_key(shared.id, offset), after_id(shared.id));
+        self.snapshot.count(shared.sequence.heads(), &low[..]..&high[..])
+    }
+
+    /// Where no message is: whether that is because the topic ends here. Returns where the next one will be.
+    fn check_end(&self, from: u64) -> Result<u64> {
         let next = self.state()?.next;
         match from {
             from if from > next => Err(self.not_yet(from, next)),
-            from if from < next => Err(self.trimmed(from, next)),
-            _ => Ok(()),
+            from if from < next && !self.is_sparse()? => Err(self.trimmed(from, next)),
+            _ => Ok(next),
         }
     }
 
@@ -243,18 +304,20 @@ impl<'a> Reading<'a> {
         Ok(Some(messages).filter(|messages| !messages.is_empty()))
     }
 
-    /// Messages by their offsets, until they take so many bytes. Those that were trimmed are left out. Returns how many
-    /// offsets were looked at, too.
+    /// Messages by their offsets, until they take so many bytes. Those that were trimmed or are expired are left out. Returns how
+    /// many offsets were looked at, too.
     pub(crate) fn some(&self, offsets: &[u64], bytes: usize) -> Result<(Messages, usize)> {
         let topic = self.topic.shared();
-        let mut collecting = Collecting::new((&topic.name, topic.id), None);
+        let mut collecting = Collecting::knowing_time((&topic.name, topic.id), None);
         let mut looked_at = 0;
         for &offset in offsets {
             if collecting.bytes() >= bytes {
                 break;
             }
             looked_at += 1;
-            if let Some(head) = self.existing_head(offset)? {
+            if let Some(head) = self.existing_head(offset)?
+                && !self.is_expired(&head)?
+            {
                 collecting.push(offset, &head, |bytes, _| self.fetch(offset, bytes))?;
             }
         }
@@ -273,6 +336,11 @@ impl<'a> Reading<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a message is expired at a time.
+pub(crate) fn is_expired_at(head: &[u8], now: u64) -> Result<bool> {
+    Ok(may_expire(head) && Stored::decode(head)?.expires_at().is_some_and(|at| at <= now))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Letting go of messages: which ones a topic does not have to keep, and removing them.
 //!
-//! Messages go from the front, never from the middle. Times and positions grow with offsets, so each limit is a search by
-//! halves. Nothing is trimmed that is not below every offset kept: a crash in between leaves a topic that keeps a little
-//! more than it must.
+//! Messages go from the front; from the middle only in topics that ask for it (see `sparse`). Times and positions grow with
+//! offsets, so each limit is a search by halves. Nothing is trimmed that is not below every offset kept: a crash in between
+//! leaves a topic that keeps a little more than it must.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,11 +11,13 @@ use duramen_engine::{Batch, Durability, Result, Snapshot};
 
 use crate::error::is_deleted;
 use crate::group;
+use crate::ids;
 use crate::limits::TRIMMED_SINGLY_MAX;
 use crate::publisher;
 use crate::read::{Bounds, Reading};
-use crate::record::{TopicOptions, TopicRecord, millis};
+use crate::record::{Retention, TopicOptions, TopicRecord, millis};
 use crate::registry::{Event, News};
+use crate::sparse;
 use crate::tables::{offset_key, offset_of};
 use crate::topic::Topic;
 use crate::topics::Home;
@@ -61,7 +63,7 @@ impl Rounds {
             }
             #[cfg(test)]
             (self.looks += 1);
-            let trimmed = home.topic(*id, name).and_then(|topic| trim_messages(&topic));
+            let trimmed = home.topic(*id, name).and_then(|topic| trim_until(&topic, is_over));
             // A topic that is deleted meanwhile has nothing to trim.
             let trimmed = trimmed.err().filter(|error| !is_deleted(error));
             failed = failed.or(trimmed);
@@ -136,7 +138,7 @@ impl Rounds {
 
     /// Notes what a topic needs.
     fn note(&mut self, record: TopicRecord, name: String, now: Duration) {
-        if record.options.has_limits() {
+        if record.options.needs_upkeep() {
             self.limited.insert(record.id, name);
         }
         let remembered = record.options.remember_publishers_for;
@@ -186,45 +188,57 @@ pub(crate) fn trim(topic: &Topic) -> Result<u64> {
     if let Some(remembered) = record.options.remember_publishers_for {
         publisher::forget_silent(home, record.id, remembered)?;
     }
-    trim_messages(topic)
+    trim_until(topic, &|| false)
 }
 
-fn trim_messages(topic: &Topic) -> Result<u64> {
+/// Removes messages and ids that the topic does not have to keep, until `is_over`.
+fn trim_until(topic: &Topic, is_over: &dyn Fn() -> bool) -> Result<u64> {
     let snapshot = topic.snapshot()?;
     let record = topic.home().same_record(&snapshot, topic.name(), topic.shared().id)?;
+    ids::forget_old(topic, &record.options, is_over)?;
+    let removed = sparse::maintain(topic, &record.options, is_over)?;
     if !record.options.has_limits() {
-        return Ok(0);
+        return Ok(removed);
     }
+    let snapshot = if removed > 0 { topic.snapshot()? } else { snapshot };
     let reading = Reading::new(topic, &snapshot);
     let bounds = reading.bounds()?;
     let kept = first_kept(&reading, &bounds, &record.options)?;
     if kept <= bounds.first {
-        return Ok(0);
+        return Ok(removed);
     }
+    sparse::forget(topic, &record.options, bounds.first..kept)?;
     remove(topic, &snapshot, bounds.first, kept)?;
     topic.trimmed_to(kept);
-    Ok(kept - bounds.first)
+    Ok(removed + kept - bounds.first)
 }
 
 /// The first message that the topic has to keep.
-fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &TopicOptions) -> Result<u64> {
+pub(crate) fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &TopicOptions) -> Result<u64> {
     let (first, next) = (bounds.first, bounds.state.next);
     let mut kept = first;
-    if let Some(messages) = options.keep_messages {
+    let deletes = |limit: Option<u64>| limit.filter(|_| !options.discard_new);
+    if let Some(messages) = deletes(options.keep_messages) {
         kept = kept.max(next.saturating_sub(messages));
     }
     if let Some(age) = options.keep_for {
         let now = millis(reading.topic.home().store.wall_clock());
         kept = kept.max(reading.first_at(kept..next, now.saturating_sub(millis(age)))?);
     }
-    if let Some(bytes) = options.keep_bytes {
+    if let Some(bytes) = deletes(options.keep_bytes) {
         let position = bounds.state.bytes.saturating_sub(bytes);
         kept = reading.first_with(kept..next, |message| message.position >= position)?;
     }
-    if options.drop_acknowledged
+    let is_protected = matches!(options.retention, Retention::ProtectGroups { .. });
+    if (options.drop_acknowledged || is_protected)
         && let Some(floor) = group::acknowledged_by_all(reading)?
     {
-        kept = kept.max(floor);
+        if is_protected {
+            kept = kept.min(floor).max(first);
+        }
+        if options.drop_acknowledged {
+            kept = kept.max(floor);
+        }
     }
     Ok(kept)
 }

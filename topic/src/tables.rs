@@ -11,6 +11,8 @@
 //! publishers  topic id, name             -> newest sequence of a publisher (see `publisher`)
 //! groups      topic id, name             -> record of a group or durable subscription (see `record`)
 //! states      group id, ...              -> what a group knows of single messages (see `group::state`)
+//! delayed     due, number, topic id      -> message that waits until it is due (see `delayed`)
+//! index       topic id, kind, ...        -> ids, expiry and newest messages of keys (see `index`)
 //! ```
 //!
 //! Ids have 4 bytes, offsets 8, all big-endian, so that the order of keys is that of topics and offsets.
@@ -43,6 +45,8 @@ pub(crate) struct Tables {
     pub(crate) publishers: Map,
     pub(crate) groups: Map,
     pub(crate) states: Map,
+    pub(crate) delayed: Map,
+    pub(crate) index: Map,
 }
 
 impl Tables {
@@ -62,6 +66,8 @@ impl Tables {
             publishers: map("publishers")?,
             groups: map("groups")?,
             states: map("states")?,
+            delayed: map("delayed")?,
+            index: map("index")?,
         })
     }
 
@@ -79,7 +85,7 @@ impl Tables {
 /// Whether anybody has used topics in this store.
 pub(crate) fn exist(store: &Store) -> Result<bool> {
     // The last one that `open` makes.
-    Ok(store.existing_reserved_map("states")?.is_some())
+    Ok(store.existing_reserved_map("index")?.is_some())
 }
 
 /// An id and an offset: the key of a message.

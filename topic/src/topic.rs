@@ -8,9 +8,12 @@ use std::time::{Duration, SystemTime};
 
 use duramen_engine::{Batch, CommitFuture, Durability, Item, Result, Sequence, Snapshot, Stamp, Transaction};
 
+use crate::admission::KnownOptions;
+use crate::delayed::{self, Scheduled};
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
 use crate::group::{Deliveries, Delivery, Durable, Verdict};
+use crate::ids;
 use crate::message::{Encoded, Message};
 use crate::messages::Messages;
 use crate::publisher::Publisher;
@@ -39,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) sequence: Sequence,
     /// No message before this one is kept.
     pub(crate) first_hint: AtomicU64,
+    pub(crate) known: KnownOptions,
 }
 
 impl Shared {
@@ -48,6 +52,7 @@ impl Shared {
             name: name.into(),
             sequence,
             first_hint: AtomicU64::new(0),
+            known: KnownOptions::default(),
         }
     }
 }
@@ -90,6 +95,10 @@ pub struct Ticket {
 }
 
 impl Ticket {
+    pub(crate) fn of(ticket: duramen_engine::Ticket) -> Ticket {
+        Ticket { ticket }
+    }
+
     /// Where the message went. `None` as long as the transaction or the batch has not committed, and for ever if it does
     /// not, or if what it published was rolled back.
     pub fn published(&self) -> Option<Published> {
@@ -116,14 +125,16 @@ pub struct TopicDescription {
     pub first: u64,
     /// Offset of the next message.
     pub next: u64,
-    /// Bytes of the messages that are kept, as [`TopicOptions::keep_bytes`] counts them.
+    /// Bytes of the messages that are kept, as [`TopicOptions::keep_bytes`] counts them: those that are missing between them
+    /// count.
     pub bytes: u64,
     /// When the newest message was published.
     pub newest: Option<SystemTime>,
 }
 
 impl TopicDescription {
-    /// Messages that are kept; and those that were lost between them, if the topic was saved from a damaged store.
+    /// Messages that are kept; and those that are missing between them, in a topic that removes messages from the middle (see
+    /// [`TopicOptions::message_expiry`]), or that was saved from a damaged store.
     pub fn messages(&self) -> u64 {
         self.next - self.first
     }
@@ -177,12 +188,12 @@ impl Topic {
     /// is written, whatever the durability.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`duramen_engine::Reason::TopicDeleted`], and
-    /// those of a commit.
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`],
+    /// [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
     pub fn publish<'m>(&self, message: impl Into<Message<'m>>) -> Result<Published> {
         self.home.store.refuse_beside("topic.publish", self.name())?;
         self.with_item(&message.into(), |item| {
-            Ok(Published::of(self.shared.sequence.append(&[item], self.durability)?))
+            Ok(Published::of(self.append_admitted(&[item])?))
         })
     }
 
@@ -193,12 +204,24 @@ impl Topic {
     pub fn publish_async<'m>(&self, message: impl Into<Message<'m>>) -> Result<(Published, CommitFuture)> {
         self.home.store.refuse_beside("topic.publish", self.name())?;
         self.with_item(&message.into(), |item| {
+            self.admit(&[item])?;
             let (stamp, future) = self.shared.sequence.append_async(&[item], self.durability)?;
             Ok((Published::of(stamp), future))
         })
     }
 
-    fn with_item<T>(&self, message: &Message<'_>, append: impl FnOnce(Item<'_>) -> Result<T>) -> Result<T> {
+    pub(crate) fn with_item<T>(&self, message: &Message<'_>, append: impl FnOnce(Item<'_>) -> Result<T>) -> Result<T> {
+        refuse_id(message)?;
+        self.with_any_item(message, append)
+    }
+
+    /// [`Topic::with_item`] for a caller that looks for duplicates.
+    pub(crate) fn with_any_item<T>(
+        &self,
+        message: &Message<'_>,
+        append: impl FnOnce(Item<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.check_parts(message)?;
         let mut head = HEAD.with(RefCell::take);
         head.clear();
         let appended = message.encode(&mut head).and_then(|body| {
@@ -216,18 +239,19 @@ impl Topic {
     /// As [`Topic::publish`].
     pub fn publish_all<'m>(&self, messages: impl IntoIterator<Item: Into<Message<'m>>>) -> Result<Option<Published>> {
         let mut encoded = Encoded::default();
-        messages
-            .into_iter()
-            .try_for_each(|message| encoded.push(&message.into()))?;
+        messages.into_iter().try_for_each(|message| {
+            let message = message.into();
+            refuse_id(&message)?;
+            self.check_parts(&message)?;
+            encoded.push(&message)
+        })?;
         let items = encoded.items();
         if items.is_empty() {
             return Ok(None);
         }
         self.home.store.refuse_beside("topic.publish", self.name())?;
         self.wait_for_brakes()?;
-        Ok(Some(Published::of(
-            self.shared.sequence.append(&items, self.durability)?,
-        )))
+        Ok(Some(Published::of(self.append_admitted(&items)?)))
     }
 
     /// A publisher whose messages are published once, however often he tries.
@@ -341,7 +365,7 @@ pub trait TopicWrites {
     /// itself does not see it.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], and those of [`Transaction::put`]. If the topic
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of [`Transaction::put`]. If the topic
     /// is deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
 
@@ -355,6 +379,29 @@ pub trait TopicWrites {
         sequence: u64,
         message: impl Into<Message<'m>>,
     ) -> Result<Option<Ticket>>;
+
+    /// Publishes a message that has an id, unless a message with this id was published within the window of the topic
+    /// ([`TopicOptions::deduplicate_for`]): then `None`. Of two transactions that publish an id at one time, one conflicts,
+    /// and finds the duplicate when it runs again.
+    ///
+    /// # Errors
+    /// As [`TopicWrites::publish`]; [`TopicError::InvalidMessage`] when the message has no id, [`TopicError::OptionMissing`]
+    /// when the topic has no window.
+    fn publish_by_id<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Option<Ticket>>;
+
+    /// Schedules a message for a later time when the transaction commits (see [`Topic::publish_at`]).
+    ///
+    /// # Errors
+    /// As [`TopicWrites::publish`].
+    fn publish_at<'m>(&mut self, topic: &Topic, time: SystemTime, message: impl Into<Message<'m>>)
+    -> Result<Scheduled>;
+
+    /// Takes back a delayed message when the transaction commits; `false`: it was published or cancelled before, or is not of
+    /// this topic. A transaction that is too late conflicts, and finds that when it runs again.
+    ///
+    /// # Errors
+    /// Those of [`Transaction::delete`].
+    fn cancel(&mut self, topic: &Topic, scheduled: &Scheduled) -> Result<bool>;
 
     /// Acknowledges a message that a group delivered: with everything else that the transaction writes, or not at all.
     ///
@@ -418,7 +465,7 @@ pub trait TopicBatch {
     /// Publishes a message when the batch is committed. Messages of a batch get their offsets in the order of the calls.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], and those of [`Batch::put`]. If the topic is
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of [`Batch::put`]. If the topic is
     /// deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
 }
@@ -426,6 +473,7 @@ pub trait TopicBatch {
 impl TopicBatch for Batch {
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket> {
         topic.with_item(&message.into(), |item| {
+            topic.admit(&[item])?;
             let ticket = self.append_to(&topic.shared.sequence, item)?;
             Ok(Ticket { ticket })
         })
@@ -444,6 +492,24 @@ impl TopicWrites for Transaction {
         message: impl Into<Message<'m>>,
     ) -> Result<Option<Ticket>> {
         publisher.publish_in(self, sequence, message.into())
+    }
+
+    fn publish_by_id<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Option<Ticket>> {
+        ids::publish_in(self, topic, &message.into())
+    }
+
+    fn publish_at<'m>(
+        &mut self,
+        topic: &Topic,
+        time: SystemTime,
+        message: impl Into<Message<'m>>,
+    ) -> Result<Scheduled> {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        delayed::schedule_in(self, topic, delayed::whole_millis(since), &message.into())
+    }
+
+    fn cancel(&mut self, topic: &Topic, scheduled: &Scheduled) -> Result<bool> {
+        delayed::cancel_in(self, topic, scheduled)
     }
 
     fn acknowledge(&mut self, delivery: &Delivery) -> Result<()> {
@@ -471,9 +537,21 @@ impl TopicWrites for Transaction {
     }
 }
 
+/// Refuses a message with an id in calls that look for no duplicates.
+fn refuse_id(message: &Message<'_>) -> Result<()> {
+    match message.given_id() {
+        None => Ok(()),
+        Some(_) => {
+            let cause = "it has an id, and this call looks for no duplicates; call publish_by_id";
+            Err(TopicError::InvalidMessage { cause }.into())
+        }
+    }
+}
+
 /// Publishes in a transaction.
 pub(crate) fn publish_in(tx: &mut Transaction, topic: &Topic, message: &Message<'_>) -> Result<Ticket> {
     topic.with_item(message, |item| {
+        topic.admit_in(tx, &[item])?;
         let ticket = tx.append_to(&topic.shared.sequence, item)?;
         Ok(Ticket { ticket })
     })

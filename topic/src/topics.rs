@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use duramen_engine::{Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
@@ -10,7 +11,8 @@ use duramen_engine::{Map, Reason, Result, Sequence, Snapshot, Store, Transaction
 use crate::alarm::Alarm;
 use crate::error::TopicError;
 use crate::group::apply_rules;
-use crate::keeper::Users;
+use crate::index::{self, EXPIRES, ID, ID_TIME, POSITION};
+use crate::keeper::{TICK, Users};
 use crate::name::{Pattern, check_name};
 use crate::presence::Presence;
 use crate::record::{TopicOptions, TopicRecord, millis};
@@ -86,6 +88,8 @@ pub(crate) struct Inner {
     users: Mutex<Weak<Users>>,
     pub(crate) presence: Presence,
     pub(crate) alarm: Alarm,
+    /// The last number that a delayed message got in this process.
+    pub(crate) delayed_numbers: AtomicU64,
 }
 
 impl fmt::Debug for Topics {
@@ -147,10 +151,12 @@ impl Topics {
         &self.home.store
     }
 
-    /// Makes a topic.
+    /// Creates a topic with these options, in one commit.
     ///
     /// # Errors
-    /// [`TopicError::TopicExists`], [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of a commit.
+    /// [`TopicError::TopicExists`] when there is a topic of this name; when its options differ from these, the error names
+    /// each difference. Nothing is changed then. [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of
+    /// a commit.
     pub fn create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
         self.home.create(name, &options)
     }
@@ -171,11 +177,18 @@ impl Topics {
         self.get_or_create(name, TopicOptions::new())
     }
 
-    /// A topic, which is made with these options when it is missing.
+    /// Makes sure that there is a topic of this name with all of these options: creates a missing topic, and configures an
+    /// existing one, as [`Topic::configure`] does. Both happen in one transaction. A topic that has these options already
+    /// costs a read and no commit.
     ///
     /// # Errors
-    /// As [`Topics::create`].
-    pub fn get_or_create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
+    /// [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of a commit.
+    pub fn ensure(&self, name: &str, options: TopicOptions) -> Result<Topic> {
+        self.home.ensure(name, &options)
+    }
+
+    /// A topic, created with these options when it is missing. The options of an existing topic stay as they are.
+    pub(crate) fn get_or_create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
         loop {
             if let Some(topic) = self.get(name)? {
                 return Ok(topic);
@@ -266,6 +279,7 @@ impl Inner {
             users: Mutex::default(),
             presence: Presence::default(),
             alarm: Alarm::default(),
+            delayed_numbers: AtomicU64::new(0),
         }))
     }
 
@@ -331,11 +345,22 @@ impl Inner {
         self.registry.bell().tell();
     }
 
+    /// Tells the background thread of this process, if there is one, of a delayed message that is due before the thread
+    /// looks by itself.
+    pub(crate) fn wake_keeper(&self, due: u64) {
+        if due > millis(self.store.wall_clock() + TICK) {
+            return;
+        }
+        let users = locked(&self.users).upgrade();
+        users.inspect(|users| users.expect(due));
+    }
+
     fn delete_contents(&self, tx: &mut Transaction, id: u32, name: &str) -> Result<()> {
         rubbish::delete_states(tx, &self.tables, id)?;
         let (low, high) = (name_key(id, ""), tables::after_id(id));
         tx.delete_range(&self.tables.groups, &low[..]..&high[..])?;
         tx.delete_range(&self.tables.publishers, &low[..]..&high[..])?;
+        tx.delete_range(&self.tables.index, &low[..]..&high[..])?;
         tx.end_sequence(&self.tables.sequence(id, name)?)
     }
 
@@ -343,15 +368,41 @@ impl Inner {
         options.check()?;
         let name = topic.name();
         self.store.transact(|tx| {
-            let record = tx.get(&self.tables.topics, name.as_bytes())?;
-            let record = record.map(|record| TopicRecord::decode(&record)).transpose()?;
-            let Some(mut record) = record.filter(|record| record.id == topic.shared().id) else {
+            let record = self.record_in(tx, name)?;
+            let Some(record) = record.filter(|record| record.id == topic.shared().id) else {
                 return Err(Reason::TopicDeleted { name: name.into() }.into());
             };
-            record.options = options.clone();
-            tx.put(&self.tables.topics, name.as_bytes(), &record.encode())?;
-            self.register(tx, Event::Configured, record.id, name)
-        })
+            self.configure_in(tx, name, record, &options)
+        })?;
+        topic.shared().known.forget();
+        Ok(())
+    }
+
+    pub(crate) fn record_in(&self, tx: &Transaction, name: &str) -> Result<Option<TopicRecord>> {
+        let record = tx.get(&self.tables.topics, name.as_bytes())?;
+        record.map(|record| TopicRecord::decode(&record)).transpose()
+    }
+
+    /// Gives a topic these options in place of those in its record.
+    fn configure_in(
+        &self,
+        tx: &mut Transaction,
+        name: &str,
+        mut record: TopicRecord,
+        options: &TopicOptions,
+    ) -> Result<()> {
+        if options.deduplicate_for.is_none() && record.options.deduplicate_for.is_some() {
+            index::clear_in(tx, &self.tables, record.id, ID, ID_TIME)?;
+        }
+        let indexed = |options: &TopicOptions| (options.message_expiry, options.latest_per_key);
+        if indexed(options) != indexed(&record.options) {
+            // The index is built again, from the first message.
+            index::clear_in(tx, &self.tables, record.id, POSITION, EXPIRES)?;
+        }
+        record.is_sparse |= options.is_sparse();
+        record.options = options.clone();
+        tx.put(&self.tables.topics, name.as_bytes(), &record.encode())?;
+        self.register(tx, Event::Configured, record.id, name)
     }
 }
 
@@ -394,12 +445,13 @@ impl Home {
     fn create(&self, name: &str, options: &TopicOptions) -> Result<Topic> {
         check_name(name)?;
         options.check()?;
-        let topics = &self.tables.topics;
-        let id = self.store.transact(|tx| {
-            if tx.get(topics, name.as_bytes())?.is_some() {
-                return Err(TopicError::TopicExists { name: name.into() }.into());
+        let id = self.store.transact(|tx| match self.record_in(tx, name)? {
+            Some(found) => Err(TopicError::TopicExists {
+                name: name.into(),
+                differences: found.options.differences(&options.stored()),
             }
-            self.create_in(tx, name, options)
+            .into()),
+            None => self.create_in(tx, name, options),
         })?;
         self.topic(id, name)
     }
@@ -412,12 +464,34 @@ impl Home {
             id,
             created: now,
             options: options.clone(),
+            is_sparse: options.is_sparse(),
         };
         tx.put(topics, name.as_bytes(), &record.encode())?;
         tx.begin_sequence(&self.tables.sequence(id, name)?)?;
         apply_rules(tx, &self.tables, (name, id), now)?;
         self.register(tx, Event::Created, id, name)?;
         Ok(id)
+    }
+
+    fn ensure(&self, name: &str, options: &TopicOptions) -> Result<Topic> {
+        check_name(name)?;
+        options.check()?;
+        let options = options.stored();
+        let found = self.existing_record(&self.store.snapshot()?, name)?;
+        if let Some(found) = found.filter(|found| found.options == options) {
+            return self.topic(found.id, name);
+        }
+        let id = self.store.transact(|tx| match self.record_in(tx, name)? {
+            Some(found) => {
+                let id = found.id;
+                self.configure_in(tx, name, found, &options)?;
+                Ok(id)
+            }
+            None => self.create_in(tx, name, &options),
+        })?;
+        let topic = self.topic(id, name)?;
+        topic.shared().known.forget();
+        Ok(topic)
     }
 
     fn delete(&self, name: &str) -> Result<()> {

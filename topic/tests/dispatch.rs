@@ -328,7 +328,7 @@ fn a_dispatcher_that_is_dropped_lets_go_of_the_store() {
     for _ in 0..10 {
         let store: Store = open(&disk);
         let topics = common::topics(&store);
-        let topic = topics.get_or_create("orders", TopicOptions::new()).unwrap();
+        let topic = topics.ensure("orders", TopicOptions::new()).unwrap();
         let dispatcher = started(&topics);
         dispatcher.subscribe(&topic, Start::Tail, |_| {}).unwrap();
         topic.publish(b"x").unwrap();

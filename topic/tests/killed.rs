@@ -35,7 +35,7 @@ fn open(directory: &Path) -> Opened {
         .durability(Durability::Written)
         .open(directory)
         .expect("the store opens");
-    let topic = Topics::open(&store).and_then(|topics| topics.get_or_create("orders", TopicOptions::new()));
+    let topic = Topics::open(&store).and_then(|topics| topics.ensure("orders", TopicOptions::new()));
     Opened {
         counts: store.map("counts").expect("a map"),
         topic: topic.expect("a topic"),

@@ -38,7 +38,7 @@ struct Opened {
 
 fn open(disk: &SimDisk) -> Result<Opened, Error> {
     let store = options().open_on(disk.platform())?;
-    let topic = topics_of(&store)?.get_or_create("orders", TopicOptions::new())?;
+    let topic = topics_of(&store)?.ensure("orders", TopicOptions::new())?;
     let group_options = GroupOptions::new()
         .lease(10 * SECOND)
         .back_off(&[SECOND])

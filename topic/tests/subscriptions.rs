@@ -109,9 +109,7 @@ fn handles_that_are_dropped_let_the_store_be_opened_again_at_once() {
     for _ in 0..20 {
         let store = Store::open(directory.path()).unwrap();
         let topics = Topics::open(&store).unwrap();
-        let topic = topics
-            .get_or_create("orders", TopicOptions::new().keep_messages(3))
-            .unwrap();
+        let topic = topics.ensure("orders", TopicOptions::new().keep_messages(3)).unwrap();
         topic.publish(b"x").unwrap();
         let subscription = topic.subscribe(Start::Tail).unwrap();
         drop((store, topics, topic, subscription));
@@ -461,7 +459,7 @@ fn a_pattern_is_a_stream_that_wakes_its_task_for_every_topic_and_ends_with_the_s
             for number in 0..30u64 {
                 std::thread::sleep(Duration::from_micros(300));
                 let name = format!("orders.{}", number % 3);
-                let topic = topics.get_or_create(&name, TopicOptions::new()).unwrap();
+                let topic = topics.ensure(&name, TopicOptions::new()).unwrap();
                 publish(&topic, 10);
             }
         });

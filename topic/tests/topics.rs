@@ -483,3 +483,50 @@ fn a_transaction_of_another_store_refuses_a_topic_as_what_it_is() {
         "{refused}"
     );
 }
+
+#[test]
+fn ensure_applies_options_and_create_names_those_that_differ() {
+    let disk = SimDisk::new(30);
+    let (_, topics, topic) = one_topic(&disk);
+    let five = TopicOptions::new().keep_messages(5).keep_for(90 * SECOND);
+    assert_eq!(topics.ensure("orders", five.clone()).unwrap().name(), "orders");
+    assert_eq!(topic.describe().unwrap().options, five);
+    let asked = TopicOptions::new().keep_messages(500).drop_acknowledged(true);
+    let expected = [
+        "keep_for is 90s, asked for none",
+        "keep_messages is 5, asked for 500",
+        "drop_acknowledged is false, asked for true",
+    ];
+    let before = store_rows(&topics);
+    match facts(topics.create("orders", asked)) {
+        TopicError::TopicExists { name, differences } => {
+            assert_eq!((&*name, &differences[..]), ("orders", &expected.map(String::from)[..]));
+        }
+        other => panic!("{other:?}"),
+    }
+    match facts(topics.create("orders", five.clone())) {
+        TopicError::TopicExists { differences, .. } => assert!(differences.is_empty()),
+        other => panic!("{other:?}"),
+    }
+    let error = topics.create("orders", TopicOptions::new()).unwrap_err().to_string();
+    assert!(error.contains("keep_messages is 5, asked for none"), "{error}");
+    assert_eq!(topic.describe().unwrap().options, five, "a refusal changes nothing");
+    // Options that a topic has already cost no commit.
+    topics.ensure("orders", five).unwrap();
+    assert_eq!(store_rows(&topics), before);
+    let nothing = TopicOptions::new().keep_messages(0);
+    assert!(matches!(
+        facts(topics.ensure("new", nothing)),
+        TopicError::InvalidOptions { .. }
+    ));
+    assert_eq!(topics.list().unwrap(), ["orders"]);
+    topics.ensure("new", TopicOptions::new()).unwrap();
+    assert_eq!(topics.list().unwrap(), ["new", "orders"]);
+}
+
+/// Rows of topics and messages, and the newest commit.
+fn store_rows(topics: &duramen_topic::Topics) -> (u64, u64, u64) {
+    let store = topics.store();
+    let count = |name: &str| store.existing_reserved_map(name).unwrap().unwrap().count().unwrap();
+    (count("topics"), count("messages"), store.snapshot().unwrap().commit())
+}

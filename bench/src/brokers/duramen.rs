@@ -49,7 +49,7 @@ impl Broker for Opened {
         for number in self.topics.len()..count {
             let topic = self
                 .all
-                .get_or_create(&format!("topic.{number}"), TopicOptions::new())?;
+                .ensure(&format!("topic.{number}"), TopicOptions::new())?;
             self.topics.push(topic);
         }
         Ok(())

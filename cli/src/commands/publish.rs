@@ -2,14 +2,15 @@
 
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
-use duramen::topic::{Message, Topic, TopicOptions, Topics};
+use duramen::topic::{Message, Outcome as DuramenOutcome, Topic, TopicWrites, Topics};
 use duramen::{Durability, Options, VALUE_BYTES_MAX};
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Outcome};
+use crate::limit::time;
 use crate::opening::{NotationArguments, StoreArguments};
 use crate::output::{Output, say};
 use crate::text::counted;
@@ -23,7 +24,15 @@ const EXAMPLES: &str = r"Examples:
   A file or standard input as one message; each line of standard input as one, 1000 a second at most:
     $ duramen publish shop pictures --file logo.png --create
     $ date | duramen publish shop sales -
-    $ printf 'one\ntwo\n' | duramen publish shop sales --lines --rate 1000";
+    $ printf 'one\ntwo\n' | duramen publish shop sales --lines --rate 1000
+  A message that is published once, however often the command runs within an hour:
+    $ duramen topics configure shop sales --deduplicate-for 3600
+    $ duramen publish shop sales '6 figs' --id order-9
+  A message that is gone after a minute:
+    $ duramen topics configure shop sales --message-expiry
+    $ duramen publish shop sales 'plums at half price' --expires 60
+  A message that is published in an hour:
+    $ duramen publish shop sales '5 reminders' --delay 3600";
 
 /// Publish messages; they survive power loss when the command ends
 #[derive(Args, Debug)]
@@ -64,6 +73,19 @@ pub struct Publish {
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     header: Vec<(String, String)>,
 
+    /// Give the message an id: it is published once within the time that --deduplicate-for of the topic says
+    #[arg(long, value_name = "ID", conflicts_with = "lines", allow_negative_numbers = true)]
+    id: Option<String>,
+
+    /// Let the messages expire so many seconds after they are published; the topic needs --message-expiry
+    #[arg(long, value_name = "SECONDS", value_parser = time)]
+    expires: Option<Duration>,
+
+    /// Publish after so many seconds; prints the number of each delayed message. A process that has the store open then,
+    /// such as a program that uses its topics, publishes it
+    #[arg(long, value_name = "SECONDS", value_parser = time, conflicts_with = "lines")]
+    delay: Option<Duration>,
+
     /// Make the store and the topic when they are missing
     #[arg(long)]
     create: bool,
@@ -83,17 +105,23 @@ impl Publish {
         let key = key.transpose()?;
         // Before the store is opened: a pipe may be slow.
         let payloads = self.payloads()?;
+        if self.id.is_some() && payloads.len() != 1 {
+            return Err(Failure::wrong_call(
+                "an id belongs to one message; publish them one by one",
+            ));
+        }
         let store = match self.create {
             true => self.store.open_or_create(Options::new())?,
             false => self.store.open_to_write()?,
         };
         let topic = match self.create {
-            true => Topics::open(&store)?.get_or_create(&self.topic, TopicOptions::new())?,
+            true => super::topics::created_when_missing(&Topics::open(&store)?, &self.topic)?,
             false => super::topics::for_use(&store, &self.topic)?,
         };
-        match self.lines {
-            true => self.publish_lines(&topic, key.as_deref(), output)?,
-            false => self.publish_all(&topic, &payloads, key.as_deref(), output)?,
+        match (self.lines, self.delay) {
+            (true, _) => self.publish_lines(&topic, key.as_deref(), output)?,
+            (false, Some(delay)) => self.schedule(&topic, &payloads, key.as_deref(), delay, output)?,
+            (false, None) => self.publish_all(&topic, &payloads, key.as_deref(), output)?,
         }
         store.close()?;
         Ok(Exit::Done)
@@ -121,6 +149,10 @@ impl Publish {
 
     fn publish_all(&self, topic: &Topic, payloads: &[Vec<u8>], key: Option<&[u8]>, output: &mut Output) -> Outcome<()> {
         let first = match payloads {
+            [one] if self.id.is_some() => match topic.publish_by_id(self.dress(one, key))? {
+                DuramenOutcome::Published(published) => Some(published),
+                DuramenOutcome::Duplicate(offset) => return self.duplicate(offset, output),
+            },
             // Without a copy: it may be long.
             [one] => Some(topic.publish(self.dress(one, key))?),
             all => topic.publish_all(all.iter().map(|payload| self.dress(payload, key)))?,
@@ -134,10 +166,51 @@ impl Publish {
         Ok(())
     }
 
+    /// Tells that a message was published before.
+    fn duplicate(&self, offset: Option<u64>, output: &mut Output) -> Outcome<()> {
+        if output.is_json {
+            return output.json(&json!({"topic": self.topic, "offset": offset, "duplicate": true}));
+        }
+        say("nothing was published: the id was published before");
+        Ok(())
+    }
+
+    fn schedule(
+        &self,
+        topic: &Topic,
+        payloads: &[Vec<u8>],
+        key: Option<&[u8]>,
+        delay: Duration,
+        output: &mut Output,
+    ) -> Outcome<()> {
+        let due = SystemTime::now().checked_add(delay);
+        let due = due.ok_or_else(|| Failure::wrong_call("the delay is too long; give fewer seconds"))?;
+        let scheduled = topic.topics().store().transact(|tx| {
+            let mut scheduled = Vec::new();
+            for payload in payloads {
+                scheduled.push(tx.publish_at(topic, due, self.dress(payload, key))?);
+            }
+            Ok(scheduled)
+        })?;
+        for scheduled in scheduled {
+            match output.is_json {
+                true => output.json(&json!({"topic": self.topic, "scheduled": scheduled.to_string()}))?,
+                false => output.line(scheduled)?,
+            }
+        }
+        Ok(())
+    }
+
     fn dress<'m>(&'m self, payload: &'m [u8], key: Option<&'m [u8]>) -> Message<'m> {
         let mut message = Message::new(payload);
         if let Some(key) = key {
             message = message.key(key);
+        }
+        if let Some(time) = self.expires {
+            message = message.expires_after(time);
+        }
+        if let Some(id) = &self.id {
+            message = message.id(id);
         }
         for (name, value) in &self.header {
             message = message.header(name, value);

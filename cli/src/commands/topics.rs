@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use duramen::topic::{Topic, TopicDescription, TopicOptions, Topics as TopicsOfStore};
+use duramen::topic::{Retention, Topic, TopicDescription, TopicError, TopicOptions, Topics as TopicsOfStore};
 use duramen::{Options, Store};
 use serde_json::{Value, json};
 
@@ -26,7 +26,13 @@ const EXAMPLES: &str = r"Examples:
 const CREATE_EXAMPLES: &str = r"Examples:
   Make a topic that keeps everything, or a day and a gigabyte at most; the store is made when it is missing:
     $ duramen topics create shop refunds
-    $ duramen topics create shop clicks --keep-for 86400 --keep-bytes 1000000000";
+    $ duramen topics create shop clicks --keep-for 86400 --keep-bytes 1000000000
+  A work queue that takes 1000 messages at most, and drops those that its groups have acknowledged:
+    $ duramen topics create shop jobs --keep-messages 1000 --discard-new --drop-acknowledged
+  The newest state of each key; a state that expires deletes its key:
+    $ duramen topics create shop prices --latest-per-key --message-expiry
+  A day of messages, and those that a group has not acknowledged, up to a gigabyte:
+    $ duramen topics create shop bills --keep-for 86400 --protect-groups 1000000000";
 
 const CONFIGURE_EXAMPLES: &str = r"Examples:
   What is not given stays as it is; `none` takes a limit away:
@@ -77,6 +83,21 @@ struct Keeps {
     /// How long the newest sequence of a publisher that is silent is remembered; seven days in a new topic
     #[arg(long, value_name = "SECONDS|none", value_parser = time_limit)]
     remember_publishers_for: Option<Limit<Duration>>,
+    /// Limits delete no message that a group has not acknowledged; publishing is refused at so many bytes
+    #[arg(long, value_name = "BYTES|none", value_parser = count_limit)]
+    protect_groups: Option<Limit<u64>>,
+    /// Refuse new messages where --keep-messages or --keep-bytes would delete the oldest
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    discard_new: Option<bool>,
+    /// Publish each message id once within this time; without it, messages cannot have ids
+    #[arg(long, value_name = "SECONDS|none", value_parser = time_limit)]
+    deduplicate_for: Option<Limit<Duration>>,
+    /// Take messages that expire
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    message_expiry: Option<bool>,
+    /// Keep the newest message of each key, and all without a key
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    latest_per_key: Option<bool>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -141,6 +162,21 @@ impl Keeps {
         if let Some(Limit(time)) = self.remember_publishers_for {
             options.remember_publishers_for = time;
         }
+        if let Some(Limit(bytes)) = self.protect_groups {
+            options.retention = bytes.map_or(Retention::Limits, |max_bytes| Retention::ProtectGroups { max_bytes });
+        }
+        if let Some(discard) = self.discard_new {
+            options.discard_new = discard;
+        }
+        if let Some(Limit(time)) = self.deduplicate_for {
+            options.deduplicate_for = time;
+        }
+        if let Some(expiry) = self.message_expiry {
+            options.message_expiry = expiry;
+        }
+        if let Some(latest) = self.latest_per_key {
+            options.latest_per_key = latest;
+        }
         options
     }
 }
@@ -199,11 +235,26 @@ fn settings(options: &TopicOptions) -> String {
                     .map_or("none".into(), |time| seconds(time).to_string())
             )
         }),
+        protected_bytes(options).map(|bytes| format!("--protect-groups {bytes}")),
+        options.discard_new.then(|| "--discard-new".into()),
+        options
+            .deduplicate_for
+            .map(|time| format!("--deduplicate-for {}", seconds(time))),
+        options.message_expiry.then(|| "--message-expiry".into()),
+        options.latest_per_key.then(|| "--latest-per-key".into()),
     ];
     let given: Vec<String> = given.into_iter().flatten().collect();
     match given.is_empty() {
         true => "keeps everything".into(),
         false => given.join(" "),
+    }
+}
+
+/// Bytes up to which a topic keeps messages for its groups; `None`: limits delete regardless of groups.
+fn protected_bytes(options: &TopicOptions) -> Option<u64> {
+    match options.retention {
+        Retention::ProtectGroups { max_bytes } => Some(max_bytes),
+        Retention::Limits => None,
     }
 }
 
@@ -219,6 +270,11 @@ fn object(topic: &TopicDescription) -> Value {
         "keep_bytes": options.keep_bytes,
         "keep_messages": options.keep_messages,
         "drop_acknowledged": options.drop_acknowledged,
+        "protect_groups": protected_bytes(options),
+        "discard_new": options.discard_new,
+        "message_expiry": options.message_expiry,
+        "latest_per_key": options.latest_per_key,
+        "deduplicate_for_seconds": options.deduplicate_for.map(seconds),
         "remember_publishers_for_seconds": options.remember_publishers_for.map(seconds),
     })
 }
@@ -234,6 +290,19 @@ pub fn for_use(store: &Store, name: &str) -> Outcome<Topic> {
         Some(topic) => Ok(topic),
         None if creates_on_use(store)? => Ok(TopicsOfStore::open(store)?.topic(name)?),
         None => Err(unknown(name).hint("make it with --create; `duramen topics DIR` lists those that are there")),
+    }
+}
+
+/// The topic of a name, created with the usual options when it is missing. An existing topic keeps its options.
+pub fn created_when_missing(topics: &TopicsOfStore, name: &str) -> Outcome<Topic> {
+    loop {
+        if let Some(topic) = topics.get(name)? {
+            return Ok(topic);
+        }
+        match topics.create(name, TopicOptions::new()) {
+            Err(error) if matches!(TopicError::of(&error), Some(TopicError::TopicExists { .. })) => {}
+            created => return Ok(created?),
+        }
     }
 }
 

@@ -251,7 +251,7 @@ impl Seats {
     }
 
     /// What comes next for a subscriber: from the batch that was read last, if that is where it stands.
-    fn messages(&self, turn: &Turn, batches: &mut Batches) -> Result<Next> {
+    fn messages(&self, turn: &mut Turn, batches: &mut Batches) -> Result<Next> {
         if matches!(turn.policy, Policy::ReadOn) {
             let offsets = batches.batch.as_ref().map_or(0..0, Messages::offsets);
             if offsets.contains(&turn.position) {
@@ -269,6 +269,7 @@ impl Seats {
         let reading = Reading::new(&self.topic, &snapshot);
         let (from, messages) = read_on(&reading, turn.policy.full(), turn.position, ReadLimits::default())?;
         if messages.is_empty() {
+            turn.position = turn.position.max(from);
             batches.end = Some(from);
             return Ok(Next::Nothing);
         }

@@ -24,8 +24,10 @@ use super::settle::Open;
 use super::state::{Cursor, Due, Keyed, List, Run, Single};
 use super::{Group, written};
 use crate::limits::{PARKED_MAX, READ_BYTES, READ_MESSAGES};
+use crate::message::may_expire;
 use crate::messages::{Collecting, Messages};
-use crate::read::{ReadLimits, Reading};
+use crate::read::{ReadLimits, Reading, is_expired_at};
+use crate::record::millis;
 use crate::subscription::TICK;
 use crate::topics::locked;
 
@@ -395,8 +397,9 @@ impl Group {
             messages: if options.filter.is_empty() { most } else { READ_MESSAGES },
             bytes: READ_BYTES,
         };
-        let messages = reading.read_past(cursor.next, limits)?;
-        Ok((!messages.is_empty()).then_some(Fresh { cursor, messages }))
+        let (messages, end) = reading.read_past(cursor.next, limits)?;
+        let is_any = !messages.is_empty() || end > cursor.next;
+        Ok(is_any.then_some(Fresh { cursor, messages, end }))
     }
 
     fn claim_fresh_in(
@@ -418,13 +421,13 @@ impl Group {
         }
         let lease = self.lease(options.lease, member);
         let (mut together, mut handed, mut parked) = (Together::default(), Vec::new(), 0);
-        let mut end = cursor.next;
+        let mut end = fresh.end;
         for message in fresh.messages.iter() {
+            let offset = message.offset();
             if handed.len() >= room || parked >= READ_MESSAGES {
+                end = offset;
                 break;
             }
-            let offset = message.offset();
-            end = offset + 1;
             if !options.filter.matches(&message) {
                 continue;
             }
@@ -477,13 +480,16 @@ impl Group {
         }))
     }
 
-    /// Reads one message in a transaction; `false`: it is not kept.
+    /// Reads one message in a transaction; `false`: it is not kept, or expired.
     pub(super) fn collect_in(&self, tx: &Transaction, offset: u64, collecting: &mut Collecting) -> Result<bool> {
         let topic = self.topic.shared();
         let key = crate::tables::offset_key(topic.id, offset);
         let Some(head) = tx.get(topic.sequence.heads(), &key)? else {
             return Ok(false);
         };
+        if may_expire(&head) && is_expired_at(&head, millis(self.topic.home().store.wall_clock()))? {
+            return Ok(false);
+        }
         collecting.push(offset, &head, |bytes, _| {
             let payload = tx.get(topic.sequence.bodies(), &key)?;
             let missing = || duramen_engine::Error::damaged(format!("the payload of message {offset} is missing"));
@@ -498,6 +504,8 @@ impl Group {
 struct Fresh {
     cursor: Cursor,
     messages: Messages,
+    /// After the last message that was looked at: those that are expired were left out.
+    end: u64,
 }
 
 /// What a try to hand out new messages came to.

@@ -239,7 +239,7 @@ fn letters(dead: &Topic, from: u64) -> Result<crate::Messages> {
         messages: AT_ONCE,
         ..ReadLimits::default()
     };
-    reading.read_past(from, limits)
+    Ok(reading.read_past(from, limits)?.0)
 }
 
 /// A message with the headers of a dead letter; those of the original are left out when both together are too many.

@@ -531,7 +531,7 @@ fn describe(reading: &Reading<'_>, next: u64, name: String, record: &GroupRecord
         acknowledged,
         next: cursor.next,
         pending: open.max(0) as u64,
-        lag: next.saturating_sub(kept_from),
+        lag: reading.kept_since(kept_from, next)?,
         skipped: cursor.skipped + bounds.first.saturating_sub(cursor.next),
         oldest: reading.time_from(acknowledged.max(bounds.first))?.map(at),
     })
@@ -853,9 +853,9 @@ impl Group {
         }
     }
 
-    /// The rows changed in a way that the outlook does not know.
+    /// The rows changed in a way that the outlook does not know. Takes no lock: the caller may have the turn.
     fn look_again(&self) {
-        self.shared.turn().doubt();
+        self.shared.watch.ring_again();
     }
 
     /// Wakes members that wait: there may be something for them.

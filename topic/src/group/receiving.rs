@@ -65,10 +65,10 @@ impl Member {
     /// #     }
     /// # }
     /// let mut member = group.member("worker 1");
-    /// # block_on(async {
+    /// # block_on::<duramen_engine::Result<()>>(async {
     /// let deliveries = member.receive_async(10).await?;
     /// deliveries.acknowledge()?;
-    /// # duramen_engine::Result::Ok(())
+    /// # Ok(())
     /// # })?;
     /// # Ok::<(), duramen_engine::Error>(())
     /// ```

@@ -12,7 +12,9 @@
 //! A topic appears in the new store, with its counter, after everything else of it. Everything that is not as it was is
 //! said, a line each.
 
+mod delayed;
 mod groups;
+mod ids;
 mod messages;
 mod names;
 mod publishers;
@@ -137,6 +139,8 @@ impl Saving<'_> {
         }
         self.groups_without_a_record()?;
         self.make_anew()?;
+        self.delayed()?;
+        self.ids()?;
         let next_id = self.next_id.max(crate::tables::FIRST_ID);
         self.writer
             .put(&self.home.tables.topics, NEXT_ID, &next_id.to_be_bytes())?;
@@ -255,7 +259,13 @@ impl Saving<'_> {
         };
         let created = millis(self.home.store.wall_clock());
         let options = TopicOptions::new();
-        (name, TopicRecord { id, created, options })
+        let record = TopicRecord {
+            id,
+            created,
+            options,
+            is_sparse: false,
+        };
+        (name, record)
     }
 
     fn topic(&mut self, found: &Found) -> Result<()> {

@@ -9,16 +9,27 @@ use std::ops::Range;
 use duramen_engine::{Lost, Map, Result, SequenceState, Snapshot};
 
 use super::{check_id, understood};
+use crate::delayed::Delayed;
 use crate::group::Rule;
 use crate::group::record::GroupRecord;
 use crate::group::state::Row;
+use crate::index::ID_TIME;
 use crate::message::Stored;
 use crate::publisher::Newest;
 use crate::rubbish;
 use crate::tables::{CREATES, GONE, NEXT_ID, RULES, Tables, after_id};
 
 /// The maps, in the order of their numbers.
-const NAMES: [&str; 6] = ["topics", "messages", "payloads", "publishers", "groups", "states"];
+const NAMES: [&str; 8] = [
+    "topics",
+    "messages",
+    "payloads",
+    "publishers",
+    "groups",
+    "states",
+    "delayed",
+    "index",
+];
 
 /// What is done with a row: its key and value.
 pub(super) type TakeRow<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
@@ -70,6 +81,8 @@ impl<'a> Source<'a> {
             publishers: table(3)?,
             groups: table(4)?,
             states: table(5)?,
+            delayed: table(6)?,
+            index: table(7)?,
         };
         Ok(Some(Source { snapshot, tables, lost }))
     }
@@ -140,7 +153,11 @@ fn unnamed(snapshot: &Snapshot, maps: &mut Vec<Map>, place: usize, number: u32, 
 fn recognised(snapshot: &Snapshot, maps: &[Map]) -> Result<Option<u32>> {
     let nameless: Vec<&Map> = maps.iter().filter(|map| is_nameless(snapshot, map)).collect();
     for map in &nameless {
-        let Some(first) = map.number().checked_sub(1).filter(|first| *first < NO_MAP - 6) else {
+        let Some(first) = map
+            .number()
+            .checked_sub(1)
+            .filter(|first| *first < NO_MAP - NAMES.len() as u32)
+        else {
             continue;
         };
         let mut looks_right = true;
@@ -170,6 +187,8 @@ fn looks_like(place: usize, snapshot: &Snapshot, map: &Map) -> Result<bool> {
             ("publishers", 4..) => Newest::decode(&value).is_ok(),
             ("groups", 5..) => GroupRecord::decode(&value).is_ok(),
             ("states", 5..) => Row::decode(key, &value).is_ok(),
+            ("delayed", _) => Delayed::check(key, &value).is_ok(),
+            ("index", 5..) => key[4] <= ID_TIME,
             _ => false,
         };
         if !is_right {

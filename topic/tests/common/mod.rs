@@ -39,7 +39,7 @@ pub fn topics(store: &Store) -> Topics {
 pub fn one_topic(disk: &SimDisk) -> (Store, Topics, Topic) {
     let store = open(disk);
     let topics = topics(&store);
-    let topic = topics.get_or_create("orders", TopicOptions::new()).expect("a topic");
+    let topic = topics.ensure("orders", TopicOptions::new()).expect("a topic");
     (store, topics, topic)
 }
 

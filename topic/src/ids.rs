@@ -1,0 +1,230 @@
+//! Deduplication by the id of a message: within a window of time, each id is published once.
+//!
+//! The row of an id is read and written in the transaction that publishes, so two attempts at one time conflict, and the
+//! second one runs again and finds the row. A second row, ordered by time, leads the background to ids that are older than
+//! the window; it deletes both rows in one transaction.
+//!
+//! The value of the row of an id:
+//!
+//! ```text
+//!  1  form: 1
+//!  8  when it was published, milliseconds since 1970, big-endian
+//!  8  no message with the id has a lower offset than this, big-endian
+//! ```
+
+use std::time::Duration;
+
+use duramen_engine::{Durability, Error, Result, Transaction, TransactionOptions};
+
+use crate::bytes::Reader;
+use crate::error::TopicError;
+use crate::index::{self, ID, ID_TIME};
+use crate::limits::{FORGOTTEN_TOGETHER_MAX, READ_MESSAGES};
+use crate::message::{Message, Stored};
+use crate::publisher::Outcome;
+use crate::read::Reading;
+use crate::record::{TopicOptions, millis};
+use crate::topic::{Ticket, Topic};
+
+const FORM: u8 = 1;
+
+/// What is stored about an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    time: u64,
+    at_least: u64,
+}
+
+impl Known {
+    fn encode(self) -> Vec<u8> {
+        [&[FORM][..], &self.time.to_be_bytes(), &self.at_least.to_be_bytes()].concat()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Known> {
+        let mut reader = Reader::new(bytes, "the row of a message id");
+        reader.form(FORM)?;
+        let mut word = || -> Result<u64> { Ok(u64::from_be_bytes(reader.bytes(8)?.try_into().expect("eight bytes"))) };
+        let (time, at_least) = (word()?, word()?);
+        reader.end()?;
+        Ok(Known { time, at_least })
+    }
+
+    /// Whether an id that was published then is still refused.
+    fn is_within(&self, window: Duration, now: u64) -> bool {
+        now.saturating_sub(self.time) < millis(window)
+    }
+}
+
+impl Topic {
+    /// Publishes a message that has an id ([`Message::id`]), unless a message with this id was published within the window
+    /// of the topic ([`TopicOptions::deduplicate_for`]): then it is a duplicate, and nothing is published. In a commit of
+    /// its own, with the durability of the handle. Of two attempts at one time, also of several processes, one publishes.
+    ///
+    /// # Errors
+    /// As [`Topic::publish`]; [`TopicError::InvalidMessage`] when the message has no id, [`TopicError::OptionMissing`] when
+    /// the topic has no window.
+    pub fn publish_by_id<'m>(&self, message: impl Into<Message<'m>>) -> Result<Outcome> {
+        let message = message.into();
+        let home = self.home();
+        home.store.refuse_beside("topic.publish", self.name())?;
+        let options = TransactionOptions::new().durability(self.durability());
+        let ticket = home.store.transact_with(options, |tx| publish_in(tx, self, &message))?;
+        match ticket.and_then(|ticket| ticket.published()) {
+            Some(published) => Ok(Outcome::Published(published)),
+            None => Ok(Outcome::Duplicate(
+                self.find_id(message.given_id().unwrap_or_default())?,
+            )),
+        }
+    }
+
+    /// The offset of the message with an id, if it is known and kept.
+    fn find_id(&self, id: &[u8]) -> Result<Option<u64>> {
+        let snapshot = self.snapshot()?;
+        let row = snapshot.get(&self.home().tables.index, &index::key(self.shared().id, ID, &[id]))?;
+        let Some(known) = row.map(|row| Known::decode(&row)).transpose()? else {
+            return Ok(None);
+        };
+        let reading = Reading::new(self, &snapshot);
+        let bounds = reading.bounds()?;
+        let from = known.at_least.max(bounds.first);
+        // Only what others published while the transaction ran is in between.
+        for offset in from..from.saturating_add(READ_MESSAGES as u64).min(bounds.state.next) {
+            if let Some(head) = reading.existing_head(offset)?
+                && Stored::decode(&head)?.id == Some(id)
+            {
+                return Ok(Some(offset));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Publishes a message that has an id in a transaction; `None`: it is a duplicate.
+pub(crate) fn publish_in(tx: &mut Transaction, topic: &Topic, message: &Message<'_>) -> Result<Option<Ticket>> {
+    let Some(id) = message.given_id() else {
+        let cause = "the message has no id; give it one with Message::id, or call publish";
+        return Err(TopicError::InvalidMessage { cause }.into());
+    };
+    let window = window_in(tx, topic)?.ok_or_else(|| option_missing(topic))?;
+    if is_duplicate_in(tx, topic, id, window)? {
+        return Ok(None);
+    }
+    let ticket = topic.with_any_item(message, |item| {
+        topic.admit_in(tx, &[item])?;
+        tx.append_to(&topic.shared().sequence, item)
+    })?;
+    note_in(tx, topic, id)?;
+    Ok(Some(Ticket::of(ticket)))
+}
+
+/// The window of a topic, in a transaction.
+pub(crate) fn window_in(tx: &Transaction, topic: &Topic) -> Result<Option<Duration>> {
+    let record = topic.home().record_in(tx, topic.name())?;
+    let record = record.filter(|record| record.id == topic.shared().id);
+    Ok(record.and_then(|record| record.options.deduplicate_for))
+}
+
+pub(crate) fn option_missing(topic: &Topic) -> Error {
+    TopicError::OptionMissing {
+        topic: topic.name().into(),
+        what: "an id",
+        option: "deduplicate_for",
+    }
+    .into()
+}
+
+/// Whether a message with this id was published within the window.
+pub(crate) fn is_duplicate_in(tx: &Transaction, topic: &Topic, id: &[u8], window: Duration) -> Result<bool> {
+    let home = topic.home();
+    let row = tx.get(&home.tables.index, &index::key(topic.shared().id, ID, &[id]))?;
+    let known = row.map(|row| Known::decode(&row)).transpose()?;
+    Ok(known.is_some_and(|known| known.is_within(window, millis(home.store.wall_clock()))))
+}
+
+/// Remembers an id that the transaction publishes.
+pub(crate) fn note_in(tx: &mut Transaction, topic: &Topic, id: &[u8]) -> Result<()> {
+    let (home, number) = (topic.home(), topic.shared().id);
+    let rows = &home.tables.index;
+    let key = index::key(number, ID, &[id]);
+    let before = tx.get(rows, &key)?.map(|row| Known::decode(&row)).transpose()?;
+    if let Some(before) = before {
+        tx.delete(rows, &index::key(number, ID_TIME, &[&before.time.to_be_bytes(), id]))?;
+    }
+    let known = Known {
+        time: millis(home.store.wall_clock()),
+        at_least: tx
+            .sequence_state(&topic.shared().sequence)?
+            .map_or(0, |state| state.next),
+    };
+    tx.put(rows, &key, &known.encode())?;
+    tx.put(
+        rows,
+        &index::key(number, ID_TIME, &[&known.time.to_be_bytes(), id]),
+        b"",
+    )
+}
+
+/// Forgets ids that are older than the window, some in each commit, until `is_over`.
+pub(crate) fn forget_old(topic: &Topic, options: &TopicOptions, is_over: &dyn Fn() -> bool) -> Result<()> {
+    let Some(window) = options.deduplicate_for else {
+        return Ok(());
+    };
+    let home = topic.home();
+    let number = topic.shared().id;
+    let now = millis(home.store.wall_clock());
+    let Some(end) = now.checked_sub(millis(window)) else {
+        return Ok(());
+    };
+    let (low, high) = (
+        index::key(number, ID_TIME, &[]),
+        index::key(number, ID_TIME, &[&(end + 1).to_be_bytes()]),
+    );
+    while !is_over() {
+        let mut old = Vec::new();
+        {
+            let snapshot = topic.snapshot()?;
+            let mut cursor = snapshot.range(&home.tables.index, &low[..]..&high[..])?;
+            while old.len() < FORGOTTEN_TOGETHER_MAX {
+                let Some((key, _)) = cursor.next()? else { break };
+                old.push(key.to_vec());
+            }
+        }
+        if old.is_empty() {
+            break;
+        }
+        let written = TransactionOptions::new().durability(Durability::Written);
+        home.store
+            .transact_with(written, |tx| old.iter().try_for_each(|key| forget_in(tx, topic, key)))?;
+    }
+    Ok(())
+}
+
+/// Forgets an id, unless it was published again.
+fn forget_in(tx: &mut Transaction, topic: &Topic, time_key: &[u8]) -> Result<()> {
+    let rows = &topic.home().tables.index;
+    let (time, id) = index::timed(time_key)?;
+    let key = index::key(topic.shared().id, ID, &[id]);
+    let known = tx.get(rows, &key)?.map(|row| Known::decode(&row)).transpose()?;
+    if known.is_some_and(|known| known.time == time) {
+        tx.delete(rows, &key)?;
+    }
+    tx.delete(rows, time_key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_row_of_an_id_comes_back_as_it_was() {
+        let known = Known {
+            time: u64::MAX,
+            at_least: 300,
+        };
+        let bytes = known.encode();
+        assert_eq!(Known::decode(&bytes).unwrap(), known);
+        for length in 0..bytes.len() {
+            assert!(Known::decode(&bytes[..length]).is_err());
+        }
+    }
+}

@@ -3,8 +3,8 @@
 //! Neither happens where messages are published. The background reads each new message once, from a position of its own in
 //! the index, and notes when it expires and which message of its key is the newest. A replaced message is deleted in that
 //! step; an expired message is deleted when its row comes up. Each step is one transaction of ordinary
-//! deletes, with the position or the rows that led to it: a crash in between changes nothing, and of two processes that do
-//! the same step one conflicts.
+//! deletes, with the position or the rows that led to it: a crash in between changes nothing, and of two processes that
+//! do one step, the second conflicts.
 //!
 //! A reader does not wait for any of it: an expired message is invisible at once (see `read`).
 

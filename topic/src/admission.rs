@@ -274,7 +274,9 @@ impl Topic {
         let reading = Reading::new(self, snapshot);
         let bounds = reading.bounds()?;
         let kept = Amount::kept(&reading, &bounds, bounds.first)?;
-        if Full::find(options, kept, Amount::of(items)).is_some() {
+        if Full::find(options, kept, Amount::of(items)).is_some()
+            && retention::first_kept(&reading, &bounds, options)? > bounds.first
+        {
             self.trim()?;
         }
         let mut first = None;

@@ -1,10 +1,10 @@
 //! Topics whose messages are removed from the middle: those that expire, and those whose key has a newer message.
 //!
 //! Neither happens where messages are published. The background reads each new message once, from a position of its own in
-//! the index, and notes when it expires and which message of its key is the newest. A message that is not the newest any
-//! more is deleted there; one whose time is over is deleted when its row comes up. Each step is one transaction of ordinary
-//! deletes, with the position or the rows that led to it: a crash in between changes nothing, and of two processes that do
-//! the same step one conflicts.
+//! the index, and notes when it expires and which message of its key is the newest. A replaced message is deleted in that
+//! step; an expired message is deleted when its row comes up. Each step is one transaction of ordinary
+//! deletes, with the position or the rows that led to it: a crash in between changes nothing, and of two processes that
+//! do one step, the second conflicts.
 //!
 //! A reader does not wait for any of it: an expired message is invisible at once (see `read`).
 
@@ -19,7 +19,7 @@ use crate::record::{TopicOptions, millis};
 use crate::tables::{after_id, offset_key, offset_of};
 use crate::topic::Topic;
 
-/// What the index has to know of a message.
+/// The parts of a message that the index needs.
 struct Facts {
     offset: u64,
     /// Its key, if only the newest message of a key is kept.

@@ -28,12 +28,12 @@ pub struct TopicsOptions {
 }
 
 impl TopicsOptions {
-    /// A background thread of this process lets go of what topics do not have to keep.
+    /// A background thread of this process deletes what topics do not have to keep, and publishes delayed messages.
     pub fn new() -> TopicsOptions {
         TopicsOptions::default()
     }
 
-    /// Whether there is such a thread; without it, [`Topic::trim`] is the program's to call. Default: yes.
+    /// Whether there is such a thread; without it, the program calls [`Topic::trim`] and [`Topics::publish_due`]. Default: yes.
     pub fn background(mut self, background: bool) -> TopicsOptions {
         self.no_background = !background;
         self

@@ -209,3 +209,36 @@ fn options_that_bound_a_queue_count_from_the_next_message_on() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn what_another_handle_of_the_store_changes_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let handle = || {
+        let options = duramen_engine::Options::new().durability(duramen_engine::Durability::Written);
+        let store = options.open(directory.path()).unwrap();
+        let topics = topics(&store);
+        let bounded = TopicOptions::new().keep_messages(10).discard_new(true);
+        topics.ensure("orders", bounded.drop_acknowledged(true)).unwrap()
+    };
+    let (one, other) = (handle(), handle());
+    one.group("workers", Start::Beginning, GroupOptions::new()).unwrap();
+    publish(&one, 10);
+    full(one.publish(b"x"));
+    full(other.publish(b"x"));
+    for round in 1..20 {
+        assert_eq!(work(&other, "workers", 4), 4);
+        other.trim().unwrap();
+        let described = one.describe().unwrap();
+        assert_eq!((described.first, described.next), (4 * round, 4 * round + 6));
+        one.publish_all([b"x"; 4]).unwrap();
+        full(one.publish(b"x"));
+    }
+    // A topic that refuses messages reads its options each time.
+    other.configure(TopicOptions::new()).unwrap();
+    one.publish(b"x").unwrap();
+    // Otherwise the options count from some later message on.
+    let bounded = TopicOptions::new().keep_messages(1).discard_new(true);
+    other.configure(bounded).unwrap();
+    while one.publish(b"x").is_ok() {}
+    full(one.publish(b"x"));
+}

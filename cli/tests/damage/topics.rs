@@ -277,6 +277,43 @@ fn lost(ended: &Ended) -> Vec<String> {
 }
 
 #[test]
+fn delayed_messages_ids_and_options_are_saved() {
+    let scratch = Scratch::new();
+    let options = TopicOptions::new()
+        .deduplicate_for(HOUR)
+        .message_expiry(true)
+        .latest_per_key(true);
+    {
+        let (store, topics) = open(&scratch.path("store"));
+        let topic = topics.create("prices", options.clone()).unwrap();
+        for payload in ["1", "2", "3"] {
+            topic.publish(Message::new(payload).key(b"apples")).unwrap();
+            topic.publish(payload).unwrap();
+        }
+        topic.publish_by_id(Message::new(b"once").id(b"id")).unwrap();
+        topic
+            .publish_after(Duration::ZERO, Message::new(&payload(100)))
+            .unwrap();
+        assert_eq!(topic.trim().unwrap(), 2);
+        store.close().unwrap();
+    }
+    let ended = scratch.run(&["salvage", "store", "rest", "--json"]);
+    assert_eq!(lost(&ended), [""; 0], "messages that were replaced are not lost");
+    let (_store, topics) = open(&scratch.path("rest"));
+    let topic = topics.topic("prices").unwrap();
+    assert_eq!(topic.describe().unwrap().options, options);
+    let again = topic.publish_by_id(Message::new(b"once").id(b"id")).unwrap();
+    assert_eq!(again, Outcome::Duplicate(Some(6)));
+    assert_eq!(topics.publish_due().unwrap(), 1);
+    topic.publish(Message::new(b"4").key(b"apples")).unwrap();
+    assert_eq!(topic.trim().unwrap(), 1, "the index is built again");
+    let read = topic.read(Start::Beginning, 100).unwrap();
+    let offsets: Vec<u64> = read.iter().map(|message| message.offset()).collect();
+    assert_eq!(offsets, [1, 3, 5, 6, 7, 8]);
+    assert!(read.get(4).unwrap().payload() == payload(100));
+}
+
+#[test]
 fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
     let scratch = Scratch::new();
     make_store(&scratch.path("store"));

@@ -65,6 +65,8 @@ struct Gaps {
     /// After every message that was there.
     seen: u64,
     missing: Vec<Range<u64>>,
+    /// Messages that are there and cannot be read whole.
+    spoilt: Vec<u64>,
 }
 
 impl Gaps {
@@ -77,6 +79,7 @@ impl Gaps {
 
     /// A message that was there, and cannot be read.
     fn spoilt(&mut self, offset: u64) {
+        self.spoilt.push(offset);
         self.expected.get_or_insert(offset);
         self.seen = self.seen.max(offset + 1);
     }
@@ -150,6 +153,15 @@ impl Saving<'_> {
             self.lose(format!(
                 "topic {name:?}: messages before {first}, as far as it kept them"
             ));
+        }
+        if found.record.is_sparse {
+            // What is missing there was removed, as far as anything tells.
+            gaps.missing = gaps.spoilt.iter().map(|offset| *offset..offset + 1).collect();
+            if !is_all_read {
+                self.lose(format!(
+                    "topic {name:?}: messages that were neither expired nor replaced, if some are missing between others"
+                ));
+            }
         }
         for missing in &gaps.missing {
             self.lose(match missing.end - missing.start {

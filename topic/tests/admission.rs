@@ -221,7 +221,8 @@ fn what_another_handle_of_the_store_changes_counts() {
         topics.ensure("orders", bounded.drop_acknowledged(true)).unwrap()
     };
     let (one, other) = (handle(), handle());
-    one.group("workers", Start::Beginning, GroupOptions::new()).unwrap();
+    one.ensure_group("workers", Start::Beginning, GroupOptions::new())
+        .unwrap();
     publish(&one, 10);
     full(one.publish(b"x"));
     full(other.publish(b"x"));

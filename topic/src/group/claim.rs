@@ -23,7 +23,7 @@ use super::serve::SERVED_TOGETHER_MAX;
 use super::settle::Open;
 use super::state::{Cursor, Due, Keyed, List, Run, Single};
 use super::{Group, written};
-use crate::limits::{PARKED_MAX, READ_BYTES, READ_MESSAGES};
+use crate::limits::{READ_BYTES, READ_MESSAGES};
 use crate::message::may_expire;
 use crate::messages::{Collecting, Messages};
 use crate::read::{ReadLimits, Reading, is_expired_at};
@@ -221,32 +221,6 @@ impl Group {
         Ok(Turn::Nothing(next.min(soon)))
     }
 
-    /// How many messages may be handed out that no member had yet.
-    pub(super) fn room_in(
-        &self,
-        tx: &Transaction,
-        outlook: &mut Outlook,
-        cursor: &Cursor,
-        options: &GroupOptions,
-        wanted: usize,
-    ) -> Result<usize> {
-        outlook.enter_epoch(cursor.epoch);
-        let room = |closed: i64| {
-            let open = (cursor.opened as i64).saturating_sub(closed).max(0) as u64;
-            u64::from(options.in_flight).saturating_sub(open).min(wanted as u64) as usize
-        };
-        // What was closed stays closed, but for ordered groups: so there is no less room than there was.
-        let is_known = !options.order_by_key && outlook.closed != i64::MIN;
-        if is_known && room(outlook.closed) == wanted {
-            return Ok(wanted);
-        }
-        if options.order_by_key && self.parked_in(tx)? >= PARKED_MAX as i64 {
-            return Ok(0);
-        }
-        outlook.closed = self.closed_in(tx)?;
-        Ok(room(outlook.closed))
-    }
-
     /// Hands out messages again that have waited long enough.
     fn claim_again(
         &self,
@@ -266,26 +240,32 @@ impl Group {
                     break;
                 }
                 let offset = due.id;
-                let (tries, origin, key) = match self.single_in(tx, offset)? {
+                let open = match self.single_in(tx, offset)? {
                     Some(Single::Waits {
                         due: time,
                         tries,
                         origin,
+                        is_counted,
                         key,
                         ..
-                    }) if time == due.time => (tries, origin, key),
+                    }) if time == due.time => Open {
+                        tries: tries + 1,
+                        origin,
+                        is_counted,
+                        key,
+                    },
                     _ => continue,
                 };
                 self.move_due(tx, Some(message_due(due.time, offset)), None)?;
                 if !self.collect_in(tx, offset, &mut collecting)? {
                     // Retention deleted it meanwhile.
                     gone += 1;
-                    self.close_in(tx, offset, Open { tries, origin, key }, 0)?;
+                    self.close_in(tx, offset, open, 0)?;
                     continue;
                 }
-                tries_of.push((offset, tries + 1));
-                self.hold_in(tx, offset, token, (tries + 1, origin, key))?;
-                let Some(hash) = key else { continue };
+                tries_of.push((offset, open.tries));
+                self.hold_in(tx, offset, token, open)?;
+                let Some(hash) = open.key else { continue };
                 let more = most - collecting.len();
                 for (offset, tries) in self.parked_behind(tx, Keyed { hash, offset }, more)? {
                     if collecting.bytes() >= READ_BYTES || !self.collect_in(tx, offset, &mut collecting)? {
@@ -294,7 +274,12 @@ impl Group {
                     self.count_parked(tx, -1)?;
                     self.count_closed(tx, -1)?;
                     tries_of.push((offset, tries + 1));
-                    self.hold_in(tx, offset, token, (tries + 1, None, key))?;
+                    let behind = Open {
+                        tries: tries + 1,
+                        origin: None,
+                        ..open
+                    };
+                    self.hold_in(tx, offset, token, behind)?;
                 }
             }
             if gone > 0 {
@@ -330,18 +315,13 @@ impl Group {
         }))
     }
 
-    fn hold_in(
-        &self,
-        tx: &mut Transaction,
-        offset: u64,
-        token: u64,
-        (tries, origin, key): (u32, Option<u64>, Option<u64>),
-    ) -> Result<()> {
+    fn hold_in(&self, tx: &mut Transaction, offset: u64, token: u64, open: Open) -> Result<()> {
         let held = Single::Held {
             token,
-            tries,
-            origin,
-            key,
+            tries: open.tries,
+            origin: open.origin,
+            is_counted: open.is_counted,
+            key: open.key,
         };
         self.put_single(tx, offset, &held)
     }
@@ -443,7 +423,9 @@ impl Group {
         }
         cursor.skipped += fresh.messages.gap().map_or(0, |gap| gap.end - gap.start);
         cursor.next = end;
+        let is_counted = options.is_counted();
         cursor.opened += handed.len() as u64;
+        cursor.counted += if is_counted { handed.len() as u64 } else { 0 };
         if cursor.epoch == outlook.epoch {
             cursor.floor = cursor.floor.max(outlook.floor);
         }
@@ -458,6 +440,7 @@ impl Group {
             let run = Run {
                 end: last + 1,
                 is_extended: false,
+                is_counted,
                 lease,
             };
             self.put_run(tx, first, None, &run)?;
@@ -465,7 +448,13 @@ impl Group {
             Claim::Run { first, end, token }
         } else {
             for &(offset, key) in &handed {
-                self.hold_in(tx, offset, token, (1, None, key))?;
+                let open = Open {
+                    tries: 1,
+                    origin: None,
+                    is_counted,
+                    key,
+                };
+                self.hold_in(tx, offset, token, open)?;
             }
             let offsets = handed.iter().map(|(offset, _)| *offset).collect();
             self.put_list(tx, None, &List { lease, offsets })?;

@@ -195,7 +195,8 @@ impl Group {
             return Ok(false);
         };
         let options = self.record_in(tx)?;
-        let is_ordered = Group::options_of(&options).order_by_key;
+        let options = Group::options_of(&options);
+        let (is_ordered, is_counted) = (options.order_by_key, options.is_counted());
         let key = Stored::decode(&head)?.key.filter(|_| is_ordered).map(hash_of);
         drop(head);
         // Retention that deletes it meanwhile makes this run again.
@@ -220,10 +221,12 @@ impl Group {
             tx.put(self.states(), &Keyed { hash, offset }.key(self.shared.id), b"")?;
         }
         cursor.opened += 1;
+        cursor.counted += u64::from(is_counted);
         cursor.floor = cursor.floor.min(offset);
         let open = Open {
             tries: 0,
             origin: run,
+            is_counted,
             key,
         };
         self.open_again(tx, offset, open, self.now(), "brought back")?;

@@ -251,10 +251,7 @@ impl Group {
         };
         let mut again = None;
         for offset in self.end_run_in(tx, first, &run)? {
-            let open = Open {
-                tries: 1,
-                ..Open::default()
-            };
+            let open = Open::first(&run);
             again = earliest(again, self.lose_in(tx, offset, open, &run.lease, (end, options))?);
         }
         Ok(again)

@@ -24,6 +24,7 @@ mod order;
 mod outlook;
 mod receiving;
 pub(crate) mod record;
+mod room;
 mod rows;
 mod serve;
 mod settle;
@@ -51,7 +52,8 @@ use deliveries::Claim;
 use desk::Desk;
 use outlook::Outlook;
 use record::{GroupRecord, Kind};
-use state::{Cursor, Lease, List, Run, Single, closed_key, counted, parked_key};
+use room::count_open;
+use state::{Cursor, Lease, List, Run, Single};
 use watch::Watch;
 
 pub use claim::Member;
@@ -513,11 +515,11 @@ fn group_records(reading: &Reading<'_>) -> Result<Vec<(String, GroupRecord)>> {
 fn describe(reading: &Reading<'_>, next: u64, name: String, record: &GroupRecord) -> Result<GroupDescription> {
     let cursor = stored_cursor(reading, &name, record.id)?;
     let bounds = reading.bounds()?;
-    let count = |key: [u8; 5]| {
-        let value = reading.snapshot.get(&reading.topic.home().tables.states, &key)?;
-        counted(value.as_deref())
-    };
-    let open = (cursor.opened as i64 - count(closed_key(record.id))?) + count(parked_key(record.id))?;
+    let states = &reading.topic.home().tables.states;
+    let (low, high) = Run::keys_from(record.id, cursor.floor);
+    let runs = reading.snapshot.range(states, &low[..]..&high[..])?;
+    let (low, high) = Single::keys(record.id, cursor.floor..u64::MAX);
+    let pending = count_open(runs, reading.snapshot.range(states, &low[..]..&high[..])?)?;
     let acknowledged = first_open(reading, record.id, &cursor)?;
     let kept_from = cursor.next.max(bounds.first);
     Ok(GroupDescription {
@@ -530,7 +532,7 @@ fn describe(reading: &Reading<'_>, next: u64, name: String, record: &GroupRecord
         is_paused: record.is_paused,
         acknowledged,
         next: cursor.next,
-        pending: open.max(0) as u64,
+        pending,
         lag: reading.kept_since(kept_from, next)?,
         skipped: cursor.skipped + bounds.first.saturating_sub(cursor.next),
         oldest: reading.time_from(acknowledged.max(bounds.first))?.map(at),

@@ -8,6 +8,8 @@
 //! order. When one of them fails, the later ones are taken from the member and parked, because the failed one must come
 //! first.
 //!
+//! All messages of an ordered group that have a key are counted: a parked one is, as soon as it can be delivered.
+//!
 //! Why nothing is forgotten: a hand-out parks a message because it saw an earlier row, just as a member may close that earlier
 //! message. Each of the two transactions depends on what the other writes, so one of them runs again and sees it.
 
@@ -18,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Group;
 use super::rows::message_due;
+use super::settle::Open;
 use super::state::{Keyed, Single};
 use crate::limits::READ_MESSAGES;
 use crate::tables::offset_of;
@@ -80,6 +83,7 @@ impl Group {
             due: self.now(),
             tries,
             origin: None,
+            is_counted: true,
             key,
             error: String::new(),
         };
@@ -88,7 +92,7 @@ impl Group {
 
     /// A message of an ordered group is to be delivered again, or for the first time after it was brought back. `true`: it can
     /// be; otherwise it was parked, because an earlier one of its key is open. Later ones of its key are parked either way.
-    pub(super) fn await_turn(&self, tx: &mut Transaction, keyed: Keyed, tries: u32) -> Result<bool> {
+    pub(super) fn await_turn(&self, tx: &mut Transaction, keyed: Keyed, open: Open) -> Result<bool> {
         let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
         tx.depends_on(self.states(), &low[..]..=&high[..])?;
         let first = {
@@ -105,7 +109,7 @@ impl Group {
         if first.is_none_or(|first| first >= keyed.offset) {
             return Ok(true);
         }
-        self.park(tx, keyed.offset, tries, Some(keyed.hash))?;
+        self.park(tx, keyed.offset, open.tries, Some(keyed.hash))?;
         Ok(false)
     }
 

@@ -7,6 +7,8 @@
 //! - a run that another process hands out now ends no earlier than one lease from now, and the outlook is renewed before;
 //! - only reset and redrive open messages below the floor, and they change the cursor's epoch.
 
+use super::room::Looked;
+
 /// See the module. Times are those of the shared clock, in milliseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Outlook {
@@ -25,8 +27,12 @@ pub(crate) struct Outlook {
     /// No message before this one is open, and no run begins before it, in this epoch.
     pub(super) floor: u64,
     pub(super) epoch: u64,
-    /// At least so many messages were closed in this epoch, unless the group is ordered.
-    pub(super) closed: i64,
+    /// At least so many counted messages were closed in this epoch, unless the group is ordered.
+    pub(super) closed: Option<i64>,
+    /// How many messages were open at the last look, in this epoch.
+    pub(super) looked: Option<Looked>,
+    /// Whether that look was in the transaction that is being made.
+    pub(super) has_looked: bool,
     /// How many processes had left the store when their leases were taken back last.
     pub(super) departed: Option<u64>,
     /// Whether the last messages that were handed out had waited: then it is the turn of new ones.
@@ -57,11 +63,18 @@ impl Outlook {
         self.renewed = None;
     }
 
+    /// A message was acknowledged while its process had the turn, in a transaction that did not look at the rows.
+    pub(super) fn note_closed(&mut self) {
+        if let Some(looked) = self.looked.as_mut().filter(|_| !self.has_looked) {
+            looked.open = looked.open.saturating_sub(1);
+        }
+    }
+
     /// Takes over what the cursor says of the epoch. What is known of another one does not count.
     pub(super) fn enter_epoch(&mut self, epoch: u64) {
         if self.epoch != epoch {
             (self.epoch, self.runs_from, self.floor) = (epoch, 0, 0);
-            (self.closed, self.runs) = (i64::MIN, 0);
+            (self.closed, self.looked, self.runs) = (None, None, 0);
         }
     }
 }

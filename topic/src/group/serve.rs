@@ -43,11 +43,10 @@ impl Group {
         let wishes: Vec<&Wish> = std::iter::once(wish).chain(served.wishes()).collect();
         let is_for_messages = |wish: &&Wish| matches!(wish, Wish::Messages { .. });
         let hands_out = wishes.iter().any(is_for_messages) && self.is_plain(outlook);
-        let outcomes = self
-            .topic
-            .home()
-            .store
-            .transact_with(written(), |tx| self.serve_in(tx, &wishes, outlook, hands_out));
+        // A look in an attempt that did not commit may have missed what the next one acknowledges.
+        outlook.has_looked = false;
+        let serve_in = |tx: &mut Transaction| self.serve_in(tx, &wishes, outlook, hands_out);
+        let outcomes = self.topic.home().store.transact_with(written(), serve_in);
         let Ok(outcomes) = outcomes else {
             // Nobody knows what came of it; and each member shall meet an error of its own.
             outlook.doubt();
@@ -150,11 +149,13 @@ impl Group {
         let run = Run {
             end: messages.offsets().end,
             is_extended: false,
+            is_counted: Group::options_of(&fresh.record).is_counted(),
             lease: self.lease(Group::options_of(&fresh.record).lease, member),
         };
         self.put_run(tx, first, None, &run)?;
         fresh.cursor.next = run.end;
         fresh.cursor.opened += run.end - first;
+        fresh.cursor.counted += if run.is_counted { run.end - first } else { 0 };
         fresh.room -= (run.end - first) as usize;
         Ok(Some(Done::Messages(messages, run)))
     }
@@ -190,7 +191,10 @@ impl Group {
                 Answer::Messages(Deliveries::new(handed, messages, Vec::new()))
             }
             (Wish::Messages { .. }, _) => Answer::Nothing(outlook.next_event()),
-            (Wish::Acknowledged { .. }, _) => Answer::Acknowledged,
+            (Wish::Acknowledged { .. }, _) => {
+                outlook.note_closed();
+                Answer::Acknowledged
+            }
         }
     }
 }

@@ -43,8 +43,20 @@ pub(super) struct Open {
     pub(super) tries: u32,
     /// First message of a run that may still cover it.
     pub(super) origin: Option<u64>,
+    pub(super) is_counted: bool,
     /// Hash of its key, in an ordered group.
     pub(super) key: Option<u64>,
+}
+
+impl Open {
+    /// A message of a run that is being removed, which was delivered once.
+    pub(super) fn first(run: &Run) -> Open {
+        Open {
+            tries: 1,
+            is_counted: run.is_counted,
+            ..Open::default()
+        }
+    }
 }
 
 impl Group {
@@ -53,29 +65,33 @@ impl Group {
     /// # Errors
     /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`].
     fn open_in(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<(Open, Option<Run>)> {
-        let single = self.single_in(tx, offset)?;
-        match (claim, &single) {
-            (Claim::Run { first, token, .. }, None) => {
+        let mut single = None;
+        match claim {
+            Claim::Run { first, token, .. } => {
                 let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
-                if let Some(run) = run {
+                // The only message of a run has no single as long as the run is there.
+                single = match claim.is_lone() && run.is_some() {
+                    true => None,
+                    false => self.single_in(tx, offset)?,
+                };
+                if let Some(run) = run.filter(|_| single.is_none()) {
                     let open = Open {
                         tries: 1,
                         origin: Some(first),
+                        is_counted: run.is_counted,
                         key: None,
                     };
                     return Ok((open, Some(run)));
                 }
             }
-            (
-                Claim::List { token },
-                &Some(Single::Held {
-                    token: mine,
-                    tries,
-                    origin,
-                    key,
-                }),
-            ) if mine == token => return Ok((Open { tries, origin, key }, None)),
-            _ => {}
+            Claim::List { token } => {
+                if let Some(open) = self.held_in(tx, offset, token)? {
+                    return Ok((open, None));
+                }
+            }
+        }
+        if single.is_none() {
+            single = self.single_in(tx, offset)?;
         }
         Err(self.why_not(tx, claim, offset, single)?)
     }
@@ -111,8 +127,7 @@ impl Group {
         let (token, is_of_run) = (claim.token(), run.is_some());
         let open = match (claim, run) {
             (Claim::Run { first, .. }, Some(run)) if run.end == first + 1 => {
-                // The run is its only row. A transaction that fails the message meanwhile writes another.
-                tx.depends_on_key(self.states(), &Single::key(self.shared.id, offset))?;
+                // The run is its only row, and goes whatever becomes of the message.
                 self.delete_run(tx, first, &run)?;
                 Open { origin: None, ..open }
             }
@@ -129,7 +144,7 @@ impl Group {
                 if open.origin.is_some() {
                     self.put_single(tx, offset, &Single::Settled { token })?;
                 }
-                self.count_closed(tx, 1).map(|()| None)
+                self.count_closed(tx, i64::from(open.is_counted)).map(|()| None)
             }
             Verdict::Done => self.close_in(tx, offset, open, token).map(|()| None),
             Verdict::Release => self.release_in(tx, offset, open),
@@ -160,7 +175,7 @@ impl Group {
             None if self.single_in(tx, offset)?.is_some() => self.delete_single(tx, offset)?,
             None => {}
         }
-        self.count_closed(tx, 1)?;
+        self.count_closed(tx, i64::from(open.is_counted))?;
         match open.key {
             Some(hash) => self.close_keyed(tx, Keyed { hash, offset }),
             None => Ok(()),
@@ -200,7 +215,7 @@ impl Group {
         error: &str,
     ) -> Result<Again> {
         if let Some(hash) = open.key
-            && !self.await_turn(tx, Keyed { hash, offset }, open.tries)?
+            && !self.await_turn(tx, Keyed { hash, offset }, open)?
         {
             return Ok(None);
         }
@@ -208,6 +223,7 @@ impl Group {
             due,
             tries: open.tries,
             origin: open.origin,
+            is_counted: open.is_counted,
             key: open.key,
             error: shortened(error).into(),
         };
@@ -252,15 +268,13 @@ impl Group {
         };
         let left = self.end_run_in(tx, first, &run)?;
         if matches!(verdict, Verdict::Done) {
-            self.count_closed(tx, left.len() as i64)?;
+            let counted = if run.is_counted { left.len() as i64 } else { 0 };
+            self.count_closed(tx, counted)?;
             return Ok(None);
         }
         let mut again = None;
         for offset in left {
-            let open = Open {
-                tries: 1,
-                ..Open::default()
-            };
+            let open = Open::first(&run);
             again = earliest(again, self.release_in(tx, offset, open)?);
         }
         Ok(again)
@@ -316,8 +330,14 @@ impl Group {
                 token: mine,
                 tries,
                 origin,
+                is_counted,
                 key,
-            }) if mine == token => Ok(Some(Open { tries, origin, key })),
+            }) if mine == token => Ok(Some(Open {
+                tries,
+                origin,
+                is_counted,
+                key,
+            })),
             _ => Ok(None),
         }
     }

@@ -6,23 +6,23 @@
 //! group id, 2, offset            single: what became of one message
 //! group id, 3, token             list: messages that were handed out together, but not as a run
 //! group id, 4, time, kind, id    due: at this time something of this kind can go on; no value
-//! group id, 5                    how many messages were closed: a number that additions change
+//! group id, 5                    how many counted messages were closed: a number that additions change
 //! group id, 6, key hash, offset  keyed: an open message of an ordered group; no value
 //! group id, 7                    how many messages are parked: a number that additions change
 //! group id, 8                    how far dead letters were brought back
 //! group id, 9                    anchor: rewritten when the group opens messages again that were closed; no value
 //!
 //! cursor   1  form: 2
-//!         ..  next, floor, opened, skipped, epoch
+//!         ..  next, floor, opened, counted, skipped, epoch
 //! lease   ..  token, process, deadline; member: length, name
 //! run      1  form: 2
-//!         ..  end; 1: extended; lease
+//!         ..  end; flags: 1 extended, 2 counted; lease
 //! list     1  form: 2
 //!         ..  lease; how many; each: offset, as the distance from the one before
 //! single   1  form: 2
 //!          1  0 settled: token of the lease by which it was
-//!             1 waits: due, tries, origin plus one; key hash; error: length, text
-//!             2 held: token, tries, origin plus one; key hash
+//!             1 waits: due, tries, origin plus one; 1: counted; key hash; error: length, text
+//!             2 held: token, tries, origin plus one; 1: counted; key hash
 //!             3 parked: tries; key hash
 //! letters  1  form: 2
 //!         ..  number of the dead-letter topic, offset of the next dead letter
@@ -37,7 +37,8 @@
 //!
 //! Invariants:
 //! - `floor <= every open message < next`, and no run begins below `floor`, so that says where to begin looking;
-//! - `opened - closed` messages are with members or wait, `parked` more wait for an earlier message of their key;
+//! - of the counted messages, `counted - closed` are with members or wait, and `parked` more wait for an earlier message of
+//!   their key. Which messages are counted is decided when they are handed out: see [`super::room`];
 //! - a single that waits has a row in `due`, and so has a list, and a run that was extended;
 //! - runs that were not extended end in the order of their offsets, unless the group was given a shorter lease meanwhile;
 //! - a settled single lies in a run: without the run it would say nothing.
@@ -76,6 +77,8 @@ pub(crate) struct Cursor {
     pub(crate) floor: u64,
     /// Messages that were opened: handed out for the first time, or brought back.
     pub(crate) opened: u64,
+    /// Those of them that were counted.
+    pub(crate) counted: u64,
     /// Messages that retention deleted before the group had delivered them, or while they waited.
     pub(crate) skipped: u64,
     /// Counts what may open messages below `floor`.
@@ -98,7 +101,8 @@ impl Cursor {
 
     pub(crate) fn encode(self) -> Vec<u8> {
         let mut out = vec![FORM];
-        for number in [self.next, self.floor, self.opened, self.skipped, self.epoch] {
+        let counts = [self.opened, self.counted, self.skipped];
+        for number in [self.next, self.floor].into_iter().chain(counts).chain([self.epoch]) {
             put_number(&mut out, number);
         }
         out
@@ -111,6 +115,7 @@ impl Cursor {
             next: reader.number()?,
             floor: reader.number()?,
             opened: reader.number()?,
+            counted: reader.number()?,
             skipped: reader.number()?,
             epoch: reader.number()?,
         };
@@ -162,6 +167,7 @@ impl Lease {
 pub(crate) struct Run {
     pub(crate) end: u64,
     pub(crate) is_extended: bool,
+    pub(crate) is_counted: bool,
     pub(crate) lease: Lease,
 }
 
@@ -186,7 +192,7 @@ impl Run {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![FORM];
         put_number(&mut out, self.end);
-        out.push(u8::from(self.is_extended));
+        out.push(u8::from(self.is_extended) | u8::from(self.is_counted) << 1);
         self.lease.put(&mut out);
         out
     }
@@ -194,9 +200,11 @@ impl Run {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Run> {
         let mut reader = Reader::new(bytes, "a lease of a group");
         reader.form(FORM)?;
+        let (end, flags) = (reader.number()?, reader.byte()?);
         let run = Run {
-            end: reader.number()?,
-            is_extended: reader.byte()? != 0,
+            end,
+            is_extended: flags & 1 != 0,
+            is_counted: flags & 2 != 0,
             lease: Lease::read(&mut reader)?,
         };
         reader.end()?;
@@ -269,6 +277,7 @@ pub(crate) enum Single {
         tries: u32,
         /// First message of the run that it was handed out in, if that run may be there still.
         origin: Option<u64>,
+        is_counted: bool,
         /// Hash of its key, in an ordered group.
         key: Option<u64>,
         /// Why it failed.
@@ -280,6 +289,7 @@ pub(crate) enum Single {
         /// How often it was delivered, this time included.
         tries: u32,
         origin: Option<u64>,
+        is_counted: bool,
         key: Option<u64>,
     },
     /// It waits until all earlier messages of its key are closed.
@@ -307,6 +317,7 @@ impl Single {
                 due,
                 tries,
                 origin,
+                is_counted,
                 key,
                 error,
             } => {
@@ -314,6 +325,7 @@ impl Single {
                 put_number(&mut out, *due);
                 put_number(&mut out, u64::from(*tries));
                 put_origin(&mut out, *origin);
+                out.push(u8::from(*is_counted));
                 put_hash(&mut out, *key);
                 put_bytes(&mut out, error.as_bytes());
             }
@@ -321,12 +333,14 @@ impl Single {
                 token,
                 tries,
                 origin,
+                is_counted,
                 key,
             } => {
                 out.push(HELD);
                 put_number(&mut out, *token);
                 put_number(&mut out, u64::from(*tries));
                 put_origin(&mut out, *origin);
+                out.push(u8::from(*is_counted));
                 put_hash(&mut out, *key);
             }
             Single::Parked { tries, key } => {
@@ -349,6 +363,7 @@ impl Single {
                 due: reader.number()?,
                 tries: tries(&mut reader)?,
                 origin: reader.number()?.checked_sub(1),
+                is_counted: reader.byte()? != 0,
                 key: hash(&mut reader)?,
                 error: reader.text()?.into(),
             },
@@ -356,6 +371,7 @@ impl Single {
                 token: reader.number()?,
                 tries: tries(&mut reader)?,
                 origin: reader.number()?.checked_sub(1),
+                is_counted: reader.byte()? != 0,
                 key: hash(&mut reader)?,
             },
             PARKED => Single::Parked {
@@ -576,6 +592,7 @@ mod tests {
             due: 1,
             tries: 3,
             origin,
+            is_counted: true,
             key,
             error: "no".into(),
         }
@@ -586,12 +603,14 @@ mod tests {
         let run = Run {
             end: 700,
             is_extended: true,
+            is_counted: true,
             lease: lease(),
         };
         let held = Single::Held {
             token: 5,
             tries: 4,
             origin: Some(0),
+            is_counted: false,
             key: None,
         };
         let parked = Single::Parked { tries: 0, key: Some(3) };
@@ -603,6 +622,7 @@ mod tests {
             next: 300,
             floor: 2,
             opened: 5,
+            counted: 3,
             skipped: 4,
             epoch: 1,
         };

@@ -1,0 +1,144 @@
+//! How many messages may be handed out: as many as are in flight at most, in all processes together.
+//!
+//! Hand-outs write the cursor, so of two processes that hand out at one time one runs again and sees what the other did. What
+//! is left to know is how many messages are open. There are two ways, because counting costs an acknowledgement as much as
+//! settling does:
+//!
+//! - **Looking.** Each process remembers how many messages were open when it looked at the rows last, and how many were opened
+//!   by then. No more can be open now than that and those opened since. Only when this bound leaves no room, the process
+//!   looks again, in the transaction that hands out. A look costs by the messages that are open, so this is for groups that
+//!   allow few.
+//! - **Counting.** Messages of ordered groups, and of groups that allow many, are counted when they are opened and closed. A
+//!   message carries whether it is: so what was handed out before the options changed is closed without counting.
+
+use std::time::Instant;
+
+use duramen_engine::{Cursor as Rows, Result, Transaction};
+
+use super::Group;
+use super::outlook::Outlook;
+use super::record::GroupOptions;
+use super::state::{Cursor, Run, Single};
+use crate::limits::PARKED_MAX;
+use crate::tables::offset_of;
+
+/// Groups that allow more messages in flight count them.
+const LOOKED_AT_MAX: u32 = 10_000;
+/// So many times as long as a look took, the next one waits.
+const REST: u32 = 20;
+
+impl GroupOptions {
+    /// Whether messages that are handed out are counted.
+    pub(super) fn is_counted(&self) -> bool {
+        self.order_by_key || self.in_flight > LOOKED_AT_MAX
+    }
+}
+
+/// How many messages were open at a look, at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Looked {
+    pub(super) open: u64,
+    /// How many had been opened since the group exists.
+    opened: u64,
+    /// Before this time of the monotonic clock another look would cost too much.
+    again: Option<Instant>,
+}
+
+impl Group {
+    /// How many messages may be handed out that no member had yet, of those wanted.
+    pub(super) fn room_in(
+        &self,
+        tx: &Transaction,
+        outlook: &mut Outlook,
+        cursor: &Cursor,
+        options: &GroupOptions,
+        wanted: usize,
+    ) -> Result<usize> {
+        outlook.enter_epoch(cursor.epoch);
+        let room = |open: u64| u64::from(options.in_flight).saturating_sub(open).min(wanted as u64) as usize;
+        if options.is_counted() {
+            return self.counted_room_in(tx, outlook, cursor, options, &|open| room(open));
+        }
+        let bound = outlook
+            .looked
+            .map(|looked| looked.open + (cursor.opened - looked.opened));
+        if let Some(bound) = bound {
+            let is_too_soon = || {
+                outlook
+                    .looked
+                    .and_then(|looked| looked.again)
+                    .is_some_and(|again| Instant::now() < again)
+            };
+            if room(bound) == wanted || is_too_soon() {
+                return Ok(room(bound));
+            }
+        }
+        let began = Instant::now();
+        let (low, high) = Run::keys_from(self.shared.id, cursor.floor);
+        let runs = tx.range(self.states(), &low[..]..&high[..])?;
+        let (low, high) = Single::keys(self.shared.id, cursor.floor..u64::MAX);
+        let open = count_open(runs, tx.range(self.states(), &low[..]..&high[..])?)?;
+        let took = began.elapsed();
+        outlook.looked = Some(Looked {
+            open,
+            opened: cursor.opened,
+            again: (took.as_millis() > 0).then(|| Instant::now() + took * REST),
+        });
+        outlook.has_looked = true;
+        Ok(room(open))
+    }
+
+    fn counted_room_in(
+        &self,
+        tx: &Transaction,
+        outlook: &mut Outlook,
+        cursor: &Cursor,
+        options: &GroupOptions,
+        room: &dyn Fn(u64) -> usize,
+    ) -> Result<usize> {
+        let open = |closed: i64| (cursor.counted as i64).saturating_sub(closed).max(0) as u64;
+        // What was closed stays closed, but in ordered groups: so there is no less room than there was.
+        if !options.order_by_key
+            && let Some(closed) = outlook.closed
+            && room(open(closed)) == room(0)
+        {
+            return Ok(room(0));
+        }
+        if options.order_by_key && self.parked_in(tx)? >= PARKED_MAX as i64 {
+            return Ok(0);
+        }
+        let closed = self.closed_in(tx)?;
+        outlook.closed = Some(closed);
+        Ok(room(open(closed)))
+    }
+}
+
+/// How many messages are open, by the rows of runs and singles.
+pub(super) fn count_open(mut runs: Rows<'_>, mut singles: Rows<'_>) -> Result<u64> {
+    let mut open = 0;
+    // Messages before this one are covered by a run, if they are not before the run.
+    let mut covered = 0..0;
+    let mut next_run = next_run(&mut runs)?;
+    while let Some((key, single)) = singles.next()? {
+        let offset = offset_of(key);
+        while let Some(run) = next_run.clone().filter(|run| run.start <= offset) {
+            open += run.end - run.start;
+            covered = run;
+            next_run = self::next_run(&mut runs)?;
+        }
+        open -= u64::from(covered.contains(&offset));
+        open += u64::from(!matches!(Single::decode(&single)?, Single::Settled { .. }));
+    }
+    while let Some(run) = next_run {
+        open += run.end - run.start;
+        next_run = self::next_run(&mut runs)?;
+    }
+    Ok(open)
+}
+
+fn next_run(runs: &mut Rows<'_>) -> Result<Option<std::ops::Range<u64>>> {
+    let Some((key, run)) = runs.next()? else {
+        return Ok(None);
+    };
+    Ok(Some(offset_of(key)..Run::decode(&run)?.end))
+}

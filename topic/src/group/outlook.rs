@@ -66,7 +66,7 @@ impl Outlook {
     /// A message was acknowledged while its process had the turn, in a transaction that did not look at the rows.
     pub(super) fn note_closed(&mut self) {
         if let Some(looked) = self.looked.as_mut().filter(|_| !self.has_looked) {
-            looked.open = looked.open.saturating_sub(1);
+            looked.closed += 1;
         }
     }
 

@@ -37,11 +37,24 @@ impl GroupOptions {
 /// How many messages were open at a look, at most.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Looked {
-    pub(super) open: u64,
+    open: u64,
     /// How many had been opened since the group exists.
     opened: u64,
-    /// Before this time of the monotonic clock another look would cost too much.
+    /// How many this process has seen closed since.
+    pub(super) closed: u64,
+    /// Before this time another look would cost too much: the last one took long, and found the group nearly full.
     again: Option<Instant>,
+}
+
+impl Looked {
+    /// How many messages can be open when so many have been opened since the group exists.
+    fn bound(&self, opened: u64) -> u64 {
+        (self.open + (opened - self.opened)).saturating_sub(self.closed)
+    }
+
+    fn is_too_soon(&self) -> bool {
+        self.again.is_some_and(|again| Instant::now() < again)
+    }
 }
 
 impl Group {
@@ -59,18 +72,10 @@ impl Group {
         if options.is_counted() {
             return self.counted_room_in(tx, outlook, cursor, options, &|open| room(open));
         }
-        let bound = outlook
-            .looked
-            .map(|looked| looked.open + (cursor.opened - looked.opened));
-        if let Some(bound) = bound {
-            let is_too_soon = || {
-                outlook
-                    .looked
-                    .and_then(|looked| looked.again)
-                    .is_some_and(|again| Instant::now() < again)
-            };
-            if room(bound) == wanted || is_too_soon() {
-                return Ok(room(bound));
+        if let Some(looked) = &outlook.looked {
+            let room = room(looked.bound(cursor.opened));
+            if room == wanted || looked.is_too_soon() {
+                return Ok(room);
             }
         }
         let began = Instant::now();
@@ -79,10 +84,12 @@ impl Group {
         let (low, high) = Single::keys(self.shared.id, cursor.floor..u64::MAX);
         let open = count_open(runs, tx.range(self.states(), &low[..]..&high[..])?)?;
         let took = began.elapsed();
+        let is_nearly_full = open > u64::from(options.in_flight) / 8 * 7;
         outlook.looked = Some(Looked {
             open,
             opened: cursor.opened,
-            again: (took.as_millis() > 0).then(|| Instant::now() + took * REST),
+            closed: 0,
+            again: (is_nearly_full && took.as_millis() > 0).then(|| Instant::now() + took * REST),
         });
         outlook.has_looked = true;
         Ok(room(open))

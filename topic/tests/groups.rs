@@ -895,7 +895,12 @@ fn messages_are_given_back_without_a_try_when_the_member_and_all_that_it_has_are
     assert_eq!(last.clone().into_iter().next().unwrap().tries(), 1);
     // The last handle goes inside a transaction, which cannot commit anything else.
     let mut last = Some(last);
-    store.transact(|_| Ok(drop(last.take()))).unwrap();
+    store
+        .transact(|_| {
+            drop(last.take());
+            Ok(())
+        })
+        .unwrap();
     let began = std::time::Instant::now();
     while receive(&group, 4).is_none() {
         assert!(began.elapsed() < Duration::from_secs(60));

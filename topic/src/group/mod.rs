@@ -245,7 +245,7 @@ impl Topic {
         if let Some(record) = known.filter(|record| record.kind == kind && is_dead_there)
             && existing == Existing::Change
         {
-            return Ok(Group::new(self, name, &record)?);
+            return Group::new(self, name, &record);
         }
         let from = match self.group_record(&snapshot, name)? {
             Some(_) => 0,
@@ -617,7 +617,9 @@ pub(crate) fn acknowledged_by_all(reading: &Reading<'_>) -> Result<Option<u64>> 
 
 /// Where the first run begins, or the first single lies, whichever comes first; else the end of what was handed out.
 fn floor(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
-    Ok(first_run(reading, id, cursor)?.map_or_else(|single| single, |run| run))
+    Ok(match first_run(reading, id, cursor)? {
+        Ok(first) | Err(first) => first,
+    })
 }
 
 /// The first run, if nothing comes before it; or the offset of what comes first.

@@ -69,7 +69,7 @@ pub struct Subscribe {
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
 
-    /// Do not acknowledge: what is printed comes again, to a group when its lease is over
+    /// Do not acknowledge: what is printed comes again, to a group once this command ends
     #[arg(long, requires = "reader")]
     no_ack: bool,
 

@@ -180,7 +180,6 @@ fn a_durable_subscription_goes_on_where_the_last_call_ended() {
         &["subscribe", "shop", "sales", "--durable", "totals", "--no-ack"],
         &["groups", "reset", "shop", "sales", "nobody", "tail"],
         &["subscribe", "shop", "sales", "--durable", "a", "--group", "b"],
-        &["groups", "shop", "--describe"],
         &["groups"],
     ] {
         let ended = scratch.run(wrong);

@@ -246,6 +246,11 @@ impl TopicOptions {
         self.keep_for.is_some() || self.keep_bytes.is_some() || self.keep_messages.is_some() || self.drop_acknowledged
     }
 
+    /// Whether retention depends on what groups have done.
+    pub(crate) fn asks_groups(&self) -> bool {
+        self.drop_acknowledged || matches!(self.retention, Retention::ProtectGroups { .. })
+    }
+
     /// Whether the background has anything to do for the topic.
     pub(crate) fn needs_upkeep(&self) -> bool {
         self.has_limits() || self.is_sparse() || self.deduplicate_for.is_some()

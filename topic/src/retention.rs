@@ -5,9 +5,10 @@
 //! leaves a topic that keeps a little more than it must.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
-use duramen_engine::{Batch, Durability, Result, Snapshot};
+use duramen_engine::{Batch, Durability, Map, Result, Snapshot, Transaction, TransactionOptions};
 
 use crate::error::is_deleted;
 use crate::group;
@@ -200,17 +201,53 @@ fn trim_until(topic: &Topic, is_over: &dyn Fn() -> bool) -> Result<u64> {
     if !record.options.has_limits() {
         return Ok(removed);
     }
-    let snapshot = if removed > 0 { topic.snapshot()? } else { snapshot };
-    let reading = Reading::new(topic, &snapshot);
-    let bounds = reading.bounds()?;
-    let kept = first_kept(&reading, &bounds, &record.options)?;
-    if kept <= bounds.first {
-        return Ok(removed);
+    let trimmed = match record.options.asks_groups() {
+        true => remove_what_groups_allow(topic, &record.options)?,
+        false => remove_what_limits_allow(topic, &record.options)?,
+    };
+    topic.trimmed_to(trimmed.end);
+    Ok(removed + (trimmed.end - trimmed.start))
+}
+
+/// Removes messages whatever groups have done. Returns which ones.
+fn remove_what_limits_allow(topic: &Topic, options: &TopicOptions) -> Result<Range<u64>> {
+    let snapshot = topic.snapshot()?;
+    let trimmed = trimmable(topic, &snapshot, options)?;
+    if !trimmed.is_empty() {
+        let mut batch = Batch::new();
+        // What is not durable yet is removed again after a crash.
+        batch.durability(Durability::Written);
+        remove(topic, &snapshot, &trimmed, &mut batch)?;
+        topic.home().store.write(batch)?;
     }
-    sparse::forget(topic, &record.options, bounds.first..kept)?;
-    remove(topic, &snapshot, bounds.first, kept)?;
-    topic.trimmed_to(kept);
-    Ok(removed + kept - bounds.first)
+    Ok(trimmed)
+}
+
+/// Removes messages that groups are done with. A group that opens such a message again meanwhile, or is created at it, is a
+/// conflict: then this looks again, and keeps the message.
+fn remove_what_groups_allow(topic: &Topic, options: &TopicOptions) -> Result<Range<u64>> {
+    let written = TransactionOptions::new().durability(Durability::Written);
+    topic.home().store.transact_with(written, |tx| {
+        // Newer than the snapshot of the transaction, since which nothing may have been opened.
+        let snapshot = topic.snapshot()?;
+        let trimmed = trimmable(topic, &snapshot, options)?;
+        if !trimmed.is_empty() {
+            group::depend_on_openings(tx, &Reading::new(topic, &snapshot))?;
+            remove(topic, &snapshot, &trimmed, tx)?;
+        }
+        Ok(trimmed)
+    })
+}
+
+/// Messages that the topic does not have to keep, which its index forgets.
+fn trimmable(topic: &Topic, snapshot: &Snapshot, options: &TopicOptions) -> Result<Range<u64>> {
+    let reading = Reading::new(topic, snapshot);
+    let bounds = reading.bounds()?;
+    let kept = first_kept(&reading, &bounds, options)?.max(bounds.first);
+    if kept > bounds.first {
+        sparse::forget(topic, options, bounds.first..kept)?;
+    }
+    Ok(bounds.first..kept)
 }
 
 /// The first message that the topic has to keep.
@@ -230,7 +267,7 @@ pub(crate) fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &Topic
         kept = reading.first_with(kept..next, |message| message.position >= position)?;
     }
     let is_protected = matches!(options.retention, Retention::ProtectGroups { .. });
-    if (options.drop_acknowledged || is_protected)
+    if options.asks_groups()
         && let Some(floor) = group::acknowledged_by_all(reading)?
     {
         if is_protected {
@@ -243,27 +280,53 @@ pub(crate) fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &Topic
     Ok(kept)
 }
 
-/// Removes the messages from `first` to before `kept`.
-fn remove(topic: &Topic, snapshot: &Snapshot, first: u64, kept: u64) -> Result<()> {
-    let shared = topic.shared();
-    let (low, high) = (offset_key(shared.id, first), offset_key(shared.id, kept));
-    let (heads, bodies) = (shared.sequence.heads(), shared.sequence.bodies());
-    let mut batch = Batch::new();
-    // What is not durable yet is removed again after a crash.
-    batch.durability(Durability::Written);
-    if kept - first <= TRIMMED_SINGLY_MAX {
-        (first..kept).try_for_each(|offset| batch.delete(heads, &offset_key(shared.id, offset)))?;
-        let mut long = snapshot.range(bodies, &low[..]..&high[..])?;
-        while let Some((key, _)) = long.next()? {
-            batch.delete(bodies, &offset_key(shared.id, offset_of(key)))?;
-        }
-    } else {
-        batch.delete_range(heads, &low[..]..&high[..])?;
-        if snapshot.range(bodies, &low[..]..&high[..])?.next()?.is_some() {
-            batch.delete_range(bodies, &low[..]..&high[..])?;
-        }
+/// What takes deletions: a batch or a transaction.
+trait Deletes {
+    fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()>;
+
+    fn delete_range(&mut self, map: &Map, low: &[u8], high: &[u8]) -> Result<()>;
+}
+
+impl Deletes for Batch {
+    fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
+        Batch::delete(self, map, key)
     }
-    topic.home().store.write(batch).map(|_| ())
+
+    fn delete_range(&mut self, map: &Map, low: &[u8], high: &[u8]) -> Result<()> {
+        Batch::delete_range(self, map, low..high)
+    }
+}
+
+impl Deletes for Transaction {
+    fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
+        Transaction::delete(self, map, key)
+    }
+
+    fn delete_range(&mut self, map: &Map, low: &[u8], high: &[u8]) -> Result<()> {
+        Transaction::delete_range(self, map, low..high)
+    }
+}
+
+/// Removes messages from the front.
+fn remove(topic: &Topic, snapshot: &Snapshot, offsets: &Range<u64>, deletes: &mut dyn Deletes) -> Result<()> {
+    let shared = topic.shared();
+    let (low, high) = (offset_key(shared.id, offsets.start), offset_key(shared.id, offsets.end));
+    let (heads, bodies) = (shared.sequence.heads(), shared.sequence.bodies());
+    let mut long = snapshot.range(bodies, &low[..]..&high[..])?;
+    if offsets.end - offsets.start <= TRIMMED_SINGLY_MAX {
+        for offset in offsets.clone() {
+            deletes.delete(heads, &offset_key(shared.id, offset))?;
+        }
+        while let Some((key, _)) = long.next()? {
+            deletes.delete(bodies, &offset_key(shared.id, offset_of(key)))?;
+        }
+        return Ok(());
+    }
+    deletes.delete_range(heads, &low, &high)?;
+    match long.next()? {
+        Some(_) => deletes.delete_range(bodies, &low, &high),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -272,6 +335,9 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
+    use crate::group::GroupOptions;
+    use crate::name::Pattern;
+    use crate::read::Start;
     use crate::topics::{Topics, TopicsOptions};
 
     #[test]
@@ -366,5 +432,47 @@ mod tests {
         assert_eq!(round(minute), (false, true));
         assert_eq!(round(minute), (false, true));
         assert_eq!(round(minute * 60 * 24 * 8), (false, false));
+    }
+
+    #[test]
+    fn whatever_opens_messages_again_is_a_conflict_for_retention_that_asks_groups() {
+        let disk = SimDisk::new(5);
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let store = options.open_on(disk.platform()).unwrap();
+        let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+        let topic = topics.create("orders", TopicOptions::new()).unwrap();
+        topic.publish_all([b"message"; 4]).unwrap();
+        let group = topic
+            .create_group("group", Start::Beginning, GroupOptions::new())
+            .unwrap();
+        let reader = topic.durable("reader", Start::Beginning).unwrap();
+        let pattern = Pattern::new("orders").unwrap();
+        let readers = topics.durable(&pattern, "readers", Start::Beginning).unwrap();
+        let mut member = group.member("member");
+        let mut received = member.receive(4, Duration::ZERO).unwrap().into_iter().flatten();
+        received.next().unwrap().give_up("no").unwrap();
+        let trims_beside = |act: &dyn Fn()| {
+            let mut tx = store.begin(TransactionOptions::new()).unwrap();
+            let snapshot = topic.snapshot().unwrap();
+            group::depend_on_openings(&mut tx, &Reading::new(&topic, &snapshot)).unwrap();
+            remove(&topic, &snapshot, &(0..1), &mut tx).unwrap();
+            act();
+            tx.commit().map(drop)
+        };
+        let acts: [(&str, &dyn Fn()); 5] = [
+            ("redrive", &|| assert_eq!(group.redrive(9).unwrap().delivered, 1)),
+            ("reset", &|| group.reset(Start::Beginning).unwrap()),
+            ("reset of a reader", &|| reader.reset(Start::Beginning).unwrap()),
+            ("reset of readers", &|| readers.reset(Start::Beginning).unwrap()),
+            ("a new group", &|| drop(topic.durable("new", Start::Beginning).unwrap())),
+        ];
+        for (name, act) in acts {
+            let error = trims_beside(act).expect_err(name);
+            assert!(matches!(error.reason(), Reason::Conflict { .. }), "{name}: {error}");
+        }
+        // What groups do all the time is none.
+        trims_beside(&|| reader.acknowledge_through(0).unwrap()).unwrap();
+        let next = group.member("next").receive(1, Duration::ZERO).unwrap();
+        trims_beside(&|| next.iter().for_each(|next| next.acknowledge().unwrap())).unwrap();
     }
 }

@@ -16,27 +16,31 @@ use std::ops::Range;
 use duramen_engine::{Durability, Error, Result, Transaction, TransactionOptions};
 
 use crate::group::record::{GroupRecord, Kind};
-use crate::group::state::Cursor;
+use crate::group::state::{Cursor, anchor_key};
 use crate::limits::GROUPS_DELETED_AT_ONCE;
 use crate::tables::{GONE, Tables};
 use crate::topics::Inner;
 
 /// Deletes the rows of all groups and durable subscriptions of a topic, but not their records, or notes them for later.
 pub(crate) fn delete_states(tx: &mut Transaction, tables: &Tables, topic: u32) -> Result<()> {
-    let (mut all, mut groups) = (Vec::new(), Vec::new());
+    let (mut all, mut groups, mut durables) = (Vec::new(), Vec::new(), Vec::new());
     let mut cursor = tx.prefix(&tables.groups, &topic.to_be_bytes())?;
     while let Some((_, record)) = cursor.next()? {
         let record = GroupRecord::decode(&record)?;
         all.push(record.id);
-        // A durable subscription has no row but its cursor.
-        if matches!(record.kind, Kind::Group(_)) {
-            groups.push(record.id);
+        // A durable subscription has no rows but its cursor and its anchor.
+        match record.kind {
+            Kind::Group(_) => groups.push(record.id),
+            Kind::Durable => durables.push(record.id),
         }
     }
     drop(cursor);
     // A member that hands out messages meanwhile writes the cursor, so its commit conflicts.
     all.iter()
         .try_for_each(|id| tx.delete(&tables.states, &Cursor::key(*id)))?;
+    durables
+        .iter()
+        .try_for_each(|id| tx.delete(&tables.states, &anchor_key(*id)))?;
     for (place, range) in joined(groups).into_iter().enumerate() {
         match place < GROUPS_DELETED_AT_ONCE {
             true => delete_range(tx, tables, &range)?,

@@ -254,7 +254,11 @@ impl Group {
                         is_counted,
                         key,
                     },
-                    _ => continue,
+                    // Damage, or a mistake of this code, left a row that nothing means.
+                    _ => {
+                        self.move_due(tx, Some(*due), None)?;
+                        continue;
+                    }
                 };
                 self.move_due(tx, Some(message_due(due.time, offset)), None)?;
                 if !self.collect_in(tx, offset, &mut collecting)? {

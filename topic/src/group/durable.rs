@@ -3,7 +3,7 @@
 use duramen_engine::{Result, Snapshot, Transaction};
 
 use super::record::{GroupRecord, Kind};
-use super::state::Cursor;
+use super::state::{Cursor, anchor_key};
 use super::{other_kind, written};
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
@@ -151,8 +151,15 @@ impl Durable {
         drop(snapshot);
         self.topic.home().store.transact(|tx| {
             self.cursor_in(tx)?;
-            self.move_in(tx, next)
+            self.reset_in(tx, next)
         })
+    }
+
+    /// Goes on from another place, perhaps an earlier one: retention that has not removed the messages from there on keeps
+    /// them.
+    pub(super) fn reset_in(&self, tx: &mut Transaction, next: u64) -> Result<()> {
+        tx.put(&self.topic.home().tables.states, &anchor_key(self.id), b"")?;
+        self.move_in(tx, next)
     }
 
     pub(super) fn move_in(&self, tx: &mut Transaction, next: u64) -> Result<()> {

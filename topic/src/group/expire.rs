@@ -135,10 +135,32 @@ impl Group {
             if leases.is_empty() {
                 return Ok(waiting);
             }
-            for lease in leases {
-                self.take_back(outlook, (lease.kind, lease.id), options, (End::Over, now), stuck);
+            for due in leases {
+                self.take_back(outlook, (due.kind, due.id), options, (End::Over, now), stuck);
+                self.forget_stale(due)?;
             }
         }
+    }
+
+    /// Removes a row of `due` whose time is over, if no lease says the time any more. Only damage, or a mistake of
+    /// this code, leaves such a row; it must not be found again and again.
+    fn forget_stale(&self, due: Due) -> Result<()> {
+        self.topic.home().store.transact_with(written(), |tx| {
+            let is_meant = match due.kind {
+                // The hand-out removes such a row of a message.
+                DueKind::Waits => true,
+                DueKind::List => self
+                    .list_in(tx, due.id)?
+                    .is_some_and(|list| list.lease.deadline == due.time),
+                DueKind::Run => self
+                    .run_in(tx, due.id)?
+                    .is_some_and(|run| run.is_extended && run.lease.deadline == due.time),
+            };
+            match is_meant {
+                true => Ok(()),
+                false => tx.delete(self.states(), &due.key(self.shared.id)),
+            }
+        })
     }
 
     /// Takes runs back that ended, from the first one on: what follows a run that did not end was handed out later.
@@ -306,11 +328,13 @@ impl Group {
 
     /// Removes what is left of claims of which everything was settled message by message.
     pub(super) fn remove_finished(&self, is_idle: bool) -> Result<()> {
-        let mut finished = locked(&self.shared.finished);
-        if finished.is_empty() || (!is_idle && finished.len() < FINISHED_MAX) {
-            return Ok(());
-        }
-        let finished = std::mem::take(&mut *finished);
+        let finished = {
+            let mut finished = locked(&self.shared.finished);
+            if finished.is_empty() || (!is_idle && finished.len() < FINISHED_MAX) {
+                return Ok(());
+            }
+            std::mem::take(&mut *finished)
+        };
         self.topic.home().store.transact_with(written(), |tx| {
             for &claim in &finished {
                 self.remove_one_finished(tx, claim)?;
@@ -354,5 +378,40 @@ fn is_taken_back(lease: &Lease, end: End, now: u64) -> bool {
         End::Over => lease.deadline <= now,
         // No later process has its number.
         End::Gone => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use duramen_engine::{Maintenance, Options};
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{GroupOptions, Start, TopicOptions, Topics, TopicsOptions};
+
+    #[test]
+    fn rows_that_nothing_means_are_removed_and_keep_no_member_busy() {
+        let disk = SimDisk::new(1);
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let store = options.open_on(disk.platform()).unwrap();
+        let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
+        let topic = topics.create("orders", TopicOptions::new()).unwrap();
+        let group = topic
+            .create_group("group", Start::Beginning, GroupOptions::new())
+            .unwrap();
+        topic.publish(b"message").unwrap();
+        for kind in [DueKind::Waits, DueKind::List, DueKind::Run] {
+            let due = Due { time: 1, kind, id: 7 };
+            group.states().put(&due.key(group.shared.id), b"").unwrap();
+        }
+        let mut member = group.member("member");
+        let taken = member.receive(1, Duration::ZERO).unwrap().unwrap();
+        taken.acknowledge().unwrap();
+        assert!(member.receive(1, Duration::ZERO).unwrap().is_none());
+        let (low, high) = Due::keys_from(group.shared.id, 0);
+        let left = store.snapshot().unwrap().count(group.states(), &low[..]..&high[..]);
+        assert_eq!(left.unwrap(), 0);
     }
 }

@@ -485,7 +485,8 @@ fn delete_durable(tx: &mut Transaction, tables: &Tables, topic: u32, name: &str)
     match record.map(|record| GroupRecord::decode(&record)).transpose()? {
         Some(record) if record.kind == Kind::Durable => {
             tx.delete(&tables.groups, &key)?;
-            // It has no other row; a range for each topic would be too many of them.
+            // It has no other rows; a range for each topic would be too many of them.
+            tx.delete(&tables.states, &state::anchor_key(record.id))?;
             tx.delete(&tables.states, &Cursor::key(record.id))
         }
         _ => Ok(()),
@@ -613,6 +614,18 @@ pub(crate) fn acknowledged_by_all(reading: &Reading<'_>) -> Result<Option<u64>> 
         floor = Some(floor.map_or(open, |floor: u64| floor.min(open)));
     }
     Ok(floor)
+}
+
+/// Lets a transaction conflict with whatever makes a message of the topic needed again that no group needed before: a group
+/// that is created, reset to an earlier place, or brings back dead letters.
+pub(crate) fn depend_on_openings(tx: &mut Transaction, reading: &Reading<'_>) -> Result<()> {
+    let (tables, topic) = (&reading.topic.home().tables, reading.topic.shared().id);
+    let (low, high) = (topic.to_be_bytes(), after_id(topic));
+    tx.depends_on(&tables.groups, &low[..]..&high[..])?;
+    for (_, record) in group_records(reading)? {
+        tx.depends_on_key(&tables.states, &state::anchor_key(record.id))?;
+    }
+    Ok(())
 }
 
 /// Where the first run begins, or the first single lies, whichever comes first; else the end of what was handed out.

@@ -49,7 +49,7 @@ pub(super) struct Open {
 }
 
 impl Open {
-    /// A message of a run that is being removed, which was delivered once.
+    /// A message of a run, which was delivered once; the run itself may be about to go.
     pub(super) fn first(run: &Run) -> Open {
         Open {
             tries: 1,
@@ -65,34 +65,31 @@ impl Group {
     /// # Errors
     /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`].
     fn open_in(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<(Open, Option<Run>)> {
-        let mut single = None;
-        match claim {
+        let single = match claim {
             Claim::Run { first, token, .. } => {
                 let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
                 // The only message of a run has no single as long as the run is there.
-                single = match claim.is_lone() && run.is_some() {
+                let single = match claim.is_lone() && run.is_some() {
                     true => None,
                     false => self.single_in(tx, offset)?,
                 };
-                if let Some(run) = run.filter(|_| single.is_none()) {
-                    let open = Open {
-                        tries: 1,
-                        origin: Some(first),
-                        is_counted: run.is_counted,
-                        key: None,
-                    };
-                    return Ok((open, Some(run)));
+                if let (Some(run), None) = (run, &single) {
+                    let origin = Some(first);
+                    return Ok((
+                        Open {
+                            origin,
+                            ..Open::first(&run)
+                        },
+                        Some(run),
+                    ));
                 }
+                single
             }
-            Claim::List { token } => {
-                if let Some(open) = self.held_in(tx, offset, token)? {
-                    return Ok((open, None));
-                }
-            }
-        }
-        if single.is_none() {
-            single = self.single_in(tx, offset)?;
-        }
+            Claim::List { token } => match self.held_in(tx, offset, token)? {
+                Some(open) => return Ok((open, None)),
+                None => self.single_in(tx, offset)?,
+            },
+        };
         Err(self.why_not(tx, claim, offset, single)?)
     }
 

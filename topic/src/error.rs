@@ -250,8 +250,8 @@ pub enum LeaseEnd {
     /// The lease ended, or this member failed the message or gave it back, and the message waits to be delivered again.
     #[error("its lease ended, or it was failed or given back before, and it waits to be delivered again")]
     Waits,
-    /// The group is ordered by key, and an earlier message of the key failed: that one is delivered first.
-    #[error("an earlier message of its key failed and is delivered first")]
+    /// The group is ordered by key, and an earlier message of the key failed or was brought back: that one is delivered first.
+    #[error("an earlier message of its key failed or was brought back, and is delivered first")]
     EarlierFailed,
     /// The group was reset to another place.
     #[error("the group was reset to another place")]

@@ -4,15 +4,23 @@
 //! was synced, and of the others a beginning), in the same order, without gaps; the map that was written with the messages
 //! says the same as the messages. At the end the group works off what is left, and then every message was processed exactly
 //! once, because the work and the acknowledgement are one transaction.
+//!
+//! Each run draws the options of the group: order by key, a filter, many messages in flight or few, synced acknowledgements,
+//! dead letters of its own or by default. A message that the filter passes over is never processed. In an ordered group the
+//! steps of each key are processed in their order, as long as none was given up and brought back.
 
 mod common;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use common::{SECOND, check, options, text};
-use duramen_engine::{Batch, Error, Map, Store};
+use common::{SECOND, check, text};
+use duramen_engine::{Batch, Durability, Error, Map, Store, Transaction};
 use duramen_io::SimDisk;
-use duramen_topic::{Deliveries, Group, GroupOptions, Start, Topic, TopicBatch, TopicError, TopicOptions, TopicWrites};
+use duramen_topic::{
+    Deliveries, Filter, Group, GroupOptions, Member, Message, Start, Topic, TopicBatch, TopicError, TopicOptions,
+    TopicWrites,
+};
 use fastrand::Rng;
 
 /// What the program was told.
@@ -25,6 +33,44 @@ struct Model {
     /// What a commit was to publish that did not return.
     unknown: Vec<String>,
     number: u64,
+    options: GroupOptions,
+    /// Whether a message may have overtaken others of its key: one was given up, or the group was reset.
+    is_order_broken: bool,
+}
+
+const KEYS: u64 = 5;
+
+/// The key of a message, by what it says. Some have none.
+fn key_of(payload: &str) -> Option<String> {
+    let number: u64 = payload.strip_prefix("message ")?.parse().ok()?;
+    (!number.is_multiple_of(6)).then(|| format!("key {}", number % KEYS))
+}
+
+/// A message as it is published.
+fn message<'m>(payload: &'m str, key: &'m Option<String>) -> Message<'m> {
+    match key {
+        Some(key) => Message::new(payload).key(key.as_bytes()),
+        None => Message::new(payload),
+    }
+}
+
+fn drawn(rng: &mut Rng) -> GroupOptions {
+    let mut options = GroupOptions::new()
+        .lease(10 * SECOND)
+        .back_off(&[SECOND])
+        .in_flight(if rng.u8(..3) == 0 { 20_000 } else { 40 })
+        .order_by_key(rng.bool());
+    options = match rng.u8(..3) {
+        0 => options,
+        _ => options.dead_letters("dead"),
+    };
+    if rng.u8(..3) == 0 {
+        options = options.durability(Durability::Synced);
+    }
+    if rng.u8(..3) == 0 {
+        options = options.filter(Filter::new().key("key *"));
+    }
+    options
 }
 
 struct Opened {
@@ -33,23 +79,23 @@ struct Opened {
     group: Group,
     outbox: Map,
     counts: Map,
+    /// The steps of each key in the order in which they were processed.
+    steps: Map,
+    members: Vec<Member>,
     held: Vec<Deliveries>,
 }
 
-fn open(disk: &SimDisk) -> Result<Opened, Error> {
-    let store = options().open_on(disk.platform())?;
+fn open(disk: &SimDisk, options: &GroupOptions) -> Result<Opened, Error> {
+    let store = common::options().open_on(disk.platform())?;
     let topic = topics_of(&store)?.ensure("orders", TopicOptions::new())?;
-    let group_options = GroupOptions::new()
-        .lease(10 * SECOND)
-        .back_off(&[SECOND])
-        .in_flight(40)
-        .dead_letters("dead");
     Ok(Opened {
-        group: topic.ensure_group("group", Start::Beginning, group_options)?,
+        group: topic.ensure_group("group", Start::Beginning, options.clone())?,
         outbox: store.map("outbox")?,
         counts: store.map("counts")?,
+        steps: store.map("steps")?,
         topic,
         store,
+        members: Vec::new(),
         held: Vec::new(),
     })
 }
@@ -83,16 +129,24 @@ impl Model {
 /// One thing that a program does.
 fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -> Result<(), Error> {
     match rng.u32(..100) {
-        0..20 => model.publish(1, |payloads| opened.topic.publish(&payloads[0]).map(|_| ())),
+        0..20 => model.publish(1, |payloads| {
+            let key = key_of(&payloads[0]);
+            opened.topic.publish(message(&payloads[0], &key)).map(|_| ())
+        }),
         20..25 => {
             let count = rng.usize(1..20);
-            model.publish(count, |payloads| opened.topic.publish_all(payloads).map(|_| ()))
+            model.publish(count, |payloads| {
+                let keys: Vec<_> = payloads.iter().map(|payload| key_of(payload)).collect();
+                let messages = payloads.iter().zip(&keys).map(|(payload, key)| message(payload, key));
+                opened.topic.publish_all(messages).map(|_| ())
+            })
         }
         25..32 => model.publish(2, |payloads| {
             let mut batch = Batch::new();
             for payload in payloads {
                 batch.put(&opened.outbox, payload.as_bytes(), b"")?;
-                batch.publish(&opened.topic, payload)?;
+                let key = key_of(payload);
+                batch.publish(&opened.topic, message(payload, &key))?;
             }
             opened.store.write(batch).map(|_| ())
         }),
@@ -100,22 +154,28 @@ fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -
             opened.store.transact(|tx| {
                 for payload in payloads {
                     tx.put(&opened.outbox, payload.as_bytes(), b"")?;
-                    tx.publish(&opened.topic, payload)?;
+                    let key = key_of(payload);
+                    tx.publish(&opened.topic, message(payload, &key))?;
                 }
                 Ok(())
             })
         }),
         40..60 => {
-            let member = opened
-                .group
-                .member("member")
-                .receive(rng.usize(1..15), Duration::ZERO)?;
-            opened.held.extend(member);
+            // Some members stay, some go at once; what they have, they give back with the last delivery.
+            if opened.members.is_empty() || rng.u8(..4) == 0 {
+                opened.members.push(opened.group.member("member"));
+            }
+            if opened.members.len() > 2 {
+                opened.members.remove(0);
+            }
+            let place = rng.usize(..opened.members.len());
+            let received = opened.members[place].receive(rng.usize(1..15), Duration::ZERO)?;
+            opened.held.extend(received);
             Ok(())
         }
         60..85 if !opened.held.is_empty() => {
             let deliveries = opened.held.swap_remove(rng.usize(..opened.held.len()));
-            settle(opened, deliveries, rng)
+            settle(opened, deliveries, model, rng)
         }
         85..88 => opened.group.redrive(5).map(|_| ()),
         88..92 => {
@@ -138,30 +198,59 @@ fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -
 }
 
 /// Counts each message and acknowledges it, in one transaction; or leaves it to the next try.
-fn settle(opened: &Opened, deliveries: Deliveries, rng: &mut Rng) -> Result<(), Error> {
-    if rng.u32(..3) == 0 {
-        let done = opened.store.transact(|tx| {
-            for message in deliveries.messages().iter() {
-                tx.add(&opened.counts, message.payload(), 1)?;
-            }
-            tx.acknowledge_all(&deliveries)
-        });
-        return unless_lost(done);
+fn settle(opened: &Opened, deliveries: Deliveries, model: &mut Model, rng: &mut Rng) -> Result<(), Error> {
+    match rng.u32(..8) {
+        0..2 => {
+            let done = opened.store.transact(|tx| {
+                for message in deliveries.messages().iter() {
+                    process(tx, opened, message.payload())?;
+                }
+                tx.acknowledge_all(&deliveries)
+            });
+            return unless_lost(done);
+        }
+        2 => return unless_lost(deliveries.release()),
+        3 => return unless_lost(opened.store.transact(|tx| tx.release(&deliveries))),
+        _ => {}
     }
+    // A member that leaves a message keeps the order by leaving what follows of its key.
+    let mut left = HashSet::new();
     for delivery in deliveries {
-        let done = match rng.u32(..10) {
+        let key = key_of(&text(delivery.message().payload()));
+        let choice = if left.contains(&key) { 3 } else { rng.u32(..14) };
+        if matches!(choice, 2 | 3) && key.is_some() {
+            left.insert(key);
+        }
+        let done = match choice {
             0 => delivery.retry("at random"),
-            1 => delivery.give_up("at random"),
+            1 => {
+                model.is_order_broken = true;
+                delivery.give_up("at random")
+            }
             2 => delivery.extend(rng.u32(1..20) * SECOND),
             3 => Ok(()),
+            4 => delivery.release(),
+            5 => opened.store.transact(|tx| tx.retry(&delivery, None, "at random")),
             _ => opened.store.transact(|tx| {
-                tx.add(&opened.counts, delivery.message().payload(), 1)?;
+                process(tx, opened, delivery.message().payload())?;
                 tx.acknowledge(&delivery)
             }),
         };
         unless_lost(done)?;
     }
     Ok(())
+}
+
+/// The work of a message: it is counted, and noted behind the steps of its key.
+fn process(tx: &mut Transaction, opened: &Opened, payload: &[u8]) -> Result<(), Error> {
+    tx.add(&opened.counts, payload, 1)?;
+    let payload = text(payload);
+    let Some(key) = key_of(&payload) else { return Ok(()) };
+    let mut steps = tx
+        .get(&opened.steps, key.as_bytes())?
+        .map_or(Vec::new(), |steps| steps.to_vec());
+    steps.extend_from_slice(format!("{payload};").as_bytes());
+    tx.put(&opened.steps, key.as_bytes(), &steps)
 }
 
 /// A lease may have run out, and somebody else settled the message.
@@ -213,6 +302,21 @@ fn compare(opened: &Opened, model: &mut Model, is_power_cut: bool) {
     model.unknown.clear();
 }
 
+/// In an ordered group the steps of a key are processed in the order in which they were published.
+fn check_order(opened: &Opened, model: &Model) {
+    if !model.options.order_by_key || model.is_order_broken {
+        return;
+    }
+    let snapshot = opened.store.snapshot().unwrap();
+    let mut cursor = snapshot.range(&opened.steps, ..).unwrap();
+    while let Some((key, steps)) = cursor.next().unwrap() {
+        let steps = text(&steps);
+        let place = |step: &str| model.published.iter().position(|payload| payload == step);
+        let places: Vec<usize> = steps.split_terminator(';').map(|step| place(step).unwrap()).collect();
+        assert!(places.is_sorted(), "{}: {steps}", text(key));
+    }
+}
+
 /// Works until nothing is left to do.
 fn drain(opened: &Opened, disk: &SimDisk, count: u64) {
     let mut member = opened.group.member("the last");
@@ -223,7 +327,7 @@ fn drain(opened: &Opened, disk: &SimDisk, count: u64) {
                 .store
                 .transact(|tx| {
                     for message in deliveries.messages().iter() {
-                        tx.add(&opened.counts, message.payload(), 1)?;
+                        process(tx, opened, message.payload())?;
                     }
                     tx.acknowledge_all(&deliveries)
                 })
@@ -244,12 +348,16 @@ fn drain(opened: &Opened, disk: &SimDisk, count: u64) {
 fn run(seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let mut disk = SimDisk::new(seed);
-    let mut model = Model::default();
+    let mut model = Model {
+        options: drawn(&mut rng),
+        ..Model::default()
+    };
+    let options = model.options.clone();
     for _ in 0..rng.u32(1..6) {
         if rng.u32(..4) != 0 {
             disk.stop_after(rng.u64(..900));
         }
-        let opened = open(&disk).and_then(|mut opened| {
+        let opened = open(&disk, &options).and_then(|mut opened| {
             for _ in 0..rng.u32(..400) {
                 step(&mut opened, &mut model, &disk, &mut rng)?;
             }
@@ -261,21 +369,34 @@ fn run(seed: u64) {
             false => disk.kill(),
         };
         drop(opened);
-        let again = open(&disk).expect("the store opens again");
+        let again = open(&disk, &options).expect("the store opens again");
         compare(&again, &mut model, is_power_cut);
+        check_order(&again, &model);
+        check_counts(&again);
         check(&again.store);
     }
-    let opened = open(&disk).expect("the store opens at last");
+    let opened = open(&disk, &options).expect("the store opens at last");
     drain(&opened, &disk, model.published.len() as u64);
-    let counts = opened.counts.count().unwrap();
+    let is_wanted = |payload: &&String| options.filter.is_empty() || key_of(payload).is_some();
+    let wanted = model.published.iter().filter(is_wanted).count();
     assert_eq!(
-        counts,
-        model.published.len() as u64,
+        opened.counts.count().unwrap(),
+        wanted as u64,
         "messages that were never processed"
     );
     compare(&opened, &mut model, false);
+    check_order(&opened, &model);
     assert!(opened.group.pending().unwrap().is_empty());
+    assert_eq!(opened.group.describe().unwrap().pending, 0);
     check(&opened.store);
+}
+
+/// What a group says by number is what its rows say one by one.
+fn check_counts(opened: &Opened) {
+    let (described, pending) = (opened.group.describe().unwrap(), opened.group.pending().unwrap());
+    assert_eq!(described.pending, pending.len() as u64);
+    let first = pending.first().map_or(described.next, |first| first.offset);
+    assert_eq!(described.acknowledged, first);
 }
 
 #[test]

@@ -299,6 +299,7 @@ impl Group {
             tries_of.sort_unstable();
             let list = List {
                 lease,
+                lost: None,
                 offsets: tries_of.iter().map(|(offset, _)| *offset).collect(),
             };
             self.put_list(tx, None, &list)?;
@@ -461,7 +462,8 @@ impl Group {
                 self.hold_in(tx, offset, token, open)?;
             }
             let offsets = handed.iter().map(|(offset, _)| *offset).collect();
-            self.put_list(tx, None, &List { lease, offsets })?;
+            let lost = None;
+            self.put_list(tx, None, &List { lease, lost, offsets })?;
             Claim::List { token }
         };
         let is_handed = |offset: u64| handed.binary_search_by_key(&offset, |(offset, _)| *offset).is_ok();

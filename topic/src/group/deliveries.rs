@@ -75,7 +75,8 @@ impl Deliveries {
         self.handed.group()
     }
 
-    /// Acknowledges all of them, except those that were settled one by one before. In a commit of its own, with the durability
+    /// Acknowledges all of them, except those that were settled one by one before. When the group is ordered and one of them was
+    /// lost, because an earlier message of its key failed, this acknowledges none. In a commit of its own, with the durability
     /// that the group's options say: by default a power cut may take it back, and then the messages are delivered again. In
     /// a transaction: [`crate::TopicWrites::acknowledge_all`].
     ///

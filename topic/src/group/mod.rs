@@ -32,6 +32,7 @@ pub(crate) mod state;
 mod watch;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
@@ -630,43 +631,61 @@ pub(crate) fn depend_on_openings(tx: &mut Transaction, reading: &Reading<'_>) ->
 
 /// Where the first run begins, or the first single lies, whichever comes first; else the end of what was handed out.
 fn floor(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
-    Ok(match first_run(reading, id, cursor)? {
-        Ok(first) | Err(first) => first,
+    Ok(match first_row(reading, id, cursor)? {
+        FirstRow::Run(run) => run.start,
+        FirstRow::Other(first) => first,
     })
 }
 
-/// The first run, if nothing comes before it; or the offset of what comes first.
-fn first_run(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<std::result::Result<u64, u64>> {
+/// What comes first of the rows of a group from its floor on.
+enum FirstRow {
+    /// A run of these messages.
+    Run(Range<u64>),
+    /// A message that no run covers; or the end of what was handed out.
+    Other(u64),
+}
+
+fn first_row(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<FirstRow> {
     let states = &reading.topic.home().tables.states;
-    let first_of = |low: &[u8], high: &[u8]| -> Result<Option<u64>> {
-        let mut rows = reading.snapshot.range(states, low..high)?;
-        let first = rows.next()?.map(|(key, _)| offset_of(key));
-        Ok(first)
-    };
     let (low, high) = Run::keys_from(id, cursor.floor);
-    let run = first_of(&low, &high)?;
-    let (low, high) = Single::keys(id, cursor.floor..run.unwrap_or(cursor.next));
-    let single = first_of(&low, &high)?;
+    let mut runs = reading.snapshot.range(states, &low[..]..&high[..])?;
+    let run = match runs.next()? {
+        Some((key, run)) => Some(offset_of(key)..Run::decode(&run)?.end),
+        None => None,
+    };
+    let end = run.as_ref().map_or(cursor.next, |run| run.start);
+    let (low, high) = Single::keys(id, cursor.floor..end);
+    let mut singles = reading.snapshot.range(states, &low[..]..&high[..])?;
+    let single = singles.next()?.map(|(key, _)| offset_of(key));
     Ok(match (single, run) {
-        (None, Some(run)) => Ok(run),
-        (single, _) => Err(single.unwrap_or(cursor.next)),
+        (None, Some(run)) => FirstRow::Run(run),
+        (single, _) => FirstRow::Other(single.unwrap_or(cursor.next)),
     })
 }
 
-/// The first message of a group that is open.
+/// The first message of a group that is open. Runs of which everything was settled are there until they are removed.
 fn first_open(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
-    match first_run(reading, id, cursor)? {
-        Ok(run) => open_in_run(reading, id, cursor, run),
-        Err(first) => Ok(first),
+    let mut from = *cursor;
+    loop {
+        match first_row(reading, id, &from)? {
+            FirstRow::Other(first) => return Ok(first),
+            FirstRow::Run(run) => {
+                let open = open_in_run(reading, id, run.clone())?;
+                if open < run.end {
+                    return Ok(open);
+                }
+                from.floor = run.end;
+            }
+        }
     }
 }
 
-/// The first open message from the beginning of a run on, whose first messages may be settled.
-fn open_in_run(reading: &Reading<'_>, id: u32, cursor: &Cursor, first: u64) -> Result<u64> {
+/// The first open message of a run, whose first messages may be settled; its end when all of them are.
+fn open_in_run(reading: &Reading<'_>, id: u32, run: Range<u64>) -> Result<u64> {
     let states = &reading.topic.home().tables.states;
-    let (low, high) = Single::keys(id, first..cursor.next);
+    let (low, high) = Single::keys(id, run.clone());
     let mut singles = reading.snapshot.range(states, &low[..]..&high[..])?;
-    let mut open = first;
+    let mut open = run.start;
     while let Some((key, single)) = singles.next()? {
         match Single::decode(&single)? {
             Single::Settled { .. } if offset_of(key) == open => open += 1,

@@ -21,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Group;
 use super::rows::message_due;
 use super::settle::Open;
-use super::state::{Keyed, Single};
+use super::state::{Keyed, List, Single};
 use crate::limits::READ_MESSAGES;
 use crate::tables::offset_of;
 
@@ -116,8 +116,14 @@ impl Group {
     /// Parks a message that comes after one of its key that failed. `false`: it was parked already.
     fn park_later(&self, tx: &mut Transaction, offset: u64) -> Result<bool> {
         match self.single_in(tx, offset)? {
-            // It is taken from its member before it could fail: that try does not count.
-            Some(Single::Held { tries, key, .. }) => self.park(tx, offset, tries.saturating_sub(1), key)?,
+            Some(Single::Held { token, tries, key, .. }) => {
+                if let Some(list) = self.list_in(tx, token)?.filter(|list| list.lost.is_none()) {
+                    let lost = Some(offset);
+                    self.put_list(tx, Some(&list), &List { lost, ..list.clone() })?;
+                }
+                // It is taken from its member before it could fail: that try does not count.
+                self.park(tx, offset, tries.saturating_sub(1), key)?;
+            }
             Some(Single::Waits { due, tries, key, .. }) => {
                 self.move_due(tx, Some(message_due(due, offset)), None)?;
                 self.park(tx, offset, tries, key)?;

@@ -166,9 +166,10 @@ impl GroupOptions {
     /// Whether messages of one key are delivered in the order of their offsets, and to one member at a time. Other keys and
     /// messages without a key do not wait for them. Default: no.
     ///
-    /// A member may get several messages of a key in one batch. When it fails one of them, it loses the later ones of that
-    /// key: settling them says [`crate::TopicError::LeaseLost`]. A message that waits for an earlier one of its key is set
-    /// aside; when 100,000 messages are, the group hands out no new ones until some are done.
+    /// A member may get several messages of a key in one batch. The group does not keep it from acknowledging a later one first.
+    /// When it fails one of them, it loses the later ones of that key: settling them says [`crate::TopicError::LeaseLost`]. A
+    /// message that waits for an earlier one of its key is set aside; when 100,000 messages are, the group hands out no new
+    /// ones until some are done.
     pub fn order_by_key(mut self, order: bool) -> GroupOptions {
         self.order_by_key = order;
         self

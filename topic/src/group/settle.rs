@@ -306,6 +306,10 @@ impl Group {
             let single = self.single_in(tx, offset)?;
             return Err(self.why_not(tx, Claim::List { token }, offset, single)?);
         };
+        if let (Some(offset), Verdict::Done) = (list.lost, verdict) {
+            let cause = LeaseEnd::EarlierFailed;
+            return Err(TopicError::LeaseLost { offset, cause }.into());
+        }
         let mut again = None;
         for &offset in &list.offsets {
             let Some(open) = self.held_in(tx, offset, token)? else {
@@ -362,7 +366,7 @@ impl Group {
                 if let Some(list) = self.list_in(tx, token)? {
                     let extended = List {
                         lease: longer(&list.lease),
-                        offsets: list.offsets.clone(),
+                        ..list.clone()
                     };
                     self.put_list(tx, Some(&list), &extended)?;
                     return Ok(extended.lease.deadline);

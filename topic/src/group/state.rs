@@ -18,7 +18,7 @@
 //! run      1  form: 2
 //!         ..  end; flags: 1 extended, 2 counted; lease
 //! list     1  form: 2
-//!         ..  lease; how many; each: offset, as the distance from the one before
+//!         ..  lease; lost offset plus one; how many; each: offset, as the distance from the one before
 //! single   1  form: 2
 //!          1  0 settled: token of the lease by which it was
 //!             1 waits: due, tries, origin plus one; 1: counted; key hash; error: length, text
@@ -216,6 +216,9 @@ impl Run {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List {
     pub(crate) lease: Lease,
+    /// A message that was taken out of the list, though its member did nothing to it: the list can no longer be acknowledged
+    /// as a whole.
+    pub(crate) lost: Option<u64>,
     /// In rising order.
     pub(crate) offsets: Vec<u64>,
 }
@@ -225,7 +228,7 @@ impl List {
     pub(crate) fn of_no_process(&self) -> List {
         List {
             lease: self.lease.of_no_process(),
-            offsets: self.offsets.clone(),
+            ..self.clone()
         }
     }
 
@@ -241,6 +244,7 @@ impl List {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![FORM];
         self.lease.put(&mut out);
+        put_optional(&mut out, self.lost);
         put_number(&mut out, self.offsets.len() as u64);
         let mut last = 0;
         for &offset in &self.offsets {
@@ -254,6 +258,7 @@ impl List {
         let mut reader = Reader::new(bytes, "a lease of a group");
         reader.form(FORM)?;
         let lease = Lease::read(&mut reader)?;
+        let lost = reader.number()?.checked_sub(1);
         let (count, mut last, mut offsets) = (reader.number()?, 0u64, Vec::new());
         for _ in 0..count {
             let offset = last.checked_add(reader.number()?);
@@ -261,7 +266,7 @@ impl List {
             offsets.push(last);
         }
         reader.end()?;
-        Ok(List { lease, offsets })
+        Ok(List { lease, lost, offsets })
     }
 }
 
@@ -324,7 +329,7 @@ impl Single {
                 out.push(WAITS);
                 put_number(&mut out, *due);
                 put_number(&mut out, u64::from(*tries));
-                put_origin(&mut out, *origin);
+                put_optional(&mut out, *origin);
                 out.push(u8::from(*is_counted));
                 put_hash(&mut out, *key);
                 put_bytes(&mut out, error.as_bytes());
@@ -339,7 +344,7 @@ impl Single {
                 out.push(HELD);
                 put_number(&mut out, *token);
                 put_number(&mut out, u64::from(*tries));
-                put_origin(&mut out, *origin);
+                put_optional(&mut out, *origin);
                 out.push(u8::from(*is_counted));
                 put_hash(&mut out, *key);
             }
@@ -385,8 +390,8 @@ impl Single {
     }
 }
 
-fn put_origin(out: &mut Vec<u8>, origin: Option<u64>) {
-    put_number(out, origin.map_or(0, |first| first.saturating_add(1)));
+fn put_optional(out: &mut Vec<u8>, offset: Option<u64>) {
+    put_number(out, offset.map_or(0, |offset| offset.saturating_add(1)));
 }
 
 fn put_hash(out: &mut Vec<u8>, key: Option<u64>) {
@@ -616,6 +621,7 @@ mod tests {
         let parked = Single::Parked { tries: 0, key: Some(3) };
         let list = List {
             lease: lease(),
+            lost: Some(0),
             offsets: vec![0, 3, 1 << 40],
         };
         let cursor = Cursor {

@@ -9,7 +9,7 @@ use common::{SECOND, all, check, facts, one_topic, open, publish, text, topics};
 use duramen_engine::{Reason, TransactionOptions};
 use duramen_io::SimDisk;
 use duramen_topic::{
-    DeadLetter, Deliveries, Delivery, Filter, Group, GroupOptions, LeaseEnd, Message, Redriven, SlowPolicy, Start,
+    DeadLetter, Deliveries, Delivery, Group, GroupOptions, LeaseEnd, Message, Redriven, SlowPolicy, Start,
     SubscribeOptions, TopicError, TopicOptions, TopicWrites,
 };
 
@@ -512,30 +512,6 @@ fn a_group_pauses_is_set_back_and_is_deleted() {
 }
 
 #[test]
-fn no_more_messages_are_in_flight_than_may_be() {
-    let disk = SimDisk::new(10);
-    let (store, _, topic) = one_topic(&disk);
-    publish(&topic, 20);
-    let group = topic
-        .ensure_group("group", Start::Beginning, options().in_flight(5))
-        .unwrap();
-    let first: Vec<_> = receive(&group, 10).unwrap().into_iter().collect();
-    assert_eq!(first.len(), 5);
-    assert!(receive(&group, 10).is_none());
-    first[0].acknowledge().unwrap();
-    first[1].retry("later").unwrap();
-    let fifth = receive(&group, 10).unwrap();
-    assert_eq!(offsets(&fifth), [5]);
-    // What a transaction settles is found out too.
-    store
-        .transact(|tx| first[2..].iter().try_for_each(|delivery| tx.acknowledge(delivery)))
-        .unwrap();
-    let next = receive(&group, 10).unwrap();
-    assert_eq!(offsets(&next), [6, 7, 8]);
-    assert!(receive(&group, 10).is_none());
-}
-
-#[test]
 fn a_clock_that_is_set_back_or_ahead_loses_nothing_and_delays_nothing_for_long() {
     let disk = SimDisk::new(11);
     let (_, _, topic) = one_topic(&disk);
@@ -565,76 +541,6 @@ fn a_clock_that_is_set_back_or_ahead_loses_nothing_and_delays_nothing_for_long()
     assert!(receive(&group, 3).is_none());
     disk.advance(SECOND);
     assert_eq!(offsets(&receive(&group, 3).unwrap()), [1, 2]);
-}
-
-#[test]
-fn what_all_groups_have_acknowledged_can_be_let_go() {
-    let disk = SimDisk::new(12);
-    let (_, _, topic) = one_topic(&disk);
-    topic.configure(TopicOptions::new().drop_acknowledged(true)).unwrap();
-    publish(&topic, 10);
-    let first = || {
-        topic.trim().unwrap();
-        topic.describe().unwrap().first
-    };
-    assert_eq!(first(), 0);
-    let group = topic.ensure_group("group", Start::Beginning, options()).unwrap();
-    let reader = topic.durable("reader", Start::Beginning).unwrap();
-    let each: Vec<_> = receive(&group, 6).unwrap().into_iter().collect();
-    reader.acknowledge_through(8).unwrap();
-    assert_eq!(first(), 0);
-    each[0].acknowledge().unwrap();
-    each[1].retry("no").unwrap();
-    each[2..].iter().for_each(|delivery| delivery.acknowledge().unwrap());
-    disk.advance(Duration::from_secs(40));
-    let again = receive(&group, 1).unwrap();
-    assert_eq!(offsets(&again), [1]);
-    assert_eq!(first(), 1);
-    again.acknowledge().unwrap();
-    assert_eq!(first(), 6);
-    receive(&group, 100).unwrap().acknowledge().unwrap();
-    assert_eq!(first(), 9);
-    reader.acknowledge_through(9).unwrap();
-    assert_eq!(first(), 10);
-}
-
-#[test]
-fn a_group_passes_over_what_retention_took() {
-    let disk = SimDisk::new(13);
-    let (_, _, topic) = one_topic(&disk);
-    publish(&topic, 5);
-    let group = topic.ensure_group("group", Start::Beginning, options()).unwrap();
-    one(&group).retry("no").unwrap();
-    publish(&topic, 5);
-    topic.configure(TopicOptions::new().keep_messages(2)).unwrap();
-    topic.trim().unwrap();
-    disk.advance(SECOND);
-    assert_eq!(offsets(&receive(&group, 10).unwrap()), [8, 9]);
-    disk.advance(100 * SECOND);
-    let pending: Vec<_> = group.pending().unwrap().iter().map(|pending| pending.offset).collect();
-    assert_eq!(pending, [8, 9]);
-}
-
-#[test]
-fn options_that_make_no_sense_are_refused() {
-    let (_, _, topic) = one_topic(&SimDisk::new(14));
-    let wrong = [
-        GroupOptions::new().lease(Duration::ZERO),
-        GroupOptions::new().tries(0),
-        GroupOptions::new().in_flight(0),
-        GroupOptions::new().in_flight(u32::MAX),
-        GroupOptions::new().back_off(&[SECOND; 65]),
-    ];
-    for options in wrong {
-        let refused = topic.ensure_group("group", Start::Beginning, options).map(|_| ());
-        assert!(matches!(facts(refused), TopicError::InvalidOptions { .. }));
-    }
-    let name = topic.ensure_group("a b", Start::Beginning, options()).map(|_| ());
-    assert!(matches!(facts(name), TopicError::InvalidName { at: 1, .. }));
-    let dead = topic
-        .ensure_group("group", Start::Beginning, options().dead_letters("a..b"))
-        .map(|_| ());
-    assert!(matches!(facts(dead), TopicError::InvalidName { at: 2, .. }));
 }
 
 /// Members in threads that acknowledge, fail and forget at random, while the clock runs: in the end every message was
@@ -779,74 +685,6 @@ fn calls_that_commit_beside_an_exclusive_transaction_of_the_same_thread_are_refu
     let ended = ended.recv_timeout(Duration::from_secs(60));
     assert!(ended.is_ok() || calls.is_finished(), "the calls come to an end");
     calls.join().unwrap();
-}
-
-/// Wakes the thread that runs a future.
-struct Unpark(std::thread::Thread);
-
-impl std::task::Wake for Unpark {
-    fn wake(self: std::sync::Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Runs a future, which is polled only when it asked for that.
-fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
-    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
-    let mut context = std::task::Context::from_waker(&waker);
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            std::task::Poll::Ready(value) => return value,
-            std::task::Poll::Pending => std::thread::park(),
-        }
-    }
-}
-
-#[test]
-fn a_task_receives_what_is_published_what_failed_and_what_a_lease_gives_back() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = duramen_engine::Store::open(directory.path()).unwrap();
-    let topics = duramen_topic::Topics::open(&store).unwrap();
-    let topic = topics.create("orders", TopicOptions::new()).unwrap();
-    let options = GroupOptions::new()
-        .lease(Duration::from_millis(100))
-        .back_off(&[Duration::from_millis(20)]);
-    let group = topic.ensure_group("group", Start::Beginning, options).unwrap();
-    let mut member = group.member("task");
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(30));
-            topic.publish(b"message").unwrap();
-        });
-        let first = block_on(member.receive_async(5)).unwrap();
-        first.clone().into_iter().for_each(|first| first.retry("no").unwrap());
-    });
-    // Nothing is published any more: only times wake the task.
-    let failed = block_on(member.receive_async(5)).unwrap();
-    let tries = |deliveries: &Deliveries| deliveries.clone().into_iter().next().unwrap().tries();
-    assert_eq!(tries(&failed), 2);
-    let ended = block_on(member.receive_async(5)).unwrap();
-    assert_eq!(tries(&ended), 3);
-    ended.acknowledge().unwrap();
-    topic.publish_all([b"1", b"2", b"3"]).unwrap();
-    let mut stream = member.stream(1);
-    for offset in 1..4 {
-        let next = block_on(std::future::poll_fn(|context| {
-            futures_core::Stream::poll_next(std::pin::Pin::new(&mut stream), context)
-        }));
-        let next = next.unwrap().unwrap();
-        assert_eq!(offsets(&next), [offset]);
-        next.acknowledge().unwrap();
-    }
-    topic.delete_group("group").unwrap();
-    let mut next = || {
-        block_on(std::future::poll_fn(|context| {
-            futures_core::Stream::poll_next(std::pin::Pin::new(&mut stream), context)
-        }))
-    };
-    assert!(matches!(facts(next().unwrap()), TopicError::GroupDeleted { .. }));
-    assert!(next().is_none(), "it ends with the error");
 }
 
 #[test]
@@ -996,110 +834,4 @@ fn failing_and_giving_up_in_a_transaction_are_made_with_it_or_not_at_all() {
             ..
         }
     ));
-}
-
-#[test]
-fn lag_counts_what_is_kept_and_what_was_skipped_is_counted_and_told() {
-    let disk = SimDisk::new(45);
-    let (_, _, topic) = one_topic(&disk);
-    topic.configure(TopicOptions::new().keep_messages(10)).unwrap();
-    publish(&topic, 100);
-    let group = topic.ensure_group("group", Start::Offset(0), options()).unwrap();
-    let described = || {
-        let described = group.describe().unwrap();
-        (described.lag, described.skipped, described.pending)
-    };
-    assert_eq!(described(), (100, 0, 0));
-    topic.trim().unwrap();
-    assert_eq!(described(), (10, 90, 0));
-    let got = receive(&group, 4).unwrap();
-    assert_eq!(
-        (offsets(&got), got.messages().gap()),
-        (vec![90, 91, 92, 93], Some(0..90))
-    );
-    assert_eq!(described(), (6, 90, 4));
-    // What waits when retention deletes it is skipped as well.
-    got.into_iter().for_each(|one| one.retry("no").unwrap());
-    publish(&topic, 10);
-    topic.trim().unwrap();
-    disk.advance(SECOND);
-    let got = receive(&group, 100).unwrap();
-    assert_eq!((got.len(), got.messages().gap()), (10, Some(94..100)));
-    got.acknowledge().unwrap();
-    assert!(receive(&group, 100).is_none());
-    assert_eq!(described(), (0, 100, 0));
-}
-
-#[test]
-fn a_group_that_exists_is_refused_with_what_differs_or_gets_the_options() {
-    let disk = SimDisk::new(46);
-    let (_, topics, topic) = one_topic(&disk);
-    let first = options().dead_letters("first.dead");
-    topic.create_group("group", Start::Beginning, first).unwrap();
-    let other = options().tries(3).dead_letters("second.dead");
-    let refused = facts(topic.create_group("group", Start::Beginning, other.clone()).map(|_| ()));
-    let TopicError::GroupExists { difference, .. } = &refused else {
-        panic!("{refused:?}");
-    };
-    assert!(
-        difference.contains("tries is Some(20), asked for Some(3)"),
-        "{difference}"
-    );
-    assert!(
-        difference.contains("second.dead") && !difference.contains("lease"),
-        "{difference}"
-    );
-    assert!(
-        topics.get("second.dead").unwrap().is_none(),
-        "nothing is made on the way to a refusal"
-    );
-    let group = topic.ensure_group("group", Start::Beginning, other.clone()).unwrap();
-    assert_eq!(group.describe().unwrap().options, Some(other));
-    assert!(topics.get("second.dead").unwrap().is_some());
-    let durable = topic.durable("reader", Start::Beginning).unwrap();
-    let kind = topic
-        .ensure_group(durable.name(), Start::Beginning, options())
-        .map(|_| ());
-    assert!(matches!(facts(kind), TopicError::OtherKind { .. }));
-}
-
-#[test]
-fn a_filter_delivers_what_matches_and_passes_over_the_rest() {
-    let disk = SimDisk::new(47);
-    let (_, _, topic) = one_topic(&disk);
-    let options = options().filter(Filter::new().key("order-*").header("region", "eu*"));
-    let group = topic.ensure_group("group", Start::Beginning, options).unwrap();
-    assert!(receive(&group, 10).is_none());
-    let mut expected = Vec::new();
-    for number in 0..10_000u64 {
-        let key = if number % 3 == 0 { "order-1" } else { "other" };
-        let region = if number % 7 == 0 { "eu-west" } else { "us" };
-        topic
-            .publish(
-                Message::new(b"x")
-                    .key(key.as_bytes())
-                    .header("region", region.as_bytes()),
-            )
-            .unwrap();
-        expected.extend((number % 21 == 0).then_some(number));
-    }
-    let mut found = Vec::new();
-    let mut member = group.member("member");
-    let mut rounds = 0;
-    while let Some(got) = member.receive(100, NOW).unwrap() {
-        found.extend(offsets(&got));
-        assert!(group.describe().unwrap().pending <= 100);
-        match rounds % 3 {
-            0 => got.acknowledge().unwrap(),
-            _ => got.into_iter().for_each(|one| one.acknowledge().unwrap()),
-        }
-        rounds += 1;
-    }
-    assert_eq!(found, expected);
-    let described = group.describe().unwrap();
-    assert_eq!(
-        (described.acknowledged, described.pending, described.lag),
-        (10_000, 0, 0)
-    );
-    assert!(group.pending().unwrap().is_empty());
 }

@@ -15,7 +15,7 @@ use crate::topics::locked;
 
 /// What waits for a time.
 pub(crate) trait Timed: Send + Sync {
-    /// Its time has come. Returns when it is to be rung again.
+    /// Called when its time comes. Returns the next time to call it, if there is one.
     fn ring(&self) -> Option<Instant>;
 }
 

@@ -29,6 +29,7 @@ use crate::ids;
 use crate::limits::{MOVED_BYTES, MOVED_TOGETHER_MAX};
 use crate::message::{Message, Stored};
 use crate::record::millis;
+use crate::time::{at, since_epoch};
 use crate::topic::Topic;
 use crate::topics::{Home, Inner, Topics};
 
@@ -53,7 +54,7 @@ pub struct Scheduled {
 impl Scheduled {
     /// When the message is due, in whole milliseconds.
     pub fn due(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_millis(self.due)
+        at(self.due)
     }
 
     fn key(self, topic: u32) -> [u8; KEY_BYTES] {
@@ -165,8 +166,7 @@ impl Topic {
     /// # Errors
     /// As [`Topic::publish`].
     pub fn publish_at<'m>(&self, time: SystemTime, message: impl Into<Message<'m>>) -> Result<Scheduled> {
-        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        self.publish_due_at(whole_millis(since), &message.into())
+        self.publish_due_at(whole_millis(since_epoch(time)), &message.into())
     }
 
     /// Publishes a message after a delay from now, as [`Topic::publish_at`] does. Now is the time of the wall clock.

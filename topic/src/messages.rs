@@ -157,7 +157,7 @@ impl<'a> Received<'a> {
 
     /// When it was published; never earlier than the message before it.
     pub fn time(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_millis(self.place.time)
+        crate::time::at(self.place.time)
     }
 
     /// The same in milliseconds since 1970.

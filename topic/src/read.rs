@@ -9,7 +9,7 @@
 use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use duramen_engine::{Error, Reason, Result, SequenceState, Snapshot, Value};
 
@@ -18,6 +18,7 @@ use crate::limits::{READ_BYTES, READ_MESSAGES};
 use crate::message::{Stored, may_expire};
 use crate::messages::{Collecting, Messages};
 use crate::tables::{after_id, offset_key, offset_of};
+use crate::time::since_epoch;
 use crate::topic::Topic;
 
 /// Where to begin.
@@ -115,8 +116,8 @@ impl<'a> Reading<'a> {
             Start::Offset(asked) if asked > next => return Err(self.not_yet(asked, next)),
             Start::Offset(asked) => asked,
             Start::Time(time) => {
-                let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-                self.first_at(bounds.first..next, crate::record::millis(since))?
+                let since = crate::record::millis(since_epoch(time));
+                self.first_at(bounds.first..next, since)?
             }
             Start::Last(count) => self.kept_from(next.saturating_sub(count).max(bounds.first), next)?,
         })
@@ -345,6 +346,8 @@ pub(crate) fn is_expired_at(head: &[u8], now: u64) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use duramen_engine::{Maintenance, Options, Store};
     use duramen_io::SimDisk;
 

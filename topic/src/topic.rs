@@ -21,6 +21,7 @@ use crate::read::{ReadLimits, Reading, Start};
 use crate::record::TopicOptions;
 use crate::retention;
 use crate::subscription::Subscription;
+use crate::time::{at, since_epoch};
 use crate::topics::{Home, Topics};
 
 /// A topic: an ordered, durable sequence of messages. Clones are handles of the same topic.
@@ -84,7 +85,7 @@ impl Published {
 
     /// When it was published.
     pub fn time(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_millis(self.time)
+        at(self.time)
     }
 }
 
@@ -296,7 +297,6 @@ impl Topic {
             true => state.bytes - crate::message::Stored::decode(&reading.head(bounds.first)?)?.position,
             false => 0,
         };
-        let at = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
         Ok(TopicDescription {
             name: self.name().into(),
             created: at(record.created),
@@ -504,8 +504,7 @@ impl TopicWrites for Transaction {
         time: SystemTime,
         message: impl Into<Message<'m>>,
     ) -> Result<Scheduled> {
-        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        delayed::schedule_in(self, topic, delayed::whole_millis(since), &message.into())
+        delayed::schedule_in(self, topic, delayed::whole_millis(since_epoch(time)), &message.into())
     }
 
     fn cancel(&mut self, topic: &Topic, scheduled: &Scheduled) -> Result<bool> {

@@ -327,7 +327,7 @@ fn messages_of_a_key_are_with_one_member_in_order_and_other_keys_go_on() {
     disk.advance(SECOND / 10);
     let next_b = other.receive(9, NOW).unwrap().unwrap();
     assert_eq!(offsets(&next_b), [5, 7]);
-    // The one that fails comes first again, so the member loses the later one, and that try does not count.
+    // The failed message comes first again, so the member loses the later one, and that try does not count.
     a.retry("no").unwrap();
     let cause = LeaseEnd::EarlierFailed;
     assert_eq!(facts(later_a.acknowledge()), TopicError::LeaseLost { offset: 1, cause });

@@ -237,10 +237,8 @@ fn run(seed: u64) {
             }
             Ok(opened)
         });
-        disk = match rng.bool() {
-            true => disk.power_cut(rng.u64(..)),
-            false => disk.kill(),
-        };
+        let is_power_cut = rng.bool();
+        disk = common::crash(&disk, is_power_cut, &mut rng);
         drop(opened);
         let again = open(&disk).expect("the store opens again");
         compare(&again);
@@ -254,11 +252,5 @@ fn run(seed: u64) {
 
 #[test]
 fn crashes_publish_no_id_twice_within_the_window() {
-    let seed = common::seed();
-    let runs = std::env::var("DURAMEN_RUNS").ok().and_then(|runs| runs.parse().ok());
-    for run_number in 0..runs.unwrap_or(60) {
-        let seed = seed.wrapping_add(run_number);
-        let outcome = std::panic::catch_unwind(|| run(seed));
-        assert!(outcome.is_ok(), "DURAMEN_SEED={seed} DURAMEN_RUNS=1");
-    }
+    common::for_each_seed(run);
 }

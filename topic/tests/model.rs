@@ -364,10 +364,7 @@ fn run(seed: u64) {
             Ok(opened)
         });
         let is_power_cut = rng.bool();
-        disk = match is_power_cut {
-            true => disk.power_cut(rng.u64(..)),
-            false => disk.kill(),
-        };
+        disk = common::crash(&disk, is_power_cut, &mut rng);
         drop(opened);
         let again = open(&disk, &options).expect("the store opens again");
         compare(&again, &mut model, is_power_cut);
@@ -401,14 +398,5 @@ fn check_counts(opened: &Opened) {
 
 #[test]
 fn crashes_lose_no_message_and_process_none_twice() {
-    let seed = common::seed();
-    let runs = std::env::var("DURAMEN_RUNS")
-        .ok()
-        .and_then(|runs| runs.parse().ok())
-        .unwrap_or(60);
-    for run_number in 0..runs {
-        let seed = seed.wrapping_add(run_number);
-        let outcome = std::panic::catch_unwind(|| run(seed));
-        assert!(outcome.is_ok(), "DURAMEN_SEED={seed} DURAMEN_RUNS=1");
-    }
+    common::for_each_seed(run);
 }

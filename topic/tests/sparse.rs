@@ -336,10 +336,7 @@ fn run(seed: u64) {
             Ok(opened)
         });
         let is_power_cut = rng.bool();
-        disk = match is_power_cut {
-            true => disk.power_cut(rng.u64(..)),
-            false => disk.kill(),
-        };
+        disk = common::crash(&disk, is_power_cut, &mut rng);
         drop(opened);
         // A power cut may take back what was not synced, and give its offsets to others.
         if is_power_cut {
@@ -371,11 +368,5 @@ fn run(seed: u64) {
 
 #[test]
 fn crashes_remove_no_message_that_is_to_be_kept() {
-    let seed = common::seed();
-    let runs = std::env::var("DURAMEN_RUNS").ok().and_then(|runs| runs.parse().ok());
-    for run_number in 0..runs.unwrap_or(60) {
-        let seed = seed.wrapping_add(run_number);
-        let outcome = std::panic::catch_unwind(|| run(seed));
-        assert!(outcome.is_ok(), "DURAMEN_SEED={seed} DURAMEN_RUNS=1");
-    }
+    common::for_each_seed(run);
 }

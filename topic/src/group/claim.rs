@@ -146,7 +146,7 @@ impl Member {
         let mut outlook = group.shared.turn();
         let turn = group.turn_with(&mut outlook, &self.membership, most);
         if turn.is_err() {
-            // Nobody knows how far it came.
+            // It may have changed rows before it failed.
             outlook.doubt();
         }
         turn

@@ -222,9 +222,9 @@ impl Delivery {
         }
     }
 
-    /// It failed, and is to be delivered again after the time that the group's back-off list says; after the last try it
-    /// goes to the dead-letter topic. `why` is kept for people to read, cut after 512 bytes. In a transaction:
-    /// [`crate::TopicWrites::retry`].
+    /// Says that the message failed. The group delivers it again after the time that its back-off list says; after the last try
+    /// the message goes to the dead-letter topic. The store keeps `why` for people to read, cut after 512 bytes. In a
+    /// transaction: [`crate::TopicWrites::retry`].
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].
@@ -233,8 +233,8 @@ impl Delivery {
         self.settle(Verdict::Retry { delay, error })
     }
 
-    /// It failed, and is to be delivered again after `delay`; after the last try it goes to the dead-letter topic. `why` is kept
-    /// for people to read, cut after 512 bytes.
+    /// Says that the message failed. The group delivers it again after `delay`; after the last try it goes to the dead-letter
+    /// topic. The store keeps `why` for people to read, cut after 512 bytes.
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].

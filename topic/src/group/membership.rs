@@ -136,7 +136,7 @@ impl Handed {
         &self.membership.group
     }
 
-    /// One message was settled, or is to be.
+    /// Notes that a call settled one message, or that a transaction of the program will.
     pub(super) fn done(&self, place: usize) {
         if !self.done[place].swap(true, Ordering::Relaxed) && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.group().shared.finished(self.claim);

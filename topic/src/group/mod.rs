@@ -47,6 +47,7 @@ use crate::name::check_name;
 use crate::read::{Reading, Start};
 use crate::record::{TopicOptions, millis};
 use crate::tables::{Tables, after_id, name_key, offset_of};
+use crate::time::at;
 use crate::topic::Topic;
 use crate::topics::{Home, locked, next_id};
 use deliveries::Claim;
@@ -600,10 +601,6 @@ fn pending_single(offset: u64, single: Single, leases: &std::collections::HashMa
         Single::Held { token, tries, .. } => Some(held(offset, tries, leases.get(&token))),
         Single::Parked { tries, .. } => Some(held(offset, tries, None)),
     }
-}
-
-fn at(millis: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
 }
 
 /// The first message that some group or durable subscription has not acknowledged; `None`: there is none of them.

@@ -90,8 +90,8 @@ impl Group {
         self.wait_in(tx, offset, waits)
     }
 
-    /// A message of an ordered group is to be delivered again, or for the first time after it was brought back. `true`: it can
-    /// be; otherwise it was parked, because an earlier one of its key is open. Later ones of its key are parked either way.
+    /// Makes way for a message of an ordered group that waits to be delivered again: parks all later messages of its key. Returns
+    /// whether the message comes first; otherwise an earlier one of its key is open, and this parks the message as well.
     pub(super) fn await_turn(&self, tx: &mut Transaction, keyed: Keyed, open: Open) -> Result<bool> {
         let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
         tx.depends_on(self.states(), &low[..]..=&high[..])?;

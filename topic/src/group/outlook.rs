@@ -12,7 +12,7 @@ use super::room::Looked;
 /// See the module. Times are those of the shared clock, in milliseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Outlook {
-    /// When it was renewed last; `None`: it is to be renewed before it is used.
+    /// When it was renewed last. `None`: the next use renews it.
     pub(super) renewed: Option<u64>,
     /// Nothing is due before this.
     pub(super) due: u64,

@@ -48,7 +48,7 @@ impl Group {
         let serve_in = |tx: &mut Transaction| self.serve_in(tx, &wishes, outlook, hands_out);
         let outcomes = self.topic.home().store.transact_with(written(), serve_in);
         let Ok(outcomes) = outcomes else {
-            // Nobody knows what came of it; and each member shall meet an error of its own.
+            // The commit may have been made. Each member tries by itself, and gets an error of its own.
             outlook.doubt();
             return (None, false);
         };

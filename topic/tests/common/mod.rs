@@ -16,6 +16,25 @@ pub fn seed() -> u64 {
     seed
 }
 
+/// Does something for many seeds: 60, or as many as `DURAMEN_RUNS` says. When it panics, the message has what runs it again.
+pub fn for_each_seed(run: impl Fn(u64) + std::panic::RefUnwindSafe) {
+    let first = seed();
+    let runs = std::env::var("DURAMEN_RUNS").ok().and_then(|runs| runs.parse().ok());
+    for number in 0..runs.unwrap_or(60) {
+        let seed = first.wrapping_add(number);
+        let outcome = std::panic::catch_unwind(|| run(seed));
+        assert!(outcome.is_ok(), "DURAMEN_SEED={seed} DURAMEN_RUNS=1");
+    }
+}
+
+/// Ends the process or the machine of a store.
+pub fn crash(disk: &SimDisk, is_power_cut: bool, rng: &mut fastrand::Rng) -> SimDisk {
+    match is_power_cut {
+        true => disk.power_cut(rng.u64(..)),
+        false => disk.kill(),
+    }
+}
+
 /// Options of a store in which little work goes a long way: generations hold a few records.
 pub fn options() -> Options {
     Options::new()

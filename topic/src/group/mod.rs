@@ -249,12 +249,8 @@ impl Topic {
         {
             return Group::new(self, name, &record);
         }
-        let from = match self.group_record(&snapshot, name)? {
-            Some(_) => 0,
-            None => Reading::new(self, &snapshot).resolve(start)?,
-        };
         drop(snapshot);
-        let record = self.write_group(name, from, &kind, existing, dead.as_deref())?;
+        let record = self.write_group(name, start, &kind, existing, dead.as_deref())?;
         Group::new(self, name, &record)
     }
 
@@ -262,7 +258,7 @@ impl Topic {
     fn write_group(
         &self,
         name: &str,
-        from: u64,
+        start: Start,
         kind: &Kind,
         existing: Existing,
         dead: Option<&str>,
@@ -289,17 +285,19 @@ impl Topic {
                     let kind = kind.clone();
                     let record = GroupRecord { kind, ..found };
                     tx.put(&home.tables.groups, &key, &record.encode())?;
+                    tx.ring(&bell_of(home, record.id, name)?);
                     record
                 }
-                None => self.new_group_in(tx, name, from, kind)?,
+                None => self.new_group_in(tx, name, start, kind)?,
             };
             self.ensure_dead_in(tx, dead)?;
             Ok(record)
         })
     }
 
-    fn new_group_in(&self, tx: &mut Transaction, name: &str, from: u64, kind: &Kind) -> Result<GroupRecord> {
+    fn new_group_in(&self, tx: &mut Transaction, name: &str, start: Start, kind: &Kind) -> Result<GroupRecord> {
         let home = self.home();
+        let from = Reading::new(self, &self.snapshot()?).resolve(start)?;
         if tx.sequence_state(&self.shared().sequence)?.is_none() {
             let name = self.name().to_string();
             return Err(Reason::TopicDeleted { name }.into());
@@ -400,11 +398,7 @@ impl Topic {
         let snapshot = self.snapshot()?;
         let record = match self.group_record(&snapshot, name)? {
             Some(record) => record,
-            None => {
-                let from = Reading::new(self, &snapshot).resolve(start)?;
-                drop(snapshot);
-                return self.write_group(name, from, &Kind::Durable, Existing::Change, None);
-            }
+            None => self.write_group(name, start, &Kind::Durable, Existing::Change, None)?,
         };
         match record.kind {
             Kind::Durable => Ok(record),

@@ -164,7 +164,8 @@ impl GroupOptions {
     }
 
     /// Whether messages of one key are delivered in the order of their offsets, and to one member at a time. Other keys and
-    /// messages without a key do not wait for them. Default: no.
+    /// messages without a key do not wait for them. Default: no. When a group that exists is changed, this counts for messages
+    /// that it hands out from then on.
     ///
     /// A member may get several messages of a key in one batch. The group does not keep it from acknowledging a later one first.
     /// When it fails one of them, it loses the later ones of that key: settling them says [`crate::TopicError::LeaseLost`]. A

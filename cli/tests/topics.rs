@@ -4,7 +4,7 @@ mod common;
 
 use std::io::Read;
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::Scratch;
 use duramen::Store;
@@ -363,7 +363,7 @@ fn a_group_takes_gives_up_and_takes_again() {
         "--dead-letters",
         "sales.dead",
     ];
-    scratch.done(&[&group[..], &["--lease", "1"]].concat());
+    scratch.done(&[&group[..], &["--lease", "3600"]].concat());
     let taken = |arguments: &[&str]| {
         let take = ["subscribe", "shop", "sales", "--group", "packers"];
         scratch.done(&[&take, arguments].concat()).text().to_string()
@@ -398,7 +398,12 @@ fn a_group_takes_gives_up_and_takes_again() {
         let pending = scratch.done(&["groups", "shop", "sales", "--pending", "packers"]);
         pending.text().matches("duramen subscribe").count()
     };
+    let began = Instant::now();
     while leased() < 2 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "the command takes both messages"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     drop(killed);

@@ -47,9 +47,7 @@ pub fn open(directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
 impl Broker for Opened {
     fn make_topics(&mut self, count: usize) -> Result<()> {
         for number in self.topics.len()..count {
-            let topic = self
-                .all
-                .ensure(&format!("topic.{number}"), TopicOptions::new())?;
+            let topic = self.all.ensure(&format!("topic.{number}"), TopicOptions::new())?;
             self.topics.push(topic);
         }
         Ok(())

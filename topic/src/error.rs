@@ -159,10 +159,18 @@ pub enum TopicError {
         /// The name asked for.
         name: String,
     },
+    /// There is no group over a pattern of this name.
+    #[error(
+        "no group over a pattern is named {name:?}; create it with `Topics::ensure_group`, or list those that exist"
+    )]
+    UnknownPatternGroup {
+        /// The name asked for.
+        name: String,
+    },
     /// The name belongs to the other kind of subscriber.
-    #[error("{name:?} of topic {topic:?} is a {found}, not a {asked}; choose another name")]
+    #[error("{name:?} of {topic:?} is a {found}, not a {asked}; choose another name")]
     OtherKind {
-        /// The topic.
+        /// The topic, or the pattern.
         topic: String,
         /// The name.
         name: String,
@@ -171,24 +179,24 @@ pub enum TopicError {
         /// What was asked for.
         asked: &'static str,
     },
-    /// The name belongs to a durable subscription to another pattern.
+    /// The name belongs to a durable subscription or group over another pattern.
     #[error(
-        "the durable subscription {name:?} is to {found:?}, not to {asked:?}; choose another name, or delete it first"
+        "the durable subscription or group {name:?} has the pattern {found:?}, not {asked:?}; choose another name, or delete it first"
     )]
     OtherPattern {
         /// The name.
         name: String,
-        /// What it is subscribed to.
+        /// Its pattern.
         found: String,
         /// What was asked for.
         asked: String,
     },
     /// A group of this name exists already.
     #[error(
-        "topic {topic:?} has a {kind} named {name:?} already{difference}; choose another name, or change it with `ensure_group`"
+        "{topic:?} has a {kind} named {name:?} already{difference}; choose another name, or change it with `ensure_group`"
     )]
     GroupExists {
-        /// The topic.
+        /// The topic, or the pattern.
         topic: String,
         /// The name.
         name: String,

@@ -25,6 +25,7 @@ mod messages;
 mod read;
 
 mod alarm;
+mod listening;
 mod presence;
 
 mod admission;
@@ -39,6 +40,7 @@ mod retention;
 mod batches;
 mod follower;
 mod subscription;
+mod watched;
 
 mod dispatch;
 mod group;
@@ -59,7 +61,8 @@ pub use error::{LeaseEnd, TopicError};
 pub use follower::{SlowPolicy, SubscribeOptions};
 pub use group::{
     DeadLetter, DeadLetters, Deliveries, Delivery, DeliveryStream, Durable, DurablePattern, DurablePosition, Filter,
-    Group, GroupDescription, GroupOptions, KeepAlive, Member, Pending, Redriven,
+    Group, GroupDescription, GroupOptions, KeepAlive, Member, PatternGroup, PatternGroupDescription, PatternMember,
+    Pending, Redriven,
 };
 pub use limits::{
     FILTER_BYTES_MAX, FILTER_HEADERS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LATEST_KEY_BYTES_MAX, MESSAGE_ID_BYTES_MAX,

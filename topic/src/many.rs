@@ -1,10 +1,8 @@
 //! Subscriptions to all topics whose names match a pattern, also those that are made later.
 //!
-//! They begin where they are told to, or where a durable subscription has come to in each topic. One listener stands at
-//! the bells of all the topics, and at that of the registry, which rings when a topic is made or deleted. Topics that
-//! may have messages stand in a queue, each once, and take turns batch by batch.
+//! They begin where they are told to, or where a durable subscription has come to in each topic. Topics that may have
+//! messages take turns batch by batch: see [`crate::watched`].
 
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,17 +14,14 @@ use crate::batches::{BatchStream, Batches, Source};
 use crate::error::{TopicError, is_deleted};
 use crate::follower::{Follower, SubscribeOptions};
 use crate::group::DurablePattern;
+use crate::listening::Listening;
 use crate::messages::Messages;
 use crate::name::Pattern;
 use crate::read::Start;
-use crate::registry::{Event, News};
 use crate::subscription::TICK;
-use crate::tables::REGISTRY;
 use crate::topic::Topic;
 use crate::topics::Topics;
-
-/// What the registry's bell says; no topic has this id.
-const REGISTRY_TOKEN: u64 = REGISTRY as u64;
+use crate::watched::{Watched, Watcher};
 
 /// A subscription to all topics of a pattern: every message of each of them, in the order of its topic.
 ///
@@ -48,30 +43,33 @@ const REGISTRY_TOKEN: u64 = REGISTRY as u64;
 /// # Ok::<(), duramen_engine::Error>(())
 /// ```
 pub struct PatternSubscription {
-    topics: Topics,
-    pattern: Pattern,
-    /// What remembers where it begins in a topic.
-    durable: Option<DurablePattern>,
-    options: SubscribeOptions,
-    followers: HashMap<u32, Follower>,
-    /// Topics that may have messages, each once.
-    queue: VecDeque<u32>,
-    queued: HashSet<u32>,
-    /// Topics were made or deleted since it last looked.
-    registry_rang: bool,
-    /// The entry of the registry with which the next look begins.
-    seen: Option<u64>,
-    /// Topics match in which the durable subscription is missing.
-    leaves_topics_out: bool,
-    listener: Arc<Listener>,
+    begins: Begins,
+    watched: Watched<Followed>,
     is_over: bool,
+}
+
+/// How it begins in a topic.
+#[derive(Clone)]
+struct Begins {
+    topics: Topics,
+    /// What remembers where it begins.
+    durable: Option<DurablePattern>,
+    /// Where it begins otherwise.
+    start: Start,
+    options: SubscribeOptions,
+}
+
+/// A topic that it follows.
+struct Followed {
+    follower: Follower,
+    _listening: Listening,
 }
 
 impl fmt::Debug for PatternSubscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PatternSubscription")
-            .field("pattern", &self.pattern.as_str())
-            .field("topics", &self.followers.len())
+            .field("pattern", &self.watched.pattern().as_str())
+            .field("topics", &self.watched.len())
             .finish_non_exhaustive()
     }
 }
@@ -128,131 +126,31 @@ impl PatternSubscription {
         options: SubscribeOptions,
     ) -> Result<PatternSubscription> {
         options.check()?;
-        let mut subscription = PatternSubscription {
+        let mut begins = Begins {
             topics: topics.clone(),
-            pattern: pattern.clone(),
             durable,
+            start,
             options,
-            followers: HashMap::new(),
-            queue: VecDeque::new(),
-            queued: HashSet::new(),
-            registry_rang: false,
-            seen: None,
-            leaves_topics_out: false,
-            listener: Listener::new(),
-            is_over: false,
         };
-        let home = topics.home();
-        home.store
-            .listen(home.registry().bell(), &subscription.listener, REGISTRY_TOKEN);
-        subscription.look_for_topics(start)?;
-        Ok(subscription)
+        let mut watched = Watched::new(topics, pattern);
+        watched.look_for_topics(&begins)?;
+        // Of topics that are created later it delivers every message.
+        begins.start = Start::Beginning;
+        Ok(PatternSubscription {
+            begins,
+            watched,
+            is_over: false,
+        })
     }
 
     /// The pattern.
     pub fn pattern(&self) -> &Pattern {
-        &self.pattern
+        self.watched.pattern()
     }
 
     /// Topics that match it, as far as it has looked.
     pub fn topics(&self) -> usize {
-        self.followers.len()
-    }
-
-    /// Begins to follow topics that it did not know, and forgets those that are gone. Reads what the registry tells since the
-    /// last look, and all topics only where that does not do.
-    fn look_for_topics(&mut self, start: Start) -> Result<()> {
-        let home = self.topics.home().clone();
-        home.registry().bell().arm();
-        let snapshot = self.snapshot()?;
-        // A durable subscription that a topic lost may be made again, which the registry does not tell.
-        let seen = self.seen.filter(|_| !self.leaves_topics_out);
-        let (news, next) = home.news(&snapshot, seen)?;
-        match news {
-            News::Everything => self.look_at_all_topics(&snapshot, start)?,
-            News::Of(news) => {
-                for (event, id, name) in news {
-                    match event {
-                        Event::Deleted => self.forget(id),
-                        Event::Created if self.pattern.matches(&name) => {
-                            // Meanwhile it may be deleted, and created again: later entries tell.
-                            let record = home.existing_record(&snapshot, &name)?;
-                            if record.is_some_and(|record| record.id == id) {
-                                self.follow(&snapshot, id, &name, start)?;
-                            }
-                        }
-                        Event::Created | Event::Configured | Event::Exists => {}
-                    }
-                }
-            }
-        }
-        self.seen = Some(next);
-        Ok(())
-    }
-
-    fn look_at_all_topics(&mut self, snapshot: &Snapshot, start: Start) -> Result<()> {
-        let home = self.topics.home().clone();
-        self.leaves_topics_out = false;
-        let mut gone: HashSet<u32> = self.followers.keys().copied().collect();
-        for (name, record) in home.records_in(snapshot, self.pattern.literal_start())? {
-            if !self.pattern.matches(&name) {
-                continue;
-            }
-            let id = record?.id;
-            gone.remove(&id);
-            self.follow(snapshot, id, &name, start)?;
-        }
-        gone.into_iter().for_each(|id| self.forget(id));
-        Ok(())
-    }
-
-    /// Begins to follow a topic, unless it does already.
-    fn follow(&mut self, snapshot: &Snapshot, id: u32, name: &str, start: Start) -> Result<()> {
-        if self.followers.contains_key(&id) {
-            return Ok(());
-        }
-        let home = self.topics.home().clone();
-        let topic = home.topic(id, name)?;
-        match self.follower(snapshot, &topic, start) {
-            Ok(None) => self.leaves_topics_out = true,
-            Ok(Some(follower)) => {
-                let bell = topic.shared().sequence.bell();
-                home.store.listen(bell, &self.listener, u64::from(id));
-                self.followers.insert(id, follower);
-                self.enqueue(id);
-            }
-            // Meanwhile.
-            Err(error) if is_deleted(&error) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// Forgets a topic that is gone.
-    fn forget(&mut self, id: u32) {
-        if let Some(gone) = self.followers.remove(&id) {
-            gone.topic.shared().sequence.bell().forget(&self.listener);
-        }
-    }
-
-    /// A snapshot, in which the durable subscription is there that it begins with.
-    fn snapshot(&self) -> Result<Snapshot> {
-        match &self.durable {
-            None => self.topics.store().snapshot(),
-            Some(durable) => durable.snapshot(),
-        }
-    }
-
-    /// Begins in a topic; `None`: it is not to be followed.
-    fn follower(&self, snapshot: &Snapshot, topic: &Topic, start: Start) -> Result<Option<Follower>> {
-        let Some(durable) = &self.durable else {
-            return Follower::new(topic, start, self.options).map(Some);
-        };
-        // Where that is not kept any more, the first look at the topic says so, and the others go on.
-        let position = durable.position_in(snapshot, topic)?;
-        position
-            .map(|position| Follower::at(topic, position, self.options))
-            .transpose()
+        self.watched.len()
     }
 
     /// The next messages of some topic: those that are there, or, when there are none, what comes within `timeout`;
@@ -269,14 +167,14 @@ impl PatternSubscription {
                 return Ok(Some(messages));
             }
             let left = timeout.saturating_sub(began.elapsed());
-            let tokens = self.listener.wait(left.min(TICK));
-            self.note(&tokens);
-            if self.queue.is_empty() && !self.registry_rang && left.is_zero() {
+            let tokens = self.watched.listener().wait(left.min(TICK));
+            self.watched.note(&tokens);
+            if !self.watched.is_any_queued() && !self.watched.has_news() && left.is_zero() {
                 return Ok(None);
             }
             if tokens.is_empty() {
                 // Says so when the store was closed, or the durable subscription deleted.
-                self.snapshot()?;
+                self.begins.snapshot()?;
             }
         }
     }
@@ -293,16 +191,14 @@ impl PatternSubscription {
 
     /// The next messages of the first topic in the queue that has some. `prepare` is called before a topic is looked at.
     fn take_any(&mut self, prepare: impl Fn(&mut Self, u32) -> Result<()>) -> Result<Option<Messages>> {
-        if self.registry_rang {
-            self.look_for_topics(Start::Beginning)?;
-            self.registry_rang = false;
-        } else if self.durable.is_some() && !self.queue.is_empty() {
+        if self.watched.has_news() {
+            self.watched.look_for_topics(&self.begins)?;
+        } else if self.begins.durable.is_some() && self.watched.is_any_queued() {
             // A durable subscription that was deleted delivers nothing more, also before the registry's ring arrives.
-            self.snapshot()?;
+            self.begins.snapshot()?;
         }
-        while let Some(id) = self.queue.pop_front() {
-            self.queued.remove(&id);
-            prepare(self, id).inspect_err(|_| self.enqueue(id))?;
+        while let Some(id) = self.watched.dequeue() {
+            prepare(self, id).inspect_err(|_| self.watched.enqueue(id))?;
             if let Some(messages) = self.take(id)? {
                 return Ok(Some(messages));
             }
@@ -310,30 +206,25 @@ impl PatternSubscription {
         Ok(None)
     }
 
-    /// Notes which bells rang, before anything can fail: none rings twice without being armed.
-    fn note(&mut self, tokens: &[u64]) {
-        self.registry_rang |= tokens.contains(&REGISTRY_TOKEN);
-        for token in tokens.iter().filter(|token| **token != REGISTRY_TOKEN) {
-            self.enqueue(*token as u32);
-        }
-    }
-
     /// Waits for a batch of a topic to fill up, if that is wanted and there is something.
     fn linger(&mut self, id: u32) -> Result<()> {
         let lingers_since = Instant::now();
-        while !self.options.linger.is_zero() {
-            let Some(follower) = self.followers.get(&id) else { break };
+        let options = self.begins.options;
+        while !options.linger.is_zero() {
+            let Some(Followed { follower, .. }) = self.watched.get(id) else {
+                break;
+            };
             follower.topic.shared().sequence.bell().arm();
             let waiting = match follower.lag() {
                 Err(error) if is_deleted(&error) => break,
                 lag => lag?,
             };
-            let left = self.options.linger.saturating_sub(lingers_since.elapsed());
-            if waiting == 0 || waiting >= self.options.messages as u64 || left.is_zero() {
+            let left = options.linger.saturating_sub(lingers_since.elapsed());
+            if waiting == 0 || waiting >= options.messages as u64 || left.is_zero() {
                 break;
             }
-            let tokens = self.listener.wait(left.min(TICK));
-            self.note(&tokens);
+            let tokens = self.watched.listener().wait(left.min(TICK));
+            self.watched.note(&tokens);
         }
         Ok(())
     }
@@ -346,33 +237,27 @@ impl PatternSubscription {
 
     /// The next messages of a topic, which goes to the end of the queue when there were any.
     fn take(&mut self, id: u32) -> Result<Option<Messages>> {
-        let Some(follower) = self.followers.get_mut(&id) else {
+        let Some(Followed { follower, .. }) = self.watched.get_mut(id) else {
             return Ok(None);
         };
         follower.topic.shared().sequence.bell().arm();
         match follower.take() {
             Ok(Some(messages)) => {
-                self.enqueue(id);
+                self.watched.enqueue(id);
                 Ok(Some(messages))
             }
             Ok(None) => Ok(None),
             Err(error) if is_deleted(&error) => {
-                self.forget(id);
+                self.watched.forget(id);
                 Ok(None)
             }
             Err(error) => {
                 if !stays_behind(&error) {
                     // It may be over next time.
-                    self.enqueue(id);
+                    self.watched.enqueue(id);
                 }
                 Err(error)
             }
-        }
-    }
-
-    fn enqueue(&mut self, id: u32) {
-        if self.queued.insert(id) {
-            self.queue.push_back(id);
         }
     }
 
@@ -381,27 +266,41 @@ impl PatternSubscription {
     /// # Errors
     /// As [`crate::Topic::subscribe`].
     pub fn seek(&mut self, topic: &str, start: Start) -> Result<bool> {
-        let found = self
-            .followers
-            .iter_mut()
-            .find(|(_, follower)| follower.topic.name() == topic);
-        let Some((&id, follower)) = found else {
+        let mut all = self.watched.iter_mut();
+        let Some((id, followed)) = all.find(|(_, followed)| followed.follower.topic.name() == topic) else {
             return Ok(false);
         };
-        follower.seek(start)?;
-        self.enqueue(id);
+        followed.follower.seek(start)?;
+        drop(all);
+        self.watched.enqueue(id);
         Ok(true)
     }
 }
 
-impl Drop for PatternSubscription {
-    fn drop(&mut self) {
-        self.topics.home().registry().bell().forget(&self.listener);
-        let bells = self
-            .followers
-            .values()
-            .map(|follower| follower.topic.shared().sequence.bell());
-        bells.for_each(|bell| bell.forget(&self.listener));
+impl Watcher<Followed> for Begins {
+    /// A snapshot, in which the durable subscription is there that it begins with.
+    fn snapshot(&self) -> Result<Snapshot> {
+        match &self.durable {
+            None => self.topics.store().snapshot(),
+            Some(durable) => durable.snapshot(),
+        }
+    }
+
+    fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Option<Followed>> {
+        let follower = match &self.durable {
+            None => Follower::new(topic, self.start, self.options)?,
+            // Where that is not kept any more, the first look at the topic says so, and the others go on.
+            Some(durable) => match durable.position_in(snapshot, topic)? {
+                Some(position) => Follower::at(topic, position, self.options)?,
+                None => return Ok(None),
+            },
+        };
+        let shared = topic.shared();
+        let store = self.topics.store();
+        Ok(Some(Followed {
+            follower,
+            _listening: Listening::begin(store, &shared.sequence, listener, shared.id.into()),
+        }))
     }
 }
 
@@ -422,11 +321,11 @@ impl Source for PatternSubscription {
                 return Poll::Ready(self.deliver(taken));
             }
             // Between the look and this call a commit may have rung.
-            let tokens = self.listener.poll(context.waker());
+            let tokens = self.watched.listener().poll(context.waker());
             if tokens.is_empty() {
                 return Poll::Pending;
             }
-            self.note(&tokens);
+            self.watched.note(&tokens);
         }
         Poll::Ready(None)
     }
@@ -455,11 +354,12 @@ mod tests {
         let mut subscription = topics
             .subscribe(&Pattern::new("reply.*").unwrap(), Start::Tail)
             .unwrap();
+        let look = |it: &mut PatternSubscription| it.watched.look_for_topics(&it.begins).unwrap();
         for round in 0..2 {
             for number in 0..100 {
                 topics.create(&format!("reply.{number}"), TopicOptions::new()).unwrap();
             }
-            subscription.look_for_topics(Start::Tail).unwrap();
+            look(&mut subscription);
             assert_eq!(subscription.topics(), 100);
             for number in 0..100 {
                 topics.delete(&format!("reply.{number}")).unwrap();
@@ -467,9 +367,9 @@ mod tests {
             topics.create("reply.last", TopicOptions::new()).unwrap();
             if round == 1 {
                 // As if its entries were trimmed.
-                subscription.seen = None;
+                subscription.watched.lose_track();
             }
-            subscription.look_for_topics(Start::Tail).unwrap();
+            look(&mut subscription);
             assert_eq!(subscription.topics(), 1, "round {round}");
             topics.delete("reply.last").unwrap();
         }

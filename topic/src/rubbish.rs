@@ -1,7 +1,7 @@
-//! What groups of deleted topics leave behind, and how it is removed.
+//! What deleted groups leave behind, and how it is removed.
 //!
-//! A transaction can delete a limited number of ranges, and a topic any number of groups. So the transaction that deletes a
-//! topic deletes all records and cursors of its groups, which ends the groups for every reader. Of the other rows it deletes
+//! A transaction can delete a limited number of ranges. A topic has any number of groups, and a group over a pattern is in any
+//! number of topics. So the transaction that deletes a topic, or such a group, deletes all records and cursors of its groups, which ends the groups for every reader. Of the other rows it deletes
 //! a limited number of ranges. For the rest it puts a row into the map `topics` for each range, and later transactions remove
 //! what these rows name: right after the delete, when a topic is trimmed, and in the background.
 //!
@@ -41,6 +41,11 @@ pub(crate) fn delete_states(tx: &mut Transaction, tables: &Tables, topic: u32) -
     durables
         .iter()
         .try_for_each(|id| tx.delete(&tables.states, &anchor_key(*id)))?;
+    delete_rows(tx, tables, groups)
+}
+
+/// Deletes the rows of groups, or notes them for later: [`Inner::remove_rubbish`].
+pub(crate) fn delete_rows(tx: &mut Transaction, tables: &Tables, groups: Vec<u32>) -> Result<()> {
     for (place, range) in joined(groups).into_iter().enumerate() {
         match place < GROUPS_DELETED_AT_ONCE {
             true => delete_range(tx, tables, &range)?,

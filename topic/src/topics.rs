@@ -468,7 +468,7 @@ impl Home {
         };
         tx.put(topics, name.as_bytes(), &record.encode())?;
         tx.begin_sequence(&self.tables.sequence(id, name)?)?;
-        apply_rules(tx, &self.tables, (name, id), now)?;
+        apply_rules(tx, self, (name, id), now)?;
         self.register(tx, Event::Created, id, name)?;
         Ok(id)
     }

@@ -6,20 +6,17 @@
 //! same, nor more than may be in flight.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use duramen_engine::{Listener, Result, Transaction};
+use duramen_engine::{Result, Transaction};
 
 use super::deliveries::{Claim, Deliveries};
-use super::desk::{Answer, Wish};
 use super::expire::Stuck;
 use super::membership::{Handed, Membership};
 use super::order::{Together, hash_of};
 use super::outlook::Outlook;
-use super::receiving::WakeUp;
 use super::record::GroupOptions;
 use super::rows::message_due;
-use super::serve::SERVED_TOGETHER_MAX;
 use super::settle::Open;
 use super::state::{Cursor, Due, Keyed, List, Run, Single};
 use super::{Group, written};
@@ -28,8 +25,6 @@ use crate::message::may_expire;
 use crate::messages::{Collecting, Messages};
 use crate::read::{ReadLimits, Reading, is_expired_at};
 use crate::record::millis;
-use crate::subscription::TICK;
-use crate::topics::locked;
 
 /// How soon a member looks again when as many messages are in flight as may be: transactions of the program settle messages
 /// without telling.
@@ -37,20 +32,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Steps of passing over messages that the group does not want, or parks, before a member has to ask again.
 const STEPS_MAX: usize = 64;
 
-/// A member of a group. It waits for messages, and settles those it gets.
-///
-/// When a member and everything that it was handed are dropped, messages that it has not settled go back to the group at once,
-/// without counting the try. When its process dies they go back as well, and the try counts.
-#[derive(Debug)]
-pub struct Member {
-    membership: Arc<Membership>,
-    pub(super) listener: Arc<Listener>,
-    /// Wakes a task that waits, see [`super::receiving`].
-    pub(super) wake_up: Option<Arc<WakeUp>>,
-}
-
 /// What a turn came to.
-enum Turn {
+pub(super) enum Turn {
     Got(Deliveries),
     /// There is nothing; at this time of the shared clock there may be.
     Nothing(u64),
@@ -64,112 +47,8 @@ struct Claimed {
     tries: Vec<u32>,
 }
 
-impl Member {
-    pub(super) fn new(group: &Group, name: &str) -> Member {
-        let listener = Listener::new();
-        let store = &group.topic.home().store;
-        store.listen(group.topic.shared().sequence.bell(), &listener, 0);
-        store.listen(group.shared.bell.bell(), &listener, 0);
-        group.shared.watch.begin(store, group.shared.bell.bell());
-        let mut members = locked(&group.shared.members);
-        members.retain(|member| member.strong_count() > 0);
-        members.push(Arc::downgrade(&listener));
-        drop(members);
-        Member {
-            membership: Membership::new(group, name),
-            listener,
-            wake_up: None,
-        }
-    }
-
-    /// The group.
-    pub fn group(&self) -> &Group {
-        &self.membership.group
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.membership.name
-    }
-
-    /// Up to so many messages, leased to this member: those that are there, or, when there are none, what comes within
-    /// `timeout`. `None`: nothing came, or the group is paused, or as many messages are in flight as may be.
-    ///
-    /// All messages of one call are new, or all were delivered before. When there are both, they come by turns, so that
-    /// messages that always fail do not keep new ones away.
-    ///
-    /// # Errors
-    /// [`crate::TopicError::GroupDeleted`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
-    pub fn receive(&mut self, messages: usize, timeout: Duration) -> Result<Option<Deliveries>> {
-        let began = Instant::now();
-        loop {
-            let wait = match self.receive_now(messages)? {
-                Received::Got(deliveries) => return Ok(Some(deliveries)),
-                Received::Nothing(wait) => wait,
-            };
-            let left = timeout.saturating_sub(began.elapsed());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            self.listener.wait(left.min(wait));
-        }
-    }
-
-    /// Looks once. What is committed after the look wakes the listener.
-    pub(super) fn receive_now(&self, messages: usize) -> Result<Received> {
-        let group = self.group();
-        let topic = &group.topic;
-        let store = &topic.home().store;
-        store.refuse_beside("member.receive", topic.name())?;
-        self.listener.wait(Duration::ZERO);
-        topic.shared().sequence.bell().arm();
-        group.shared.bell.bell().arm();
-        let next = match self.turn(messages.clamp(1, READ_MESSAGES))? {
-            Turn::Got(deliveries) => return Ok(Received::Got(deliveries)),
-            Turn::Nothing(next) => next,
-        };
-        let wait = Duration::from_millis(next.saturating_sub(group.now()).max(1));
-        Ok(Received::Nothing(wait.min(TICK)))
-    }
-
-    /// A few messages together with what others want; many, or where that is not plain, in a turn of its own.
-    fn turn(&self, most: usize) -> Result<Turn> {
-        let group = self.group();
-        if most <= SERVED_TOGETHER_MAX {
-            let membership = self.membership.clone();
-            match group.ask(&Wish::Messages { membership, most }).transpose()? {
-                Some(Answer::Messages(deliveries)) => return Ok(Turn::Got(deliveries)),
-                Some(Answer::Nothing(next)) => return Ok(Turn::Nothing(next)),
-                Some(Answer::Acknowledged) | None => {}
-            }
-        }
-        let mut outlook = group.shared.turn();
-        let turn = group.turn_with(&mut outlook, &self.membership, most);
-        if turn.is_err() {
-            // It may have changed rows before it failed.
-            outlook.doubt();
-        }
-        turn
-    }
-}
-
-/// What one look of a member came to.
-pub(super) enum Received {
-    Got(Deliveries),
-    /// There may be something after so long, if the listener says nothing before.
-    Nothing(Duration),
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        let group = self.group();
-        group.topic.shared().sequence.bell().forget(&self.listener);
-        group.shared.bell.bell().forget(&self.listener);
-    }
-}
-
 impl Group {
-    fn turn_with(&self, outlook: &mut Outlook, membership: &Arc<Membership>, most: usize) -> Result<Turn> {
+    pub(super) fn turn_with(&self, outlook: &mut Outlook, membership: &Arc<Membership>, most: usize) -> Result<Turn> {
         let record = self.record(&self.topic.snapshot()?)?;
         let options = Group::options_of(&record);
         if record.is_paused {

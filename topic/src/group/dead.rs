@@ -11,12 +11,16 @@
 //! dead-letter-topic-id number of the topic: another one may be made under its name, decimal
 //! ```
 
-use duramen_engine::{Result, Transaction};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
-use super::Group;
+use duramen_engine::{Error, Result, Transaction};
+
 use super::order::hash_of;
+use super::pattern_group::is_gone;
 use super::settle::Open;
 use super::state::{Cursor, Keyed, Letters, Run, Single};
+use super::{Group, PatternGroup};
 use crate::error::TopicError;
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX};
 use crate::message::{Message, Stored};
@@ -115,8 +119,7 @@ impl Group {
     pub fn redrive(&self, most: u64) -> Result<Redriven> {
         let record = self.record(&self.topic.snapshot()?)?;
         let Some(name) = Group::options_of(&record).dead_letters.topic_of(self.topic.name()) else {
-            let cause = format!("group {:?} has no dead-letter topic; configure one", self.shared.name);
-            return Err(TopicError::InvalidOptions { cause }.into());
+            return Err(no_dead_letters(&self.shared.name));
         };
         let mut total = Redriven::default();
         // Without the topic there is nothing to bring back.
@@ -142,49 +145,25 @@ impl Group {
         if left == 0 {
             return Ok(None);
         }
-        let home = self.topic.home();
-        let topic = dead.shared().id;
-        home.store.transact(|tx| {
-            self.record_in(tx)?;
-            let known = tx.get(self.states(), &Letters::key(self.shared.id))?;
-            let known = known.map(|known| Letters::decode(&known)).transpose()?;
-            // Another topic may have been given the name.
-            let from = known.filter(|known| known.topic == topic).map_or(0, |known| known.next);
-            let letters = letters(dead, from)?;
+        self.topic.home().store.transact(|tx| {
+            let mut reopening = Reopening::begin(tx, self, dead)?;
+            let from = reopening.next;
             let mut some = Redriven::default();
-            let mut next = from;
-            let before = self.cursor_in(tx)?;
-            let mut cursor = before;
-            for letter in letters.iter() {
+            for letter in letters(dead, from)?.iter() {
                 if some.delivered + some.gone == left {
                     break;
                 }
-                next = letter.offset() + 1;
-                let Some(found) = self.own_letter(&letter) else {
-                    continue;
-                };
-                match self.revive_in(tx, &mut cursor, found.offset)? {
-                    true => some.delivered += 1,
-                    false => some.gone += 1,
+                reopening.next = letter.offset() + 1;
+                let found = Origin::of(&letter).filter(|found| found.is_of(self));
+                if let Some(found) = found {
+                    reopening.revive(tx, &found, &mut some)?;
                 }
             }
-            if next == from {
-                return Ok(None);
+            match reopening.next == from {
+                true => Ok(None),
+                false => reopening.end(tx).map(|()| Some(some)),
             }
-            if cursor != before {
-                self.reopen_in(tx, cursor)?;
-            }
-            let letters = Letters { topic, next };
-            tx.put(self.states(), &Letters::key(self.shared.id), &letters.encode())?;
-            Ok(Some(some))
         })
-    }
-
-    /// What a dead letter says, if this group gave its message up, and the topic is still that one.
-    fn own_letter(&self, letter: &Received<'_>) -> Option<DeadLetter> {
-        let id = std::str::from_utf8(letter.header(TOPIC_ID)?).ok()?;
-        let is_of_topic = id.parse() == Ok(self.topic.shared().id);
-        DeadLetter::of(letter).filter(|found| is_of_topic && found.group == self.shared.name)
     }
 
     /// Lets the group deliver a message again; `false`: it is no longer kept.
@@ -232,6 +211,182 @@ impl Group {
         self.open_again(tx, offset, open, self.now(), "brought back")?;
         Ok(true)
     }
+}
+
+impl PatternGroup {
+    /// Brings back what this group gave up, in all its topics: up to so many messages of the dead-letter topic, oldest first,
+    /// are delivered to the group again, as if for the first time. Each dead letter is brought back once, whether by this call
+    /// or by [`Group::redrive`]; it stays in its topic. Dead letters of topics that were deleted, or that the group leaves
+    /// out, are passed over.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupDeleted`], [`TopicError::InvalidOptions`] when the group has no dead-letter topic, and those of a
+    /// commit.
+    pub fn redrive(&self, most: u64) -> Result<Redriven> {
+        let options = self.describe_options()?;
+        let Some(name) = options.dead_letters.topic_of(self.name()) else {
+            return Err(no_dead_letters(self.name()));
+        };
+        let (mut total, mut groups) = (Redriven::default(), HashMap::new());
+        // Without the topic there is nothing to bring back.
+        let Some(dead) = self.topics().get(&name)? else {
+            return Ok(total);
+        };
+        loop {
+            let left = most.saturating_sub(total.delivered + total.gone);
+            match self.redrive_some(&dead, left, &mut groups)? {
+                Some(some) => {
+                    total.delivered += some.delivered;
+                    total.gone += some.gone;
+                }
+                None => break,
+            }
+        }
+        groups.values().flatten().for_each(Group::look_again);
+        Ok(total)
+    }
+
+    fn redrive_some(
+        &self,
+        dead: &Topic,
+        left: u64,
+        groups: &mut HashMap<u32, Option<Group>>,
+    ) -> Result<Option<Redriven>> {
+        if left == 0 {
+            return Ok(None);
+        }
+        let topic = dead.shared().id;
+        self.topics().store().transact(|tx| {
+            let mut rule = self.rule.rule_in(tx)?;
+            let known = rule.letters.filter(|known| known.topic == topic);
+            let from = known.map_or(0, |known| known.next);
+            let (mut next, mut some) = (from, Redriven::default());
+            let mut reopenings: HashMap<u32, Reopening> = HashMap::new();
+            for letter in letters(dead, from)?.iter() {
+                if some.delivered + some.gone == left {
+                    break;
+                }
+                next = letter.offset() + 1;
+                let Some(found) = Origin::of(&letter) else { continue };
+                let Some(group) = self.group_of_letter(&found, groups)? else {
+                    continue;
+                };
+                let reopening = match reopenings.entry(found.topic_id) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(place) => match Reopening::begin(tx, &group, dead) {
+                        // Meanwhile.
+                        Err(error) if is_gone(&error) => continue,
+                        begun => place.insert(begun?),
+                    },
+                };
+                // Otherwise the group brought it back in its topic.
+                if reopening.next < next {
+                    reopening.next = next;
+                    reopening.revive(tx, &found, &mut some)?;
+                }
+            }
+            if next == from {
+                return Ok(None);
+            }
+            reopenings.into_values().try_for_each(|reopening| reopening.end(tx))?;
+            rule.letters = Some(Letters { topic, next });
+            self.rule.put_in(tx, &rule)?;
+            Ok(Some(some))
+        })
+    }
+
+    /// The group that gave up a message, if it is this one, and the topic is still that one.
+    fn group_of_letter(&self, found: &Origin, groups: &mut HashMap<u32, Option<Group>>) -> Result<Option<Group>> {
+        if found.letter.group != self.name() {
+            return Ok(None);
+        }
+        if let Some(known) = groups.get(&found.topic_id) {
+            return Ok(known.clone());
+        }
+        let (home, name) = (self.topics().home(), &found.letter.topic);
+        let snapshot = home.store.snapshot()?;
+        let group = match home.existing_record(&snapshot, name)? {
+            Some(record) if record.id == found.topic_id => self.group_of(&snapshot, &home.topic(record.id, name)?)?,
+            _ => None,
+        };
+        groups.insert(found.topic_id, group.clone());
+        Ok(group)
+    }
+}
+
+/// Where a dead letter came from, exactly: another topic may have its name by now.
+struct Origin {
+    letter: DeadLetter,
+    topic_id: u32,
+}
+
+impl Origin {
+    fn of(letter: &Received<'_>) -> Option<Origin> {
+        let id = std::str::from_utf8(letter.header(TOPIC_ID)?).ok()?;
+        Some(Origin {
+            letter: DeadLetter::of(letter)?,
+            topic_id: id.parse().ok()?,
+        })
+    }
+
+    /// Whether this group gave its message up, and the topic is still that one.
+    fn is_of(&self, group: &Group) -> bool {
+        self.topic_id == group.topic.shared().id && self.letter.group == group.shared.name
+    }
+}
+
+/// A transaction brings dead letters back to a group.
+struct Reopening {
+    group: Group,
+    /// The dead-letter topic.
+    dead: u32,
+    /// The first dead letter that was not looked at.
+    next: u64,
+    before: Cursor,
+    cursor: Cursor,
+}
+
+impl Reopening {
+    fn begin(tx: &Transaction, group: &Group, dead: &Topic) -> Result<Reopening> {
+        group.record_in(tx)?;
+        let dead = dead.shared().id;
+        let known = tx.get(group.states(), &Letters::key(group.shared.id))?;
+        let known = known.map(|known| Letters::decode(&known)).transpose()?;
+        let before = group.cursor_in(tx)?;
+        Ok(Reopening {
+            group: group.clone(),
+            dead,
+            // Another topic may have been given the name.
+            next: known.filter(|known| known.topic == dead).map_or(0, |known| known.next),
+            before,
+            cursor: before,
+        })
+    }
+
+    fn revive(&mut self, tx: &mut Transaction, found: &Origin, some: &mut Redriven) -> Result<()> {
+        match self.group.revive_in(tx, &mut self.cursor, found.letter.offset)? {
+            true => some.delivered += 1,
+            false => some.gone += 1,
+        }
+        Ok(())
+    }
+
+    fn end(self, tx: &mut Transaction) -> Result<()> {
+        if self.cursor != self.before {
+            self.group.reopen_in(tx, self.cursor)?;
+        }
+        let letters = Letters {
+            topic: self.dead,
+            next: self.next,
+        };
+        let key = Letters::key(self.group.shared.id);
+        tx.put(self.group.states(), &key, &letters.encode())
+    }
+}
+
+fn no_dead_letters(group: &str) -> Error {
+    let cause = format!("group {group:?} has no dead-letter topic; configure one");
+    TopicError::InvalidOptions { cause }.into()
 }
 
 /// The next dead letters. Those that are not kept are passed over.

@@ -19,13 +19,18 @@ mod durable_pattern;
 mod expire;
 mod filter;
 mod keep_alive;
+mod member;
 mod membership;
 mod order;
 mod outlook;
+mod pattern_group;
+mod pattern_member;
+mod receiver;
 mod receiving;
 pub(crate) mod record;
 mod room;
 mod rows;
+mod rule;
 mod serve;
 mod settle;
 pub(crate) mod state;
@@ -58,16 +63,18 @@ use room::count_open;
 use state::{Cursor, Lease, List, Run, Single};
 use watch::Watch;
 
-pub use claim::Member;
 pub use dead::{DeadLetter, Redriven};
 pub use deliveries::{Deliveries, Delivery};
 pub use durable::Durable;
 pub use durable_pattern::{DurablePattern, DurablePosition};
-pub(crate) use durable_pattern::{Rule, apply_rules};
 pub use filter::Filter;
 pub use keep_alive::KeepAlive;
+pub use member::Member;
+pub use pattern_group::{PatternGroup, PatternGroupDescription};
+pub use pattern_member::PatternMember;
 pub use receiving::DeliveryStream;
 pub use record::{DeadLetters, GroupOptions};
+pub(crate) use rule::{Rule, apply_rules};
 pub(crate) use settle::Verdict;
 
 /// A group of a topic. Clones are handles of the same group.
@@ -120,8 +127,8 @@ pub(crate) struct Shared {
     is_synced: AtomicBool,
     /// The next token of a lease, counted on from a random number; 0: none was drawn.
     tokens: AtomicU64,
-    /// Members that may be asleep.
-    members: Mutex<Vec<Weak<Listener>>>,
+    /// Members that may be asleep, and what wakes each.
+    members: Mutex<Vec<(u64, Weak<Listener>)>>,
 }
 
 impl Shared {
@@ -290,7 +297,7 @@ impl Topic {
                 }
                 None => self.new_group_in(tx, name, start, kind)?,
             };
-            self.ensure_dead_in(tx, dead)?;
+            ensure_dead_in(tx, home, dead)?;
             Ok(record)
         })
     }
@@ -306,6 +313,7 @@ impl Topic {
             topic: self.shared().id,
             name,
             kind,
+            is_paused: false,
             from,
             now: millis(home.store.wall_clock()),
         };
@@ -329,17 +337,6 @@ impl Topic {
             ));
         }
         Ok(Some(dead))
-    }
-
-    /// Creates a dead-letter topic that is missing.
-    fn ensure_dead_in(&self, tx: &mut Transaction, dead: Option<&str>) -> Result<()> {
-        let home = self.home();
-        let Some(dead) = dead else { return Ok(()) };
-        if tx.get(&home.tables.topics, dead.as_bytes())?.is_some() {
-            return Ok(());
-        }
-        let options = TopicOptions::new().keep_for(DEAD_LETTERS_KEPT);
-        home.create_in(tx, dead, &options).map(|_| ())
     }
 
     /// A group that exists.
@@ -412,6 +409,16 @@ impl Topic {
     }
 }
 
+/// Creates a dead-letter topic that is missing.
+fn ensure_dead_in(tx: &mut Transaction, home: &Home, dead: Option<&str>) -> Result<()> {
+    let Some(dead) = dead else { return Ok(()) };
+    if tx.get(&home.tables.topics, dead.as_bytes())?.is_some() {
+        return Ok(());
+    }
+    let options = TopicOptions::new().keep_for(DEAD_LETTERS_KEPT);
+    home.create_in(tx, dead, &options).map(|_| ())
+}
+
 fn other_kind(topic: &str, name: &str, found: &'static str, asked: &'static str) -> Error {
     TopicError::OtherKind {
         topic: topic.into(),
@@ -448,6 +455,7 @@ pub(crate) struct NewGroup<'a> {
     pub(crate) topic: u32,
     pub(crate) name: &'a str,
     pub(crate) kind: &'a Kind,
+    pub(crate) is_paused: bool,
     /// The first message that it delivers.
     pub(crate) from: u64,
     /// Milliseconds since 1970.
@@ -467,7 +475,7 @@ impl NewGroup<'_> {
         let record = GroupRecord {
             id,
             created: self.now,
-            is_paused: false,
+            is_paused: self.is_paused,
             kind: self.kind.clone(),
         };
         (record, Cursor::at(self.from))
@@ -797,7 +805,7 @@ impl Group {
         let dead = self.topic.dead_letters_of(&options)?;
         self.change(|tx, record| {
             record.kind = Kind::Group(options.clone());
-            self.topic.ensure_dead_in(tx, dead.as_deref())
+            ensure_dead_in(tx, self.topic.home(), dead.as_deref())
         })
     }
 
@@ -887,7 +895,10 @@ impl Group {
 
     /// Wakes members that wait: there may be something for them.
     fn wake_members(&self) {
-        let members: Vec<Arc<Listener>> = locked(&self.shared.members).iter().filter_map(Weak::upgrade).collect();
-        members.iter().for_each(|member| member.tell(0));
+        let mut awake = Vec::new();
+        for (token, member) in locked(&self.shared.members).iter() {
+            awake.extend(member.upgrade().map(|member| (*token, member)));
+        }
+        awake.iter().for_each(|(token, member)| member.tell(*token));
     }
 }

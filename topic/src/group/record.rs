@@ -38,6 +38,9 @@ const DEFAULT: u8 = 0;
 const NAMED: u8 = 1;
 const DISCARD: u8 = 2;
 
+/// What the names of dead-letter topics begin with that no option names.
+pub(super) const DEAD: &str = "dead.";
+
 /// Most messages in flight that a group can be asked to allow: what is known of each is looked through now and then.
 const IN_FLIGHT_MAX: u32 = 1_000_000;
 /// Most steps of a back-off list.
@@ -85,7 +88,7 @@ impl DeadLetters {
     /// The name of the topic they go to. `whose`: the name of the topic, or of the group over a pattern.
     pub(crate) fn topic_of(&self, whose: &str) -> Option<String> {
         match self {
-            DeadLetters::Default => Some(format!("dead.{whose}")),
+            DeadLetters::Default => Some(format!("{DEAD}{whose}")),
             DeadLetters::Topic(name) => Some(name.clone()),
             DeadLetters::Discard => None,
         }

@@ -1,5 +1,7 @@
 //! Reading and writing the rows of a group in a transaction.
 
+use std::time::Duration;
+
 use duramen_engine::{Map, Result, Transaction};
 
 use super::Group;
@@ -15,6 +17,11 @@ impl Group {
     /// The time that deadlines are compared with, in milliseconds.
     pub(super) fn now(&self) -> u64 {
         millis(self.topic.home().store.shared_clock())
+    }
+
+    /// How long it is until a time of the shared clock.
+    pub(super) fn until(&self, time: u64) -> Duration {
+        Duration::from_millis(time.saturating_sub(self.now()).max(1))
     }
 
     pub(super) fn cursor_in(&self, tx: &Transaction) -> Result<Cursor> {

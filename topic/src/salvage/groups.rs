@@ -8,7 +8,7 @@ use duramen_engine::Result;
 
 use super::messages::Kept;
 use super::{Found, Saving, check_id, text};
-use crate::group::NewGroup;
+use crate::group::Rule;
 use crate::group::record::{GroupRecord, Kind};
 use crate::group::state::{Cursor, Row};
 use crate::record::millis;
@@ -108,29 +108,31 @@ impl Saving<'_> {
         Ok(next)
     }
 
-    /// Notes which durable subscriptions to patterns have lost their rows in a topic: without them it would be left out.
+    /// Notes which durable subscriptions and groups over patterns have lost their rows in a topic: without them it would be left
+    /// out.
     fn follow_anew(&mut self, found: &Found, kept: &Kept, is_left: impl Fn(&str) -> bool) {
-        let names = self.rules.iter().filter(|(_, rule)| rule.pattern.matches(&found.name));
-        let names: Vec<String> = names
-            .map(|(name, _)| name.clone())
-            .filter(|name| !is_left(name))
-            .collect();
-        for name in names {
+        let rules = self.rules.iter();
+        let lost = rules.filter(|(name, rule)| rule.covers(name, &found.name) && !is_left(name));
+        let lost: Vec<(String, Rule)> = lost.cloned().collect();
+        for (name, rule) in lost {
             self.lose(format!(
-                "durable subscription {name:?} in topic {:?}: how far it had come, if it was there; it begins anew with message {}, the first that is kept",
-                found.name, kept.first
+                "{} {name:?} in topic {:?}: how far it had come, if it was there; it begins anew with message {}, the first that is kept",
+                rule.record.kind.name(),
+                found.name,
+                kept.first
             ));
-            self.made_anew.push((found.id, name, kept.first));
+            self.made_anew.push((found.id, name, rule, kept.first));
         }
     }
 
     /// Makes those anew, once no other number can be found in use.
     pub(super) fn make_anew(&mut self) -> Result<()> {
         let now = millis(self.home.store.wall_clock());
-        for (topic, name, from) in std::mem::take(&mut self.made_anew) {
+        for (topic, name, rule, from) in std::mem::take(&mut self.made_anew) {
             let id = self.next_id.max(FIRST_ID);
             self.has_id(id);
-            let (record, cursor) = NewGroup::durable(topic, &name, from, now).rows(id);
+            let kind = rule.kind_in_topics(&name);
+            let (record, cursor) = rule.new_group(&name, topic, &kind, (from, now)).rows(id);
             let tables = &self.home.tables;
             self.writer
                 .put(&tables.groups, &name_key(topic, &name), &record.encode())?;

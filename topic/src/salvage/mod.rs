@@ -116,8 +116,8 @@ struct Saving<'a> {
     gone: Vec<Range<u32>>,
     /// Durable subscriptions to patterns, with their names.
     rules: Vec<(String, Rule)>,
-    /// Topics, names and places of durable subscriptions that are to be made anew.
-    made_anew: Vec<(u32, String, u64)>,
+    /// Topics and names of what is to be made anew, its rule, and where it begins.
+    made_anew: Vec<(u32, String, Rule, u64)>,
     progress: &'a mut dyn FnMut(u64),
 }
 
@@ -173,7 +173,7 @@ impl Saving<'_> {
                 match text(name).and_then(|_| Rule::decode(value)) {
                     Ok(rule) => rules.push((String::from_utf8_lossy(name).into_owned(), rule)),
                     Err(_) => lost_rules.push(format!(
-                        "the pattern of the durable subscription {:?}: it stays with the topics that it has",
+                        "the pattern of the durable subscription or group {:?}: it stays with the topics that it has",
                         String::from_utf8_lossy(name)
                     )),
                 }
@@ -192,14 +192,14 @@ impl Saving<'_> {
         self.saved.lost.append(&mut lost_rules);
         if !is_whole {
             self.lose(
-                "records of topics and of durable subscriptions to patterns, if there were more than are left, and whether topics are made when they are first used"
+                "records of topics, and of durable subscriptions and groups over patterns, if there were more than are left, and whether topics are made when they are first used"
                     .into(),
             );
         }
         self.next_id = next_id;
         self.gone = gone;
         for (name, rule) in rules {
-            self.has_id(rule.id);
+            self.has_id(rule.record.id);
             self.writer
                 .put(&self.home.tables.topics, &rule_key(&name), &rule.encode())?;
             self.rules.push((name, rule));

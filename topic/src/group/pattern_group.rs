@@ -1,0 +1,368 @@
+//! Groups over all topics of a pattern, also over those that are created later: see [`super::rule`].
+
+use std::time::SystemTime;
+
+use duramen_engine::{Result, Snapshot, Transaction};
+
+use super::record::{GroupOptions, GroupRecord, Kind};
+use super::rule::{Rule, RuleHandle, Wanted, change_in};
+use super::state::Cursor;
+use super::{Existing, Group, GroupDescription, PatternMember, bell_of, describe, other_kind};
+use crate::error::{TopicError, is_deleted};
+use crate::name::Pattern;
+use crate::read::{Reading, Start};
+use crate::rubbish;
+use crate::tables::{Tables, name_key};
+use crate::time::at;
+use crate::topic::Topic;
+use crate::topics::Topics;
+
+/// A group over all topics of a pattern: its members compete for the messages of all of them, and a topic that is created later
+/// belongs to it from its first message on.
+///
+/// In every topic it is a group of its name, which [`Topic::groups`] lists with the others. Limits and order count in each
+/// topic by itself: [`GroupOptions::in_flight`] and [`GroupOptions::order_by_key`] say nothing of two topics. A topic in which
+/// the group was deleted ([`Topic::delete_group`]) is left out from then on; [`Topic::ensure_group`] makes it again.
+///
+/// Messages that failed the last time go to one dead-letter topic for all topics; by default its name is `dead.` and the name
+/// of the group. The group leaves that topic out, and every topic whose name begins with `dead.`, unless the pattern begins
+/// so as well.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// use duramen_topic::{GroupOptions, Pattern, Start, TopicOptions, TopicWrites, Topics};
+/// use std::time::Duration;
+///
+/// let topics = Topics::open(&store)?;
+/// let stock = store.map("stock")?;
+/// let pattern = Pattern::new("orders.>")?;
+/// let group = topics.ensure_group(&pattern, "packers", Start::Beginning, GroupOptions::new())?;
+/// topics.create("orders.eu", TopicOptions::new())?.publish(b"12 apples")?;
+///
+/// let mut member = group.member("worker 1");
+/// let deliveries = member.receive(10, Duration::from_secs(1))?.unwrap();
+/// assert_eq!(deliveries.messages().topic(), "orders.eu");
+/// for delivery in deliveries {
+///     store.transact(|tx| {
+///         tx.put(&stock, b"apples", b"12")?;
+///         tx.acknowledge(&delivery)
+///     })?;
+/// }
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PatternGroup {
+    pub(super) rule: RuleHandle,
+}
+
+/// What a group over a pattern is and has to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PatternGroupDescription {
+    /// Its name.
+    pub name: String,
+    /// Its pattern.
+    pub pattern: Pattern,
+    /// When it was created.
+    pub created: SystemTime,
+    /// How it delivers.
+    pub options: GroupOptions,
+    /// Whether it is paused.
+    pub is_paused: bool,
+    /// Its topics, and what the group has to do in each, sorted by the names of topics.
+    pub topics: Vec<(String, GroupDescription)>,
+}
+
+impl PatternGroupDescription {
+    /// Messages that are with members, or wait to be delivered again, in all topics.
+    pub fn pending(&self) -> u64 {
+        self.topics.iter().map(|(_, group)| group.pending).sum()
+    }
+
+    /// Messages that topics keep and that were never delivered.
+    pub fn lag(&self) -> u64 {
+        self.topics.iter().map(|(_, group)| group.lag).sum()
+    }
+
+    /// Messages that retention deleted before the group was done with them.
+    pub fn skipped(&self) -> u64 {
+        self.topics.iter().map(|(_, group)| group.skipped).sum()
+    }
+}
+
+impl Topics {
+    /// Creates a group over all topics of a pattern; `start` says where it begins in the topics that exist. In those that are
+    /// created later it begins with their first message. A topic that has a group of this name already keeps it where it is,
+    /// with these options. All of it happens in one commit.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupExists`], which names what differs; [`TopicError::OtherPattern`]; [`TopicError::OtherKind`] when
+    /// there is a durable subscription of this name; [`TopicError::InvalidName`], [`TopicError::InvalidOptions`],
+    /// [`TopicError::NotYetPublished`], and those of a commit.
+    pub fn create_group(
+        &self,
+        pattern: &Pattern,
+        name: &str,
+        start: Start,
+        options: GroupOptions,
+    ) -> Result<PatternGroup> {
+        self.put_group(pattern, name, (start, options), Existing::Refuse)
+    }
+
+    /// Makes sure that there is a group over all topics of a pattern with these options: creates it, and then `start` says
+    /// where it begins, or gives all these options to the group that exists, in all its topics. It stays where it is.
+    ///
+    /// # Errors
+    /// As [`Topics::create_group`], but for [`TopicError::GroupExists`].
+    pub fn ensure_group(
+        &self,
+        pattern: &Pattern,
+        name: &str,
+        start: Start,
+        options: GroupOptions,
+    ) -> Result<PatternGroup> {
+        self.put_group(pattern, name, (start, options), Existing::Change)
+    }
+
+    fn put_group(
+        &self,
+        pattern: &Pattern,
+        name: &str,
+        (start, options): (Start, GroupOptions),
+        existing: Existing,
+    ) -> Result<PatternGroup> {
+        let rule = self.put_rule(&Wanted {
+            pattern,
+            name,
+            start,
+            kind: Kind::Group(options),
+            existing,
+        })?;
+        Ok(PatternGroup::new(self, name, rule))
+    }
+
+    /// A group over a pattern that exists.
+    ///
+    /// # Errors
+    /// [`TopicError::UnknownPatternGroup`], [`TopicError::OtherKind`].
+    pub fn existing_group(&self, name: &str) -> Result<PatternGroup> {
+        let rule = self.rule(&self.store().snapshot()?, name)?;
+        let rule = rule.ok_or_else(|| TopicError::UnknownPatternGroup { name: name.into() })?;
+        match rule.record.kind {
+            Kind::Group(_) => Ok(PatternGroup::new(self, name, rule)),
+            Kind::Durable => {
+                let (found, asked) = (rule.record.kind.name(), "group");
+                Err(other_kind(rule.pattern.as_str(), name, found, asked))
+            }
+        }
+    }
+
+    /// The groups over patterns, sorted by name. Those of a single topic: [`Topic::groups`].
+    ///
+    /// # Errors
+    /// Those of [`duramen_engine::Store::snapshot`].
+    pub fn pattern_groups(&self) -> Result<Vec<PatternGroup>> {
+        let rules = self.rules()?.into_iter();
+        let groups = rules.filter(|(_, rule)| matches!(rule.record.kind, Kind::Group(_)));
+        Ok(groups
+            .map(|(name, rule)| PatternGroup::new(self, &name, rule))
+            .collect())
+    }
+}
+
+impl PatternGroup {
+    fn new(topics: &Topics, name: &str, rule: Rule) -> PatternGroup {
+        PatternGroup {
+            rule: RuleHandle::new(topics, name, rule),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.rule.name
+    }
+
+    /// The pattern.
+    pub fn pattern(&self) -> &Pattern {
+        &self.rule.pattern
+    }
+
+    /// The topics of its store.
+    pub fn topics(&self) -> &Topics {
+        &self.rule.topics
+    }
+
+    /// A member, which receives messages of all topics. The name is for people who look at what is pending.
+    pub fn member(&self, name: &str) -> PatternMember {
+        PatternMember::new(self, name)
+    }
+
+    /// The group in one of its topics, to look after: to see what is pending there, for instance.
+    ///
+    /// # Errors
+    /// [`TopicError::UnknownTopic`]; [`TopicError::UnknownGroup`] when the topic does not match, or is left out;
+    /// [`TopicError::GroupDeleted`], [`TopicError::InvalidName`].
+    pub fn at(&self, topic: &str) -> Result<Group> {
+        let snapshot = self.rule.snapshot()?;
+        let topic = self.rule.topic(&snapshot, topic)?;
+        let group = self.group_of(&snapshot, &topic)?;
+        group.ok_or_else(|| topic.unknown_group(&self.rule.name))
+    }
+
+    /// The group in a topic; `None`: the topic is left out.
+    pub(super) fn group_of(&self, snapshot: &Snapshot, topic: &Topic) -> Result<Option<Group>> {
+        let record = self.rule.record_of(snapshot, topic)?;
+        let record = record.filter(|record| matches!(record.kind, Kind::Group(_)));
+        record
+            .map(|record| Group::new(topic, &self.rule.name, &record))
+            .transpose()
+    }
+
+    /// What the group is and has to do.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupDeleted`].
+    pub fn describe(&self) -> Result<PatternGroupDescription> {
+        let snapshot = self.rule.topics.store().snapshot()?;
+        let rule = self.rule.rule(&snapshot)?;
+        let mut topics = Vec::new();
+        for topic in self.rule.topics_in(&snapshot)? {
+            let record = self.rule.record_of(&snapshot, &topic)?;
+            let Some(record) = record.filter(|record| matches!(record.kind, Kind::Group(_))) else {
+                continue;
+            };
+            let reading = Reading::new(&topic, &snapshot);
+            let next = reading.state()?.next;
+            let group = describe(&reading, next, self.rule.name.clone(), &record)?;
+            topics.push((topic.name().to_string(), group));
+        }
+        Ok(PatternGroupDescription {
+            name: self.rule.name.clone(),
+            pattern: rule.pattern,
+            created: at(rule.record.created),
+            options: match rule.record.kind {
+                Kind::Group(options) => options,
+                Kind::Durable => return Err(self.rule.deleted()),
+            },
+            is_paused: rule.record.is_paused,
+            topics,
+        })
+    }
+
+    pub(super) fn describe_options(&self) -> Result<GroupOptions> {
+        let rule = self.rule.rule(&self.rule.topics.store().snapshot()?)?;
+        match rule.record.kind {
+            Kind::Group(options) => Ok(options),
+            Kind::Durable => Err(self.rule.deleted()),
+        }
+    }
+
+    /// Changes how the group delivers, to all of these options, in all its topics and in one commit. What was handed out before
+    /// keeps the lease it has.
+    ///
+    /// # Errors
+    /// [`TopicError::InvalidOptions`], [`TopicError::GroupDeleted`], and those of a commit.
+    pub fn configure(&self, options: GroupOptions) -> Result<()> {
+        self.rule.snapshot()?;
+        let wanted = Wanted {
+            pattern: &self.rule.pattern,
+            name: &self.rule.name,
+            start: Start::Tail,
+            kind: Kind::Group(options),
+            existing: Existing::Change,
+        };
+        self.rule.topics.change_rule(&wanted, &self.rule)
+    }
+
+    /// Stops handing out messages of all topics, for all members in all processes, also of topics that are created later. What
+    /// members have they can settle.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupDeleted`], and those of a commit.
+    pub fn pause(&self) -> Result<()> {
+        self.change(|record| record.is_paused = true)
+    }
+
+    /// Hands out messages again.
+    ///
+    /// # Errors
+    /// As [`PatternGroup::pause`].
+    pub fn resume(&self) -> Result<()> {
+        self.change(|record| record.is_paused = false)
+    }
+
+    fn change(&self, change: impl Fn(&mut GroupRecord)) -> Result<()> {
+        let home = self.rule.topics.home();
+        home.store.transact(|tx| {
+            let rule = self.rule.rule_in(tx)?;
+            change_in(tx, home, &self.rule.name, rule, &change).map(|_| ())
+        })
+    }
+
+    /// Goes on from another place in all topics that exist, forward or back, and forgets what is pending: members that have
+    /// messages lose them. Each topic has a commit of its own; after an error, some of them may have been reset.
+    ///
+    /// # Errors
+    /// [`TopicError::NotYetPublished`], [`TopicError::GroupDeleted`], and those of a commit.
+    pub fn reset(&self, start: Start) -> Result<()> {
+        let snapshot = self.rule.snapshot()?;
+        let topics = self.rule.topics_in(&snapshot)?;
+        // A place that a topic does not have is found before anything is changed.
+        for topic in &topics {
+            Reading::new(topic, &snapshot).resolve(start)?;
+        }
+        for topic in topics {
+            let Some(group) = self.group_of(&snapshot, &topic)? else {
+                continue;
+            };
+            match group.reset(start) {
+                // Meanwhile.
+                Err(error) if is_gone(&error) => {}
+                reset => reset?,
+            }
+        }
+        self.rule.snapshot().map(|_| ())
+    }
+
+    /// Deletes the group in all topics, also where a topic had a group of its name before, in one commit. Topics that are
+    /// created later do not know it any more, and its members in all processes wake up with [`TopicError::GroupDeleted`].
+    /// The dead-letter topic stays.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupDeleted`], and those of a commit.
+    pub fn delete(&self) -> Result<()> {
+        let home = self.rule.topics.home();
+        self.rule.delete(|tx, tables, topics| {
+            let mut ids = Vec::new();
+            for (_, topic) in topics {
+                ids.extend(self.delete_record(tx, tables, *topic)?);
+            }
+            for id in &ids {
+                tx.ring(&bell_of(home, *id, &self.rule.name)?);
+                // A member that hands out messages meanwhile writes the cursor, so its commit conflicts.
+                tx.delete(&tables.states, &Cursor::key(*id))?;
+            }
+            rubbish::delete_rows(tx, tables, ids)
+        })?;
+        // The group is gone, whatever comes of this; what is left the background thread removes.
+        let _ = home.remove_rubbish(&|| false);
+        Ok(())
+    }
+
+    fn delete_record(&self, tx: &mut Transaction, tables: &Tables, topic: u32) -> Result<Option<u32>> {
+        let key = name_key(topic, &self.rule.name);
+        let record = tx.get(&tables.groups, &key)?;
+        let record = record.map(|record| GroupRecord::decode(&record)).transpose()?;
+        let Some(record) = record.filter(|record| matches!(record.kind, Kind::Group(_))) else {
+            return Ok(None);
+        };
+        tx.delete(&tables.groups, &key)?;
+        Ok(Some(record.id))
+    }
+}
+
+/// Whether a topic, or the group in it, was deleted.
+pub(super) fn is_gone(error: &duramen_engine::Error) -> bool {
+    is_deleted(error) || matches!(TopicError::of(error), Some(TopicError::GroupDeleted { .. }))
+}

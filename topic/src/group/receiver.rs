@@ -1,0 +1,88 @@
+//! What a member has of one topic: its membership, and the bells that it listens to.
+
+use std::sync::Arc;
+
+use duramen_engine::{Listener, Result};
+
+use super::Group;
+use super::claim::Turn;
+use super::desk::{Answer, Wish};
+use super::membership::Membership;
+use super::serve::SERVED_TOGETHER_MAX;
+use crate::limits::READ_MESSAGES;
+use crate::listening::Listening;
+use crate::record::millis;
+use crate::topics::locked;
+
+/// Takes messages of one group. The listener gets a token when there may be some.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    membership: Arc<Membership>,
+    _messages: Listening,
+    _again: Listening,
+}
+
+impl Receiver {
+    pub(super) fn new(group: &Group, name: &Arc<str>, listener: &Arc<Listener>, token: u64) -> Receiver {
+        let store = &group.topic.home().store;
+        let (messages, again) = (&group.topic.shared().sequence, &group.shared.bell);
+        group.shared.watch.begin(store, again.bell());
+        let mut members = locked(&group.shared.members);
+        members.retain(|(_, member)| member.strong_count() > 0);
+        members.push((token, Arc::downgrade(listener)));
+        drop(members);
+        Receiver {
+            membership: Membership::new(group, name),
+            _messages: Listening::begin(store, messages, listener, token),
+            _again: Listening::begin(store, again, listener, token),
+        }
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.membership.group
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.membership.name
+    }
+
+    /// Looks once for up to so many messages. What is committed after the look gives the listener a token, but for messages
+    /// that another process hands out meanwhile: their leases end no earlier than one lease from now, and by then this looks
+    /// again.
+    pub(super) fn look(&self, messages: usize) -> Result<Turn> {
+        let group = self.group();
+        let topic = &group.topic;
+        topic.home().store.refuse_beside("member.receive", topic.name())?;
+        topic.shared().sequence.bell().arm();
+        group.shared.bell.bell().arm();
+        Ok(match self.turn(messages.clamp(1, READ_MESSAGES))? {
+            Turn::Nothing(next) => {
+                let lease = group
+                    .known()
+                    .map_or(0, |record| millis(Group::options_of(&record).lease));
+                Turn::Nothing(next.min(group.now().saturating_add(lease)))
+            }
+            got => got,
+        })
+    }
+
+    /// A few messages together with what others want; many, or where that is not plain, in a turn of its own.
+    fn turn(&self, most: usize) -> Result<Turn> {
+        let group = self.group();
+        if most <= SERVED_TOGETHER_MAX {
+            let membership = self.membership.clone();
+            match group.ask(&Wish::Messages { membership, most }).transpose()? {
+                Some(Answer::Messages(deliveries)) => return Ok(Turn::Got(deliveries)),
+                Some(Answer::Nothing(next)) => return Ok(Turn::Nothing(next)),
+                Some(Answer::Acknowledged) | None => {}
+            }
+        }
+        let mut outlook = group.shared.turn();
+        let turn = group.turn_with(&mut outlook, &self.membership, most);
+        if turn.is_err() {
+            // It may have changed rows before it failed.
+            outlook.doubt();
+        }
+        turn
+    }
+}

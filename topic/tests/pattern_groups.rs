@@ -56,8 +56,9 @@ fn members_share_the_messages_of_all_topics_also_of_those_that_are_created_later
         (described.pending(), described.lag(), described.topics.len()),
         (1, 0, 2)
     );
-    // The lease of the second ends.
+    // The lease of the second ends, and its message waits.
     disk.advance(11 * SECOND);
+    assert!(collect(&mut other).0.is_empty());
     disk.advance(2 * SECOND);
     let (found, _held) = collect(&mut other);
     assert_eq!(found.len(), 1);

@@ -475,8 +475,7 @@ fn whichever_page_rots_topics_go_on_and_what_is_not_as_it_was_is_named() {
         let ended = scratch.run(&["salvage", "damaged", "rest", "--json"]);
         let lost = lost(&ended);
         let rest = views(&scratch.path("rest"));
-        let tells =
-            |line: &String| line.contains("durable subscriptions to patterns") || line.starts_with("topics, if");
+        let tells = |line: &String| line.contains("groups over patterns") || line.starts_with("topics, if");
         let is_told = lost.iter().any(tells);
         assert!(
             is_told || rules(&scratch.path("rest")) == ["first"],

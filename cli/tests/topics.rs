@@ -112,6 +112,60 @@ fn a_pattern_stands_for_all_topics_that_match() {
 }
 
 #[test]
+fn a_group_over_a_pattern_is_created_read_listed_changed_and_deleted() {
+    let scratch = shop();
+    let group = ["shop", "sales.*", "shippers"];
+    let groups = |command: &str, more: &[&str]| scratch.done(&[&["groups", command], &group[..], more].concat());
+    groups("create", &["--tries", "3"]);
+    let refused = scratch.run(&[&["groups", "create"], &group[..]].concat());
+    assert!(
+        refused.code == 2 && refused.stderr.contains("its tries is Some(3)"),
+        "{}",
+        refused.stderr
+    );
+    scratch.done(&["publish", "shop", "sales.eu", "12 apples", "--create"]);
+    scratch.done(&["publish", "shop", "sales.us", "1 plum", "--create"]);
+    let taken = |more: &[&str]| {
+        let call = ["subscribe", "shop", "sales.*", "--group", "shippers"];
+        let ended = scratch.done(&[&call[..], more].concat());
+        let mut lines: Vec<String> = ended.text().lines().map(String::from).collect();
+        lines.sort_unstable();
+        lines
+    };
+    groups("pause", &[]);
+    assert!(taken(&[]).is_empty());
+    let listed = scratch.done(&["groups", "shop"]).text().to_string();
+    assert!(
+        listed.ends_with("sales.*\tshippers\tpaused-pattern-group\t-\t0\t2\t0\n"),
+        "{listed}"
+    );
+    groups("resume", &[]);
+    assert_eq!(taken(&[]), ["sales.eu\t0\t12 apples", "sales.us\t0\t1 plum"]);
+    groups("reset", &["beginning"]);
+    groups("configure", &["--in-flight", "5"]);
+    let json = scratch.done(&["groups", "shop", "--json"]).json();
+    let found = json.iter().find(|line| line["pattern"] == "sales.*").unwrap();
+    assert_eq!((&found["lag"], &found["pending"]), (&json!(2), &json!(0)));
+    let settings = &found["settings"];
+    assert_eq!(
+        (&settings["tries"], &settings["in_flight"], &settings["dead_letters"]),
+        (&json!(3), &json!(5), &json!("dead.shippers"))
+    );
+    assert_eq!(taken(&["--count", "1"]).len(), 1);
+    assert_eq!(taken(&[]).len(), 1);
+    scratch.done(&["redrive", "shop", "sales.*", "shippers"]);
+    groups("delete", &[]);
+    for command in ["pause", "delete"] {
+        let ended = scratch.run(&[&["groups", command], &group[..]].concat());
+        assert!(
+            ended.code == 2 && ended.stderr.contains("has the pattern"),
+            "{}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
 fn a_durable_subscription_goes_on_where_the_last_call_ended() {
     let scratch = shop();
     let printed = |arguments: &[&str]| {

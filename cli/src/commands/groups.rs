@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use duramen::topic::{
-    DeadLetters, DurablePattern, Filter, GroupDescription, GroupOptions, Pending, Start, Topic, TopicError, Topics,
+    DeadLetters, Filter, GroupDescription, GroupOptions, Pattern, PatternGroup, Pending, Start, Topic, TopicError,
+    Topics,
 };
 use duramen::{Durability, Store};
 use serde_json::{Value, json};
 
 use super::changes::finish;
-use super::subscribe::{durable_pattern, is_pattern, no_durable_pattern};
+use super::subscribe::{durable_pattern, is_pattern};
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::limit::{Limit, count_limit, seconds, time};
@@ -38,7 +39,9 @@ const CREATE_EXAMPLES: &str = r"Examples:
     $ duramen groups create shop sales archive --from tail --back-off 1,5,30 --tries none
   Messages of one key in order, one member at a time; only orders of Europe:
     $ duramen groups create shop sales accounts --order-by-key yes
-    $ duramen groups create shop sales europe --filter-key 'order-*' --filter-header region=eu-*";
+    $ duramen groups create shop sales europe --filter-key 'order-*' --filter-header region=eu-*
+  One group over all topics of a pattern, also over those that are created later:
+    $ duramen groups create shop 'sales.*' shippers";
 
 const CONFIGURE_EXAMPLES: &str = r"Examples:
   What is not given stays as it is; what members have keeps the lease it has:
@@ -79,7 +82,7 @@ pub struct Groups {
     #[command(flatten)]
     store: Option<StoreArguments>,
 
-    /// The topic; without it, the groups of all topics are listed, and the durable subscriptions to patterns
+    /// The topic; without it, the groups of all topics are listed, and the groups and durable subscriptions over patterns
     topic: Option<String>,
 
     /// Print the settings of each group as well
@@ -99,7 +102,7 @@ pub struct Groups {
 struct GroupArguments {
     #[command(flatten)]
     store: StoreArguments,
-    /// The topic
+    /// The topic, or the pattern of the group
     topic: String,
     /// The group
     group: String,
@@ -120,7 +123,8 @@ struct Delivers {
     /// How long a message waits that failed, the first time, the second time, and so on; 1,10,60,600 in a new group
     #[arg(long, value_name = "SECONDS,...", value_delimiter = ',', value_parser = time)]
     back_off: Option<Vec<Duration>>,
-    /// The topic for messages that failed the last time; `dead.` and the name of the topic in a new group
+    /// The topic for messages that failed the last time; in a new group `dead.` and the name of the topic, or of the group if it
+    /// has a pattern
     #[arg(long, value_name = "TOPIC")]
     dead_letters: Option<String>,
     /// Drop messages that failed the last time
@@ -239,7 +243,7 @@ enum Change {
         #[arg(value_parser = super::subscribe::start)]
         to: Start,
     },
-    /// Remove a group or durable subscription, one to a pattern in all its topics
+    /// Remove a group or durable subscription; one over a pattern in all its topics
     #[command(after_help = DELETE_EXAMPLES)]
     Delete {
         #[command(flatten)]
@@ -279,17 +283,14 @@ fn list(topics: &[Topic], more: Vec<Vec<String>>, describes: bool, output: &mut 
                 continue;
             }
             let mut row = row(topic, &group);
-            row.extend(describes.then(|| settings(&group)));
+            row.extend(describes.then(|| settings(group.options.as_ref())));
             rows.push(row);
         }
     }
     if output.is_json {
         return Ok(());
     }
-    rows.extend(more.into_iter().map(|mut row| {
-        row.extend(describes.then(|| "-".to_string()));
-        row
-    }));
+    rows.extend(more);
     let settings = describes.then_some("SETTINGS");
     let columns: Vec<&str> = COLUMNS.into_iter().chain(settings).collect();
     output.table(&columns, &rows)
@@ -321,8 +322,8 @@ fn row(topic: &Topic, group: &GroupDescription) -> Vec<String> {
 }
 
 /// How it delivers, as it would be given.
-fn settings(group: &GroupDescription) -> String {
-    let Some(options) = &group.options else {
+fn settings(options: Option<&GroupOptions>) -> String {
+    let Some(options) = options else {
         return "-".into();
     };
     let back_off: Vec<String> = options
@@ -354,24 +355,28 @@ fn filter(filter: &Filter) -> String {
     key.into_iter().chain(headers).collect::<Vec<_>>().join(" ")
 }
 
+/// How it delivers; `whose`: the name that the default dead-letter topic has after `dead.`.
+fn settings_object(options: &GroupOptions, whose: &str) -> Value {
+    json!({
+        "lease_seconds": seconds(options.lease),
+        "tries": options.tries,
+        "in_flight": options.in_flight,
+        "back_off_seconds": options.back_off.iter().map(|&delay| seconds(delay)).collect::<Vec<_>>(),
+        "dead_letters": match &options.dead_letters {
+            DeadLetters::Topic(topic) => Some(topic.clone()),
+            DeadLetters::Discard => None,
+            _ => Some(format!("dead.{whose}")),
+        },
+        "order_by_key": options.order_by_key,
+        "synced": options.durability == Durability::Synced,
+        "filter_key": options.filter.wanted_key(),
+        "filter_headers": options.filter.wanted_headers().collect::<Vec<_>>(),
+    })
+}
+
 fn object(topic: &Topic, group: &GroupDescription) -> Value {
-    let settings = group.options.as_ref().map(|options| {
-        json!({
-            "lease_seconds": seconds(options.lease),
-            "tries": options.tries,
-            "in_flight": options.in_flight,
-            "back_off_seconds": options.back_off.iter().map(|&delay| seconds(delay)).collect::<Vec<_>>(),
-            "dead_letters": match &options.dead_letters {
-                DeadLetters::Topic(topic) => Some(topic.clone()),
-                DeadLetters::Discard => None,
-                _ => Some(format!("dead.{}", topic.name())),
-            },
-            "order_by_key": options.order_by_key,
-            "synced": options.durability == Durability::Synced,
-            "filter_key": options.filter.wanted_key(),
-            "filter_headers": options.filter.wanted_headers().collect::<Vec<_>>(),
-        })
-    });
+    let settings = group.options.as_ref();
+    let settings = settings.map(|options| settings_object(options, topic.name()));
     json!({
         "topic": topic.name(),
         "group": group.name,
@@ -428,37 +433,60 @@ impl Change {
             Change::Create { group, from, delivers } => {
                 let store = group.store.open_to_write()?;
                 let options = delivers.changed(GroupOptions::new())?;
-                existing(&store, &group.topic)?.create_group(&group.group, from, options)?;
+                match is_pattern(&group.topic) {
+                    true => {
+                        let pattern = Pattern::new(&group.topic)?;
+                        Topics::open(&store)?.create_group(&pattern, &group.group, from, options)?;
+                    }
+                    false => {
+                        existing(&store, &group.topic)?.create_group(&group.group, from, options)?;
+                    }
+                }
                 store
             }
             Change::Configure { group, delivers } => {
                 let store = group.store.open_to_write()?;
-                configure(&existing(&store, &group.topic)?, &group.group, delivers)?;
+                match Meant::find(&store, &group.topic, &group.group)? {
+                    Meant::Everywhere(group) => group.configure(delivers.changed(group.describe()?.options)?)?,
+                    Meant::InTopic(topic) => configure(&topic, &group.group, delivers)?,
+                }
                 store
             }
             Change::Pause { group } => {
                 let store = group.store.open_to_write()?;
-                existing(&store, &group.topic)?.existing_group(&group.group)?.pause()?;
+                match Meant::find(&store, &group.topic, &group.group)? {
+                    Meant::Everywhere(group) => group.pause()?,
+                    Meant::InTopic(topic) => topic.existing_group(&group.group)?.pause()?,
+                }
                 store
             }
             Change::Resume { group } => {
                 let store = group.store.open_to_write()?;
-                existing(&store, &group.topic)?.existing_group(&group.group)?.resume()?;
+                match Meant::find(&store, &group.topic, &group.group)? {
+                    Meant::Everywhere(group) => group.resume()?,
+                    Meant::InTopic(topic) => topic.existing_group(&group.group)?.resume()?,
+                }
                 store
             }
             Change::Reset { group, to } => {
                 let store = group.store.open_to_write()?;
-                match durable(&store, &group)? {
+                match durable_pattern(&store, &group.topic, &group.group)? {
                     Some(durable) => durable.reset(to)?,
-                    None => reset(&existing(&store, &group.topic)?, &group.group, to)?,
+                    None => match Meant::find(&store, &group.topic, &group.group)? {
+                        Meant::Everywhere(group) => group.reset(to)?,
+                        Meant::InTopic(topic) => reset(&topic, &group.group, to)?,
+                    },
                 }
                 store
             }
             Change::Delete { group } => {
                 let store = group.store.open_to_write()?;
-                match durable(&store, &group)? {
+                match durable_pattern(&store, &group.topic, &group.group)? {
                     Some(durable) => durable.delete()?,
-                    None => existing(&store, &group.topic)?.delete_group(&group.group)?,
+                    None => match Meant::find(&store, &group.topic, &group.group)? {
+                        Meant::Everywhere(group) => group.delete()?,
+                        Meant::InTopic(topic) => topic.delete_group(&group.group)?,
+                    },
                 }
                 store
             }
@@ -467,12 +495,30 @@ impl Change {
     }
 }
 
-/// The durable subscription to a pattern that is meant, which may be the name of a topic; `None`: a group of the topic is.
-fn durable(store: &Store, group: &GroupArguments) -> Outcome<Option<DurablePattern>> {
-    let found = durable_pattern(store, &group.topic, &group.group)?;
-    match found.is_none() && is_pattern(&group.topic) {
-        true => Err(no_durable_pattern(&group.topic, &group.group)),
-        false => Ok(found),
+/// The group that a call names.
+pub enum Meant {
+    /// One over a pattern, in all its topics.
+    Everywhere(PatternGroup),
+    /// One of this topic, if there is one.
+    InTopic(Topic),
+}
+
+impl Meant {
+    /// A pattern may be the name of a topic; then a group over it is meant, where there is one.
+    pub fn find(store: &Store, topic: &str, name: &str) -> Outcome<Meant> {
+        let known = match Topics::exist(store)? {
+            true => Topics::open(store)?.pattern_groups()?,
+            false => Vec::new(),
+        };
+        let is_it = |known: &PatternGroup| known.name() == name && known.pattern().as_str() == topic;
+        match known.into_iter().find(is_it) {
+            Some(group) => Ok(Meant::Everywhere(group)),
+            None if is_pattern(topic) => Err(Failure::wrong_call(format!(
+                "no group and no durable subscription named {name:?} has the pattern {topic:?}"
+            ))
+            .hint("`duramen groups DIR` lists them")),
+            None => Ok(Meant::InTopic(existing(store, topic)?)),
+        }
     }
 }
 
@@ -487,13 +533,49 @@ fn reset(topic: &Topic, name: &str, to: Start) -> Outcome<()> {
     Ok(())
 }
 
-/// Lists the groups of all topics, and the durable subscriptions to patterns.
+/// Rows of the groups over patterns; as JSON they are printed here.
+fn pattern_groups(topics: &Topics, describes: bool, output: &mut Output) -> Outcome<Vec<Vec<String>>> {
+    let mut rows = Vec::new();
+    for group in topics.pattern_groups()? {
+        let group = match group.describe() {
+            // Deleted meanwhile.
+            Err(error) if matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })) => continue,
+            group => group?,
+        };
+        let (pattern, pending) = (group.pattern.as_str(), group.pending());
+        if output.is_json {
+            let object = |(topic, group): &(String, GroupDescription)| json!({"topic": topic, "pending": group.pending, "lag": group.lag});
+            output.json(&json!({
+                "group": group.name,
+                "pattern": pattern,
+                "paused": group.is_paused,
+                "pending": pending,
+                "lag": group.lag(),
+                "skipped": group.skipped(),
+                "settings": settings_object(&group.options, &group.name),
+                "topics": group.topics.iter().map(object).collect::<Vec<_>>(),
+            }))?;
+        }
+        let kind = match group.is_paused {
+            true => "paused-pattern-group",
+            false => "pattern-group",
+        };
+        let [lag, skipped] = [group.lag(), group.skipped()].map(|count| count.to_string());
+        let names = [pattern, &group.name, kind, "-"].map(String::from);
+        let mut row: Vec<String> = names.into_iter().chain([pending.to_string(), lag, skipped]).collect();
+        row.extend(describes.then(|| settings(Some(&group.options))));
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// Lists the groups of all topics, and the groups and durable subscriptions over patterns.
 fn list_all(store: &Store, describes: bool, output: &mut Output) -> Outcome {
     if !Topics::exist(store)? {
         return Ok(Exit::Done);
     }
     let topics = Topics::open(store)?;
-    let mut durables = Vec::new();
+    let mut everywhere = pattern_groups(&topics, describes, output)?;
     for durable in topics.durables()? {
         let positions = match durable.positions() {
             // Deleted meanwhile.
@@ -512,7 +594,7 @@ fn list_all(store: &Store, describes: bool, output: &mut Output) -> Outcome {
         }
         let unknown = || "-".to_string();
         let kind = "pattern".to_string();
-        durables.push(vec![
+        let mut row = vec![
             pattern.into(),
             name.into(),
             kind,
@@ -520,13 +602,15 @@ fn list_all(store: &Store, describes: bool, output: &mut Output) -> Outcome {
             unknown(),
             lag.to_string(),
             unknown(),
-        ]);
+        ];
+        row.extend(describes.then(unknown));
+        everywhere.push(row);
     }
     let mut found = Vec::new();
     for name in topics.list()? {
         found.extend(topics.get(&name)?);
     }
-    list(&found, durables, describes, output)?;
+    list(&found, everywhere, describes, output)?;
     Ok(Exit::Done)
 }
 

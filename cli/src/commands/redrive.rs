@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::json;
 
-use super::topics::existing;
+use super::groups::Meant;
 use crate::exit::{Exit, Outcome};
 use crate::opening::StoreArguments;
 use crate::output::{Output, say};
@@ -21,7 +21,7 @@ pub struct Redrive {
     #[command(flatten)]
     store: StoreArguments,
 
-    /// The topic of the group
+    /// The topic of the group, or its pattern
     topic: String,
 
     /// The group
@@ -35,9 +35,11 @@ pub struct Redrive {
 impl Redrive {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_write()?;
-        let group = existing(&store, &self.topic)?.existing_group(&self.group)?;
-        let redriven = group.redrive(self.count.unwrap_or(u64::MAX))?;
-        drop(group);
+        let most = self.count.unwrap_or(u64::MAX);
+        let redriven = match Meant::find(&store, &self.topic, &self.group)? {
+            Meant::Everywhere(group) => group.redrive(most)?,
+            Meant::InTopic(topic) => topic.existing_group(&self.group)?.redrive(most)?,
+        };
         store.close()?;
         match output.is_json {
             true => output.json(&json!({"delivered": redriven.delivered, "gone": redriven.gone}))?,

@@ -5,10 +5,13 @@ use std::io::Write;
 use std::time::{Duration, SystemTime};
 
 use clap::{ArgGroup, Args};
-use duramen::topic::{DurablePattern, Messages, Pattern, Received, SlowPolicy, Start, SubscribeOptions, Topics};
+use duramen::topic::{
+    Deliveries, DurablePattern, Messages, Pattern, Received, SlowPolicy, Start, SubscribeOptions, Topics,
+};
 use duramen::{Result, Store};
 use serde_json::{Value, json};
 
+use super::groups::Meant;
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::{NotationArguments, StoreArguments};
@@ -30,7 +33,10 @@ const EXAMPLES: &str = r"Examples:
     $ duramen subscribe shop sales --durable archive --no-ack --json
   As a member of a group, which acknowledges what it prints, or only looks:
     $ duramen subscribe shop sales --group packers --count 1
-    $ duramen subscribe shop sales --group packers --no-ack";
+    $ duramen subscribe shop sales --group packers --no-ack
+  As a member of a group over a pattern:
+    $ duramen groups create shop 'sales.*' shippers
+    $ duramen subscribe shop 'sales.*' --group shippers";
 
 /// Messages received at once by a member of a group.
 const BATCH: usize = 1000;
@@ -178,7 +184,7 @@ impl Subscribe {
         self.read(|patience| subscription.next_batch(patience), |_| Ok(()), output)
     }
 
-    /// Prints what `next` returns until it has no more, or, with `--follow`, for ever, and acknowledges it.
+    /// Prints what `next` returns until it has no more, or without end with `--follow`, and acknowledges it.
     fn read(
         &self,
         mut next: impl FnMut(Duration) -> Result<Option<Messages>>,
@@ -219,16 +225,29 @@ impl Subscribe {
     }
 
     fn take(&self, store: &Store, group: &str, output: &mut Output) -> Outcome<()> {
-        if is_pattern(&self.topic) {
-            return Err(Failure::wrong_call("a group has one topic: name it, not a pattern"));
+        const NAME: &str = "duramen subscribe";
+        match Meant::find(store, &self.topic, group)? {
+            Meant::Everywhere(group) => {
+                let mut member = group.member(NAME);
+                self.take_with(|most, patience| member.receive(most, patience), output)
+            }
+            Meant::InTopic(topic) => {
+                let mut member = topic.existing_group(group)?.member(NAME);
+                self.take_with(|most, patience| member.receive(most, patience), output)
+            }
         }
-        let mut member = existing(store, &self.topic)?
-            .existing_group(group)?
-            .member("duramen subscribe");
+    }
+
+    /// Prints what `receive` returns, until it has no more, or without end with `--follow`.
+    fn take_with(
+        &self,
+        mut receive: impl FnMut(usize, Duration) -> Result<Option<Deliveries>>,
+        output: &mut Output,
+    ) -> Outcome<()> {
         let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 {
             let batch = BATCH.min(usize::try_from(left).unwrap_or(BATCH));
-            let Some(deliveries) = member.receive(batch, self.patience())? else {
+            let Some(deliveries) = receive(batch, self.patience())? else {
                 if self.follow {
                     continue;
                 }

@@ -8,7 +8,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use duramen_engine::{Durability, Options, Store};
-use duramen_topic::{Deliveries, GroupOptions, Message, Start, Topic, TopicError, TopicOptions, TopicWrites, Topics};
+use duramen_topic::{
+    Deliveries, GroupOptions, Message, Pattern, Start, Topic, TopicError, TopicOptions, TopicWrites, Topics,
+};
 
 /// What a child process does, and where.
 const ORDERS: &str = "DURAMEN_TEST_ORDERS";
@@ -39,6 +41,9 @@ fn child() {
     if orders == "account" {
         return account(&store, &topic);
     }
+    if orders == "everywhere" {
+        return everywhere(&topic.topics());
+    }
     let group = topic.existing_group("group").expect("the group");
     let mut member = Some(group.member("child"));
     let mut held: Vec<Deliveries> = Vec::new();
@@ -66,6 +71,23 @@ fn child() {
             _ => panic!("{line}"),
         }
         println!("holds {}", held.iter().map(Deliveries::len).sum::<usize>());
+    }
+}
+
+/// Takes a message of whatever topic of a pattern has one, or creates a topic with a message, for each line.
+fn everywhere(topics: &Topics) {
+    let group = topics.existing_group("everywhere").expect("the group");
+    let mut member = group.member("child");
+    let mut held = Vec::new();
+    for line in std::io::stdin().lines() {
+        match line.expect("a line").as_str() {
+            "receive" => held.extend(member.receive(1, Duration::ZERO).expect("a look")),
+            name => {
+                let topic = topics.create(name, TopicOptions::new()).expect("a topic");
+                topic.publish(b"message").expect("a message");
+            }
+        }
+        println!("holds {}", held.len());
     }
 }
 
@@ -215,6 +237,46 @@ fn messages_of_a_killed_process_go_to_another_at_once_and_count_a_try() {
     assert_eq!(received(&topic, Duration::from_millis(300)), None);
     children.clear();
     assert_eq!(received(&topic, SOON), Some((1, 2)));
+}
+
+#[test]
+fn a_member_over_a_pattern_gets_at_once_what_a_killed_process_had_and_topics_that_another_creates() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_store, topic) = open(directory.path());
+    let pattern = Pattern::new("jobs.*").unwrap();
+    let options = GroupOptions::new().lease(HOUR).back_off(&[HOUR]);
+    let group = topic
+        .topics()
+        .create_group(&pattern, "everywhere", Start::Beginning, options)
+        .unwrap();
+    let mut member = group.member("parent");
+    assert!(member.receive(1, Duration::ZERO).unwrap().is_none());
+    let mut child = Process::start("everywhere", directory.path());
+    let mut got = |child: &mut Process, name: &str| {
+        child.order(name);
+        let got = member.receive(1, SOON).unwrap().expect("a message");
+        assert_eq!(got.messages().topic(), name);
+        got
+    };
+    got(&mut child, "jobs.one").release().unwrap();
+    // While the parent does not look, the child has one message of each of these topics.
+    assert_eq!(child.order("receive"), 1);
+    assert_eq!(child.order("jobs.two"), 1);
+    assert_eq!(child.order("receive"), 2);
+    let kept = got(&mut child, "jobs.three");
+    kept.acknowledge().unwrap();
+    drop(child);
+    let mut topics = Vec::new();
+    for _ in 0..2 {
+        let again = member.receive(1, SOON).unwrap().expect("what the child had");
+        topics.push(again.messages().topic().to_string());
+        let delivery = again.into_iter().next().unwrap();
+        assert_eq!(delivery.offset(), 0);
+        delivery.acknowledge().unwrap();
+    }
+    topics.sort();
+    assert_eq!(topics, ["jobs.one", "jobs.two"]);
+    assert!(member.receive(1, Duration::ZERO).unwrap().is_none());
 }
 
 #[test]

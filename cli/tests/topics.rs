@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::Scratch;
 use duramen::Store;
-use duramen::topic::{Start, Topics};
+use duramen::topic::{SlowPolicy, Start, SubscribeOptions, Topics};
 use serde_json::{Value, json};
 
 fn shop() -> Scratch {
@@ -163,6 +163,53 @@ fn a_group_over_a_pattern_is_created_read_listed_changed_and_deleted() {
             ended.stderr
         );
     }
+}
+
+#[test]
+fn topics_and_stat_show_who_holds_publishers_back() {
+    let scratch = shop();
+    scratch.done(&["topics", "create", "shop", "bills", "--protect-groups", "1000000"]);
+    scratch.done(&["groups", "create", "shop", "bills", "printers"]);
+    scratch.done(&["groups", "pause", "shop", "bills", "printers"]);
+    let store = Store::open(scratch.path("shop")).unwrap();
+    let sales = Topics::open(&store).unwrap().topic("sales").unwrap();
+    let policy = SlowPolicy::HoldBack {
+        max: 2,
+        timeout: Duration::from_millis(10),
+    };
+    let options = SubscribeOptions::new().slow(policy);
+    let _forgotten = sales.subscribe_with(Start::Beginning, options).unwrap();
+    let refused = scratch.run(&["publish", "shop", "sales", "4 figs"]);
+    let process = std::process::id();
+    assert!(
+        refused
+            .stderr
+            .contains(&format!("in process {process} lies 3 messages behind")),
+        "{}",
+        refused.stderr
+    );
+    let held = format!("a subscription of process {process}, 3 of 2 messages behind, 10 ms");
+    let described = scratch.done(&["topics", "shop", "--describe"]).text().to_string();
+    let line = |topic: &str| described.lines().find(|line| line.starts_with(topic)).unwrap();
+    assert!(line("sales\t").contains(&held), "{described}");
+    assert!(line("bills\t").ends_with("\t-"), "{described}");
+    let stat = scratch.done(&["stat", "shop"]).text().to_string();
+    assert!(stat.contains(&format!("publishers of sales: {held}")), "{stat}");
+    let paused = "publishers of bills: group printers from message 0 on, 0 of 1000000 bytes: it is paused";
+    assert!(stat.contains(paused), "{stat}");
+    let json = scratch.done(&["stat", "shop", "--json"]).json();
+    let of = |topic: &str| {
+        let holders = json[0]["holders"].as_array().unwrap();
+        holders.iter().find(|holder| holder["topic"] == topic).unwrap().clone()
+    };
+    assert_eq!(
+        (&of("sales")["holds_now"], &of("sales")["lag"]),
+        (&json!(true), &json!(3))
+    );
+    assert_eq!(
+        (&of("bills")["holds_now"], &of("bills")["paused"]),
+        (&json!(false), &json!(true))
+    );
 }
 
 #[test]
@@ -327,13 +374,13 @@ fn topics_are_listed_configured_copied_and_deleted() {
 #[test]
 fn what_is_not_named_stays_as_it_is_configured() {
     let scratch = shop();
-    let topic = || scratch.done(&["topics", "shop", "--describe"]).text().to_string();
-    assert_eq!(
-        topic().trim_end().rsplit('\t').next(),
-        Some("keeps everything"),
-        "{}",
-        topic()
-    );
+    let settings = || {
+        let described = scratch.done(&["topics", "shop", "--describe"]).text().to_string();
+        let columns: Vec<&str> = described.trim_end().split('\t').collect();
+        assert_eq!(columns.len(), 6, "{described}");
+        columns[4].to_string()
+    };
+    assert_eq!(settings(), "keeps everything");
     let configure = |arguments: &[&str]| {
         scratch.done(&[&["topics", "configure", "shop", "sales"], arguments].concat());
     };
@@ -341,7 +388,7 @@ fn what_is_not_named_stays_as_it_is_configured() {
     configure(&["--drop-acknowledged", "--remember-publishers-for", "none"]);
     configure(&["--keep-for", "none", "--keep-messages", "500"]);
     let expected = "--keep-bytes 1000000 --keep-messages 500 --drop-acknowledged --remember-publishers-for none";
-    assert!(topic().trim_end().ends_with(expected), "{}", topic());
+    assert_eq!(settings(), expected);
     configure(&["--drop-acknowledged=false"]);
     let json = scratch.done(&["topics", "shop", "--describe", "--json"]).json();
     assert_eq!(json[0]["keep_for_seconds"], Value::Null);

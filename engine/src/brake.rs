@@ -7,9 +7,10 @@
 //! Nothing is promised to the last message: those who look at the same time do not count each other. A process that dies holds
 //! nobody back: those who wait look whether it lives, and whoever buries it frees its entries.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use duramen_io::LOOK_INTERVAL;
+use duramen_io::{Hindrance, LOOK_INTERVAL};
 
 use crate::error::Result;
 use crate::region::SharedBrake;
@@ -28,7 +29,13 @@ pub struct Brake {
 impl Brake {
     /// Its holder is done with everything before this.
     pub fn reached(&self, position: u64) {
-        self.entry(|entry| entry.reached(position));
+        let now = self.store.core().shared_micros();
+        self.entry(|entry| entry.reached(position, now));
+    }
+
+    /// Its number among those of the store. Another brake may get it later.
+    pub fn number(&self) -> usize {
+        self.entry
     }
 
     fn entry(&self, act: impl FnOnce(&SharedBrake)) {
@@ -46,13 +53,39 @@ impl Drop for Brake {
     }
 }
 
-/// Why somebody may not append yet.
+/// Why an append may not happen yet.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldBack {
     /// How far it is ahead.
     pub lag: u64,
     /// How long it has waited.
     pub waited: Duration,
+    /// What holds it back; `None`: that has just ended.
+    pub by: Option<BrakeStatistics>,
+}
+
+/// What a brake says, for people who look after a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BrakeStatistics {
+    /// Its number among those of the store.
+    pub number: usize,
+    /// The sequence.
+    pub sequence: u64,
+    /// The process that holds it, as that sees itself: in another container it has another number.
+    pub process: u32,
+    /// Whether that is the process which asks.
+    pub is_this: bool,
+    /// Whether that process is suspended, as far as can be seen.
+    pub is_suspended: bool,
+    /// The holder is done with everything before this.
+    pub position: u64,
+    /// How far others may be ahead.
+    pub max: u64,
+    /// How long others wait at most.
+    pub timeout: Duration,
+    /// How long ago the holder said how far it is.
+    pub idle: Duration,
 }
 
 impl Store {
@@ -65,12 +98,46 @@ impl Store {
     pub fn brake(&self, sequence: u64, position: u64, max: u64, timeout: Duration) -> Result<Option<Brake>> {
         let core = self.core();
         core.healthy()?;
-        let brakes = core.region.brakes();
-        let taken = brakes.take(core.region.me(), sequence, position, max, timeout);
+        let (brakes, now) = (core.region.brakes(), core.shared_micros());
+        let taken = brakes.take(core.region.me(), sequence, position, max, (timeout, now));
         Ok(taken.map(|entry| Brake {
             store: self.clone(),
             entry,
         }))
+    }
+
+    /// Everything that holds back appends, in all processes that live.
+    ///
+    /// # Errors
+    /// Those of a store that is closed or stopped.
+    #[doc(hidden)]
+    pub fn brakes(&self) -> Result<Vec<BrakeStatistics>> {
+        let core = self.core();
+        core.healthy()?;
+        let all = core.region.brakes().all();
+        Ok(all
+            .filter_map(|(number, entry)| self.brake_figures(number, entry))
+            .collect())
+    }
+
+    /// `None`: nothing holds it, or a process that is dead.
+    fn brake_figures(&self, number: usize, entry: &SharedBrake) -> Option<BrakeStatistics> {
+        let (core, (owner, sequence)) = (self.core(), entry.used_by()?);
+        let is_this = owner == core.region.me();
+        if !is_this && core.region.is_dead(owner) {
+            return None;
+        }
+        Some(BrakeStatistics {
+            number,
+            sequence,
+            process: core.region.process(owner).process.load(Ordering::Relaxed),
+            is_this,
+            is_suspended: core.region.hindrance_of(owner) == Some(Hindrance::Stopped),
+            position: entry.position(),
+            max: entry.max(),
+            timeout: entry.timeout(),
+            idle: Duration::from_micros(core.shared_micros().saturating_sub(entry.moved())),
+        })
     }
 
     /// Waits, before something is appended to a sequence, while somebody holds that back. `next` says which number it would
@@ -98,10 +165,11 @@ impl Store {
         next: &dyn Fn() -> Result<u64>,
     ) -> Result<std::result::Result<(), HeldBack>> {
         let begun = Instant::now();
-        for entry in self.core().region.brakes().of(sequence) {
+        for (number, entry) in self.core().region.brakes().of(sequence) {
             if let Err(lag) = self.wait_for_one(entry, sequence, next)? {
                 let waited = begun.elapsed();
-                return Ok(Err(HeldBack { lag, waited }));
+                let by = self.brake_figures(number, entry).filter(|by| by.sequence == sequence);
+                return Ok(Err(HeldBack { lag, waited, by }));
             }
         }
         Ok(Ok(()))
@@ -155,6 +223,30 @@ mod tests {
     fn lag_of(store: &Store, sequence: u64, next: u64) -> Option<u64> {
         let waited = store.wait_for_brakes(sequence, || Ok(next)).expect("a store");
         waited.err().map(|held| held.lag)
+    }
+
+    #[test]
+    fn every_process_sees_who_holds_back_and_since_when() {
+        let disk = SimDisk::new(4);
+        let (one, other) = (open(&disk), open(&disk));
+        let brake = one.brake(SEQUENCE, 10, 3, TIMEOUT).expect("a store").expect("a place");
+        disk.advance(Duration::from_secs(5));
+        let found = other.brakes().expect("a store");
+        let facts = |by: &BrakeStatistics| (by.sequence, by.position, by.max, by.timeout, by.is_this);
+        assert_eq!(
+            found.iter().map(facts).collect::<Vec<_>>(),
+            [(SEQUENCE, 10, 3, TIMEOUT, false)]
+        );
+        assert!(found[0].idle >= Duration::from_secs(5), "{found:?}");
+        let held = other.wait_for_brakes(SEQUENCE, || Ok(20)).expect("a store");
+        let by = held.expect_err("it is held back").by.expect("one that lives");
+        assert_eq!((by.number, by.position), (brake.number(), 10));
+        brake.reached(12);
+        let found = one.brakes().expect("a store");
+        assert_eq!((found[0].position, found[0].is_this), (12, true));
+        assert!(found[0].idle < Duration::from_secs(5), "{found:?}");
+        drop(brake);
+        assert_eq!(other.brakes().expect("a store"), []);
     }
 
     #[test]

@@ -94,7 +94,7 @@ pub use batch::Batch;
 #[doc(hidden)]
 pub use bell::{Bell, Listener};
 #[doc(hidden)]
-pub use brake::{BRAKES_MAX, Brake, HeldBack};
+pub use brake::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack};
 pub use changes::{Change, Changes, ChangesFrom, CommitChanges};
 pub use check::CheckReport;
 pub use commit::{Commit, Durability};

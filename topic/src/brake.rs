@@ -1,15 +1,109 @@
-//! Slowing publishers down to a subscriber that wants them to wait, whatever process they are in.
+//! Slowing publishers down to a subscriber that wants them to wait, whatever process they are in; and who does.
 //!
 //! A publisher waits before its commit, outside of all locks, and at most for a time that the subscriber gave. Publishers pay a
 //! load of a word that hardly ever changes while no subscriber wants it. Who waits for whom is in the store's shared memory:
 //! see [`duramen_engine::Brake`].
 
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+use std::thread::ThreadId;
 use std::time::Duration;
 
-use duramen_engine::{BRAKES_MAX, Brake, Result};
+use duramen_engine::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack, Result};
 
-use crate::error::TopicError;
+use crate::error::{TopicError, is_deleted};
+use crate::record::Retention;
 use crate::topic::Topic;
+use crate::topics::{Topics, locked};
+
+/// A subscriber that did not ask for messages for so many times its timeout is called idle.
+const IDLE_TIMEOUTS: u32 = 10;
+
+/// What can hold back those who publish to a topic: see [`Topic::holders`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Holder {
+    /// A subscription with [`crate::SlowPolicy::HoldBack`].
+    Subscription {
+        /// The process that it is in, as that sees itself: in another container it has another number.
+        process: u32,
+        /// Messages that it has not read.
+        lag: u64,
+        /// Publishers wait while it has not read so many.
+        max: u64,
+        /// How long each publisher waits at most.
+        timeout: Duration,
+        /// How long ago it asked for messages.
+        idle: Duration,
+        /// Whether its process is suspended, as far as can be seen. It reads nothing until it goes on.
+        is_suspended: bool,
+    },
+    /// The group or durable subscription that is the furthest behind, of a topic which keeps messages for its groups
+    /// ([`crate::Retention::ProtectGroups`]).
+    Group {
+        /// Its name.
+        name: String,
+        /// Whether it is paused. It acknowledges nothing new until it is resumed.
+        is_paused: bool,
+        /// The first message that it has not acknowledged.
+        acknowledged: u64,
+        /// Bytes that the topic keeps.
+        kept_bytes: u64,
+        /// Bytes that it may keep. Publishers are refused when a message does not fit.
+        max_bytes: u64,
+    },
+}
+
+impl Holder {
+    /// Whether publishers have to wait for it, or are refused, now. For a group: whether the topic is full to the last byte.
+    pub fn holds_now(&self) -> bool {
+        match self {
+            Holder::Subscription { lag, max, .. } => lag >= max,
+            Holder::Group {
+                kept_bytes, max_bytes, ..
+            } => kept_bytes >= max_bytes,
+        }
+    }
+
+    /// Why this cannot end by itself, and what ends it; `None`: it may.
+    pub fn stuck(&self) -> Option<String> {
+        match self {
+            Holder::Subscription { is_suspended: true, .. } => {
+                Some("its process is suspended; let it go on, or kill it".into())
+            }
+            Holder::Subscription { idle, timeout, .. } if self.holds_now() && is_idle(*idle, *timeout) => {
+                Some(format!(
+                    "it asked for no messages for {} s; end it if it is forgotten, or give it another policy",
+                    idle.as_secs()
+                ))
+            }
+            Holder::Group { is_paused: true, .. } => Some("it is paused; resume it, or delete it".into()),
+            Holder::Subscription { .. } | Holder::Group { .. } => None,
+        }
+    }
+}
+
+fn is_idle(idle: Duration, timeout: Duration) -> bool {
+    idle > (timeout * IDLE_TIMEOUTS).max(Duration::from_secs(1))
+}
+
+/// Which thread of this process moved each brake last.
+#[derive(Debug, Default)]
+pub(crate) struct Movers(Mutex<HashMap<usize, ThreadId>>);
+
+impl Movers {
+    pub(crate) fn moved(&self, brake: &Brake) {
+        locked(&self.0).insert(brake.number(), std::thread::current().id());
+    }
+
+    pub(crate) fn forget(&self, brake: &Brake) {
+        locked(&self.0).remove(&brake.number());
+    }
+
+    fn is_this_thread(&self, by: &BrakeStatistics) -> bool {
+        by.is_this && locked(&self.0).get(&by.number) == Some(&std::thread::current().id())
+    }
+}
 
 impl Topic {
     /// Holds publishers back until the brake is dropped.
@@ -18,7 +112,9 @@ impl Topic {
             .home()
             .store
             .brake(self.shared().id.into(), position, max, timeout)?;
-        brake.ok_or_else(|| TopicError::TooManyHoldBack { max: BRAKES_MAX }.into())
+        let brake = brake.ok_or(TopicError::TooManyHoldBack { max: BRAKES_MAX })?;
+        self.home().movers.moved(&brake);
+        Ok(brake)
     }
 
     /// Called by publishers before they commit.
@@ -28,13 +124,92 @@ impl Topic {
             .home()
             .store
             .wait_for_brakes(self.shared().id.into(), || self.next())?;
-        waited.map_err(|held| {
-            TopicError::PublisherHeldBack {
-                topic: self.name().into(),
-                lag: held.lag,
-                waited_millis: held.waited.as_millis() as u64,
+        waited.map_err(|held| self.held_back(&held).into())
+    }
+
+    #[cold]
+    fn held_back(&self, held: &HeldBack) -> TopicError {
+        TopicError::PublisherHeldBack {
+            topic: self.name().into(),
+            process: held.by.map_or(0, |by| by.process),
+            lag: held.lag,
+            waited_millis: held.waited.as_millis() as u64,
+            cure: self.cure(held),
+        }
+    }
+
+    fn cure(&self, held: &HeldBack) -> String {
+        let usual = "publish again, or give it another policy";
+        let Some(by) = &held.by else { return usual.into() };
+        if self.home().movers.is_this_thread(by) {
+            let cause = "the thread that publishes read it last, and cannot read while it waits";
+            return format!("{cause}; read first, publish from another thread, or give it another policy");
+        }
+        subscription(by, held.lag).stuck().unwrap_or_else(|| usual.into())
+    }
+
+    /// What can hold back those who publish to this topic, in all processes: subscriptions with
+    /// [`crate::SlowPolicy::HoldBack`], and, where the topic keeps messages for its groups, the group that is the furthest
+    /// behind. [`Holder::holds_now`] tells whether it does; [`Holder::stuck`] whether that cannot end by itself.
+    ///
+    /// # Errors
+    /// [`duramen_engine::Reason::TopicDeleted`], and those of [`duramen_engine::Store::snapshot`].
+    pub fn holders(&self) -> Result<Vec<Holder>> {
+        let (next, store) = (self.next()?, &self.home().store);
+        let own = store.brakes()?.into_iter();
+        let own = own.filter(|by| by.sequence == u64::from(self.shared().id));
+        let mut holders: Vec<Holder> = own
+            .map(|by| subscription(&by, next.saturating_sub(by.position)))
+            .collect();
+        let described = self.describe()?;
+        if let Retention::ProtectGroups { max_bytes } = described.options.retention {
+            let slowest = self.groups()?.into_iter().min_by_key(|group| group.acknowledged);
+            holders.extend(slowest.map(|group| Holder::Group {
+                name: group.name,
+                is_paused: group.is_paused,
+                acknowledged: group.acknowledged,
+                kept_bytes: described.bytes,
+                max_bytes,
+            }));
+        }
+        Ok(holders)
+    }
+}
+
+impl Topics {
+    /// What can hold back publishers, with the names of topics, by which it is sorted: see [`Topic::holders`]. Costs by the
+    /// number of topics, and by the groups of those that keep messages for their groups.
+    ///
+    /// # Errors
+    /// Those of [`duramen_engine::Store::snapshot`].
+    pub fn holders(&self) -> Result<Vec<(String, Holder)>> {
+        let home = self.home();
+        let braked: HashSet<u64> = home.store.brakes()?.iter().map(|by| by.sequence).collect();
+        let mut found = Vec::new();
+        for (name, record) in home.records("")? {
+            let record = record?;
+            let protects = matches!(record.options.retention, Retention::ProtectGroups { .. });
+            if !protects && !braked.contains(&u64::from(record.id)) {
+                continue;
             }
-            .into()
-        })
+            match home.topic(record.id, &name)?.holders() {
+                Ok(holders) => found.extend(holders.into_iter().map(|holder| (name.clone(), holder))),
+                // Meanwhile.
+                Err(error) if is_deleted(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn subscription(by: &BrakeStatistics, lag: u64) -> Holder {
+    Holder::Subscription {
+        process: by.process,
+        lag,
+        max: by.max,
+        timeout: by.timeout,
+        idle: by.idle,
+        is_suspended: by.is_suspended,
     }
 }

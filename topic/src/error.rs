@@ -102,15 +102,19 @@ pub enum TopicError {
     },
     /// A slow subscriber that wants the publisher to wait did not catch up in time.
     #[error(
-        "a subscriber of {topic:?} lies {lag} messages behind, and the publisher waited for it {waited_millis} ms; publish again, or give it another policy"
+        "a subscriber of {topic:?} in process {process} lies {lag} messages behind, and the publisher waited for it {waited_millis} ms; {cure}"
     )]
     PublisherHeldBack {
         /// The topic.
         topic: String,
+        /// The process of the subscriber, as that sees itself; 0: the subscriber has just ended.
+        process: u32,
         /// How far the subscriber lies behind.
         lag: u64,
         /// How long the publisher waited.
         waited_millis: u64,
+        /// What ends the wait, and why it cannot end by itself, if it cannot.
+        cure: String,
     },
     /// The topic keeps as much as it may, and deletes nothing to make room (see [`crate::TopicOptions::discard_new`] and
     /// [`crate::Retention::ProtectGroups`]).

@@ -177,6 +177,15 @@ impl Follower {
     fn report(&self) {
         if let Some(brake) = &self.brake {
             brake.reached(self.position);
+            self.topic.home().movers.moved(brake);
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        if let Some(brake) = &self.brake {
+            self.topic.home().movers.forget(brake);
         }
     }
 }

@@ -55,6 +55,7 @@ mod topics;
 mod salvage;
 
 pub use batches::{BatchStream, Batches};
+pub use brake::Holder;
 pub use delayed::{Scheduled, ScheduledMessages};
 pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, SubscriberId};
 pub use error::{LeaseEnd, TopicError};

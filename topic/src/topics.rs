@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use duramen_engine::{Map, Reason, Result, Sequence, Snapshot, Store, Transaction};
 
 use crate::alarm::Alarm;
+use crate::brake::Movers;
 use crate::error::TopicError;
 use crate::group::apply_rules;
 use crate::index::{self, EXPIRES, ID, ID_TIME, POSITION};
@@ -87,6 +88,7 @@ pub(crate) struct Inner {
     groups: Mutex<HashMap<u32, Weak<crate::group::Shared>>>,
     users: Mutex<Weak<Users>>,
     pub(crate) presence: Presence,
+    pub(crate) movers: Movers,
     pub(crate) alarm: Alarm,
     /// The last number that a delayed message got in this process.
     pub(crate) delayed_numbers: AtomicU64,
@@ -278,6 +280,7 @@ impl Inner {
             groups: Mutex::default(),
             users: Mutex::default(),
             presence: Presence::default(),
+            movers: Movers::default(),
             alarm: Alarm::default(),
             delayed_numbers: AtomicU64::new(0),
         }))

@@ -8,7 +8,7 @@ use common::{SECOND, all, check, facts, one_topic, open, publish, topics};
 use duramen_engine::{Batch, Kind};
 use duramen_io::SimDisk;
 use duramen_topic::{
-    GroupOptions, Message, Retention, Start, Topic, TopicBatch, TopicError, TopicOptions, TopicWrites,
+    GroupOptions, Holder, Message, Retention, Start, Topic, TopicBatch, TopicError, TopicOptions, TopicWrites,
 };
 
 /// Receives messages of a group and acknowledges them.
@@ -42,7 +42,7 @@ fn kept(topic: &Topic) -> u64 {
 #[test]
 fn limits_delete_nothing_that_a_protected_group_has_not_acknowledged() {
     let disk = SimDisk::new(1);
-    let (_, _, topic) = one_topic(&disk);
+    let (_, topics, topic) = one_topic(&disk);
     let protect = Retention::ProtectGroups { max_bytes: 1 << 20 };
     let options = TopicOptions::new().keep_messages(5).keep_for(SECOND).keep_bytes(100);
     topic.configure(options.clone().retention(protect)).unwrap();
@@ -54,6 +54,12 @@ fn limits_delete_nothing_that_a_protected_group_has_not_acknowledged() {
     disk.advance(60 * SECOND);
     assert_eq!(topic.trim().unwrap(), 0);
     assert_eq!(work(&topic, "slow", 60), 60);
+    let held = topics.holders().unwrap();
+    let [(name, holder @ Holder::Group { name: group, .. })] = &held[..] else {
+        panic!("{held:?}")
+    };
+    assert_eq!((name.as_str(), group.as_str()), ("orders", "reader"));
+    assert!(!holder.holds_now() && holder.stuck().is_none());
     assert_eq!(topic.trim().unwrap(), 0, "the durable subscription has not read them");
     reader.acknowledge_through(39).unwrap();
     assert_eq!(topic.trim().unwrap(), 40);

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use duramen_engine::{Durability, Options, Store};
 use duramen_topic::{
-    Deliveries, GroupOptions, Message, Pattern, Start, Topic, TopicError, TopicOptions, TopicWrites, Topics,
+    Deliveries, GroupOptions, Message, Pattern, SlowPolicy, Start, SubscribeOptions, Topic, TopicError, TopicOptions,
+    TopicWrites, Topics,
 };
 
 /// What a child process does, and where.
@@ -41,6 +42,9 @@ fn child() {
     if orders == "account" {
         return account(&store, &topic);
     }
+    if orders == "hold back" {
+        return hold_back(&topic);
+    }
     if orders == "everywhere" {
         return everywhere(&topic.topics());
     }
@@ -71,6 +75,21 @@ fn child() {
             _ => panic!("{line}"),
         }
         println!("holds {}", held.iter().map(Deliveries::len).sum::<usize>());
+    }
+}
+
+/// Holds publishers back, and reads what is there for each line.
+fn hold_back(topic: &Topic) {
+    let policy = SlowPolicy::HoldBack {
+        max: 1,
+        timeout: Duration::from_millis(50),
+    };
+    let options = SubscribeOptions::new().slow(policy);
+    let mut subscription = topic.subscribe_with(Start::Beginning, options).expect("a subscription");
+    for line in std::io::stdin().lines() {
+        line.expect("a line");
+        while subscription.next_batch(Duration::ZERO).expect("a look").is_some() {}
+        println!("holds 0");
     }
 }
 
@@ -287,6 +306,37 @@ fn messages_of_a_suspended_process_stay_with_it_until_the_lease_ends() {
     children[0].signal("-STOP");
     assert_eq!(received(&topic, SOON), Some((0, 2)));
     children[0].signal("-CONT");
+}
+
+#[test]
+fn a_publisher_is_told_which_process_holds_it_back_and_that_it_is_suspended() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_store, topic) = open(directory.path());
+    let mut child = Process::start("hold back", directory.path());
+    child.order("read");
+    topic.publish(b"first").unwrap();
+    child.order("read");
+    topic.publish(b"second").unwrap();
+    child.signal("-STOP");
+    let held = || {
+        let error = topic.publish(b"one too many").expect_err("it is held back");
+        TopicError::of(&error).expect("an error of topics").clone()
+    };
+    let began = Instant::now();
+    // The signal arrives a little later.
+    while !held().to_string().contains("its process is suspended") {
+        assert!(began.elapsed() < SOON, "{}", held());
+    }
+    let id = child.child.id();
+    assert!(matches!(held(), TopicError::PublisherHeldBack { lag: 1, process, .. } if process == id));
+    let [holder] = &topic.holders().unwrap()[..] else {
+        panic!("one holds back")
+    };
+    assert!(holder.holds_now() && holder.stuck().unwrap().contains("suspended"));
+    // A dead one holds nothing back.
+    drop(child);
+    topic.publish(b"third").unwrap();
+    assert_eq!(topic.holders().unwrap(), []);
 }
 
 #[test]

@@ -13,8 +13,8 @@ use common::{SECOND, check, facts, one_topic, open, publish, text, topics};
 use duramen_engine::{Durability, Error, Options, Reason, Store};
 use duramen_io::SimDisk;
 use duramen_topic::{
-    Messages, Pattern, PatternSubscription, SlowPolicy, Start, SubscribeOptions, Subscription, Topic, TopicError,
-    TopicOptions, TopicWrites, Topics,
+    Holder, Messages, Pattern, PatternSubscription, SlowPolicy, Start, SubscribeOptions, Subscription, Topic,
+    TopicError, TopicOptions, TopicWrites, Topics,
 };
 use futures_core::Stream;
 
@@ -200,6 +200,10 @@ fn who_holds_publishers_back_does_so_for_a_while_and_no_longer() {
     publish(&topic, 3);
     let held = facts(topic.publish(b"one too many"));
     assert!(matches!(held, TopicError::PublisherHeldBack { lag: 3, .. }), "{held:?}");
+    assert!(
+        held.to_string().contains("the thread that publishes read it last"),
+        "{held}"
+    );
     let in_transaction = store.transact(|tx| tx.publish(&topic, b"one too many"));
     assert!(matches!(facts(in_transaction), TopicError::PublisherHeldBack { .. }));
     assert_eq!(subscription.next_batch(SECOND).unwrap().unwrap().len(), 3);
@@ -222,6 +226,15 @@ fn publishers_of_another_process_are_held_back_too() {
     publish(&elsewhere, 3);
     let held = facts(elsewhere.publish(b"one too many"));
     assert!(matches!(held, TopicError::PublisherHeldBack { lag: 3, .. }), "{held:?}");
+    assert!(held.to_string().contains("give it another policy"), "{held}");
+    disk.advance(5 * SECOND);
+    let held = facts(elsewhere.publish(b"one too many"));
+    assert!(held.to_string().contains("asked for no messages for 5 s"), "{held}");
+    let holders = elsewhere.holders().unwrap();
+    let [Holder::Subscription { lag: 3, max: 3, .. }] = holders[..] else {
+        panic!("{holders:?}")
+    };
+    assert!(holders[0].holds_now() && holders[0].stuck().is_some());
     let in_transaction = other.transact(|tx| tx.publish(&elsewhere, b"one too many"));
     assert!(matches!(facts(in_transaction), TopicError::PublisherHeldBack { .. }));
     assert_eq!(subscription.next_batch(SECOND).unwrap().unwrap().len(), 3);

@@ -1,9 +1,11 @@
 //! `duramen stat`: what a store is made of.
 
 use clap::Args;
+use duramen::topic::{Holder, Topics};
 use duramen::{ProcessStatistics, Statistics};
 use serde_json::{Value, json};
 
+use super::topics::{holder_object, holder_text};
 use crate::exit::{Exit, Outcome};
 use crate::opening::StoreArguments;
 use crate::output::Output;
@@ -26,13 +28,19 @@ pub struct Stat {
 
 impl Stat {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let statistics = self.store.open_to_read()?.stat()?;
+        let store = self.store.open_to_read()?;
+        let statistics = store.stat()?;
+        let holders = match Topics::exist(&store)? {
+            true => Topics::open(&store)?.holders()?,
+            false => Vec::new(),
+        };
         if output.is_json {
-            output.json(&to_json(&statistics))?;
+            output.json(&to_json(&statistics, &holders))?;
         } else {
             print_maps(&statistics, output)?;
             print_figures(&statistics, output)?;
             print_processes(&statistics, output)?;
+            print_holders(&holders, output)?;
         }
         Ok(Exit::Done)
     }
@@ -101,6 +109,21 @@ fn print_processes(statistics: &Statistics, output: &mut Output) -> Outcome<()> 
     Ok(())
 }
 
+/// What can hold publishers back, where there is anything.
+fn print_holders(holders: &[(String, Holder)], output: &mut Output) -> Outcome<()> {
+    for (topic, holder) in holders {
+        let what = match holder.holds_now() {
+            true => "holds back",
+            false => "may hold back",
+        };
+        output.line(format_args!(
+            "{what:<18} publishers of {topic}: {}",
+            holder_text(holder)
+        ))?;
+    }
+    Ok(())
+}
+
 fn counted_processes(count: u64) -> String {
     match count {
         0 => "no process".into(),
@@ -110,7 +133,7 @@ fn counted_processes(count: u64) -> String {
 }
 
 /// Only what says something about the store on disk: figures of a process that was opened for this are not its.
-fn to_json(statistics: &Statistics) -> Value {
+fn to_json(statistics: &Statistics, holders: &[(String, Holder)]) -> Value {
     let maps: Vec<Value> = statistics
         .maps
         .iter()
@@ -126,9 +149,15 @@ fn to_json(statistics: &Statistics) -> Value {
             })
         })
         .collect();
+    let holder = |(topic, holder): &(String, Holder)| {
+        let mut object = holder_object(holder);
+        object["topic"] = json!(topic);
+        object
+    };
     json!({
         "maps": maps,
         "processes": processes,
+        "holders": holders.iter().map(holder).collect::<Vec<_>>(),
         "commit": statistics.commit,
         "synced_commit": statistics.synced_commit,
         "base_commit": statistics.base_commit,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use duramen::topic::{Retention, Topic, TopicDescription, TopicError, TopicOptions, Topics as TopicsOfStore};
+use duramen::topic::{Holder, Retention, Topic, TopicDescription, TopicError, TopicOptions, Topics as TopicsOfStore};
 use duramen::{Options, Store};
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ pub struct Topics {
     #[command(flatten)]
     store: Option<StoreArguments>,
 
-    /// Print what each topic keeps as well: first offset, next offset, bytes, settings
+    /// Print what each topic keeps as well: first offset, next offset, bytes, settings, and what holds back its publishers
     #[arg(long)]
     describe: bool,
 
@@ -202,19 +202,102 @@ fn list(store: &Store, describe: bool, output: &mut Output) -> Outcome {
         match (describe, output.is_json) {
             (false, false) => output.line(&name)?,
             (false, true) => output.json(&json!({"topic": name}))?,
-            (true, false) => output.line(line(&topics.topic(&name)?.describe()?))?,
-            (true, true) => output.json(&object(&topics.topic(&name)?.describe()?))?,
+            (true, is_json) => {
+                let topic = topics.topic(&name)?;
+                let (described, holders) = (topic.describe()?, topic.holders()?);
+                match is_json {
+                    true => output.json(&object(&described, &holders))?,
+                    false => output.line(line(&described, &holders))?,
+                }
+            }
         }
     }
     Ok(Exit::Done)
 }
 
-fn line(topic: &TopicDescription) -> String {
+fn line(topic: &TopicDescription, holders: &[Holder]) -> String {
     let settings = settings(&topic.options);
+    let holding = holders.iter().filter(|holder| holder.holds_now());
+    let holding: Vec<String> = holding.map(holder_text).collect();
+    let held_back = match holding.is_empty() {
+        true => "-".into(),
+        false => holding.join("; "),
+    };
     format!(
-        "{}\t{}\t{}\t{}\t{settings}",
+        "{}\t{}\t{}\t{}\t{settings}\t{held_back}",
         topic.name, topic.first, topic.next, topic.bytes
     )
+}
+
+/// What can hold publishers back, for people.
+pub fn holder_text(holder: &Holder) -> String {
+    let what = match holder {
+        Holder::Subscription {
+            process,
+            lag,
+            max,
+            timeout,
+            ..
+        } => format!(
+            "a subscription of process {process}, {lag} of {max} messages behind, {} ms",
+            timeout.as_millis()
+        ),
+        Holder::Group {
+            name,
+            acknowledged,
+            kept_bytes,
+            max_bytes,
+            ..
+        } => format!("group {name} from message {acknowledged} on, {kept_bytes} of {max_bytes} bytes"),
+        _ => "something that this command does not know".into(),
+    };
+    match holder.stuck() {
+        Some(why) => format!("{what}: {why}"),
+        None => what,
+    }
+}
+
+pub fn holder_object(holder: &Holder) -> Value {
+    let (holds_now, stuck) = (holder.holds_now(), holder.stuck());
+    match holder {
+        Holder::Subscription {
+            process,
+            lag,
+            max,
+            timeout,
+            idle,
+            is_suspended,
+            ..
+        } => json!({
+            "kind": "subscription",
+            "process": process,
+            "lag": lag,
+            "max": max,
+            "timeout_seconds": seconds(*timeout),
+            "idle_seconds": seconds(*idle),
+            "suspended": is_suspended,
+            "holds_now": holds_now,
+            "stuck": stuck,
+        }),
+        Holder::Group {
+            name,
+            is_paused,
+            acknowledged,
+            kept_bytes,
+            max_bytes,
+            ..
+        } => json!({
+            "kind": "group",
+            "group": name,
+            "paused": is_paused,
+            "acknowledged": acknowledged,
+            "kept_bytes": kept_bytes,
+            "max_bytes": max_bytes,
+            "holds_now": holds_now,
+            "stuck": stuck,
+        }),
+        _ => json!({"kind": "unknown", "holds_now": holds_now, "stuck": stuck}),
+    }
 }
 
 /// What differs from a topic that keeps everything, as it would be given.
@@ -258,7 +341,7 @@ fn protected_bytes(options: &TopicOptions) -> Option<u64> {
     }
 }
 
-fn object(topic: &TopicDescription) -> Value {
+fn object(topic: &TopicDescription, holders: &[Holder]) -> Value {
     let options = &topic.options;
     json!({
         "topic": topic.name,
@@ -276,6 +359,7 @@ fn object(topic: &TopicDescription) -> Value {
         "latest_per_key": options.latest_per_key,
         "deduplicate_for_seconds": options.deduplicate_for.map(seconds),
         "remember_publishers_for_seconds": options.remember_publishers_for.map(seconds),
+        "holders": holders.iter().map(holder_object).collect::<Vec<_>>(),
     })
 }
 

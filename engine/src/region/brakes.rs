@@ -35,6 +35,8 @@ pub(crate) struct SharedBrake {
     position: AtomicU64,
     /// How far others may be ahead.
     max: AtomicU64,
+    /// When its holder set the position, in microseconds of the shared clock.
+    moved: AtomicU64,
 }
 
 const FILLED_IN: u32 = 1;
@@ -51,7 +53,7 @@ impl SharedBrakes {
         sequence: u64,
         position: u64,
         max: u64,
-        timeout: Duration,
+        (timeout, now): (Duration, u64),
     ) -> Option<usize> {
         let claim = |entry: &SharedBrake| {
             let claimed = claimed_by(owner);
@@ -65,6 +67,7 @@ impl SharedBrakes {
         entry.sequence.store(sequence, Ordering::Relaxed);
         entry.position.store(position, Ordering::Relaxed);
         entry.max.store(max, Ordering::Relaxed);
+        entry.moved.store(now, Ordering::Relaxed);
         let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         entry.timeout_millis.store(millis, Ordering::Relaxed);
         // Release: whoever finds it filled in finds the rest.
@@ -83,11 +86,15 @@ impl SharedBrakes {
         self.used.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Those of a sequence.
-    pub(crate) fn of(&self, sequence: u64) -> impl Iterator<Item = &SharedBrake> {
+    /// Those of a sequence, with their numbers.
+    pub(crate) fn of(&self, sequence: u64) -> impl Iterator<Item = (usize, &SharedBrake)> {
+        self.all().filter(move |(_, entry)| entry.holder(sequence).is_some())
+    }
+
+    /// All that are or were used, with their numbers.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (usize, &SharedBrake)> {
         let used = self.used.0.load(Ordering::Acquire) as usize;
-        let entries = self.entries.iter().take(used);
-        entries.filter(move |entry| entry.holder(sequence).is_some())
+        self.entries.iter().take(used).enumerate()
     }
 
     /// Frees those of a process that is dead, or leaves.
@@ -104,7 +111,8 @@ impl SharedBrake {
         self.tell();
     }
 
-    pub(crate) fn reached(&self, position: u64) {
+    pub(crate) fn reached(&self, position: u64, now: u64) {
+        self.moved.store(now, Ordering::Relaxed);
         self.position.store(position, Ordering::SeqCst);
         self.tell();
     }
@@ -136,6 +144,25 @@ impl SharedBrake {
         let state = self.state.load(Ordering::Acquire);
         let is_about = state & FILLED_IN != 0 && self.sequence.load(Ordering::Relaxed) == sequence;
         is_about.then(|| Owner::new(((state >> 1) - 1) as u16))
+    }
+
+    /// The process and the sequence; `None`: it is not used.
+    pub(crate) fn used_by(&self) -> Option<(Owner, u64)> {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.holder(sequence).map(|owner| (owner, sequence))
+    }
+
+    pub(crate) fn position(&self) -> u64 {
+        self.position.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn max(&self) -> u64 {
+        self.max.load(Ordering::Relaxed)
+    }
+
+    /// When the position was set, in microseconds of the shared clock.
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
     }
 
     pub(crate) fn timeout(&self) -> Duration {

@@ -47,21 +47,29 @@ pub enum Holder {
         is_paused: bool,
         /// The first message that it has not acknowledged.
         acknowledged: u64,
+        /// Messages that are with members, or wait to be delivered again; of a durable subscription: none.
+        pending: u64,
         /// Bytes that the topic keeps.
         kept_bytes: u64,
+        /// Bytes of a message that it keeps, on average.
+        mean_bytes: u64,
         /// Bytes that it may keep. Publishers are refused when a message does not fit.
         max_bytes: u64,
     },
 }
 
 impl Holder {
-    /// Whether publishers have to wait for it, or are refused, now. For a group: whether the topic is full to the last byte.
+    /// Whether publishers have to wait for it, or are refused, now. For a group: whether another message of the mean size does
+    /// not fit.
     pub fn holds_now(&self) -> bool {
         match self {
             Holder::Subscription { lag, max, .. } => lag >= max,
             Holder::Group {
-                kept_bytes, max_bytes, ..
-            } => kept_bytes >= max_bytes,
+                kept_bytes,
+                mean_bytes,
+                max_bytes,
+                ..
+            } => kept_bytes + (*mean_bytes).max(1) > *max_bytes,
         }
     }
 
@@ -78,6 +86,9 @@ impl Holder {
                 ))
             }
             Holder::Group { is_paused: true, .. } => Some("it is paused; resume it, or delete it".into()),
+            Holder::Group { pending: 0, .. } if self.holds_now() => {
+                Some("no member works on its messages; start one, or delete it".into())
+            }
             Holder::Subscription { .. } | Holder::Group { .. } => None,
         }
     }
@@ -168,7 +179,9 @@ impl Topic {
                 name: group.name,
                 is_paused: group.is_paused,
                 acknowledged: group.acknowledged,
+                pending: group.pending,
                 kept_bytes: described.bytes,
+                mean_bytes: described.bytes / described.messages().max(1),
                 max_bytes,
             }));
         }

@@ -111,6 +111,12 @@ fn a_topic_that_protects_groups_is_full_at_its_bytes_and_names_the_group() {
         ("retention", 9 * 518, 5000, Some("slow".into()))
     );
     assert!(error.to_string().contains("group"), "{error}");
+    let [holder] = &topic.holders().unwrap()[..] else {
+        panic!("one group is the furthest behind")
+    };
+    let is_slow = matches!(holder, Holder::Group { name, acknowledged: 0, .. } if name == "slow");
+    assert!(is_slow && holder.holds_now(), "{holder:?}");
+    assert!(holder.stuck().unwrap().contains("no member works on its messages"));
     // Every way to publish is refused, and shorter messages that fit are taken.
     full(topic.publish_all([&payload]));
     full(topic.publish_async(&payload).map(drop));

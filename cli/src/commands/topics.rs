@@ -283,6 +283,7 @@ pub fn holder_object(holder: &Holder) -> Value {
             name,
             is_paused,
             acknowledged,
+            pending,
             kept_bytes,
             max_bytes,
             ..
@@ -291,6 +292,7 @@ pub fn holder_object(holder: &Holder) -> Value {
             "group": name,
             "paused": is_paused,
             "acknowledged": acknowledged,
+            "pending": pending,
             "kept_bytes": kept_bytes,
             "max_bytes": max_bytes,
             "holds_now": holds_now,

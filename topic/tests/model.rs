@@ -6,7 +6,7 @@
 //! once, because the work and the acknowledgement are one transaction.
 //!
 //! Each run draws the options of the group: order by key, a filter, many messages in flight or few, synced acknowledgements,
-//! dead letters of its own or by default. A message that the filter passes over is never processed. In an ordered group the
+//! dead letters of its own or by default; and whether it is a group of the topic, or one over a pattern. A message that the filter passes over is never processed. In an ordered group the
 //! steps of each key are processed in their order, as long as none was given up and brought back.
 
 mod common;
@@ -18,8 +18,8 @@ use common::{SECOND, check, text};
 use duramen_engine::{Batch, Durability, Error, Map, Store, Transaction};
 use duramen_io::SimDisk;
 use duramen_topic::{
-    Deliveries, Filter, Group, GroupOptions, Member, Message, Start, Topic, TopicBatch, TopicError, TopicOptions,
-    TopicWrites,
+    Deliveries, Filter, Group, GroupOptions, Member, Message, Pattern, PatternGroup, PatternMember, Redriven, Start,
+    Topic, TopicBatch, TopicError, TopicOptions, TopicWrites,
 };
 use fastrand::Rng;
 
@@ -34,6 +34,8 @@ struct Model {
     unknown: Vec<String>,
     number: u64,
     options: GroupOptions,
+    /// Whether the group is one over a pattern.
+    has_pattern: bool,
     /// Whether a message may have overtaken others of its key: one was given up, or the group was reset.
     is_order_broken: bool,
 }
@@ -76,20 +78,74 @@ fn drawn(rng: &mut Rng) -> GroupOptions {
 struct Opened {
     store: Store,
     topic: Topic,
-    group: Group,
+    group: AnyGroup,
     outbox: Map,
     counts: Map,
     /// The steps of each key in the order in which they were processed.
     steps: Map,
-    members: Vec<Member>,
+    members: Vec<AnyMember>,
     held: Vec<Deliveries>,
 }
 
-fn open(disk: &SimDisk, options: &GroupOptions) -> Result<Opened, Error> {
+/// A group of the topic, or one over a pattern that matches it.
+enum AnyGroup {
+    One(Group),
+    Pattern(PatternGroup),
+}
+
+enum AnyMember {
+    One(Member),
+    Pattern(PatternMember),
+}
+
+impl AnyGroup {
+    fn member(&self, name: &str) -> AnyMember {
+        match self {
+            AnyGroup::One(group) => AnyMember::One(group.member(name)),
+            AnyGroup::Pattern(group) => AnyMember::Pattern(group.member(name)),
+        }
+    }
+
+    fn redrive(&self, most: u64) -> Result<Redriven, Error> {
+        match self {
+            AnyGroup::One(group) => group.redrive(most),
+            // In its topic too: both bring back each letter once.
+            AnyGroup::Pattern(group) if most.is_multiple_of(2) => group.redrive(most),
+            AnyGroup::Pattern(group) => group.at("orders")?.redrive(most),
+        }
+    }
+
+    fn in_topic(&self) -> Group {
+        match self {
+            AnyGroup::One(group) => group.clone(),
+            AnyGroup::Pattern(group) => group.at("orders").unwrap(),
+        }
+    }
+}
+
+impl AnyMember {
+    fn receive(&mut self, messages: usize) -> Result<Option<Deliveries>, Error> {
+        match self {
+            AnyMember::One(member) => member.receive(messages, Duration::ZERO),
+            AnyMember::Pattern(member) => member.receive(messages, Duration::ZERO),
+        }
+    }
+}
+
+fn open(disk: &SimDisk, model: &Model) -> Result<Opened, Error> {
     let store = common::options().open_on(disk.platform())?;
-    let topic = topics_of(&store)?.ensure("orders", TopicOptions::new())?;
+    let topics = topics_of(&store)?;
+    let topic = topics.ensure("orders", TopicOptions::new())?;
+    let options = model.options.clone();
+    let group = match model.has_pattern {
+        true => {
+            let pattern = Pattern::new("*").expect("a pattern");
+            AnyGroup::Pattern(topics.ensure_group(&pattern, "group", Start::Beginning, options)?)
+        }
+        false => AnyGroup::One(topic.ensure_group("group", Start::Beginning, options)?),
+    };
     Ok(Opened {
-        group: topic.ensure_group("group", Start::Beginning, options.clone())?,
+        group,
         outbox: store.map("outbox")?,
         counts: store.map("counts")?,
         steps: store.map("steps")?,
@@ -169,7 +225,7 @@ fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -
                 opened.members.remove(0);
             }
             let place = rng.usize(..opened.members.len());
-            let received = opened.members[place].receive(rng.usize(1..15), Duration::ZERO)?;
+            let received = opened.members[place].receive(rng.usize(1..15))?;
             opened.held.extend(received);
             Ok(())
         }
@@ -177,7 +233,7 @@ fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -
             let deliveries = opened.held.swap_remove(rng.usize(..opened.held.len()));
             settle(opened, deliveries, model, rng)
         }
-        85..88 => opened.group.redrive(5).map(|_| ()),
+        85..88 => opened.group.redrive(rng.u64(4..6)).map(|_| ()),
         88..92 => {
             opened.store.sync()?;
             model.synced = model.published.len();
@@ -322,7 +378,7 @@ fn drain(opened: &Opened, disk: &SimDisk, count: u64) {
     let mut member = opened.group.member("the last");
     for _ in 0..10_000 {
         opened.group.redrive(1000).unwrap();
-        while let Some(deliveries) = member.receive(100, Duration::ZERO).unwrap() {
+        while let Some(deliveries) = member.receive(100).unwrap() {
             opened
                 .store
                 .transact(|tx| {
@@ -333,15 +389,15 @@ fn drain(opened: &Opened, disk: &SimDisk, count: u64) {
                 })
                 .unwrap();
         }
-        if opened.group.describe().unwrap().acknowledged == count {
+        if opened.group.in_topic().describe().unwrap().acknowledged == count {
             return;
         }
         disk.advance(5 * SECOND);
     }
     panic!(
         "the group does not get done: {:?} {:?}",
-        opened.group.describe(),
-        opened.group.pending()
+        opened.group.in_topic().describe(),
+        opened.group.in_topic().pending()
     );
 }
 
@@ -350,14 +406,14 @@ fn run(seed: u64) {
     let mut disk = SimDisk::new(seed);
     let mut model = Model {
         options: drawn(&mut rng),
+        has_pattern: rng.bool(),
         ..Model::default()
     };
-    let options = model.options.clone();
     for _ in 0..rng.u32(1..6) {
         if rng.u32(..4) != 0 {
             disk.stop_after(rng.u64(..900));
         }
-        let opened = open(&disk, &options).and_then(|mut opened| {
+        let opened = open(&disk, &model).and_then(|mut opened| {
             for _ in 0..rng.u32(..400) {
                 step(&mut opened, &mut model, &disk, &mut rng)?;
             }
@@ -366,15 +422,15 @@ fn run(seed: u64) {
         let is_power_cut = rng.bool();
         disk = common::crash(&disk, is_power_cut, &mut rng);
         drop(opened);
-        let again = open(&disk, &options).expect("the store opens again");
+        let again = open(&disk, &model).expect("the store opens again");
         compare(&again, &mut model, is_power_cut);
         check_order(&again, &model);
         check_counts(&again);
         check(&again.store);
     }
-    let opened = open(&disk, &options).expect("the store opens at last");
+    let opened = open(&disk, &model).expect("the store opens at last");
     drain(&opened, &disk, model.published.len() as u64);
-    let is_wanted = |payload: &&String| options.filter.is_empty() || key_of(payload).is_some();
+    let is_wanted = |payload: &&String| model.options.filter.is_empty() || key_of(payload).is_some();
     let wanted = model.published.iter().filter(is_wanted).count();
     assert_eq!(
         opened.counts.count().unwrap(),
@@ -383,14 +439,16 @@ fn run(seed: u64) {
     );
     compare(&opened, &mut model, false);
     check_order(&opened, &model);
-    assert!(opened.group.pending().unwrap().is_empty());
-    assert_eq!(opened.group.describe().unwrap().pending, 0);
+    let group = opened.group.in_topic();
+    assert!(group.pending().unwrap().is_empty());
+    assert_eq!(group.describe().unwrap().pending, 0);
     check(&opened.store);
 }
 
 /// What a group says by number is what its rows say one by one.
 fn check_counts(opened: &Opened) {
-    let (described, pending) = (opened.group.describe().unwrap(), opened.group.pending().unwrap());
+    let group = opened.group.in_topic();
+    let (described, pending) = (group.describe().unwrap(), group.pending().unwrap());
     assert_eq!(described.pending, pending.len() as u64);
     let first = pending.first().map_or(described.next, |first| first.offset);
     assert_eq!(described.acknowledged, first);

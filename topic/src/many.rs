@@ -21,7 +21,7 @@ use crate::read::Start;
 use crate::subscription::TICK;
 use crate::topic::Topic;
 use crate::topics::Topics;
-use crate::watched::{Watched, Watcher};
+use crate::watched::{Begun, Watched, Watcher};
 
 /// A subscription to all topics of a pattern: every message of each of them, in the order of its topic.
 ///
@@ -286,18 +286,18 @@ impl Watcher<Followed> for Begins {
         }
     }
 
-    fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Option<Followed>> {
+    fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Begun<Followed>> {
         let follower = match &self.durable {
             None => Follower::new(topic, self.start, self.options)?,
             // Where that is not kept any more, the first look at the topic says so, and the others go on.
             Some(durable) => match durable.position_in(snapshot, topic)? {
                 Some(position) => Follower::at(topic, position, self.options)?,
-                None => return Ok(None),
+                None => return Ok(Begun::LeftOut),
             },
         };
         let shared = topic.shared();
         let store = self.topics.store();
-        Ok(Some(Followed {
+        Ok(Begun::Followed(Followed {
             follower,
             _listening: Listening::begin(store, &shared.sequence, listener, shared.id.into()),
         }))

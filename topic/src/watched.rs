@@ -42,8 +42,17 @@ pub(crate) trait Watcher<T> {
     /// A snapshot, unless the reader has nothing to read any more.
     fn snapshot(&self) -> Result<Snapshot>;
 
-    /// Begins in a topic; `None`: the reader leaves it out.
-    fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Option<T>>;
+    /// Begins in a topic.
+    fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Begun<T>>;
+}
+
+/// What a reader does with a topic that matches.
+pub(crate) enum Begun<T> {
+    Followed(T),
+    /// The reader leaves it out for now.
+    LeftOut,
+    /// The topic is none of the reader's, whatever happens.
+    Foreign,
 }
 
 impl<T> Watched<T> {
@@ -157,8 +166,9 @@ impl<T> Watched<T> {
         }
         let topic = self.topics.home().topic(id, name)?;
         match watcher.begin(snapshot, &topic, &self.listener) {
-            Ok(None) => self.leaves_topics_out = true,
-            Ok(Some(followed)) => {
+            Ok(Begun::Foreign) => {}
+            Ok(Begun::LeftOut) => self.leaves_topics_out = true,
+            Ok(Begun::Followed(followed)) => {
                 self.followed.insert(id, followed);
                 self.enqueue(id);
             }

@@ -153,3 +153,52 @@ fn a_member_that_waits_is_woken_by_a_topic_that_is_created_and_by_a_message() {
         assert!(member.receive(1, Duration::from_secs(60)).unwrap().is_some());
     });
 }
+
+#[test]
+fn topics_that_the_group_leaves_out_keep_groups_of_its_name_to_themselves() {
+    let disk = SimDisk::new(4);
+    let (_, topics, _) = one_topic(&disk);
+    create(&topics, "dead.letters", 1);
+    let letters = topics.topic("dead.letters").unwrap();
+    let own = letters
+        .create_group("packers", Start::Beginning, options().discard_dead_letters())
+        .unwrap();
+    let everything = Pattern::new(">").unwrap();
+    let group = topics
+        .create_group(&everything, "packers", Start::Beginning, options())
+        .unwrap();
+    create(&topics, "orders.eu", 1);
+    let mut member = group.member("member");
+    let (found, _held) = collect(&mut member);
+    assert_eq!(found, ["orders.eu:0"]);
+    assert!(matches!(
+        facts(group.at("dead.letters")),
+        TopicError::UnknownGroup { .. }
+    ));
+    group.pause().unwrap();
+    group.configure(options().tries(9)).unwrap();
+    assert!(own.member("own").receive(1, NOW).unwrap().is_some(), "it is not paused");
+    group.delete().unwrap();
+    assert_eq!(own.describe().unwrap().pending, 1, "it is still there");
+}
+
+#[test]
+fn a_topic_that_lost_the_group_is_left_out_until_it_has_it_again() {
+    let disk = SimDisk::new(5);
+    let (_, topics, _) = one_topic(&disk);
+    let group = topics
+        .create_group(&orders(), "packers", Start::Beginning, options())
+        .unwrap();
+    create(&topics, "orders.eu", 1);
+    let mut member = group.member("member");
+    let (found, held) = collect(&mut member);
+    assert_eq!(found, ["orders.eu:0"]);
+    drop(held);
+    let eu = topics.topic("orders.eu").unwrap();
+    eu.delete_group("packers").unwrap();
+    publish(&eu, 1);
+    assert!(collect(&mut member).0.is_empty());
+    eu.create_group("packers", Start::Last(1), options()).unwrap();
+    let (found, _held) = collect(&mut member);
+    assert_eq!(found, ["orders.eu:1"]);
+}

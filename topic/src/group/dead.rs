@@ -306,7 +306,10 @@ impl PatternGroup {
         let (home, name) = (self.topics().home(), &found.letter.topic);
         let snapshot = home.store.snapshot()?;
         let group = match home.existing_record(&snapshot, name)? {
-            Some(record) if record.id == found.topic_id => self.group_of(&snapshot, &home.topic(record.id, name)?)?,
+            Some(record) if record.id == found.topic_id => {
+                let rule = self.rule.rule(&snapshot)?;
+                self.group_of(&snapshot, &rule, &home.topic(record.id, name)?)?
+            }
             _ => None,
         };
         groups.insert(found.topic_id, group.clone());

@@ -51,7 +51,7 @@ use crate::error::TopicError;
 use crate::name::check_name;
 use crate::read::{Reading, Start};
 use crate::record::{TopicOptions, millis};
-use crate::tables::{Tables, after_id, name_key, offset_of};
+use crate::tables::{Tables, after_id, name_key, offset_of, rule_key};
 use crate::time::at;
 use crate::topic::Topic;
 use crate::topics::{Home, locked, next_id};
@@ -317,6 +317,10 @@ impl Topic {
             from,
             now: millis(home.store.wall_clock()),
         };
+        // Readers of a rule that leave the topic out find that it has what they need.
+        if tx.get(&home.tables.topics, &rule_key(name))?.is_some() {
+            tx.ring(home.registry());
+        }
         group.put_in(tx, &home.tables)
     }
 

@@ -204,19 +204,27 @@ impl PatternGroup {
     /// [`TopicError::UnknownTopic`]; [`TopicError::UnknownGroup`] when the topic does not match, or is left out;
     /// [`TopicError::GroupDeleted`], [`TopicError::InvalidName`].
     pub fn at(&self, topic: &str) -> Result<Group> {
-        let snapshot = self.rule.snapshot()?;
+        let snapshot = self.rule.topics.store().snapshot()?;
+        let rule = self.rule.rule(&snapshot)?;
         let topic = self.rule.topic(&snapshot, topic)?;
-        let group = self.group_of(&snapshot, &topic)?;
+        let group = self.group_of(&snapshot, &rule, &topic)?;
         group.ok_or_else(|| topic.unknown_group(&self.rule.name))
     }
 
     /// The group in a topic; `None`: the topic is left out.
-    pub(super) fn group_of(&self, snapshot: &Snapshot, topic: &Topic) -> Result<Option<Group>> {
-        let record = self.rule.record_of(snapshot, topic)?;
-        let record = record.filter(|record| matches!(record.kind, Kind::Group(_)));
+    pub(super) fn group_of(&self, snapshot: &Snapshot, rule: &Rule, topic: &Topic) -> Result<Option<Group>> {
+        let record = self.record_of(snapshot, rule, topic)?;
         record
             .map(|record| Group::new(topic, &self.rule.name, &record))
             .transpose()
+    }
+
+    fn record_of(&self, snapshot: &Snapshot, rule: &Rule, topic: &Topic) -> Result<Option<GroupRecord>> {
+        if !rule.covers(&self.rule.name, topic.name()) {
+            return Ok(None);
+        }
+        let record = topic.group_record(snapshot, &self.rule.name)?;
+        Ok(record.filter(|record| matches!(record.kind, Kind::Group(_))))
     }
 
     /// What the group is and has to do.
@@ -228,8 +236,7 @@ impl PatternGroup {
         let rule = self.rule.rule(&snapshot)?;
         let mut topics = Vec::new();
         for topic in self.rule.topics_in(&snapshot)? {
-            let record = self.rule.record_of(&snapshot, &topic)?;
-            let Some(record) = record.filter(|record| matches!(record.kind, Kind::Group(_))) else {
+            let Some(record) = self.record_of(&snapshot, &rule, &topic)? else {
                 continue;
             };
             let reading = Reading::new(&topic, &snapshot);
@@ -306,16 +313,18 @@ impl PatternGroup {
     /// # Errors
     /// [`TopicError::NotYetPublished`], [`TopicError::GroupDeleted`], and those of a commit.
     pub fn reset(&self, start: Start) -> Result<()> {
-        let snapshot = self.rule.snapshot()?;
-        let topics = self.rule.topics_in(&snapshot)?;
-        // A place that a topic does not have is found before anything is changed.
-        for topic in &topics {
-            Reading::new(topic, &snapshot).resolve(start)?;
+        let snapshot = self.rule.topics.store().snapshot()?;
+        let rule = self.rule.rule(&snapshot)?;
+        let mut groups = Vec::new();
+        for topic in self.rule.topics_in(&snapshot)? {
+            if let Some(group) = self.group_of(&snapshot, &rule, &topic)? {
+                // A place that a topic does not have is found before anything is changed.
+                Reading::new(&topic, &snapshot).resolve(start)?;
+                groups.push(group);
+            }
         }
-        for topic in topics {
-            let Some(group) = self.group_of(&snapshot, &topic)? else {
-                continue;
-            };
+        drop(snapshot);
+        for group in groups {
             match group.reset(start) {
                 // Meanwhile.
                 Err(error) if is_gone(&error) => {}

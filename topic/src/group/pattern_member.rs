@@ -21,7 +21,7 @@ use super::receiving::{DeliveryStream, Receives, TaskAlarm};
 use crate::record::millis;
 use crate::subscription::TICK;
 use crate::topic::Topic;
-use crate::watched::{Watched, Watcher};
+use crate::watched::{Begun, Watched, Watcher};
 
 /// What the listener gets at a time. No topic has this number, and the registry has another one.
 const TIME_TOKEN: u64 = u32::MAX as u64;
@@ -250,11 +250,17 @@ impl Watcher<Followed> for Begins {
         self.group.rule.snapshot()
     }
 
-    fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Option<Followed>> {
-        let group = self.group.group_of(snapshot, topic)?;
-        Ok(group.map(|group| Followed {
-            receiver: Receiver::new(&group, &self.name, listener, topic.shared().id.into()),
-            time: None,
+    fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Begun<Followed>> {
+        let rule = self.group.rule.rule(snapshot)?;
+        if !rule.covers(self.group.name(), topic.name()) {
+            return Ok(Begun::Foreign);
+        }
+        let group = self.group.group_of(snapshot, &rule, topic)?;
+        Ok(group.map_or(Begun::LeftOut, |group| {
+            Begun::Followed(Followed {
+                receiver: Receiver::new(&group, &self.name, listener, topic.shared().id.into()),
+                time: None,
+            })
         }))
     }
 }

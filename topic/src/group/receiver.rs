@@ -18,6 +18,7 @@ use crate::topics::locked;
 #[derive(Debug)]
 pub(super) struct Receiver {
     membership: Arc<Membership>,
+    listener: Arc<Listener>,
     _messages: Listening,
     _again: Listening,
 }
@@ -28,11 +29,11 @@ impl Receiver {
         let (messages, again) = (&group.topic.shared().sequence, &group.shared.bell);
         group.shared.watch.begin(store, again.bell());
         let mut members = locked(&group.shared.members);
-        members.retain(|(_, member)| member.strong_count() > 0);
         members.push((token, Arc::downgrade(listener)));
         drop(members);
         Receiver {
             membership: Membership::new(group, name),
+            listener: listener.clone(),
             _messages: Listening::begin(store, messages, listener, token),
             _again: Listening::begin(store, again, listener, token),
         }
@@ -84,5 +85,12 @@ impl Receiver {
             outlook.doubt();
         }
         turn
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let mut members = locked(&self.group().shared.members);
+        members.retain(|(_, member)| !std::ptr::eq(member.as_ptr(), Arc::as_ptr(&self.listener)));
     }
 }

@@ -184,11 +184,13 @@ impl RuleHandle {
         let home = self.topics.home();
         let tables = &home.tables;
         home.store.transact(|tx| {
-            self.rule_in(tx)?;
+            let rule = self.rule_in(tx)?;
             tx.delete(&tables.topics, &rule_key(&self.name))?;
-            // A transaction that creates a topic now reads the rules anew.
+            // A transaction that creates a topic now reads the rules again.
             next_id(tx, &tables.topics)?;
-            delete_in(tx, tables, &topics_of(tx, tables, &self.pattern)?)?;
+            let mut topics = topics_of(tx, tables, &self.pattern)?;
+            topics.retain(|(topic, _)| rule.covers(&self.name, topic));
+            delete_in(tx, tables, &topics)?;
             tx.ring(home.registry());
             Ok(())
         })
@@ -362,10 +364,10 @@ pub(super) fn change_in(
     mut rule: Rule,
     change: impl Fn(&mut GroupRecord),
 ) -> Result<Rule> {
-    let tables = &home.tables;
+    let (tables, before) = (&home.tables, rule.clone());
     change(&mut rule.record);
     tx.put(&tables.topics, &rule_key(name), &rule.encode())?;
-    // A transaction that creates a topic now reads the rules anew.
+    // A transaction that creates a topic now reads the rules again.
     next_id(tx, &tables.topics)?;
     for (topic, id) in topics_of(tx, tables, &rule.pattern)? {
         let key = name_key(id, name);
@@ -377,6 +379,9 @@ pub(super) fn change_in(
             continue;
         }
         if !rule.covers(name, &topic) {
+            if !before.covers(name, &topic) {
+                continue;
+            }
             let cause = format!(
                 "topic {topic:?} cannot take the dead letters of group {name:?}, which delivers its messages; \
                  name another topic, or delete the group there first"

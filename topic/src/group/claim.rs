@@ -5,7 +5,9 @@
 //! transaction that checks what it changes. Two processes that hand out messages write one cursor, so they never hand out the
 //! same, nor more than may be in flight.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use duramen_engine::{Result, Transaction};
@@ -89,7 +91,6 @@ impl Group {
             return Err(error);
         }
         self.remove_finished(true)?;
-        outlook.is_full |= is_full;
         let soon = if is_full {
             now + LOOK_AGAIN.as_millis() as u64
         } else {
@@ -242,7 +243,10 @@ impl Group {
                 }
                 Step::Full => {
                     *is_full = true;
-                    return Ok(None);
+                    if self.shared.is_awaited.swap(true, Ordering::SeqCst) {
+                        return Ok(None);
+                    }
+                    // What was settled before this, the next look finds; a later call that settles wakes the members.
                 }
                 Step::PassedOver | Step::Overtaken => {}
             }
@@ -284,11 +288,65 @@ impl Group {
             return Ok(Step::Full);
         }
         let lease = self.lease(options.lease, member);
-        let (mut together, mut handed, mut parked) = (Together::default(), Vec::new(), 0);
-        let mut end = fresh.end;
+        let taken = match options.filter.is_empty() && !options.order_by_key {
+            true => fresh.first(room),
+            false => self.choose_in(tx, fresh, options, room)?,
+        };
+        let Taken { messages, keys, end } = taken;
+        cursor.skipped += fresh.messages.gap().map_or(0, |gap| gap.end - gap.start);
+        cursor.next = end;
+        let (count, is_counted) = (messages.len() as u64, options.is_counted());
+        cursor.opened += count;
+        cursor.counted += if is_counted { count } else { 0 };
+        if cursor.epoch == outlook.epoch {
+            cursor.floor = cursor.floor.max(outlook.floor);
+        }
+        self.put_cursor(tx, cursor)?;
+        if messages.is_empty() {
+            return Ok(Step::PassedOver);
+        }
+        let deadline = lease.deadline;
+        let token = lease.token;
+        let Range { start: first, end } = messages.offsets();
+        let claim = if end - first == count && !options.order_by_key {
+            let run = Run {
+                end,
+                is_extended: false,
+                is_counted,
+                lease,
+            };
+            self.put_run(tx, first, None, &run)?;
+            Claim::Run { first, end, token }
+        } else {
+            let offsets: Vec<u64> = messages.iter().map(|message| message.offset()).collect();
+            for (place, &offset) in offsets.iter().enumerate() {
+                let open = Open {
+                    tries: 1,
+                    origin: None,
+                    is_counted,
+                    key: keys.get(place).copied().flatten(),
+                };
+                self.hold_in(tx, offset, token, open)?;
+            }
+            let lost = None;
+            self.put_list(tx, None, &List { lease, lost, offsets })?;
+            Claim::List { token }
+        };
+        Ok(Step::Claimed(Claimed {
+            tries: vec![1; messages.len()],
+            messages,
+            claim,
+            deadline,
+        }))
+    }
+
+    /// Takes those of the messages that the filter selects, and whose keys no member has. The others of their keys are parked.
+    fn choose_in(&self, tx: &mut Transaction, fresh: &Fresh, options: &GroupOptions, room: usize) -> Result<Taken> {
+        let (mut together, mut parked) = (Together::default(), 0);
+        let (mut chosen, mut keys, mut end) = (Vec::new(), Vec::new(), fresh.end);
         for message in fresh.messages.iter() {
             let offset = message.offset();
-            if handed.len() >= room || parked >= READ_MESSAGES {
+            if chosen.len() >= room || parked >= READ_MESSAGES {
                 end = offset;
                 break;
             }
@@ -296,62 +354,19 @@ impl Group {
                 continue;
             }
             let key = message.key().filter(|_| options.order_by_key).map(hash_of);
-            let is_handed = match key {
+            let is_chosen = match key {
                 Some(hash) => self.open_keyed(tx, Keyed { hash, offset }, &mut together)?,
                 None => true,
             };
-            match is_handed {
-                true => handed.push((offset, key)),
-                false => parked += 1,
+            if is_chosen {
+                chosen.push(offset);
+                keys.push(key);
+            } else {
+                parked += 1;
             }
         }
-        cursor.skipped += fresh.messages.gap().map_or(0, |gap| gap.end - gap.start);
-        cursor.next = end;
-        let is_counted = options.is_counted();
-        cursor.opened += handed.len() as u64;
-        cursor.counted += if is_counted { handed.len() as u64 } else { 0 };
-        if cursor.epoch == outlook.epoch {
-            cursor.floor = cursor.floor.max(outlook.floor);
-        }
-        self.put_cursor(tx, cursor)?;
-        let (Some(&(first, _)), Some(&(last, _))) = (handed.first(), handed.last()) else {
-            return Ok(Step::PassedOver);
-        };
-        let deadline = lease.deadline;
-        let token = lease.token;
-        let is_dense = last + 1 - first == handed.len() as u64;
-        let claim = if is_dense && !options.order_by_key {
-            let run = Run {
-                end: last + 1,
-                is_extended: false,
-                is_counted,
-                lease,
-            };
-            self.put_run(tx, first, None, &run)?;
-            let end = run.end;
-            Claim::Run { first, end, token }
-        } else {
-            for &(offset, key) in &handed {
-                let open = Open {
-                    tries: 1,
-                    origin: None,
-                    is_counted,
-                    key,
-                };
-                self.hold_in(tx, offset, token, open)?;
-            }
-            let offsets = handed.iter().map(|(offset, _)| *offset).collect();
-            let lost = None;
-            self.put_list(tx, None, &List { lease, lost, offsets })?;
-            Claim::List { token }
-        };
-        let is_handed = |offset: u64| handed.binary_search_by_key(&offset, |(offset, _)| *offset).is_ok();
-        Ok(Step::Claimed(Claimed {
-            messages: fresh.messages.only(is_handed),
-            claim,
-            deadline,
-            tries: vec![1; handed.len()],
-        }))
+        let messages = fresh.messages.only(|offset| chosen.binary_search(&offset).is_ok());
+        Ok(Taken { messages, keys, end })
     }
 
     /// Reads one message in a transaction; `false`: it is not kept, or expired.
@@ -379,6 +394,26 @@ struct Fresh {
     cursor: Cursor,
     messages: Messages,
     /// After the last message that was looked at: those that are expired were left out.
+    end: u64,
+}
+
+impl Fresh {
+    /// The first of them, so many at most.
+    fn first(&self, most: usize) -> Taken {
+        Taken {
+            messages: self.messages.part(0..most),
+            keys: Vec::new(),
+            end: self.messages.get(most).map_or(self.end, |next| next.offset()),
+        }
+    }
+}
+
+/// Messages that a member gets.
+struct Taken {
+    messages: Messages,
+    /// The hashes of their keys, in an ordered group; otherwise there are none.
+    keys: Vec<Option<u64>>,
+    /// The first message that was not looked at.
     end: u64,
 }
 

@@ -235,12 +235,12 @@ impl Group {
         let served = Served {
             requests: self.shared.desk.take(),
         };
-        let (answer, wakes_members) = self.serve(&mut turn, wish, &served);
+        let (answer, settles) = self.serve(&mut turn, wish, &served);
         // Those who were served first: one of them may sleep, and whoever is next in the queue serves nobody else.
         drop(served);
         drop(turn);
-        if wakes_members {
-            self.wake_members();
+        if settles {
+            self.made_room();
         }
         answer
     }

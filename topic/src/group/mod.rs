@@ -123,6 +123,8 @@ pub(crate) struct Shared {
     watch: Watch,
     /// Claims of which everything was settled, message by message: their rows can go.
     finished: Mutex<Vec<Claim>>,
+    /// Whether a member waits because as many messages are in flight as may be.
+    is_awaited: AtomicBool,
     /// Whether acknowledgements are synced, by the record as it was read last.
     is_synced: AtomicBool,
     /// The next token of a lease, counted on from a random number; 0: none was drawn.
@@ -713,6 +715,7 @@ impl Group {
                 bell,
                 watch: Watch::default(),
                 finished: Mutex::default(),
+                is_awaited: AtomicBool::new(false),
                 is_synced: AtomicBool::new(false),
                 tokens: AtomicU64::new(0),
                 members: Mutex::default(),
@@ -883,11 +886,17 @@ impl Group {
 
     /// Messages were settled, and one of them, if any, is delivered again at a time.
     fn settled(&self, again: Option<u64>) {
-        let mut outlook = self.shared.turn();
-        again.into_iter().for_each(|time| outlook.note_due(time));
-        let is_awaited = std::mem::take(&mut outlook.is_full);
-        drop(outlook);
-        if is_awaited {
+        if let Some(time) = again {
+            self.shared.turn().note_due(time);
+        }
+        self.made_room();
+    }
+
+    /// Wakes the members that wait for room, if there are any.
+    fn made_room(&self) {
+        // The load alone as a rule: members on other processors keep the line. SeqCst: see `Group::claim_fresh`.
+        let is_awaited = &self.shared.is_awaited;
+        if is_awaited.load(Ordering::SeqCst) && is_awaited.swap(false, Ordering::SeqCst) {
             self.wake_members();
         }
     }

@@ -37,8 +37,6 @@ pub(crate) struct Outlook {
     pub(super) departed: Option<u64>,
     /// Whether the last messages that were handed out had waited: then it is the turn of new ones.
     pub(super) prefers_fresh: bool,
-    /// Whether a member waits because there was no room.
-    pub(super) is_full: bool,
 }
 
 impl Outlook {

@@ -37,8 +37,8 @@ struct Fresh {
 }
 
 impl Group {
-    /// Does what the holder of the turn wants, and all the others. Returns what comes of the first, and whether members that
-    /// wait for room are to be woken.
+    /// Does what the holder of the turn wants, and all the others. Returns what comes of the first, and whether messages
+    /// were settled.
     pub(super) fn serve(&self, outlook: &mut Outlook, wish: &Wish, served: &Served) -> (Option<Result<Answer>>, bool) {
         let wishes: Vec<&Wish> = std::iter::once(wish).chain(served.wishes()).collect();
         let is_for_messages = |wish: &&Wish| matches!(wish, Wish::Messages { .. });
@@ -59,7 +59,7 @@ impl Group {
         let first = answers.next().expect("there is at least one");
         served.answer(answers);
         let settles = wishes.iter().any(|wish| !is_for_messages(wish));
-        (first, settles && std::mem::take(&mut outlook.is_full))
+        (first, settles)
     }
 
     /// Whether messages can be handed out that no member had yet, and nothing else is due.

@@ -233,6 +233,7 @@ impl Group {
                 .home()
                 .store
                 .transact_with(written(), |tx| self.claim_fresh_in(tx, outlook, &fresh, (member, most)))?;
+            outlook.committed();
             match step {
                 Step::Claimed(claimed) => {
                     match claimed.claim {
@@ -277,6 +278,7 @@ impl Group {
         fresh: &Fresh,
         (member, most): (&str, usize),
     ) -> Result<Step> {
+        outlook.begin_attempt();
         let record = self.record_in(tx)?;
         let options = Group::options_of(&record);
         let mut cursor = self.cursor_in(tx)?;
@@ -299,7 +301,7 @@ impl Group {
         cursor.opened += count;
         cursor.counted += if is_counted { count } else { 0 };
         if cursor.epoch == outlook.epoch {
-            cursor.floor = cursor.floor.max(outlook.floor);
+            cursor.floor = cursor.floor.max(outlook.floor_in_attempt());
         }
         self.put_cursor(tx, cursor)?;
         if messages.is_empty() {

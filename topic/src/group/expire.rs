@@ -272,7 +272,7 @@ impl Group {
             return Ok(None);
         };
         let mut again = None;
-        for offset in self.end_run_in(tx, first, &run)? {
+        for offset in self.end_run_in(tx, first, &run)?.offsets() {
             let open = Open::first(&run);
             again = earliest(again, self.lose_in(tx, offset, open, &run.lease, (end, options))?);
         }

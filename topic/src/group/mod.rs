@@ -530,7 +530,7 @@ fn describe(reading: &Reading<'_>, next: u64, name: String, record: &GroupRecord
     let (low, high) = Run::keys_from(record.id, cursor.floor);
     let runs = reading.snapshot.range(states, &low[..]..&high[..])?;
     let (low, high) = Single::keys(record.id, cursor.floor..u64::MAX);
-    let pending = count_open(runs, reading.snapshot.range(states, &low[..]..&high[..])?)?;
+    let pending = count_open(runs, reading.snapshot.range(states, &low[..]..&high[..])?)?.count;
     let acknowledged = first_open(reading, record.id, &cursor)?;
     let kept_from = cursor.next.max(bounds.first);
     Ok(GroupDescription {

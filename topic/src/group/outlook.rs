@@ -26,6 +26,8 @@ pub(crate) struct Outlook {
     pub(super) runs_from: u64,
     /// No message before this one is open, and no run begins before it, in this epoch.
     pub(super) floor: u64,
+    /// The floor by the look of a transaction that is under way; 0: it did not look.
+    pub(super) looked_floor: u64,
     pub(super) epoch: u64,
     /// At least so many counted messages were closed in this epoch, unless the group is ordered.
     pub(super) closed: Option<i64>,
@@ -43,6 +45,22 @@ impl Outlook {
     /// Before this time nothing is due, as far as is known.
     pub(super) fn next_event(&self) -> u64 {
         self.due.min(self.runs)
+    }
+
+    /// A transaction begins that may look at the rows. Called for each attempt of it.
+    pub(super) fn begin_attempt(&mut self) {
+        self.looked_floor = 0;
+    }
+
+    /// The floor that the transaction may rely on.
+    pub(super) fn floor_in_attempt(&self) -> u64 {
+        self.floor.max(self.looked_floor)
+    }
+
+    /// The transaction is committed.
+    pub(super) fn committed(&mut self) {
+        self.floor = self.floor_in_attempt();
+        self.looked_floor = 0;
     }
 
     /// Something is due at this time.
@@ -72,7 +90,7 @@ impl Outlook {
     pub(super) fn enter_epoch(&mut self, epoch: u64) {
         if self.epoch != epoch {
             (self.epoch, self.runs_from, self.floor) = (epoch, 0, 0);
-            (self.closed, self.looked, self.runs) = (None, None, 0);
+            (self.closed, self.looked, self.runs, self.looked_floor) = (None, None, 0, 0);
         }
     }
 }

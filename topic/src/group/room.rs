@@ -79,10 +79,13 @@ impl Group {
             }
         }
         let began = Instant::now();
-        let (low, high) = Run::keys_from(self.shared.id, cursor.floor);
+        let from = cursor.floor.max(outlook.floor_in_attempt());
+        let (low, high) = Run::keys_from(self.shared.id, from);
         let runs = tx.range(self.states(), &low[..]..&high[..])?;
-        let (low, high) = Single::keys(self.shared.id, cursor.floor..u64::MAX);
-        let open = count_open(runs, tx.range(self.states(), &low[..]..&high[..])?)?;
+        let (low, high) = Single::keys(self.shared.id, from..u64::MAX);
+        let Open { count: open, first } = count_open(runs, tx.range(self.states(), &low[..]..&high[..])?)?;
+        // The next look begins there: rows that were deleted before it cost time until they are folded.
+        outlook.looked_floor = first.unwrap_or(cursor.next);
         let took = began.elapsed();
         let is_nearly_full = open > u64::from(options.in_flight) / 8 * 7;
         outlook.looked = Some(Looked {
@@ -120,14 +123,23 @@ impl Group {
     }
 }
 
+/// What rows say of open messages.
+pub(super) struct Open {
+    pub(super) count: u64,
+    /// The first message that a row speaks of.
+    pub(super) first: Option<u64>,
+}
+
 /// How many messages are open, by the rows of runs and singles.
-pub(super) fn count_open(mut runs: Rows<'_>, mut singles: Rows<'_>) -> Result<u64> {
+pub(super) fn count_open(mut runs: Rows<'_>, mut singles: Rows<'_>) -> Result<Open> {
     let mut open = 0;
     // Messages before this one are covered by a run, if they are not before the run.
     let mut covered = 0..0;
     let mut next_run = next_run(&mut runs)?;
+    let mut first = next_run.as_ref().map(|run| run.start);
     while let Some((key, single)) = singles.next()? {
         let offset = offset_of(key);
+        first = Some(first.map_or(offset, |first| first.min(offset)));
         while let Some(run) = next_run.clone().filter(|run| run.start <= offset) {
             open += run.end - run.start;
             covered = run;
@@ -140,7 +152,7 @@ pub(super) fn count_open(mut runs: Rows<'_>, mut singles: Rows<'_>) -> Result<u6
         open += run.end - run.start;
         next_run = self::next_run(&mut runs)?;
     }
-    Ok(open)
+    Ok(Open { count: open, first })
 }
 
 fn next_run(runs: &mut Rows<'_>) -> Result<Option<std::ops::Range<u64>>> {

@@ -52,6 +52,7 @@ impl Group {
             outlook.doubt();
             return (None, false);
         };
+        outlook.committed();
         let mut answers = wishes.iter().zip(outcomes).map(|(wish, outcome)| {
             let done = outcome?;
             Some(done.map(|done| self.answer(outlook, wish, done)))
@@ -82,6 +83,7 @@ impl Group {
         outlook: &mut Outlook,
         hands_out: bool,
     ) -> Result<Vec<Outcome>> {
+        outlook.begin_attempt();
         let mut fresh = None;
         let mut outcomes = Vec::with_capacity(wishes.len());
         for wish in wishes {
@@ -104,7 +106,7 @@ impl Group {
         if outcomes.iter().any(is_handed) {
             let mut cursor = fresh.expect("messages were handed out").cursor;
             if cursor.epoch == outlook.epoch {
-                cursor.floor = cursor.floor.max(outlook.floor);
+                cursor.floor = cursor.floor.max(outlook.floor_in_attempt());
             }
             self.put_cursor(tx, cursor)?;
         }

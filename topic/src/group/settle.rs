@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use std::ops::Range;
+
 use duramen_engine::{Error, Result, Transaction};
 
 use super::Group;
@@ -56,6 +58,24 @@ impl Open {
             is_counted: run.is_counted,
             ..Open::default()
         }
+    }
+}
+
+/// The messages of a run that its member still has.
+pub(super) struct Left {
+    run: Range<u64>,
+    /// Those that have rows of their own: the member does not have them by the run.
+    own: Vec<u64>,
+}
+
+impl Left {
+    pub(super) fn count(&self) -> u64 {
+        self.run.end - self.run.start - self.own.len() as u64
+    }
+
+    pub(super) fn offsets(self) -> impl Iterator<Item = u64> {
+        let mut own = self.own.into_iter().peekable();
+        self.run.filter(move |offset| own.next_if_eq(offset).is_none())
     }
 }
 
@@ -265,12 +285,12 @@ impl Group {
         };
         let left = self.end_run_in(tx, first, &run)?;
         if matches!(verdict, Verdict::Done) {
-            let counted = if run.is_counted { left.len() as i64 } else { 0 };
+            let counted = if run.is_counted { left.count() as i64 } else { 0 };
             self.count_closed(tx, counted)?;
             return Ok(None);
         }
         let mut again = None;
-        for offset in left {
+        for offset in left.offsets() {
             let open = Open::first(&run);
             again = earliest(again, self.release_in(tx, offset, open)?);
         }
@@ -278,7 +298,7 @@ impl Group {
     }
 
     /// Removes a run, and the rows that say something only within it. Returns the messages that the member still has.
-    pub(super) fn end_run_in(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<Vec<u64>> {
+    pub(super) fn end_run_in(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<Left> {
         let (low, high) = Single::keys(self.shared.id, first..run.end);
         let (mut settled, mut own) = (Vec::new(), Vec::new());
         let mut walk = tx.range(self.states(), &low[..]..&high[..])?;
@@ -296,9 +316,10 @@ impl Group {
             self.delete_single(tx, offset)?;
         }
         self.delete_run(tx, first, run)?;
-        let mut own = own.into_iter().peekable();
-        let is_left = |offset: &u64| own.next_if_eq(offset).is_none();
-        Ok((first..run.end).filter(is_left).collect())
+        Ok(Left {
+            run: first..run.end,
+            own,
+        })
     }
 
     fn settle_list_in(&self, tx: &mut Transaction, token: u64, offset: u64, verdict: Verdict<'_>) -> Result<Again> {

@@ -79,7 +79,7 @@ impl<S: PageSource> Input<'_, S> {
 
     pub(crate) fn seek(&mut self, key: &[u8]) -> Result<()> {
         match self {
-            Input::Index(cursor, _) => cursor.seek(key),
+            Input::Index(cursor, _) => cursor.seek(key)?,
             Input::Run(_, cursor) => cursor.seek(key)?,
             Input::Layer(_, cursor) => cursor.seek(key),
         }
@@ -97,7 +97,7 @@ impl<S: PageSource> Input<'_, S> {
 
     pub(crate) fn next(&mut self) -> Result<()> {
         match self {
-            Input::Index(cursor, _) => cursor.next(),
+            Input::Index(cursor, _) => cursor.next()?,
             Input::Run(_, cursor) => cursor.next()?,
             Input::Layer(_, cursor) => cursor.next(),
         }
@@ -106,7 +106,7 @@ impl<S: PageSource> Input<'_, S> {
 
     pub(crate) fn prev(&mut self) -> Result<()> {
         match self {
-            Input::Index(cursor, _) => cursor.prev(),
+            Input::Index(cursor, _) => cursor.prev()?,
             Input::Run(_, cursor) => cursor.prev()?,
             Input::Layer(_, cursor) => cursor.prev(),
         }

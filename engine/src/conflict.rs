@@ -94,12 +94,12 @@ impl Core {
     fn changed_in_range(&self, newer: &[GenerationView], range: &FullRange, since: u64) -> Result<Option<Vec<u8>>> {
         for generation in newer {
             let mut cursor = IndexCursor::new(generation.index, generation.log);
-            cursor.seek(&range.low);
+            cursor.seek(&range.low)?;
             while cursor.is_valid() && cursor.key() < range.high.as_slice() {
                 if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
                     return Ok(Some(cursor.key().to_vec()));
                 }
-                cursor.next();
+                cursor.next()?;
             }
             for note in generation.notes(since, u64::MAX) {
                 match note?.1 {
@@ -123,7 +123,7 @@ impl Core {
     fn changed_in_run(&self, newer: &[GenerationView], run: Root, since: u64) -> Result<Option<Vec<u8>>> {
         for generation in newer {
             let mut cursor = IndexCursor::new(generation.index, generation.log);
-            cursor.first();
+            cursor.first()?;
             while cursor.is_valid() {
                 if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
                     let hash = key_hash(self.hash_seed, cursor.key());
@@ -132,7 +132,7 @@ impl Core {
                         return Ok(Some(cursor.key().to_vec()));
                     }
                 }
-                cursor.next();
+                cursor.next()?;
             }
             for note in generation.notes(since, u64::MAX) {
                 let found = match note?.1 {

@@ -176,7 +176,7 @@ fn take<'a, S: PageSource>(
                 }
                 commit_before = version.commit;
             }
-            cursor.next();
+            cursor.next()?;
         }
         Input::Run(rank, cursor) => {
             let (page, location) = cursor.value();

@@ -9,13 +9,16 @@
 //! leaf, which is later) are all seen, once and in order; later ones may or may not be. The range of a copied leaf is
 //! `[its separator, its fence)` by one reading of each branch; everything older than that reading is in the copy, and
 //! whatever arrives between the two later is what may be missed.
-
-use std::marker::PhantomData;
+//!
+//! Keys come from the log. When the kernel failed to write a page of it back, they may be other bytes than those that the
+//! tree was built with, and a descent leads anywhere. So each leaf must begin beyond the one before: a walk that would turn
+//! back is damage, and every walk ends.
 
 use super::arena::{NONE, Versions};
 use super::branch::Bound;
 use super::leaf::{LEAF_ENTRIES, Leaf};
 use super::{Index, Keys, Path, Version};
+use crate::error::{Error, Result};
 
 /// Above every key: longer than any, and no byte is greater.
 #[cfg(test)]
@@ -34,7 +37,8 @@ pub(crate) struct IndexCursor<'a, K> {
     length: usize,
     /// Invalid when not below `length`.
     place: usize,
-    keys_live: PhantomData<&'a [u8]>,
+    /// Where the walk entered the copied leaf: at the first key, going forwards; before the second, going backwards.
+    entered: (Option<&'a [u8]>, Option<&'a [u8]>),
 }
 
 impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
@@ -48,20 +52,27 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
             positions: [NONE; LEAF_ENTRIES],
             length: 0,
             place: 0,
-            keys_live: PhantomData,
+            entered: (None, None),
         }
     }
 
     /// Goes to the first key that is not below `key`.
-    pub(crate) fn seek(&mut self, key: &[u8]) {
+    pub(crate) fn seek(&mut self, key: &[u8]) -> Result<()> {
+        self.entered = (None, None);
         self.place = self.enter(key, Bound::AtMost);
         if self.place == self.length {
-            self.enter_next(key);
+            self.enter_next(key)?;
         }
+        Ok(())
     }
 
     /// Goes to the last key below `key`.
     pub(crate) fn seek_before(&mut self, key: &[u8]) {
+        self.entered = (None, None);
+        self.enter_before(key);
+    }
+
+    fn enter_before(&mut self, key: &[u8]) {
         // The separator on the way is below the key, and it is an entry of the leaf: unless the leaf is the first, it
         // holds what is sought.
         match self.enter(key, Bound::Below).checked_sub(1) {
@@ -71,8 +82,8 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
     }
 
     /// Goes to the first key.
-    pub(crate) fn first(&mut self) {
-        self.seek(&[]);
+    pub(crate) fn first(&mut self) -> Result<()> {
+        self.seek(&[])
     }
 
     /// Goes to the last key.
@@ -82,25 +93,40 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
     }
 
     /// Goes to the next key; behind the last one the cursor becomes invalid and stays so until it is positioned again.
-    pub(crate) fn next(&mut self) {
+    ///
+    /// # Errors
+    /// [`Damaged`](crate::Kind::Damaged) when the keys in the log are not in the order in which they were inserted.
+    pub(crate) fn next(&mut self) -> Result<()> {
         if !self.is_valid() {
-            return;
+            return Ok(());
         }
         match self.place + 1 {
             place if place < self.length => self.place = place,
-            _ => self.enter_next(self.key()),
+            _ => self.enter_next(self.key())?,
         }
+        Ok(())
     }
 
     /// Goes to the previous key; before the first one the cursor becomes invalid.
-    pub(crate) fn prev(&mut self) {
+    ///
+    /// # Errors
+    /// As [`IndexCursor::next`].
+    pub(crate) fn prev(&mut self) -> Result<()> {
         if !self.is_valid() {
-            return;
+            return Ok(());
         }
         match self.place.checked_sub(1) {
             Some(place) => self.place = place,
-            None => self.seek_before(self.key()),
+            None => {
+                let key = self.key();
+                if self.entered.1.is_some_and(|entered| key >= entered) {
+                    return Err(self.out_of_order());
+                }
+                self.entered = (None, Some(key));
+                self.enter_before(key);
+            }
         }
+        Ok(())
     }
 
     /// Whether the cursor is at an entry.
@@ -147,14 +173,30 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
     }
 
     /// Goes to the start of the leaf behind the copied one, in whose range `key` is.
-    fn enter_next(&mut self, key: &[u8]) {
-        match self.index.fence_after(self.keys, &self.path, key) {
-            NONE => self.invalidate(),
-            fence => {
-                self.place = self.enter(self.keys.key(fence), Bound::AtMost);
-                assert!(self.is_valid(), "a separator leads to a leaf without it");
+    fn enter_next(&mut self, key: &[u8]) -> Result<()> {
+        let fence = match self.index.fence_after(self.keys, &self.path, key) {
+            NONE => {
+                self.invalidate();
+                return Ok(());
             }
+            fence => self.keys.key(fence),
+        };
+        if self.entered.0.is_some_and(|entered| fence <= entered) {
+            return Err(self.out_of_order());
         }
+        self.entered = (Some(fence), None);
+        self.place = self.enter(fence, Bound::AtMost);
+        if !self.is_valid() {
+            return Err(self.out_of_order());
+        }
+        Ok(())
+    }
+
+    /// The error for keys that led the walk back to where it was; it ends here.
+    #[cold]
+    fn out_of_order(&mut self) -> Error {
+        self.invalidate();
+        Error::damaged("the log holds other keys than were written there; the device may have failed to write them")
     }
 
     /// Copies the leaf that `bound` leads to and returns how many of its keys are below `key`.

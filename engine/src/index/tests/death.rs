@@ -76,10 +76,10 @@ fn a_writer_that_dies_in_an_insert_harms_nothing() {
         }
         tester.check_finds(tester.commit);
         let mut cursor = IndexCursor::new(tester.index, &tester.log);
-        cursor.first();
+        cursor.first().unwrap();
         for key in tester.model.keys() {
             assert_eq!(cursor.key(), key);
-            cursor.next();
+            cursor.next().unwrap();
         }
     }
 }
@@ -168,11 +168,11 @@ fn fingers_of_the_living_stay_true_when_a_writer_dies() {
         assert!(deaths > 50, "{deaths}");
         tester.check_finds(u64::MAX);
         let mut cursor = IndexCursor::new(tester.index, &tester.log);
-        cursor.first();
+        cursor.first().unwrap();
         for (key, versions) in &tester.model {
             assert_eq!(cursor.key(), key);
             assert!(cursor.versions().eq(versions.iter().copied()));
-            cursor.next();
+            cursor.next().unwrap();
         }
         assert!(!cursor.is_valid());
     }

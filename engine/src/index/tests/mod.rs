@@ -1,6 +1,7 @@
 //! Tests of the whole index: against a map from keys to their versions, with readers at work, in memory that runs out
 //! and with writers that die. Here is what they share.
 
+mod damage;
 mod death;
 mod fingers;
 mod model;
@@ -13,6 +14,7 @@ use super::arena::LINE_BYTES;
 use super::leaf::LEAF_ENTRIES;
 use super::{Finger, Index, IndexCursor, Keys, Version};
 use crate::checksum::key_hash;
+use crate::error::Result;
 use crate::limits::FULL_KEY_BYTES_MAX;
 
 /// Keys one behind the other, each with its length in front.
@@ -230,17 +232,17 @@ impl Tester {
         );
         let mut cursor = IndexCursor::new(self.index, &self.log);
         assert!(!cursor.is_valid());
-        cursor.first();
+        cursor.first().unwrap();
         for (key, versions) in &self.model {
             assert_eq!(cursor.key(), key);
             assert!(cursor.versions().eq(versions.iter().copied()));
-            cursor.next();
+            cursor.next().unwrap();
         }
         assert!(!cursor.is_valid());
         cursor.last();
         for key in self.model.keys().rev() {
             assert_eq!(cursor.key(), key);
-            cursor.prev();
+            cursor.prev().unwrap();
         }
         assert!(!cursor.is_valid());
     }
@@ -255,16 +257,16 @@ impl Tester {
                 _ => existing[random.usize(..existing.len())].clone(),
             };
             let rank = existing.partition_point(|key| **key < target);
-            cursor.seek(&target);
+            cursor.seek(&target).unwrap();
             Self::check_at(&cursor, existing.get(rank).copied(), &target);
             if cursor.is_valid() {
-                cursor.prev();
+                cursor.prev().unwrap();
                 Self::check_at(&cursor, rank.checked_sub(1).map(|rank| existing[rank]), &target);
             }
             cursor.seek_before(&target);
             Self::check_at(&cursor, rank.checked_sub(1).map(|rank| existing[rank]), &target);
             if cursor.is_valid() {
-                cursor.next();
+                cursor.next().unwrap();
                 Self::check_at(&cursor, existing.get(rank).copied(), &target);
             }
         }

@@ -107,10 +107,10 @@ fn every_snapshot_sees_its_own_state_through_cursors_and_finds() {
             .filter_map(|(key, versions)| Tester::visible(versions, commit).map(|version| (key.as_slice(), version)));
         let mut cursor = IndexCursor::new(tester.index, &tester.log);
         let mut seen = Vec::new();
-        cursor.first();
+        cursor.first().unwrap();
         while cursor.is_valid() {
             seen.extend(cursor.visible(commit).map(|version| (cursor.key(), version)));
-            cursor.next();
+            cursor.next().unwrap();
         }
         assert!(expected.eq(seen));
     }
@@ -139,12 +139,12 @@ fn an_empty_index_holds_nothing() {
     assert_eq!(tester.index.find(&tester.log, b"a", hash(b"a"), u64::MAX), None);
     assert_eq!(tester.index.notes().count(), 0);
     let mut cursor = IndexCursor::new(tester.index, &tester.log);
-    cursor.seek(b"a");
+    cursor.seek(b"a").unwrap();
     assert!(!cursor.is_valid());
     cursor.seek_before(b"a");
     assert!(!cursor.is_valid());
-    cursor.next();
-    cursor.prev();
+    cursor.next().unwrap();
+    cursor.prev().unwrap();
     assert!(!cursor.is_valid());
     tester.insert(b"");
     tester.check_scans();

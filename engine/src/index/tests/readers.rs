@@ -89,7 +89,7 @@ impl Script {
         let mut expected = self.state(commit);
         let mut cursor = IndexCursor::new(index, keys);
         match is_forward {
-            true => cursor.first(),
+            true => cursor.first().unwrap(),
             false => cursor.last(),
         }
         let mut seen: Vec<(&[u8], Version)> = Vec::new();
@@ -125,7 +125,7 @@ impl Script {
         let mut cursor = IndexCursor::new(index, keys);
         let target = &self.model[random.usize(..self.model.len())].0;
         let mut rank = state.partition_point(|(key, _)| *key < target.as_slice());
-        cursor.seek(target);
+        cursor.seek(target).unwrap();
         skip_invisible(&mut cursor, commit, true);
         for _ in 0..200 {
             let seen = cursor
@@ -145,8 +145,8 @@ impl Script {
 
 fn step<'a, K: Keys<'a>>(cursor: &mut IndexCursor<'a, K>, is_forward: bool) {
     match is_forward {
-        true => cursor.next(),
-        false => cursor.prev(),
+        true => cursor.next().unwrap(),
+        false => cursor.prev().unwrap(),
     }
 }
 
@@ -245,7 +245,7 @@ fn a_reader_at_the_heels_of_the_writer_sees_whole_entries() {
                 );
                 match cursor.key().ends_with(&[0]) {
                     true => break,
-                    false => cursor.prev(),
+                    false => cursor.prev().unwrap(),
                 }
             }
         }

@@ -1,21 +1,20 @@
 //! What lies above a base, each part in key order: the indexes and runs of log generations, and the layers of a transaction.
 //! `scan` walks through it with the base below, `newest` without.
 //!
-//! Each entry has a rank: its commit, or, in a layer, a number that the caller chooses. At each key the highest rank counts,
+//! Each entry has a rank: its commit, or, in a layer, one from [`LAYER_RANK`] on. At each key the highest rank counts,
 //! unless a range delete of a still higher rank covers the key; of two entries of the same rank the later input counts.
 
 use crate::base::{Cursor, PageSource, Root};
+use crate::deleted::LAYER_RANK;
 use crate::error::Result;
-use crate::full_key::FullRange;
 use crate::index::IndexCursor;
 use crate::log::LogView;
-use crate::view::{GenerationView, Note};
+use crate::view::GenerationView;
 use crate::write_set::{Layer, LayerCursor};
 
-/// Inputs, oldest first, and range deletes with their ranks.
+/// Inputs, oldest first.
 pub(crate) struct Above<'a, S: PageSource> {
     pub(crate) inputs: Vec<Input<'a, S>>,
-    pub(crate) deletes: Vec<(u64, FullRange)>,
     /// The roots of the runs of generations.
     pub(crate) runs: Vec<Root>,
 }
@@ -30,23 +29,16 @@ impl<'a, S: PageSource> Above<'a, S> {
     pub(crate) fn nothing() -> Above<'a, S> {
         Above {
             inputs: Vec::new(),
-            deletes: Vec::new(),
             runs: Vec::new(),
         }
     }
 
     /// Adds what a generation holds up to a commit. Single operations of a commit come after its run.
     pub(crate) fn add_generation(&mut self, source: S, generation: &GenerationView, limit: u64) -> Result<()> {
-        for note in generation.notes(0, limit) {
-            match note? {
-                (commit, Note::DeleteRange { low, high }) => {
-                    self.deletes.push((commit, FullRange::between(low, high)));
-                }
-                (commit, Note::Run(root)) => {
-                    self.runs.push(root);
-                    self.inputs.push(Input::Run(commit, Cursor::new(source, root)));
-                }
-            }
+        for run in generation.runs(0, limit) {
+            let (commit, root) = run?;
+            self.runs.push(root);
+            self.inputs.push(Input::Run(commit, Cursor::new(source, root)));
         }
         if generation.index.has_keys() {
             let cursor = IndexCursor::new(generation.index, generation.log);
@@ -55,10 +47,9 @@ impl<'a, S: PageSource> Above<'a, S> {
         Ok(())
     }
 
-    /// Adds the layers of a transaction, oldest first, with ranks from this one on.
-    pub(crate) fn add_layers(&mut self, source: S, layers: &'a [Layer], first: u64) {
-        for (rank, layer) in (first..).zip(layers) {
-            self.deletes.extend(layer.deleted_ranges().map(|range| (rank, range)));
+    /// Adds the layers of a transaction, oldest first.
+    pub(crate) fn add_layers(&mut self, source: S, layers: &'a [Layer]) {
+        for (rank, layer) in (LAYER_RANK..).zip(layers) {
             self.inputs.push(match layer.run() {
                 Some(root) => Input::Run(rank, Cursor::new(source, root)),
                 None => Input::Layer(rank, LayerCursor::new(layer)),
@@ -93,6 +84,24 @@ impl<S: PageSource> Input<'_, S> {
             Input::Layer(_, cursor) => cursor.seek_before(key),
         }
         Ok(())
+    }
+
+    /// Goes on from an entry below `high` to the first that is not below it, or whose rank may be this one or a higher one.
+    pub(crate) fn skip_forward(&mut self, high: &[u8], rank: u64) -> Result<()> {
+        match self {
+            Input::Index(cursor, _) => cursor.skip_forward(high, rank),
+            Input::Run(own, _) | Input::Layer(own, _) if *own >= rank => Ok(()),
+            Input::Run(..) | Input::Layer(..) => self.seek(high),
+        }
+    }
+
+    /// Goes back from an entry not below `low` to the last one below it, or whose rank may be this one or a higher one.
+    pub(crate) fn skip_backward(&mut self, low: &[u8], rank: u64) -> Result<()> {
+        match self {
+            Input::Index(cursor, _) => cursor.skip_backward(low, rank),
+            Input::Run(own, _) | Input::Layer(own, _) if *own >= rank => Ok(()),
+            Input::Run(..) | Input::Layer(..) => self.seek_before(low),
+        }
     }
 
     pub(crate) fn next(&mut self) -> Result<()> {

@@ -38,6 +38,7 @@ use crate::base::{Cursor, Root};
 use crate::catalog::is_reserved;
 use crate::checksum::key_hash;
 use crate::core::Core;
+use crate::deleted::{Deleted, Replayed};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::{MAP_ID_BYTES, STREAM_KEYS_MAX};
@@ -50,7 +51,7 @@ use crate::scan::Scan;
 use crate::snapshot::{Purpose, describe};
 use crate::store::Handle;
 use crate::value::{Entry, Source};
-use crate::view::{GenerationView, Note, entry_at, in_tree};
+use crate::view::{GenerationView, decode_root, entry_at, in_tree, recent};
 
 /// How long a stream waits at a time while generations are freed.
 const FREEING_WAIT: Duration = Duration::from_millis(10);
@@ -278,12 +279,17 @@ impl Changes {
         let version = follower.hold(core)?.version.clone();
         let (start, body) = self.reader.record(core, &version, number)?;
         let Reader {
-            latest, generations, ..
+            latest,
+            generations,
+            deleted,
+            ..
         } = &mut self.reader;
         latest.switch(limit - number > FAR_BEHIND);
+        let visible = core.control().visible.0.load(Ordering::Acquire);
         let past = Past {
             source: core.source(),
             root: version.root,
+            deleted: deleted.at(generations, version.base_commit, number - 1, visible)?,
             generations,
             commit: number - 1,
             hash_seed: core.hash_seed,
@@ -645,6 +651,8 @@ struct Reader {
     cursor: Option<LogCursor>,
     /// Those above the version's base, up to that of the cursor.
     generations: Vec<GenerationView>,
+    /// What is deleted by ranges in those.
+    deleted: Replayed,
     latest: Latest,
 }
 
@@ -719,6 +727,7 @@ impl Reader {
         }
         let newest = self.cursor.map_or(u32::MAX, |cursor| cursor.segment.generation);
         self.generations = core.generations_between(version.base_commit, newest)?;
+        self.deleted.generations_changed();
         if self.version != version.number {
             self.latest.clear();
         }
@@ -818,6 +827,7 @@ struct Past<'g, S> {
     source: S,
     root: Root,
     generations: &'g [GenerationView],
+    deleted: Deleted,
     commit: u64,
     hash_seed: u64,
 }
@@ -829,10 +839,16 @@ impl<'a, S: Source<'a>> Past<'_, S> {
 
     fn get(&self, full_key: &[u8]) -> Result<Option<Vec<u8>>> {
         let hash = key_hash(self.hash_seed, full_key);
-        for generation in self.generations.iter().rev() {
-            if let Some((_, entry)) = generation.recent(self.source, full_key, hash, self.commit)? {
-                return self.resolve(entry);
-            }
+        let found = recent(
+            self.source,
+            self.generations,
+            &self.deleted,
+            full_key,
+            hash,
+            self.commit,
+        )?;
+        if let Some((_, entry)) = found {
+            return self.resolve(entry);
         }
         match in_tree(self.source, self.root, full_key, hash)? {
             Some(entry) => self.resolve(entry),
@@ -842,7 +858,8 @@ impl<'a, S: Source<'a>> Past<'_, S> {
 
     /// Visits the pairs of a range.
     fn each(&self, range: FullRange, mut visit: impl FnMut(&[u8], Vec<u8>)) -> Result<()> {
-        let mut scan = Scan::over(self.source, self.root, self.generations, self.commit, &[], range);
+        let (source, deleted) = (self.source, &self.deleted);
+        let mut scan = Scan::over(source, self.root, self.generations, deleted, self.commit, &[], range);
         while let Some(entry) = scan.next()? {
             if let Some(value) = self.resolve(entry)? {
                 visit(scan.key(), value);
@@ -867,9 +884,13 @@ impl<'a, S: Source<'a>> Collector<'_, S> {
         for operation in Operations::of(body) {
             let (position, operation) = operation?;
             match operation.kind {
-                OperationKind::DeleteRange | OperationKind::Run => {
+                OperationKind::DeleteRange => {
                     self.latest.clear();
-                    self.collect_note(Note::of(operation))?;
+                    self.collect_deleted(operation.full_key, operation.value)?;
+                }
+                OperationKind::Run => {
+                    self.latest.clear();
+                    self.collect_run(decode_root(operation.value))?;
                 }
                 OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => {
                     self.collect_single(operation, self.start + position as u32)?
@@ -892,36 +913,28 @@ impl<'a, S: Source<'a>> Collector<'_, S> {
         Ok(())
     }
 
-    fn collect_note(&mut self, note: Note<'a>) -> Result<()> {
+    fn collect_deleted(&mut self, low: &[u8], high: &[u8]) -> Result<()> {
         for wanted in self.filter.ranges() {
-            match note {
-                Note::DeleteRange { low, high } => {
-                    let range = FullRange::between(low.max(&wanted.low), high.min(&wanted.high));
-                    let pairs = &mut self.pairs;
-                    self.past.each(range, |key, value| {
-                        pairs.insert(
-                            key.to_vec(),
-                            Pair {
-                                old: Some(value),
-                                new: None,
-                            },
-                        );
-                    })?;
-                }
-                Note::Run(root) => self.collect_run(root, &wanted)?,
-            }
+            let range = FullRange::between(low.max(&wanted.low), high.min(&wanted.high));
+            let pairs = &mut self.pairs;
+            self.past.each(range, |key, value| {
+                let (old, new) = (Some(value), None);
+                pairs.insert(key.to_vec(), Pair { old, new });
+            })?;
         }
         Ok(())
     }
 
-    fn collect_run(&mut self, root: Root, wanted: &FullRange) -> Result<()> {
-        let mut cursor = Cursor::new(self.past.source, root);
-        cursor.seek(&wanted.low)?;
-        while cursor.is_valid() && cursor.key() < wanted.high.as_slice() {
-            let (page, location) = cursor.value();
-            let entry = entry_at::<S>(page, location);
-            self.set(cursor.key(), entry)?;
-            cursor.next()?;
+    fn collect_run(&mut self, root: Root) -> Result<()> {
+        for wanted in self.filter.ranges() {
+            let mut cursor = Cursor::new(self.past.source, root);
+            cursor.seek(&wanted.low)?;
+            while cursor.is_valid() && cursor.key() < wanted.high.as_slice() {
+                let (page, location) = cursor.value();
+                let entry = entry_at::<S>(page, location);
+                self.set(cursor.key(), entry)?;
+                cursor.next()?;
+            }
         }
         Ok(())
     }
@@ -952,6 +965,7 @@ fn names_at(core: &Core, version: &Version, commit: u64) -> Result<HashMap<u32, 
         source: core.source(),
         root: version.root,
         generations: &generations,
+        deleted: Deleted::all(&generations, version.base_commit, commit)?,
         commit,
         hash_seed: core.hash_seed,
     };

@@ -32,10 +32,12 @@ use crate::error::{Error, Kind, Reason, Result, printable, unless_full};
 use crate::full_key::FullRange;
 use crate::index::{Finger, Version};
 use crate::limits::{
-    LOG_GROWTH_BYTES, LOG_OVERHEAD_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, NOTES_PER_GENERATION_MAX,
+    LOG_GROWTH_BYTES, LOG_OVERHEAD_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, RUNS_PER_GENERATION_MAX,
     STANDBY_GENERATIONS, WAIT_ROUNDS_MAX, WAITING_GENERATIONS_MAX,
 };
-use crate::log::{LogView, RECORD_HEADER_BYTES, RecordHeader, body_checksum, first_record, record_bytes};
+use crate::log::{
+    LogView, OperationKind, RECORD_HEADER_BYTES, RecordHeader, body_checksum, first_record, record_bytes,
+};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, Patience};
@@ -478,11 +480,11 @@ impl Core {
         let index = self.index(active);
         // A sync that ends right now moves the record to the next unit.
         let end = entry.tail.load(Ordering::Relaxed).next_multiple_of(self.unit) + bytes;
-        let notes_fit = draft.notes == 0
-            || index.notes().count() as u64 + draft.notes <= NOTES_PER_GENERATION_MAX
+        let runs_fit = draft.runs == 0
+            || index.runs().count() as u64 + draft.runs <= RUNS_PER_GENERATION_MAX
             || entry.tail.load(Ordering::Relaxed) == first_record(self.unit);
         let fits = end + reserve <= entry.capacity.load(Ordering::Relaxed);
-        if fits && notes_fit && index.has_room(draft.planned.len()) {
+        if fits && runs_fit && index.has_room(draft.planned.len()) {
             match self.fill_ahead(active, end, end + reserve) {
                 // The next log file may have blocks already.
                 Err(error)
@@ -834,7 +836,8 @@ impl Core {
             let planned = draft.planned[operation];
             let position = body + planned.position;
             match draft.finger(planned.near).copied() {
-                _ if planned.is_note => index.note(commit, position),
+                _ if planned.note == Some(OperationKind::Run) => index.add_run(commit, position),
+                _ if planned.note.is_some() => index.add_range_delete(commit, position),
                 None => index.insert(log, draft.full_key(operation), planned.hash, commit, position),
                 Some(finger) => {
                     let (key, version) = (draft.full_key(operation), Version { commit, position });
@@ -875,7 +878,10 @@ impl<'a> Newest<'a> {
         let active = core.generation_view(core.control().tail.0.slot.load(Ordering::Relaxed) as u16)?;
         let source = core.source();
         // Counters change often: nearly always it is there.
-        if let Some((_, entry)) = active.newest_near(source, full_key, hash, finger)? {
+        let found = active.written_near(source, full_key, hash, finger)?;
+        if let Some((commit, entry)) = found
+            && commit >= active.index.newest_range_delete()
+        {
             return entry.resolve(source);
         }
         self.view()?.get(source, full_key)

@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 use crate::base::{Cursor, PageSource, Root};
 use crate::checksum::key_hash;
 use crate::core::Core;
+use crate::deleted::Deleted;
 use crate::draft::{Draft, Planned};
 use crate::error::{Error, Reason, Result, printable};
 use crate::full_key::FullRange;
 use crate::index::IndexCursor;
 use crate::planted::{PlantedBug, is_planted};
-use crate::view::{GenerationView, Note};
+use crate::view::GenerationView;
 
 /// What must not have changed since a transaction began.
 #[derive(Debug, Default)]
@@ -40,17 +41,17 @@ impl Core {
         if control.visible.0.load(Ordering::Relaxed) == checks.since {
             return Ok(());
         }
-        let newer = self.generations_between(checks.since, u32::MAX)?;
+        let newer = Newer::new(self.generations_between(checks.since, u32::MAX)?, checks.since)?;
         let checked = |(_, planned): &(usize, &Planned)| planned.is_checked;
         for (operation, planned) in draft.planned.iter().enumerate().filter(checked) {
             let key = draft.full_key(operation);
-            if self.changed_since(&newer, key, planned.hash, checks.since)? {
+            if self.changed_since(&newer, key, planned.hash)? {
                 return Err(self.conflict(key));
             }
         }
         for key in &checks.keys {
             let hash = key_hash(self.hash_seed, key);
-            if self.changed_since(&newer, key, hash, checks.since)? {
+            if self.changed_since(&newer, key, hash)? {
                 return Err(self.conflict(key));
             }
         }
@@ -58,12 +59,12 @@ impl Core {
             if is_planted(PlantedBug::RangesNotChecked) {
                 break;
             }
-            if let Some(key) = self.changed_in_range(&newer, range, checks.since)? {
+            if let Some(key) = self.changed_in_range(&newer, range)? {
                 return Err(self.conflict(&key));
             }
         }
         for &run in &checks.runs {
-            if let Some(key) = self.changed_in_run(&newer, run, checks.since)? {
+            if let Some(key) = self.changed_in_run(&newer, run)? {
                 return Err(self.conflict(&key));
             }
         }
@@ -80,52 +81,50 @@ impl Core {
         .into()
     }
 
-    fn changed_since(&self, newer: &[GenerationView], key: &[u8], hash: u64, since: u64) -> Result<bool> {
-        for generation in newer {
-            let found = generation.recent(self.source(), key, hash, u64::MAX)?.map(|(c, _)| c);
-            if found.is_some_and(|commit| commit > since) {
+    fn changed_since(&self, newer: &Newer, key: &[u8], hash: u64) -> Result<bool> {
+        for generation in &newer.generations {
+            let found = generation.written(self.source(), key, hash, u64::MAX)?.map(|(c, _)| c);
+            if found.is_some_and(|commit| commit > newer.since) {
                 return Ok(true);
             }
         }
-        Ok(false)
+        Ok(newer.deleted.at(key)?.is_some())
     }
 
-    /// A key in `range` (or the beginning of a range delete) that was changed after `since`.
-    fn changed_in_range(&self, newer: &[GenerationView], range: &FullRange, since: u64) -> Result<Option<Vec<u8>>> {
-        for generation in newer {
+    /// A key in `range` (or the beginning of a range delete) that was changed since.
+    fn changed_in_range(&self, newer: &Newer, range: &FullRange) -> Result<Option<Vec<u8>>> {
+        for generation in &newer.generations {
             let mut cursor = IndexCursor::new(generation.index, generation.log);
             cursor.seek(&range.low)?;
             while cursor.is_valid() && cursor.key() < range.high.as_slice() {
-                if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
+                if cursor
+                    .visible(u64::MAX)
+                    .is_some_and(|version| version.commit > newer.since)
+                {
                     return Ok(Some(cursor.key().to_vec()));
                 }
                 cursor.next()?;
             }
-            for note in generation.notes(since, u64::MAX) {
-                match note?.1 {
-                    Note::DeleteRange { low, high } if low < range.high.as_slice() && range.low.as_slice() < high => {
-                        return Ok(Some(low.max(&range.low).to_vec()));
-                    }
-                    Note::DeleteRange { .. } => {}
-                    Note::Run(root) => {
-                        let first = first_in(self.source(), root, range)?;
-                        if first.is_some() {
-                            return Ok(first);
-                        }
-                    }
+            for run in generation.runs(newer.since, u64::MAX) {
+                let first = first_in(self.source(), run?.1, range)?;
+                if first.is_some() {
+                    return Ok(first);
                 }
             }
         }
-        Ok(None)
+        Ok(newer.deleted.within(range).next().map(|deleted| deleted.low))
     }
 
-    /// A key of a run that was changed after `since`: looks every changed key up in the run.
-    fn changed_in_run(&self, newer: &[GenerationView], run: Root, since: u64) -> Result<Option<Vec<u8>>> {
-        for generation in newer {
+    /// A key of a run that was changed since: looks every changed key up in the run.
+    fn changed_in_run(&self, newer: &Newer, run: Root) -> Result<Option<Vec<u8>>> {
+        for generation in &newer.generations {
             let mut cursor = IndexCursor::new(generation.index, generation.log);
             cursor.first()?;
             while cursor.is_valid() {
-                if cursor.visible(u64::MAX).is_some_and(|version| version.commit > since) {
+                if cursor
+                    .visible(u64::MAX)
+                    .is_some_and(|version| version.commit > newer.since)
+                {
                     let hash = key_hash(self.hash_seed, cursor.key());
                     let found = crate::base::find(self.source(), run, cursor.key(), hash)?.is_some();
                     if found {
@@ -134,18 +133,41 @@ impl Core {
                 }
                 cursor.next()?;
             }
-            for note in generation.notes(since, u64::MAX) {
-                let found = match note?.1 {
-                    Note::DeleteRange { low, high } => first_in(self.source(), run, &FullRange::between(low, high))?,
-                    // Two runs: walk the other one through this one.
-                    Note::Run(other) => common_key(self.source(), run, other)?,
-                };
+            for other in generation.runs(newer.since, u64::MAX) {
+                // Two runs: walk the other one through this one.
+                let found = common_key(self.source(), run, other?.1)?;
                 if found.is_some() {
                     return Ok(found);
                 }
             }
         }
+        for deleted in newer.deleted.union() {
+            let found = first_in(self.source(), run, &deleted)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
         Ok(None)
+    }
+}
+
+/// What came after the commit that a transaction sees.
+struct Newer {
+    since: u64,
+    /// Those with commits after that.
+    generations: Vec<GenerationView>,
+    /// What those commits deleted by ranges.
+    deleted: Deleted,
+}
+
+impl Newer {
+    fn new(generations: Vec<GenerationView>, since: u64) -> Result<Newer> {
+        let deleted = Deleted::all(&generations, since, u64::MAX)?;
+        Ok(Newer {
+            since,
+            generations,
+            deleted,
+        })
     }
 }
 

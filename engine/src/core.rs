@@ -14,6 +14,7 @@ use crate::beside::ExclusiveThread;
 use crate::catalog::Catalog;
 use crate::changes::Streams;
 use crate::checksum::StoreSeeds;
+use crate::deleted::{Deleted, Deletions};
 use crate::error::{Error, Kind, Reason, Result};
 use crate::full_key::{CATALOG, FullRange};
 use crate::index::Index;
@@ -73,6 +74,7 @@ pub(crate) struct Core {
     /// The newest commit at which a fold made no room for what was to be written; `u64::MAX`: none.
     pub(crate) folded_in_vain: AtomicU64,
     pub(crate) counters: Counters,
+    pub(crate) deletions: Deletions,
     pub(crate) pace: Pace,
     pub(crate) syncs: Syncs,
     /// Whether the kernel may have told others, and not this process, of pages of the data file that it could not write:
@@ -184,6 +186,7 @@ impl Core {
             fold_failed: AtomicBool::new(false),
             folded_in_vain: AtomicU64::new(u64::MAX),
             counters: Counters::default(),
+            deletions: Deletions::default(),
             pace,
             syncs: Syncs::default(),
             data_is_unreported: AtomicBool::new(false),
@@ -306,20 +309,26 @@ impl Core {
             root: version.root,
             hash_seed: self.hash_seed,
             generations: Default::default(),
+            deleted: Deleted::nothing(version.base_commit),
         }
     }
 
     /// In place, because a view is large and every snapshot makes one.
     #[inline(always)]
     fn fill_view(&self, view: &mut View, version: &Version, is_seen: impl Fn(&GenerationView) -> bool) -> Result<()> {
+        let mut has_range_deletes = false;
         for &slot in &version.generations {
             let generation = self.generation_view(slot)?;
             if is_seen(&generation) {
                 if view.generations.capacity() == 0 {
                     view.generations = spare_generations();
                 }
+                has_range_deletes |= generation.index.has_range_deletes();
                 view.generations.push(generation);
             }
+        }
+        if has_range_deletes || self.deletions.has_passed(version.base_commit) {
+            view.deleted = self.deletions.at(&view.generations, version.base_commit, view.commit);
         }
         Ok(())
     }

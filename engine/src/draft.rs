@@ -43,7 +43,8 @@ pub(crate) struct Draft {
     pub(crate) rung: Vec<Arc<Bell>>,
     pub(crate) assigned: Vec<u64>,
     pub(crate) adds_anything: bool,
-    pub(crate) notes: u64,
+    /// Runs that it attaches.
+    pub(crate) runs: u64,
     /// What folding the draft takes beyond what its operations and bytes say; see [`fold_costs`].
     pub(crate) costs: FoldCosts,
 }
@@ -70,7 +71,8 @@ pub(crate) struct Planned {
     /// Position of the operation in the body.
     pub(crate) position: u32,
     pub(crate) hash: u64,
-    pub(crate) is_note: bool,
+    /// The kind of a range delete or run.
+    pub(crate) note: Option<OperationKind>,
     /// Whether the commit conflicts with changes of the key since its transaction began.
     pub(crate) is_checked: bool,
     /// Which finger may lead to the key.
@@ -82,7 +84,7 @@ impl Planned {
         Planned {
             position,
             hash,
-            is_note: false,
+            note: None,
             is_checked: false,
             near: Near::Nothing,
         }
@@ -172,7 +174,7 @@ impl Draft {
             rung: Vec::new(),
             assigned: Vec::new(),
             adds_anything: false,
-            notes: 0,
+            runs: 0,
             costs: FoldCosts::default(),
         }
     }
@@ -191,7 +193,7 @@ impl Draft {
         self.rung.clear();
         self.assigned.clear();
         self.adds_anything = false;
-        self.notes = 0;
+        self.runs = 0;
         self.costs = FoldCosts::default();
     }
 
@@ -232,12 +234,12 @@ impl Draft {
     pub(crate) fn push_note(&mut self, kind: OperationKind, low: &[u8], value: &[u8]) {
         let position = self.body.push(kind, low, value) as u32;
         self.planned.push(Planned {
-            is_note: true,
+            note: Some(kind),
             ..Planned::at(position, 0)
         });
         self.costs += fold_costs(kind, value);
         self.adds_anything |= kind == OperationKind::Run;
-        self.notes += 1;
+        self.runs += u64::from(kind == OperationKind::Run);
     }
 
     /// Adds an append: `prefix` is a full key to which the commit adds a number.

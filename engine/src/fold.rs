@@ -311,7 +311,7 @@ impl Core {
         let source = self.source();
         let ((merged, mut changes), sink) = sink.filled_by(|sink| {
             let mut changes = NewestChanges::of_generations(source, &generations, range)?;
-            let cuts = changes.cuts();
+            let cuts = changes.take_cuts();
             let scout = Scout::new(source, root, &generations, range)?;
             let merged = merge(&mut Reported::new(&mut changes, scout, report), &cuts, sink)?;
             Ok((merged, changes))

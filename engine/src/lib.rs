@@ -49,6 +49,7 @@ mod progress;
 mod beside;
 mod commit;
 mod conflict;
+mod deleted;
 mod draft;
 mod generations;
 mod pace;

@@ -82,14 +82,13 @@ pub const PROCESSES_MAX: usize = 128;
 pub const DATA_PAGES_MAX: u64 = u32::MAX as u64;
 /// Keys of which a commit stream that lies far behind remembers the newest operation it read: a few MiB.
 pub const STREAM_KEYS_MAX: usize = 16_384;
-/// Range deletes (and runs) that a generation takes: every read looks through those that are not folded.
-pub const NOTES_PER_GENERATION_MAX: u64 = 256;
+/// Runs that a generation takes: every read looks through those that are not folded.
+pub const RUNS_PER_GENERATION_MAX: u64 = 256;
 /// How often the closure form runs before it takes its turn exclusively, and then how often at most.
 pub const ATTEMPTS_MAX: u32 = 10;
 /// Savepoints alive in one transaction: each is a layer that reads look through.
 pub const SAVEPOINTS_MAX: usize = 1024;
-/// Ranges that a transaction deletes, overlapping ones counted once: until the commit is folded every read of the store
-/// looks through them.
+/// Ranges that a transaction deletes, overlapping ones counted once: each new one moves those behind it in a list.
 pub const TRANSACTION_RANGES_MAX: usize = 4096;
 /// Memory for what a serialisable transaction has read: all of it is checked under the commit lock.
 pub const READ_SET_BYTES_MAX: usize = 64 << 20;

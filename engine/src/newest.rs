@@ -4,16 +4,19 @@
 
 use crate::above::{Above, Input};
 use crate::base::{ChangeStream, Extent, Location, PageSource, Root, Stored};
+use crate::deleted::{Around, Deleted};
 use crate::error::Result;
 use crate::full_key::FullRange;
 use crate::limits::INLINE_VALUE_BYTES_MAX;
 use crate::promises::FoldCosts;
-use crate::view::{GenerationView, union};
+use crate::view::GenerationView;
 use crate::write_set::{Layer, Written};
 
 /// The newest change of every key in frozen generations, or in the layers of a transaction, in key order.
 pub(crate) struct NewestChanges<'a, S: PageSource> {
     above: Above<'a, S>,
+    around: Option<Box<Around<'a>>>,
+    cuts: Vec<FullRange>,
     /// What is at or above this does not belong to them.
     high: Option<Vec<u8>>,
     key: Vec<u8>,
@@ -42,24 +45,28 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
         generations: &[GenerationView],
         (low, high): (&[u8], Option<&[u8]>),
     ) -> Result<NewestChanges<'a, S>> {
-        let mut changes = NewestChanges::empty();
+        let deleted = Deleted::all(generations, 0, u64::MAX)?;
+        let mut changes = NewestChanges::over(&deleted, &[]);
         for generation in generations {
             changes.above.add_generation(source, generation, u64::MAX)?;
         }
+        changes.cuts = deleted.union();
         changes.high = high.map(<[u8]>::to_vec);
         changes.start(low)
     }
 
     /// Those of the layers of a transaction, oldest first.
     pub(crate) fn of_layers(source: S, layers: &'a [Layer]) -> Result<NewestChanges<'a, S>> {
-        let mut changes = NewestChanges::empty();
-        changes.above.add_layers(source, layers, 1);
+        let mut changes = NewestChanges::over(&Deleted::default(), layers);
+        changes.above.add_layers(source, layers);
         changes.start(&[])
     }
 
-    fn empty() -> NewestChanges<'a, S> {
+    fn over(deleted: &Deleted, layers: &'a [Layer]) -> NewestChanges<'a, S> {
         NewestChanges {
             above: Above::nothing(),
+            around: Around::new(deleted, layers),
+            cuts: Vec::new(),
             high: None,
             key: Vec::new(),
             change: Held::Stored(Stored::Deleted),
@@ -84,8 +91,9 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
         std::mem::take(&mut self.above.runs)
     }
 
-    pub(crate) fn cuts(&self) -> Vec<FullRange> {
-        union(self.above.deletes.iter().map(|(_, range)| range.clone()).collect())
+    /// What the range deletes of the generations come to, in order.
+    pub(crate) fn take_cuts(&mut self) -> Vec<FullRange> {
+        std::mem::take(&mut self.cuts)
     }
 
     /// Finds the next key whose newest change still counts.
@@ -99,17 +107,11 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             };
             self.key.clear();
             self.key.extend_from_slice(nearest);
-            let deleted = self
-                .above
-                .deletes
-                .iter()
-                .filter(|(_, range)| range.contains(&self.key))
-                .map(|(rank, _)| *rank)
-                .max();
+            let deleted = self.around.as_mut().map_or(0, |around| around.rank_at(&self.key));
             let mut newest: Option<(u64, Held<'a, S>)> = None;
             for input in &mut self.above.inputs {
                 if input.key() == Some(&self.key) {
-                    let taken = take(input, &mut newest, deleted.unwrap_or(0), &mut self.superseded)?;
+                    let taken = take(input, &mut newest, deleted, &mut self.superseded)?;
                     self.taken += taken.operations;
                     if matches!(input, Input::Index(..)) {
                         self.costs += taken;

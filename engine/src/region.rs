@@ -87,7 +87,7 @@ const VERSION_WORDS: usize = 7 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0b");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0c");
 
 /// How often, and after how long, somebody looks again whether the region is whole.
 const LENGTH_LOOKS_MAX: u32 = 20;

@@ -12,6 +12,7 @@ use std::cmp::Ordering;
 
 use crate::above::{Above, Input};
 use crate::base::{Cursor, Root};
+use crate::deleted::{Around, Deleted, Deletions};
 use crate::error::{Error, Result};
 use crate::full_key::{FullRange, successor};
 use crate::value::{Entry, Source, Value};
@@ -39,8 +40,8 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     range: FullRange,
     base: Cursor<S>,
     others: Vec<Input<'a, S>>,
-    /// Range deletes with their ranks.
-    deletes: Vec<(u64, FullRange)>,
+    /// `None`: nothing is deleted by ranges.
+    deletes: Option<Box<Around<'a>>>,
     gap: Gap,
     /// The sources that stand on the current key: `BASE`, and indexes of `others` behind it.
     standing: Vec<usize>,
@@ -53,17 +54,25 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     shows_deleted: bool,
     /// What of the range deletes could not be read: each step is this error.
     damage: Option<String>,
+    /// Who learns where nothing lives.
+    learner: Option<&'a Deletions>,
+    /// All deletions up to this commit are in the base.
+    base_commit: u64,
+    /// Keys that the current step passed one by one because nothing lives there, and the first that it passed in any way.
+    passed: usize,
+    first_passed: Option<Vec<u8>>,
 }
 
+/// A step that passes so many deleted keys tells the others. (In tests nearly each one does.)
+const PASSED_MIN: usize = if cfg!(debug_assertions) { 2 } else { 16 };
 /// Number of the base among the sources.
 const BASE: usize = usize::MAX;
-/// Rank of the oldest layer of a transaction: above every commit.
-const LAYER_RANK: u64 = u64::MAX / 2;
 
 impl<'a, S: Source<'a>> Scan<'a, S> {
     /// A scan of `range`, standing before its first key. `layers` are a transaction's own writes, oldest first.
     pub(crate) fn new(source: S, view: &View, layers: &'a [Layer], range: FullRange) -> Scan<'a, S> {
-        Scan::over(source, view.root, &view.generations, view.commit, layers, range)
+        let (generations, deleted) = (&view.generations, &view.deleted);
+        Scan::over(source, view.root, generations, deleted, view.commit, layers, range)
     }
 
     /// The same of a base and any number of generations above it, oldest first, up to the commit `limit`.
@@ -71,39 +80,44 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         source: S,
         root: Root,
         generations: &[GenerationView],
+        deleted: &Deleted,
         limit: u64,
         layers: &'a [Layer],
         range: FullRange,
     ) -> Scan<'a, S> {
         let mut above = Above::nothing();
-        let mut damage = None;
+        let mut damage = deleted.sound().err().map(|error| error.fact());
         for generation in generations {
             if let Err(error) = above.add_generation(source, generation, limit) {
                 damage = Some(error.fact());
             }
         }
-        above.add_layers(source, layers, LAYER_RANK);
-        let Above {
-            inputs: others,
-            mut deletes,
-            ..
-        } = above;
-        deletes.retain(|(_, deleted)| deleted.low < range.high && range.low < deleted.high);
+        above.add_layers(source, layers);
         let gap = Gap::Before(range.low.clone());
         let base = Cursor::new(source, root);
         Scan {
             limit,
             range,
             base,
-            others,
-            deletes,
+            others: above.inputs,
+            deletes: Around::new(deleted, layers),
             gap,
             standing: Vec::new(),
             inside: None,
             left: Vec::new(),
             shows_deleted: false,
             damage,
+            learner: None,
+            base_commit: 0,
+            passed: 0,
+            first_passed: None,
         }
+    }
+
+    /// Makes the scan, of all of a view and nothing else, tell where it found that nothing lives.
+    pub(crate) fn teach(mut self, learner: &'a Deletions, base_commit: u64) -> Scan<'a, S> {
+        (self.learner, self.base_commit) = (Some(learner), base_commit);
+        self
     }
 
     /// Steps to the next pair that a reader sees.
@@ -161,7 +175,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     #[inline(never)]
     fn next_outside(&mut self) -> Result<Option<Entry<'a>>> {
         self.face(Direction::Forward)?;
-        if self.others.is_empty() && self.deletes.is_empty() && self.damage.is_none() {
+        if self.others.is_empty() && self.deletes.is_none() && self.damage.is_none() {
             return self.next_of_base();
         }
         self.step(Direction::Forward)
@@ -177,10 +191,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     /// The key that the last step went over.
     #[inline]
     pub(crate) fn key(&self) -> &[u8] {
-        match self.standing.first() {
-            Some(&BASE) | None => self.base.key(),
-            Some(&other) => self.others[other].key().expect("it stands on the current key"),
-        }
+        key_of(&self.standing, &self.base, &self.others)
     }
 
     /// Without anything above the base a step is one step of its cursor.
@@ -264,33 +275,39 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         if self.gap == Gap::Positioned(direction, true) {
             self.leave_key(direction)?;
         }
+        self.passed = 0;
+        if self.first_passed.is_some() {
+            self.first_passed = None;
+        }
         loop {
             if !self.find_key(direction) {
+                self.tell_passed(direction, true);
                 self.gap = Gap::Positioned(direction, false);
                 return Ok(None);
             }
             let best = self.best_entry()?;
-            let deleted_by = best.as_ref().and_then(|(rank, _)| {
-                let covers = |(at, range): &&(u64, FullRange)| at > rank && range.contains(self.key());
-                self.deletes.iter().find(covers)
-            });
-            if let Some((_, deleted)) = deleted_by {
-                let edge = if direction == Direction::Forward {
-                    &deleted.high
-                } else {
-                    &deleted.low
-                };
-                let edge = edge.clone();
-                self.leave_key(direction)?;
-                skip_base(&mut self.base, direction, &edge)?;
-                continue;
+            if let Some((rank, _)) = best
+                && let Some(deletes) = &mut self.deletes
+            {
+                let deleted = deletes.rank_at(key_of(&self.standing, &self.base, &self.others));
+                if deleted > rank {
+                    self.note_passed(0);
+                    self.leave_key(direction)?;
+                    self.skip(direction, deleted)?;
+                    continue;
+                }
             }
             match best {
                 Some((_, entry)) if self.shows_deleted || !matches!(entry, Entry::Deleted) => {
+                    self.tell_passed(direction, false);
                     self.gap = Gap::Positioned(direction, true);
                     return Ok(Some(entry));
                 }
-                _ => self.leave_key(direction)?,
+                _ => {
+                    self.note_passed(PASSED_MIN / 4);
+                    self.passed += 1;
+                    self.leave_key(direction)?;
+                }
             }
         }
     }
@@ -342,6 +359,56 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         Ok(best)
     }
 
+    /// Remembers where the step began to pass what does not live, once it has passed so many keys one by one: most pass few.
+    #[inline]
+    fn note_passed(&mut self, from: usize) {
+        if self.learner.is_some() && self.first_passed.is_none() && self.passed >= from {
+            self.first_passed = Some(self.key().to_vec());
+        }
+    }
+
+    /// Tells what the step passed: up to the key that it comes to, or to the end of the range.
+    #[inline]
+    fn tell_passed(&self, direction: Direction, is_at_end: bool) {
+        if self.passed < PASSED_MIN {
+            return;
+        }
+        let (Some(learner), Some(first)) = (self.learner, &self.first_passed) else {
+            return;
+        };
+        let (low, high) = match direction {
+            Direction::Forward if is_at_end => (first.clone(), self.range.high.clone()),
+            Direction::Forward => (first.clone(), self.key().to_vec()),
+            Direction::Backward if is_at_end => (self.range.low.clone(), successor(first)),
+            Direction::Backward => (successor(self.key()), successor(first)),
+        };
+        learner.passed(&low, &high, self.base_commit, self.limit);
+    }
+
+    /// Jumps over what a range delete of this rank covers around the last place, with those sources that have nothing newer: they
+    /// may hold millions of keys there.
+    fn skip(&mut self, direction: Direction, deleted: u64) -> Result<()> {
+        let Some(deletes) = &self.deletes else {
+            return Ok(());
+        };
+        let (low, high) = deletes.stretch();
+        if self.base.is_valid() && (low..high).contains(&self.base.key()) {
+            match direction {
+                Direction::Forward => self.base.seek(high)?,
+                Direction::Backward => self.base.seek_before(low)?,
+            }
+        }
+        for other in &mut self.others {
+            if other.key().is_some_and(|key| (low..high).contains(&key)) {
+                match direction {
+                    Direction::Forward => other.skip_forward(high, deleted)?,
+                    Direction::Backward => other.skip_backward(low, deleted)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Moves the sources that stand on the current key on.
     fn leave_key(&mut self, direction: Direction) -> Result<()> {
         self.note_key();
@@ -357,12 +424,12 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     }
 }
 
-/// Jumps over a deleted range in the base: it may hold millions of keys.
-fn skip_base<'a, S: Source<'a>>(base: &mut Cursor<S>, direction: Direction, edge: &[u8]) -> Result<()> {
-    match direction {
-        Direction::Forward if base.is_valid() && base.key() < edge => base.seek(edge),
-        Direction::Backward if base.is_valid() && base.key() >= edge => base.seek_before(edge),
-        _ => Ok(()),
+/// The key that these sources stand on.
+#[inline]
+fn key_of<'k, 'a, S: Source<'a>>(standing: &[usize], base: &'k Cursor<S>, others: &'k [Input<'a, S>]) -> &'k [u8] {
+    match standing.first() {
+        Some(&BASE) | None => base.key(),
+        Some(&other) => others[other].key().expect("it stands on the current key"),
     }
 }
 

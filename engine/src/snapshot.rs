@@ -81,7 +81,14 @@ impl Pinned {
 
     /// The range's pairs in key order, merged with a transaction's own writes.
     pub(crate) fn scan<'a>(&'a self, layers: &'a [Layer], range: FullRange) -> Box<MappedScan<'a>> {
-        Box::new(Scan::new(self.core().source(), &self.view, layers, range))
+        let scan = Scan::new(self.core().source(), &self.view, layers, range);
+        // What a transaction deleted itself does not count for others.
+        let is_all = layers.iter().all(Layer::is_empty);
+        Box::new(if is_all {
+            scan.teach(&self.core().deletions, self.view.deleted.base())
+        } else {
+            scan
+        })
     }
 
     /// Pairs in a range: by counting in the branches of the base, and walking what is above it.
@@ -117,12 +124,9 @@ fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Res
     if !view.has_recent() {
         return Ok(count);
     }
-    let deleted = view.deleted_ranges()?;
-    for cut in &deleted {
-        let (low, high) = (cut.low.as_slice().max(&range.low), cut.high.as_slice().min(&range.high));
-        if low < high {
-            count -= between(low, high)?;
-        }
+    view.deleted.sound()?;
+    for cut in view.deleted.within(range) {
+        count -= between(&cut.low, &cut.high)?;
     }
     // What is above the base, without the base: every key there either adds a pair or hides one.
     let above = View {
@@ -133,8 +137,8 @@ fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Res
     scan.show_deleted();
     while let Some(entry) = scan.next()? {
         let key = scan.key();
-        let in_base = view.in_base(source, key, key_hash(view.hash_seed, key))?.is_some()
-            && !deleted.iter().any(|cut| cut.contains(key));
+        let in_base =
+            view.in_base(source, key, key_hash(view.hash_seed, key))?.is_some() && view.deleted.at(key)?.is_none();
         match entry {
             Entry::Deleted if in_base => count -= 1,
             Entry::Deleted => {}

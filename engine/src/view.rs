@@ -6,6 +6,7 @@
 
 use crate::base::{self, Location, Root, Stored};
 use crate::checksum::key_hash;
+use crate::deleted::Deleted;
 use crate::error::Result;
 use crate::full_key::FullRange;
 use crate::index::{Finger, Index, Keys, Version};
@@ -41,13 +42,6 @@ impl<'a> Keys<'a> for LogView {
     }
 }
 
-/// A range delete or run in a generation's log.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Note<'a> {
-    DeleteRange { low: &'a [u8], high: &'a [u8] },
-    Run(Root),
-}
-
 impl GenerationView {
     /// What the operation at `position` stored. The caller's pin keeps the generation for `'a`.
     #[inline]
@@ -62,12 +56,24 @@ impl GenerationView {
         unsafe { self.log.operation(position) }
     }
 
-    /// Range deletes and runs of commits after `since` and up to `limit`, newest first, with their commits.
-    pub(crate) fn notes<'a>(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, Note<'a>)>> {
-        let visible = self.index.notes().filter(move |note| note.commit <= limit);
+    /// Range deletes of commits after `since` and up to `limit`, newest first, with their commits.
+    pub(crate) fn range_deletes(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, FullRange)>> {
+        let visible = self.index.range_deletes().skip_while(move |note| note.commit > limit);
         let newer = visible.take_while(move |note| note.commit > since);
         newer.map(move |note| match self.operation(note.position)? {
-            operation if operation.kind.is_note() => Ok((note.commit, Note::of(operation))),
+            operation if operation.kind == OperationKind::DeleteRange => {
+                Ok((note.commit, FullRange::between(operation.full_key, operation.value)))
+            }
+            _ => Err(changed(note.position)),
+        })
+    }
+
+    /// Runs, likewise.
+    pub(crate) fn runs(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, Root)>> {
+        let visible = self.index.runs().skip_while(move |note| note.commit > limit);
+        let newer = visible.take_while(move |note| note.commit > since);
+        newer.map(move |note| match self.operation(note.position)? {
+            operation if operation.kind == OperationKind::Run => Ok((note.commit, decode_root(operation.value))),
             _ => Err(changed(note.position)),
         })
     }
@@ -76,24 +82,13 @@ impl GenerationView {
 impl GenerationView {
     /// Enters an operation into the index that is in the log at `position`. Conditions as for [`Index::insert`].
     pub(crate) fn enter(self, operation: Operation<'_>, hash_seed: u64, commit: u64, position: u32) {
-        if operation.kind.is_note() {
-            self.index.note(commit, position);
-        } else {
-            let hash = key_hash(hash_seed, operation.full_key);
-            self.index.insert(self.log, operation.full_key, hash, commit, position);
-        }
-    }
-}
-
-impl<'a> Note<'a> {
-    pub(crate) fn of(operation: Operation<'a>) -> Note<'a> {
         match operation.kind {
-            OperationKind::DeleteRange => Note::DeleteRange {
-                low: operation.full_key,
-                high: operation.value,
-            },
-            OperationKind::Run => Note::Run(decode_root(operation.value)),
-            other => panic!("a note of kind {other:?} cannot exist"),
+            OperationKind::DeleteRange => self.index.add_range_delete(commit, position),
+            OperationKind::Run => self.index.add_run(commit, position),
+            OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => {
+                let hash = key_hash(hash_seed, operation.full_key);
+                self.index.insert(self.log, operation.full_key, hash, commit, position);
+            }
         }
     }
 }
@@ -128,6 +123,7 @@ pub(crate) struct View {
     pub(crate) hash_seed: u64,
     /// Oldest first.
     pub(crate) generations: Vec<GenerationView>,
+    pub(crate) deleted: Deleted,
 }
 
 impl View {
@@ -162,26 +158,7 @@ impl View {
         full_key: &[u8],
         hash: u64,
     ) -> Result<Option<(u64, Entry<'a>)>> {
-        for generation in self.generations.iter().rev() {
-            let found = generation.recent(source, full_key, hash, self.commit)?;
-            if found.is_some() {
-                return Ok(found);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Range deletes in the view, as a disjoint ascending union.
-    pub(crate) fn deleted_ranges(&self) -> Result<Vec<FullRange>> {
-        let mut ranges = Vec::new();
-        for generation in &self.generations {
-            for note in generation.notes(0, self.commit) {
-                if let (_, Note::DeleteRange { low, high }) = note? {
-                    ranges.push(FullRange::between(low, high));
-                }
-            }
-        }
-        Ok(union(ranges))
+        recent(source, &self.generations, &self.deleted, full_key, hash, self.commit)
     }
 
     /// Whether anything above the base can exist.
@@ -195,55 +172,55 @@ impl GenerationView {
         self.index.has_keys() || self.index.has_notes()
     }
 
-    /// The newest commit up to `limit` in this generation that touched a key, and what it left there.
+    /// The newest commit up to `limit` in this generation that wrote a key, range deletes not counted, and what it left there.
     #[inline]
-    pub(crate) fn recent<'a, S: Source<'a>>(
+    pub(crate) fn written<'a, S: Source<'a>>(
         self,
         source: S,
         full_key: &[u8],
         hash: u64,
         limit: u64,
     ) -> Result<Option<(u64, Entry<'a>)>> {
-        let point = self.index.find(self.log, full_key, hash, limit);
-        self.after_notes(source, full_key, hash, point, limit)
+        let single = self.index.find(self.log, full_key, hash, limit);
+        self.after_runs(source, full_key, hash, single, limit)
     }
 
-    /// The newest commit of all in this generation that touched a key, looked for at a finger first. Under the commit lock.
+    /// The newest commit of all in this generation that wrote a key, looked for at a finger first. Under the commit lock.
     #[inline]
-    pub(crate) fn newest_near<'a, S: Source<'a>>(
+    pub(crate) fn written_near<'a, S: Source<'a>>(
         self,
         source: S,
         full_key: &[u8],
         hash: u64,
         finger: Finger,
     ) -> Result<Option<(u64, Entry<'a>)>> {
-        let point = self.index.find_near(self.log, full_key, hash, finger);
-        self.after_notes(source, full_key, hash, point, u64::MAX)
+        let single = self.index.find_near(self.log, full_key, hash, finger);
+        self.after_runs(source, full_key, hash, single, u64::MAX)
     }
 
-    /// What `point`, the newest single operation up to `limit`, comes to with the notes that are newer.
+    /// What `single`, the newest single operation up to `limit`, comes to with the runs that are newer.
     #[inline(always)]
-    fn after_notes<'a, S: Source<'a>>(
+    fn after_runs<'a, S: Source<'a>>(
         self,
         source: S,
         full_key: &[u8],
         hash: u64,
-        point: Option<Version>,
+        single: Option<Version>,
         limit: u64,
     ) -> Result<Option<(u64, Entry<'a>)>> {
-        if self.index.has_notes() {
-            let newer_than = point.map_or(0, |version| version.commit);
-            if let Some(found) = self.noted(source, full_key, hash, newer_than, limit)? {
+        if self.index.has_runs() {
+            let newer_than = single.map_or(0, |version| version.commit);
+            if let Some(found) = self.in_runs(source, full_key, hash, newer_than, limit)? {
                 return Ok(Some(found));
             }
         }
-        let Some(version) = point else { return Ok(None) };
+        let Some(version) = single else { return Ok(None) };
         Ok(Some((version.commit, Entry::stored(self.stored(version.position)?))))
     }
 
-    /// The newest range delete or run after `newer_than` that touched a key.
+    /// What the newest run after `newer_than` that wrote a key left there.
     #[cold]
-    fn noted<'a, S: Source<'a>>(
+    fn in_runs<'a, S: Source<'a>>(
         self,
         source: S,
         full_key: &[u8],
@@ -251,22 +228,54 @@ impl GenerationView {
         newer_than: u64,
         limit: u64,
     ) -> Result<Option<(u64, Entry<'a>)>> {
-        for note in self.notes(newer_than, limit) {
-            let (commit, note) = note?;
-            match note {
-                Note::DeleteRange { low, high } => {
-                    if low <= full_key && full_key < high {
-                        return Ok(Some((commit, Entry::Deleted)));
-                    }
-                }
-                Note::Run(root) => {
-                    if let Some(entry) = in_tree(source, root, full_key, hash)? {
-                        return Ok(Some((commit, entry)));
-                    }
-                }
+        for run in self.runs(newer_than, limit) {
+            let (commit, root) = run?;
+            if let Some(entry) = in_tree(source, root, full_key, hash)? {
+                return Ok(Some((commit, entry)));
             }
         }
         Ok(None)
+    }
+}
+
+/// The newest commit in generations, oldest first, that touched a key, and what it left there. In a commit range deletes come
+/// before everything else.
+#[inline]
+pub(crate) fn recent<'a, S: Source<'a>>(
+    source: S,
+    generations: &[GenerationView],
+    deleted: &Deleted,
+    full_key: &[u8],
+    hash: u64,
+    limit: u64,
+) -> Result<Option<(u64, Entry<'a>)>> {
+    if !deleted.is_nothing() {
+        return recent_or_deleted(source, generations, deleted, full_key, hash, limit);
+    }
+    for generation in generations.iter().rev() {
+        let written = generation.written(source, full_key, hash, limit)?;
+        if written.is_some() {
+            return Ok(written);
+        }
+    }
+    Ok(None)
+}
+
+#[inline(never)]
+fn recent_or_deleted<'a, S: Source<'a>>(
+    source: S,
+    generations: &[GenerationView],
+    deleted: &Deleted,
+    full_key: &[u8],
+    hash: u64,
+    limit: u64,
+) -> Result<Option<(u64, Entry<'a>)>> {
+    let written = recent(source, generations, &Deleted::default(), full_key, hash, limit)?;
+    match deleted.at(full_key)? {
+        Some(commit) if written.as_ref().is_none_or(|(newest, _)| commit > *newest) => {
+            Ok(Some((commit, Entry::Deleted)))
+        }
+        _ => Ok(written),
     }
 }
 

@@ -113,8 +113,19 @@ impl Layer {
     }
 
     pub(crate) fn deletes(&self, full_key: &[u8]) -> bool {
+        self.deleted_around(full_key).is_ok()
+    }
+
+    /// The deleted range with a key in it, or those before and after it.
+    pub(crate) fn deleted_around(
+        &self,
+        full_key: &[u8],
+    ) -> std::result::Result<&FullRange, (Option<&FullRange>, Option<&FullRange>)> {
         let after = self.deleted.partition_point(|range| range.low.as_slice() <= full_key);
-        after > 0 && self.deleted[after - 1].contains(full_key)
+        match after.checked_sub(1).map(|before| &self.deleted[before]) {
+            Some(range) if range.contains(full_key) => Ok(range),
+            before => Err((before, self.deleted.get(after))),
+        }
     }
 
     /// What the layer, when it is in memory, does to one key.

@@ -17,6 +17,7 @@ mod members;
 mod messages;
 mod open;
 mod overwrites;
+mod queue;
 mod reads;
 mod redb_table;
 mod scarce_memory;
@@ -108,6 +109,10 @@ const fn only(records: usize) -> &'static [Variant] {
             label: "",
             records: 10_000_000,
         }],
+        200_000 => &[Variant {
+            label: "",
+            records: 200_000,
+        }],
         100_000 => &[Variant {
             label: "",
             records: 100_000,
@@ -135,6 +140,8 @@ pub const ALL: &[Workload] = &[
     held_snapshot::WORKLOAD,
     scarce_memory::WORKLOAD,
     sizes::WORKLOAD,
+    queue::QUEUE,
+    queue::DRAIN,
     redb_table::WORKLOAD,
     ycsb::A,
     ycsb::C,

@@ -29,9 +29,10 @@ pub(super) struct Header {
     pub(super) filter_words: AtomicU32,
     /// Height in the upper half, offset of the root in the lower: one store publishes both.
     pub(super) root: AtomicU64,
-    /// Newest special record.
-    pub(super) notes: AtomicU32,
-    unused: [AtomicU32; 9],
+    /// The newest range delete and the newest run.
+    pub(super) range_deletes: AtomicU32,
+    pub(super) runs: AtomicU32,
+    unused: [AtomicU32; 8],
     pub(super) counters: Counters,
 }
 
@@ -47,7 +48,7 @@ pub(super) struct Counters {
     pub(super) branches: [AtomicU32; HEIGHT_MAX],
 }
 
-/// One version of one key, or one special record.
+/// One version of one key, a range delete or a run.
 #[repr(C, align(16))]
 pub(super) struct VersionRecord {
     commit: AtomicU64,

@@ -1,7 +1,7 @@
 //! A branch: up to 63 children, each with a separator, the least key of its range.
 //!
 //! ```text
-//! slots (count and how many of them are sorted), frame, built | 63 heads of 8 bytes | 63 separators | 63 children
+//! slots (count and how many of them are sorted), frame, built | 63 heads of 8 bytes | 63 separators | 63 children | newest commit
 //! ```
 //! The first `sorted` slots are in the order of their separators, the few behind them (at most [`TAIL_SLOTS`]) in the
 //! order in which they arrived. Slots are only added, never changed. When a child is divided, *two* slots are added:
@@ -42,12 +42,14 @@ pub(super) struct Branch {
     heads: [AtomicU64; BRANCH_SLOTS],
     separators: [AtomicU32; BRANCH_SLOTS],
     children: [AtomicU32; BRANCH_SLOTS],
+    /// No version below it is of a later commit. In a line of its own: each insert changes it.
+    newest: AtomicU64,
 }
 
 // SAFETY: atomic integers only.
 unsafe impl Shared for Branch {}
 
-const _: () = assert!(size_of::<Branch>() == 1024);
+const _: () = assert!(size_of::<Branch>() == 1088);
 
 /// How many slots a branch had at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,13 +96,28 @@ pub(super) type Children = ArrayVec<Placed, { BRANCH_SLOTS + 2 }>;
 
 impl Branch {
     /// Prepares a branch that nobody can see yet, of children in order, whose heads were taken by `frame`.
-    pub(super) fn format(&self, frame: Frame, children: impl ExactSizeIterator<Item = Placed>) {
+    pub(super) fn format(&self, frame: Frame, children: impl ExactSizeIterator<Item = Placed>, newest: u64) {
         let count = children.len();
         assert!(count > 0 && count <= BUILT_SLOTS_MAX);
         self.frame.set(frame);
         self.built.store(count as u32, Relaxed);
+        self.newest.store(newest, Relaxed);
         children.enumerate().for_each(|(slot, placed)| self.fill(slot, placed));
         self.set_slots(Slots::new(count, count));
+    }
+
+    /// The commit after which no version below it is; `u64::MAX`: that is not known.
+    #[inline]
+    pub(super) fn newest(&self) -> u64 {
+        self.newest.load(Relaxed)
+    }
+
+    /// Says that a version of this commit is about to be added below it. Relaxed: who sees the commit sees this.
+    #[inline]
+    pub(super) fn expect(&self, commit: u64) {
+        if self.newest.load(Relaxed) < commit {
+            self.newest.store(commit, Relaxed);
+        }
     }
 
     fn fill(&self, slot: usize, Placed { head, child }: Placed) {

@@ -17,6 +17,7 @@
 use super::arena::{NONE, Versions};
 use super::branch::Bound;
 use super::leaf::{LEAF_ENTRIES, Leaf};
+use super::newer::Found;
 use super::{Index, Keys, Path, Version};
 use crate::error::{Error, Result};
 
@@ -129,6 +130,76 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
         Ok(())
     }
 
+    /// Goes on to the first key from where the cursor is that has a version of `commit` or a later one; or, if that is not below
+    /// `high`, to the first key that is not.
+    ///
+    /// # Errors
+    /// As [`IndexCursor::next`].
+    pub(crate) fn skip_forward(&mut self, high: &[u8], commit: u64) -> Result<()> {
+        let mut from = self.key();
+        loop {
+            from = match self.index.newer_from(self.keys, from, high, commit) {
+                Found::Leaf(from) => from,
+                Found::Nothing => return self.seek(high),
+                Found::Disorder => return Err(self.out_of_order()),
+            };
+            self.place = self.enter(from, Bound::AtMost);
+            self.entered = (Some(from), None);
+            while self.is_valid() {
+                if self.key() >= high || self.newest() >= commit {
+                    return Ok(());
+                }
+                self.place += 1;
+            }
+            from = match self.index.fence_after(self.keys, &self.path, from) {
+                NONE => {
+                    self.invalidate();
+                    return Ok(());
+                }
+                fence if self.keys.key(fence) <= from => return Err(self.out_of_order()),
+                fence => self.keys.key(fence),
+            };
+        }
+    }
+
+    /// Goes back to the last key up to where the cursor is that has a version of `commit` or a later one; or, if that is below
+    /// `low`, to the last key below it.
+    ///
+    /// # Errors
+    /// As [`IndexCursor::next`].
+    pub(crate) fn skip_backward(&mut self, low: &[u8], commit: u64) -> Result<()> {
+        if self.newest() >= commit {
+            return Ok(());
+        }
+        let mut before = self.key();
+        loop {
+            before = match self.index.newer_before(self.keys, before, low, commit) {
+                Found::Leaf(before) => before,
+                Found::Nothing => {
+                    self.seek_before(low);
+                    return Ok(());
+                }
+                Found::Disorder => return Err(self.out_of_order()),
+            };
+            let end = self.enter(before, Bound::Below);
+            self.entered = (None, Some(before));
+            for place in (0..end).rev() {
+                self.place = place;
+                if self.key() < low || self.newest() >= commit {
+                    return Ok(());
+                }
+            }
+            before = match self.index.fence_before(&self.path) {
+                NONE => {
+                    self.invalidate();
+                    return Ok(());
+                }
+                fence if self.keys.key(fence) >= before => return Err(self.out_of_order()),
+                fence => self.keys.key(fence),
+            };
+        }
+    }
+
     /// Whether the cursor is at an entry.
     #[inline]
     pub(crate) fn is_valid(&self) -> bool {
@@ -160,6 +231,11 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
     #[inline]
     pub(crate) fn visible(&self, newest_commit: u64) -> Option<Version> {
         self.index.visible(self.reference(), newest_commit)
+    }
+
+    /// The newest commit of the entry.
+    fn newest(&self) -> u64 {
+        self.versions().next().map_or(0, |version| version.commit)
     }
 
     #[inline]

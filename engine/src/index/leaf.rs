@@ -1,7 +1,7 @@
 //! A leaf: up to 32 entries in the order in which they arrived.
 //!
 //! ```text
-//! line 0     count, frame (skip, sure, prefix), state | 32 tags, one byte of the key's hash each | 16 bytes unused
+//! line 0     count, frame (skip, sure, prefix), state | 32 tags, one byte of the key's hash each | newest commit
 //! lines 1-2  32 references: offset of the newest version record of the entry
 //! lines 3-4  32 positions: where the key is in the log
 //! lines 5-6  32 heads of 4 bytes
@@ -40,7 +40,9 @@ pub(super) struct Leaf {
     /// [`OPEN`] or what became of the leaf. For writers only.
     state: AtomicU32,
     tags: [AtomicU64; TAG_WORDS],
-    unused: [AtomicU64; 2],
+    /// No version in it is of a later commit.
+    newest: AtomicU64,
+    unused: AtomicU64,
     references: [AtomicU32; LEAF_ENTRIES],
     positions: [AtomicU32; LEAF_ENTRIES],
     heads: [AtomicU32; LEAF_ENTRIES],
@@ -83,15 +85,28 @@ pub(super) type Order = ArrayVec<Ranked, LEAF_ENTRIES>;
 
 impl Leaf {
     /// Prepares a leaf that nobody can see yet.
-    pub(super) fn format(&self, frame: Frame, entries: &[Entry]) {
+    pub(super) fn format(&self, frame: Frame, entries: &[Entry], newest: u64) {
         assert!(entries.len() <= LEAF_ENTRIES);
         self.frame.set(frame);
         self.state.store(OPEN, Relaxed);
-        self.unused.iter().for_each(|word| word.store(0, Relaxed));
+        self.newest.store(newest, Relaxed);
+        self.unused.store(0, Relaxed);
         for (slot, entry) in entries.iter().enumerate() {
             self.fill(slot, *entry);
         }
         self.count.store(entries.len() as u32, Relaxed);
+    }
+
+    /// The commit after which no version in it is.
+    #[inline]
+    pub(super) fn newest(&self) -> u64 {
+        self.newest.load(Relaxed)
+    }
+
+    /// Says that a version of this commit is about to be added. Relaxed: who sees the commit sees this.
+    #[inline]
+    pub(super) fn expect(&self, commit: u64) {
+        self.newest.store(commit, Relaxed);
     }
 
     /// Adds an entry. Release: pairs with Acquire in [`Leaf::count`].

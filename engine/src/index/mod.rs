@@ -34,6 +34,7 @@ mod filter;
 mod finger;
 mod head;
 mod leaf;
+mod newer;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -67,7 +68,7 @@ pub(crate) trait Keys<'a>: Copy {
     fn prefetch(self, _position: u32) {}
 }
 
-/// One version of a key, or one special record.
+/// One version of a key, a range delete or a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     /// The commit that made it.
@@ -95,7 +96,7 @@ struct Step {
 type Path = ArrayVec<Step, HEIGHT_MAX>;
 
 /// "durindx" and the version of the layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"durindx\x02");
+const MAGIC: u64 = u64::from_be_bytes(*b"durindx\x03");
 /// A log of a quiet store, whose index is to be small.
 const SMALL_LOG_BYTES: usize = 1 << 20;
 /// One part in this many of the memory is the filter: a 64th of the log or a little more.
@@ -148,7 +149,8 @@ impl Index {
         let header = self.arena.header();
         header.bytes.store(self.arena.bytes(), Relaxed);
         header.filter_words.store(self.filter.words(), Relaxed);
-        header.notes.store(NONE, Relaxed);
+        header.range_deletes.store(NONE, Relaxed);
+        header.runs.store(NONE, Relaxed);
         let counters = &header.counters;
         counters
             .nodes_end
@@ -159,7 +161,7 @@ impl Index {
         counters.leaves.store(1, Relaxed);
         counters.branches.iter().for_each(|level| level.store(0, Relaxed));
         let (offset, leaf) = self.arena.allocate_node::<Leaf>();
-        leaf.format(Frame::WHOLE, &[]);
+        leaf.format(Frame::WHOLE, &[], 0);
         self.set_root(offset, 0);
     }
 
@@ -275,10 +277,16 @@ impl Index {
         samples
     }
 
-    /// Special records, newest first.
-    pub(crate) fn notes(&self) -> Versions {
+    /// Range deletes, newest first.
+    pub(crate) fn range_deletes(&self) -> Versions {
         // Acquire: pairs with Release in `note`.
-        Versions::new(self.arena, self.arena.header().notes.load(Acquire))
+        Versions::new(self.arena, self.arena.header().range_deletes.load(Acquire))
+    }
+
+    /// Runs, newest first.
+    pub(crate) fn runs(&self) -> Versions {
+        // Acquire: pairs with Release in `note`.
+        Versions::new(self.arena, self.arena.header().runs.load(Acquire))
     }
 
     /// Whether there is any key. Unlike a counter this cannot be wrong after a writer died in an insert.
@@ -288,11 +296,34 @@ impl Index {
         height > 0 || self.arena.at::<Leaf>(root).count() > 0
     }
 
-    /// Whether there is any special record.
+    /// Whether there is any run.
+    #[inline]
+    pub(crate) fn has_runs(&self) -> bool {
+        // Acquire: pairs with Release in `note`.
+        self.arena.header().runs.load(Acquire) != NONE
+    }
+
+    /// Whether there is any range delete or run.
     #[inline]
     pub(crate) fn has_notes(&self) -> bool {
+        self.has_range_deletes() || self.has_runs()
+    }
+
+    /// Whether there is any range delete.
+    #[inline]
+    pub(crate) fn has_range_deletes(&self) -> bool {
         // Acquire: pairs with Release in `note`.
-        self.arena.header().notes.load(Acquire) != NONE
+        self.arena.header().range_deletes.load(Acquire) != NONE
+    }
+
+    /// The newest commit with a range delete; 0: none.
+    #[inline]
+    pub(crate) fn newest_range_delete(&self) -> u64 {
+        // Acquire: pairs with Release in `note`.
+        match self.arena.header().range_deletes.load(Acquire) {
+            NONE => 0,
+            newest => self.arena.at::<VersionRecord>(newest).version().commit,
+        }
     }
 
     /// Keys in the index. May be one short for every writer that died in an insert.

@@ -4,6 +4,7 @@
 //! as it is with a new leaf beside it: sequential loads then fill their leaves and copy nothing. What follows in the
 //! branches goes up level by level while nodes must be copied, and ends with the one store that publishes it all.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use arrayvec::ArrayVec;
@@ -51,11 +52,13 @@ impl Index {
         match self.at_finger(keys, finger, full_key, key_tag(hash)) {
             Some(At::Slot(leaf, slot)) => {
                 debug_assert!(self.leads_to(keys, full_key, leaf));
+                leaf.expect(version.commit);
                 self.renew(leaf, slot, version);
                 return finger;
             }
             Some(At::Room(leaf)) => {
                 debug_assert!(self.leads_to(keys, full_key, leaf));
+                leaf.expect(version.commit);
                 leaf.push(self.entry(leaf, keys, full_key, hash, version));
                 self.count_entry();
                 return finger;
@@ -66,6 +69,9 @@ impl Index {
         let mut path = Path::new();
         let leaf = self.descend(keys, full_key, Bound::AtMost, |step| path.push(step));
         let found = self.finger(keys, leaf, &path, full_key);
+        // What comes by the finger does not pass these.
+        path.iter()
+            .for_each(|step| self.arena.at::<Branch>(step.branch).expect(u64::MAX));
         self.insert_in(leaf, &path, keys, full_key, hash, version);
         found
     }
@@ -83,6 +89,10 @@ impl Index {
     ) {
         debug_assert!(version.position != NONE && keys.key(version.position) == full_key);
         let leaf: &Leaf = self.arena.at(leaf_offset);
+        leaf.expect(version.commit);
+        for step in path {
+            self.arena.at::<Branch>(step.branch).expect(version.commit);
+        }
         let count = leaf.count();
         if let Some(slot) = leaf.find(&self.arena, keys, full_key, key_tag(hash), count) {
             self.renew(leaf, slot, version);
@@ -132,14 +142,21 @@ impl Index {
         std::ptr::eq(leaf, self.arena.at::<Leaf>(reached))
     }
 
-    /// Adds a special record (a range delete, an attached run). Conditions as for [`Index::insert`].
-    pub(crate) fn note(&self, commit: u64, position: u32) {
-        let notes = &self.arena.header().notes;
-        let newest = notes.load(Relaxed);
-        let version = Version { commit, position };
+    /// Adds a range delete. Conditions as for [`Index::insert`].
+    pub(crate) fn add_range_delete(&self, commit: u64, position: u32) {
+        self.note(&self.arena.header().range_deletes, Version { commit, position });
+    }
+
+    /// Adds an attached run. Conditions as for [`Index::insert`].
+    pub(crate) fn add_run(&self, commit: u64, position: u32) {
+        self.note(&self.arena.header().runs, Version { commit, position });
+    }
+
+    fn note(&self, newest_of_its_kind: &AtomicU32, version: Version) {
+        let newest = newest_of_its_kind.load(Relaxed);
         if newest == NONE || self.is_new(version, newest) {
-            // Release: pairs with Acquire in `notes`.
-            notes.store(self.arena.allocate_version(version, newest), Release);
+            // Release: pairs with Acquire in `range_deletes` and `runs`.
+            newest_of_its_kind.store(self.arena.allocate_version(version, newest), Release);
         }
     }
 
@@ -171,10 +188,10 @@ impl Index {
             kill_point();
             let mut entries: Entries = order.iter().map(|ranked| leaf.entry(*ranked)).collect();
             entries.insert(rank, entry);
-            self.halve(keys, leaf.frame(), fences, &entries)
+            self.halve(keys, leaf, fences, &entries)
         };
         count_up(&self.arena.header().counters.leaves);
-        self.add_children(keys, key, path, additions);
+        self.add_children(keys, key, path, additions, leaf.newest());
     }
 
     /// A new leaf with `entry` behind a full one that keeps its entries.
@@ -191,7 +208,7 @@ impl Index {
         let sample = (leaf.position(order[0].slot()), entry.position);
         let fences = Fences::new(entry.position, fences.upper);
         let frame = Frame::between(keys, fences, sample, LEAF_HEAD_BYTES);
-        let node = self.new_leaf(keys, frame, None, &[entry]);
+        let node = self.new_leaf(keys, frame, None, &[entry], leaf.newest());
         Additions::from_iter([Child::new(entry.position, node)])
     }
 
@@ -209,18 +226,18 @@ impl Index {
         let separator = leaf.position(order[0].slot());
         let sample = (entry.position, leaf.position(order[LEAF_ENTRIES - 1].slot()));
         let frame = Frame::between(keys, Fences::new(fences.lower, separator), sample, LEAF_HEAD_BYTES);
-        let node = self.new_leaf(keys, frame, None, &[entry]);
+        let node = self.new_leaf(keys, frame, None, &[entry], leaf.newest());
         Additions::from_iter([Child::new(fences.lower, node), Child::new(separator, leaf_offset)])
     }
 
     /// Two new leaves of half the entries each.
-    fn halve<'a, K: Keys<'a>>(&self, keys: K, frame: Frame, fences: Fences, entries: &[Entry]) -> Additions {
+    fn halve<'a, K: Keys<'a>>(&self, keys: K, leaf: &Leaf, fences: Fences, entries: &[Entry]) -> Additions {
         let (left, right) = entries.split_at(entries.len() / 2);
         let separator = right[0].position;
         let build = |fences, half: &[Entry]| {
             let sample = (half[0].position, half[half.len() - 1].position);
             let wanted = Frame::between(keys, fences, sample, LEAF_HEAD_BYTES);
-            self.new_leaf(keys, wanted, Some(frame), half)
+            self.new_leaf(keys, wanted, Some(leaf.frame()), half, leaf.newest())
         };
         let left = build(Fences::new(fences.lower, separator), left);
         let right = build(Fences::new(separator, fences.upper), right);
@@ -228,22 +245,29 @@ impl Index {
     }
 
     /// Offset of a new leaf with `entries`, whose heads were taken by the frame `taken_by`, if any.
-    fn new_leaf<'a, K: Keys<'a>>(&self, keys: K, wanted: Frame, taken_by: Option<Frame>, entries: &[Entry]) -> u32 {
+    fn new_leaf<'a, K: Keys<'a>>(
+        &self,
+        keys: K,
+        wanted: Frame,
+        taken_by: Option<Frame>,
+        entries: &[Entry],
+        newest: u64,
+    ) -> u32 {
         let (offset, leaf) = self.arena.allocate_node::<Leaf>();
         if let Some(frame) = taken_by.and_then(|frame| frame.kept_for(wanted, LEAF_HEAD_BYTES / 2)) {
-            leaf.format(frame, entries);
+            leaf.format(frame, entries, newest);
         } else {
             let mut entries: Entries = entries.iter().copied().collect();
             for entry in &mut entries {
                 entry.head = leaf_head(wanted.head(keys, keys.key(entry.position)));
             }
-            leaf.format(wanted, &entries);
+            leaf.format(wanted, &entries, newest);
         }
         offset
     }
 
-    /// Tells the branch at the end of `path` of new children, and publishes. `key` is the one being inserted.
-    fn add_children<'a, K: Keys<'a>>(&self, keys: K, key: &[u8], path: &[Step], additions: Additions) {
+    /// Tells the branch at the end of `path` of new children, and publishes. `key` is the one being inserted, by this commit.
+    fn add_children<'a, K: Keys<'a>>(&self, keys: K, key: &[u8], path: &[Step], additions: Additions, commit: u64) {
         let Some((step, above)) = path.split_last() else {
             return self.add_root(keys, &additions);
         };
@@ -259,12 +283,12 @@ impl Index {
         let additions = if is_full && additions.len() == 1 && branch.extends(keys, step.slots, additions[0]) {
             // What follows will span about as much as what this branch spans.
             let sample = branch.separator(1);
-            self.start_branch_after(keys, sample, level, fences, additions[0])
+            self.start_branch_after(keys, sample, level, fences, additions[0], commit)
         } else {
             let children = branch.children_with(keys, step.slots, &additions);
-            self.copy_branch(keys, level, fences, branch.frame(), &children)
+            self.copy_branch(keys, level, fences, branch, &children)
         };
-        self.add_children(keys, key, above, additions);
+        self.add_children(keys, key, above, additions, commit);
     }
 
     /// A new branch with `child` behind a full one that is in order and stays as it is; `sample` is one of its
@@ -276,26 +300,28 @@ impl Index {
         level: usize,
         fences: Fences,
         child: Child,
+        commit: u64,
     ) -> Additions {
         let fences = Fences::new(child.separator, fences.upper);
         let frame = Frame::between(keys, fences, (sample, child.separator), BRANCH_HEAD_BYTES);
-        let node = self.new_branch(keys, frame, None, &[child.placed(keys, frame)]);
+        let node = self.new_branch(keys, frame, None, &[child.placed(keys, frame)], commit);
         count_up(&self.arena.header().counters.branches[level]);
         Additions::from_iter([Child::new(child.separator, node)])
     }
 
-    /// One new branch, or two, in place of one with this frame and these children.
+    /// One new branch, or two, in place of one, with these children, whose heads were taken by its frame.
     fn copy_branch<'a, K: Keys<'a>>(
         &self,
         keys: K,
         level: usize,
         fences: Fences,
-        frame: Frame,
+        branch: &Branch,
         children: &Children,
     ) -> Additions {
         let build = |fences: Fences, children: &[Placed]| {
             let wanted = Frame::between(keys, fences, sample_of(children), BRANCH_HEAD_BYTES);
-            Child::new(fences.lower, self.new_branch(keys, wanted, Some(frame), children))
+            let node = self.new_branch(keys, wanted, Some(branch.frame()), children, branch.newest());
+            Child::new(fences.lower, node)
         };
         if children.len() <= BUILT_SLOTS_MAX {
             return Additions::from_iter([build(fences, children)]);
@@ -318,17 +344,31 @@ impl Index {
         };
         let children = children.map(|child| child.placed(keys, Frame::WHOLE));
         let frame = Frame::between(keys, Fences::new(NONE, NONE), sample_of(&children), BRANCH_HEAD_BYTES);
-        let node = self.new_branch(keys, frame, None, &children);
+        let newest = children
+            .iter()
+            .map(|placed| self.newest_below(placed.child.node, height));
+        let newest = newest.max().unwrap_or(0);
+        let node = self.new_branch(keys, frame, None, &children, newest);
         count_up(&self.arena.header().counters.branches[height]);
         self.set_root(node, height + 1);
     }
 
     /// Offset of a new branch with `children`, whose heads were taken by the frame `taken_by`, if any.
-    fn new_branch<'a, K: Keys<'a>>(&self, keys: K, wanted: Frame, taken_by: Option<Frame>, children: &[Placed]) -> u32 {
+    fn new_branch<'a, K: Keys<'a>>(
+        &self,
+        keys: K,
+        wanted: Frame,
+        taken_by: Option<Frame>,
+        children: &[Placed],
+        newest: u64,
+    ) -> u32 {
         let (offset, branch) = self.arena.allocate_node::<Branch>();
         match taken_by.and_then(|frame| frame.kept_for(wanted, BRANCH_HEAD_BYTES / 2)) {
-            Some(frame) => branch.format(frame, children.iter().copied()),
-            None => branch.format(wanted, children.iter().map(|placed| placed.child.placed(keys, wanted))),
+            Some(frame) => branch.format(frame, children.iter().copied(), newest),
+            None => {
+                let children = children.iter().map(|placed| placed.child.placed(keys, wanted));
+                branch.format(wanted, children, newest);
+            }
         }
         offset
     }

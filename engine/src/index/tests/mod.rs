@@ -5,6 +5,7 @@ mod damage;
 mod death;
 mod fingers;
 mod model;
+mod newer;
 mod readers;
 mod room;
 

@@ -137,7 +137,7 @@ fn an_empty_index_holds_nothing() {
     let mut tester = Tester::new(4096);
     tester.check_scans();
     assert_eq!(tester.index.find(&tester.log, b"a", hash(b"a"), u64::MAX), None);
-    assert_eq!(tester.index.notes().count(), 0);
+    assert!(!tester.index.has_notes());
     let mut cursor = IndexCursor::new(tester.index, &tester.log);
     cursor.seek(b"a").unwrap();
     assert!(!cursor.is_valid());
@@ -161,10 +161,12 @@ fn notes_come_newest_first() {
         })
         .collect();
     for note in &notes {
-        index.note(note.commit, note.position);
-        index.note(note.commit, note.position);
+        index.add_range_delete(note.commit, note.position);
+        index.add_range_delete(note.commit, note.position);
     }
-    assert!(index.notes().eq(notes.into_iter().rev()));
+    assert_eq!(index.newest_range_delete(), notes.last().unwrap().commit);
+    assert!(index.range_deletes().eq(notes.into_iter().rev()));
+    assert!(!index.has_runs());
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn an_index_that_has_room_takes_what_it_promised() {
             }
             for key in keys.by_ref().take(batch) {
                 if random.u8(..) < 20 {
-                    tester.index.note(tester.commit, 1);
+                    tester.index.add_range_delete(tester.commit, 1);
                 } else {
                     tester.insert(&key);
                 }

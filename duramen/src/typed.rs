@@ -10,7 +10,9 @@ use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
 use duramen_engine::encoding::{self, DecodeKey, Key, KeyRange};
-use duramen_engine::{Batch, Change, Cursor, Durability, Error, Map, Reason, Result, Snapshot, Transaction, Value};
+use duramen_engine::{
+    Batch, Change, Cursor, Durability, Error, KeyBounds, Map, Reason, Result, Snapshot, Transaction, Value,
+};
 
 /// Whatever goes wrong in a codec.
 pub type CodecError = Box<dyn StdError + Send + Sync>;
@@ -302,7 +304,7 @@ impl<K: DecodeKey, V: ValueCodec> TypedMap<K, V> {
     /// # Errors
     /// As [`Map::delete_range`].
     pub fn delete_prefix<P: Key + ?Sized>(&self, leading: &P) -> Result<()> {
-        self.map.delete_range(KeyRange::starting_with(leading).bounds())
+        self.map.delete_range(KeyRange::starting_with(leading))
     }
 
     /// Stores a value if the key is not there. Returns whether it was stored.
@@ -437,7 +439,7 @@ impl<'a, K: DecodeKey, V: ValueCodec, R: Reads> TypedReads<'a, K, V, R> {
     /// # Errors
     /// As [`Snapshot::range`].
     pub fn prefix<P: Key + ?Sized>(&self, leading: &P) -> Result<TypedCursor<'a, K, V>> {
-        self.cursor(KeyRange::starting_with(leading).bounds())
+        self.cursor(both(&KeyRange::starting_with(leading)))
     }
 
     fn cursor(&self, bounds: Bounds<'_>) -> Result<TypedCursor<'a, K, V>> {
@@ -540,7 +542,7 @@ impl<K: DecodeKey, V: ValueCodec, W: Writes> TypedWrites<'_, K, V, W> {
     /// As [`Transaction::delete_range`].
     pub fn delete_prefix<P: Key + ?Sized>(&mut self, leading: &P) -> Result<()> {
         self.writes
-            .delete_range_bytes(self.map, KeyRange::starting_with(leading).bounds())
+            .delete_range_bytes(self.map, both(&KeyRange::starting_with(leading)))
     }
 }
 
@@ -577,6 +579,10 @@ impl Encoded {
             self.high.as_ref().map(Vec::as_slice),
         )
     }
+}
+
+fn both(range: &KeyRange) -> Bounds<'_> {
+    (range.low(), range.high())
 }
 
 fn encode_value<V: ValueCodec>(map: &Map, key: &[u8], value: &V) -> Result<Vec<u8>> {

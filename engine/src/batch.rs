@@ -1,10 +1,11 @@
 //! Batches: several writes that become one commit, without reading anything.
 
 use std::collections::HashMap;
-use std::ops::{Range, RangeBounds};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::Extent;
+use crate::bounds::KeyBounds;
 use crate::catalog::MapInfo;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::core::Core;
@@ -151,7 +152,7 @@ impl Batch {
     ///
     /// # Errors
     /// As [`Batch::put`].
-    pub fn delete_range<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+    pub fn delete_range(&mut self, map: &Map, range: impl KeyBounds) -> Result<()> {
         let range = FullRange::of(map.info.id, range)?;
         self.admit(map)?;
         self.mixed().push(&map.info, What::DeleteRange, &range.low, &range.high);

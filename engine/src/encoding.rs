@@ -65,7 +65,6 @@
 //! - **`usize` and `isize`** are missing on purpose: their width depends on the machine, a key must not.
 
 use std::cmp::Reverse;
-use std::ops::Bound;
 
 use crate::error::{Error, Reason, Result};
 
@@ -117,13 +116,13 @@ pub fn decode<K: DecodeKey>(mut bytes: &[u8]) -> Result<K> {
 ///
 /// // Every key of the form ("orders", 2026, ..).
 /// let of_the_year = KeyRange::starting_with(&("orders", 2026u16));
-/// assert!(of_the_year.bounds().contains(&&encode(&("orders", 2026u16, 1u64))[..]));
-/// assert!(!of_the_year.bounds().contains(&&encode(&("orders", 2027u16, 1u64))[..]));
+/// assert!(of_the_year.contains(&encode(&("orders", 2026u16, 1u64))[..]));
+/// assert!(!of_the_year.contains(&encode(&("orders", 2027u16, 1u64))[..]));
 ///
 /// // Every key of the form ("user", name, ..) where the name begins with "An".
 /// let named_an = KeyRange::text_starting_with(&("user",), "An");
-/// assert!(named_an.bounds().contains(&&encode(&("user", "Anna"))[..]));
-/// assert!(!named_an.bounds().contains(&&encode(&("user", "Ao"))[..]));
+/// assert!(named_an.contains(&encode(&("user", "Anna"))[..]));
+/// assert!(!named_an.contains(&encode(&("user", "Ao"))[..]));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRange {
@@ -156,10 +155,9 @@ impl KeyRange {
         &self.prefix
     }
 
-    /// The range in the form that every call taking a range of keys accepts.
-    pub fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
-        let end = self.end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-        (Bound::Included(&self.prefix), end)
+    /// The first key behind the range, if there is one.
+    pub(crate) fn end(&self) -> Option<&[u8]> {
+        self.end.as_deref()
     }
 }
 
@@ -469,7 +467,7 @@ mod tests {
     use super::*;
     use std::cmp::Ordering;
     use std::fmt::Debug;
-    use std::ops::RangeBounds;
+    use std::ops::{Bound, RangeBounds};
 
     use fastrand::Rng;
 
@@ -702,30 +700,30 @@ mod tests {
             let other = <(Vec<u8>, u8, Reverse<Vec<u8>>)>::draw(rng);
             let belongs = other.0 == first && other.1 == second;
             assert_eq!(
-                range.bounds().contains(&&encode(&other)[..]),
+                range.contains(&encode(&other)[..]),
                 belongs,
                 "{first:?} {second} {other:?}"
             );
             assert_eq!(encode(&other).starts_with(range.prefix()), belongs);
-            assert!(range.bounds().contains(&&encode(&(&first, second, &other.2))[..]));
+            assert!(range.contains(&encode(&(&first, second, &other.2))[..]));
 
             let beginning = KeyRange::text_starting_with(&(second,), &first);
             let key = encode(&(other.1, &other.0, 5u8));
             let belongs = other.1 == second && other.0.starts_with(&first);
-            assert_eq!(
-                beginning.bounds().contains(&&key[..]),
-                belongs,
-                "{first:?} {second} {other:?}"
-            );
+            assert_eq!(beginning.contains(&key[..]), belongs, "{first:?} {second} {other:?}");
         }
     }
 
     #[test]
     fn prefix_of_only_ff_has_no_end() {
-        assert_eq!(KeyRange::of_prefix(vec![0xFF, 0xFF]).bounds().1, Bound::Unbounded);
-        assert_eq!(KeyRange::of_prefix(vec![1, 0xFF]).bounds().1, Bound::Excluded(&[2][..]));
+        assert_eq!(KeyRange::of_prefix(vec![0xFF, 0xFF]).end_bound(), Bound::Unbounded);
         assert_eq!(
-            KeyRange::starting_with(&()).bounds(),
+            KeyRange::of_prefix(vec![1, 0xFF]).end_bound(),
+            Bound::Excluded(&[2][..])
+        );
+        let all = KeyRange::starting_with(&());
+        assert_eq!(
+            (all.start_bound(), all.end_bound()),
             (Bound::Included(&[][..]), Bound::Unbounded)
         );
     }

@@ -1,8 +1,9 @@
 //! Full keys: the id of the map, big-endian, and the user's key behind it. All maps live in one ordered tree.
 
 use std::mem::MaybeUninit;
-use std::ops::{Bound, Deref, RangeBounds};
+use std::ops::{Bound, Deref};
 
+use crate::bounds::KeyBounds;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{FULL_KEY_BYTES_MAX, KEY_BYTES_MAX, MAP_ID_BYTES};
 
@@ -161,13 +162,17 @@ impl FullRange {
     }
 
     /// The part of a map that `bounds` describe. Bounds longer than any key are refused like keys.
-    pub(crate) fn of<'a>(map: u32, bounds: impl RangeBounds<&'a [u8]>) -> Result<FullRange> {
-        let low = match bounds.start_bound() {
+    pub(crate) fn of(map: u32, bounds: impl KeyBounds) -> Result<FullRange> {
+        FullRange::from_to(map, bounds.low(), bounds.high())
+    }
+
+    fn from_to(map: u32, low: Bound<&[u8]>, high: Bound<&[u8]>) -> Result<FullRange> {
+        let low = match low {
             Bound::Unbounded => map.to_be_bytes().to_vec(),
             Bound::Included(key) => FullKey::new(map, key)?.to_vec(),
             Bound::Excluded(key) => successor(&FullKey::new(map, key)?),
         };
-        let high = match bounds.end_bound() {
+        let high = match high {
             Bound::Unbounded => after_map(map),
             Bound::Included(key) => successor(&FullKey::new(map, key)?),
             Bound::Excluded(key) => FullKey::new(map, key)?.to_vec(),

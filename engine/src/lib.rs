@@ -70,6 +70,7 @@ mod scout;
 mod shrink;
 
 mod batch;
+mod bounds;
 mod changes;
 mod future;
 mod map;
@@ -94,6 +95,7 @@ pub mod fuzzing;
 pub use batch::Batch;
 #[doc(hidden)]
 pub use bell::{Bell, Listener};
+pub use bounds::KeyBounds;
 #[doc(hidden)]
 pub use brake::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack};
 pub use changes::{Change, Changes, ChangesFrom, CommitChanges};

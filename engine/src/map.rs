@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::io::Read;
-use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::batch::Batch;
+use crate::bounds::KeyBounds;
 use crate::catalog::{MapInfo, check_name, is_reserved};
 use crate::commit::Durability;
 use crate::core::Core;
@@ -224,7 +224,7 @@ impl Map {
     ///
     /// # Errors
     /// As [`Map::put`].
-    pub fn delete_range<'k>(&self, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+    pub fn delete_range(&self, range: impl KeyBounds) -> Result<()> {
         self.commits("map.delete_range")?;
         let mut batch = Batch::new();
         batch.delete_range(self, range)?;

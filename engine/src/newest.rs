@@ -107,7 +107,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             };
             self.key.clear();
             self.key.extend_from_slice(nearest);
-            let deleted = self.around.as_mut().map_or(0, |around| around.rank_at(&self.key));
+            let deleted = self.around.as_mut().map_or(0, |around| around.rank_forward(&self.key));
             let mut newest: Option<(u64, Held<'a, S>)> = None;
             for input in &mut self.above.inputs {
                 if input.key() == Some(&self.key) {

@@ -45,9 +45,11 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     gap: Gap,
     /// The sources that stand on the current key: `BASE`, and indexes of `others` behind it.
     standing: Vec<usize>,
-    /// The leaf of the base that the scan stands in, when there is nothing above the base, it moves forward, and all of the
-    /// leaf lies below the end of the range.
+    /// The leaf of the base that the scan stands in, when it moves forward, all of the leaf lies below the end of the range,
+    /// and nothing above the base comes before the end of the leaf.
     inside: Option<u32>,
+    /// The last leaf that was looked at for that.
+    looked_at: Option<u32>,
     /// The key that was left last: where to go on when what comes next could not be read.
     left: Vec<u8>,
     /// Whether keys are returned whose newest entry says that they were deleted.
@@ -95,15 +97,17 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         above.add_layers(source, layers);
         let gap = Gap::Before(range.low.clone());
         let base = Cursor::new(source, root);
+        let deletes = Around::within(&range, deleted, layers);
         Scan {
             limit,
             range,
             base,
             others: above.inputs,
-            deletes: Around::new(deleted, layers),
+            deletes,
             gap,
             standing: Vec::new(),
             inside: None,
+            looked_at: None,
             left: Vec::new(),
             shows_deleted: false,
             damage,
@@ -204,7 +208,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                 return Err(error);
             }
         }
-        let is_in_leaf = self.base.is_valid() && self.base.leaf_is_below(&self.range.high);
+        let is_in_leaf = self.base.is_valid() && self.is_alone_in_leaf();
         let is_in_range = is_in_leaf || self.base.is_valid() && self.base.key() < self.range.high.as_slice();
         self.gap = Gap::Positioned(Direction::Forward, is_in_range);
         self.inside = is_in_leaf.then(|| self.base.leaf());
@@ -213,6 +217,17 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         }
         let (page, location) = self.base.value();
         Ok(Some(entry_at::<S>(page, location)))
+    }
+
+    /// Whether a walk forward meets nothing but the base up to the end of its leaf, which lies inside the range.
+    fn is_alone_in_leaf(&self) -> bool {
+        let is_beyond = |key: &[u8]| self.base.leaf_is_below(key);
+        is_beyond(&self.range.high)
+            && self.others.iter().all(|other| other.key().is_none_or(&is_beyond))
+            && self
+                .deletes
+                .as_ref()
+                .is_none_or(|deletes| deletes.is_free_to(is_beyond))
     }
 
     /// Puts all sources to the side of the gap that `direction` moves to.
@@ -225,6 +240,9 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             Gap::Positioned(Direction::Forward, false) => self.range.high.clone(),
             Gap::Positioned(Direction::Backward, false) => self.range.low.clone(),
         };
+        if let Some(deletes) = &mut self.deletes {
+            deletes.forget();
+        }
         let others = &mut self.others;
         let sought = match direction {
             Direction::Forward => {
@@ -289,7 +307,11 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             if let Some((rank, _)) = best
                 && let Some(deletes) = &mut self.deletes
             {
-                let deleted = deletes.rank_at(key_of(&self.standing, &self.base, &self.others));
+                let key = key_of(&self.standing, &self.base, &self.others);
+                let deleted = match direction {
+                    Direction::Forward => deletes.rank_forward(key),
+                    Direction::Backward => deletes.rank_backward(key),
+                };
                 if deleted > rank {
                     self.note_passed(0);
                     self.leave_key(direction)?;
@@ -301,6 +323,13 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                 Some((_, entry)) if self.shows_deleted || !matches!(entry, Entry::Deleted) => {
                     self.tell_passed(direction, false);
                     self.gap = Gap::Positioned(direction, true);
+                    if direction == Direction::Forward && self.standing == [BASE] {
+                        let leaf = Some(self.base.leaf());
+                        if self.looked_at != leaf {
+                            self.looked_at = leaf;
+                            self.inside = leaf.filter(|_| self.is_alone_in_leaf());
+                        }
+                    }
                     return Ok(Some(entry));
                 }
                 _ => {

@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Extent, count_below};
+use crate::bounds::KeyBounds;
 use crate::checksum::{checksum_with, key_hash};
 use crate::core::{Core, keep_generations};
 use crate::error::{Error, Reason, Result};
@@ -207,7 +207,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`Snapshot::get`].
-    pub fn range<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<Cursor<'_>> {
+    pub fn range(&self, map: &Map, range: impl KeyBounds) -> Result<Cursor<'_>> {
         let range = FullRange::of(map.id_in(self.pinned.core())?, range)?;
         self.cursor(range)
     }
@@ -230,7 +230,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`Snapshot::get`].
-    pub fn count<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<u64> {
+    pub fn count(&self, map: &Map, range: impl KeyBounds) -> Result<u64> {
         self.pinned.alive()?;
         self.pinned
             .count(&FullRange::of(map.id_in(self.pinned.core())?, range)?)

@@ -1,7 +1,7 @@
 //! Write transactions: reads from a snapshot, writes into layers of its own, one commit at the end.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::{Range, RangeBounds};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +9,7 @@ use crate::base::{EXTENT_BYTES, Extent, Root};
 use crate::batch::{pages_of, stored};
 use crate::bell::Bell;
 use crate::beside::Closure;
+use crate::bounds::KeyBounds;
 use crate::catalog::{MapInfo, check_name};
 use crate::checksum::key_hash;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
@@ -422,7 +423,7 @@ impl Transaction {
     ///
     /// # Errors
     /// As [`crate::Snapshot::get`].
-    pub fn range<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<Cursor<'_>> {
+    pub fn range(&self, map: &Map, range: impl KeyBounds) -> Result<Cursor<'_>> {
         self.cursor(FullRange::of(map.id_in(self.pinned.core())?, range)?)
     }
 
@@ -445,7 +446,7 @@ impl Transaction {
     ///
     /// # Errors
     /// As [`crate::Snapshot::get`].
-    pub fn count<'k>(&self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<u64> {
+    pub fn count(&self, map: &Map, range: impl KeyBounds) -> Result<u64> {
         let range = FullRange::of(map.id_in(self.pinned.core())?, range)?;
         if self.work.layers.iter().all(Layer::is_empty) {
             self.pinned.alive()?;
@@ -493,7 +494,7 @@ impl Transaction {
     ///
     /// # Errors
     /// As [`Transaction::put`].
-    pub fn delete_range<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+    pub fn delete_range(&mut self, map: &Map, range: impl KeyBounds) -> Result<()> {
         let id = self.needs(map)?;
         let range = FullRange::of(id, range)?;
         if range.is_empty() {

@@ -128,6 +128,12 @@ impl Layer {
         }
     }
 
+    /// Whether a range delete reaches into a range.
+    pub(crate) fn deletes_in(&self, range: &FullRange) -> bool {
+        let after = self.deleted.partition_point(|deleted| deleted.high <= range.low);
+        self.deleted.get(after).is_some_and(|deleted| deleted.low < range.high)
+    }
+
     /// What the layer, when it is in memory, does to one key.
     pub(crate) fn written(&self, full_key: &[u8]) -> Option<Written<'_>> {
         self.entries()?.get(full_key)

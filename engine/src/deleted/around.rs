@@ -1,6 +1,7 @@
 //! What is deleted around the place where a walk stands.
 
 use super::Deleted;
+use crate::full_key::FullRange;
 use crate::write_set::Layer;
 
 /// Rank of the oldest layer of a transaction: above every commit.
@@ -11,8 +12,9 @@ pub(crate) const LAYER_RANK: u64 = u64::MAX / 2;
 pub(crate) struct Around<'a> {
     deleted: Deleted,
     layers: &'a [Layer],
-    /// The stretch; `None`: none yet.
-    low: Option<Vec<u8>>,
+    /// Whether there is a stretch yet.
+    is_known: bool,
+    low: Vec<u8>,
     /// Not used when `is_last`: there is no end.
     high: Vec<u8>,
     is_last: bool,
@@ -21,6 +23,13 @@ pub(crate) struct Around<'a> {
 }
 
 impl<'a> Around<'a> {
+    /// For a walk through a range; `None`: nothing is deleted there.
+    #[inline]
+    pub(crate) fn within(range: &FullRange, deleted: &Deleted, layers: &'a [Layer]) -> Option<Box<Around<'a>>> {
+        let is_touched = deleted.touches(range) || layers.iter().any(|layer| layer.deletes_in(range));
+        is_touched.then(|| Around::new(deleted, layers)).flatten()
+    }
+
     /// `None`: nothing is deleted anywhere.
     #[inline]
     pub(crate) fn new(deleted: &Deleted, layers: &'a [Layer]) -> Option<Box<Around<'a>>> {
@@ -30,26 +39,44 @@ impl<'a> Around<'a> {
         Some(Box::new(Around {
             deleted: deleted.clone(),
             layers,
-            low: None,
+            is_known: false,
+            low: Vec::new(),
             high: Vec::new(),
             is_last: false,
             rank: 0,
         }))
     }
 
-    /// The rank of what deleted the place of `key`; 0: nothing did.
+    /// The rank of what deleted the place of `key`, at which a walk forward came; 0: nothing did.
     #[inline]
-    pub(crate) fn rank_at(&mut self, key: &[u8]) -> u64 {
-        let is_inside = self.low.as_deref().is_some_and(|low| low <= key) && (self.is_last || key < &self.high[..]);
-        if !is_inside {
+    pub(crate) fn rank_forward(&mut self, key: &[u8]) -> u64 {
+        if !(self.is_known && (self.is_last || key < &self.high[..])) {
             self.look(key);
         }
         self.rank
     }
 
+    /// The same of a walk backward.
+    pub(crate) fn rank_backward(&mut self, key: &[u8]) -> u64 {
+        if !(self.is_known && self.low.as_slice() <= key) {
+            self.look(key);
+        }
+        self.rank
+    }
+
+    /// Whether nothing is deleted from the last place up to a key that the caller calls far enough.
+    pub(crate) fn is_free_to(&self, is_enough: impl Fn(&[u8]) -> bool) -> bool {
+        self.is_known && self.rank == 0 && (self.is_last || is_enough(&self.high))
+    }
+
+    /// To be called when the walk turns round, or goes on elsewhere.
+    pub(crate) fn forget(&mut self) {
+        self.is_known = false;
+    }
+
     /// Where the stretch of the last place begins and ends. Something is deleted there.
     pub(crate) fn stretch(&self) -> (&[u8], &[u8]) {
-        (self.low.as_deref().unwrap_or_default(), &self.high)
+        (&self.low, &self.high)
     }
 
     #[inline(never)]
@@ -101,12 +128,12 @@ impl<'a> Around<'a> {
         if let Some(before) = &before {
             low = low.max(&before.high);
         }
-        let kept = self.low.get_or_insert_default();
-        kept.clear();
-        kept.extend_from_slice(low);
+        self.low.clear();
+        self.low.extend_from_slice(low);
         self.high.clear();
         self.high.extend_from_slice(high.unwrap_or_default());
         self.is_last = high.is_none();
         self.rank = rank.unwrap_or(0);
+        self.is_known = true;
     }
 }

@@ -102,6 +102,12 @@ impl Deleted {
         }
     }
 
+    /// Whether anything is deleted inside of a range, or the range deletes could not be read.
+    #[inline]
+    pub(crate) fn touches(&self, range: &FullRange) -> bool {
+        self.set.as_deref().is_some_and(|set| set.touches(range))
+    }
+
     /// All that is deleted, in order; ranges that touch are one.
     pub(crate) fn union(&self) -> Vec<FullRange> {
         let mut joined: Vec<FullRange> = Vec::new();
@@ -136,6 +142,16 @@ impl Set {
         match self {
             Set::Ranges(ranges) => Ok(ranges.emptied_at(key).filter(|&commit| commit > base)),
             Set::Damage(damage) => Err(Error::damaged(damage)),
+        }
+    }
+
+    #[inline(never)]
+    fn touches(&self, range: &FullRange) -> bool {
+        match self {
+            Set::Ranges(ranges) => ranges
+                .at_or_after(&range.low)
+                .is_some_and(|found| *found.low < *range.high),
+            Set::Damage(_) => true,
         }
     }
 }

@@ -1,9 +1,8 @@
 //! What the crate `topic` needs of a transaction: appending to sequences, and depending on single rows.
 
-use std::ops::RangeBounds;
-
 use super::{APPEND_BYTES, AppendTo, Numbered, Transaction, appended_bytes};
 use crate::batch::stored;
+use crate::bounds::KeyBounds;
 use crate::error::Result;
 use crate::full_key::{FullKey, FullRange};
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
@@ -52,7 +51,7 @@ impl Transaction {
     /// Lets the commit conflict with any change in a range since the transaction began, as if it wrote there. What a
     /// serialisable transaction does for all that it reads, this does for what cannot be true together with its writes.
     #[doc(hidden)]
-    pub fn depends_on<'k>(&mut self, map: &Map, range: impl RangeBounds<&'k [u8]>) -> Result<()> {
+    pub fn depends_on(&mut self, map: &Map, range: impl KeyBounds) -> Result<()> {
         self.pinned.alive()?;
         self.work
             .needed

@@ -1,0 +1,147 @@
+//! Long walks: over many leaves of folded pairs, and few changes above them that are not folded, so that most steps need not
+//! look at the changes and some must.
+
+use std::collections::BTreeMap;
+
+use duramen_engine::{Cursor, Durability, Maintenance, Map, Options, Store};
+use duramen_io::SimDisk;
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+const KEYS: u32 = 4_000;
+
+fn seed() -> u64 {
+    let seed = std::env::var("DURAMEN_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("DURAMEN_SEED={seed}");
+    seed
+}
+
+fn key(number: u32) -> Vec<u8> {
+    format!("key {number:06}").into_bytes()
+}
+
+/// One change: it may lie between two folded keys.
+fn change(rng: &mut fastrand::Rng, model: &mut Model) -> Change {
+    let number = rng.u32(..KEYS);
+    match rng.u8(..8) {
+        0 | 1 => {
+            let mut key = key(number);
+            key.extend_from_slice(&b"behind"[..rng.usize(..6)]);
+            let value = vec![rng.u8(..); rng.usize(..30)];
+            model.insert(key.clone(), value.clone());
+            Change::Put(key, value)
+        }
+        2..=5 => {
+            model.remove(&key(number));
+            Change::Delete(key(number))
+        }
+        _ => {
+            let end = number + rng.u32(..200);
+            model.retain(|at, _| *at < key(number) || *at >= key(end));
+            Change::DeleteRange(key(number), key(end))
+        }
+    }
+}
+
+enum Change {
+    Put(Vec<u8>, Vec<u8>),
+    Delete(Vec<u8>),
+    DeleteRange(Vec<u8>, Vec<u8>),
+}
+
+/// Walks from a random place on, mostly forward, with a turn now and then.
+fn walk(rng: &mut fastrand::Rng, mut cursor: Cursor<'_>, model: &Model, (low, high): (&[u8], &[u8])) {
+    let pairs: Vec<_> = model.range(low.to_vec()..high.to_vec()).collect();
+    let mut at = 0;
+    if rng.bool() {
+        let from = key(rng.u32(..KEYS));
+        cursor.seek(&from).expect("a seek");
+        at = pairs.partition_point(|(key, _)| **key < from);
+    }
+    loop {
+        let back = rng.u32(..400) == 0;
+        let expected = if back {
+            at.checked_sub(1).map(|before| pairs[before])
+        } else {
+            pairs.get(at).copied()
+        };
+        let found = if back { cursor.prev() } else { cursor.next() };
+        let found = found
+            .expect("a step")
+            .map(|(key, value)| (key.to_vec(), value.to_vec()));
+        assert_eq!(
+            found,
+            expected.map(|(key, value)| (key.clone(), value.clone())),
+            "step to {at}"
+        );
+        match (expected, back) {
+            (Some(_), true) => at -= 1,
+            (Some(_), false) => at += 1,
+            (None, true) => {}
+            (None, false) => return,
+        }
+    }
+}
+
+fn check(rng: &mut fastrand::Rng, store: &Store, map: &Map, model: &Model) {
+    let (low, high) = match rng.bool() {
+        true => (Vec::new(), b"l".to_vec()),
+        false => (key(rng.u32(..KEYS)), key(rng.u32(..KEYS))),
+    };
+    let (low, high) = (low.clone().min(high.clone()), low.max(high));
+    let snapshot = store.snapshot().expect("a snapshot");
+    walk(
+        rng,
+        snapshot.range(map, &*low..&*high).expect("a cursor"),
+        model,
+        (&low, &high),
+    );
+    let mut own = model.clone();
+    let mut tx = store.begin(Default::default()).expect("a transaction");
+    for _ in 0..rng.usize(..6) {
+        match change(rng, &mut own) {
+            Change::Put(key, value) => tx.put(map, &key, &value),
+            Change::Delete(key) => tx.delete(map, &key),
+            Change::DeleteRange(low, high) => tx.delete_range(map, &*low..&*high),
+        }
+        .expect("a write");
+    }
+    walk(
+        rng,
+        tx.range(map, &*low..&*high).expect("a cursor"),
+        &own,
+        (&low, &high),
+    );
+}
+
+#[test]
+fn walks_over_many_leaves_see_the_few_changes_above_them() {
+    let seed = seed();
+    for round in 0..12u64 {
+        let rng = &mut fastrand::Rng::with_seed(seed.wrapping_add(round));
+        let disk = SimDisk::new(round);
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written);
+        let store = options.open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        let mut model = Model::new();
+        for number in 0..KEYS {
+            map.put(&key(number), b"a value that is folded").expect("a put");
+            model.insert(key(number), b"a value that is folded".to_vec());
+        }
+        store.maintain().expect("a fold");
+        for _ in 0..6 {
+            check(rng, &store, &map, &model);
+            for _ in 0..rng.usize(..8) {
+                match change(rng, &mut model) {
+                    Change::Put(key, value) => map.put(&key, &value),
+                    Change::Delete(key) => map.delete(&key),
+                    Change::DeleteRange(low, high) => map.delete_range(&*low..&*high),
+                }
+                .expect("a write");
+            }
+        }
+    }
+}

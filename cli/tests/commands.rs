@@ -31,7 +31,7 @@ fn a_process_that_may_have_few_addresses_has_a_store_too() {
     let source = Store::open(scratch.path("source")).unwrap();
     let map = source.map("stock").unwrap();
     let mut batch = duramen::Batch::new();
-    (0..40_000u32).for_each(|number| batch.put(&map, &number.to_be_bytes(), &[7; 100]).unwrap());
+    (0..40_000u32).for_each(|number| batch.put(&map, number.to_be_bytes(), [7; 100]).unwrap());
     source.write(batch).unwrap();
     drop(map);
     source.close().unwrap();

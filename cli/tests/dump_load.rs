@@ -20,13 +20,13 @@ fn varied(scratch: &Scratch, name: &str) {
                     let value: Vec<u8> = (0..random.usize(..200)).map(|_| random.u8(..)).collect();
                     tx.put(&map, &key, &value)?;
                 }
-                Ok(())
+                Ok::<_, duramen::Error>(())
             })
             .unwrap();
     }
     let long = store.map("long").unwrap();
-    long.put(b"", &vec![0xA5; 3 << 20]).unwrap();
-    long.put(&[b'#'; 1024], b"").unwrap();
+    long.put(b"", vec![0xA5; 3 << 20]).unwrap();
+    long.put([b'#'; 1024], b"").unwrap();
     store.map("empty").unwrap();
     store.close().unwrap();
 }

@@ -55,7 +55,7 @@ const PATHS: &[Path] = &[
             for at in 0..count {
                 let mut key = keys[at % keys.len()];
                 key[15] ^= 1;
-                black_box(snapshot.get(map, &key)?);
+                black_box(snapshot.get(map, key)?);
             }
             Ok(())
         },
@@ -83,13 +83,13 @@ const PATHS: &[Path] = &[
         name: "put",
         about: "put a new pair in a commit of its own, with its share of the folding",
         is_folded: true,
-        run: |_, map, _, count| fresh(count).iter().try_for_each(|key| map.put(key, &VALUE)),
+        run: |_, map, _, count| fresh(count).iter().try_for_each(|key| map.put(key, VALUE)),
     },
     Path {
         name: "overwrite",
         about: "put a pair that is there, with its share of the folding",
         is_folded: true,
-        run: |_, map, keys, count| (0..count).try_for_each(|at| map.put(&keys[at % keys.len()], &VALUE)),
+        run: |_, map, keys, count| (0..count).try_for_each(|at| map.put(keys[at % keys.len()], VALUE)),
     },
     Path {
         name: "put-in-batch",
@@ -101,14 +101,14 @@ const PATHS: &[Path] = &[
         name: "delete",
         about: "delete a pair in a commit of its own, with its share of the folding",
         is_folded: true,
-        run: |_, map, keys, count| (0..count).try_for_each(|at| map.delete(&keys[at % keys.len()])),
+        run: |_, map, keys, count| (0..count).try_for_each(|at| map.delete(keys[at % keys.len()])),
     },
     Path {
         name: "transaction",
         about: "put a new pair in a transaction, with its share of the folding",
         is_folded: true,
         run: |store, map, _, count| {
-            let put = |key: &Key| store.transact(|tx| tx.put(map, key, &VALUE));
+            let put = |key: &Key| store.transact(|tx| tx.put(map, key, VALUE));
             fresh(count).iter().try_for_each(put)
         },
     },
@@ -135,7 +135,7 @@ const PATHS: &[Path] = &[
             let topic = topic(store)?;
             let both = |key: &Key| {
                 store.transact(|tx| {
-                    tx.put(map, key, &VALUE)?;
+                    tx.put(map, key, VALUE)?;
                     tx.publish(&topic, &VALUE).map(drop)
                 })
             };
@@ -150,7 +150,7 @@ const PATHS: &[Path] = &[
             let topic = topic(store)?;
             let both = |key: &Key| {
                 let mut batch = Batch::new();
-                batch.put(map, key, &VALUE)?;
+                batch.put(map, key, VALUE)?;
                 batch.publish(&topic, &VALUE)?;
                 store.write(batch).map(drop)
             };
@@ -174,7 +174,7 @@ const PATHS: &[Path] = &[
 fn get(store: &Store, map: &Map, keys: &[Key], count: usize) -> Result<()> {
     let snapshot = store.snapshot()?;
     for at in 0..count {
-        black_box(snapshot.get(map, &keys[at % keys.len()])?.expect("it was put"));
+        black_box(snapshot.get(map, keys[at % keys.len()])?.expect("it was put"));
     }
     Ok(())
 }
@@ -199,7 +199,7 @@ fn random_keys(seed: u64, count: usize) -> Vec<Key> {
 fn put_in_batches(store: &Store, map: &Map, keys: &[Key]) -> Result<()> {
     for keys in keys.chunks(BATCH) {
         let mut batch = Batch::new();
-        keys.iter().try_for_each(|key| batch.put(map, key, &VALUE))?;
+        keys.iter().try_for_each(|key| batch.put(map, key, VALUE))?;
         store.write(batch)?;
     }
     Ok(())

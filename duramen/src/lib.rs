@@ -10,17 +10,17 @@
 //!
 //! let store = Store::open(path)?;                      // made when it is missing
 //! let stock = store.map("stock")?;
-//! stock.put(b"apples", b"12")?;                        // returns when the pair survives power loss
+//! stock.put("apples", "12")?;                          // returns when the pair survives power loss
 //!
 //! let before = store.snapshot()?;                      // one moment, for ever
 //! store.transact(|tx| {
-//!     let apples = tx.get(&stock, b"apples")?.map(|value| value.to_vec());
-//!     assert_eq!(apples.as_deref(), Some(&b"12"[..]));
-//!     tx.put(&stock, b"apples", b"11")?;
-//!     tx.put(&stock, b"sold", b"1")
+//!     let apples = tx.get(&stock, "apples")?;
+//!     assert_eq!(apples.unwrap(), "12");
+//!     tx.put(&stock, "apples", "11")?;
+//!     tx.put(&stock, "sold", "1")
 //! })?;
-//! assert_eq!(before.get(&stock, b"apples")?.unwrap(), b"12");
-//! assert_eq!(stock.get(b"apples")?.unwrap(), b"11");
+//! assert_eq!(before.get(&stock, "apples")?.unwrap(), "12");
+//! assert_eq!(stock.get("apples")?.unwrap(), "11");
 //! # Ok::<(), duramen::Error>(())
 //! ```
 //!
@@ -32,7 +32,7 @@
 //! | read and write single keys, each write a commit | [`Map`] |
 //! | write several things at once without reading | [`Batch`], [`Store::write`] |
 //! | read and write as one | [`Store::transact`], [`Transaction`], [`TransactionOptions`] |
-//! | read one moment; walk in order; stream a long value | [`Snapshot`], [`Cursor`], [`ValueReader`] |
+//! | read one moment; walk in order; stream a long value | [`Snapshot`], [`Cursor`], [`Pairs`], [`ValueReader`] |
 //! | choose what a commit survives | [`Durability`], [`Store::sync`], [`Store::snapshot_durable`] |
 //! | commit without waiting for the disk | [`Store::write_async`], [`CommitFuture`] |
 //! | publish and subscribe in the same transactions | [`topic::Topics`], [`topic::TopicWrites`], [`topic::Group`] |

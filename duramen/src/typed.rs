@@ -6,12 +6,13 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
 use duramen_engine::encoding::{self, DecodeKey, Key, KeyRange};
 use duramen_engine::{
-    Batch, Change, Cursor, Durability, Error, KeyBounds, Map, Reason, Result, Snapshot, Transaction, Value,
+    Batch, Change, Cursor, Durability, Error, KeyBounds, Map, Pairs, Reason, Result, Snapshot, Transaction, Value,
 };
 
 /// Whatever goes wrong in a codec.
@@ -253,6 +254,14 @@ impl<K: DecodeKey, V: ValueCodec> TypedMap<K, V> {
         value.map(|value| decode_value(&self.map, &key, &value)).transpose()
     }
 
+    /// Whether a key is there now.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub fn contains_key<Q: KeyFor<K> + ?Sized>(&self, key: &Q) -> Result<bool> {
+        self.map.contains_key(encoding::encode(key))
+    }
+
     /// The values of several keys, all at the same moment, in their order.
     ///
     /// # Errors
@@ -260,7 +269,7 @@ impl<K: DecodeKey, V: ValueCodec> TypedMap<K, V> {
     pub fn multi_get<Q: KeyFor<K>>(&self, keys: &[Q]) -> Result<Vec<Option<V>>> {
         let keys: Vec<Vec<u8>> = keys.iter().map(encoding::encode).collect();
         let values = self.map.multi_get(&keys)?;
-        let decode = |(value, key): (Option<Vec<u8>>, &Vec<u8>)| {
+        let decode = |(value, key): (Option<Value<'_>>, &Vec<u8>)| {
             value.map(|value| decode_value(&self.map, key, &value)).transpose()
         };
         values.into_iter().zip(&keys).map(decode).collect()
@@ -272,6 +281,72 @@ impl<K: DecodeKey, V: ValueCodec> TypedMap<K, V> {
     /// As [`Map::count`].
     pub fn count(&self) -> Result<u64> {
         self.map.count()
+    }
+
+    /// Whether the map holds nothing now.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub fn is_empty(&self) -> Result<bool> {
+        self.map.is_empty()
+    }
+
+    /// The pair with the smallest key now.
+    ///
+    /// # Errors
+    /// As [`TypedMap::get`].
+    pub fn first(&self) -> Result<Option<(K, V)>> {
+        decode_owned(&self.map, self.map.first()?)
+    }
+
+    /// The pair with the greatest key now.
+    ///
+    /// # Errors
+    /// As [`TypedMap::get`].
+    pub fn last(&self) -> Result<Option<(K, V)>> {
+        decode_owned(&self.map, self.map.last()?)
+    }
+
+    /// Removes the pair with the smallest key, and returns it; see [`Map::pop_first`].
+    ///
+    /// # Errors
+    /// As [`Map::pop_first`]; [`Reason::InvalidArgument`] when the bytes are not of the map's types: the pair stays.
+    pub fn pop_first(&self) -> Result<Option<(K, V)>> {
+        self.map.atomically("map.pop_first", |tx| self.within(tx).pop_first())
+    }
+
+    /// Removes the pair with the greatest key, and returns it; see [`TypedMap::pop_first`].
+    ///
+    /// # Errors
+    /// As [`TypedMap::pop_first`].
+    pub fn pop_last(&self) -> Result<Option<(K, V)>> {
+        self.map.atomically("map.pop_last", |tx| self.within(tx).pop_last())
+    }
+
+    /// Removes a key, and returns what it held.
+    ///
+    /// # Errors
+    /// As [`TypedMap::pop_first`].
+    pub fn take<Q: KeyFor<K> + ?Sized>(&self, key: &Q) -> Result<Option<V>> {
+        self.map.atomically("map.take", |tx| self.within(tx).take(key))
+    }
+
+    /// Removes all pairs for which `keep` says `false`, in one transaction; see [`Map::retain`]. Returns how many.
+    ///
+    /// # Errors
+    /// As [`TypedMap::get`] and [`Map::retain`]; nothing is removed then.
+    pub fn retain(&self, mut keep: impl FnMut(K, V) -> bool) -> Result<u64> {
+        self.map.atomically("map.retain", |tx| {
+            let mut refused = None;
+            let removed = tx.retain(&self.map, |key, value| match decode_pair(&self.map, key, value) {
+                Ok((key, value)) => keep(key, value),
+                Err(error) => {
+                    refused.get_or_insert(error);
+                    true
+                }
+            })?;
+            refused.map_or(Ok(removed), Err)
+        })
     }
 
     /// Stores a value, whatever the key held before.
@@ -288,7 +363,7 @@ impl<K: DecodeKey, V: ValueCodec> TypedMap<K, V> {
     /// # Errors
     /// As [`Map::delete`].
     pub fn delete<Q: KeyFor<K> + ?Sized>(&self, key: &Q) -> Result<()> {
-        self.map.delete(&encoding::encode(key))
+        self.map.delete(encoding::encode(key))
     }
 
     /// Removes all keys of a range.
@@ -342,26 +417,11 @@ impl<K: DecodeKey, V: ValueCodec> TypedMap<K, V> {
         key: &Q,
         mut change: impl FnMut(Option<V>) -> Option<V>,
     ) -> Result<Option<V>> {
-        let key = encoding::encode(key);
-        let decode = |value: Option<&[u8]>| value.map(|value| decode_value(&self.map, &key, value)).transpose();
-        let mut refused = None;
-        let before = self.map.update(&key, |now| {
-            let changed = decode(now).and_then(|value| {
-                change(value)
-                    .map(|value| encode_value(&self.map, &key, &value))
-                    .transpose()
-            });
-            // An attempt that is repeated starts over, so only the last one counts.
-            refused = changed
-                .as_ref()
-                .err()
-                .map(|error| Reason::InvalidArgument(error.to_string()).into());
-            changed.unwrap_or_else(|_| now.map(<[u8]>::to_vec))
-        })?;
-        match refused {
-            Some(error) => Err(error),
-            None => decode(before.as_deref()),
-        }
+        self.map.atomically("map.update", |tx| {
+            let before = self.at(tx).get(key)?;
+            self.within(tx).update(key, &mut change)?;
+            Ok(before)
+        })
     }
 
     /// What a commit did to a key of this map; `None`: the change is of another map. Maps are told apart by name.
@@ -393,7 +453,7 @@ impl<K: DecodeKey> TypedMap<K, Counter> {
     /// # Errors
     /// As [`Map::add`].
     pub fn add<Q: KeyFor<K> + ?Sized>(&self, key: &Q, delta: i64) -> Result<i64> {
-        self.map.add(&encoding::encode(key), delta)
+        self.map.add(encoding::encode(key), delta)
     }
 }
 
@@ -426,6 +486,38 @@ impl<'a, K: DecodeKey, V: ValueCodec, R: Reads> TypedReads<'a, K, V, R> {
         value.map(|value| decode_value(self.map, &key, &value)).transpose()
     }
 
+    /// Whether a key is there.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn contains_key<Q: KeyFor<K> + ?Sized>(&self, key: &Q) -> Result<bool> {
+        self.reads.contains_bytes(self.map, &encoding::encode(key))
+    }
+
+    /// Whether the map holds nothing.
+    ///
+    /// # Errors
+    /// As [`Snapshot::range`].
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.reads.range_bytes(self.map, ALL)?.next()?.is_none())
+    }
+
+    /// The pair with the smallest key.
+    ///
+    /// # Errors
+    /// As [`TypedReads::get`].
+    pub fn first(&self) -> Result<Option<(K, V)>> {
+        self.cursor(ALL)?.next().transpose()
+    }
+
+    /// The pair with the greatest key.
+    ///
+    /// # Errors
+    /// As [`TypedReads::get`].
+    pub fn last(&self) -> Result<Option<(K, V)>> {
+        self.cursor(ALL)?.next_back().transpose()
+    }
+
     /// The pairs whose keys lie in a range, in key order.
     ///
     /// # Errors
@@ -445,8 +537,9 @@ impl<'a, K: DecodeKey, V: ValueCodec, R: Reads> TypedReads<'a, K, V, R> {
     fn cursor(&self, bounds: Bounds<'_>) -> Result<TypedCursor<'a, K, V>> {
         let cursor = self.reads.range_bytes(self.map, bounds)?;
         Ok(TypedCursor {
-            cursor,
+            pairs: cursor.into_iter(),
             map: self.map,
+            is_over: false,
             types: PhantomData,
         })
     }
@@ -460,10 +553,12 @@ impl<'a, K: DecodeKey, V: ValueCodec, R: Reads> TypedReads<'a, K, V, R> {
     }
 }
 
-/// A position between two pairs, and an iterator over those behind it. After an error it goes on with the next pair.
+/// A position between two pairs, and an iterator over those behind it, from both ends. After an error the iterator has
+/// ended; [`TypedCursor::prev`] and [`TypedCursor::seek`] move the position all the same, and it goes on from there.
 pub struct TypedCursor<'a, K, V> {
-    cursor: Cursor<'a>,
+    pairs: Pairs<'a>,
     map: &'a Map,
+    is_over: bool,
     types: Types<K, V>,
 }
 
@@ -473,7 +568,8 @@ impl<K: DecodeKey, V: ValueCodec> TypedCursor<'_, K, V> {
     /// # Errors
     /// As [`Cursor::prev`], and [`Reason::InvalidArgument`] when the bytes are not of the map's types.
     pub fn prev(&mut self) -> Result<Option<(K, V)>> {
-        let pair = self.cursor.prev()?;
+        self.is_over = false;
+        let pair = self.pairs.front().prev()?;
         pair.map(|(key, value)| decode_pair(self.map, key, &value)).transpose()
     }
 
@@ -482,12 +578,20 @@ impl<K: DecodeKey, V: ValueCodec> TypedCursor<'_, K, V> {
     /// # Errors
     /// As [`Cursor::seek`].
     pub fn seek<Q: KeyFor<K> + ?Sized>(&mut self, key: &Q) -> Result<()> {
-        self.cursor.seek(&encoding::encode(key))
+        self.is_over = false;
+        self.pairs.front().seek(encoding::encode(key))
     }
 
     /// Moves behind the last pair of the range.
     pub fn seek_end(&mut self) {
-        self.cursor.seek_end();
+        self.is_over = false;
+        self.pairs.front().seek_end();
+    }
+
+    /// Takes a step of the iterator; after an error there is none.
+    fn stepped(&mut self, pair: Result<Option<(K, V)>>) -> Option<Result<(K, V)>> {
+        self.is_over = pair.is_err();
+        pair.transpose()
     }
 }
 
@@ -495,12 +599,30 @@ impl<K: DecodeKey, V: ValueCodec> Iterator for TypedCursor<'_, K, V> {
     type Item = Result<(K, V)>;
 
     fn next(&mut self) -> Option<Result<(K, V)>> {
-        match self.cursor.next() {
-            Ok(pair) => pair.map(|(key, value)| decode_pair(self.map, key, &value)),
-            Err(error) => Some(Err(error)),
+        if self.is_over {
+            return None;
         }
+        let decode = |(key, value): (&[u8], Value<'_>)| decode_pair(self.map, key, &value);
+        let pair = self.pairs.next_pair().and_then(|pair| pair.map(decode).transpose());
+        self.stepped(pair)
     }
 }
+
+impl<K: DecodeKey, V: ValueCodec> DoubleEndedIterator for TypedCursor<'_, K, V> {
+    fn next_back(&mut self) -> Option<Result<(K, V)>> {
+        if self.is_over {
+            return None;
+        }
+        let decode = |(key, value): (&[u8], Value<'_>)| decode_pair(self.map, key, &value);
+        let pair = self
+            .pairs
+            .next_pair_back()
+            .and_then(|pair| pair.map(decode).transpose());
+        self.stepped(pair)
+    }
+}
+
+impl<K: DecodeKey, V: ValueCodec> FusedIterator for TypedCursor<'_, K, V> {}
 
 /// A typed map in a transaction or batch; see [`TypedMap::within`].
 pub struct TypedWrites<'a, K, V, W> {
@@ -556,7 +678,94 @@ impl<K: DecodeKey, W: Writes> TypedWrites<'_, K, Counter, W> {
     }
 }
 
+impl<K: DecodeKey, V: ValueCodec> TypedWrites<'_, K, V, Transaction> {
+    /// Stores a value if the key is not there. Returns whether it was stored.
+    ///
+    /// # Errors
+    /// As [`TypedWrites::put`].
+    pub fn create<Q: KeyFor<K> + ?Sized>(&mut self, key: &Q, value: &V) -> Result<bool> {
+        let key = encoding::encode(key);
+        self.writes.create(self.map, &key, encode_value(self.map, &key, value)?)
+    }
+
+    /// Replaces what the key holds (`None`: nothing) if its bytes are those of `expected`. Returns whether it was replaced.
+    ///
+    /// # Errors
+    /// As [`TypedWrites::put`].
+    pub fn compare_and_swap<Q: KeyFor<K> + ?Sized>(
+        &mut self,
+        key: &Q,
+        expected: Option<&V>,
+        new: Option<&V>,
+    ) -> Result<bool> {
+        let key = encoding::encode(key);
+        let encode = |value: Option<&V>| value.map(|value| encode_value(self.map, &key, value)).transpose();
+        let (expected, new) = (encode(expected)?, encode(new)?);
+        self.writes
+            .compare_and_swap(self.map, &key, expected.as_deref(), new.as_deref())
+    }
+
+    /// Replaces what the key holds by what `change` makes of it (`None`: nothing).
+    ///
+    /// # Errors
+    /// As [`TypedReads::get`] and [`TypedWrites::put`]; the key then keeps what it held.
+    pub fn update<Q: KeyFor<K> + ?Sized>(
+        &mut self,
+        key: &Q,
+        change: impl FnOnce(Option<V>) -> Option<V>,
+    ) -> Result<()> {
+        let key = encoding::encode(key);
+        let before = self.writes.get_ref(self.map, &key)?;
+        let before = before.map(|value| decode_value(self.map, &key, &value)).transpose()?;
+        match change(before) {
+            Some(value) => self.writes.put(self.map, &key, encode_value(self.map, &key, &value)?),
+            None => self.writes.delete(self.map, &key),
+        }
+    }
+
+    /// Removes a key, and returns what it held.
+    ///
+    /// # Errors
+    /// As [`TypedReads::get`] and [`TypedWrites::delete`]; after the first the key keeps what it held.
+    pub fn take<Q: KeyFor<K> + ?Sized>(&mut self, key: &Q) -> Result<Option<V>> {
+        let key = encoding::encode(key);
+        let value = self.writes.get_ref(self.map, &key)?;
+        let value = value.map(|value| decode_value(self.map, &key, &value)).transpose()?;
+        if value.is_some() {
+            self.writes.delete(self.map, &key)?;
+        }
+        Ok(value)
+    }
+
+    /// Removes the pair with the smallest key, and returns it.
+    ///
+    /// # Errors
+    /// As [`Transaction::pop_first`]; [`Reason::InvalidArgument`] when the bytes are not of the map's types: the pair stays.
+    pub fn pop_first(&mut self) -> Result<Option<(K, V)>> {
+        let pair = self.writes.first(self.map)?;
+        self.remove(pair)
+    }
+
+    /// Removes the pair with the greatest key, and returns it.
+    ///
+    /// # Errors
+    /// As [`TypedWrites::pop_first`].
+    pub fn pop_last(&mut self) -> Result<Option<(K, V)>> {
+        let pair = self.writes.last(self.map)?;
+        self.remove(pair)
+    }
+
+    fn remove(&mut self, pair: Option<(Vec<u8>, Value<'static>)>) -> Result<Option<(K, V)>> {
+        let Some((key, value)) = pair else { return Ok(None) };
+        let decoded = decode_pair(self.map, &key, &value)?;
+        self.writes.delete(self.map, &key)?;
+        Ok(Some(decoded))
+    }
+}
+
 type Bounds<'k> = (Bound<&'k [u8]>, Bound<&'k [u8]>);
+
+const ALL: Bounds<'static> = (Bound::Unbounded, Bound::Unbounded);
 
 /// Bounds of a typed range as bytes. No encoding begins with another, so each bound means the same as before.
 struct Encoded {
@@ -605,6 +814,10 @@ fn decode_pair<K: DecodeKey, V: ValueCodec>(map: &Map, key: &[u8], value: &[u8])
     Ok((decode_key(map, key)?, decode_value(map, key, value)?))
 }
 
+fn decode_owned<K: DecodeKey, V: ValueCodec>(map: &Map, pair: Option<(Vec<u8>, Value<'_>)>) -> Result<Option<(K, V)>> {
+    pair.map(|(key, value)| decode_pair(map, &key, &value)).transpose()
+}
+
 fn invalid<T>(map: &Map, key: &[u8], what: &str, is_not: &str, cause: &dyn StdError) -> Error {
     let (name, wanted) = (map.name(), std::any::type_name::<T>());
     let text = format!(
@@ -626,6 +839,8 @@ pub trait Reads: sealed::Sealed {
     #[doc(hidden)]
     fn get_bytes(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>>;
     #[doc(hidden)]
+    fn contains_bytes(&self, map: &Map, key: &[u8]) -> Result<bool>;
+    #[doc(hidden)]
     fn range_bytes(&self, map: &Map, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Result<Cursor<'_>>;
     #[doc(hidden)]
     fn count_bytes(&self, map: &Map, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Result<u64>;
@@ -644,10 +859,14 @@ pub trait Writes: sealed::Sealed {
 }
 
 macro_rules! reads {
-    ($($type:ident)+) => {$(
+    ($($type:ident $get:ident)+) => {$(
         impl Reads for $type {
             fn get_bytes(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
-                self.get(map, key)
+                self.$get(map, key)
+            }
+
+            fn contains_bytes(&self, map: &Map, key: &[u8]) -> Result<bool> {
+                self.contains_key(map, key)
             }
 
             fn range_bytes(&self, map: &Map, range: Bounds<'_>) -> Result<Cursor<'_>> {
@@ -660,7 +879,7 @@ macro_rules! reads {
         }
     )+};
 }
-reads! { Snapshot Transaction }
+reads! { Snapshot get Transaction get_ref }
 
 macro_rules! writes {
     ($($type:ident)+) => {$(

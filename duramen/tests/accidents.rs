@@ -27,7 +27,7 @@ fn write_round(store: &Store, map: &Map, round: u64) {
     let mut batch = Batch::new();
     for key in 0..KEYS {
         let value = [&round.to_be_bytes()[..], &vec![round as u8; (key * 40) as usize]].concat();
-        batch.put(map, &key.to_be_bytes(), &value).unwrap();
+        batch.put(map, key.to_be_bytes(), &value).unwrap();
     }
     store.write(batch).unwrap();
 }
@@ -47,7 +47,7 @@ fn round_in(copy: &Path) -> Option<u64> {
     let map = store.maps().get("map").unwrap().expect("the map");
     assert_eq!(map.count().unwrap(), KEYS);
     let number_of = |key: u64| {
-        let value = map.get(&key.to_be_bytes()).unwrap().expect("a value");
+        let value = map.get(key.to_be_bytes()).unwrap().expect("a value");
         let round = u64::from_be_bytes(value[..8].try_into().unwrap());
         assert!(value.len() as u64 == 8 + key * 40 && value[8..].iter().all(|&byte| byte == round as u8));
         round

@@ -104,10 +104,10 @@ fn key_that_is_too_long_is_refused_wherever_a_key_is_given() {
 fn prefix_that_leaves_no_room_for_a_number_is_refused() {
     let (store, map) = scene();
     let (longest, long) = ([7u8; KEY_BYTES_MAX - 8], [7u8; KEY_BYTES_MAX - 7]);
-    assert_eq!(map.append(&longest, b"").unwrap(), 0);
-    assert_eq!(map.append(&longest, b"").unwrap(), 1);
+    assert_eq!(map.append(longest, b"").unwrap(), 0);
+    assert_eq!(map.append(longest, b"").unwrap(), 1);
     refused!(
-        map.append(&long, b""),
+        map.append(long, b""),
         FixTheCall,
         Reason::KeyTooLong {
             length: 1017,
@@ -116,7 +116,7 @@ fn prefix_that_leaves_no_room_for_a_number_is_refused() {
         "1017",
         "1016"
     );
-    let refusal = begin(&store).append(&map, &long, b"");
+    let refusal = begin(&store).append(&map, long, b"");
     refused!(
         refusal,
         FixTheCall,
@@ -127,7 +127,7 @@ fn prefix_that_leaves_no_room_for_a_number_is_refused() {
         "1017",
         "1016"
     );
-    let refusal = Batch::new().append(&map, &long, b"");
+    let refusal = Batch::new().append(&map, long, b"");
     refused!(
         refusal,
         FixTheCall,
@@ -430,7 +430,7 @@ fn additions_to_what_is_no_counter_are_refused() {
 fn additions_that_leave_the_range_of_a_counter_are_refused() {
     let (store, map) = scene();
     for (start, delta) in [(i64::MAX, 1), (i64::MIN, -1), (1, i64::MAX), (-2, i64::MIN)] {
-        map.put(b"n", &start.to_be_bytes()).unwrap();
+        map.put(b"n", start.to_be_bytes()).unwrap();
         let refusals = [map.add(b"n", delta).map(drop), begin(&store).add(&map, b"n", delta)];
         for refusal in refusals {
             refused!(
@@ -484,7 +484,7 @@ fn too_many_savepoints_are_refused_and_the_transaction_goes_on() {
     let mut tx = begin(&store);
     let first = tx.savepoint().unwrap();
     (1..1024).for_each(|number: u32| {
-        tx.put(&map, &number.to_be_bytes(), b"x").unwrap();
+        tx.put(&map, number.to_be_bytes(), b"x").unwrap();
         tx.savepoint().unwrap();
     });
     refused!(
@@ -515,7 +515,7 @@ fn closure_that_panics_writes_nothing_and_the_store_goes_on() {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             store.transact_with(options, |tx| -> Result<()> {
                 tx.put(&map, b"a", b"2")?;
-                tx.put(&map, b"long", &[1; 500_000])?;
+                tx.put(&map, b"long", [1; 500_000])?;
                 let _cursor = tx.range(&map, ..)?;
                 panic!("the closure panics")
             })
@@ -543,10 +543,10 @@ fn closure_may_use_the_store_it_runs_in() {
         .update(b"a", |now| {
             map.put(b"b", now.unwrap()).unwrap();
             store.maintain().unwrap();
-            Some(map.get(b"b").unwrap().unwrap())
+            Some(map.get(b"b").unwrap().unwrap().into())
         })
         .unwrap();
-    assert_eq!((before.unwrap(), map.count().unwrap()), (b"1".to_vec(), 2));
+    assert_eq!((&*before.unwrap(), map.count().unwrap()), (&b"1"[..], 2));
 }
 
 // Snapshots.
@@ -554,7 +554,7 @@ fn closure_may_use_the_store_it_runs_in() {
 #[test]
 fn forgotten_snapshot_is_listed_and_can_be_ended() {
     let (store, map) = scene();
-    (0..2000u32).for_each(|number| map.put(&number.to_be_bytes(), &[1; 200]).unwrap());
+    (0..2000u32).for_each(|number| map.put(number.to_be_bytes(), [1; 200]).unwrap());
     store.maintain().unwrap();
     let snapshot = store.snapshot().unwrap();
     let (id, commit) = (snapshot.id(), snapshot.commit());
@@ -578,12 +578,12 @@ fn forgotten_snapshot_is_listed_and_can_be_ended() {
 #[test]
 fn ended_snapshot_refuses_to_go_on_but_what_was_borrowed_stays() {
     let (store, map) = scene();
-    (0..2000u32).for_each(|number| map.put(&number.to_be_bytes(), &[1; 200]).unwrap());
-    map.put(b"long", &[2; 3_000_000]).unwrap();
+    (0..2000u32).for_each(|number| map.put(number.to_be_bytes(), [1; 200]).unwrap());
+    map.put(b"long", [2; 3_000_000]).unwrap();
     store.maintain().unwrap();
     let snapshot = store.snapshot().unwrap();
     let (short, long) = (
-        snapshot.get(&map, &[0; 4]).unwrap().unwrap(),
+        snapshot.get(&map, [0; 4]).unwrap().unwrap(),
         snapshot.get(&map, b"long").unwrap().unwrap(),
     );
     let mut cursor = snapshot.range(&map, ..).unwrap();
@@ -601,7 +601,7 @@ fn ended_snapshot_refuses_to_go_on_but_what_was_borrowed_stays() {
     ended(cursor.prev().map(drop));
     for _ in 0..3 {
         map.clear().unwrap();
-        (0..2000u32).for_each(|number| map.put(&number.to_be_bytes(), &[3; 200]).unwrap());
+        (0..2000u32).for_each(|number| map.put(number.to_be_bytes(), [3; 200]).unwrap());
         store.maintain().unwrap();
     }
     assert!(short == [1; 200] && first == [1; 200] && long == [2; 3_000_000]);
@@ -784,10 +784,10 @@ fn store_that_is_opened_read_only_shows_everything_and_changes_nothing() {
     let place = Place::new();
     let store = by_hand().open(place.path()).unwrap();
     let map = store.map("words").unwrap();
-    (0..3000u32).for_each(|number| map.put(&number.to_be_bytes(), &[1; 100]).unwrap());
+    (0..3000u32).for_each(|number| map.put(number.to_be_bytes(), [1; 100]).unwrap());
     store.maintain().unwrap();
-    (0..50u32).for_each(|number| map.put(&number.to_be_bytes(), b"only in the log").unwrap());
-    map.put(b"long", &[2; 200_000]).unwrap();
+    (0..50u32).for_each(|number| map.put(number.to_be_bytes(), b"only in the log").unwrap());
+    map.put(b"long", [2; 200_000]).unwrap();
     let expected = forwards(&mut store.snapshot().unwrap().range(&map, ..).unwrap());
     let crashed = place.beside("crashed");
     crash_into(&place.path(), &crashed);
@@ -799,7 +799,7 @@ fn store_that_is_opened_read_only_shows_everything_and_changes_nothing() {
     batch.put(&words, b"a", b"1").unwrap();
     let refusals: [Result<()>; 14] = [
         words.put(b"a", b"1"),
-        words.put(b"a", &[1; 100_000]),
+        words.put(b"a", [1; 100_000]),
         words.delete(b"a"),
         words.clear(),
         words.create(b"a", b"1").map(drop),
@@ -914,11 +914,8 @@ fn closed_store_refuses_everything_but_open_snapshots_go_on() {
 fn stored(place: &Place) -> Map {
     let store = by_hand().open(place.path()).unwrap();
     let map = store.map("words").unwrap();
-    (0..3000u32).for_each(|number| {
-        map.put(&number.to_be_bytes(), &number.to_le_bytes().repeat(50))
-            .unwrap()
-    });
-    map.put(b"long", &[9; 300_000]).unwrap();
+    (0..3000u32).for_each(|number| map.put(number.to_be_bytes(), number.to_le_bytes().repeat(50)).unwrap());
+    map.put(b"long", [9; 300_000]).unwrap();
     store.close().unwrap();
     map
 }
@@ -972,14 +969,14 @@ fn damaged_page_is_reported_when_it_is_read_and_the_rest_can_be_read() {
     let store = by_hand().open(place.path()).unwrap();
     let map = store.map("words").unwrap();
     refused!(
-        map.get(&damaged.to_be_bytes()),
+        map.get(damaged.to_be_bytes()),
         Damaged,
         Reason::Damaged(_),
         "page ",
         "checksum",
         "restore it from a copy"
     );
-    assert_eq!(map.get(&0u32.to_be_bytes()).unwrap().unwrap(), [0; 200]);
+    assert_eq!(map.get(0u32.to_be_bytes()).unwrap().unwrap(), [0; 200]);
     assert!(map.get(b"long").unwrap().unwrap() == [9; 300_000]);
     let snapshot = store.snapshot().unwrap();
     let mut cursor = snapshot.range(&map, ..).unwrap();
@@ -1021,7 +1018,7 @@ fn damaged_long_value_is_reported_when_it_is_read() {
         .read_to_end(&mut Vec::new());
     assert!(streamed.unwrap_err().to_string().contains("checksum"));
     assert_eq!(
-        map.get(&1u32.to_be_bytes()).unwrap().unwrap(),
+        map.get(1u32.to_be_bytes()).unwrap().unwrap(),
         1u32.to_le_bytes().repeat(50)
     );
 }
@@ -1073,7 +1070,7 @@ fn crashed(place: &Place) -> std::path::PathBuf {
         .unwrap();
     let map = store.map("words").unwrap();
     for number in 0u32.. {
-        map.put(&number.to_be_bytes(), &[number as u8; 1000]).unwrap();
+        map.put(number.to_be_bytes(), [number as u8; 1000]).unwrap();
         if store.stat().unwrap().generations.frozen == 2 {
             break;
         }

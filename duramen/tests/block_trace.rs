@@ -139,7 +139,7 @@ fn log_sectors(store: &Path) -> Result<HashSet<u64>, String> {
 
 fn put(store: &Store, number: u64) {
     let map = store.map("map").expect("a map");
-    map.put(&number.to_be_bytes(), &[7; 100]).expect("a put");
+    map.put(number.to_be_bytes(), [7; 100]).expect("a put");
 }
 
 /// Synced puts by one thread: which sectors of the log were written, and bytes of the device in all.
@@ -178,7 +178,7 @@ fn child_process() {
     let map = store.map("map").expect("a map").with_durability(Durability::Written);
     for round in 0..4u64 {
         for number in 0..400u64 {
-            map.put(&(round << 32 | number).to_be_bytes(), &[7; 1_000])
+            map.put((round << 32 | number).to_be_bytes(), [7; 1_000])
                 .expect("a put");
         }
         store.maintain().expect("a fold");
@@ -212,8 +212,7 @@ fn acknowledged_sectors_stay(trace: &Trace, path: &Path) {
         trace.clear();
         // In some rounds so much that it reaches the next part of the file in which nothing is synced.
         for number in 0..[3, 40, 0, 2_500, 0, 0][round as usize % 6] {
-            map.put(&(round << 32 | number).to_be_bytes(), &[7; 300])
-                .expect("a put");
+            map.put((round << 32 | number).to_be_bytes(), [7; 300]).expect("a put");
         }
         std::thread::scope(|scope| {
             for thread in 0..[1, THREADS][round as usize % 2] {

@@ -93,13 +93,13 @@ fn append_to_list(tx: &mut Transaction, map: &Map, list: u32, done: &mut Done, r
         return Ok(());
     }
     if list >= VALUE_LISTS {
-        return tx.append(map, &list_key(list), &done.id.to_be_bytes());
+        return tx.append(map, list_key(list), done.id.to_be_bytes());
     }
     let mut seen = read_list(tx, map, list, rng)?;
     done.reads.push((list, seen.clone()));
     seen.push(done.id);
     let value: Vec<u8> = seen.iter().flat_map(|id| id.to_be_bytes()).collect();
-    tx.put(map, &list_key(list), &value)
+    tx.put(map, list_key(list), &value)
 }
 
 /// One transaction of a few reads and appends. `None`: it met a conflict.
@@ -243,8 +243,8 @@ fn transfer(store: &Store, map: &Map, rng: &mut Rng) {
     let move_it = |tx: &mut Transaction| {
         let from_now = amount_of(&tx.get(map, &from)?.expect("an account stays"));
         let to_now = amount_of(&tx.get(map, &to)?.expect("an account stays"));
-        tx.put(map, &from, &amount(from_now - sum, rng))?;
-        tx.put(map, &to, &amount(to_now + sum, rng))
+        tx.put(map, &from, amount(from_now - sum, rng))?;
+        tx.put(map, &to, amount(to_now + sum, rng))
     };
     store.transact(move_it).unwrap();
 }
@@ -253,9 +253,9 @@ fn transfer(store: &Store, map: &Map, rng: &mut Rng) {
 fn disturb(map: &Map, rng: &mut Rng) {
     let key = format!("account {:03}/{}", rng.u64(0..ACCOUNTS), rng.u64(0..50));
     match rng.u32(0..20) {
-        0..12 => map.put(key.as_bytes(), &vec![1; rng.usize(0..1500)]).unwrap(),
+        0..12 => map.put(key.as_bytes(), vec![1; rng.usize(0..1500)]).unwrap(),
         12..18 => map.delete(key.as_bytes()).unwrap(),
-        18 => map.put(key.as_bytes(), &vec![2; rng.usize(65_000..90_000)]).unwrap(),
+        18 => map.put(key.as_bytes(), vec![2; rng.usize(65_000..90_000)]).unwrap(),
         _ => {
             let number = rng.u64(0..ACCOUNTS);
             let (low, high) = (format!("account {number:03}/"), format!("account {number:03}0"));
@@ -303,7 +303,7 @@ fn open_bank(place: &Place, options: Options) -> (Store, Map) {
     let store = options.open(place.path()).unwrap();
     let map = store.map("bank").unwrap();
     let mut batch = Batch::new();
-    (0..ACCOUNTS).for_each(|number| batch.put(&map, &account(number), &100i64.to_be_bytes()).unwrap());
+    (0..ACCOUNTS).for_each(|number| batch.put(&map, account(number), 100i64.to_be_bytes()).unwrap());
     store.write(batch).unwrap();
     (store, map)
 }
@@ -462,7 +462,7 @@ fn writers_that_held_snapshots_stop_are_told_and_go_on_when_those_are_dropped() 
     let (store, map) = open_bank(&place, restless().maintenance(Maintenance::Manual).log_files(files));
     let mut held = Vec::new();
     let fill = |held: &mut Vec<Held>| -> Result<()> {
-        (0..10u32).try_for_each(|number| map.put(&number.to_be_bytes(), &[7; 1000]))?;
+        (0..10u32).try_for_each(|number| map.put(number.to_be_bytes(), [7; 1000]))?;
         store.maintain()?;
         held.push(Held::take(&store, &map));
         Ok(())
@@ -493,11 +493,11 @@ fn writers_that_held_snapshots_stop_are_told_and_go_on_when_those_are_dropped() 
 fn borrowed_values_stay_while_everything_around_them_is_replaced() {
     let place = Place::new();
     let (store, map) = open_bank(&place, restless());
-    map.put(b"long", &[3; 200_000]).unwrap();
+    map.put(b"long", [3; 200_000]).unwrap();
     store.maintain().unwrap();
     let snapshot = store.snapshot().unwrap();
     let values: Vec<Value<'_>> = (0..ACCOUNTS)
-        .map(|n| snapshot.get(&map, &account(n)).unwrap().unwrap())
+        .map(|n| snapshot.get(&map, account(n)).unwrap().unwrap())
         .collect();
     let long = snapshot.get(&map, b"long").unwrap().unwrap();
     let mut rng = Rng::with_seed(2);
@@ -563,17 +563,17 @@ fn many_threads_read_one_transaction() {
     let place = Place::new();
     let (store, map) = open_bank(&place, restless());
     let mut tx = store.begin(TransactionOptions::new().serializable()).unwrap();
-    tx.put(&map, &account(0), &200i64.to_be_bytes()).unwrap();
+    tx.put(&map, account(0), 200i64.to_be_bytes()).unwrap();
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 let pairs = forwards(&mut tx.range(&map, ..).unwrap());
                 assert_eq!(money(&pairs), MONEY + 100);
-                assert_eq!(amount_of(&tx.get(&map, &account(0)).unwrap().unwrap()), 200);
+                assert_eq!(amount_of(&tx.get(&map, account(0)).unwrap().unwrap()), 200);
             });
         }
     });
-    map.put(&account(7), &0i64.to_be_bytes()).unwrap();
+    map.put(account(7), 0i64.to_be_bytes()).unwrap();
     assert!(matches!(tx.commit().unwrap_err().reason(), Reason::Conflict { .. }));
 }
 
@@ -614,7 +614,7 @@ fn maps_that_are_dropped_while_others_write_take_nothing_along() {
                 let mut rng = Rng::with_seed(seed.wrapping_add(thread));
                 for _ in 0..400 {
                     let map = store.map("short-lived").unwrap();
-                    let put = (0..20u32).try_for_each(|n| map.put(&n.to_be_bytes(), &vec![7; rng.usize(0..900)]));
+                    let put = (0..20u32).try_for_each(|n| map.put(n.to_be_bytes(), vec![7; rng.usize(0..900)]));
                     if let Err(error) = put {
                         assert!(matches!(error.reason(), Reason::MapDropped { .. }), "{error}");
                     }
@@ -642,10 +642,10 @@ fn commit_future_is_visible_at_once_and_resolves_when_durable() {
     let map = store.map("futures").unwrap();
     for number in 0..20u64 {
         let mut batch = Batch::new();
-        batch.put(&map, &number.to_be_bytes(), b"value").unwrap();
+        batch.put(&map, number.to_be_bytes(), b"value").unwrap();
         batch.append(&map, b"log/", b"entry").unwrap();
         let future = store.write_async(batch).unwrap();
-        assert!(map.get(&number.to_be_bytes()).unwrap().is_some());
+        assert!(map.get(number.to_be_bytes()).unwrap().is_some());
         let expected = future.commit().clone();
         let commit = block_on(future).unwrap();
         assert_eq!((&commit, commit.assigned()), (&expected, &[number][..]));
@@ -703,7 +703,7 @@ fn many_commit_futures_resolve_together_with_few_syncs() {
     let before = store.stat().unwrap().counts.syncs;
     let make = |number: u64| {
         let mut batch = Batch::new();
-        batch.put(&map, &number.to_be_bytes(), b"value").unwrap();
+        batch.put(&map, number.to_be_bytes(), b"value").unwrap();
         store.write_async(batch).unwrap()
     };
     thread::scope(|scope| {
@@ -730,7 +730,7 @@ fn future_that_moves_between_executors_is_woken_in_the_last_one() {
     let map = store.map("futures").unwrap();
     for number in 0..20u64 {
         let mut batch = Batch::new();
-        batch.put(&map, &number.to_be_bytes(), b"value").unwrap();
+        batch.put(&map, number.to_be_bytes(), b"value").unwrap();
         let mut future = store.write_async(batch).unwrap();
         let mut context = Context::from_waker(std::task::Waker::noop());
         let _ = Pin::new(&mut future).poll(&mut context);
@@ -749,11 +749,11 @@ fn synced_commits_of_many_threads_share_syncs() {
             let (map, store) = (&map, &store);
             scope.spawn(move || {
                 for number in 0..50u64 {
-                    map.put(&(thread << 32 | number).to_be_bytes(), b"value").unwrap();
+                    map.put((thread << 32 | number).to_be_bytes(), b"value").unwrap();
                     let durable = store.snapshot_durable().unwrap();
                     assert!(
                         durable
-                            .get(map, &(thread << 32 | number).to_be_bytes())
+                            .get(map, (thread << 32 | number).to_be_bytes())
                             .unwrap()
                             .is_some()
                     );

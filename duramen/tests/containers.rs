@@ -88,8 +88,8 @@ fn child_process() {
     for step in 0..STEPS {
         let done = store.transact_with(TransactionOptions::new(), |tx| {
             tx.add(&map, b"sum", 1)?;
-            tx.append(&map, &[number], &step.to_be_bytes())?;
-            tx.put(&map, &[b'v', number], &value(step))
+            tx.append(&map, [number], step.to_be_bytes())?;
+            tx.put(&map, [b'v', number], value(step))
         });
         done.expect("a transaction");
         // One call writes one line, so that a kill does not leave half of one.
@@ -177,7 +177,7 @@ fn assert_holds(store: &Store, told: &BTreeMap<u8, (u64, bool)>) {
     let snapshot = store.snapshot().unwrap();
     let mut sum = 0;
     for (&number, &(told, is_killed)) in told {
-        let mut cursor = snapshot.prefix(&map, &[number]).unwrap();
+        let mut cursor = snapshot.prefix(&map, [number]).unwrap();
         let mut found = 0u64;
         while let Some((_, step)) = cursor.next().unwrap() {
             assert_eq!(*step, found.to_be_bytes(), "writer {number}");
@@ -188,7 +188,7 @@ fn assert_holds(store: &Store, told: &BTreeMap<u8, (u64, bool)>) {
             "writer {number}: {found} of {told}"
         );
         if found > 0 {
-            assert!(*snapshot.get(&map, &[b'v', number]).unwrap().unwrap() == *value(found - 1));
+            assert!(*snapshot.get(&map, [b'v', number]).unwrap().unwrap() == *value(found - 1));
         }
         sum += found;
     }
@@ -256,7 +256,7 @@ fn death_in_other_surroundings_is_noticed() {
         }
         child.wait().unwrap();
         // Whoever writes next takes over what it held.
-        map.put(b"after", &[number]).unwrap();
+        map.put(b"after", [number]).unwrap();
         told.insert(number, (last, true));
         assert_holds(&store, &told);
     }

@@ -243,7 +243,7 @@ fn on_full_disk(root: &Path) {
         model.retain(|key, _| key.as_slice() < &200u16.to_be_bytes()[..]);
         drop(ballast);
         store.maintain().unwrap();
-        map.put(b"room again", &[1; 3_000]).unwrap();
+        map.put(b"room again", [1; 3_000]).unwrap();
         model.insert(b"room again".to_vec(), vec![1; 3_000]);
         assert_holds(&store, &map, &model);
         assert_sound(&store);
@@ -284,7 +284,7 @@ fn write_to_logs_with_holes(root: &Path) {
         let ballast = Ballast::leaving(root, 0);
         for number in 0..300u32 {
             let key = [round.to_be_bytes(), number.to_be_bytes()].concat();
-            match map.put(&key, &[1; 100]) {
+            match map.put(&key, [1; 100]) {
                 Ok(()) => drop(model.insert(key, vec![1; 100])),
                 Err(error) => {
                     assert_eq!(error.kind(), Kind::MakeSpace, "{error:?}");
@@ -317,7 +317,7 @@ fn be_busy(place: &Path) {
     let store = by_hand().open(&path).unwrap();
     let map = store.map("busy").unwrap();
     for number in 0u64.. {
-        map.put(&(number % 100).to_be_bytes(), &[1; 1_000]).unwrap();
+        map.put((number % 100).to_be_bytes(), [1; 1_000]).unwrap();
         store.maintain().unwrap();
         if !alive.exists() {
             break;
@@ -346,9 +346,9 @@ fn on_slow_device(place: &Path, below: &Path, root: &Path) {
     std::thread::sleep(std::time::Duration::from_millis(500));
     std::thread::scope(|scope| {
         scope.spawn(|| store.maintain().expect("a fold"));
-        scope.spawn(|| map.put(b"key", &[1; 100]).expect("a put"));
+        scope.spawn(|| map.put(b"key", [1; 100]).expect("a put"));
         scope.spawn(|| store.sync().expect("a sync"));
-        scope.spawn(|| map.put(b"long", &[1; 100_000]).expect("a put of a long value"));
+        scope.spawn(|| map.put(b"long", [1; 100_000]).expect("a put of a long value"));
     });
     assert!(outage.wait().unwrap().success());
     std::fs::remove_file(&alive).unwrap();
@@ -378,15 +378,15 @@ fn value_of(number: u32) -> Vec<u8> {
 fn make_store(path: &Path) {
     let store = by_hand().open(path).unwrap();
     let map = store.map("map").unwrap();
-    map.put(b"room", &vec![0; 1 << 20]).unwrap();
+    map.put(b"room", vec![0; 1 << 20]).unwrap();
     store.maintain().unwrap();
-    (0..KEYS).for_each(|number| map.put(&number.to_be_bytes(), &value_of(number)).unwrap());
-    map.put(b"long", &vec![3; 1 << 20]).unwrap();
+    (0..KEYS).for_each(|number| map.put(number.to_be_bytes(), value_of(number)).unwrap());
+    map.put(b"long", vec![3; 1 << 20]).unwrap();
     store.maintain().unwrap();
     map.delete(b"room").unwrap();
     store.maintain().unwrap();
     for number in 0..3 {
-        map.put(&u32::to_be_bytes(number), &value_of(number)).unwrap();
+        map.put(u32::to_be_bytes(number), value_of(number)).unwrap();
         store.maintain().unwrap();
     }
     drop(map);
@@ -485,7 +485,7 @@ fn bytes_that_change_under_a_process_are_found_by_the_checker() {
     let store = by_hand().open(place.path()).unwrap();
     let map = store.map("map").unwrap();
     let key = 2_001u32.to_be_bytes();
-    assert_eq!(map.get(&key).unwrap().unwrap(), value_of(2_001));
+    assert_eq!(map.get(key).unwrap().unwrap(), value_of(2_001));
     let data = File::options()
         .read(true)
         .write(true)
@@ -500,7 +500,7 @@ fn bytes_that_change_under_a_process_are_found_by_the_checker() {
     data.write_all_at(&[!bytes[at + 500]], at as u64 + 500).unwrap();
     let page = format!("page {} ", at as u64 / PAGE);
     // Verified at the first touch, and not again.
-    assert_ne!(map.get(&key).unwrap().unwrap(), wanted);
+    assert_ne!(map.get(key).unwrap().unwrap(), wanted);
     let problems = store.check(&mut |_| ()).unwrap().problems;
     assert!(problems.iter().any(|problem| problem.contains(&page)), "{problems:?}");
 }

@@ -177,20 +177,20 @@ impl Tables {
     fn perform(&self, step: &Step) -> duramen::Result<()> {
         let single = self.single.with_durability(step.durability);
         match step.what {
-            What::Put { key, length } => single.put(&step.key(key), &step.value(key, length)),
+            What::Put { key, length } => single.put(step.key(key), step.value(key, length)),
             What::Stream { key, length } => {
                 let value = step.value(key, length);
-                single.put_stream(&step.key(key), value.len() as u64, &mut value.as_slice())
+                single.put_stream(step.key(key), value.len() as u64, &mut value.as_slice())
             }
-            What::Delete { key } => single.delete(&step.key(key)),
+            What::Delete { key } => single.delete(step.key(key)),
             What::DeleteRange { low, high } => single.delete_range(&step.key(low)[..]..&step.key(high)[..]),
             What::Pair { key, length } => self.put_pair(step, key, length),
             What::Batch { first, count } => {
                 let mut batch = Batch::new();
                 batch.durability(step.durability);
-                batch.delete(&self.single, &step.key(first))?;
+                batch.delete(&self.single, step.key(first))?;
                 for key in first + 1..first + count {
-                    batch.put(&self.single, &step.key(key), &step.value(key, 50))?;
+                    batch.put(&self.single, step.key(key), step.value(key, 50))?;
                 }
                 self.store.write(batch).map(|_| ())
             }
@@ -200,10 +200,10 @@ impl Tables {
     fn put_pair(&self, step: &Step, key: u32, length: usize) -> duramen::Result<()> {
         let options = TransactionOptions::new().durability(step.durability);
         self.store.transact_with(options, |tx| {
-            tx.put(&self.left, &step.key(key), &step.value(key, length))?;
-            tx.append(&self.topic, b"", &step.message())?;
+            tx.put(&self.left, step.key(key), step.value(key, length))?;
+            tx.append(&self.topic, b"", step.message())?;
             tx.add(&self.sums, b"messages", 1)?;
-            tx.put(&self.right, &step.key(key), &step.value(key, length))
+            tx.put(&self.right, step.key(key), step.value(key, length))
         })
     }
 }
@@ -245,7 +245,7 @@ impl State {
 
     fn found(tables: &Tables, snapshot: &Snapshot, thread: usize, messages: &[common::Pair]) -> State {
         let of_thread = |map| {
-            let pairs = forwards(&mut snapshot.prefix(map, &prefix(thread)).unwrap());
+            let pairs = forwards(&mut snapshot.prefix(map, prefix(thread)).unwrap());
             assert!(
                 pairs.iter().all(|(key, value)| is_whole(key, value)),
                 "a value is torn, or under a wrong key"

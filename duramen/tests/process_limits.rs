@@ -153,7 +153,7 @@ fn assert_goes_on(store: Store, place: &Path, model: &mut Model) {
     map.delete_range(&1_000u16.to_be_bytes()[..]..).unwrap();
     model.retain(|key, _| key.as_slice() < &1_000u16.to_be_bytes()[..]);
     for number in 0..1_000u16 {
-        map.put(&number.to_be_bytes(), &[1; 5_000]).unwrap();
+        map.put(number.to_be_bytes(), [1; 5_000]).unwrap();
         model.insert(number.to_be_bytes().to_vec(), vec![1; 5_000]);
     }
     assert_holds(&store, model);
@@ -222,7 +222,7 @@ fn files_that_are_longer_than_the_limit_lose_nothing() {
         let store = by_hand().open(&place).unwrap();
         let map = store.map("map").unwrap();
         for number in 0..2_000u16 {
-            map.put(&number.to_be_bytes(), &[2; 9_000]).unwrap();
+            map.put(number.to_be_bytes(), [2; 9_000]).unwrap();
             model.insert(number.to_be_bytes().to_vec(), vec![2; 9_000]);
         }
     }

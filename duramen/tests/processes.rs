@@ -88,16 +88,16 @@ fn value(step: u64, length: usize) -> Vec<u8> {
 fn perform(maps: &Maps, writer: u8, number: u64) -> duramen::Result<()> {
     match Step::of(writer, number) {
         Step::Pair(place, length) => maps.store.transact_with(TransactionOptions::new(), |tx| {
-            tx.put(&maps.left, &key(writer, place), &value(number, length))?;
-            tx.append(&maps.sums, b"steps", &[writer])?;
+            tx.put(&maps.left, key(writer, place), value(number, length))?;
+            tx.append(&maps.sums, b"steps", [writer])?;
             tx.add(&maps.sums, b"sum", 1)?;
-            tx.put(&maps.right, &key(writer, place), &value(number, length))
+            tx.put(&maps.right, key(writer, place), value(number, length))
         }),
         Step::Batch(first) => {
             let mut batch = Batch::new();
             for place in first..first + 8 {
-                batch.put(&maps.left, &key(writer, place), &value(number, 40))?;
-                batch.put(&maps.right, &key(writer, place), &value(number, 40))?;
+                batch.put(&maps.left, key(writer, place), value(number, 40))?;
+                batch.put(&maps.right, key(writer, place), value(number, 40))?;
             }
             maps.store.write(batch).map(drop)
         }
@@ -135,7 +135,7 @@ impl State {
     }
 
     fn found(maps: &Maps, snapshot: &Snapshot, writer: u8) -> State {
-        let pairs_of = |map| -> Vec<Pair> { forwards(&mut snapshot.prefix(map, &[writer]).expect("a cursor")) };
+        let pairs_of = |map| -> Vec<Pair> { forwards(&mut snapshot.prefix(map, [writer]).expect("a cursor")) };
         let pairs = pairs_of(&maps.left);
         assert!(pairs == pairs_of(&maps.right), "half of a commit is missing");
         let messages = forwards(&mut snapshot.prefix(&maps.sums, b"steps").expect("a cursor"));
@@ -273,7 +273,7 @@ fn nothing_acknowledged_is_lost_and_nobody_stops_however_often_writers_are_kille
         }
         let writer = &mut writers[rng.usize(..WRITERS as usize)];
         writer.kill();
-        mine.put(&kill.to_be_bytes(), b"went on").expect("a put");
+        mine.put(kill.to_be_bytes(), b"went on").expect("a put");
         landed += writer.check(&maps) as usize;
         writer.start_again(&path);
         if kill % 8 == 7 {

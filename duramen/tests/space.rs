@@ -40,7 +40,7 @@ fn overwrite(store: &Store, map: &Map, round: u64, rng: &mut Rng) {
     for part in numbers.chunks(50) {
         let mut batch = Batch::new();
         part.iter()
-            .for_each(|number| batch.put(map, &key(*number), &[round as u8; VALUE_BYTES]).unwrap());
+            .for_each(|number| batch.put(map, key(*number), [round as u8; VALUE_BYTES]).unwrap());
         store.write(batch).unwrap();
     }
 }
@@ -163,7 +163,7 @@ fn empty(store: &Store, map: &Map, how: usize) {
     match how {
         0 => map.clear().unwrap(),
         1 => store.maps().drop("data").unwrap(),
-        _ => (0..PAIRS).for_each(|number| map.delete(&key(number)).unwrap()),
+        _ => (0..PAIRS).for_each(|number| map.delete(key(number)).unwrap()),
     }
 }
 
@@ -179,8 +179,8 @@ fn emptied_store_gives_its_space_back() {
         let mut rng = Rng::with_seed(seed());
         let (store, map) = open(&place);
         (0..3).for_each(|round| overwrite(&store, &map, round, &mut rng));
-        (0..30).for_each(|number| map.put(&key(PAIRS + number), &vec![7; 1_000_000]).unwrap());
-        (0..30).for_each(|number| map.delete(&key(PAIRS + number)).unwrap());
+        (0..30).for_each(|number| map.put(key(PAIRS + number), vec![7; 1_000_000]).unwrap());
+        (0..30).for_each(|number| map.delete(key(PAIRS + number)).unwrap());
         empty(&store, &map, how);
         (0..5).for_each(|_| store.maintain().unwrap());
         let show_files = |when: &str| {
@@ -231,13 +231,13 @@ fn quiet_store_moves_its_last_pages_to_the_front_and_gets_shorter() {
     let place = Place::new();
     let (store, map) = open(&place);
     let mut batch = Batch::new();
-    (0..PAIRS).for_each(|number| batch.put(&map, &key(number), &[5; VALUE_BYTES]).unwrap());
+    (0..PAIRS).for_each(|number| batch.put(&map, key(number), [5; VALUE_BYTES]).unwrap());
     store.write(batch).unwrap();
     store.maintain().unwrap();
     // Pages all over the file are written again behind its end; fewer than a compaction would be for.
     (0..PAIRS)
         .step_by(10)
-        .for_each(|number| map.put(&key(number), &[5; VALUE_BYTES]).unwrap());
+        .for_each(|number| map.put(key(number), [5; VALUE_BYTES]).unwrap());
     store.maintain().unwrap();
     show("data file of the busy store", data_file_bytes(&place));
     let is_short = wait_until(|| data_file_bytes(&place) < DATA_BYTES + DATA_BYTES / 2);
@@ -252,7 +252,7 @@ fn space_comes_back_when_the_snapshot_that_held_it_is_dropped_long_after_the_las
     let place = Place::new();
     let mut rng = Rng::with_seed(seed());
     let (store, map) = open(&place);
-    (0..30).for_each(|number| map.put(&key(PAIRS + number), &vec![7; 1_000_000]).unwrap());
+    (0..30).for_each(|number| map.put(key(PAIRS + number), vec![7; 1_000_000]).unwrap());
     store.maintain().unwrap();
     let snapshot = store.snapshot().unwrap();
     map.clear().unwrap();
@@ -277,7 +277,7 @@ fn long_values_that_are_overwritten_use_the_same_pages() {
     let mut largest = 0;
     for round in 0..60u64 {
         let length = rng.usize(500_000..1_000_000);
-        map.put(&key(round % 8), &vec![round as u8; length]).unwrap();
+        map.put(key(round % 8), vec![round as u8; length]).unwrap();
         if round % 4 == 3 {
             store.maintain().unwrap();
         }
@@ -303,15 +303,15 @@ fn transactions_that_are_rolled_back_leave_no_pages_behind() {
         let mut tx = store.begin(TransactionOptions::new()).unwrap();
         // More than a transaction keeps in memory, so that part of it is written to the data file.
         for number in 0..40_000 {
-            tx.put(&map, &key(number), &[round as u8; 500]).unwrap();
+            tx.put(&map, key(number), [round as u8; 500]).unwrap();
         }
-        tx.put(&map, b"long", &[1; 700_000]).unwrap();
+        tx.put(&map, b"long", [1; 700_000]).unwrap();
         if round % 2 == 0 {
             tx.rollback();
         } else {
-            map.put(&key(7), b"in between").unwrap();
+            map.put(key(7), b"in between").unwrap();
             tx.commit().unwrap_err();
-            map.delete(&key(7)).unwrap();
+            map.delete(key(7)).unwrap();
         }
     }
     assert_eq!(in_use(), before);
@@ -327,7 +327,7 @@ fn compacting_gives_back_what_scattered_deletes_left_free() {
     overwrite(&store, &map, 1, &mut rng);
     (0..PAIRS)
         .filter(|number| number % 10 > 0)
-        .for_each(|number| map.delete(&key(number)).unwrap());
+        .for_each(|number| map.delete(key(number)).unwrap());
     store.compact(&mut |_| ()).unwrap();
     show("data file with a tenth of the data", data_file_bytes(&place));
     assert!(data_file_bytes(&place) < DATA_BYTES / 2);

@@ -207,8 +207,56 @@ fn bytes_of_another_type_are_refused_by_name() {
     let snapshot = store.snapshot().unwrap();
     let mut all = map.at(&snapshot).range(..).unwrap();
     refused(all.next().unwrap().unwrap_err());
-    refused(all.next().unwrap().unwrap_err());
-    assert!(all.next().is_none());
+    // An iterator ends after an error, from either end; a cursor goes on where it is told to.
+    assert!(all.next().is_none() && all.next_back().is_none());
+    all.seek_end();
+    refused(all.prev().unwrap_err());
+    // What cannot be read is not taken away either.
+    for popped in [map.pop_first(), map.pop_last()] {
+        refused(popped.unwrap_err());
+    }
+    refused(map.take("key").unwrap_err());
+    refused(map.retain(|_, _| false).unwrap_err());
+    assert_eq!(map.count().unwrap(), 2);
+}
+
+#[test]
+fn typed_pairs_come_from_both_ends() {
+    let store = store();
+    let map = TypedMap::<u32, String>::new(store.map("map").unwrap());
+    for number in [30, 10, 20, 40] {
+        map.put(&number, &format!("the {number}th")).unwrap();
+    }
+    let snapshot = store.snapshot().unwrap();
+    let reads = map.at(&snapshot);
+    let numbers = |pairs: &mut dyn Iterator<Item = Result<(u32, String)>>| -> Vec<u32> {
+        pairs.map(|pair| pair.unwrap().0).collect()
+    };
+    assert_eq!(numbers(&mut reads.range(..).unwrap().rev().take(2)), [40, 30]);
+    let mut pairs = reads.range(10..40).unwrap();
+    assert_eq!(pairs.next_back().unwrap().unwrap().0, 30);
+    assert_eq!(numbers(&mut pairs), [10, 20]);
+    assert_eq!(reads.first().unwrap().unwrap(), (10, "the 10th".to_string()));
+    assert_eq!(reads.last().unwrap().unwrap().0, 40);
+    assert!(reads.contains_key(&20).unwrap() && !reads.is_empty().unwrap());
+
+    store
+        .transact(|tx| {
+            assert!(!map.within(tx).create(&10, &"another".to_string())?);
+            assert!(map.within(tx).create(&50, &"new".to_string())?);
+            map.within(tx).update(&50, |now| now.map(|now| now + "er"))?;
+            assert_eq!(map.within(tx).take(&20)?.as_deref(), Some("the 20th"));
+            assert_eq!(map.within(tx).pop_first()?.unwrap().0, 10);
+            let (old, new) = ("newer".to_string(), "newest".to_string());
+            assert!(map.within(tx).compare_and_swap(&50, Some(&old), Some(&new))?);
+            Ok::<_, duramen::Error>(())
+        })
+        .unwrap();
+    assert_eq!(map.pop_last().unwrap().unwrap(), (50, "newest".to_string()));
+    assert_eq!(map.retain(|number, _| number == 30).unwrap(), 1);
+    assert_eq!((map.first().unwrap().unwrap().0, map.count().unwrap()), (30, 1));
+    assert_eq!(map.take(&30).unwrap().as_deref(), Some("the 30th"));
+    assert!(map.is_empty().unwrap());
 }
 
 #[test]

@@ -132,7 +132,8 @@ impl Batch {
     ///
     /// # Errors
     /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`], [`Reason::MapDropped`], [`Reason::ForeignMap`].
-    pub fn put(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
+    pub fn put(&mut self, map: &Map, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let (key, value) = (key.as_ref(), value.as_ref());
         check_key(key)?;
         check_value(value)?;
         self.write(map, What::Put, key, value)
@@ -142,7 +143,8 @@ impl Batch {
     ///
     /// # Errors
     /// As [`Batch::put`].
-    pub fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
+    pub fn delete(&mut self, map: &Map, key: impl AsRef<[u8]>) -> Result<()> {
+        let key = key.as_ref();
         check_key(key)?;
         self.write(map, What::Delete, key, &[])
     }
@@ -163,7 +165,8 @@ impl Batch {
     ///
     /// # Errors
     /// As [`Batch::put`].
-    pub fn append(&mut self, map: &Map, prefix: &[u8], value: &[u8]) -> Result<()> {
+    pub fn append(&mut self, map: &Map, prefix: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let (prefix, value) = (prefix.as_ref(), value.as_ref());
         check_prefix(prefix)?;
         check_value(value)?;
         self.admit(map)?;
@@ -175,7 +178,8 @@ impl Batch {
     ///
     /// # Errors
     /// As [`Batch::put`].
-    pub fn add(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
+    pub fn add(&mut self, map: &Map, key: impl AsRef<[u8]>, delta: i64) -> Result<()> {
+        let key = key.as_ref();
         check_key(key)?;
         self.admit(map)?;
         self.mixed().push(&map.info, What::Add, key, &delta.to_le_bytes());

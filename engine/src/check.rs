@@ -310,7 +310,7 @@ mod tests {
             .durability(Durability::Written);
         let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
         let map = store.map("map").expect("a map");
-        (0..1_000u32).for_each(|number| map.put(&number.to_be_bytes(), &[7; 100]).expect("a put"));
+        (0..1_000u32).for_each(|number| map.put(number.to_be_bytes(), [7; 100]).expect("a put"));
         store.maintain().expect("a fold");
         let beat = || store.core().control().maintenance_beat.load(Ordering::Relaxed);
         let before = beat();

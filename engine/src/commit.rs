@@ -43,7 +43,7 @@ use crate::promises::FoldCosts;
 use crate::region::{GenerationEntry, GenerationState, Patience};
 use crate::scan::Scan;
 use crate::sequence::SequenceState;
-use crate::value::Value;
+use crate::value::{Source, Value};
 use crate::view::View;
 
 /// Numbers of appends that are looked for are below this.
@@ -896,28 +896,36 @@ impl<'a> Newest<'a> {
 }
 
 impl Newest<'_> {
-    /// The number that appends begin with under a prefix that has no counter: 0, or the one after the greatest that is there,
-    /// because a store that was loaded or salvaged has the pairs of appends without their counters. `first` is the full key
-    /// of number 0.
+    /// The number that appends begin with under a prefix that has no counter; `first` is the full key of number 0.
     #[cold]
     fn first_number(&mut self, first: &[u8]) -> Result<u64> {
-        let (prefix, _) = first.split_at(first.len() - 8);
-        // Nobody counted to this. Text that has the length of a number is more.
-        let range = FullRange {
-            low: first.to_vec(),
-            high: [prefix, &NUMBERS_END.to_be_bytes()].concat(),
-        };
+        let prefix = &first[..first.len() - 8];
         let core = self.core;
-        let view = self.view()?;
-        let mut scan = Scan::new(core.source(), view, &[], range);
-        scan.seek_end();
-        while scan.prev()?.is_some() {
-            if let Ok(number) = scan.key()[prefix.len()..].try_into() {
-                return Ok(u64::from_be_bytes(number) + 1);
-            }
-        }
-        Ok(0)
+        let mut scan = Scan::new(core.source(), self.view()?, &[], numbered(prefix));
+        number_behind(&mut scan, prefix.len())
     }
+}
+
+/// The full keys that appends have under a prefix, which is a full key as well.
+pub(crate) fn numbered(prefix: &[u8]) -> FullRange {
+    FullRange {
+        low: [prefix, &0u64.to_be_bytes()].concat(),
+        // Nobody counted to this. Text that has the length of a number is more.
+        high: [prefix, &NUMBERS_END.to_be_bytes()].concat(),
+    }
+}
+
+/// The number that appends begin with where there is no counter: 0, or the one after the greatest that is there, because a
+/// store that was loaded or salvaged has the pairs of appends without their counters. `scan` walks through [`numbered`], of a
+/// prefix with so many bytes.
+pub(crate) fn number_behind<'a, S: Source<'a>>(scan: &mut Scan<'a, S>, prefix_bytes: usize) -> Result<u64> {
+    scan.seek_end();
+    while scan.prev()?.is_some() {
+        if let Ok(number) = scan.key()[prefix_bytes..].try_into() {
+            return Ok(u64::from_be_bytes(number) + 1);
+        }
+    }
+    Ok(0)
 }
 
 /// Where the next record goes. Bytes that a sync made durable, or is about to make durable, share no write unit with
@@ -957,7 +965,7 @@ mod tests {
         let (disk, length) = (disk.clone(), 5_000);
         let put = move |key: &[u8]| {
             disk.trace(true);
-            map.put(key, &vec![7; length]).expect("a put");
+            map.put(key, vec![7; length]).expect("a put");
             let calls = disk.take_trace().into_iter();
             // Zeros are written ahead of records.
             let mut records = calls.filter(|call| call.contains(" wal-") && !call.starts_with("zeros"));

@@ -274,18 +274,6 @@ pub enum Reason {
         /// The key, printable.
         key: String,
     },
-    /// The closure form gave up.
-    #[error(
-        "the transaction met a conflict {attempts} times, the last at key {key} of map {map:?}; make it smaller, or run it exclusively"
-    )]
-    RetriesExhausted {
-        /// How often it ran.
-        attempts: u32,
-        /// The map of the last conflict.
-        map: String,
-        /// The key of the last conflict, printable.
-        key: String,
-    },
     /// A write transaction that is too old to be checked.
     #[error(
         "the transaction began at commit {began}, conflicts can be checked only since commit {oldest}; run it again, and commit sooner"
@@ -392,7 +380,6 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self.reason() {
             Reason::Conflict { .. }
-            | Reason::RetriesExhausted { .. }
             | Reason::TooOld { .. }
             | Reason::InUse { .. }
             | Reason::MemoryElsewhere { .. }
@@ -471,7 +458,15 @@ pub(crate) fn cure(call: &str) -> &'static str {
         "map.delete" => "`tx.delete`",
         "map.delete_range" => "`tx.delete_range`",
         "map.clear" => "`tx.clear`",
-        "map.create" | "map.compare_and_swap" | "map.update" => "`tx.get` and `tx.put`",
+        "map.create" => "`tx.create`",
+        "map.compare_and_swap" => "`tx.compare_and_swap`",
+        "map.update" => "`tx.update`",
+        "map.take" => "`tx.take`",
+        "map.pop_first" => "`tx.pop_first`",
+        "map.pop_last" => "`tx.pop_last`",
+        "map.retain" => "`tx.retain`",
+        "map.extract_if" => "`tx.extract_if`",
+        "map.put_sorted" => "`tx.put_sorted`",
         "map.add" => "`tx.add`",
         "map.append" => "`tx.append`",
         "store.map" | "maps.create" => "`tx.map`",

@@ -531,18 +531,18 @@ mod tests {
     fn put_all(store: &Store, map: &Map, fill: u8) -> crate::Result<()> {
         let mut batch = Batch::new();
         for key in 0..KEYS {
-            batch.put(map, &key.to_be_bytes(), &value(key, fill ^ 0xFF))?;
+            batch.put(map, key.to_be_bytes(), value(key, fill ^ 0xFF))?;
         }
         store.write(batch)?;
         let ends = [100u32, 200].map(u32::to_be_bytes);
         map.delete_range(&ends[0][..]..&ends[1][..])?;
         let mut large = store.begin(crate::TransactionOptions::new().memory_bytes(1))?;
         for key in (0..KEYS).step_by(2) {
-            large.put(map, &key.to_be_bytes(), &value(key, fill))?;
+            large.put(map, key.to_be_bytes(), value(key, fill))?;
         }
         large.commit()?;
         for key in (1..KEYS).step_by(2) {
-            map.put(&key.to_be_bytes(), &value(key, fill))?;
+            map.put(key.to_be_bytes(), value(key, fill))?;
         }
         Ok(())
     }
@@ -551,7 +551,7 @@ mod tests {
         let map = store.map("map").expect("a map");
         assert_eq!(map.count().expect("a count"), u64::from(KEYS));
         for key in 0..KEYS {
-            let found = map.get(&key.to_be_bytes()).expect("a read");
+            let found = map.get(key.to_be_bytes()).expect("a read");
             assert!(found.as_deref() == Some(&value(key, fill)[..]), "key {key}");
         }
         let report = store.check(&mut |_| ()).expect("a check");
@@ -570,7 +570,7 @@ mod tests {
             .changes(ChangesFrom::After(reaches))
             .expect("all of it is in the log");
         let key = 5u32.to_be_bytes();
-        store.map("map").expect("a map").put(&key, b"new").expect("room");
+        store.map("map").expect("a map").put(key, b"new").expect("room");
         let commit = changes.next(Duration::ZERO).expect("a stream").expect("a commit");
         assert_eq!(commit.changes[0].old.as_deref(), Some(&value(5, 2)[..]));
     }
@@ -652,12 +652,12 @@ mod tests {
         let (pairs, value) = (50_000u32, [7; 1_000]);
         let key = |number: u32| (number.wrapping_mul(0x9E37_79B9)).to_be_bytes();
         for number in 0..pairs {
-            map.put(&key(number), &value).expect("room");
+            map.put(key(number), value).expect("room");
         }
         store.maintain().expect("a fold");
         let mut most = (0, 0);
         for number in 0..4 * pairs {
-            map.put(&key(number % pairs), &[number as u8; 1_000]).expect("room");
+            map.put(key(number % pairs), [number as u8; 1_000]).expect("room");
             if number % 1_000 == 0 {
                 let figures = store.core().space.figures().expect("figures");
                 most = most.max((figures.file_pages, store.core().space.used_bytes() / PAGE_BYTES as u64));
@@ -675,7 +675,7 @@ mod tests {
         let store = options.clone().open_on(disk.platform()).expect("a store");
         let map = store.map("map").expect("a map");
         for number in 0..6_000u32 {
-            map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
+            map.put(number.to_be_bytes(), [7; 1_000]).expect("a put");
         }
         store.maintain().expect("a fold");
         let core = store.core();
@@ -700,16 +700,16 @@ mod tests {
         let store = options.open_on(disk.platform()).expect("a store");
         let (core, map) = (store.core(), store.map("map").expect("a map"));
         disk.write_raw("data", u64::from(rotten) * PAGE_BYTES as u64 + 100, &[0xEE; 8]);
-        map.put(&1u32.to_be_bytes(), b"new").expect("a put");
+        map.put(1u32.to_be_bytes(), b"new").expect("a put");
         let divided = base::divide(core.source(), root, 3, 6, &[]);
         assert!(divided.is_err(), "the parts cannot be told without that branch");
         store.maintain().expect("one thread does not need it");
         assert_eq!(
-            map.get(&1u32.to_be_bytes()).expect("a read").as_deref(),
+            map.get(1u32.to_be_bytes()).expect("a read").as_deref(),
             Some(&b"new"[..])
         );
         assert_eq!(core.region.version().generations.len(), 1);
-        let last = map.get(&5_999u32.to_be_bytes());
+        let last = map.get(5_999u32.to_be_bytes());
         assert!(last.is_err(), "the damage is still there: {last:?}");
     }
 }

@@ -644,7 +644,7 @@ mod tests {
         let store = options.open_on(disk.platform()).expect("a store");
         let map = store.map("map").expect("a map");
         for number in 0..5_000u64 {
-            map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
+            map.put(number.to_be_bytes(), [7; 1_000]).expect("a put");
         }
         store.maintain().expect("a fold");
         store
@@ -714,7 +714,7 @@ mod tests {
         let (core, map) = (store.core(), store.map("map").expect("a map"));
         let mut snapshots = Vec::new();
         for number in 0..WAITING_GENERATIONS_MAX as u64 {
-            map.put(&number.to_be_bytes(), &[7; 100]).expect("a put");
+            map.put(number.to_be_bytes(), [7; 100]).expect("a put");
             snapshots.push(store.snapshot().expect("a snapshot"));
             store.maintain().expect("a fold");
         }
@@ -768,7 +768,7 @@ mod tests {
         assert!(capacity() < LEAST * 2);
         let mut largest = 0;
         for number in 0..600u64 {
-            map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
+            map.put(number.to_be_bytes(), [7; 1_000]).expect("a put");
             largest = largest.max(capacity());
         }
         assert_eq!(largest, LEAST * GROWN_FACTOR);
@@ -810,7 +810,7 @@ mod tests {
         let number = entry.number.load(Ordering::Relaxed);
         let mut puts = 0u64;
         while entry.number.load(Ordering::Relaxed) == number {
-            map.put(&puts.to_be_bytes(), &[9; 1_000]).expect("a put");
+            map.put(puts.to_be_bytes(), [9; 1_000]).expect("a put");
             puts += 1;
         }
         assert!(file_bytes(core, slot) >= entry.tail.load(Ordering::Relaxed));
@@ -819,7 +819,7 @@ mod tests {
         let options = Options::new().maintenance(Maintenance::Manual);
         let store = options.open_on(disk.platform()).expect("a store");
         let map = store.map("map").expect("a map");
-        assert!((0..puts).all(|put| map.get(&put.to_be_bytes()).unwrap().unwrap() == [9; 1_000]));
+        assert!((0..puts).all(|put| map.get(put.to_be_bytes()).unwrap().unwrap() == [9; 1_000]));
     }
 
     #[test]
@@ -895,7 +895,7 @@ mod tests {
         assert!(empty.planned <= 3 * usable && empty.planned > 2 * usable, "{empty:?}");
         let mut before = empty;
         while number(active()) < folding + 3 {
-            map.put(b"key", &[8; 1_000]).expect("a put");
+            map.put(b"key", [8; 1_000]).expect("a put");
             let room = core.log_room(folding - 1);
             assert!(
                 room.planned <= before.planned && room.left <= before.left + usable,
@@ -923,9 +923,7 @@ mod tests {
         for _ in 0..2 {
             let mut batch = crate::Batch::new();
             for number in 0..8 * LEAST / 1_000 {
-                batch
-                    .put(&map, &number.to_be_bytes(), &[9; 1_000])
-                    .expect("a short pair");
+                batch.put(&map, number.to_be_bytes(), [9; 1_000]).expect("a short pair");
             }
             store.write(batch).expect("room");
         }

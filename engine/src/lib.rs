@@ -75,6 +75,7 @@ mod changes;
 mod future;
 mod map;
 mod options;
+mod pairs;
 mod presence;
 mod ringing;
 mod sequence;
@@ -109,6 +110,7 @@ pub use future::CommitFuture;
 pub use limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub use map::{Map, Maps};
 pub use options::{Maintenance, Options};
+pub use pairs::Pairs;
 pub use progress::Progress;
 pub use salvage::{Lost, Salvage};
 #[doc(hidden)]
@@ -118,5 +120,5 @@ pub use statistics::{
     Counts, GenerationStatistics, MapStatistics, MemoryStatistics, ProcessStatistics, SnapshotStatistics, Statistics,
 };
 pub use store::Store;
-pub use transaction::{Savepoint, Transaction, TransactionOptions};
+pub use transaction::{ExtractIf, Rollback, Savepoint, Transaction, TransactionOptions};
 pub use value::Value;

@@ -13,11 +13,13 @@ use crate::core::Core;
 use crate::draft::AddTo;
 use crate::error::{Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
-use crate::limits::{ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
+use crate::limits::{LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::snapshot::{Pinned, Purpose};
 use crate::store::{Store, with_draft};
-use crate::transaction::TransactionOptions;
+use crate::value::Value;
+
+mod read_write;
 
 /// A named, ordered map from keys to values, both arbitrary bytes. Clones are handles of the same map.
 ///
@@ -124,25 +126,36 @@ impl Map {
     ///
     /// # Errors
     /// [`Reason::KeyTooLong`], [`Reason::MapDropped`], [`Reason::Closed`], [`Reason::Damaged`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        let full_key = self.full_key(key)?;
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value<'static>>> {
+        let full_key = self.full_key(key.as_ref())?;
         let core = self.core();
         core.healthy()?;
-        core.with_view(|view| Ok(view.get(core.source(), &full_key)?.map(|value| value.to_vec())))
+        core.with_view(|view| Ok(view.get(core.source(), &full_key)?.map(Value::into_owned)))
+    }
+
+    /// Whether a key is there now.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let full_key = self.full_key(key.as_ref())?;
+        let core = self.core();
+        core.healthy()?;
+        core.with_view(|view| view.contains(core.source(), &full_key))
     }
 
     /// The values of several keys, all at the same moment, in their order.
     ///
     /// # Errors
     /// As [`Map::get`].
-    pub fn multi_get<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>> {
+    pub fn multi_get<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value<'static>>>> {
         let core = self.core();
         core.healthy()?;
         core.with_view(|view| {
             keys.iter()
                 .map(|key| {
                     let full_key = self.full_key(key.as_ref())?;
-                    Ok(view.get(core.source(), &full_key)?.map(|value| value.to_vec()))
+                    Ok(view.get(core.source(), &full_key)?.map(Value::into_owned))
                 })
                 .collect()
         })
@@ -153,7 +166,8 @@ impl Map {
     /// # Errors
     /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`] and those of a commit: [`Reason::Full`], [`Reason::Unknown`],
     /// [`Reason::Poisoned`], [`Reason::ReadOnly`], [`Reason::MapDropped`].
-    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+    pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let (key, value) = (key.as_ref(), value.as_ref());
         self.commits("map.put")?;
         self.known()?;
         let mut room = KeyRoom::new();
@@ -168,9 +182,9 @@ impl Map {
     ///
     /// # Errors
     /// As [`Map::put`], and [`Reason::ValueLengthMismatch`].
-    pub fn put_stream(&self, key: &[u8], length: u64, stream: &mut dyn Read) -> Result<()> {
+    pub fn put_stream(&self, key: impl AsRef<[u8]>, length: u64, stream: &mut dyn Read) -> Result<()> {
         self.commits("map.put_stream")?;
-        let full_key = self.full_key(key)?;
+        let full_key = self.full_key(key.as_ref())?;
         self.core().writable()?;
         if length > VALUE_BYTES_MAX {
             return Err(Reason::ValueTooLong {
@@ -200,10 +214,14 @@ impl Map {
     ///
     /// # Errors
     /// As [`Map::put`].
-    pub fn delete(&self, key: &[u8]) -> Result<()> {
+    pub fn delete(&self, key: impl AsRef<[u8]>) -> Result<()> {
         self.commits("map.delete")?;
         self.known()?;
-        self.single(OperationKind::Delete, KeyRoom::new().join(self.info.id, key)?, &[])
+        self.single(
+            OperationKind::Delete,
+            KeyRoom::new().join(self.info.id, key.as_ref())?,
+            &[],
+        )
     }
 
     fn single(&self, kind: OperationKind, full_key: &[u8], value: &[u8]) -> Result<()> {
@@ -241,80 +259,14 @@ impl Map {
         self.delete_range(..)
     }
 
-    /// Stores a value if the key is not there. Returns whether it was stored.
-    ///
-    /// # Errors
-    /// As [`Map::put`].
-    pub fn create(&self, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.commits("map.create")?;
-        self.compare_and_swap(key, None, Some(value))
-    }
-
-    /// Replaces what the key holds (`None`: nothing) if that is exactly `expected`. Returns whether it was replaced.
-    ///
-    /// # Errors
-    /// As [`Map::put`].
-    pub fn compare_and_swap(&self, key: &[u8], expected: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
-        self.commits("map.compare_and_swap")?;
-        let mut swapped = false;
-        self.conditionally(key, |now| {
-            swapped = now == expected;
-            swapped.then(|| new.map(<[u8]>::to_vec))
-        })?;
-        Ok(swapped)
-    }
-
-    /// Replaces what the key holds by what `change` makes of it. Returns what it held before. `change` may run
-    /// several times, when others change the key at the same time; the key is changed once.
-    ///
-    /// # Errors
-    /// As [`Map::put`].
-    pub fn update(
-        &self,
-        key: &[u8],
-        mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
-    ) -> Result<Option<Vec<u8>>> {
-        self.commits("map.update")?;
-        self.conditionally(key, |now| Some(change(now)))
-    }
-
-    /// Reads the key, lets `decide` choose (`None`: leave it), and commits unless the key changed meanwhile: then
-    /// again, at last with everybody else shut out. Returns what the key held.
-    fn conditionally(
-        &self,
-        key: &[u8],
-        mut decide: impl FnMut(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
-    ) -> Result<Option<Vec<u8>>> {
-        self.known()?;
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            let options = TransactionOptions::default().durability(self.durability);
-            let in_turn = attempt > ATTEMPTS_MAX;
-            let options = if in_turn { options.exclusive() } else { options };
-            let mut tx = self.store.begin(options)?;
-            let now = tx.get(self, key)?.map(|value| value.to_vec());
-            match decide(now.as_deref()) {
-                None => return Ok(now),
-                Some(Some(value)) => tx.put(self, key, &value)?,
-                Some(None) => tx.delete(self, key)?,
-            }
-            match tx.commit() {
-                Err(error) if !in_turn && matches!(error.reason(), Reason::Conflict { .. } | Reason::TooOld { .. }) => {
-                }
-                committed => return committed.map(|_| now),
-            }
-        }
-    }
-
     /// Adds to a counter (8 bytes, a big-endian `i64`; a missing key counts as 0) and returns the sum. Additions
     /// commute: they never conflict with each other.
     ///
     /// # Errors
     /// As [`Map::put`], [`Reason::NotACounter`], [`Reason::CounterOverflow`].
-    pub fn add(&self, key: &[u8], delta: i64) -> Result<i64> {
+    pub fn add(&self, key: impl AsRef<[u8]>, delta: i64) -> Result<i64> {
         self.commits("map.add")?;
-        let full_key = self.full_key(key)?;
+        let full_key = self.full_key(key.as_ref())?;
         with_draft(|draft| {
             draft.push_add(&full_key, delta, AddTo::Newest, self.core().hash_seed);
             draft.needs(&self.info);
@@ -329,7 +281,7 @@ impl Map {
     ///
     /// # Errors
     /// As [`Map::put`].
-    pub fn append(&self, prefix: &[u8], value: &[u8]) -> Result<u64> {
+    pub fn append(&self, prefix: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<u64> {
         self.commits("map.append")?;
         let mut batch = Batch::new();
         batch.append(self, prefix, value)?;

@@ -505,7 +505,7 @@ mod tests {
         let map = store.map("map").expect("a map");
         assert!(!store.core().pages.exceeds_memory());
         for number in 0..6_000u32 {
-            map.put(&number.to_be_bytes(), &[7; 1_000]).expect("a put");
+            map.put(number.to_be_bytes(), [7; 1_000]).expect("a put");
         }
         store.maintain().expect("a fold");
         assert!(store.core().pages.exceeds_memory());

@@ -123,7 +123,7 @@ mod tests {
             known.push(store.process_number());
             store
                 .map("map")
-                .and_then(|map| map.put(b"key", &[round]))
+                .and_then(|map| map.put(b"key", [round]))
                 .expect("a put");
             disk = if round % 2 == 0 {
                 disk.kill()

@@ -331,7 +331,7 @@ mod tests {
         // Whoever writes next begins at the next sector.
         store.sync().expect("a durable log");
         let mut changes = store.changes(ChangesFrom::Now).expect("a stream");
-        map.put(b"long", &[3; 100_000]).expect("a put");
+        map.put(b"long", [3; 100_000]).expect("a put");
         map.put(b"after", b"value").expect("a put");
         store.sync().expect("a durable log");
         let core = store.core();
@@ -400,7 +400,7 @@ mod tests {
         let (store, other) = (open(), open());
         let map = store.map("map").expect("a map");
         let put_all = |byte: u8| {
-            (0..1_000u32).for_each(|number| map.put(&number.to_be_bytes(), &[byte; 100]).expect("a put"));
+            (0..1_000u32).for_each(|number| map.put(number.to_be_bytes(), [byte; 100]).expect("a put"));
         };
         put_all(1);
         let core = store.core();
@@ -414,7 +414,7 @@ mod tests {
         other.maintain().expect("a fold");
         put_all(2);
         store.maintain().expect("a fold");
-        assert!((0..1_000u32).all(|number| map.get(&number.to_be_bytes()).unwrap().unwrap() == [2; 100]));
+        assert!((0..1_000u32).all(|number| map.get(number.to_be_bytes()).unwrap().unwrap() == [2; 100]));
         assert_eq!(store.check(&mut |_| ()).expect("a check").problems, [""; 0]);
     }
 }

@@ -163,6 +163,22 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         self.gap = Gap::Before(self.range.high.clone());
     }
 
+    /// The keys that it walks through.
+    pub(crate) fn range(&self) -> &FullRange {
+        &self.range
+    }
+
+    /// Whether the gap is in front of a key.
+    pub(crate) fn is_before(&self, key: &[u8]) -> bool {
+        match &self.gap {
+            Gap::Before(place) => key >= place.as_slice(),
+            Gap::Positioned(Direction::Forward, true) => key > self.key(),
+            Gap::Positioned(Direction::Backward, true) => key >= self.key(),
+            // At one of the ends.
+            Gap::Positioned(direction, false) => *direction == Direction::Backward,
+        }
+    }
+
     /// Steps over the next key and returns what is there; the key is `self.key()`.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<Option<Entry<'a>>> {

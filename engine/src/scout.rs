@@ -112,7 +112,7 @@ mod tests {
         let options = options.generation_bytes(8 << 20, 8 << 20);
         let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
         let map = store.map("map").expect("a map");
-        let put = |number: u32| map.put(&number.to_be_bytes(), &[7; 500]).expect("a put");
+        let put = |number: u32| map.put(number.to_be_bytes(), [7; 500]).expect("a put");
         (0..6_000).for_each(put);
         store.maintain().expect("a fold");
         (0..6_000).step_by(10).for_each(put);

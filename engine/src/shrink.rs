@@ -204,7 +204,7 @@ mod tests {
             for _ in 0..8_000 {
                 let key = (rng.u64(..) % 40_000).to_be_bytes();
                 let value = vec![rng.u8(..); rng.usize(..200)];
-                map.put(&key, &value).expect("a put");
+                map.put(key, &value).expect("a put");
                 model.insert(key, value);
             }
             store.maintain().expect("a fold");
@@ -328,7 +328,7 @@ mod tests {
             *b"a value that is found in the file",
         );
         let (store, _) = scattered(&disk);
-        store.map("map").expect("a map").put(&key, &wanted).expect("a put");
+        store.map("map").expect("a map").put(key, wanted).expect("a put");
         store.maintain().expect("a fold");
         drop(store);
         let disk = disk.kill();
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(pages_in_use(), before);
         let map = store.map("map").expect("a map");
         map.put(b"other", b"value").expect("nobody was stopped");
-        assert_eq!(map.get(&key).expect_err("damage").kind(), Kind::Damaged);
+        assert_eq!(map.get(key).expect_err("damage").kind(), Kind::Damaged);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::full_key::{FullKey, FullRange};
 use crate::limits::{MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
 use crate::map::Map;
 use crate::pages::{MappedPages, extent_table};
+use crate::pairs::Pairs;
 use crate::region::Pin;
 use crate::scan::Scan;
 use crate::store::{Handle, Store};
@@ -182,10 +183,44 @@ impl Snapshot {
     /// # Errors
     /// [`Reason::KeyTooLong`], [`Reason::SnapshotEnded`], [`Reason::ForeignMap`], [`Reason::Damaged`].
     #[inline]
-    pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
+    pub fn get(&self, map: &Map, key: impl AsRef<[u8]>) -> Result<Option<Value<'_>>> {
         self.pinned.alive()?;
-        let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
+        let full_key = FullKey::new(map.id_in(self.pinned.core())?, key.as_ref())?;
         self.pinned.view.get(self.pinned.core().source(), &full_key)
+    }
+
+    /// Whether a key is there.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn contains_key(&self, map: &Map, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.pinned.alive()?;
+        let full_key = FullKey::new(map.id_in(self.pinned.core())?, key.as_ref())?;
+        self.pinned.view.contains(self.pinned.core().source(), &full_key)
+    }
+
+    /// Whether the map holds nothing.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn is_empty(&self, map: &Map) -> Result<bool> {
+        Ok(self.range(map, ..)?.next()?.is_none())
+    }
+
+    /// The pair with the smallest key.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn first(&self, map: &Map) -> Result<Option<(Vec<u8>, Value<'_>)>> {
+        self.range(map, ..)?.take_first()
+    }
+
+    /// The pair with the greatest key.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get`].
+    pub fn last(&self, map: &Map) -> Result<Option<(Vec<u8>, Value<'_>)>> {
+        self.range(map, ..)?.take_last()
     }
 
     /// The value of a full key, which may lie outside the maps of users; `map` tells the store.
@@ -200,7 +235,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::get`].
     pub fn multi_get<K: AsRef<[u8]>>(&self, map: &Map, keys: &[K]) -> Result<Vec<Option<Value<'_>>>> {
-        keys.iter().map(|key| self.get(map, key.as_ref())).collect()
+        keys.iter().map(|key| self.get(map, key)).collect()
     }
 
     /// A cursor over the pairs whose keys lie in a range, standing before the first.
@@ -216,8 +251,8 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`Snapshot::get`].
-    pub fn prefix(&self, map: &Map, prefix: &[u8]) -> Result<Cursor<'_>> {
-        let range = FullRange::prefix(map.id_in(self.pinned.core())?, prefix)?;
+    pub fn prefix(&self, map: &Map, prefix: impl AsRef<[u8]>) -> Result<Cursor<'_>> {
+        let range = FullRange::prefix(map.id_in(self.pinned.core())?, prefix.as_ref())?;
         self.cursor(range)
     }
 
@@ -241,9 +276,9 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`Snapshot::get`].
-    pub fn stream(&self, map: &Map, key: &[u8]) -> Result<Option<ValueReader<'_>>> {
+    pub fn stream(&self, map: &Map, key: impl AsRef<[u8]>) -> Result<Option<ValueReader<'_>>> {
         self.pinned.alive()?;
-        let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
+        let full_key = FullKey::new(map.id_in(self.pinned.core())?, key.as_ref())?;
         let hash = key_hash(self.pinned.view.hash_seed, &full_key);
         let source = self.pinned.core().source();
         let entry = match self.pinned.view.recent(source, &full_key, hash)? {
@@ -273,10 +308,18 @@ impl Snapshot {
 /// assert_eq!(cursor.next()?.unwrap().0, b"cherry");
 /// assert_eq!(cursor.prev()?.unwrap().0, b"cherry");
 /// assert_eq!(cursor.prev()?.unwrap().0, b"apple");
+///
+/// for pair in snapshot.range(&map, "b"..)? {
+///     let (key, value) = pair?;
+///     println!("{key:?} {value:?}");
+/// }
+/// let last_two: Vec<_> = snapshot.range(&map, ..)?.rev().take(2).collect::<Result<_, _>>()?;
+/// assert_eq!(last_two[1].0, b"cherry");
 /// # Ok::<(), duramen_engine::Error>(())
 /// ```
 pub struct Cursor<'a> {
     pinned: &'a Pinned,
+    layers: &'a [Layer],
     scan: Box<MappedScan<'a>>,
     map: [u8; MAP_ID_BYTES],
 }
@@ -290,7 +333,7 @@ impl fmt::Debug for Cursor<'_> {
 }
 
 /// A scan over mapped pages.
-type MappedScan<'a> = Scan<'a, MappedPages<'a>>;
+pub(crate) type MappedScan<'a> = Scan<'a, MappedPages<'a>>;
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(pinned: &'a Pinned, layers: &'a [Layer], range: FullRange) -> Cursor<'a> {
@@ -299,6 +342,7 @@ impl<'a> Cursor<'a> {
             .expect("a range begins with a map id");
         Cursor {
             pinned,
+            layers,
             scan: pinned.scan(layers, range),
             map,
         }
@@ -333,14 +377,75 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// [`Reason::KeyTooLong`].
-    pub fn seek(&mut self, key: &[u8]) -> Result<()> {
-        self.scan.seek(&FullKey::new(u32::from_be_bytes(self.map), key)?);
+    pub fn seek(&mut self, key: impl AsRef<[u8]>) -> Result<()> {
+        self.scan
+            .seek(&FullKey::new(u32::from_be_bytes(self.map), key.as_ref())?);
         Ok(())
     }
 
     /// Moves behind the last pair of the range.
     pub fn seek_end(&mut self) {
         self.scan.seek_end();
+    }
+
+    /// [`Cursor::next`], but for the key.
+    #[inline]
+    pub(crate) fn step(&mut self) -> Result<Option<Value<'a>>> {
+        self.pinned.alive()?;
+        Ok(self.scan.next_pair()?.map(|(_, value)| value))
+    }
+
+    /// [`Cursor::prev`], but for the key.
+    pub(crate) fn step_back(&mut self) -> Result<Option<Value<'a>>> {
+        self.pinned.alive()?;
+        Ok(self.scan.prev_pair()?.map(|(_, value)| value))
+    }
+
+    /// The key of the last step.
+    #[inline]
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.scan.key()[MAP_ID_BYTES..]
+    }
+
+    /// The first pair of the range.
+    pub(crate) fn take_first(mut self) -> Result<Option<(Vec<u8>, Value<'a>)>> {
+        Ok(self.next()?.map(|(key, value)| (key.to_vec(), value)))
+    }
+
+    /// The last pair of the range.
+    pub(crate) fn take_last(mut self) -> Result<Option<(Vec<u8>, Value<'a>)>> {
+        self.seek_end();
+        Ok(self.prev()?.map(|(key, value)| (key.to_vec(), value)))
+    }
+
+    /// Another cursor over all of the range, standing before its first pair.
+    pub(crate) fn fresh(&self) -> Cursor<'a> {
+        Cursor::new(self.pinned, self.layers, self.scan.range().clone())
+    }
+
+    /// Whether this cursor stands in front of the pair of the other's last step.
+    pub(crate) fn is_before_pair_of(&self, other: &Cursor<'_>) -> bool {
+        self.scan.is_before(other.scan.key())
+    }
+
+    /// An iterator over all pairs of the range, wherever the cursor stands: from both ends, and fused: after an error there
+    /// is nothing more. `for pair in cursor` begins where the cursor stands.
+    pub fn iter(&self) -> Pairs<'a> {
+        Pairs::new(self.fresh())
+    }
+
+    /// [`Cursor::iter`] from the last pair on.
+    pub fn rev(&self) -> std::iter::Rev<Pairs<'a>> {
+        self.iter().rev()
+    }
+}
+
+impl<'a> IntoIterator for Cursor<'a> {
+    type Item = Result<(Vec<u8>, Value<'a>)>;
+    type IntoIter = Pairs<'a>;
+
+    fn into_iter(self) -> Pairs<'a> {
+        Pairs::new(self)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::changes::{Changes, ChangesFrom};
 use crate::commit::{Commit, Durability};
 use crate::core::Core;
 use crate::draft::Draft;
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::map::{Map, Maps};
 use crate::options::{Options, Settings};
 use crate::recovery;
@@ -232,20 +232,51 @@ impl Store {
     }
 
     /// Runs a closure in a transaction and commits it, again after a conflict: ten times concurrently with others,
-    /// then in turn with everybody else shut out, so that it gets through. The closure may therefore run several
+    /// then once with all other writers shut out, where no conflict can be. The closure may therefore run several
     /// times and should have no other effects. When it returns an error, or panics, nothing is written.
+    ///
+    /// The error is any type that a [`crate::Error`] can become, so the closure can fail for reasons of its own; it can roll
+    /// back with a value, too ([`crate::Rollback`]). Where it ends with `Ok(..)` the compiler asks which error is meant:
+    /// end with a call that returns a `Result` (`tx.put(..)`), or write `Ok::<_, duramen::Error>(..)`.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let store = duramen_engine::Store::open(directory.path())?;
+    /// # let accounts = store.map("accounts")?;
+    /// #[derive(Debug)]
+    /// enum Refused {
+    ///     NoMoney,
+    ///     Store(duramen_engine::Error),
+    /// }
+    /// impl From<duramen_engine::Error> for Refused {
+    ///     fn from(error: duramen_engine::Error) -> Refused {
+    ///         Refused::Store(error)
+    ///     }
+    /// }
+    /// let paid = store.transact(|tx| {
+    ///     let Some(balance) = tx.get(&accounts, "ada")? else {
+    ///         return Err(Refused::NoMoney);
+    ///     };
+    ///     tx.put(&accounts, "bob", &balance)?;
+    ///     Ok(tx.delete(&accounts, "ada")?)
+    /// });
+    /// assert!(matches!(paid, Err(Refused::NoMoney)));
+    /// # Ok::<(), duramen_engine::Error>(())
+    /// ```
     ///
     /// Write through `tx` only. A commit that the closure makes in any other way (`map.put`, `store.map` of a map that
     /// is missing, `topic.publish`) is no part of the transaction. Once the closure runs exclusively, that call returns
     /// [`Reason::WouldWaitForItself`].
     ///
     /// # Errors
-    /// Whatever the closure returns; [`Reason::RetriesExhausted`], which names the key; [`Reason::LockTimeout`]; those of
-    /// a commit.
+    /// Whatever the closure returns; [`Reason::LockTimeout`]; those of a commit.
     ///
     /// # Panics
     /// In debug builds, on a commit inside the closure that is not made through `tx`, from the first run on.
-    pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+    pub fn transact<T, E: From<Error>>(
+        &self,
+        body: impl FnMut(&mut Transaction) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
         self.transact_with(TransactionOptions::default(), body)
     }
 
@@ -253,11 +284,11 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::transact`].
-    pub fn transact_with<T>(
+    pub fn transact_with<T, E: From<Error>>(
         &self,
         options: TransactionOptions,
-        mut body: impl FnMut(&mut Transaction) -> Result<T>,
-    ) -> Result<T> {
+        mut body: impl FnMut(&mut Transaction) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
         Transaction::run(self, options, &mut body)
     }
 

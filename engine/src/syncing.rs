@@ -373,14 +373,14 @@ mod tests {
         let map = map(store);
         for number in 0..PAIRS {
             let value = vec![number as u8 + 1; if number == 0 { bytes } else { 100 }];
-            map.put(&number.to_be_bytes(), &value).expect("a put");
+            map.put(number.to_be_bytes(), &value).expect("a put");
         }
     }
 
     fn all_pairs_survive(disk: &SimDisk) -> bool {
         let store = ManuallyDrop::into_inner(open(disk));
         let found = map(&store);
-        let value = |number: u32| found.get(&number.to_be_bytes()).ok().flatten();
+        let value = |number: u32| found.get(number.to_be_bytes()).ok().flatten();
         let is_right =
             |number: u32| value(number).is_some_and(|value| value.iter().all(|&byte| byte == number as u8 + 1));
         (0..PAIRS).all(is_right)
@@ -461,7 +461,7 @@ mod tests {
             match (of, written.expect_err("it cannot be known").reason()) {
                 (Synced::Log, Reason::NotSynced { .. }) => {
                     // Its pages are not given to the next one.
-                    map.put(b"next", &[4; 100_000]).expect("a put");
+                    map.put(b"next", [4; 100_000]).expect("a put");
                     assert_eq!(map.get(b"long").expect("a read").expect("a value"), long);
                 }
                 (Synced::Data, Reason::Busy { .. }) => assert!(map.get(b"long").expect("a read").is_none()),
@@ -602,7 +602,7 @@ mod tests {
         let disk = SimDisk::new(1);
         let store = open(&disk);
         let map = map(&store);
-        map.put(b"key", &[7; 10_000]).expect("a put");
+        map.put(b"key", [7; 10_000]).expect("a put");
         let core = store.core();
         let (slot, stale) = (active(core), core.entry(active(core)).end());
         for round in 0..100 {

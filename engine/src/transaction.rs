@@ -27,15 +27,19 @@ use crate::log::OperationKind;
 use crate::map::{Map, check_value, counters_of, map_id, next_map_id};
 use crate::planted::{PlantedBug, is_planted};
 use crate::sequence::{Body, Place, Ticket};
-use crate::snapshot::{Cursor, Pinned, Purpose};
+use crate::snapshot::{Cursor, MappedScan, Pinned, Purpose};
 use crate::store::{Store, with_draft};
 use crate::value::{Entry, Value};
 use crate::view::{encode_root, in_tree};
 use crate::write_set::{Addition, Entries, Layer, Written};
 
+mod read_write;
+mod rollback;
 mod sequences;
 mod work;
 
+pub use read_write::ExtractIf;
+pub use rollback::Rollback;
 use work::Reused;
 
 /// How a transaction runs and commits.
@@ -108,6 +112,8 @@ pub struct Transaction {
     durability: Durability,
     memory_bytes: usize,
     finished: bool,
+    /// Whether it found out before its commit that it cannot be made.
+    met_conflict: bool,
     /// How the user commits it, for errors.
     call: &'static str,
 }
@@ -121,6 +127,8 @@ struct Work {
     below: Held,
     savepoints: Vec<Mark>,
     appends: Vec<Append>,
+    /// Whether it gave appends their numbers itself.
+    numbers: bool,
     /// The values of all of them, one behind the other.
     append_values: Vec<u8>,
     append_bytes: u64,
@@ -306,16 +314,17 @@ impl Transaction {
             durability: options.durability.unwrap_or(core.settings.durability),
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
             finished: false,
+            met_conflict: false,
             call: "tx.commit",
         })
     }
 
     /// The closure form, see [`Store::transact`].
-    pub(crate) fn run<T>(
+    pub(crate) fn run<T, E: From<Error>>(
         store: &Store,
         options: TransactionOptions,
-        body: &mut dyn FnMut(&mut Transaction) -> Result<T>,
-    ) -> Result<T> {
+        body: &mut dyn FnMut(&mut Transaction) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -326,22 +335,16 @@ impl Transaction {
             let closure = Closure::of(store.core());
             let done = body(&mut tx);
             drop(closure);
-            let outcome = done.and_then(|value| tx.commit().map(|_| value));
-            match outcome {
-                Err(error) => match error.reason() {
-                    Reason::Conflict { map, key } if attempt >= 2 * ATTEMPTS_MAX => {
-                        let (map, key) = (map.clone(), key.clone());
-                        return Err(Reason::RetriesExhausted {
-                            attempts: attempt,
-                            map,
-                            key,
-                        }
-                        .into());
-                    }
-                    Reason::Conflict { .. } | Reason::TooOld { .. } if attempt < 2 * ATTEMPTS_MAX => continue,
-                    _ => return Err(error),
-                },
-                done => return done,
+            let value = match done {
+                Ok(value) => value,
+                // Whatever the closure made of the conflict, it ran on a state that is gone.
+                Err(_) if tx.met_conflict && !in_turn => continue,
+                Err(error) => return Err(error),
+            };
+            let Err(error) = tx.commit() else { return Ok(value) };
+            let is_conflict = matches!(error.reason(), Reason::Conflict { .. } | Reason::TooOld { .. });
+            if in_turn || !is_conflict {
+                return Err(error.into());
             }
         }
     }
@@ -355,11 +358,26 @@ impl Transaction {
         self.pinned.view.commit
     }
 
-    /// The value of a key: this transaction's own, or that of its snapshot.
+    /// The value of a key: this transaction's own, or that of its snapshot. It owns its bytes, so that the transaction can
+    /// write while the value is in use; [`Transaction::get_ref`] makes no copy.
     ///
     /// # Errors
     /// As [`crate::Snapshot::get`].
-    pub fn get(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
+    pub fn get(&self, map: &Map, key: impl AsRef<[u8]>) -> Result<Option<Value<'static>>> {
+        Ok(self.get_ref(map, key)?.map(Value::into_owned))
+    }
+
+    /// The value of a key, borrowed from the store or the transaction where that is possible. The transaction cannot write
+    /// while the value is in use.
+    ///
+    /// # Errors
+    /// As [`crate::Snapshot::get`].
+    #[inline]
+    pub fn get_ref(&self, map: &Map, key: impl AsRef<[u8]>) -> Result<Option<Value<'_>>> {
+        self.get_bytes(map, key.as_ref())
+    }
+
+    fn get_bytes(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
         self.is_used_here();
         self.pinned.alive()?;
         let full_key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
@@ -413,8 +431,8 @@ impl Transaction {
     ///
     /// # Errors
     /// As [`crate::Snapshot::get`].
-    pub fn multi_get<K: AsRef<[u8]>>(&self, map: &Map, keys: &[K]) -> Result<Vec<Option<Value<'_>>>> {
-        keys.iter().map(|key| self.get(map, key.as_ref())).collect()
+    pub fn multi_get<K: AsRef<[u8]>>(&self, map: &Map, keys: &[K]) -> Result<Vec<Option<Value<'static>>>> {
+        keys.iter().map(|key| self.get(map, key)).collect()
     }
 
     /// A cursor over the pairs whose keys lie in a range, own writes included, standing before the first. Appended
@@ -431,8 +449,8 @@ impl Transaction {
     ///
     /// # Errors
     /// As [`crate::Snapshot::get`].
-    pub fn prefix(&self, map: &Map, prefix: &[u8]) -> Result<Cursor<'_>> {
-        self.cursor(FullRange::prefix(map.id_in(self.pinned.core())?, prefix)?)
+    pub fn prefix(&self, map: &Map, prefix: impl AsRef<[u8]>) -> Result<Cursor<'_>> {
+        self.cursor(FullRange::prefix(map.id_in(self.pinned.core())?, prefix.as_ref())?)
     }
 
     fn cursor(&self, range: FullRange) -> Result<Cursor<'_>> {
@@ -466,7 +484,12 @@ impl Transaction {
     /// # Errors
     /// [`Reason::KeyTooLong`], [`Reason::ValueTooLong`], [`Reason::MapDropped`], [`Reason::ForeignMap`],
     /// [`Reason::Full`].
-    pub fn put(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
+    #[inline]
+    pub fn put(&mut self, map: &Map, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.put_bytes(map, key.as_ref(), value.as_ref())
+    }
+
+    fn put_bytes(&mut self, map: &Map, key: &[u8], value: &[u8]) -> Result<()> {
         check_value(value)?;
         let id = self.needs(map)?;
         let mut room = KeyRoom::new();
@@ -485,9 +508,9 @@ impl Transaction {
     ///
     /// # Errors
     /// As [`Transaction::put`].
-    pub fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()> {
+    pub fn delete(&mut self, map: &Map, key: impl AsRef<[u8]>) -> Result<()> {
         let id = self.needs(map)?;
-        self.write(KeyRoom::new().join(id, key)?, Written::Delete)
+        self.write(KeyRoom::new().join(id, key.as_ref())?, Written::Delete)
     }
 
     /// Removes all keys of a range: also those that others add before this commits, which is a conflict.
@@ -558,10 +581,15 @@ impl Transaction {
     ///
     /// # Errors
     /// As [`Transaction::put`].
-    pub fn append(&mut self, map: &Map, prefix: &[u8], value: &[u8]) -> Result<()> {
+    pub fn append(&mut self, map: &Map, prefix: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let (prefix, value) = (prefix.as_ref(), value.as_ref());
         check_value(value)?;
-        let map = self.needs(map)?;
+        let id = self.needs(map)?;
         check_prefix(prefix)?;
+        if self.numbers_under(id, prefix)? {
+            return self.append_numbered(map, prefix, value).map(|_| ());
+        }
+        let map = id;
         let mut extents = Vec::new();
         let logged = if value.len() > LOGGED_VALUE_BYTES_MAX {
             EXTENT_BYTES
@@ -573,6 +601,24 @@ impl Transaction {
         self.work.extents.extend(extents);
         self.push_append(map, kind, &value, AppendTo::Prefix(prefix.into()));
         Ok(())
+    }
+
+    /// Whether it appends under a prefix.
+    fn appends_under(&self, map: u32, prefix: &[u8]) -> bool {
+        self.work
+            .appends
+            .iter()
+            .any(|append| append.map == map && matches!(&append.to, AppendTo::Prefix(other) if **other == *prefix))
+    }
+
+    /// A walk through full keys, own writes included.
+    fn scan_full(&self, range: FullRange) -> Box<MappedScan<'_>> {
+        self.pinned.scan(&self.work.layers, range)
+    }
+
+    /// Whether nothing was written.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.work.layers.iter().all(Layer::is_empty) && self.work.appends.is_empty()
     }
 
     fn push_append(&mut self, map: u32, kind: OperationKind, value: &[u8], to: AppendTo) {
@@ -589,8 +635,8 @@ impl Transaction {
     ///
     /// # Errors
     /// As [`Transaction::put`], [`Reason::NotACounter`], [`Reason::CounterOverflow`].
-    pub fn add(&mut self, map: &Map, key: &[u8], delta: i64) -> Result<()> {
-        let full_key = FullKey::new(self.needs(map)?, key)?;
+    pub fn add(&mut self, map: &Map, key: impl AsRef<[u8]>, delta: i64) -> Result<()> {
+        let full_key = FullKey::new(self.needs(map)?, key.as_ref())?;
         self.check_resolved(full_key.len() + APPEND_BYTES)?;
         let shown = self.read(&full_key)?;
         let sum = self.core().sum(&full_key, shown.as_deref(), delta)?.to_be_bytes();
@@ -777,8 +823,14 @@ impl Transaction {
         let id = if is_own {
             map.id_in(self.pinned.core())?
         } else {
-            let id = map.writable_id_in(self.pinned.core());
-            id.map_err(|error| self.conflict_if_opened(&map.info, error))?
+            match map.writable_id_in(self.pinned.core()) {
+                Ok(id) => id,
+                Err(error) => {
+                    let error = self.conflict_if_opened(&map.info, error);
+                    self.met_conflict |= matches!(error.reason(), Reason::Conflict { .. });
+                    return Err(error);
+                }
+            }
         };
         if self.work.dropped.contains(&id) {
             return Err(Reason::MapDropped {
@@ -869,7 +921,7 @@ impl Transaction {
         self.is_used_here();
         self.pinned.alive()?;
         self.fit_into_a_record()?;
-        let is_empty = self.work.layers.iter().all(Layer::is_empty) && self.work.appends.is_empty();
+        let is_empty = self.is_unchanged();
         let mut checks = self.checks();
         if is_empty && checks.keys.is_empty() && checks.ranges.is_empty() {
             return Ok(Commit {

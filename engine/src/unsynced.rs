@@ -150,7 +150,7 @@ mod tests {
             let store = open(&disk);
             let map = store.map("map").expect("a map");
             let put = |numbers: std::ops::Range<u32>| {
-                numbers.for_each(|number| map.put(&number.to_be_bytes(), &value(number)).expect("a put"));
+                numbers.for_each(|number| map.put(number.to_be_bytes(), value(number)).expect("a put"));
             };
             put(0..1_000);
             store.maintain().expect("a durable base");
@@ -175,8 +175,8 @@ mod tests {
         let store = open(disk);
         let map = store.map("map").expect("a map");
         for number in 0..1_550u32 {
-            let found = map.get(&number.to_be_bytes()).expect("a sound store");
-            assert!(found == Some(value(number)), "{number}");
+            let found = map.get(number.to_be_bytes()).expect("a sound store");
+            assert!(found.as_deref() == Some(&*value(number)), "{number}");
         }
         let report = store.check(&mut |_| ()).expect("a check");
         assert_eq!(report.problems, [""; 0]);

@@ -1,6 +1,9 @@
 //! Values as readers get them, and entries: what a key holds somewhere, before it is known whether it is visible.
 
+use std::array::TryFromSliceError;
+use std::borrow::Borrow;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -8,10 +11,26 @@ use crate::base::{Extent, PageSource, Stored};
 use crate::error::Result;
 use crate::pages::{MappedPages, VerifiedPages};
 
-/// A value read in a snapshot or transaction; it derefs to `&[u8]`.
+/// A value; it derefs to `&[u8]`.
 ///
-/// In the ordinary read mode it borrows the memory-mapped bytes, without a copy, and stays valid as long as the
-/// snapshot or transaction it was read in.
+/// [`crate::Snapshot::get`] and cursors give values that borrow the memory-mapped bytes, without a copy, and stay valid as
+/// long as their snapshot or transaction. [`crate::Map::get`] and [`Transaction::get`](crate::Transaction::get) give a
+/// `Value<'static>`, which owns its bytes; clones of that share them. [`Value::into_owned`] makes the one from the other.
+///
+/// ```
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let store = duramen_engine::Store::open(directory.path())?;
+/// # let map = store.map("map")?;
+/// # map.put("key", "value")?;
+/// let kept = {
+///     let snapshot = store.snapshot()?;
+///     snapshot.get(&map, "key")?.unwrap().into_owned()     // a copy that outlives the snapshot
+/// };
+/// assert_eq!(kept, "value");
+/// let bytes: Vec<u8> = kept.clone().into();
+/// # assert_eq!(bytes, b"value");
+/// # Ok::<(), duramen_engine::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Value<'a>(Bytes<'a>);
 
@@ -28,6 +47,14 @@ impl<'a> Value<'a> {
 
     pub(crate) fn owned(bytes: impl Into<Arc<[u8]>>) -> Value<'a> {
         Value(Bytes::Owned(bytes.into()))
+    }
+
+    /// The value with bytes of its own: a copy, unless it owns them already.
+    pub fn into_owned(self) -> Value<'static> {
+        match self.0 {
+            Bytes::Borrowed(bytes) => Value::owned(bytes),
+            Bytes::Owned(bytes) => Value::owned(bytes),
+        }
     }
 
     /// The bytes for as long as the snapshot lives, when they are borrowed from the mapping and not a copy.
@@ -54,6 +81,41 @@ impl Deref for Value<'_> {
 impl AsRef<[u8]> for Value<'_> {
     fn as_ref(&self) -> &[u8] {
         self
+    }
+}
+
+impl Borrow<[u8]> for Value<'_> {
+    fn borrow(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Value<'_>> for Vec<u8> {
+    fn from(value: Value<'_>) -> Vec<u8> {
+        value.to_vec()
+    }
+}
+
+impl<const N: usize> TryFrom<Value<'_>> for [u8; N] {
+    type Error = TryFromSliceError;
+
+    fn try_from(value: Value<'_>) -> std::result::Result<[u8; N], TryFromSliceError> {
+        value[..].try_into()
+    }
+}
+
+impl Default for Value<'_> {
+    /// No bytes.
+    fn default() -> Self {
+        Value::borrowed(&[])
+    }
+}
+
+impl Eq for Value<'_> {}
+
+impl Hash for Value<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
     }
 }
 

@@ -144,6 +144,15 @@ impl View {
         }
     }
 
+    /// Whether a key is there. A long value is not read for that.
+    pub(crate) fn contains<'a, S: Source<'a>>(&self, source: S, full_key: &[u8]) -> Result<bool> {
+        let hash = key_hash(self.hash_seed, full_key);
+        Ok(match self.recent(source, full_key, hash)? {
+            Some((_, entry)) => !matches!(entry, Entry::Deleted),
+            None => self.in_base(source, full_key, hash)?.is_some(),
+        })
+    }
+
     /// What the base holds at a key.
     #[inline]
     pub(crate) fn in_base<'a, S: Source<'a>>(&self, source: S, key: &[u8], hash: u64) -> Result<Option<Entry<'a>>> {

@@ -128,13 +128,13 @@ fn range(rng: &mut fastrand::Rng) -> (Vec<u8>, Vec<u8>) {
 fn step(store: &Store, rng: &mut fastrand::Rng) {
     let map = store.map(["first", "second", "third"][rng.usize(0..3)]).unwrap();
     match rng.u32(0..100) {
-        0..45 => map.put(&key(rng), &value(rng)).unwrap(),
-        45..55 => map.delete(&key(rng)).unwrap(),
+        0..45 => map.put(key(rng), value(rng)).unwrap(),
+        45..55 => map.delete(key(rng)).unwrap(),
         55..58 => {
             let (low, high) = range(rng);
             map.delete_range(low.as_slice()..high.as_slice()).unwrap();
         }
-        58..66 => drop(map.append(b"log/", &value(rng)).unwrap()),
+        58..66 => drop(map.append(b"log/", value(rng)).unwrap()),
         66..70 => drop(map.add(b"a counter", rng.i64(-9..9)).unwrap()),
         70..85 => drop(store.write(batch(&map, rng)).unwrap()),
         85..99 => transaction(store, &map, rng),
@@ -150,9 +150,9 @@ fn batch(map: &Map, rng: &mut fastrand::Rng) -> Batch {
                 let (low, high) = range(rng);
                 batch.delete_range(map, low.as_slice()..high.as_slice()).unwrap();
             }
-            1..5 => batch.delete(map, &key(rng)).unwrap(),
-            5..7 => batch.append(map, b"log/", &value(rng)).unwrap(),
-            _ => batch.put(map, &key(rng), &value(rng)).unwrap(),
+            1..5 => batch.delete(map, key(rng)).unwrap(),
+            5..7 => batch.append(map, b"log/", value(rng)).unwrap(),
+            _ => batch.put(map, key(rng), value(rng)).unwrap(),
         }
     }
     batch
@@ -167,11 +167,11 @@ fn transaction(store: &Store, map: &Map, rng: &mut fastrand::Rng) {
                 let (low, high) = range(rng);
                 tx.delete_range(map, low.as_slice()..high.as_slice()).unwrap();
             }
-            1..5 => tx.delete(map, &key(rng)).unwrap(),
+            1..5 => tx.delete(map, key(rng)).unwrap(),
             5 => tx.add(map, b"a counter", 3).unwrap(),
-            6..10 => tx.put(&other, &key(rng), &value(rng)).unwrap(),
-            10 => tx.append(&other, b"log/", &value(rng)).unwrap(),
-            _ => tx.put(map, &key(rng), &value(rng)).unwrap(),
+            6..10 => tx.put(&other, key(rng), value(rng)).unwrap(),
+            10 => tx.append(&other, b"log/", value(rng)).unwrap(),
+            _ => tx.put(map, key(rng), value(rng)).unwrap(),
         }
     }
     tx.commit().unwrap();
@@ -244,7 +244,7 @@ fn every_commit_comes_once_while_others_write_and_fold() {
             std::thread::spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(writer);
                 for number in 0..8_000 {
-                    map.put(&rng.u16(0..500).to_be_bytes(), &vec![number as u8; rng.usize(0..400)])
+                    map.put(rng.u16(0..500).to_be_bytes(), vec![number as u8; rng.usize(0..400)])
                         .unwrap();
                     if number % 2000 == 1999 {
                         store.maintain().unwrap();
@@ -324,15 +324,15 @@ fn range_deletes_and_dropped_maps_come_pair_by_pair() {
     let map = store.map("map").unwrap();
     let other = store.map("other").unwrap();
     for number in 0..100u8 {
-        map.put(&[number], &[number, 1]).unwrap();
-        other.append(b"", &[number]).unwrap();
+        map.put([number], [number, 1]).unwrap();
+        other.append(b"", [number]).unwrap();
     }
     let mut changes = store.changes(ChangesFrom::Now).unwrap();
     map.delete_range(&[10][..]..&[20][..]).unwrap();
     store.maintain().unwrap();
     store.maps().drop("other").unwrap();
     store.maps().rename("map", "renamed").unwrap();
-    map.put(&[0], b"").unwrap();
+    map.put([0], b"").unwrap();
     store.maintain().unwrap();
     let commit = changes.next(AT_ONCE).unwrap().unwrap();
     let expected = |number: u8| Change {
@@ -363,7 +363,7 @@ fn a_transaction_larger_than_memory_comes_pair_by_pair() {
         .unwrap();
     let map = store.map("large").unwrap();
     for number in 0..100u64 {
-        map.put(&number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes(), b"before")
+        map.put(number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes(), b"before")
             .unwrap();
     }
     let mut model = contents(&store);
@@ -378,14 +378,14 @@ fn a_transaction_larger_than_memory_comes_pair_by_pair() {
     for number in 0..30_000u64 {
         tx.put(
             &map,
-            &number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes(),
-            &[number as u8; 700],
+            number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes(),
+            [number as u8; 700],
         )
         .unwrap();
     }
-    tx.delete(&map, &0u64.to_be_bytes()).unwrap();
-    tx.put(&other, b"key", &[7; 100_000]).unwrap();
-    tx.put(&other, b"key", &[8; 100_000]).unwrap();
+    tx.delete(&map, 0u64.to_be_bytes()).unwrap();
+    tx.put(&other, b"key", [7; 100_000]).unwrap();
+    tx.put(&other, b"key", [8; 100_000]).unwrap();
     tx.commit().unwrap();
     map.put(b"after", b"x").unwrap();
     store.maintain().unwrap();
@@ -429,14 +429,14 @@ fn a_transaction_meets_a_larger_one_that_was_folded_since_it_began() {
     store.maintain().unwrap();
     let mut large = store.begin(TransactionOptions::default()).unwrap();
     for number in 0..30_000u64 {
-        large.put(&map, &number.to_be_bytes(), &[number as u8; 700]).unwrap();
+        large.put(&map, number.to_be_bytes(), [number as u8; 700]).unwrap();
     }
     large.commit().unwrap();
     for _ in 0..3 {
         store.maintain().unwrap();
-        map.put(b"after", &[0; 1000]).unwrap();
+        map.put(b"after", [0; 1000]).unwrap();
     }
-    small.put(&map, &7u64.to_be_bytes(), b"x").unwrap();
+    small.put(&map, 7u64.to_be_bytes(), b"x").unwrap();
     let error = small.commit().unwrap_err();
     assert!(matches!(error.reason(), Reason::Conflict { .. }), "{error}");
 }
@@ -448,7 +448,7 @@ fn long_values_are_kept_until_they_are_delivered() {
     let map = store.map("map").unwrap();
     let mut changes = store.changes(ChangesFrom::Now).unwrap();
     for number in 0..10u8 {
-        map.put(b"key", &[number; 100_000]).unwrap();
+        map.put(b"key", [number; 100_000]).unwrap();
         store.maintain().unwrap();
     }
     for number in 0..10u8 {
@@ -470,7 +470,7 @@ fn a_filter_skips_commits_but_not_their_numbers() {
     changes.only(&[&one]).unwrap();
     let begin = changes.position();
     for number in 0..10u8 {
-        other.put(&[number], b"").unwrap();
+        other.put([number], b"").unwrap();
         if number == 5 {
             one.put(b"key", b"value").unwrap();
             let mut batch = Batch::new();
@@ -501,7 +501,7 @@ fn the_stream_begins_after_any_commit_that_is_not_folded() {
     let store = open(&disk);
     let map = store.map("map").unwrap();
     for number in 0..20u8 {
-        map.put(&[number % 3], &[number]).unwrap();
+        map.put([number % 3], [number]).unwrap();
     }
     let newest = store.snapshot().unwrap().commit();
     for after in 0..=newest {
@@ -563,7 +563,7 @@ fn what_is_kept_leaves_log_files_to_write_to() {
     let map = store.map("map").unwrap();
     for number in 0..120u8 {
         for _ in 0..4 {
-            map.put(&[number], &[1; 2000]).unwrap();
+            map.put([number], [1; 2000]).unwrap();
         }
         store.maintain().unwrap();
     }
@@ -574,18 +574,18 @@ fn after_reopening_the_stream_goes_back_to_the_durable_base() {
     let disk = SimDisk::new(1);
     let store = open(&disk);
     let map = store.map("map").unwrap();
-    map.put(b"key", &[1; 100_000]).unwrap();
+    map.put(b"key", [1; 100_000]).unwrap();
     store.maintain().unwrap();
     let durable = store.snapshot().unwrap().commit();
     for number in 2..6u8 {
-        map.put(b"key", &vec![number; 100_000]).unwrap();
+        map.put(b"key", vec![number; 100_000]).unwrap();
     }
     drop((map, store));
     let disk = {
         // As if the process had died before it could fold.
         let store = open(&disk);
         let map = store.map("map").unwrap();
-        map.put(b"key", &[6; 100_000]).unwrap();
+        map.put(b"key", [6; 100_000]).unwrap();
         disk.kill()
     };
     let store = open(&disk);
@@ -608,9 +608,9 @@ fn long_values_that_a_crash_left_in_the_log_stay_while_a_snapshot_sees_them() {
     let map = store.map("map").unwrap();
     // Every rotation publishes a version; no meta page knows of these.
     for number in 0..600u32 {
-        map.put(&number.to_be_bytes(), &[number as u8; 1000]).unwrap();
+        map.put(number.to_be_bytes(), [number as u8; 1000]).unwrap();
     }
-    map.put(b"key", &[1; 100_000]).unwrap();
+    map.put(b"key", [1; 100_000]).unwrap();
     let disk = disk.kill();
     let store = open(&disk);
     let map = store.map("map").unwrap();
@@ -631,7 +631,7 @@ fn a_stream_that_falls_behind_too_far_loses_its_place_and_holds_nothing() {
     let mut forgotten = store.changes(ChangesFrom::Now).unwrap();
     let begin = forgotten.position();
     for number in 0..60u8 {
-        map.put(b"key", &[number; 100_000]).unwrap();
+        map.put(b"key", [number; 100_000]).unwrap();
         store.maintain().unwrap();
     }
     let error = forgotten.next(SOON).unwrap_err();
@@ -652,7 +652,7 @@ fn a_stream_that_delivered_everything_holds_nothing_old() {
     let map = store.map("map").unwrap();
     let mut changes = store.changes(ChangesFrom::Now).unwrap();
     for number in 0..2000u32 {
-        map.put(&(number % 300).to_be_bytes(), &[number as u8; 900]).unwrap();
+        map.put((number % 300).to_be_bytes(), [number as u8; 900]).unwrap();
         if number % 100 == 0 {
             while changes.next(AT_ONCE).unwrap().is_some() {}
             store.maintain().unwrap();
@@ -691,7 +691,7 @@ fn a_waiting_stream_is_woken_by_a_commit() {
     for number in 0..20u8 {
         std::thread::sleep(Duration::from_millis(10));
         made.push(Instant::now());
-        map.put(&[number], b"").unwrap();
+        map.put([number], b"").unwrap();
     }
     for (made, (_, woken)) in made.into_iter().zip(reader.join().unwrap()) {
         assert!(woken - made < Duration::from_secs(2));
@@ -778,7 +778,7 @@ fn a_stream_far_behind_on_one_key_catches_up_in_linear_time() {
     let map = store.map("map").unwrap();
     let mut changes = store.changes(ChangesFrom::Now).unwrap();
     for number in 0..120_000u64 {
-        map.put(b"a key that is written again and again", &number.to_be_bytes())
+        map.put(b"a key that is written again and again", number.to_be_bytes())
             .unwrap();
     }
     let began = Instant::now();

@@ -46,7 +46,7 @@ fn a_closed_store_can_be_opened_while_handles_of_it_are_there() {
     for error in [
         map.get(b"key").map(drop).unwrap_err(),
         map.put(b"key", b"lost").unwrap_err(),
-        map.put(b"key", &[1; 100_000]).unwrap_err(),
+        map.put(b"key", [1; 100_000]).unwrap_err(),
         map.put_stream(b"key", 100_000, &mut std::io::repeat(1).take(100_000))
             .unwrap_err(),
         other.snapshot().map(drop).unwrap_err(),
@@ -101,7 +101,7 @@ fn a_store_that_keeps_its_log_for_streams_lets_go_when_it_is_closed() {
     let store = options().retain_log_bytes(1 << 20).open(directory.path()).unwrap();
     let map = store.map("map").unwrap();
     for number in 0..50u32 {
-        map.put(&number.to_be_bytes(), &[1; 5000]).unwrap();
+        map.put(number.to_be_bytes(), [1; 5000]).unwrap();
     }
     store.maintain().unwrap();
     store.close().unwrap();
@@ -128,13 +128,13 @@ fn use_it(store: &Store, map: &Map, rng: &mut Rng, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let key = [rng.u8(..)];
         let outcome = match rng.u8(..7) {
-            0 => map.put(&key, &[key[0]; 200]),
-            1 => map.put(&key, &vec![key[0]; 70_000]),
-            2 => map.get(&key).map(drop),
-            3 => store.snapshot().and_then(|snapshot| snapshot.get(map, &key).map(drop)),
+            0 => map.put(key, [key[0]; 200]),
+            1 => map.put(key, vec![key[0]; 70_000]),
+            2 => map.get(key).map(drop),
+            3 => store.snapshot().and_then(|snapshot| snapshot.get(map, key).map(drop)),
             4 => store.maintain(),
-            5 => map.delete(&key),
-            _ => store.transact(|tx| tx.put(map, &key, &[key[0]; 300])),
+            5 => map.delete(key),
+            _ => store.transact(|tx| tx.put(map, key, [key[0]; 300])),
         };
         match outcome {
             Ok(()) => {}

@@ -19,7 +19,7 @@ const HANG: Duration = Duration::from_secs(60);
 
 fn fill(map: &Map, keys: u64, length: usize) {
     for number in 0..keys {
-        map.put(&number.to_be_bytes(), &vec![number as u8; length]).unwrap();
+        map.put(number.to_be_bytes(), vec![number as u8; length]).unwrap();
     }
 }
 
@@ -42,13 +42,10 @@ fn commit_in_the_progress_of(long: impl Fn(&Store, &mut dyn FnMut(Progress))) {
         let mut calls = 0u64;
         long(&store, &mut |_| {
             calls += 1;
-            (0..200u64).for_each(|number| {
-                map.put(&((calls % 2) << 32 | number).to_be_bytes(), &[2; 3000])
-                    .unwrap()
-            });
+            (0..200u64).for_each(|number| map.put(((calls % 2) << 32 | number).to_be_bytes(), [2; 3000]).unwrap());
         });
         assert!(calls > 0);
-        assert_eq!(map.get(&(1u64 << 32).to_be_bytes()).unwrap().unwrap(), [2; 3000]);
+        assert_eq!(map.get((1u64 << 32).to_be_bytes()).unwrap().unwrap(), [2; 3000]);
         assert_eq!(check_sound(&store), Ok(()));
     }
 }
@@ -74,7 +71,7 @@ fn compaction_that_meets_damage_leaves_no_pages_behind() {
     let store = small_options().open_on(disk.platform()).unwrap();
     let map = store.map("map").unwrap();
     fill(&map, 3000, 400);
-    map.put(b"long", &[0xAB; 200_000]).unwrap();
+    map.put(b"long", [0xAB; 200_000]).unwrap();
     drop(map);
     store.close().unwrap();
     let data = disk.read_raw("data");
@@ -109,7 +106,7 @@ fn compaction_beside_a_snapshot_leaves_room_for_what_commits_were_promised() {
         disk.set_capacity(Some(rng.u64(3 << 20..6 << 20)));
         let mut commit = |_| {
             for _ in 0..100 {
-                let put = map.put(&rng.u64(0..2000).to_be_bytes(), &[3; 500]);
+                let put = map.put(rng.u64(0..2000).to_be_bytes(), [3; 500]);
                 assert!(put.is_ok() || put.is_err_and(|error| error.kind() == Kind::MakeSpace));
             }
         };
@@ -118,7 +115,7 @@ fn compaction_beside_a_snapshot_leaves_room_for_what_commits_were_promised() {
         // What was accepted can be folded, whatever the snapshot holds.
         store.maintain().unwrap();
         assert_eq!(snapshot.count(&map, ..).unwrap(), 2000);
-        assert_eq!(snapshot.get(&map, &7u64.to_be_bytes()).unwrap().unwrap(), [7; 500]);
+        assert_eq!(snapshot.get(&map, 7u64.to_be_bytes()).unwrap().unwrap(), [7; 500]);
         assert_eq!(check_sound(&store), Ok(()));
     }
 }
@@ -131,7 +128,7 @@ fn compaction_leaves_what_the_data_need_however_often_it_is_done() {
             let store = small_options().open_on(disk.platform()).unwrap();
             let map = store.map("map").unwrap();
             fill(&map, keys, 100);
-            (0..deleted).for_each(|number| map.delete(&number.to_be_bytes()).unwrap());
+            (0..deleted).for_each(|number| map.delete(number.to_be_bytes()).unwrap());
             for round in 0..4 {
                 let done = store.compact(&mut |_| ()).unwrap();
                 println!("{keys} keys, {deleted} deleted, round {round}: {done:?}");
@@ -150,7 +147,7 @@ fn compaction_beside_a_snapshot_takes_one_more_copy_and_no_third() {
         let store = small_options().open_on(disk.platform()).unwrap();
         let map = store.map("map").unwrap();
         fill(&map, 6000, 400);
-        (0..deleted).for_each(|number| map.delete(&(3 * number).to_be_bytes()).unwrap());
+        (0..deleted).for_each(|number| map.delete((3 * number).to_be_bytes()).unwrap());
         let without = store.compact(&mut |_| ()).unwrap().bytes_after;
         let snapshot = store.snapshot().unwrap();
         for _ in 0..3 {

@@ -107,16 +107,16 @@ fn killed(seed: u64) -> Specimen {
     store.maintain().unwrap();
     let map = store.map("one").unwrap();
     for number in 0..12u8 {
-        map.put(&[number], &[number; 50]).unwrap();
+        map.put([number], [number; 50]).unwrap();
     }
-    map.put(b"long", &vec![1; 70_000]).unwrap();
+    map.put(b"long", vec![1; 70_000]).unwrap();
     map.delete_range(&[3u8][..]..&[5u8][..]).unwrap();
     store.sync().unwrap();
     // From here on a record says so; of these three at least the first may be lost, but no hole goes unnoticed.
     let mut before_the_end = Vec::new();
     for number in 20..23u8 {
         before_the_end.push(read(&store).unwrap());
-        map.put(&[number], b"after the sync").unwrap();
+        map.put([number], b"after the sync").unwrap();
     }
     let content = read(&store).unwrap();
     Specimen {
@@ -198,10 +198,10 @@ fn with_two_maps() -> (SimDisk, usize) {
     for name in ["first", "second"] {
         let map = store.map(name).unwrap();
         for number in 0..1000u32 {
-            map.put(&number.to_be_bytes(), &value_of(name, number)).unwrap();
+            map.put(number.to_be_bytes(), value_of(name, number)).unwrap();
         }
     }
-    store.map("first").unwrap().put(b"long", &[5; 100_000]).unwrap();
+    store.map("first").unwrap().put(b"long", [5; 100_000]).unwrap();
     store.close().unwrap();
     let disk = disk.kill();
     let wanted = value_of("first", 500);
@@ -247,7 +247,7 @@ fn damage_that_a_fold_meets_keeps_writers_out_and_nobody_else() {
             let store = options.clone().open_on(disk.platform()).unwrap();
             let (first, second) = (store.map("first").unwrap(), store.map("second").unwrap());
             if round == 0 {
-                first.put(&500u32.to_be_bytes(), b"newer").unwrap();
+                first.put(500u32.to_be_bytes(), b"newer").unwrap();
                 second.put(b"in the log", b"kept").unwrap();
             }
             let error = loop {
@@ -270,8 +270,8 @@ fn damage_that_a_fold_meets_keeps_writers_out_and_nobody_else() {
             // Everything else goes on: reads, of the log too, and what says where the damage is.
             assert_eq!(second.count().unwrap(), 1002);
             assert_eq!(second.get(b"in the log").unwrap().unwrap(), b"kept");
-            assert_eq!(first.get(&500u32.to_be_bytes()).unwrap().unwrap(), b"newer");
-            assert_eq!(first.get(&7u32.to_be_bytes()).unwrap().unwrap(), value_of("first", 7));
+            assert_eq!(first.get(500u32.to_be_bytes()).unwrap().unwrap(), b"newer");
+            assert_eq!(first.get(7u32.to_be_bytes()).unwrap().unwrap(), value_of("first", 7));
             assert_eq!(store.maps().list().unwrap(), ["first", "second"]);
             let problems = store.check(&mut |_| ()).unwrap().problems;
             assert_eq!(
@@ -297,7 +297,7 @@ fn all_but_the_damaged_page_can_be_saved_commits_in_the_log_too() {
     rot(&disk, place);
     let store = small_options().open_on(disk.platform()).unwrap();
     let first = store.map("first").unwrap();
-    first.put(&500u32.to_be_bytes(), b"newer").unwrap();
+    first.put(500u32.to_be_bytes(), b"newer").unwrap();
     first.put(b"only in the log", b"kept").unwrap();
     let (content, lost) = salvaged(&store);
     assert_eq!(lost.len(), 1, "{lost:?}");
@@ -383,12 +383,12 @@ fn who_walks_on_after_damage_is_told_again_and_who_turns_round_goes_back() {
     for disk in [&base_only, &with_log] {
         let store = small_options().open_on(disk.platform()).unwrap();
         let map = store.map("map").unwrap();
-        (0..300u32).for_each(|number| map.put(&number.to_be_bytes(), &[7; 200]).unwrap());
+        (0..300u32).for_each(|number| map.put(number.to_be_bytes(), [7; 200]).unwrap());
         store.maintain().unwrap();
         if std::ptr::eq(disk, &with_log) {
             (0..300u32)
                 .step_by(50)
-                .for_each(|number| map.put(&number.to_be_bytes(), &[8; 10]).unwrap());
+                .for_each(|number| map.put(number.to_be_bytes(), [8; 10]).unwrap());
             store.sync().unwrap();
         }
         std::mem::forget((map, store));
@@ -443,11 +443,11 @@ fn damage_is_found_where_a_rolled_back_transaction_had_pages() {
         let options = TransactionOptions::new().memory_bytes(1);
         let mut large = a.begin(options).unwrap();
         for number in 0..pairs {
-            large.put(&map, &number.to_be_bytes(), &[7; 900]).unwrap();
+            large.put(&map, number.to_be_bytes(), [7; 900]).unwrap();
         }
         large.rollback();
         for number in 0..60u32 {
-            theirs.put(&number.to_be_bytes(), &[number as u8; 900]).unwrap();
+            theirs.put(number.to_be_bytes(), [number as u8; 900]).unwrap();
         }
         b.maintain().unwrap();
         let data = disk.read_raw("data");
@@ -458,7 +458,7 @@ fn damage_is_found_where_a_rolled_back_transaction_had_pages() {
         }
         for number in 0..60u32 {
             let read = map
-                .get(&number.to_be_bytes())
+                .get(number.to_be_bytes())
                 .map(|value| value.map(|value| value.to_vec()));
             let error = read.expect_err("the page is damaged");
             assert_eq!(
@@ -497,11 +497,11 @@ fn a_page_that_is_replaced_by_its_own_older_version_is_never_served() {
     for round in 0..12u32 {
         // Overwrites by others of the same length, deletions and new keys.
         for number in (0..400u32).filter(|number| round == 0 || number % 3 == round % 3) {
-            map.put(&key(number), format!("{round:04} {number:04}").as_bytes())
+            map.put(key(number), format!("{round:04} {number:04}").as_bytes())
                 .unwrap();
         }
-        map.delete(&key(round)).unwrap();
-        map.put(&key(1000 + round), b"new").unwrap();
+        map.delete(key(round)).unwrap();
+        map.put(key(1000 + round), b"new").unwrap();
         store.maintain().unwrap();
         images.push(disk.read_raw("data"));
     }
@@ -587,8 +587,7 @@ fn log_of_an_open_store_that_turns_into_other_bytes_causes_no_panic() {
         let store = std::mem::ManuallyDrop::new(options.open_on(disk.platform()).expect("a store"));
         let map = store.map("map").expect("a map");
         for number in 0..300u32 {
-            map.put(&number.to_be_bytes(), &vec![7; rng.usize(..300)])
-                .expect("a put");
+            map.put(number.to_be_bytes(), vec![7; rng.usize(..300)]).expect("a put");
             if number % 50 == 49 {
                 let key = |number: u32| number.to_be_bytes();
                 map.delete_range(&key(number - 3)[..]..&key(number - 1)[..])
@@ -605,7 +604,7 @@ fn log_of_an_open_store_that_turns_into_other_bytes_causes_no_panic() {
         };
         let work = AssertUnwindSafe(|| {
             for number in 0..300u32 {
-                note(map.get(&number.to_be_bytes()).map(drop));
+                note(map.get(number.to_be_bytes()).map(drop));
             }
             note(map.count().map(drop));
             let snapshot = store.snapshot().expect("a snapshot");
@@ -619,7 +618,7 @@ fn log_of_an_open_store_that_turns_into_other_bytes_causes_no_panic() {
             note(tx.get(&map, b"key").map(drop));
             tx.rollback();
             for number in 0..500u32 {
-                note(map.put(&(number * 7919 % 400).to_be_bytes(), b"value"));
+                note(map.put((number * 7919 % 400).to_be_bytes(), b"value"));
             }
             note(store.maintain().map(drop));
         });

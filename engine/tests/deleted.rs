@@ -35,7 +35,7 @@ fn pair(found: Option<(&[u8], duramen_engine::Value<'_>)>) -> Option<(u16, u32)>
 /// Compares reads of every kind at a few places.
 fn check(snapshot: &Snapshot, map: &Map, model: &Model, rng: &mut fastrand::Rng) {
     let key = rng.u16(..KEYS);
-    let found = snapshot.get(map, &key.to_be_bytes()).expect("a read");
+    let found = snapshot.get(map, key.to_be_bytes()).expect("a read");
     assert_eq!(
         found.map(|value| value.to_vec()),
         model.get(&key).map(|value| value.to_be_bytes().to_vec())
@@ -48,7 +48,7 @@ fn check(snapshot: &Snapshot, map: &Map, model: &Model, rng: &mut fastrand::Rng)
     let mut at = match rng.u8(..3) {
         0 => Bound::Unbounded,
         _ => {
-            cursor.seek(&low).expect("a seek");
+            cursor.seek(low).expect("a seek");
             Bound::Included(key)
         }
     };
@@ -99,7 +99,7 @@ fn take_first(store: &Store, map: &Map, model: &mut Model, is_last: bool) {
     let expected = if is_last { model.pop_last() } else { model.pop_first() };
     assert_eq!(found, expected);
     if let Some((key, _)) = found {
-        map.delete(&key.to_be_bytes()).expect("a delete");
+        map.delete(key.to_be_bytes()).expect("a delete");
     }
 }
 
@@ -120,14 +120,14 @@ fn walks_over_what_was_deleted_agree_with_a_model() {
             let key = rng.u16(..KEYS);
             match rng.u8(..20) {
                 0..=4 => {
-                    map.put(&key.to_be_bytes(), &step.to_be_bytes()).expect("a put");
+                    map.put(key.to_be_bytes(), step.to_be_bytes()).expect("a put");
                     model.insert(key, step);
                 }
                 5 => {
                     let count = rng.u16(..100).min(KEYS - key);
                     let mut tx = store.begin(Default::default()).expect("a transaction");
                     for key in key..key + count {
-                        tx.put(map, &key.to_be_bytes(), &step.to_be_bytes()).expect("a put");
+                        tx.put(map, key.to_be_bytes(), step.to_be_bytes()).expect("a put");
                         model.insert(key, step);
                     }
                     tx.commit().expect("a commit");
@@ -141,7 +141,7 @@ fn walks_over_what_was_deleted_agree_with_a_model() {
                     model.retain(|other, _| !(key..end).contains(other));
                 }
                 15 => {
-                    map.delete(&key.to_be_bytes()).expect("a delete");
+                    map.delete(key.to_be_bytes()).expect("a delete");
                     model.remove(&key);
                 }
                 16 if rng.u8(..4) == 0 => store.maintain().expect("a fold"),
@@ -168,7 +168,7 @@ fn many_range_deletes_wait_for_one_fold() {
     let map = store.map("map").expect("a map");
     let mut batch = duramen_engine::Batch::new();
     for number in 0..50_000u32 {
-        batch.put(&map, &number.to_be_bytes(), b"value").expect("a put");
+        batch.put(&map, number.to_be_bytes(), b"value").expect("a put");
     }
     store.write(batch).expect("a batch");
     store.maintain().expect("a fold");

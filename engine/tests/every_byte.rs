@@ -28,9 +28,9 @@ struct Verdicts {
 fn fill(store: &Store) {
     let map = store.map("only").unwrap();
     for number in 0..8u8 {
-        map.put(&[b'k', number], &[number; 900]).unwrap();
+        map.put([b'k', number], [number; 900]).unwrap();
     }
-    map.put(b"long", &[7; 5000]).unwrap();
+    map.put(b"long", [7; 5000]).unwrap();
     map.delete_range(&[b'k', 2][..]..&[b'k', 4][..]).unwrap();
 }
 

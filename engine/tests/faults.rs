@@ -265,17 +265,17 @@ fn a_failed_sync_of_long_values_says_that_the_store_must_be_opened_anew() {
         |_, _| (),
         |store, map| {
             let mut tx = store.begin(TransactionOptions::new().durability(Durability::Synced))?;
-            tx.put(map, b"long", &[1; 100_000])?;
+            tx.put(map, b"long", [1; 100_000])?;
             tx.commit().map(drop)
         },
     );
     a_failed_sync_says_so(
         |_, _| (),
-        |_, map| map.with_durability(Durability::Synced).put(b"long", &[1; 100_000]),
+        |_, map| map.with_durability(Durability::Synced).put(b"long", [1; 100_000]),
     );
     // A commit that need not be durable leaves it to the next sync.
     a_failed_sync_says_so(
-        |_, map| map.put(b"long", &[1; 100_000]).unwrap(),
+        |_, map| map.put(b"long", [1; 100_000]).unwrap(),
         |store, _| store.sync(),
     );
 }
@@ -319,7 +319,7 @@ fn is_full(error: &Error) -> bool {
 fn fill(map: &Map, length: usize) -> u64 {
     let mut number = 0u64;
     let error = loop {
-        match map.put(&number.to_be_bytes(), &vec![number as u8; length]) {
+        match map.put(number.to_be_bytes(), vec![number as u8; length]) {
             Ok(()) => number += 1,
             Err(error) => break error,
         }
@@ -334,7 +334,7 @@ fn empty(map: &Map, keys: u64, how: Emptying) {
     match how {
         Emptying::Range => map.delete_range(..).unwrap(),
         Emptying::Singly => (0..keys).for_each(|number| {
-            let deleted = map.delete(&number.to_be_bytes());
+            let deleted = map.delete(number.to_be_bytes());
             deleted.unwrap_or_else(|error| panic!("deleting key {number} of {keys}: {error}"));
         }),
     }
@@ -414,7 +414,7 @@ fn deleting_singly_on_a_full_disk_while_somebody_reads_works_or_says_what_is_mis
     let reader = store.snapshot().unwrap();
     let mut deleted = 0;
     for number in 0..keys {
-        match map.delete(&number.to_be_bytes()) {
+        match map.delete(number.to_be_bytes()) {
             Ok(()) => deleted += 1,
             Err(error) => assert!(is_full(&error), "{error}"),
         }

@@ -34,7 +34,7 @@ fn killed_in_flight(seed: u64, forged: &[u8]) -> SimDisk {
     let store = open(&disk);
     let map = store.map("map").expect("a map");
     for number in 0..3u32 {
-        map.put(&number.to_be_bytes(), b"mine").expect("a put");
+        map.put(number.to_be_bytes(), b"mine").expect("a put");
     }
     store.sync().expect("a sync");
     disk.stop_after(0);
@@ -48,7 +48,7 @@ fn cut_after_written(seed: u64, forged: &[u8]) -> SimDisk {
     let store = open(&disk);
     let map = store.map("map").expect("a map");
     for number in 0..3u32 {
-        map.put(&number.to_be_bytes(), b"mine").expect("a put");
+        map.put(number.to_be_bytes(), b"mine").expect("a put");
     }
     store.sync().expect("a sync");
     map.put(KEY, forged).expect("a put");
@@ -91,7 +91,7 @@ fn checksums_that_do_not_name_the_store_are_found() {
     let theirs = open(&disk);
     let map = theirs.map("theirs").expect("a map");
     for number in 0..50u32 {
-        map.put(&number.to_be_bytes(), b"a value of theirs").expect("a put");
+        map.put(number.to_be_bytes(), b"a value of theirs").expect("a put");
         theirs.sync().expect("a sync");
     }
     let mut log = disk.read_raw("wal-0");
@@ -132,7 +132,7 @@ fn blocks_of_a_deleted_store_are_not_taken_for_records() {
     let store = small_options().open_on(deleted.platform()).expect("a store");
     let map = store.map("map").expect("a map");
     for number in 0..100u32 {
-        map.put(&number.to_be_bytes(), &[9; 100]).expect("a put");
+        map.put(number.to_be_bytes(), [9; 100]).expect("a put");
         store.sync().expect("a sync");
     }
     let stale = deleted.read_raw("wal-0");
@@ -142,10 +142,10 @@ fn blocks_of_a_deleted_store_are_not_taken_for_records() {
         let store = open(&disk);
         let map = store.map("map").expect("a map");
         for number in 0..3u32 {
-            map.put(&number.to_be_bytes(), &[1; 100]).expect("a put");
+            map.put(number.to_be_bytes(), [1; 100]).expect("a put");
         }
         store.sync().expect("a sync");
-        map.put(b"later", &[2; 100]).expect("a put");
+        map.put(b"later", [2; 100]).expect("a put");
         let after = disk.power_cut(seed);
         let count = pairs(&after).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert!([3, 4].contains(&count), "seed {seed}: {count} pairs");

@@ -97,10 +97,10 @@ fn fill_base(store: &Store) {
     let odd = store.map("odd ones").unwrap();
     odd.put(b"", b"the empty key").unwrap();
     odd.put(b"an empty value", b"").unwrap();
-    odd.put(&[0xFF; 1024], b"the longest key").unwrap();
-    odd.put(b"longest in a leaf", &pattern(1200)).unwrap();
-    odd.put(b"pages of its own", &pattern(1201)).unwrap();
-    odd.put(b"beside the log", &pattern((64 << 10) + 1)).unwrap();
+    odd.put([0xFF; 1024], b"the longest key").unwrap();
+    odd.put(b"longest in a leaf", pattern(1200)).unwrap();
+    odd.put(b"pages of its own", pattern(1201)).unwrap();
+    odd.put(b"beside the log", pattern((64 << 10) + 1)).unwrap();
     odd.add(b"counter", -5).unwrap();
     store.maintain().unwrap();
     fruit.delete_range(&b"fruit/00100"[..]..&b"fruit/00200"[..]).unwrap();
@@ -131,8 +131,8 @@ fn fill_log(store: &Store) {
         .unwrap();
     batch.add(&odd, b"counter", 12).unwrap();
     store.write(batch).unwrap();
-    odd.put(b"longest in the log", &pattern(64 << 10)).unwrap();
-    odd.put(b"beside the log", &pattern(70_001)).unwrap();
+    odd.put(b"longest in the log", pattern(64 << 10)).unwrap();
+    odd.put(b"beside the log", pattern(70_001)).unwrap();
     let topic = store.map("topic").unwrap();
     assert_eq!(topic.append(b"messages/", b"in the log").unwrap(), 3);
     large_transaction(store);
@@ -140,7 +140,7 @@ fn fill_log(store: &Store) {
     let later = store.map("later").unwrap();
     for number in 0..20u32 {
         later
-            .put(&number.to_be_bytes(), &pattern(4000 + number as usize))
+            .put(number.to_be_bytes(), pattern(4000 + number as usize))
             .unwrap();
     }
     store.maps().rename("later", "latest").unwrap();

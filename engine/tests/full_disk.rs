@@ -79,7 +79,7 @@ impl Full {
         let key_bytes = self.rng.usize(8..self.key_bytes_max);
         let key: Vec<u8> = (0..key_bytes).map(|_| self.rng.u8(b'a'..b'f')).collect();
         let length = self.rng.usize(0..self.value_bytes_max);
-        self.map.put(&key, &vec![self.rng.u8(..); length])?;
+        self.map.put(&key, vec![self.rng.u8(..); length])?;
         self.model.insert(key, length);
         Ok(())
     }
@@ -264,7 +264,7 @@ fn a_store_whose_log_has_its_blocks_is_opened_and_emptied_where_no_file_gets_ano
         let store = small_options().open_on(disk.platform()).unwrap();
         let map = store.map("map").unwrap();
         for number in 0..puts {
-            map.put(&number.to_be_bytes(), &[7; 400]).unwrap();
+            map.put(number.to_be_bytes(), [7; 400]).unwrap();
         }
         println!("{puts} puts, {:?}", store.stat().unwrap().generations);
         let disk = disk.kill();
@@ -272,7 +272,7 @@ fn a_store_whose_log_has_its_blocks_is_opened_and_emptied_where_no_file_gets_ano
         let store = small_options().open_on(disk.platform()).unwrap();
         let map = store.map("map").unwrap();
         for number in 0..puts {
-            map.delete(&number.to_be_bytes()).unwrap();
+            map.delete(number.to_be_bytes()).unwrap();
         }
         assert_eq!(map.count().unwrap(), 0);
         assert_eq!(check_sound(&store), Ok(()));
@@ -286,7 +286,7 @@ fn a_closed_store_whose_free_blocks_others_took_is_opened_and_emptied_with_littl
     let store = options().open_on(disk.platform()).unwrap();
     let map = store.map("map").unwrap();
     for number in 0..3000u64 {
-        map.put(&number.to_be_bytes(), &[7; 400]).unwrap();
+        map.put(number.to_be_bytes(), [7; 400]).unwrap();
     }
     drop(map);
     store.close().unwrap();
@@ -296,7 +296,7 @@ fn a_closed_store_whose_free_blocks_others_took_is_opened_and_emptied_with_littl
     let store = options().open_on(disk.platform()).unwrap();
     let map = store.map("map").unwrap();
     for number in 0..3000u64 {
-        map.delete(&number.to_be_bytes()).unwrap();
+        map.delete(number.to_be_bytes()).unwrap();
     }
     assert_eq!(map.count().unwrap(), 0);
     assert_eq!(check_sound(&store), Ok(()));
@@ -311,7 +311,7 @@ fn a_long_record_that_finds_no_room_changes_nothing() {
     // More than a step of the log's growth: its blocks are allocated, not filled.
     let long_batch = || {
         let mut batch = Batch::new();
-        (0..1000u32).for_each(|number| batch.put(&map, &number.to_be_bytes(), &[7; 1000]).unwrap());
+        (0..1000u32).for_each(|number| batch.put(&map, number.to_be_bytes(), [7; 1000]).unwrap());
         batch
     };
     for room in [0, 100 << 10, 600 << 10, 900 << 10] {
@@ -334,7 +334,7 @@ fn filled_by_puts(options: Options, value: &[u8]) -> (SimDisk, Store, Map, u64) 
     let map = store.map("map").unwrap();
     disk.set_capacity(Some(disk.allocated_bytes() + (6 << 20)));
     for number in 0u64.. {
-        if let Err(error) = map.put(&number.to_be_bytes(), value) {
+        if let Err(error) = map.put(number.to_be_bytes(), value) {
             assert!(is_full(&error), "{error}");
             return (disk, store, map, number);
         }
@@ -355,7 +355,7 @@ fn puts_work_at_once_after_room_was_made() {
                 // The log may have taken a little of the room meanwhile.
                 let put = (count - first) * 9 / 10;
                 for number in first..first + put {
-                    map.put(&number.to_be_bytes(), &vec![2; length])
+                    map.put(number.to_be_bytes(), vec![2; length])
                         .unwrap_or_else(|error| panic!("{what}: {} of {put}: {error}", number - first));
                 }
                 assert_eq!(map.count().unwrap(), first + put, "{what}");
@@ -373,7 +373,7 @@ fn a_long_value_is_put_to_free_pages_where_no_file_gets_another_block() {
     let value = vec![1; 100_000];
     let store = small_options().open_on(disk.platform()).unwrap();
     let map = store.map("map").unwrap();
-    (0..40u64).for_each(|number| map.put(&number.to_be_bytes(), &value).unwrap());
+    (0..40u64).for_each(|number| map.put(number.to_be_bytes(), &value).unwrap());
     map.delete_range(..).unwrap();
     store.maintain().unwrap();
     drop((map, store));
@@ -382,7 +382,7 @@ fn a_long_value_is_put_to_free_pages_where_no_file_gets_another_block() {
     let map = store.map("map").unwrap();
     disk.set_capacity(Some(disk.allocated_bytes()));
     let mut tx = store.begin(TransactionOptions::new()).unwrap();
-    (0..30u64).for_each(|number| tx.put(&map, &number.to_be_bytes(), &value).unwrap());
+    (0..30u64).for_each(|number| tx.put(&map, number.to_be_bytes(), &value).unwrap());
     tx.commit().unwrap();
     assert_eq!(map.count().unwrap(), 30);
     assert_eq!(check_sound(&store), Ok(()));
@@ -420,7 +420,7 @@ fn puts_that_find_nothing_to_free_are_refused_without_a_fold_for_each() {
             let folds = || store.stat().unwrap().counts.folds;
             let before = folds();
             for number in 0..200u64 {
-                let refused = map.put(&(count + number).to_be_bytes(), &value);
+                let refused = map.put((count + number).to_be_bytes(), &value);
                 assert!(refused.is_err_and(|error| is_full(&error)), "{number}");
             }
             // Those of the background thread, which was folding, are among them.

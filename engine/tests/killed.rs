@@ -82,9 +82,9 @@ fn perform(maps: &Maps, number: u64) -> duramen_engine::Result<()> {
     match number % 13 {
         5 => maps.store.maintain(),
         3 | 9 => maps.store.transact_with(TransactionOptions::new(), |tx| {
-            tx.put(&maps.left, &key(number), &long)?;
-            tx.put(&maps.right, &key(number), &long)?;
-            tx.append(&maps.sums, b"steps", &number.to_be_bytes())?;
+            tx.put(&maps.left, key(number), &long)?;
+            tx.put(&maps.right, key(number), &long)?;
+            tx.append(&maps.sums, b"steps", number.to_be_bytes())?;
             tx.add(&maps.sums, b"sum", 1)
         }),
         7 => {
@@ -97,8 +97,8 @@ fn perform(maps: &Maps, number: u64) -> duramen_engine::Result<()> {
         _ => {
             let mut batch = Batch::new();
             for offset in 0..5 {
-                batch.put(&maps.left, &key(number + offset), &long)?;
-                batch.put(&maps.right, &key(number + offset), &long)?;
+                batch.put(&maps.left, key(number + offset), &long)?;
+                batch.put(&maps.right, key(number + offset), &long)?;
             }
             maps.store.write(batch).map(drop)
         }
@@ -273,7 +273,7 @@ fn kill_again_and_again(rounds: u64, rng: &mut fastrand::Rng) {
         kills += is_killed as u64;
         let decided = (round % 3 == 1).then(|| what_who_opens_finds(&path, rng.bool()));
         // The first to write after the kill puts everything in order.
-        mine.put(&round.to_be_bytes(), b"went on").expect("a put");
+        mine.put(round.to_be_bytes(), b"went on").expect("a put");
         let found = State::found(&maps);
         let is_as_decided = decided.is_none_or(|decided| decided == found);
         assert!(

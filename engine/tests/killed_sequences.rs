@@ -122,7 +122,7 @@ impl Step {
                 tx.append(&opened.heads, prefix, text.as_bytes())?;
             }
             for pair in &self.pairs {
-                tx.put(&opened.pairs, &pair.to_be_bytes(), text.as_bytes())?;
+                tx.put(&opened.pairs, pair.to_be_bytes(), text.as_bytes())?;
             }
             Ok(())
         })

@@ -29,7 +29,7 @@ fn assert_too_large(error: &Error, cure: &str) {
 fn a_transaction_deletes_so_many_ranges_and_overlapping_ones_count_once() {
     let (store, map) = store();
     for number in 0..20_000u32 {
-        map.put(&number.to_be_bytes(), b"value").unwrap();
+        map.put(number.to_be_bytes(), b"value").unwrap();
     }
     let mut tx = store.begin(Default::default()).unwrap();
     for number in 0..20_000u32 {
@@ -53,8 +53,8 @@ fn a_transaction_deletes_so_many_ranges_and_overlapping_ones_count_once() {
     tx.put(&map, b"after", b"the refusal").unwrap();
     tx.commit().unwrap();
     assert_eq!(map.count().unwrap(), 20_000 - 4096 + 1);
-    assert!(map.get(&even(4095)).unwrap().is_none());
-    assert!(map.get(&even(4096)).unwrap().is_some() && map.get(&odd(7)).unwrap().is_some());
+    assert!(map.get(even(4095)).unwrap().is_none());
+    assert!(map.get(even(4096)).unwrap().is_some() && map.get(odd(7)).unwrap().is_some());
     store.maintain().unwrap();
     assert_eq!(map.count().unwrap(), 20_000 - 4096 + 1);
 }
@@ -66,12 +66,12 @@ fn a_serialisable_transaction_remembers_so_much_of_what_it_read_each_key_once() 
     let key = |number: u32| [&number.to_be_bytes()[..], &[7; 1000]].concat();
     let tx = store.begin(serializable).unwrap();
     for _ in 0..200_000 {
-        tx.get(&map, &key(1)).unwrap();
+        tx.get(&map, key(1)).unwrap();
     }
     let mut tx = tx;
     let mut read = 0;
     let error = loop {
-        match tx.get(&map, &key(read)).map(drop) {
+        match tx.get(&map, key(read)).map(drop) {
             Ok(()) => read += 1,
             Err(error) => break error,
         }
@@ -80,13 +80,13 @@ fn a_serialisable_transaction_remembers_so_much_of_what_it_read_each_key_once() 
     assert!(read > 50_000, "{read}");
     assert_too_large(&error, "exclusively");
     // Whole ranges take no more than their ends, and what was read is still checked.
-    map.put(&key(17), b"changed").unwrap();
+    map.put(key(17), b"changed").unwrap();
     tx.put(&map, b"key", b"value").unwrap();
     let error = tx.commit().unwrap_err();
     assert!(matches!(error.reason(), Reason::Conflict { .. }), "{error}");
     let tx = store.begin(serializable.exclusive()).unwrap();
     for number in 0..100_000 {
-        tx.get(&map, &key(number)).unwrap();
+        tx.get(&map, key(number)).unwrap();
     }
 }
 
@@ -159,7 +159,7 @@ fn appends_of_a_transaction_are_refused_when_no_record_could_hold_them() {
     let (first, error) = fill(&mut tx);
     assert_too_large(&error, "commit and go on in another");
     assert!((4000..4096).contains(&first), "{first}");
-    let error = (0..10_000u32).find_map(|number| tx.add(&map, &number.to_be_bytes(), 1).err());
+    let error = (0..10_000u32).find_map(|number| tx.add(&map, number.to_be_bytes(), 1).err());
     assert_too_large(&error.expect("additions count as well"), "commit and go on in another");
     // What is taken back makes room again.
     tx.rollback_to(&savepoint).unwrap();
@@ -172,7 +172,7 @@ fn appends_of_a_transaction_are_refused_when_no_record_could_hold_them() {
 fn what_a_transaction_holds_in_memory_goes_to_disk_when_no_record_could_hold_it() {
     let value = vec![5; 60 << 10];
     let put = |tx: &mut duramen_engine::Transaction, map: &Map, keys: u32| {
-        (0..keys).for_each(|key| tx.put(map, &key.to_be_bytes(), &value).unwrap());
+        (0..keys).for_each(|key| tx.put(map, key.to_be_bytes(), &value).unwrap());
     };
     // Beside as many appends as a transaction takes, whose prefixes differ, so that each has a counter as well.
     let (store, map) = store();
@@ -182,7 +182,7 @@ fn what_a_transaction_holds_in_memory_goes_to_disk_when_no_record_could_hold_it(
     while tx
         .append(
             &map,
-            &[&appended.to_be_bytes()[..], &[7; 1000]].concat(),
+            [&appended.to_be_bytes()[..], &[7; 1000]].concat(),
             &value[..32 << 10],
         )
         .is_ok()
@@ -192,14 +192,14 @@ fn what_a_transaction_holds_in_memory_goes_to_disk_when_no_record_could_hold_it(
     assert!(appended > 7000, "{appended}");
     tx.commit().unwrap();
     assert_eq!(map.count().unwrap(), (200 + appended) as u64);
-    assert!(*map.get(&199u32.to_be_bytes()).unwrap().unwrap() == *value);
+    assert!(*map.get(199u32.to_be_bytes()).unwrap().unwrap() == *value);
     // And when the transaction was allowed more memory than a record takes.
     let (store, map) = self::store();
     let mut tx = store.begin(TransactionOptions::new().memory_bytes(1 << 30)).unwrap();
     put(&mut tx, &map, 4500);
     tx.commit().unwrap();
     assert_eq!(map.count().unwrap(), 4500);
-    assert!(*map.get(&4499u32.to_be_bytes()).unwrap().unwrap() == *value);
+    assert!(*map.get(4499u32.to_be_bytes()).unwrap().unwrap() == *value);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn what_exceeds_the_memory_of_a_transaction_goes_to_the_data_file_before_the_com
         let mut tx = store
             .begin(TransactionOptions::new().memory_bytes(memory_bytes))
             .unwrap();
-        (0..100u64).for_each(|number| tx.put(&map, &number.to_be_bytes(), &[7; 1000]).unwrap());
+        (0..100u64).for_each(|number| tx.put(&map, number.to_be_bytes(), [7; 1000]).unwrap());
         let taken = pages_in_use() - before;
         assert!(taken >= pages && (taken == 0) == (pages == 0), "{taken} pages");
         tx.rollback();

@@ -58,7 +58,7 @@ impl Mix {
     fn put_each(&self, round: u64) -> u64 {
         let mut most = 0;
         for number in 0..SINGLE {
-            let put = self.map_of(number).put(&number.to_be_bytes(), &value(round, number));
+            let put = self.map_of(number).put(number.to_be_bytes(), value(round, number));
             put.expect("a put");
             if number % (SINGLE / 16) == 0 {
                 most = most.max(recent_bytes(&self.store));
@@ -73,7 +73,7 @@ impl Mix {
         let mut large = self.store.begin(options).expect("a transaction");
         for number in 0..LARGE {
             large
-                .put(self.map_of(number), &number.to_be_bytes(), &value(round, number))
+                .put(self.map_of(number), number.to_be_bytes(), value(round, number))
                 .expect("a put");
             if number % 1_000 == 0 {
                 self.check_anonymous();
@@ -108,7 +108,7 @@ fn budget_holds_with_long_readers_large_transactions_and_ten_thousand_maps() {
     }
     for (round, reader) in &readers {
         for number in (0..LARGE).step_by(97) {
-            let found = reader.get(mix.map_of(number), &number.to_be_bytes()).expect("a read");
+            let found = reader.get(mix.map_of(number), number.to_be_bytes()).expect("a read");
             assert!(
                 found.is_some_and(|found| *found == *value(*round, number)),
                 "{round} {number}"
@@ -122,7 +122,7 @@ fn budget_holds_with_long_readers_large_transactions_and_ten_thousand_maps() {
     let left = recent_bytes(&mix.store);
     assert!(left <= BUDGET, "{} KiB left of {} KiB", left >> 10, most >> 10);
     for number in 0..SINGLE {
-        let found = mix.map_of(number).get(&number.to_be_bytes()).expect("a read");
+        let found = mix.map_of(number).get(number.to_be_bytes()).expect("a read");
         assert!(found.is_some_and(|found| *found == *value(100, number)), "{number}");
     }
 }

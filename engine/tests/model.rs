@@ -144,7 +144,7 @@ fn step(store: &Store, map: &Map, model: &mut Model, rng: &mut fastrand::Rng) {
                     old.map(|old| [old, b"+"].concat()).filter(|new| new.len() < 9000)
                 })
                 .unwrap();
-            assert_eq!(before.as_ref(), model.get(&key));
+            assert_eq!(before.as_deref(), model.get(&key).map(Vec::as_slice));
             match before
                 .map(|old| [&old[..], b"+"].concat())
                 .filter(|new| new.len() < 9000)
@@ -155,7 +155,7 @@ fn step(store: &Store, map: &Map, model: &mut Model, rng: &mut fastrand::Rng) {
         }
         _ => {
             let key = key(rng);
-            assert_eq!(map.get(&key).unwrap(), model.get(&key).cloned());
+            assert_eq!(map.get(&key).unwrap().as_deref(), model.get(&key).map(Vec::as_slice));
         }
     }
 }
@@ -322,8 +322,8 @@ fn a_transaction_larger_than_memory_commits_and_rolls_back() {
         for number in 0..60_000u64 {
             tx.put(
                 &map,
-                &number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes(),
-                &[number as u8; 700],
+                number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes(),
+                [number as u8; 700],
             )
             .unwrap();
         }
@@ -335,7 +335,7 @@ fn a_transaction_larger_than_memory_commits_and_rolls_back() {
     let mut tx = store.begin(Default::default()).unwrap();
     fill(&mut tx);
     tx.delete(&map, b"before").unwrap();
-    assert_eq!(tx.get(&map, &0u64.to_be_bytes()).unwrap().unwrap(), [0u8; 700]);
+    assert_eq!(tx.get(&map, 0u64.to_be_bytes()).unwrap().unwrap(), [0u8; 700]);
     tx.commit().unwrap();
     assert_eq!(map.count().unwrap(), 60_000);
     store.maintain().unwrap();
@@ -353,11 +353,11 @@ fn a_store_can_be_opened_and_killed_any_number_of_times() {
         let map = store.map("rounds").unwrap();
         assert_eq!(map.count().unwrap(), round);
         if round % 3 != 0 {
-            map.put(&round.to_be_bytes(), b"x").unwrap();
+            map.put(round.to_be_bytes(), b"x").unwrap();
         } else {
             drop((map, store));
             let store = options().open_on(disk.platform()).unwrap();
-            store.map("rounds").unwrap().put(&round.to_be_bytes(), b"x").unwrap();
+            store.map("rounds").unwrap().put(round.to_be_bytes(), b"x").unwrap();
             disk = disk.kill();
             continue;
         }

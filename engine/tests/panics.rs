@@ -26,7 +26,7 @@ fn commit(_: &Store, map: &Map) -> Result<()> {
 }
 
 fn commit_of_a_long_value(_: &Store, map: &Map) -> Result<()> {
-    map.put(b"step", &[7; 100_000])
+    map.put(b"step", [7; 100_000])
 }
 
 fn commit_of_a_map(store: &Store, _: &Map) -> Result<()> {
@@ -52,7 +52,7 @@ fn panic_once(step: Step, point: i64) -> Run {
     let store = open(&disk);
     let map = store.map("map").expect("a map");
     let mut acknowledged = Vec::new();
-    let put = |number: u32, acknowledged: &mut Vec<u32>| match map.put(&number.to_be_bytes(), &[1; 100]) {
+    let put = |number: u32, acknowledged: &mut Vec<u32>| match map.put(number.to_be_bytes(), [1; 100]) {
         Ok(()) => acknowledged.push(number),
         Err(error) => {
             assert!(matches!(error.reason(), Reason::Poisoned { .. }), "{error}");
@@ -77,7 +77,7 @@ fn panic_once(step: Step, point: i64) -> Run {
     drop((map, store));
     let store = open(&killed);
     let map = store.map("map").expect("a map");
-    acknowledged.retain(|number| map.get(&number.to_be_bytes()).expect("a read").is_none());
+    acknowledged.retain(|number| map.get(number.to_be_bytes()).expect("a read").is_none());
     map.put(b"again", b"value").expect("a put");
     store.maintain().expect("a fold");
     assert_eq!(store.check(&mut |_| ()).expect("a check").problems, [""; 0]);

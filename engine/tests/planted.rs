@@ -52,7 +52,7 @@ fn check_repeated_commits() -> Checked {
         let work = |store: &Store, fill: u8, synced: u8| -> Result<(), duramen_engine::Error> {
             let map = store.map("map")?;
             for number in 0..4 {
-                map.put(&[number], &[fill; 60])?;
+                map.put([number], [fill; 60])?;
                 if number == synced {
                     store.sync()?;
                 }
@@ -67,7 +67,7 @@ fn check_repeated_commits() -> Checked {
         let disk = disk.kill();
         let map = open(&disk)?.map("map").map_err(|error| error.to_string())?;
         for number in 0..4 {
-            let value = map.get(&[number]).map_err(|error| error.to_string())?;
+            let value = map.get([number]).map_err(|error| error.to_string())?;
             if value.as_deref() != Some(&[2; 60]) {
                 return Err(format!("seed {seed}: key {number} holds {value:?}"));
             }
@@ -120,7 +120,7 @@ fn check_lost_meta_page() -> Checked {
     let store = open(&disk).unwrap();
     let map = store.map("map").unwrap();
     for number in 0..4u8 {
-        map.put(&[number], b"value").unwrap();
+        map.put([number], b"value").unwrap();
         store.maintain().unwrap();
     }
     drop(map);
@@ -151,7 +151,7 @@ fn check_stale_pages() -> Checked {
     let map = store.map("map").unwrap();
     let mut images = Vec::new();
     for round in 0..=ROUNDS {
-        (0..100u8).for_each(|number| map.put(&[number], &[round; 400]).unwrap());
+        (0..100u8).for_each(|number| map.put([number], [round; 400]).unwrap());
         store.maintain().unwrap();
         images.push(disk.read_raw("data"));
     }
@@ -169,7 +169,7 @@ fn check_stale_pages() -> Checked {
             let opened = options().open_on(disk.platform()).and_then(|store| store.map("map"));
             let Ok(map) = opened else { continue };
             for key in 0..100u8 {
-                if let Ok(Some(value)) = map.get(&[key])
+                if let Ok(Some(value)) = map.get([key])
                     && value != [ROUNDS; 400]
                 {
                     return Err(format!("page {number}: an older value of key {key} is served"));

@@ -33,16 +33,16 @@ fn each_reads_what_the_other_wrote_whoever_folds() {
     for step in 0..6_000u32 {
         let (writer, key) = (rng.usize(..2), rng.u16(..2_000).to_be_bytes());
         let value = vec![step as u8; rng.usize(..300)];
-        maps[writer].put(&key, &value).unwrap();
+        maps[writer].put(key, &value).unwrap();
         model.insert(key, value);
         let key = rng.u16(..2_000).to_be_bytes();
-        let found = maps[1 - writer].get(&key).unwrap();
+        let found = maps[1 - writer].get(key).unwrap();
         assert_eq!(found.as_deref(), model.get(&key).map(Vec::as_slice));
         match rng.u32(..500) {
             0 => stores[rng.usize(..2)].maintain().unwrap(),
             1 => {
                 let long = vec![7; rng.usize(65_537..200_000)];
-                maps[writer].put(&key, &long).unwrap();
+                maps[writer].put(key, &long).unwrap();
                 model.insert(key, long);
             }
             _ => {}
@@ -75,20 +75,20 @@ fn snapshot_of_one_stays_while_the_other_folds_and_frees() {
     let (one, other) = (open(&disk), open(&disk));
     let maps = [one.map("map").unwrap(), other.map("map").unwrap()];
     for key in 0..500u32 {
-        maps[0].put(&key.to_be_bytes(), &[1; 200]).unwrap();
+        maps[0].put(key.to_be_bytes(), [1; 200]).unwrap();
     }
     one.maintain().unwrap();
     let snapshot = other.snapshot().unwrap();
     for round in 2..8 {
         for key in 0..500u32 {
-            maps[0].put(&key.to_be_bytes(), &[round; 200]).unwrap();
+            maps[0].put(key.to_be_bytes(), [round; 200]).unwrap();
         }
         one.maintain().unwrap();
     }
     let listed = one.stat().unwrap().snapshots;
     assert_eq!(listed.len(), 1, "{listed:?}");
     for key in 0..500u32 {
-        assert_eq!(snapshot.get(&maps[1], &key.to_be_bytes()).unwrap().unwrap(), [1; 200]);
+        assert_eq!(snapshot.get(&maps[1], key.to_be_bytes()).unwrap().unwrap(), [1; 200]);
     }
     assert!(one.end_snapshot(snapshot.id()).unwrap());
     let ended = snapshot.get(&maps[1], b"key").unwrap_err();
@@ -159,7 +159,7 @@ fn stream_of_one_delivers_the_commits_of_both_in_order() {
     let maps = [one.map("map").unwrap(), other.map("map").unwrap()];
     let mut changes = one.changes(ChangesFrom::Now).unwrap();
     for number in 0..3_000u32 {
-        maps[number as usize % 2].put(&number.to_be_bytes(), &[3; 100]).unwrap();
+        maps[number as usize % 2].put(number.to_be_bytes(), [3; 100]).unwrap();
         if number % 700 == 0 {
             other.maintain().unwrap();
         }
@@ -196,7 +196,7 @@ fn files_that_one_removed_and_made_again_are_not_mistaken_by_the_other() {
         // Each snapshot holds the generations of its moment, so that there must be many log files.
         let mut held = Vec::new();
         for key in 0..3_000u32 {
-            maps[key as usize % 2].put(&key.to_be_bytes(), &[round; 300]).unwrap();
+            maps[key as usize % 2].put(key.to_be_bytes(), [round; 300]).unwrap();
             if key % 60 == 0 {
                 held.push(one.snapshot().unwrap());
             }
@@ -205,7 +205,7 @@ fn files_that_one_removed_and_made_again_are_not_mistaken_by_the_other() {
         // Those that nobody needs any more go.
         (0..3).for_each(|_| one.maintain().unwrap());
         for key in 0..3_000u32 {
-            assert_eq!(maps[1].get(&key.to_be_bytes()).unwrap().unwrap(), [round; 300]);
+            assert_eq!(maps[1].get(key.to_be_bytes()).unwrap().unwrap(), [round; 300]);
         }
     }
     assert_sound(&other);
@@ -282,8 +282,8 @@ fn who_only_reads_beside_others_sees_what_they_write_and_keeps_nobody_out() {
     let seen = reader.map("map").unwrap();
     let snapshot = reader.snapshot().unwrap();
     for key in 0..2_000u32 {
-        map.put(&key.to_be_bytes(), &[7; 300]).unwrap();
-        assert_eq!(seen.get(&key.to_be_bytes()).unwrap().unwrap(), [7; 300]);
+        map.put(key.to_be_bytes(), [7; 300]).unwrap();
+        assert_eq!(seen.get(key.to_be_bytes()).unwrap().unwrap(), [7; 300]);
     }
     map.put(b"key", b"new").unwrap();
     (0..3).for_each(|_| writer.maintain().unwrap());
@@ -335,7 +335,7 @@ fn forked_child_can_do_nothing_with_the_handles_and_no_harm() {
         map.put(b"key", b"value").unwrap();
         let snapshot = store.snapshot().unwrap();
         let mut transaction = store.begin(TransactionOptions::new()).unwrap();
-        transaction.put(&map, b"long", &vec![1; 100_000]).unwrap();
+        transaction.put(&map, b"long", vec![1; 100_000]).unwrap();
         let changes = store.changes(ChangesFrom::Now).unwrap();
         // SAFETY: the child takes memory and writes nothing to the terminal, which the C library allows one of a program
         // with threads.
@@ -414,7 +414,7 @@ fn power_cut_takes_only_a_suffix_of_what_nobody_synced_whoever_wrote_it() {
                 Durability::Written
             };
             let map = maps[who].with_durability(durability);
-            map.put(&step.to_be_bytes(), &value).unwrap();
+            map.put(step.to_be_bytes(), &value).unwrap();
             if is_synced {
                 synced = step + 1;
             }
@@ -431,7 +431,7 @@ fn power_cut_takes_only_a_suffix_of_what_nobody_synced_whoever_wrote_it() {
             "seed {seed}: {found} of {synced} to {steps}"
         );
         for step in 0..found {
-            let value = map.get(&step.to_be_bytes()).unwrap();
+            let value = map.get(step.to_be_bytes()).unwrap();
             assert!(
                 value.is_some_and(|value| value.iter().all(|&byte| byte == step as u8)),
                 "seed {seed}: {step}"
@@ -448,13 +448,13 @@ fn page_that_another_process_wrote_anew_is_verified_again() {
     let stores = [open(&disk), open(&disk)];
     let maps = stores.each_ref().map(|store| store.map("map").unwrap());
     let key = |number: u32| number.to_be_bytes();
-    (0..2_000).for_each(|number| maps[1].put(&key(number), &[1; 60]).unwrap());
+    (0..2_000).for_each(|number| maps[1].put(key(number), [1; 60]).unwrap());
     stores[1].maintain().unwrap();
-    let read_all = |map: &duramen_engine::Map| (0..2_000).filter(|&number| map.get(&key(number)).is_ok()).count();
+    let read_all = |map: &duramen_engine::Map| (0..2_000).filter(|&number| map.get(key(number)).is_ok()).count();
     // The first one touches all pages, again and again, while the other one writes all of them anew.
     for _ in 0..4 {
         assert_eq!(read_all(&maps[0]), 2_000);
-        (0..2_000).for_each(|number| maps[1].put(&key(number), MARK).unwrap());
+        (0..2_000).for_each(|number| maps[1].put(key(number), MARK).unwrap());
         stores[1].maintain().unwrap();
     }
     let data = disk.read_raw("data");

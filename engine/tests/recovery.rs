@@ -37,13 +37,13 @@ fn store() -> (SimDisk, Store, Map) {
 }
 
 fn put(map: &Map, number: u64) {
-    map.put(&number.to_be_bytes(), format!("value {number}").as_bytes())
+    map.put(number.to_be_bytes(), format!("value {number}").as_bytes())
         .unwrap();
 }
 
 /// Fills generations: each takes three or so of these.
 fn put_large(map: &Map, number: u64) {
-    map.put(&number.to_be_bytes(), &[number as u8; 3000]).unwrap();
+    map.put(number.to_be_bytes(), [number as u8; 3000]).unwrap();
 }
 
 /// Puts large values until so many generations are frozen. The last one is alone in the newest. Returns how many.
@@ -434,7 +434,7 @@ fn a_record_that_does_not_continue_the_chain_ends_the_log() {
         let disk = disk.kill();
         let store = open(&disk).unwrap();
         let map = store.map("map").unwrap();
-        map.put(&2u64.to_be_bytes(), &[seed; 7]).unwrap();
+        map.put(2u64.to_be_bytes(), [seed; 7]).unwrap();
         put(&map, 3);
         disk.kill()
     };
@@ -445,7 +445,7 @@ fn a_record_that_does_not_continue_the_chain_ends_the_log() {
     one.write_raw(&log, at as u64, record);
     let store = open(&one).unwrap();
     let map = store.map("map").unwrap();
-    assert_eq!(map.get(&2u64.to_be_bytes()).unwrap().unwrap(), [1; 7]);
+    assert_eq!(map.get(2u64.to_be_bytes()).unwrap().unwrap(), [1; 7]);
     assert_eq!(map.count().unwrap(), 3);
 }
 
@@ -692,7 +692,7 @@ fn a_power_cut_at_any_moment_of_writing_meta_pages_leaves_a_store_that_opens() {
         let map = store.map("map")?;
         let mut kept = 3;
         for number in 3..6u64 {
-            map.put(&number.to_be_bytes(), format!("value {number}").as_bytes())?;
+            map.put(number.to_be_bytes(), format!("value {number}").as_bytes())?;
             if store.maintain().is_err() {
                 break;
             }
@@ -746,7 +746,7 @@ fn an_older_format_is_refused_by_its_number() {
 fn a_long_value_that_is_not_what_its_record_says_is_damage() {
     let (disk, _store, map) = store();
     let map = map.with_durability(Durability::Synced);
-    map.put(b"long", &[0xA5; 100_000]).unwrap();
+    map.put(b"long", [0xA5; 100_000]).unwrap();
     let disk = disk.kill();
     let data = disk.read_raw("data");
     let place = data.windows(64).position(|window| window == [0xA5; 64]).unwrap();
@@ -767,7 +767,7 @@ fn a_written_long_value_that_a_power_cut_took_ends_the_log_for_ever() {
     let (disk, _store, map) = store();
     let map = map.with_durability(Durability::Written);
     put(&map, 0);
-    map.put(b"long", &[0xA5; 100_000]).unwrap();
+    map.put(b"long", [0xA5; 100_000]).unwrap();
     put(&map, 1);
     let disk = disk.kill();
     let place = break_long_value(&disk);
@@ -786,7 +786,7 @@ fn a_written_long_value_that_a_power_cut_took_ends_the_log_for_ever() {
 fn a_written_long_value_that_is_gone_after_it_was_synced_is_damage() {
     let (disk, store, map) = store();
     let map = map.with_durability(Durability::Written);
-    map.put(b"long", &[0xA5; 100_000]).unwrap();
+    map.put(b"long", [0xA5; 100_000]).unwrap();
     store.sync().unwrap();
     // Its record says what was synced before.
     put(&map, 1);
@@ -802,7 +802,7 @@ fn a_long_record_is_there_whole_or_not_at_all_wherever_it_stops() {
         let (disk, store, map) = store();
         let mut batch = Batch::new();
         for number in 0..900u64 {
-            batch.put(&map, &number.to_be_bytes(), &[7; 1000]).unwrap();
+            batch.put(&map, number.to_be_bytes(), [7; 1000]).unwrap();
         }
         disk.trace(true);
         disk.stop_after(calls);
@@ -833,7 +833,7 @@ fn long_values_that_wait_for_a_sync_are_bounded() {
     let syncs_after = |values: u64| {
         disk.trace(true);
         for number in 0..values {
-            map.put(&number.to_be_bytes(), &[0xA5; 1 << 20]).unwrap();
+            map.put(number.to_be_bytes(), [0xA5; 1 << 20]).unwrap();
         }
         disk.take_trace().iter().filter(|call| *call == "sync data").count()
     };
@@ -845,7 +845,7 @@ fn long_values_that_wait_for_a_sync_are_bounded() {
 fn a_sync_makes_long_values_durable_before_their_records() {
     let (disk, store, map) = store();
     let map = map.with_durability(Durability::Written);
-    map.put(b"long", &[0xA5; 100_000]).unwrap();
+    map.put(b"long", [0xA5; 100_000]).unwrap();
     store.sync().unwrap();
     for seed in 0..20 {
         let store = open(&disk.power_cut(seed)).unwrap();
@@ -875,7 +875,7 @@ fn a_run_is_synced_before_its_record_whatever_the_durability() {
         .memory_bytes(64 << 10);
     let mut tx = store.begin(options).unwrap();
     for number in 0..1000u64 {
-        tx.put(&map, &number.to_be_bytes(), &[0x5A; 500]).unwrap();
+        tx.put(&map, number.to_be_bytes(), [0x5A; 500]).unwrap();
     }
     tx.commit().unwrap();
     let trace = disk.take_trace();
@@ -890,7 +890,7 @@ fn killed_with_a_broken_run(durability: Durability) -> SimDisk {
     let (disk, store, map) = store();
     let mut tx = store.begin(TransactionOptions::new().durability(durability)).unwrap();
     for number in 0..10_000u64 {
-        tx.put(&map, &number.to_be_bytes(), &[0x5A; 2000]).unwrap();
+        tx.put(&map, number.to_be_bytes(), [0x5A; 2000]).unwrap();
     }
     tx.commit().unwrap();
     drop((map, store.snapshot()));

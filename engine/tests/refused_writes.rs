@@ -151,10 +151,10 @@ fn commit_whose_record_was_written_in_part_is_refused_and_the_next_one_takes_its
             map.put(b"before", b"value").unwrap();
             room.store(part, Ordering::Relaxed);
             for _ in 0..3 {
-                let error = map.put(b"refused", &[7; 3_000]).unwrap_err();
+                let error = map.put(b"refused", [7; 3_000]).unwrap_err();
                 assert_eq!(error.kind(), Kind::MakeSpace, "{part}: {error}");
                 let mut batch = Batch::new();
-                batch.put(&map, b"refused too", &[7; 3_000]).unwrap();
+                batch.put(&map, b"refused too", [7; 3_000]).unwrap();
                 batch.append(&map, b"list", b"value").unwrap();
                 let error = store.write(batch).unwrap_err();
                 assert_eq!(error.kind(), Kind::MakeSpace, "{part}: {error}");
@@ -199,7 +199,7 @@ fn commit_whose_record_is_whole_although_its_write_was_refused_is_made() {
     let map = store.map("map").unwrap();
     // All that is not written of it are zeros, which the log file has there.
     room.store(100, Ordering::Relaxed);
-    map.put(b"key", &[0; 3_000]).unwrap();
+    map.put(b"key", [0; 3_000]).unwrap();
     room.store(-1, Ordering::Relaxed);
     map.put(b"after", b"value").unwrap();
     let reopened = options().open_on(disk.kill().platform()).unwrap();
@@ -214,15 +214,15 @@ fn refused_records_keep_no_room_promised() {
     let (platform, room) = limited(&disk);
     let store = options().open_on(platform).unwrap();
     let map = store.map("map").unwrap();
-    map.put(b"key", &[1; 3_000]).unwrap();
+    map.put(b"key", [1; 3_000]).unwrap();
     disk.set_capacity(Some(disk.allocated_bytes() + (400 << 10)));
     room.store(10, Ordering::Relaxed);
     for _ in 0..1_000 {
-        assert_eq!(map.put(b"key", &[2; 3_000]).unwrap_err().kind(), Kind::MakeSpace);
+        assert_eq!(map.put(b"key", [2; 3_000]).unwrap_err().kind(), Kind::MakeSpace);
     }
     room.store(-1, Ordering::Relaxed);
     for _ in 0..10 {
-        map.put(b"key", &[3; 3_000]).unwrap();
+        map.put(b"key", [3; 3_000]).unwrap();
     }
     assert_eq!(check_sound(&store), Ok(()));
 }
@@ -234,7 +234,7 @@ fn fold_that_may_write_no_page_is_refused_and_made_later() {
     let (platform, _) = limited_by(&disk, meta.clone());
     let store = options().open_on(platform).unwrap();
     let map = store.map("map").unwrap();
-    map.put(b"key", &[1; 3_000]).unwrap();
+    map.put(b"key", [1; 3_000]).unwrap();
     for _ in 0..3 {
         meta.store(0, Ordering::Relaxed);
         assert_eq!(store.maintain().unwrap_err().kind(), Kind::MakeSpace);
@@ -261,7 +261,7 @@ fn puts_work_at_once_after_folds_that_could_write_no_page() {
         };
         let stores: Vec<_> = (0..processes).map(|_| open()).collect();
         let maps: Vec<_> = stores.iter().map(|store| store.map("map").unwrap()).collect();
-        let put = |map: usize, number: u32| maps[map].put(&number.to_be_bytes(), &[1; 3_000]);
+        let put = |map: usize, number: u32| maps[map].put(number.to_be_bytes(), [1; 3_000]);
         let mut next = 0;
         for round in 0..3 {
             meta.store(0, Ordering::Relaxed);

@@ -26,7 +26,7 @@ fn counter(map: &Map, key: &[u8]) -> i64 {
 /// Writes more than a transaction keeps in memory, so that it spills into a run.
 fn spill(tx: &mut duramen_engine::Transaction, map: &Map) {
     for number in 0..18_000u32 {
-        tx.put(map, &number.to_be_bytes(), &[7; 1000]).unwrap();
+        tx.put(map, number.to_be_bytes(), [7; 1000]).unwrap();
     }
 }
 
@@ -40,7 +40,7 @@ fn additions_of_one_batch_see_what_the_batch_did_before() {
     let mut batch = Batch::new();
     batch.add(&map, b"twice", 1).unwrap();
     batch.add(&map, b"twice", 2).unwrap();
-    batch.put(&map, b"put", &5i64.to_be_bytes()).unwrap();
+    batch.put(&map, b"put", 5i64.to_be_bytes()).unwrap();
     batch.add(&map, b"put", 1).unwrap();
     batch.delete(&map, b"deleted").unwrap();
     batch.add(&map, b"deleted", 1).unwrap();
@@ -116,7 +116,7 @@ fn map_opened_by_name_and_dropped_by_somebody_else_is_a_conflict_that_the_closur
     // Dropped before the map is used, between two uses, and right before the commit.
     for drop_at in 0..3 {
         let mut runs = 0;
-        let transacted = store.transact(|tx| {
+        let transacted = store.transact(|tx| -> duramen_engine::Result<()> {
             runs += 1;
             let dropped_now = |at: u32| runs == 1 && at == drop_at;
             // By another thread: a thread makes no commit of its own inside a closure.
@@ -127,7 +127,7 @@ fn map_opened_by_name_and_dropped_by_somebody_else_is_a_conflict_that_the_closur
                 if dropped_now(at) {
                     drop_map()?;
                 }
-                tx.put(&map, &[at as u8], b"new")?;
+                tx.put(&map, [at as u8], b"new")?;
             }
             if dropped_now(2) {
                 drop_map()?;
@@ -205,8 +205,8 @@ fn store_reopened_after_a_failed_call_survives_a_power_cut() {
         let map = store.map("map")?;
         for number in 0..12u32 {
             map.put(
-                &(round * 100 + number).to_be_bytes(),
-                &vec![number as u8; 20_000 * (number as usize % 5)],
+                (round * 100 + number).to_be_bytes(),
+                vec![number as u8; 20_000 * (number as usize % 5)],
             )?;
             if number % 4 == 3 {
                 store.maintain()?;
@@ -258,7 +258,7 @@ fn full_store_of_awkward_values_can_be_emptied() {
         disk.set_capacity(Some(6 << 20));
         let mut count = 0u32;
         let error = loop {
-            match map.put(&count.to_be_bytes(), &vec![count as u8; length]) {
+            match map.put(count.to_be_bytes(), vec![count as u8; length]) {
                 Ok(()) => count += 1,
                 Err(error) => break error,
             }
@@ -266,7 +266,7 @@ fn full_store_of_awkward_values_can_be_emptied() {
         assert!(matches!(error.kind(), Kind::MakeSpace), "{error}");
         assert!(count > 20, "length {length}: full after {count}");
         for number in 0..count {
-            map.delete(&number.to_be_bytes())
+            map.delete(number.to_be_bytes())
                 .unwrap_or_else(|error| panic!("length {length}: delete {number} of {count}: {error}"));
         }
         store
@@ -274,7 +274,7 @@ fn full_store_of_awkward_values_can_be_emptied() {
             .unwrap_or_else(|error| panic!("length {length}: {error}"));
         store.maintain().unwrap();
         assert_eq!(map.count().unwrap(), 1);
-        map.put(b"again", &vec![1; length]).unwrap();
+        map.put(b"again", vec![1; length]).unwrap();
         assert_sound(&store);
     }
 }
@@ -292,13 +292,13 @@ fn full_store_can_be_emptied_after_a_spilled_transaction() {
         Err(error) => assert!(matches!(error.kind(), Kind::MakeSpace), "{error}"),
     }
     let mut count = 0u32;
-    while map.put(&(1 << 20 | count).to_be_bytes(), &[1; 5000]).is_ok() {
+    while map.put((1 << 20 | count).to_be_bytes(), [1; 5000]).is_ok() {
         count += 1;
     }
     map.clear().unwrap();
     store.maintain().unwrap();
     store.maintain().unwrap();
-    map.put(b"again", &[1; 5000]).unwrap();
+    map.put(b"again", [1; 5000]).unwrap();
     assert_sound(&store);
 }
 
@@ -315,7 +315,7 @@ fn failed_sync_of_the_directory_stops_the_store() {
         disk.fail(nth, FailKind::Io, FailSpan::Once);
         let (mut acknowledged, mut has_failed) = (0, false);
         for number in 0..40u32 {
-            let is_made = map.put(&number.to_be_bytes(), &[1; 30_000]).is_ok();
+            let is_made = map.put(number.to_be_bytes(), [1; 30_000]).is_ok();
             acknowledged += is_made as u64;
             if is_made && has_failed {
                 break;
@@ -407,7 +407,7 @@ fn a_version_holds_all_generations_that_crashes_and_full_disks_can_leave_to_reco
             let Ok(map) = store.map("map") else { continue };
             for _ in 0..rng.u32(..60) {
                 let (key, value) = ([rng.u8(..)], vec![rng.u8(..); rng.usize(..5000)]);
-                match map.put(&key, &value) {
+                match map.put(key, &value) {
                     Ok(()) => drop(expected.insert(key, value)),
                     Err(error) => assert_eq!(error.kind(), Kind::MakeSpace, "{error}"),
                 }
@@ -580,11 +580,11 @@ fn appends_go_on_after_pairs_that_were_put_where_they_go() {
     let key = |prefix: &[u8], number: u64| [prefix, &number.to_be_bytes()].concat();
     // As a dump that is loaded: no append was ever made here.
     for number in 0..3 {
-        map.put(&key(b"a/", number), b"loaded").unwrap();
-        map.put(&key(b"b/", number), b"loaded").unwrap();
+        map.put(key(b"a/", number), b"loaded").unwrap();
+        map.put(key(b"b/", number), b"loaded").unwrap();
     }
-    map.delete(&key(b"b/", 2)).unwrap();
-    map.put(&[key(b"a/", 9), b"longer".to_vec()].concat(), b"").unwrap();
+    map.delete(key(b"b/", 2)).unwrap();
+    map.put([key(b"a/", 9), b"longer".to_vec()].concat(), b"").unwrap();
     map.put(b"a/z", b"shorter").unwrap();
     map.put(b"a/any text", b"text as long as a number").unwrap();
     assert_eq!(map.append(b"a/", b"new").unwrap(), 3);
@@ -592,16 +592,16 @@ fn appends_go_on_after_pairs_that_were_put_where_they_go() {
     assert_eq!(map.append(b"b/", b"new").unwrap(), 2);
     assert_eq!(map.append(b"c/", b"new").unwrap(), 0);
     // From here on it is counted, whatever becomes of the pairs.
-    map.delete(&key(b"a/", 3)).unwrap();
-    map.put(&key(b"a/", 7), b"put").unwrap();
+    map.delete(key(b"a/", 3)).unwrap();
+    map.put(key(b"a/", 7), b"put").unwrap();
     assert_eq!(map.append(b"a/", b"new").unwrap(), 4);
     for number in 0..3 {
-        let held = map.get(&key(b"a/", number)).unwrap();
+        let held = map.get(key(b"a/", number)).unwrap();
         assert_eq!(held.as_deref(), Some(&b"loaded"[..]));
     }
     // What nobody can have counted to does not count.
     for number in [5, 1 << 48, u64::MAX] {
-        map.put(&key(b"d/", number), b"put").unwrap();
+        map.put(key(b"d/", number), b"put").unwrap();
     }
     assert_eq!(map.append(b"d/", b"new").unwrap(), 6);
     assert_eq!(map.append(b"e/", b"new").unwrap(), 0);

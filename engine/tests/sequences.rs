@@ -87,7 +87,7 @@ fn numbers_and_positions_have_no_gaps_across_writers_transactions_and_crashes() 
                         head: &head,
                         body: None,
                     };
-                    let tickets = store.transact(|tx| {
+                    let tickets = store.transact(|tx| -> duramen_engine::Result<_> {
                         tx.put(map, format!("{writer}").as_bytes(), text.as_bytes())?;
                         Ok([
                             tx.append_to(two, item)?,
@@ -391,7 +391,7 @@ fn rows_are_written_where_they_belong_whoever_wrote_meanwhile() {
         assert_eq!(append(&sequences[who][which], "a head"), counts[which]);
         counts[which] += 1;
         // Keys on either side of them and in between, so that leaves are divided.
-        maps[who].put(&random.u64(..).to_be_bytes(), &[7; 20]).unwrap();
+        maps[who].put(random.u64(..).to_be_bytes(), [7; 20]).unwrap();
         if random.u32(..400) == 0 {
             stores[who].maintain().unwrap();
         }

@@ -237,7 +237,7 @@ fn readers_that_hold_every_log_file_are_named_and_writers_go_on_once_one_ends() 
     let map = store.map("map").unwrap();
     let mut held = Vec::new();
     let error = loop {
-        if let Err(error) = map.put(b"key", &[held.len() as u8; 5000]) {
+        if let Err(error) = map.put(b"key", [held.len() as u8; 5000]) {
             break error;
         }
         held.push(store.snapshot().unwrap());

@@ -34,7 +34,7 @@ fn options(maintenance: Maintenance) -> Options {
 fn put(store: &Store, key: &[u8], length: usize, durability: Durability) -> Result<()> {
     let mut batch = Batch::new();
     batch.durability(durability);
-    batch.put(&store.map("map")?, key, &vec![7; length])?;
+    batch.put(&store.map("map")?, key, vec![7; length])?;
     store.write(batch).map(drop)
 }
 
@@ -369,7 +369,7 @@ fn fill_the_log(maintenance: Maintenance, point: i64) -> u32 {
     assert!(other.child.wait().expect("an end").success());
     let map = store.map("map").expect("a map");
     for number in 0..written {
-        let value = map.get(&number.to_be_bytes()).expect("a read").expect("a value");
+        let value = map.get(number.to_be_bytes()).expect("a read").expect("a value");
         assert_eq!(value.len(), 1_000, "{number}");
     }
     drop(map);

@@ -51,7 +51,7 @@ fn futures_resolve_when_no_thread_can_be_started() {
         let mut context = Context::from_waker(&waker);
         let commit = |number: u8| {
             let mut batch = Batch::new();
-            batch.put(&map, &[number], b"value").unwrap();
+            batch.put(&map, [number], b"value").unwrap();
             batch.durability(Durability::Synced);
             Box::pin(store.write_async(batch).unwrap())
         };
@@ -77,7 +77,7 @@ fn commits_fold_for_themselves_when_no_thread_can_be_started() {
         let store = options.open_on(disk.platform()).unwrap();
         let map = store.map("map").unwrap();
         for number in 0..500u32 {
-            map.put(&number.to_be_bytes(), &[7; 3000]).unwrap();
+            map.put(number.to_be_bytes(), [7; 3000]).unwrap();
         }
         assert_eq!(map.count().unwrap(), 500);
         assert!(store.stat().unwrap().counts.folds > 0);

@@ -136,7 +136,7 @@ fn long_value_is_durable_before_the_record_that_refers_to_it() {
     let (store, map) = quiet_store(&disk);
     let mut batch = Batch::new();
     batch.put(&map, b"short", b"value").unwrap();
-    batch.put(&map, b"long", &vec![7; 100_000]).unwrap();
+    batch.put(&map, b"long", vec![7; 100_000]).unwrap();
     let trace = trace_of(&disk, || store.write(batch).unwrap());
     assert_order(&trace, &["write data", "sync data", "store wal-", "sync wal-"]);
     assert_trace(
@@ -152,7 +152,7 @@ fn long_value_of_a_written_commit_is_synced_with_the_log_and_before_it() {
     let (store, map) = quiet_store(&disk);
     let written = map.with_durability(Durability::Written);
     let trace = trace_of(&disk, || {
-        written.put(b"long", &vec![7; 100_000]).unwrap();
+        written.put(b"long", vec![7; 100_000]).unwrap();
         store.sync().unwrap();
     });
     assert_order(&trace, &["write data", "store wal-", "sync data", "sync wal-"]);
@@ -169,7 +169,7 @@ fn fold_syncs_log_then_pages_then_meta() {
     let (store, map) = quiet_store(&disk);
     let written = map.with_durability(Durability::Written);
     for number in 0..200u32 {
-        written.put(&number.to_be_bytes(), &[7; 100]).unwrap();
+        written.put(number.to_be_bytes(), [7; 100]).unwrap();
     }
     let trace = trace_of(&disk, || store.maintain().unwrap());
     assert_order(

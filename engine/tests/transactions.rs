@@ -285,7 +285,7 @@ fn transactions_in_the_memory_of_those_before_them_are_their_own() {
                     let (number, value) = (step as u64, value(&mut rng));
                     let Place { store, map, .. } = &places[0];
                     let key = number.to_be_bytes();
-                    store.transact(|tx| tx.put(map, &key, &value)).unwrap();
+                    store.transact(|tx| tx.put(map, key, &value)).unwrap();
                     places[0].model.pairs.insert(key.to_vec(), value);
                 }
                 _ if !open.is_empty() => {

@@ -128,7 +128,7 @@ fn walks_over_many_leaves_see_the_few_changes_above_them() {
         let map = store.map("map").expect("a map");
         let mut model = Model::new();
         for number in 0..KEYS {
-            map.put(&key(number), b"a value that is folded").expect("a put");
+            map.put(key(number), b"a value that is folded").expect("a put");
             model.insert(key(number), b"a value that is folded".to_vec());
         }
         store.maintain().expect("a fold");

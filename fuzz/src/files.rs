@@ -182,7 +182,7 @@ fn filled_store(disk: &SimDisk) -> Store {
         map.put(format!("key/{number:04}").as_bytes(), &value)
             .expect("the disk does not fail");
     }
-    map.put(b"long", &[7; 66_000]).expect("the disk does not fail");
+    map.put(b"long", [7; 66_000]).expect("the disk does not fail");
     store.maintain().expect("the disk does not fail");
     store
 }
@@ -224,12 +224,12 @@ fn write_one(store: &Store, number: u32) -> duramen_engine::Result<()> {
     let key = format!("key/{:04}", number * 11);
     match number % 8 {
         0 => map.put(key.as_bytes(), b"new"),
-        1 => map.with_durability(Durability::Synced).put(key.as_bytes(), &[9; 900]),
+        1 => map.with_durability(Durability::Synced).put(key.as_bytes(), [9; 900]),
         2 => map.delete(key.as_bytes()),
         3 => map.delete_range(key.as_bytes()..b"key/0250"),
         4 => map.append(b"topic/", b"message").map(drop),
-        5 => map.put(b"long", &vec![number as u8; 65_537 + number as usize]),
-        6 => map.put(key.as_bytes(), &[number as u8; 20_000]),
+        5 => map.put(b"long", vec![number as u8; 65_537 + number as usize]),
+        6 => map.put(key.as_bytes(), [number as u8; 20_000]),
         _ => {
             let mut batch = Batch::new();
             batch.put(&map, key.as_bytes(), b"in a batch")?;

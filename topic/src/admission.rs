@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use duramen_engine::{Item, Result, Snapshot, Stamp, Transaction, TransactionOptions};
+use duramen_engine::{Error, Item, Result, Snapshot, Stamp, Transaction, TransactionOptions};
 
 use crate::error::TopicError;
 use crate::limits::LATEST_KEY_BYTES_MAX;
@@ -288,7 +288,7 @@ impl Topic {
                 let ticket = tx.append_to(&self.shared().sequence, *item)?;
                 first.get_or_insert(ticket);
             }
-            Ok(())
+            Ok::<_, Error>(())
         })?;
         let stamp = first.and_then(|ticket| ticket.stamp());
         Ok(stamp.expect("the transaction has committed an item"))

@@ -248,8 +248,8 @@ pub(crate) fn schedule_in(tx: &mut Transaction, topic: &Topic, due: u64, message
             let scheduled = Scheduled { due, number };
             let key = scheduled.key(topic.shared().id);
             // A clock that was set back may give a number again.
-            if tx.get(delayed, &key)?.is_none() {
-                tx.put(delayed, &key, &Delayed::encode(topic.name(), &item))?;
+            if tx.get_ref(delayed, key)?.is_none() {
+                tx.put(delayed, key, Delayed::encode(topic.name(), &item))?;
                 return Ok(scheduled);
             }
             number += 1;
@@ -262,10 +262,10 @@ pub(crate) fn schedule_in(tx: &mut Transaction, topic: &Topic, due: u64, message
 pub(crate) fn cancel_in(tx: &mut Transaction, topic: &Topic, scheduled: &Scheduled) -> Result<bool> {
     let delayed = &topic.home().tables.delayed;
     let key = scheduled.key(topic.shared().id);
-    if tx.get(delayed, &key)?.is_none() {
+    if tx.get_ref(delayed, key)?.is_none() {
         return Ok(false);
     }
-    tx.delete(delayed, &key)?;
+    tx.delete(delayed, key)?;
     Ok(true)
 }
 
@@ -356,7 +356,7 @@ fn move_rows(home: &Home, keys: &[Vec<u8>], failed: &mut Option<Error>) -> Resul
 /// Moves one row; `false`: it is gone, or its topic is, or the message is a duplicate.
 fn move_row(home: &Home, tx: &mut Transaction, key: &[u8]) -> Result<bool> {
     let (_, topic) = Scheduled::of_key(key)?;
-    let Some(value) = tx.get(&home.tables.delayed, key)?.map(|value| value.to_vec()) else {
+    let Some(value) = tx.get_ref(&home.tables.delayed, key)?.map(|value| value.to_vec()) else {
         return Ok(false);
     };
     let delayed = Delayed::decode(&value)?;

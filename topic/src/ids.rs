@@ -80,7 +80,7 @@ impl Topic {
     /// The offset of the message with an id, if it is known and kept.
     fn find_id(&self, id: &[u8]) -> Result<Option<u64>> {
         let snapshot = self.snapshot()?;
-        let row = snapshot.get(&self.home().tables.index, &index::key(self.shared().id, ID, &[id]))?;
+        let row = snapshot.get(&self.home().tables.index, index::key(self.shared().id, ID, &[id]))?;
         let Some(known) = row.map(|row| Known::decode(&row)).transpose()? else {
             return Ok(None);
         };
@@ -136,7 +136,7 @@ pub(crate) fn option_missing(topic: &Topic) -> Error {
 /// Whether a message with this id was published within the window.
 pub(crate) fn is_duplicate_in(tx: &Transaction, topic: &Topic, id: &[u8], window: Duration) -> Result<bool> {
     let home = topic.home();
-    let row = tx.get(&home.tables.index, &index::key(topic.shared().id, ID, &[id]))?;
+    let row = tx.get_ref(&home.tables.index, index::key(topic.shared().id, ID, &[id]))?;
     let known = row.map(|row| Known::decode(&row)).transpose()?;
     Ok(known.is_some_and(|known| known.is_within(window, millis(home.store.wall_clock()))))
 }
@@ -146,9 +146,9 @@ pub(crate) fn note_in(tx: &mut Transaction, topic: &Topic, id: &[u8]) -> Result<
     let (home, number) = (topic.home(), topic.shared().id);
     let rows = &home.tables.index;
     let key = index::key(number, ID, &[id]);
-    let before = tx.get(rows, &key)?.map(|row| Known::decode(&row)).transpose()?;
+    let before = tx.get_ref(rows, &key)?.map(|row| Known::decode(&row)).transpose()?;
     if let Some(before) = before {
-        tx.delete(rows, &index::key(number, ID_TIME, &[&before.time.to_be_bytes(), id]))?;
+        tx.delete(rows, index::key(number, ID_TIME, &[&before.time.to_be_bytes(), id]))?;
     }
     let known = Known {
         time: millis(home.store.wall_clock()),
@@ -156,12 +156,8 @@ pub(crate) fn note_in(tx: &mut Transaction, topic: &Topic, id: &[u8]) -> Result<
             .sequence_state(&topic.shared().sequence)?
             .map_or(0, |state| state.next),
     };
-    tx.put(rows, &key, &known.encode())?;
-    tx.put(
-        rows,
-        &index::key(number, ID_TIME, &[&known.time.to_be_bytes(), id]),
-        b"",
-    )
+    tx.put(rows, &key, known.encode())?;
+    tx.put(rows, index::key(number, ID_TIME, &[&known.time.to_be_bytes(), id]), b"")
 }
 
 /// Forgets ids that are older than the window, some in each commit, until `is_over`.
@@ -204,7 +200,7 @@ fn forget_in(tx: &mut Transaction, topic: &Topic, time_key: &[u8]) -> Result<()>
     let rows = &topic.home().tables.index;
     let (time, id) = index::timed(time_key)?;
     let key = index::key(topic.shared().id, ID, &[id]);
-    let known = tx.get(rows, &key)?.map(|row| Known::decode(&row)).transpose()?;
+    let known = tx.get_ref(rows, &key)?.map(|row| Known::decode(&row)).transpose()?;
     if known.is_some_and(|known| known.time == time) {
         tx.delete(rows, &key)?;
     }

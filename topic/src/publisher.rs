@@ -128,7 +128,7 @@ impl Publisher {
     /// # Errors
     /// Those of [`duramen_engine::Store::snapshot`].
     pub fn newest(&self) -> Result<Option<u64>> {
-        let newest = self.topic.home().tables.publishers.get(&self.key())?;
+        let newest = self.topic.home().tables.publishers.get(self.key())?;
         Ok(newest
             .map(|newest| Newest::decode(&newest))
             .transpose()?
@@ -160,7 +160,7 @@ impl Publisher {
     ) -> Result<Option<Ticket>> {
         let home = self.topic.home();
         let key = self.key();
-        let newest = tx.get(&home.tables.publishers, &key)?;
+        let newest = tx.get_ref(&home.tables.publishers, &key)?;
         let newest = newest.map(|newest| Newest::decode(&newest)).transpose()?;
         if newest.is_some_and(|newest| sequence <= newest.sequence) {
             return Ok(None);
@@ -171,14 +171,14 @@ impl Publisher {
             at_least: state.map_or(0, |state| state.next),
             time: millis(home.store.wall_clock()),
         };
-        tx.put(&home.tables.publishers, &key, &newest.encode())?;
+        tx.put(&home.tables.publishers, &key, newest.encode())?;
         publish_in(tx, &self.topic, &message.publisher(&self.name, sequence)).map(Some)
     }
 
     /// The offset of the newest message, if that is its sequence and it is still kept.
     fn find(&self, sequence: u64) -> Result<Option<u64>> {
         let snapshot = self.topic.snapshot()?;
-        let newest = snapshot.get(&self.topic.home().tables.publishers, &self.key())?;
+        let newest = snapshot.get(&self.topic.home().tables.publishers, self.key())?;
         let newest = newest.map(|newest| Newest::decode(&newest)).transpose()?;
         let Some(newest) = newest.filter(|newest| newest.sequence == sequence) else {
             return Ok(None);
@@ -242,7 +242,7 @@ pub(crate) fn forget_part(
 fn forget(home: &Home, key: &[u8], since: u64) -> Result<()> {
     let options = TransactionOptions::new().durability(Durability::Written);
     home.store.transact_with(options, |tx| {
-        let newest = tx.get(&home.tables.publishers, key)?;
+        let newest = tx.get_ref(&home.tables.publishers, key)?;
         let newest = newest.map(|newest| Newest::decode(&newest)).transpose()?;
         match newest {
             Some(newest) if newest.time < since => tx.delete(&home.tables.publishers, key),

@@ -197,7 +197,7 @@ impl<'a> Reading<'a> {
     pub(crate) fn existing_head(&self, offset: u64) -> Result<Option<Value<'a>>> {
         let shared = self.topic.shared();
         self.snapshot
-            .get(shared.sequence.heads(), &offset_key(shared.id, offset))
+            .get(shared.sequence.heads(), offset_key(shared.id, offset))
     }
 
     /// Whether a message is expired.
@@ -330,7 +330,7 @@ impl<'a> Reading<'a> {
         let shared = self.topic.shared();
         let payload = self
             .snapshot
-            .get(shared.sequence.bodies(), &offset_key(shared.id, offset))?;
+            .get(shared.sequence.bodies(), offset_key(shared.id, offset))?;
         match payload {
             Some(payload) => bytes.extend_from_slice(&payload),
             None => return Err(Error::damaged(format!("the payload of message {offset} is missing"))),
@@ -371,7 +371,7 @@ mod tests {
         }
         for lost in [5, 6, 7, 12, 18, 19] {
             let key = offset_key(topic.shared().id, lost);
-            topics.home().tables.messages.delete(&key).unwrap();
+            topics.home().tables.messages.delete(key).unwrap();
         }
         (store, topic)
     }

@@ -209,7 +209,7 @@ impl Inner {
                 let Ok(Entry { name, what }) = Entry::decode(&head) else {
                     continue;
                 };
-                let record = tx.get(&tables.topics, name.as_bytes())?;
+                let record = tx.get_ref(&tables.topics, name.as_bytes())?;
                 let Some(Ok(record)) = record.map(|record| TopicRecord::decode(&record)) else {
                     continue;
                 };
@@ -253,7 +253,7 @@ mod tests {
         topics.delete("orders").unwrap();
         let home = topics.home();
         let snapshot = home.store.snapshot().unwrap();
-        let mut walk = snapshot.prefix(&home.tables.messages, &REGISTRY.to_be_bytes()).unwrap();
+        let mut walk = snapshot.prefix(&home.tables.messages, REGISTRY.to_be_bytes()).unwrap();
         let id = topic.shared().id;
         for event in [Event::Created, Event::Configured, Event::Deleted] {
             let (_, head) = walk.next().unwrap().unwrap();
@@ -284,7 +284,7 @@ mod tests {
     fn entries(topics: &Topics) -> (usize, std::collections::BTreeMap<u32, (Event, String)>) {
         let home = topics.home();
         let snapshot = home.store.snapshot().unwrap();
-        let mut walk = snapshot.prefix(&home.tables.messages, &REGISTRY.to_be_bytes()).unwrap();
+        let mut walk = snapshot.prefix(&home.tables.messages, REGISTRY.to_be_bytes()).unwrap();
         let (mut count, mut last) = (0, std::collections::BTreeMap::new());
         while let Some((_, head)) = walk.next().unwrap() {
             let entry = Entry::decode(&head).unwrap();

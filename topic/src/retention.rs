@@ -361,7 +361,7 @@ mod tests {
         (0..8).for_each(|offset| {
             home.tables
                 .messages
-                .put(&offset_key(b.id, offset), b"no message")
+                .put(offset_key(b.id, offset), b"no message")
                 .unwrap()
         });
         let error = Rounds::default()

@@ -24,7 +24,7 @@ use crate::topics::Inner;
 /// Deletes the rows of all groups and durable subscriptions of a topic, but not their records, or notes them for later.
 pub(crate) fn delete_states(tx: &mut Transaction, tables: &Tables, topic: u32) -> Result<()> {
     let (mut all, mut groups, mut durables) = (Vec::new(), Vec::new(), Vec::new());
-    let mut cursor = tx.prefix(&tables.groups, &topic.to_be_bytes())?;
+    let mut cursor = tx.prefix(&tables.groups, topic.to_be_bytes())?;
     while let Some((_, record)) = cursor.next()? {
         let record = GroupRecord::decode(&record)?;
         all.push(record.id);
@@ -37,10 +37,10 @@ pub(crate) fn delete_states(tx: &mut Transaction, tables: &Tables, topic: u32) -
     drop(cursor);
     // A member that hands out messages meanwhile writes the cursor, so its commit conflicts.
     all.iter()
-        .try_for_each(|id| tx.delete(&tables.states, &Cursor::key(*id)))?;
+        .try_for_each(|id| tx.delete(&tables.states, Cursor::key(*id)))?;
     durables
         .iter()
-        .try_for_each(|id| tx.delete(&tables.states, &anchor_key(*id)))?;
+        .try_for_each(|id| tx.delete(&tables.states, anchor_key(*id)))?;
     delete_rows(tx, tables, groups)
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn delete_rows(tx: &mut Transaction, tables: &Tables, groups: Vec<u32
     for (place, range) in joined(groups).into_iter().enumerate() {
         match place < GROUPS_DELETED_AT_ONCE {
             true => delete_range(tx, tables, &range)?,
-            false => tx.put(&tables.topics, &key(range.start), &range.end.to_be_bytes())?,
+            false => tx.put(&tables.topics, key(range.start), range.end.to_be_bytes())?,
         }
     }
     Ok(())
@@ -105,7 +105,7 @@ impl Inner {
                     delete_range(tx, tables, ids)?;
                     tx.delete(&tables.topics, key)?;
                 }
-                Ok(found.len() < GROUPS_DELETED_AT_ONCE)
+                Ok::<_, Error>(found.len() < GROUPS_DELETED_AT_ONCE)
             })?;
         }
         Ok(())

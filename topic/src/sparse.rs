@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use duramen_engine::{Durability, Result, Transaction, TransactionOptions};
+use duramen_engine::{Durability, Error, Result, Transaction, TransactionOptions};
 
 use crate::index::{self, EXPIRES, NEWEST_OF_KEY, POSITION};
 use crate::limits::{INDEXED_TOGETHER_MAX, LATEST_KEY_BYTES_MAX};
@@ -78,7 +78,7 @@ pub(crate) fn maintain(topic: &Topic, options: &TopicOptions, is_over: &dyn Fn()
 fn index_some(tx: &mut Transaction, topic: &Topic, options: &TopicOptions) -> Result<Option<u64>> {
     let (rows, shared) = (&topic.home().tables.index, topic.shared());
     let position_row = index::key(shared.id, POSITION, &[]);
-    let position = tx.get(rows, &position_row)?;
+    let position = tx.get_ref(rows, &position_row)?;
     let position = position.map_or(Ok(0), |position| index::offset_in(&position))?;
     let mut next = Vec::new();
     {
@@ -100,13 +100,16 @@ fn index_some(tx: &mut Transaction, topic: &Topic, options: &TopicOptions) -> Re
         let Some(row) = facts.key_row(topic).filter(|_| options.latest_per_key) else {
             continue;
         };
-        let older = tx.get(rows, &row)?.map(|older| index::offset_in(&older)).transpose()?;
+        let older = tx
+            .get_ref(rows, &row)?
+            .map(|older| index::offset_in(&older))
+            .transpose()?;
         if let Some(older) = older.filter(|older| *older < facts.offset) {
             removed += u64::from(remove(tx, topic, older)?.is_some());
         }
-        tx.put(rows, &row, &facts.offset.to_be_bytes())?;
+        tx.put(rows, &row, facts.offset.to_be_bytes())?;
     }
-    tx.put(rows, &position_row, &(last + 1).to_be_bytes())?;
+    tx.put(rows, &position_row, (last + 1).to_be_bytes())?;
     Ok(Some(removed))
 }
 
@@ -152,14 +155,14 @@ fn remove_expired(tx: &mut Transaction, topic: &Topic) -> Result<u64> {
 fn remove(tx: &mut Transaction, topic: &Topic, offset: u64) -> Result<Option<Facts>> {
     let shared = topic.shared();
     let key = offset_key(shared.id, offset);
-    let Some(head) = tx.get(shared.sequence.heads(), &key)?.map(|head| head.to_vec()) else {
+    let Some(head) = tx.get_ref(shared.sequence.heads(), key)?.map(|head| head.to_vec()) else {
         return Ok(None);
     };
     let facts = Facts::of(offset, &head)?;
     if Stored::decode(&head)?.payload.is_err() {
-        tx.delete(shared.sequence.bodies(), &key)?;
+        tx.delete(shared.sequence.bodies(), key)?;
     }
-    tx.delete(shared.sequence.heads(), &key)?;
+    tx.delete(shared.sequence.heads(), key)?;
     if let Some(row) = facts.expiry_row(topic) {
         tx.delete(&topic.home().tables.index, &row)?;
     }
@@ -207,7 +210,7 @@ pub(crate) fn forget(topic: &Topic, options: &TopicOptions, offsets: Range<u64>)
                     tx.delete(&topic.home().tables.index, &row)?;
                 }
             }
-            Ok(some.last().map_or(offsets.end, |last| last.offset + 1))
+            Ok::<_, Error>(some.last().map_or(offsets.end, |last| last.offset + 1))
         })?;
     }
     Ok(())

@@ -382,7 +382,7 @@ impl Inner {
     }
 
     pub(crate) fn record_in(&self, tx: &Transaction, name: &str) -> Result<Option<TopicRecord>> {
-        let record = tx.get(&self.tables.topics, name.as_bytes())?;
+        let record = tx.get_ref(&self.tables.topics, name.as_bytes())?;
         record.map(|record| TopicRecord::decode(&record)).transpose()
     }
 
@@ -404,7 +404,7 @@ impl Inner {
         }
         record.is_sparse |= options.is_sparse();
         record.options = options.clone();
-        tx.put(&self.tables.topics, name.as_bytes(), &record.encode())?;
+        tx.put(&self.tables.topics, name.as_bytes(), record.encode())?;
         self.register(tx, Event::Configured, record.id, name)
     }
 }
@@ -469,7 +469,7 @@ impl Home {
             options: options.clone(),
             is_sparse: options.is_sparse(),
         };
-        tx.put(topics, name.as_bytes(), &record.encode())?;
+        tx.put(topics, name.as_bytes(), record.encode())?;
         tx.begin_sequence(&self.tables.sequence(id, name)?)?;
         apply_rules(tx, self, (name, id), now)?;
         self.register(tx, Event::Created, id, name)?;
@@ -508,7 +508,7 @@ impl Home {
     /// Deletes a topic; rows of its groups may be left.
     pub(crate) fn delete_in_one_commit(&self, name: &str) -> Result<()> {
         self.store.transact(|tx| {
-            let record = tx.get(&self.tables.topics, name.as_bytes())?;
+            let record = tx.get_ref(&self.tables.topics, name.as_bytes())?;
             let Some(record) = record.map(|record| TopicRecord::decode(&record)).transpose()? else {
                 return Err(TopicError::UnknownTopic { name: name.into() }.into());
             };
@@ -521,7 +521,7 @@ impl Home {
 
 /// Takes an id for a topic or group. No id is given twice.
 pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
-    let next = match tx.get(topics, NEXT_ID)? {
+    let next = match tx.get_ref(topics, NEXT_ID)? {
         None => FIRST_ID,
         Some(bytes) => {
             let bytes = (*bytes).try_into();
@@ -534,7 +534,7 @@ pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
         let cause = "four billion topics and groups were made, which is all there can be".into();
         return Err(TopicError::InvalidOptions { cause }.into());
     }
-    tx.put(topics, NEXT_ID, &(next + 1).to_be_bytes())?;
+    tx.put(topics, NEXT_ID, (next + 1).to_be_bytes())?;
     Ok(next)
 }
 

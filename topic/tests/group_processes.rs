@@ -429,7 +429,7 @@ fn messages_of_one_key_are_processed_in_order_and_once_by_processes_that_are_kil
     let expected: String = (0..STEPS).map(|step| format!("{step} ")).collect();
     let steps = store.map("steps").unwrap();
     for account in 0..ACCOUNTS {
-        let done = steps.get(&account.to_be_bytes()).unwrap().unwrap();
+        let done = steps.get(account.to_be_bytes()).unwrap().unwrap();
         assert_eq!(String::from_utf8_lossy(&done), expected, "account {account}");
     }
     assert_eq!(group.describe().unwrap().pending, 0);

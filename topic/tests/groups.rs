@@ -736,7 +736,7 @@ fn messages_are_given_back_without_a_try_when_the_member_and_all_that_it_has_are
     store
         .transact(|_| {
             drop(last.take());
-            Ok(())
+            Ok::<_, duramen_engine::Error>(())
         })
         .unwrap();
     let began = std::time::Instant::now();

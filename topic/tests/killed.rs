@@ -66,11 +66,11 @@ fn consumer() {
             let offset = delivery.offset().to_be_bytes();
             let done = match way.as_str() {
                 "together" => opened.store.transact(|tx| {
-                    tx.add(&opened.counts, &offset, 1)?;
+                    tx.add(&opened.counts, offset, 1)?;
                     tx.acknowledge(&delivery)
                 }),
                 _ => {
-                    opened.counts.add(&offset, 1).expect("it is counted");
+                    opened.counts.add(offset, 1).expect("it is counted");
                     std::thread::sleep(Duration::from_micros(500));
                     delivery.acknowledge()
                 }
@@ -133,7 +133,7 @@ fn killed_again_and_again(way: &str) -> (u64, Vec<i64>) {
     finish(&opened);
     let next = opened.topic.describe().expect("the topic").next;
     let count = |number: u64| {
-        let found = opened.counts.get(&number.to_be_bytes()).expect("the map");
+        let found = opened.counts.get(number.to_be_bytes()).expect("the map");
         found.map_or(0, |found| i64::from_be_bytes(found.try_into().expect("a counter")))
     };
     (next, (0..next).map(count).collect())
@@ -151,7 +151,7 @@ fn finish(opened: &Opened) {
         };
         for delivery in deliveries {
             let done = opened.store.transact(|tx| {
-                tx.add(&opened.counts, &delivery.offset().to_be_bytes(), 1)?;
+                tx.add(&opened.counts, delivery.offset().to_be_bytes(), 1)?;
                 tx.acknowledge(&delivery)
             });
             done.expect("it is processed");

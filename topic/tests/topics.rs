@@ -96,7 +96,7 @@ fn a_batch_publishes_with_its_other_writes_or_not_at_all() {
             let mut batch = Batch::new();
             let write_at = |at, batch: &mut Batch| (at == place).then(|| write(batch, &map));
             write_at(0, &mut batch);
-            batch.put(&map, b"key", &begin.to_be_bytes()).unwrap();
+            batch.put(&map, b"key", begin.to_be_bytes()).unwrap();
             let first = batch.publish(&topic, b"one").unwrap();
             write_at(1, &mut batch);
             let elsewhere = batch.publish(&other, Message::new(b"else").key(b"key")).unwrap();

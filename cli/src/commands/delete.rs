@@ -75,23 +75,16 @@ impl Delete {
 }
 
 fn delete_key(store: &Store, map: &Map, key: &[u8]) -> Outcome<u64> {
-    let deleted = store.transact(|tx| {
-        let is_there = tx.get(map, key)?.is_some();
-        if is_there {
-            tx.delete(map, key)?;
-        }
-        Ok(is_there as u64)
-    });
-    Ok(deleted?)
+    let deleted = store.transact(|tx| tx.take(map, key))?;
+    Ok(deleted.is_some() as u64)
 }
 
 fn delete_range(store: &Store, map: &Map, range: &KeyRange) -> Outcome<u64> {
-    let deleted = store.transact(|tx| {
+    store.transact(|tx| {
         let count = tx.count(map, range.bounds())?;
         if count > 0 {
             tx.delete_range(map, range.bounds())?;
         }
         Ok(count)
-    });
-    Ok(deleted?)
+    })
 }

@@ -190,7 +190,7 @@ impl Publish {
             for payload in payloads {
                 scheduled.push(tx.publish_at(topic, due, self.dress(payload, key))?);
             }
-            Ok(scheduled)
+            Ok::<_, duramen::Error>(scheduled)
         })?;
         for scheduled in scheduled {
             match output.is_json {

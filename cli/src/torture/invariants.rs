@@ -74,9 +74,9 @@ fn check_accounts(snapshot: &Snapshot, maps: &Maps) -> Result<(), String> {
 
 /// The newest transaction of a writer: all that are kept are there, without a gap, as they were written, and counted.
 pub fn newest_of(snapshot: &Snapshot, maps: &Maps, slot: u32) -> Result<u64, String> {
-    let counted = told("counts", snapshot.get(&maps.counts, &slot.to_be_bytes()))?;
+    let counted = told("counts", snapshot.get(&maps.counts, slot.to_be_bytes()))?;
     let newest = counted.map_or(Ok(0), |count| number_of(&count))? as u64;
-    let mut cursor = told("ledger", snapshot.prefix(&maps.ledger, &slot.to_be_bytes()))?;
+    let mut cursor = told("ledger", snapshot.prefix(&maps.ledger, slot.to_be_bytes()))?;
     let mut expected = newest.saturating_sub(KEPT) + 1;
     while let Some((key, value)) = told("ledger", cursor.next())? {
         if key != ledger_key(slot, expected) {
@@ -104,7 +104,7 @@ fn check_long(snapshot: &Snapshot, maps: &Maps, slot: u32, newest: u64) -> Resul
     for which in 0..LONG_VALUES {
         let number = last_writer(newest, which, LONG_EVERY, LONG_VALUES);
         let expected = number.and_then(|number| long_value(slot, number));
-        let found = told("long", snapshot.get(&maps.long, &ledger_key(slot, which)))?;
+        let found = told("long", snapshot.get(&maps.long, ledger_key(slot, which)))?;
         if found.as_deref() != expected.as_deref() {
             let length = found.map(|found| found.len());
             return Err(format!(
@@ -145,7 +145,7 @@ fn check_group(
     let number = records.last_writer(newest, group);
     for key in records.keys(slot, group) {
         let expected = number.map(|number| records.value(&key, slot, number));
-        let found = told("records", snapshot.get(&maps.records, &key))?;
+        let found = told("records", snapshot.get(&maps.records, key))?;
         if found.as_deref() != expected.as_deref() {
             return Err(format!(
                 "record {key:?} of writer {slot}, who has committed {newest}, is not that of transaction {number:?}: {:?}",
@@ -159,7 +159,7 @@ fn check_group(
 fn lists(snapshot: &Snapshot, maps: &Maps) -> Result<Lists, String> {
     let mut lists = Lists::new();
     for name in 0..LISTS {
-        if let Some(list) = told("lists", snapshot.get(&maps.lists, &[name]))? {
+        if let Some(list) = told("lists", snapshot.get(&maps.lists, [name]))? {
             lists.insert(name, List::decode(&list)?);
         }
     }

@@ -420,7 +420,7 @@ impl Supervisor<'_> {
         }
         let after = maps.counts.with_durability(Durability::Synced);
         after
-            .put(b"after the torture", &0i64.to_be_bytes())
+            .put(b"after the torture", 0i64.to_be_bytes())
             .map_err(|error| format!("a write afterwards: {error}"))?;
         store.close().map_err(|error| format!("closing: {error}"))
     }

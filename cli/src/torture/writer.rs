@@ -82,10 +82,10 @@ pub fn write(
 /// Whoever comes first gives each account its money.
 fn make_accounts(store: &Store, maps: &Maps) -> Result<(), String> {
     loop {
-        let made = store.transact(|tx| {
+        let made = store.transact(|tx| -> duramen::Result<()> {
             if tx.count(&maps.accounts, ..)? == 0 {
                 for account in 0..ACCOUNTS {
-                    tx.put(&maps.accounts, &account.to_be_bytes(), &BALANCE.to_be_bytes())?;
+                    tx.put(&maps.accounts, account.to_be_bytes(), BALANCE.to_be_bytes())?;
                 }
             }
             Ok(())
@@ -141,22 +141,22 @@ impl Writer<'_> {
         let maps = &self.maps;
         tx.put(
             &maps.ledger,
-            &ledger_key(self.slot, number),
-            &ledger_value(self.slot, number),
+            ledger_key(self.slot, number),
+            ledger_value(self.slot, number),
         )?;
         if let Some(old) = number.checked_sub(KEPT).filter(|old| *old > 0) {
-            tx.delete(&maps.ledger, &ledger_key(self.slot, old))?;
+            tx.delete(&maps.ledger, ledger_key(self.slot, old))?;
         }
-        tx.add(&maps.counts, &self.slot.to_be_bytes(), 1)?;
+        tx.add(&maps.counts, self.slot.to_be_bytes(), 1)?;
         if let Some(value) = long_value(self.slot, number) {
-            tx.put(&maps.long, &long_key(self.slot, number), &value)?;
+            tx.put(&maps.long, long_key(self.slot, number), &value)?;
         }
         for records in &RECORDS {
             let Some(group) = records.group_of(number) else {
                 continue;
             };
             for key in records.keys(self.slot, group) {
-                tx.put(&maps.records, &key, &records.value(&key, self.slot, number))?;
+                tx.put(&maps.records, key, records.value(&key, self.slot, number))?;
             }
         }
         Ok(())
@@ -170,13 +170,13 @@ impl Writer<'_> {
         }
         let mut balances = [0; 2];
         for (balance, account) in balances.iter_mut().zip([from, to]) {
-            let found = tx.get(&self.maps.accounts, &account.to_be_bytes())?;
+            let found = tx.get_ref(&self.maps.accounts, account.to_be_bytes())?;
             *balance = number_of(&found.ok_or_else(|| format!("account {account} is not there"))?)?;
         }
         let amount = self.random.i64(0..=balances[0].clamp(0, 100));
         let changed = [(from, balances[0] - amount), (to, balances[1] + amount)];
         for (account, balance) in changed {
-            tx.put(&self.maps.accounts, &account.to_be_bytes(), &balance.to_be_bytes())?;
+            tx.put(&self.maps.accounts, account.to_be_bytes(), balance.to_be_bytes())?;
         }
         Ok(())
     }
@@ -188,7 +188,7 @@ impl Writer<'_> {
         names.dedup();
         let mut lists = Vec::new();
         for name in &names {
-            let list = tx.get(&self.maps.lists, &[*name])?;
+            let list = tx.get_ref(&self.maps.lists, [*name])?;
             lists.push(list.map_or(Ok(List::default()), |list| List::decode(&list))?);
         }
         let places = names
@@ -202,7 +202,7 @@ impl Writer<'_> {
         };
         for (name, mut list) in names.into_iter().zip(lists) {
             list.append(element.clone());
-            tx.put(&self.maps.lists, &[name], &list.encode())?;
+            tx.put(&self.maps.lists, [name], list.encode())?;
         }
         Ok(())
     }

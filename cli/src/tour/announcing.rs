@@ -71,7 +71,7 @@ pub fn sell_until_killed(directory: &Path) -> Outcome {
     for number in sales.count()?.. {
         let sale = sale(number);
         store.transact(|tx| {
-            tx.put(&sales, &number.to_be_bytes(), sale.as_bytes())?;
+            tx.put(&sales, number.to_be_bytes(), sale.as_bytes())?;
             tx.publish(&sold, &sale) // together with the put, or not at all
         })?;
         pipe.write_all(&number.to_le_bytes())?;
@@ -134,7 +134,7 @@ fn compare(stage: &mut Stage<'_>, store: &Store, acknowledged: u64) -> Outcome<i
     while alike < published {
         let messages = sold.read(Start::Offset(alike), 1000)?;
         for message in messages.iter() {
-            let of = sales.get(&message.offset().to_be_bytes())?;
+            let of = sales.get(message.offset().to_be_bytes())?;
             if of.as_deref() != Some(message.payload()) {
                 return Err(parted("a message is not that of its sale"));
             }

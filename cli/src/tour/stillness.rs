@@ -65,9 +65,9 @@ pub fn stand_still(stage: &mut Stage<'_>, store: &Store) -> Outcome<()> {
 fn fill(store: &Store, accounts: &Map) -> Outcome<()> {
     store.transact(|tx| {
         for number in 0..ACCOUNTS {
-            tx.put(accounts, account(number).as_bytes(), &IN_EACH.to_be_bytes())?;
+            tx.put(accounts, account(number).as_bytes(), IN_EACH.to_be_bytes())?;
         }
-        Ok(())
+        Ok::<_, duramen::Error>(())
     })?;
     Ok(())
 }
@@ -75,9 +75,9 @@ fn fill(store: &Store, accounts: &Map) -> Outcome<()> {
 fn transfer(store: &Store, accounts: &Map, from: &[u8], to: &[u8]) -> duramen::Result<()> {
     let quickly = TransactionOptions::new().durability(Durability::Written);
     store.transact_with(quickly, |tx| {
-        let (payer, payee) = (balance(tx.get(accounts, from)?), balance(tx.get(accounts, to)?));
-        tx.put(accounts, from, &(payer - 1).to_be_bytes())?;
-        tx.put(accounts, to, &(payee + 1).to_be_bytes())
+        let (payer, payee) = (balance(tx.get_ref(accounts, from)?), balance(tx.get_ref(accounts, to)?));
+        tx.put(accounts, from, (payer - 1).to_be_bytes())?;
+        tx.put(accounts, to, (payee + 1).to_be_bytes())
     })
 }
 

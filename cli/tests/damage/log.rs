@@ -20,7 +20,7 @@ fn make_killed_store(path: &Path) {
     map.put(b"in the base", b"value").unwrap();
     store.maintain().unwrap();
     let synced = map.with_durability(Durability::Synced);
-    (0..10).for_each(|number| synced.put(&[number], &mark(number)).unwrap());
+    (0..10).for_each(|number| synced.put([number], mark(number)).unwrap());
     let long = vec![9; 100_000];
     synced.put(b"long", &long).unwrap();
     synced.put(b"last", b"value").unwrap();
@@ -131,7 +131,7 @@ fn log_that_rots_under_a_store_in_use_is_found_by_its_checker() {
     let path = scratch.path("store");
     let store = options().open(&path).unwrap();
     let map = store.map("map").unwrap();
-    (0..10).for_each(|number| map.put(&[number], &mark(number)).unwrap());
+    (0..10).for_each(|number| map.put([number], mark(number)).unwrap());
     assert_eq!(store.check(&mut |_| ()).unwrap().problems, [""; 0]);
     let (name, place) = find(&path, &mark(6));
     flip(&path, &name, place + 40);

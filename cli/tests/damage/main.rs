@@ -44,7 +44,7 @@ fn make_store(path: &Path) {
     let store = options().open(path).unwrap();
     for name in ["first", "second"] {
         let map = store.map(name).unwrap();
-        (0..KEYS).for_each(|number| map.put(&number.to_be_bytes(), &value(name, number)).unwrap());
+        (0..KEYS).for_each(|number| map.put(number.to_be_bytes(), value(name, number)).unwrap());
     }
     store.maintain().unwrap();
     // Pages in the middle become free.

@@ -6,13 +6,13 @@ use duramen::Store;
 fn main() -> duramen::Result<()> {
     let store = Store::open("my-store")?; // a directory; made when it is missing
     let (stock, sold) = (store.map("stock")?, store.map("sold")?);
-    stock.put(b"apples", b"12")?; // survives power loss once this returns
+    stock.put("apples", "12")?; // survives power loss once this returns
     let before = store.snapshot()?; // one moment, for ever
     store.transact(|tx| {
-        tx.put(&stock, b"apples", b"11")?; // both maps or neither; runs again after a conflict
-        tx.append(&sold, b"apples/", b"one, to Ada") // the key ends in the next number
+        tx.put(&stock, "apples", "11")?; // both maps or neither; runs again after a conflict
+        tx.append(&sold, "apples/", "one, to Ada") // the key ends in the next number
     })?;
-    assert_eq!(before.get(&stock, b"apples")?.unwrap(), b"12");
-    assert_eq!(stock.get(b"apples")?.unwrap(), b"11");
+    assert_eq!(before.get(&stock, "apples")?.unwrap(), "12");
+    assert_eq!(stock.get("apples")?.unwrap(), "11");
     store.close()
 }

@@ -56,7 +56,7 @@ impl<'a> Around<'a> {
         self.rank
     }
 
-    /// The same of a walk backward.
+    /// The rank of what deleted the place of `key`, at which a walk backward came; 0: nothing did.
     pub(crate) fn rank_backward(&mut self, key: &[u8]) -> u64 {
         if !(self.is_known && self.low.as_slice() <= key) {
             self.look(key);

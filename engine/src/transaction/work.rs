@@ -69,6 +69,7 @@ impl Work {
             appends,
             append_values,
             append_bytes,
+            numbers,
             extents,
             maps,
             opened,
@@ -83,7 +84,7 @@ impl Work {
         (*savepoints, *extents, *opened, *new_maps) = Default::default();
         (*dropped, *renamed, *needed, *needed_keys) = Default::default();
         *rung = Vec::new();
-        (*below, *append_bytes) = (Held::default(), 0);
+        (*below, *append_bytes, *numbers) = (Held::default(), 0, false);
         layers.truncate(1);
         layers.iter_mut().for_each(Layer::clear);
         appends.clear();
@@ -116,8 +117,8 @@ mod tests {
         store.map("other").expect("a map");
         store.map("third").expect("a map");
         let mut tx = store.begin(Default::default()).expect("a transaction");
-        tx.put(&map, b"key", &[1; 100]).expect("a put");
-        tx.put(&map, b"long", &[1; 100_000]).expect("a put");
+        tx.put(&map, b"key", [1; 100]).expect("a put");
+        tx.put(&map, b"long", [1; 100_000]).expect("a put");
         tx.add(&map, b"sum", 7).expect("an addition");
         tx.append(&map, b"prefix", b"value").expect("an append");
         tx.delete_range(&map, b"a".as_slice()..b"b".as_slice())
@@ -161,7 +162,7 @@ mod tests {
         let store = store();
         let map = store.map("map").expect("a map");
         let mut tx = store.begin(Default::default()).expect("a transaction");
-        tx.append(&map, b"prefix", &[1; 2 * VALUE_BYTES_KEPT])
+        tx.append(&map, b"prefix", [1; 2 * VALUE_BYTES_KEPT])
             .expect("an append");
         assert!(!tx.work.clear());
         let mut tx = store.begin(Default::default()).expect("a transaction");

@@ -132,7 +132,7 @@ impl Death {
         }
         // Whoever may commit knows whether the last commit of the dead one stands.
         let alone = TransactionOptions::new().exclusive();
-        let decided = survivor.transact_with(alone, |_| Ok(()));
+        let decided = survivor.transact_with(alone, |_| Ok::<_, duramen_engine::Error>(()));
         decided.map_err(|error| format!("a transaction after a death: {error}"))?;
         history.survived(survivor)?;
         tally.after_death += 1;

@@ -11,7 +11,7 @@ pub fn log_of_another_store() -> &'static [u8] {
         let disk = SimDisk::new(98);
         let store = super::small_options().open_on(disk.platform()).expect("a store");
         let map = store.map("theirs").expect("a map");
-        let put = |number: u32| map.put(&number.to_be_bytes(), b"a value of theirs").expect("a put");
+        let put = |number: u32| map.put(number.to_be_bytes(), b"a value of theirs").expect("a put");
         for number in 0..20 {
             put(number);
             store.sync().expect("a sync");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use duramen_engine::{Result, Transaction};
+use duramen_engine::{Error, Result, Transaction};
 
 use super::deliveries::{Claim, Deliveries};
 use super::expire::Stuck;
@@ -172,7 +172,7 @@ impl Group {
                 self.put_cursor(tx, Cursor { skipped, ..cursor })?;
             }
             if tries_of.is_empty() {
-                return Ok(None);
+                return Ok::<_, Error>(None);
             }
             // In the order of the topic, whatever the order in which they were due.
             let messages = collecting.finish_sorted();
@@ -375,14 +375,14 @@ impl Group {
     pub(super) fn collect_in(&self, tx: &Transaction, offset: u64, collecting: &mut Collecting) -> Result<bool> {
         let topic = self.topic.shared();
         let key = crate::tables::offset_key(topic.id, offset);
-        let Some(head) = tx.get(topic.sequence.heads(), &key)? else {
+        let Some(head) = tx.get_ref(topic.sequence.heads(), key)? else {
             return Ok(false);
         };
         if may_expire(&head) && is_expired_at(&head, millis(self.topic.home().store.wall_clock()))? {
             return Ok(false);
         }
         collecting.push(offset, &head, |bytes, _| {
-            let payload = tx.get(topic.sequence.bodies(), &key)?;
+            let payload = tx.get_ref(topic.sequence.bodies(), key)?;
             let missing = || duramen_engine::Error::damaged(format!("the payload of message {offset} is missing"));
             bytes.extend_from_slice(&payload.ok_or_else(missing)?);
             Ok(())

@@ -170,7 +170,7 @@ impl Group {
     fn revive_in(&self, tx: &mut Transaction, cursor: &mut Cursor, offset: u64) -> Result<bool> {
         let topic = self.topic.shared();
         let head_key = offset_key(topic.id, offset);
-        let Some(head) = tx.get(topic.sequence.heads(), &head_key)? else {
+        let Some(head) = tx.get_ref(topic.sequence.heads(), head_key)? else {
             return Ok(false);
         };
         let options = self.record_in(tx)?;
@@ -197,7 +197,7 @@ impl Group {
             tx.depends_on_key(self.states(), &Run::key(self.shared.id, first))?;
         }
         if let Some(hash) = key {
-            tx.put(self.states(), &Keyed { hash, offset }.key(self.shared.id), b"")?;
+            tx.put(self.states(), Keyed { hash, offset }.key(self.shared.id), b"")?;
         }
         cursor.opened += 1;
         cursor.counted += u64::from(is_counted);
@@ -353,7 +353,7 @@ impl Reopening {
     fn begin(tx: &Transaction, group: &Group, dead: &Topic) -> Result<Reopening> {
         group.record_in(tx)?;
         let dead = dead.shared().id;
-        let known = tx.get(group.states(), &Letters::key(group.shared.id))?;
+        let known = tx.get_ref(group.states(), Letters::key(group.shared.id))?;
         let known = known.map(|known| Letters::decode(&known)).transpose()?;
         let before = group.cursor_in(tx)?;
         Ok(Reopening {
@@ -383,7 +383,7 @@ impl Reopening {
             next: self.next,
         };
         let key = Letters::key(self.group.shared.id);
-        tx.put(self.group.states(), &key, &letters.encode())
+        tx.put(self.group.states(), key, letters.encode())
     }
 }
 

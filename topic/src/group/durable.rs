@@ -158,26 +158,22 @@ impl Durable {
     /// Goes on from another place, perhaps an earlier one: retention that has not removed the messages from there on keeps
     /// them.
     pub(super) fn reset_in(&self, tx: &mut Transaction, next: u64) -> Result<()> {
-        tx.put(&self.topic.home().tables.states, &anchor_key(self.id), b"")?;
+        tx.put(&self.topic.home().tables.states, anchor_key(self.id), b"")?;
         self.move_in(tx, next)
     }
 
     pub(super) fn move_in(&self, tx: &mut Transaction, next: u64) -> Result<()> {
         let cursor = Cursor::at(next);
-        tx.put(
-            &self.topic.home().tables.states,
-            &Cursor::key(self.id),
-            &cursor.encode(),
-        )
+        tx.put(&self.topic.home().tables.states, Cursor::key(self.id), cursor.encode())
     }
 
     pub(super) fn cursor_in(&self, tx: &Transaction) -> Result<Cursor> {
         let tables = &self.topic.home().tables;
         let deleted = || self.topic.group_deleted(&self.name);
-        let record = tx.get(&tables.groups, &name_key(self.topic.shared().id, &self.name))?;
+        let record = tx.get_ref(&tables.groups, name_key(self.topic.shared().id, &self.name))?;
         let record = record.map(|record| GroupRecord::decode(&record)).transpose()?;
         record.filter(|record| record.id == self.id).ok_or_else(deleted)?;
-        let cursor = tx.get(&tables.states, &Cursor::key(self.id))?;
+        let cursor = tx.get_ref(&tables.states, Cursor::key(self.id))?;
         Cursor::decode(&cursor.ok_or_else(deleted)?)
     }
 }

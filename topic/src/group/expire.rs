@@ -56,7 +56,7 @@ impl Group {
         self.shared.bell.bell().arm();
         let snapshot = self.topic.snapshot()?;
         let states = self.states();
-        let cursor = snapshot.get(states, &Cursor::key(self.shared.id))?;
+        let cursor = snapshot.get(states, Cursor::key(self.shared.id))?;
         let cursor = Cursor::decode(&cursor.ok_or_else(|| self.deleted())?)?;
         outlook.enter_epoch(cursor.epoch);
         if now >= outlook.searched.saturating_add(SEARCH_EVERY) {
@@ -158,7 +158,7 @@ impl Group {
             };
             match is_meant {
                 true => Ok(()),
-                false => tx.delete(self.states(), &due.key(self.shared.id)),
+                false => tx.delete(self.states(), due.key(self.shared.id)),
             }
         })
     }
@@ -404,7 +404,7 @@ mod tests {
         topic.publish(b"message").unwrap();
         for kind in [DueKind::Waits, DueKind::List, DueKind::Run] {
             let due = Due { time: 1, kind, id: 7 };
-            group.states().put(&due.key(group.shared.id), b"").unwrap();
+            group.states().put(due.key(group.shared.id), b"").unwrap();
         }
         let mut member = group.member("member");
         let taken = member.receive(1, Duration::ZERO).unwrap().unwrap();

@@ -7,6 +7,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use duramen_engine::Error;
+
 use super::deliveries::Claim;
 use super::settle::Verdict;
 use super::{Group, written};
@@ -94,7 +96,7 @@ fn give_back(group: &Group, dropped: Vec<DroppedClaim>) {
                     released => drop(released?),
                 }
             }
-            Ok(())
+            Ok::<_, Error>(())
         });
         group.shared.finished(claim.claim);
     }

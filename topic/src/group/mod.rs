@@ -275,7 +275,7 @@ impl Topic {
         let home = self.home();
         let key = name_key(self.shared().id, name);
         home.store.transact(|tx| {
-            let found = tx.get(&home.tables.groups, &key)?;
+            let found = tx.get_ref(&home.tables.groups, &key)?;
             let found = found.map(|record| GroupRecord::decode(&record)).transpose()?;
             let record = match found {
                 Some(found) if existing == Existing::Refuse => {
@@ -293,7 +293,7 @@ impl Topic {
                 Some(found) => {
                     let kind = kind.clone();
                     let record = GroupRecord { kind, ..found };
-                    tx.put(&home.tables.groups, &key, &record.encode())?;
+                    tx.put(&home.tables.groups, &key, record.encode())?;
                     tx.ring(&bell_of(home, record.id, name)?);
                     record
                 }
@@ -320,7 +320,7 @@ impl Topic {
             now: millis(home.store.wall_clock()),
         };
         // Readers of a rule that leave the topic out find that it has what they need.
-        if tx.get(&home.tables.topics, &rule_key(name))?.is_some() {
+        if tx.get_ref(&home.tables.topics, rule_key(name))?.is_some() {
             tx.ring(home.registry());
         }
         group.put_in(tx, &home.tables)
@@ -380,7 +380,7 @@ impl Topic {
         let home = self.home();
         let key = name_key(self.shared().id, name);
         home.store.transact(|tx| {
-            let record = tx.get(&home.tables.groups, &key)?;
+            let record = tx.get_ref(&home.tables.groups, &key)?;
             let Some(record) = record.map(|record| GroupRecord::decode(&record)).transpose()? else {
                 return Err(self.unknown_group(name));
             };
@@ -391,7 +391,7 @@ impl Topic {
     }
 
     pub(crate) fn group_record(&self, snapshot: &Snapshot, name: &str) -> Result<Option<GroupRecord>> {
-        let record = snapshot.get(&self.home().tables.groups, &name_key(self.shared().id, name))?;
+        let record = snapshot.get(&self.home().tables.groups, name_key(self.shared().id, name))?;
         record.map(|record| GroupRecord::decode(&record)).transpose()
     }
 
@@ -418,7 +418,7 @@ impl Topic {
 /// Creates a dead-letter topic that is missing.
 fn ensure_dead_in(tx: &mut Transaction, home: &Home, dead: Option<&str>) -> Result<()> {
     let Some(dead) = dead else { return Ok(()) };
-    if tx.get(&home.tables.topics, dead.as_bytes())?.is_some() {
+    if tx.get_ref(&home.tables.topics, dead.as_bytes())?.is_some() {
         return Ok(());
     }
     let options = TopicOptions::new().keep_for(DEAD_LETTERS_KEPT);
@@ -471,8 +471,8 @@ pub(crate) struct NewGroup<'a> {
 impl NewGroup<'_> {
     fn put_in(&self, tx: &mut Transaction, tables: &Tables) -> Result<GroupRecord> {
         let (record, cursor) = self.rows(next_id(tx, &tables.topics)?);
-        tx.put(&tables.groups, &name_key(self.topic, self.name), &record.encode())?;
-        tx.put(&tables.states, &Cursor::key(record.id), &cursor.encode())?;
+        tx.put(&tables.groups, name_key(self.topic, self.name), record.encode())?;
+        tx.put(&tables.states, Cursor::key(record.id), cursor.encode())?;
         Ok(record)
     }
 
@@ -491,13 +491,13 @@ impl NewGroup<'_> {
 /// Deletes the durable subscription of this name, if the topic with this number has one.
 fn delete_durable(tx: &mut Transaction, tables: &Tables, topic: u32, name: &str) -> Result<()> {
     let key = name_key(topic, name);
-    let record = tx.get(&tables.groups, &key)?;
+    let record = tx.get_ref(&tables.groups, &key)?;
     match record.map(|record| GroupRecord::decode(&record)).transpose()? {
         Some(record) if record.kind == Kind::Durable => {
             tx.delete(&tables.groups, &key)?;
             // It has no other rows; a range for each topic would be too many of them.
-            tx.delete(&tables.states, &state::anchor_key(record.id))?;
-            tx.delete(&tables.states, &Cursor::key(record.id))
+            tx.delete(&tables.states, state::anchor_key(record.id))?;
+            tx.delete(&tables.states, Cursor::key(record.id))
         }
         _ => Ok(()),
     }
@@ -514,7 +514,7 @@ fn group_records(reading: &Reading<'_>) -> Result<Vec<(String, GroupRecord)>> {
     let topic = reading.topic.shared().id;
     let mut cursor = reading
         .snapshot
-        .prefix(&reading.topic.home().tables.groups, &topic.to_be_bytes())?;
+        .prefix(&reading.topic.home().tables.groups, topic.to_be_bytes())?;
     let mut records = Vec::new();
     while let Some((key, record)) = cursor.next()? {
         let name = String::from_utf8_lossy(&key[4..]).into_owned();
@@ -553,7 +553,7 @@ fn describe(reading: &Reading<'_>, next: u64, name: String, record: &GroupRecord
 fn stored_cursor(reading: &Reading<'_>, name: &str, id: u32) -> Result<Cursor> {
     let cursor = reading
         .snapshot
-        .get(&reading.topic.home().tables.states, &Cursor::key(id))?;
+        .get(&reading.topic.home().tables.states, Cursor::key(id))?;
     let cursor = cursor.ok_or_else(|| reading.topic.group_deleted(name))?;
     Cursor::decode(&cursor)
 }
@@ -774,7 +774,7 @@ impl Group {
 
     /// The record in a transaction.
     fn record_in(&self, tx: &Transaction) -> Result<Arc<GroupRecord>> {
-        self.known_record(tx.get(&self.topic.home().tables.groups, &self.shared.key)?)
+        self.known_record(tx.get_ref(&self.topic.home().tables.groups, &self.shared.key)?)
     }
 
     /// Takes a stored record apart, unless it is the same as the last time.
@@ -844,7 +844,7 @@ impl Group {
             let mut record = (*self.record_in(tx)?).clone();
             change(tx, &mut record)?;
             self.ring(tx);
-            tx.put(&home.tables.groups, &self.shared.key, &record.encode())
+            tx.put(&home.tables.groups, &self.shared.key, record.encode())
         })
     }
 

@@ -44,7 +44,7 @@ impl Group {
             let mut rows = tx.range(self.states(), &low[..]..=&high[..])?;
             rows.next()?.is_none()
         };
-        tx.put(self.states(), &keyed.key(self.shared.id), b"")?;
+        tx.put(self.states(), keyed.key(self.shared.id), b"")?;
         if is_first {
             together.hashes.insert(keyed.hash);
             return Ok(true);
@@ -63,7 +63,7 @@ impl Group {
     pub(super) fn close_keyed(&self, tx: &mut Transaction, keyed: Keyed) -> Result<()> {
         let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
         tx.depends_on(self.states(), &low[..]..=&high[..])?;
-        tx.delete(self.states(), &keyed.key(self.shared.id))?;
+        tx.delete(self.states(), keyed.key(self.shared.id))?;
         let first = {
             let mut rows = tx.range(self.states(), &low[..]..=&high[..])?;
             rows.next()?.map(|(key, _)| offset_of(key))

@@ -350,7 +350,7 @@ impl PatternGroup {
             for id in &ids {
                 tx.ring(&bell_of(home, *id, &self.rule.name)?);
                 // A member that hands out messages meanwhile writes the cursor, so its commit conflicts.
-                tx.delete(&tables.states, &Cursor::key(*id))?;
+                tx.delete(&tables.states, Cursor::key(*id))?;
             }
             rubbish::delete_rows(tx, tables, ids)
         })?;
@@ -361,7 +361,7 @@ impl PatternGroup {
 
     fn delete_record(&self, tx: &mut Transaction, tables: &Tables, topic: u32) -> Result<Option<u32>> {
         let key = name_key(topic, &self.rule.name);
-        let record = tx.get(&tables.groups, &key)?;
+        let record = tx.get_ref(&tables.groups, &key)?;
         let record = record.map(|record| GroupRecord::decode(&record)).transpose()?;
         let Some(record) = record.filter(|record| matches!(record.kind, Kind::Group(_))) else {
             return Ok(None);

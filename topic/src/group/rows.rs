@@ -25,41 +25,41 @@ impl Group {
     }
 
     pub(super) fn cursor_in(&self, tx: &Transaction) -> Result<Cursor> {
-        let cursor = tx.get(self.states(), &Cursor::key(self.shared.id))?;
+        let cursor = tx.get_ref(self.states(), Cursor::key(self.shared.id))?;
         Cursor::decode(&cursor.ok_or_else(|| self.deleted())?)
     }
 
     pub(super) fn put_cursor(&self, tx: &mut Transaction, cursor: Cursor) -> Result<()> {
-        tx.put(self.states(), &Cursor::key(self.shared.id), &cursor.encode())
+        tx.put(self.states(), Cursor::key(self.shared.id), cursor.encode())
     }
 
     pub(super) fn single_in(&self, tx: &Transaction, offset: u64) -> Result<Option<Single>> {
-        let single = tx.get(self.states(), &Single::key(self.shared.id, offset))?;
+        let single = tx.get_ref(self.states(), Single::key(self.shared.id, offset))?;
         single.map(|single| Single::decode(&single)).transpose()
     }
 
     pub(super) fn put_single(&self, tx: &mut Transaction, offset: u64, single: &Single) -> Result<()> {
-        tx.put(self.states(), &Single::key(self.shared.id, offset), &single.encode())
+        tx.put(self.states(), Single::key(self.shared.id, offset), single.encode())
     }
 
     pub(super) fn delete_single(&self, tx: &mut Transaction, offset: u64) -> Result<()> {
-        tx.delete(self.states(), &Single::key(self.shared.id, offset))
+        tx.delete(self.states(), Single::key(self.shared.id, offset))
     }
 
     pub(super) fn run_in(&self, tx: &Transaction, first: u64) -> Result<Option<Run>> {
-        let run = tx.get(self.states(), &Run::key(self.shared.id, first))?;
+        let run = tx.get_ref(self.states(), Run::key(self.shared.id, first))?;
         run.map(|run| Run::decode(&run)).transpose()
     }
 
     /// Puts a run in place of the one that is there, if one is.
     pub(super) fn put_run(&self, tx: &mut Transaction, first: u64, before: Option<&Run>, run: &Run) -> Result<()> {
         self.move_due(tx, before.and_then(|run| run_due(first, run)), run_due(first, run))?;
-        tx.put(self.states(), &Run::key(self.shared.id, first), &run.encode())
+        tx.put(self.states(), Run::key(self.shared.id, first), run.encode())
     }
 
     pub(super) fn delete_run(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<()> {
         self.move_due(tx, run_due(first, run), None)?;
-        tx.delete(self.states(), &Run::key(self.shared.id, first))
+        tx.delete(self.states(), Run::key(self.shared.id, first))
     }
 
     /// The run that covers a message.
@@ -75,7 +75,7 @@ impl Group {
     }
 
     pub(super) fn list_in(&self, tx: &Transaction, token: u64) -> Result<Option<List>> {
-        let list = tx.get(self.states(), &List::key(self.shared.id, token))?;
+        let list = tx.get_ref(self.states(), List::key(self.shared.id, token))?;
         list.map(|list| List::decode(&list)).transpose()
     }
 
@@ -84,14 +84,14 @@ impl Group {
         self.move_due(tx, before.map(list_due), Some(list_due(list)))?;
         tx.put(
             self.states(),
-            &List::key(self.shared.id, list.lease.token),
-            &list.encode(),
+            List::key(self.shared.id, list.lease.token),
+            list.encode(),
         )
     }
 
     pub(super) fn delete_list(&self, tx: &mut Transaction, list: &List) -> Result<()> {
         self.move_due(tx, Some(list_due(list)), None)?;
-        tx.delete(self.states(), &List::key(self.shared.id, list.lease.token))
+        tx.delete(self.states(), List::key(self.shared.id, list.lease.token))
     }
 
     pub(super) fn move_due(&self, tx: &mut Transaction, from: Option<Due>, to: Option<Due>) -> Result<()> {
@@ -99,10 +99,10 @@ impl Group {
             return Ok(());
         }
         if let Some(due) = from {
-            tx.delete(self.states(), &due.key(self.shared.id))?;
+            tx.delete(self.states(), due.key(self.shared.id))?;
         }
         match to {
-            Some(due) => tx.put(self.states(), &due.key(self.shared.id), b""),
+            Some(due) => tx.put(self.states(), due.key(self.shared.id), b""),
             None => Ok(()),
         }
     }
@@ -127,24 +127,24 @@ impl Group {
         if messages == 0 {
             return Ok(());
         }
-        tx.add(self.states(), &closed_key(self.shared.id), messages)
+        tx.add(self.states(), closed_key(self.shared.id), messages)
     }
 
     pub(super) fn count_parked(&self, tx: &mut Transaction, messages: i64) -> Result<()> {
-        tx.add(self.states(), &parked_key(self.shared.id), messages)
+        tx.add(self.states(), parked_key(self.shared.id), messages)
     }
 
     pub(super) fn closed_in(&self, tx: &Transaction) -> Result<i64> {
-        counted(tx.get(self.states(), &closed_key(self.shared.id))?.as_deref())
+        counted(tx.get_ref(self.states(), closed_key(self.shared.id))?.as_deref())
     }
 
     pub(super) fn parked_in(&self, tx: &Transaction) -> Result<i64> {
-        counted(tx.get(self.states(), &parked_key(self.shared.id))?.as_deref())
+        counted(tx.get_ref(self.states(), parked_key(self.shared.id))?.as_deref())
     }
 
     /// Says that messages below the floor may be open from now on: what was derived from the rows before no longer holds.
     pub(super) fn reopen_in(&self, tx: &mut Transaction, cursor: Cursor) -> Result<()> {
-        tx.put(self.states(), &anchor_key(self.shared.id), b"")?;
+        tx.put(self.states(), anchor_key(self.shared.id), b"")?;
         self.ring(tx);
         let epoch = cursor.epoch + 1;
         self.put_cursor(tx, Cursor { epoch, ..cursor })

@@ -131,12 +131,12 @@ impl RuleHandle {
 
     /// The rule, in a transaction.
     pub(super) fn rule_in(&self, tx: &Transaction) -> Result<Rule> {
-        let rule = tx.get(&self.topics.home().tables.topics, &rule_key(&self.name))?;
+        let rule = tx.get_ref(&self.topics.home().tables.topics, rule_key(&self.name))?;
         self.same(decoded(rule)?)
     }
 
     pub(super) fn put_in(&self, tx: &mut Transaction, rule: &Rule) -> Result<()> {
-        tx.put(&self.topics.home().tables.topics, &rule_key(&self.name), &rule.encode())
+        tx.put(&self.topics.home().tables.topics, rule_key(&self.name), rule.encode())
     }
 
     /// A snapshot in which the rule is there.
@@ -185,7 +185,7 @@ impl RuleHandle {
         let tables = &home.tables;
         home.store.transact(|tx| {
             let rule = self.rule_in(tx)?;
-            tx.delete(&tables.topics, &rule_key(&self.name))?;
+            tx.delete(&tables.topics, rule_key(&self.name))?;
             // A transaction that creates a topic now reads the rules again.
             next_id(tx, &tables.topics)?;
             let mut topics = topics_of(tx, tables, &self.pattern)?;
@@ -219,7 +219,7 @@ impl Topics {
     }
 
     pub(super) fn rule(&self, snapshot: &Snapshot, name: &str) -> Result<Option<Rule>> {
-        decoded(snapshot.get(&self.home().tables.topics, &rule_key(name))?)
+        decoded(snapshot.get(&self.home().tables.topics, rule_key(name))?)
     }
 
     /// Creates a rule, or gives it what is wanted, with all of its topics, in one commit. What is there already costs none.
@@ -245,7 +245,7 @@ impl Topics {
             None => self.starts(wanted)?,
         };
         home.store.transact(|tx| {
-            let found = decoded(tx.get(&home.tables.topics, &rule_key(wanted.name))?)?;
+            let found = decoded(tx.get_ref(&home.tables.topics, rule_key(wanted.name))?)?;
             let rule = match found {
                 Some(found) => {
                     wanted.check(&found)?;
@@ -348,7 +348,7 @@ fn new_in(tx: &mut Transaction, home: &Home, wanted: &Wanted<'_>, starts: &HashM
             kind: wanted.kind.clone(),
         },
     };
-    tx.put(&tables.topics, &rule_key(name), &rule.encode())?;
+    tx.put(&tables.topics, rule_key(name), rule.encode())?;
     for (topic, id) in topics_of(tx, tables, wanted.pattern)? {
         let from = starts.get(&id).copied().unwrap_or(0);
         obey_in(tx, home, (name, &rule), (&topic, id), (from, now))?;
@@ -366,12 +366,12 @@ pub(super) fn change_in(
 ) -> Result<Rule> {
     let (tables, before) = (&home.tables, rule.clone());
     change(&mut rule.record);
-    tx.put(&tables.topics, &rule_key(name), &rule.encode())?;
+    tx.put(&tables.topics, rule_key(name), rule.encode())?;
     // A transaction that creates a topic now reads the rules again.
     next_id(tx, &tables.topics)?;
     for (topic, id) in topics_of(tx, tables, &rule.pattern)? {
         let key = name_key(id, name);
-        let found = tx.get(&tables.groups, &key)?;
+        let found = tx.get_ref(&tables.groups, &key)?;
         let Some(found) = found.map(|record| GroupRecord::decode(&record)).transpose()? else {
             continue;
         };
@@ -407,7 +407,7 @@ fn put_changed_in(
         ..found
     };
     tx.ring(&bell_of(home, record.id, name)?);
-    tx.put(&home.tables.groups, key, &record.encode())
+    tx.put(&home.tables.groups, key, record.encode())
 }
 
 /// Does for a topic that is being created what the rules say.
@@ -438,7 +438,7 @@ fn obey_in(
         return Ok(());
     }
     let key = name_key(id, name);
-    let found = tx.get(&home.tables.groups, &key)?;
+    let found = tx.get_ref(&home.tables.groups, &key)?;
     match found.map(|record| GroupRecord::decode(&record)).transpose()? {
         None => {
             let kind = rule.kind_in_topics(name);

@@ -279,7 +279,7 @@ impl Saving<'_> {
         let tables = &self.home.tables;
         let sequence = tables.sequence(found.id, &found.name)?;
         self.home.store.transact(|tx| {
-            tx.put(&tables.topics, found.name.as_bytes(), &found.record.encode())?;
+            tx.put(&tables.topics, found.name.as_bytes(), found.record.encode())?;
             tx.begin_sequence_at(&sequence, state)?;
             self.home.register(tx, Event::Created, found.id, &found.name)
         })?;

@@ -515,7 +515,7 @@ fn closure_that_panics_writes_nothing_and_the_store_goes_on() {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             store.transact_with(options, |tx| -> Result<()> {
                 tx.put(&map, b"a", b"2")?;
-                tx.put(&map, b"long", [1; 500_000])?;
+                tx.put(&map, b"long", vec![1; 500_000])?;
                 let _cursor = tx.range(&map, ..)?;
                 panic!("the closure panics")
             })
@@ -579,7 +579,7 @@ fn forgotten_snapshot_is_listed_and_can_be_ended() {
 fn ended_snapshot_refuses_to_go_on_but_what_was_borrowed_stays() {
     let (store, map) = scene();
     (0..2000u32).for_each(|number| map.put(number.to_be_bytes(), [1; 200]).unwrap());
-    map.put(b"long", [2; 3_000_000]).unwrap();
+    map.put(b"long", vec![2; 3_000_000]).unwrap();
     store.maintain().unwrap();
     let snapshot = store.snapshot().unwrap();
     let (short, long) = (
@@ -787,7 +787,7 @@ fn store_that_is_opened_read_only_shows_everything_and_changes_nothing() {
     (0..3000u32).for_each(|number| map.put(number.to_be_bytes(), [1; 100]).unwrap());
     store.maintain().unwrap();
     (0..50u32).for_each(|number| map.put(number.to_be_bytes(), b"only in the log").unwrap());
-    map.put(b"long", [2; 200_000]).unwrap();
+    map.put(b"long", vec![2; 200_000]).unwrap();
     let expected = forwards(&mut store.snapshot().unwrap().range(&map, ..).unwrap());
     let crashed = place.beside("crashed");
     crash_into(&place.path(), &crashed);
@@ -799,7 +799,7 @@ fn store_that_is_opened_read_only_shows_everything_and_changes_nothing() {
     batch.put(&words, b"a", b"1").unwrap();
     let refusals: [Result<()>; 14] = [
         words.put(b"a", b"1"),
-        words.put(b"a", [1; 100_000]),
+        words.put(b"a", vec![1; 100_000]),
         words.delete(b"a"),
         words.clear(),
         words.create(b"a", b"1").map(drop),
@@ -915,7 +915,7 @@ fn stored(place: &Place) -> Map {
     let store = by_hand().open(place.path()).unwrap();
     let map = store.map("words").unwrap();
     (0..3000u32).for_each(|number| map.put(number.to_be_bytes(), number.to_le_bytes().repeat(50)).unwrap());
-    map.put(b"long", [9; 300_000]).unwrap();
+    map.put(b"long", vec![9; 300_000]).unwrap();
     store.close().unwrap();
     map
 }

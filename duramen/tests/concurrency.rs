@@ -493,7 +493,7 @@ fn writers_that_held_snapshots_stop_are_told_and_go_on_when_those_are_dropped() 
 fn borrowed_values_stay_while_everything_around_them_is_replaced() {
     let place = Place::new();
     let (store, map) = open_bank(&place, restless());
-    map.put(b"long", [3; 200_000]).unwrap();
+    map.put(b"long", vec![3; 200_000]).unwrap();
     store.maintain().unwrap();
     let snapshot = store.snapshot().unwrap();
     let values: Vec<Value<'_>> = (0..ACCOUNTS)

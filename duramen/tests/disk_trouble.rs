@@ -348,7 +348,7 @@ fn on_slow_device(place: &Path, below: &Path, root: &Path) {
         scope.spawn(|| store.maintain().expect("a fold"));
         scope.spawn(|| map.put(b"key", [1; 100]).expect("a put"));
         scope.spawn(|| store.sync().expect("a sync"));
-        scope.spawn(|| map.put(b"long", [1; 100_000]).expect("a put of a long value"));
+        scope.spawn(|| map.put(b"long", vec![1; 100_000]).expect("a put of a long value"));
     });
     assert!(outage.wait().unwrap().success());
     std::fs::remove_file(&alive).unwrap();

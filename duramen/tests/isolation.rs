@@ -141,7 +141,9 @@ fn every_kind_of_write_conflicts_with_a_put() {
         ("update", |scene| {
             scene.map.update(b"balance", |_| Some(b"1".to_vec())).unwrap();
         }),
-        ("long value", |scene| scene.map.put(b"balance", [1; 100_000]).unwrap()),
+        ("long value", |scene| {
+            scene.map.put(b"balance", vec![1; 100_000]).unwrap()
+        }),
         ("batch", |scene| {
             let mut batch = Batch::new();
             batch.put(&scene.map, b"balance", b"1").unwrap();
@@ -222,7 +224,7 @@ fn nobody_sees_what_is_not_committed() {
         let mut tx = scene.begin(SNAPSHOT());
         tx.put(&scene.map, b"from", b"0").unwrap();
         tx.put(&scene.map, b"to", b"100").unwrap();
-        tx.put(&scene.map, b"long", [7; 100_000]).unwrap();
+        tx.put(&scene.map, b"long", vec![7; 100_000]).unwrap();
         tx.delete_range(&scene.map, &b"x"[..]..).unwrap();
         tx.add(&scene.map, b"counter", 1).unwrap();
         tx.append(&scene.map, b"log/", b"entry").unwrap();
@@ -405,7 +407,7 @@ const READS: [(&str, Read); 5] = [
 /// Ways to change what such a read would have found.
 const PHANTOMS: [(&str, Change); 7] = [
     ("put", |scene| scene.put("d2", "on call")),
-    ("long value", |scene| scene.map.put(b"d2", [1; 100_000]).unwrap()),
+    ("long value", |scene| scene.map.put(b"d2", vec![1; 100_000]).unwrap()),
     ("delete", |scene| scene.map.delete(b"d1").unwrap()),
     ("range delete", |scene| {
         scene.map.delete_range(&b"a"[..]..&b"e"[..]).unwrap()
@@ -959,7 +961,7 @@ fn savepoint_takes_back_every_kind_of_write_since() {
         tx.append(&scene.map, b"log/", b"kept").unwrap();
         let savepoint = tx.savepoint().unwrap();
         tx.put(&scene.map, b"a", b"3").unwrap();
-        tx.put(&scene.map, b"c", [1; 100_000]).unwrap();
+        tx.put(&scene.map, b"c", vec![1; 100_000]).unwrap();
         tx.delete(&scene.map, b"b").unwrap();
         tx.append(&scene.map, b"log/", b"taken back").unwrap();
         tx.add(&scene.map, b"sum", 1).unwrap();
@@ -1070,14 +1072,14 @@ fn space_of_long_values_that_were_replaced_or_taken_back_is_not_lost() {
         scene.put("a", "1");
         let before = free();
         let mut tx = scene.begin(SNAPSHOT());
-        tx.put(&scene.map, b"a", [1; 500_000]).unwrap();
-        tx.append(&scene.map, b"log/", [2; 500_000]).unwrap();
+        tx.put(&scene.map, b"a", vec![1; 500_000]).unwrap();
+        tx.append(&scene.map, b"log/", vec![2; 500_000]).unwrap();
         let savepoint = tx.savepoint().unwrap();
-        tx.put(&scene.map, b"a", [3; 500_000]).unwrap();
-        tx.append(&scene.map, b"log/", [4; 500_000]).unwrap();
+        tx.put(&scene.map, b"a", vec![3; 500_000]).unwrap();
+        tx.append(&scene.map, b"log/", vec![4; 500_000]).unwrap();
         tx.rollback_to(&savepoint).unwrap();
-        tx.put(&scene.map, b"a", [5; 500_000]).unwrap();
-        tx.put(&scene.map, b"b", [6; 500_000]).unwrap();
+        tx.put(&scene.map, b"a", vec![5; 500_000]).unwrap();
+        tx.put(&scene.map, b"b", vec![6; 500_000]).unwrap();
         tx.savepoint().unwrap();
         tx.delete_range(&scene.map, &b"b"[..]..&b"c"[..]).unwrap();
         tx.commit().unwrap();

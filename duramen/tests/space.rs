@@ -305,7 +305,7 @@ fn transactions_that_are_rolled_back_leave_no_pages_behind() {
         for number in 0..40_000 {
             tx.put(&map, key(number), [round as u8; 500]).unwrap();
         }
-        tx.put(&map, b"long", [1; 700_000]).unwrap();
+        tx.put(&map, b"long", vec![1; 700_000]).unwrap();
         if round % 2 == 0 {
             tx.rollback();
         } else {

@@ -200,7 +200,12 @@ impl Core {
 
     /// Makes sure that there is room to fold what a commit brings.
     fn promise(&self, costs: FoldCosts, adds_anything: bool) -> Result<()> {
-        let promise = || self.space.promise(costs, !adds_anything, &self.pages);
+        let promise = || {
+            if adds_anything {
+                self.stay_within_quota(costs)?;
+            }
+            self.space.promise(costs, !adds_anything, &self.pages)
+        };
         let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
         let Err(error) = promise() else { return Ok(()) };
         if !is_full(&error) {
@@ -221,13 +226,25 @@ impl Core {
         promise()
     }
 
+    /// Refuses what would make the data larger than the quota. Retired pages do not count: they come free by themselves.
+    fn stay_within_quota(&self, costs: FoldCosts) -> Result<()> {
+        let Some(quota) = self.settings.quota_bytes else {
+            return Ok(());
+        };
+        let needed = self.space.used_bytes() + self.space.pending_bytes() + costs.bytes;
+        if needed > quota {
+            return Err(Reason::QuotaExceeded { needed, quota }.into());
+        }
+        Ok(())
+    }
+
     /// Tries again what brings something and found too little room, after what is deleted has come free: pages that waited
     /// for a durable base, and what a fold of the log frees. Waits for what others fold just now, a few times and up to
     /// [`crate::Options::lock_timeout`]. A fold that did not help is not made again before there is another commit: calls
     /// that meet a disk that is full of data are refused at once. `error`, if it is another one, stays.
     pub(crate) fn after_folding<T>(&self, error: Error, mut again: impl FnMut() -> Result<T>) -> Result<T> {
         // Not where snapshots hold the log, or a file may not grow: a fold is no cure for that.
-        let is_full = |error: &Error| matches!(error.reason(), Reason::Full { .. });
+        let is_full = |error: &Error| matches!(error.reason(), Reason::Full { .. } | Reason::QuotaExceeded { .. });
         let in_vain = || {
             let commit = self.control().visible.0.load(Ordering::Acquire);
             self.folded_in_vain.load(Ordering::Relaxed) == commit

@@ -308,6 +308,16 @@ pub enum Reason {
         /// What they were for.
         what: &'static str,
     },
+    /// The data would take more than [`crate::Options::quota_bytes`].
+    #[error(
+        "the data would take {needed} bytes, and the quota is {quota}; delete data (which is always possible), or open the store with a larger `quota_bytes`"
+    )]
+    QuotaExceeded {
+        /// What the data would take with the commit.
+        needed: u64,
+        /// What it may take.
+        quota: u64,
+    },
     /// There is no room although the disk may have some: a limit of the process, or of another file system.
     #[error("no room for {what}: {cause}")]
     NoRoom {
@@ -387,7 +397,9 @@ impl Error {
             | Reason::Busy { .. }
             | Reason::LockTimeout { .. }
             | Reason::TooManySnapshots { .. } => Kind::Retry,
-            Reason::Full { .. } | Reason::NoRoom { .. } | Reason::LogHeld { .. } => Kind::MakeSpace,
+            Reason::Full { .. } | Reason::QuotaExceeded { .. } | Reason::NoRoom { .. } | Reason::LogHeld { .. } => {
+                Kind::MakeSpace
+            }
             Reason::Damaged(_) => Kind::Damaged,
             Reason::NotSynced { .. } => Kind::Sync,
             Reason::Poisoned { .. } | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,

@@ -72,6 +72,7 @@ mod shrink;
 mod batch;
 mod bounds;
 mod changes;
+mod closing;
 mod future;
 mod map;
 mod options;
@@ -101,6 +102,7 @@ pub use bounds::KeyBounds;
 pub use brake::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack};
 pub use changes::{Change, Changes, ChangesFrom, CommitChanges};
 pub use check::CheckReport;
+pub use closing::CloseFuture;
 pub use commit::{Commit, Durability};
 pub use copy::Compaction;
 #[doc(hidden)]

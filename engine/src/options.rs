@@ -53,6 +53,7 @@ pub struct Options {
     exclusive: bool,
     lock_timeout: Duration,
     region_directory: Option<PathBuf>,
+    quota_bytes: Option<u64>,
 }
 
 impl Default for Options {
@@ -74,6 +75,7 @@ impl Default for Options {
             exclusive: false,
             lock_timeout: LOCK_TIMEOUT,
             region_directory: None,
+            quota_bytes: None,
         }
     }
 }
@@ -111,6 +113,27 @@ impl Options {
     /// 1 GiB. Less than 8 MiB counts as 8 MiB.
     pub fn memory_bytes(mut self, bytes: u64) -> Options {
         self.memory_bytes = Some(bytes);
+        self
+    }
+
+    /// Bytes that the data may take: the pages of the data file that are in use, and what waits in the log to be folded into
+    /// them. A commit that would go beyond is refused with [`Reason::QuotaExceeded`], of kind
+    /// [`MakeSpace`](crate::Kind::MakeSpace), unless it only deletes. What was deleted or overwritten counts until a fold, which
+    /// the commit makes before it is refused; so writing at the very edge of the quota is slow. Files may be larger: free pages,
+    /// and log files that are kept for use, do not count. The quota is one of this handle: other processes have theirs.
+    /// Default: none.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// use duramen_engine::{Options, Reason};
+    /// let store = Options::new().quota_bytes(1 << 20).open(directory.path())?;
+    /// let map = store.map("map")?;
+    /// let refused = map.put("too much", vec![7; 2 << 20]).unwrap_err();
+    /// assert!(matches!(refused.reason(), Reason::QuotaExceeded { .. }));
+    /// # Ok::<(), duramen_engine::Error>(())
+    /// ```
+    pub fn quota_bytes(mut self, bytes: u64) -> Options {
+        self.quota_bytes = Some(bytes);
         self
     }
 
@@ -265,6 +288,19 @@ impl Options {
         self.open_to_read(beside_others, alone)
     }
 
+    /// Opens a new store in a directory of its own, below the system's directory for temporary files. The directory is removed
+    /// when the last handle is dropped; a process that is killed leaves it there.
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn temporary(self) -> Result<Store> {
+        let directory = tempfile::Builder::new().prefix("duramen-").tempdir();
+        let directory = directory.map_err(|error| Error::io("making a temporary directory", error))?;
+        let store = self.open(directory.path())?;
+        store.remove_when_dropped(directory);
+        Ok(store)
+    }
+
     /// Opens the store on a given platform: a simulated disk, in tests.
     pub fn open_on(self, platform: Platform) -> Result<Store> {
         match self.read_only && !self.salvage {
@@ -331,6 +367,7 @@ impl Options {
             is_exclusive: self.exclusive,
             lock_timeout: self.lock_timeout,
             region_directory: self.region_directory.clone(),
+            quota_bytes: self.quota_bytes,
         }
     }
 }
@@ -400,6 +437,8 @@ pub(crate) struct Settings {
     pub(crate) lock_timeout: Duration,
     /// Where the memory of the region is; `None`: in the store's directory, if its file system writes in place.
     pub(crate) region_directory: Option<PathBuf>,
+    /// What the data may take; `None`: whatever the disk has.
+    pub(crate) quota_bytes: Option<u64>,
 }
 
 #[cfg(test)]

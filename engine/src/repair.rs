@@ -331,7 +331,7 @@ mod tests {
         // Whoever writes next begins at the next sector.
         store.sync().expect("a durable log");
         let mut changes = store.changes(ChangesFrom::Now).expect("a stream");
-        map.put(b"long", [3; 100_000]).expect("a put");
+        map.put(b"long", vec![3; 100_000]).expect("a put");
         map.put(b"after", b"value").expect("a put");
         store.sync().expect("a durable log");
         let core = store.core();

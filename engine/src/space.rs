@@ -782,6 +782,11 @@ impl Space {
         self.head().base.load(Ordering::Relaxed) * PAGE_BYTES as u64
     }
 
+    /// Bytes in the log that wait for a fold.
+    pub(crate) fn pending_bytes(&self) -> u64 {
+        self.head().promises.pending().bytes
+    }
+
     pub(crate) fn figures(&self) -> Result<SpaceFigures> {
         let state = self.lock()?;
         let pending = self.head().promises.pending();

@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{fmt, path::Path};
 
 use duramen_io::Platform;
+use tempfile::TempDir;
 
 use crate::background;
 use crate::catalog::reserved;
@@ -22,7 +23,7 @@ use crate::recovery;
 use crate::snapshot::Snapshot;
 use crate::space::Slack;
 use crate::transaction::{Transaction, TransactionOptions};
-use crate::{Batch, CommitFuture};
+use crate::{Batch, CloseFuture, CommitFuture};
 
 /// An open store. Clones are handles of the same store; it closes when the last handle of any kind (clone, map,
 /// snapshot, transaction, stream) is dropped.
@@ -43,6 +44,8 @@ pub(crate) struct Handle {
 pub(crate) struct Opened {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The directory of a temporary store: dropping it removes it.
+    temporary: OnceLock<TempDir>,
 }
 
 /// Handles of a store: more than threads that usually read at once.
@@ -71,6 +74,27 @@ impl Store {
         Options::new().open(directory)
     }
 
+    /// Opens a new store in a temporary directory, which is removed when the last handle is dropped: for tests, and for data
+    /// that needs to outlive nothing. Its commits are [`Durability::Written`] unless asked for otherwise;
+    /// [`Options::temporary`] takes other options.
+    ///
+    /// ```
+    /// let store = duramen_engine::Store::temporary()?;
+    /// store.map("map")?.put("key", "value")?;
+    /// # Ok::<(), duramen_engine::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn temporary() -> Result<Store> {
+        Options::new().durability(Durability::Written).temporary()
+    }
+
+    pub(crate) fn remove_when_dropped(&self, directory: TempDir) {
+        let kept = self.handle().opened.temporary.set(directory);
+        kept.expect("a store that was just opened has no such directory yet");
+    }
+
     /// Opens a store for reading that others have open; `None`: nobody has whom this process can join.
     pub(crate) fn open_beside_others(platform: &Platform, settings: &Settings) -> Result<Option<Store>> {
         Ok(recovery::attach_to_read(platform, settings)?.map(Store::over))
@@ -84,6 +108,7 @@ impl Store {
         let opened = Opened {
             core: Arc::new(core),
             threads: Mutex::new(Vec::new()),
+            temporary: OnceLock::new(),
         };
         if opened.core.settings.background && !opened.core.settings.read_only {
             opened.spawn("duramen-fold", &opened.core.folder_runs, background::fold_loop);
@@ -364,6 +389,21 @@ impl Store {
     pub fn close(self) -> Result<()> {
         self.handle().opened.close()
     }
+
+    /// Closes the store on a thread of its own, as [`Store::close`] does, and resolves when it is closed. Closing goes on when
+    /// the future is dropped. It needs no particular executor.
+    ///
+    /// ```
+    /// async fn stop(store: duramen_engine::Store) -> duramen_engine::Result<()> {
+    ///     store.close_async().await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Store::close`].
+    pub fn close_async(self) -> CloseFuture {
+        CloseFuture::new(self)
+    }
 }
 
 impl Opened {
@@ -424,6 +464,7 @@ impl Drop for Opened {
             // The threads are not here, and must not even be let go of.
             let threads = self.threads.get_mut().unwrap_or_else(|e| e.into_inner());
             std::mem::forget(std::mem::take(threads));
+            std::mem::forget(self.temporary.take());
             return;
         }
         // Nobody is there to hear of an error; the log has everything.

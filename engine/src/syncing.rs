@@ -461,7 +461,7 @@ mod tests {
             match (of, written.expect_err("it cannot be known").reason()) {
                 (Synced::Log, Reason::NotSynced { .. }) => {
                     // Its pages are not given to the next one.
-                    map.put(b"next", [4; 100_000]).expect("a put");
+                    map.put(b"next", vec![4; 100_000]).expect("a put");
                     assert_eq!(map.get(b"long").expect("a read").expect("a value"), long);
                 }
                 (Synced::Data, Reason::Busy { .. }) => assert!(map.get(b"long").expect("a read").is_none()),

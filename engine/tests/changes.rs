@@ -384,8 +384,8 @@ fn a_transaction_larger_than_memory_comes_pair_by_pair() {
         .unwrap();
     }
     tx.delete(&map, 0u64.to_be_bytes()).unwrap();
-    tx.put(&other, b"key", [7; 100_000]).unwrap();
-    tx.put(&other, b"key", [8; 100_000]).unwrap();
+    tx.put(&other, b"key", vec![7; 100_000]).unwrap();
+    tx.put(&other, b"key", vec![8; 100_000]).unwrap();
     tx.commit().unwrap();
     map.put(b"after", b"x").unwrap();
     store.maintain().unwrap();
@@ -448,7 +448,7 @@ fn long_values_are_kept_until_they_are_delivered() {
     let map = store.map("map").unwrap();
     let mut changes = store.changes(ChangesFrom::Now).unwrap();
     for number in 0..10u8 {
-        map.put(b"key", [number; 100_000]).unwrap();
+        map.put(b"key", vec![number; 100_000]).unwrap();
         store.maintain().unwrap();
     }
     for number in 0..10u8 {
@@ -574,7 +574,7 @@ fn after_reopening_the_stream_goes_back_to_the_durable_base() {
     let disk = SimDisk::new(1);
     let store = open(&disk);
     let map = store.map("map").unwrap();
-    map.put(b"key", [1; 100_000]).unwrap();
+    map.put(b"key", vec![1; 100_000]).unwrap();
     store.maintain().unwrap();
     let durable = store.snapshot().unwrap().commit();
     for number in 2..6u8 {
@@ -585,7 +585,7 @@ fn after_reopening_the_stream_goes_back_to_the_durable_base() {
         // As if the process had died before it could fold.
         let store = open(&disk);
         let map = store.map("map").unwrap();
-        map.put(b"key", [6; 100_000]).unwrap();
+        map.put(b"key", vec![6; 100_000]).unwrap();
         disk.kill()
     };
     let store = open(&disk);
@@ -610,7 +610,7 @@ fn long_values_that_a_crash_left_in_the_log_stay_while_a_snapshot_sees_them() {
     for number in 0..600u32 {
         map.put(number.to_be_bytes(), [number as u8; 1000]).unwrap();
     }
-    map.put(b"key", [1; 100_000]).unwrap();
+    map.put(b"key", vec![1; 100_000]).unwrap();
     let disk = disk.kill();
     let store = open(&disk);
     let map = store.map("map").unwrap();
@@ -631,7 +631,7 @@ fn a_stream_that_falls_behind_too_far_loses_its_place_and_holds_nothing() {
     let mut forgotten = store.changes(ChangesFrom::Now).unwrap();
     let begin = forgotten.position();
     for number in 0..60u8 {
-        map.put(b"key", [number; 100_000]).unwrap();
+        map.put(b"key", vec![number; 100_000]).unwrap();
         store.maintain().unwrap();
     }
     let error = forgotten.next(SOON).unwrap_err();

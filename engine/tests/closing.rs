@@ -46,7 +46,7 @@ fn a_closed_store_can_be_opened_while_handles_of_it_are_there() {
     for error in [
         map.get(b"key").map(drop).unwrap_err(),
         map.put(b"key", b"lost").unwrap_err(),
-        map.put(b"key", [1; 100_000]).unwrap_err(),
+        map.put(b"key", vec![1; 100_000]).unwrap_err(),
         map.put_stream(b"key", 100_000, &mut std::io::repeat(1).take(100_000))
             .unwrap_err(),
         other.snapshot().map(drop).unwrap_err(),
@@ -181,4 +181,61 @@ fn closing_while_others_use_their_handles_hurts_nobody() {
     });
     let store = options().open(directory.path()).unwrap();
     assert_eq!(check_sound(&store), Ok(()));
+}
+
+#[test]
+fn a_temporary_store_leaves_nothing_behind() {
+    let store = Store::temporary().expect("a store");
+    let map = store.map("map").expect("a map");
+    map.put("key", "value").expect("a put");
+    let text = format!("{store:?}");
+    let directory = text.split('"').nth(1).expect("a path").to_string();
+    assert!(std::path::Path::new(&directory).is_dir(), "{directory}");
+    drop(store);
+    // A map is a handle, too.
+    assert!(std::path::Path::new(&directory).is_dir(), "{directory}");
+    drop(map);
+    assert!(!std::path::Path::new(&directory).exists(), "{directory}");
+}
+
+/// A waker that unparks the thread which waits.
+struct Unpark(std::thread::Thread);
+
+impl std::task::Wake for Unpark {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn wait_for<F: std::future::Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(output) => return output,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[test]
+fn closing_can_be_awaited_and_goes_on_when_it_is_not() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for is_awaited in [true, false] {
+        let store = Store::open(directory.path()).expect("a store");
+        let map = store.map("map").expect("a map");
+        map.put("key", "value").expect("a put");
+        let closing = store.close_async();
+        if is_awaited {
+            wait_for(closing).expect("a close");
+        } else {
+            drop(closing);
+            while map.get("key").is_ok() {
+                std::thread::yield_now();
+            }
+        }
+        let closed = map.get("key").expect_err("it is closed");
+        assert!(matches!(closed.reason(), Reason::Closed), "{closed}");
+    }
 }

@@ -71,7 +71,7 @@ fn compaction_that_meets_damage_leaves_no_pages_behind() {
     let store = small_options().open_on(disk.platform()).unwrap();
     let map = store.map("map").unwrap();
     fill(&map, 3000, 400);
-    map.put(b"long", [0xAB; 200_000]).unwrap();
+    map.put(b"long", vec![0xAB; 200_000]).unwrap();
     drop(map);
     store.close().unwrap();
     let data = disk.read_raw("data");

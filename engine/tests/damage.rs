@@ -201,7 +201,7 @@ fn with_two_maps() -> (SimDisk, usize) {
             map.put(number.to_be_bytes(), value_of(name, number)).unwrap();
         }
     }
-    store.map("first").unwrap().put(b"long", [5; 100_000]).unwrap();
+    store.map("first").unwrap().put(b"long", vec![5; 100_000]).unwrap();
     store.close().unwrap();
     let disk = disk.kill();
     let wanted = value_of("first", 500);

@@ -265,17 +265,17 @@ fn a_failed_sync_of_long_values_says_that_the_store_must_be_opened_anew() {
         |_, _| (),
         |store, map| {
             let mut tx = store.begin(TransactionOptions::new().durability(Durability::Synced))?;
-            tx.put(map, b"long", [1; 100_000])?;
+            tx.put(map, b"long", vec![1; 100_000])?;
             tx.commit().map(drop)
         },
     );
     a_failed_sync_says_so(
         |_, _| (),
-        |_, map| map.with_durability(Durability::Synced).put(b"long", [1; 100_000]),
+        |_, map| map.with_durability(Durability::Synced).put(b"long", vec![1; 100_000]),
     );
     // A commit that need not be durable leaves it to the next sync.
     a_failed_sync_says_so(
-        |_, map| map.put(b"long", [1; 100_000]).unwrap(),
+        |_, map| map.put(b"long", vec![1; 100_000]).unwrap(),
         |store, _| store.sync(),
     );
 }

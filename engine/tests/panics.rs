@@ -26,7 +26,7 @@ fn commit(_: &Store, map: &Map) -> Result<()> {
 }
 
 fn commit_of_a_long_value(_: &Store, map: &Map) -> Result<()> {
-    map.put(b"step", [7; 100_000])
+    map.put(b"step", vec![7; 100_000])
 }
 
 fn commit_of_a_map(store: &Store, _: &Map) -> Result<()> {

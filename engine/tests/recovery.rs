@@ -746,7 +746,7 @@ fn an_older_format_is_refused_by_its_number() {
 fn a_long_value_that_is_not_what_its_record_says_is_damage() {
     let (disk, _store, map) = store();
     let map = map.with_durability(Durability::Synced);
-    map.put(b"long", [0xA5; 100_000]).unwrap();
+    map.put(b"long", vec![0xA5; 100_000]).unwrap();
     let disk = disk.kill();
     let data = disk.read_raw("data");
     let place = data.windows(64).position(|window| window == [0xA5; 64]).unwrap();
@@ -767,7 +767,7 @@ fn a_written_long_value_that_a_power_cut_took_ends_the_log_for_ever() {
     let (disk, _store, map) = store();
     let map = map.with_durability(Durability::Written);
     put(&map, 0);
-    map.put(b"long", [0xA5; 100_000]).unwrap();
+    map.put(b"long", vec![0xA5; 100_000]).unwrap();
     put(&map, 1);
     let disk = disk.kill();
     let place = break_long_value(&disk);
@@ -786,7 +786,7 @@ fn a_written_long_value_that_a_power_cut_took_ends_the_log_for_ever() {
 fn a_written_long_value_that_is_gone_after_it_was_synced_is_damage() {
     let (disk, store, map) = store();
     let map = map.with_durability(Durability::Written);
-    map.put(b"long", [0xA5; 100_000]).unwrap();
+    map.put(b"long", vec![0xA5; 100_000]).unwrap();
     store.sync().unwrap();
     // Its record says what was synced before.
     put(&map, 1);
@@ -845,7 +845,7 @@ fn long_values_that_wait_for_a_sync_are_bounded() {
 fn a_sync_makes_long_values_durable_before_their_records() {
     let (disk, store, map) = store();
     let map = map.with_durability(Durability::Written);
-    map.put(b"long", [0xA5; 100_000]).unwrap();
+    map.put(b"long", vec![0xA5; 100_000]).unwrap();
     store.sync().unwrap();
     for seed in 0..20 {
         let store = open(&disk.power_cut(seed)).unwrap();

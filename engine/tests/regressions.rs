@@ -315,7 +315,7 @@ fn failed_sync_of_the_directory_stops_the_store() {
         disk.fail(nth, FailKind::Io, FailSpan::Once);
         let (mut acknowledged, mut has_failed) = (0, false);
         for number in 0..40u32 {
-            let is_made = map.put(number.to_be_bytes(), [1; 30_000]).is_ok();
+            let is_made = map.put(number.to_be_bytes(), vec![1; 30_000]).is_ok();
             acknowledged += is_made as u64;
             if is_made && has_failed {
                 break;

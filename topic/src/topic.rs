@@ -369,6 +369,22 @@ pub trait TopicWrites {
     /// is deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
 
+    /// Publishes messages one after the other, as `publish` does. After an error those before it are published if the transaction is
+    /// committed all the same.
+    ///
+    /// # Errors
+    /// As for a single message.
+    fn publish_all<'m>(
+        &mut self,
+        topic: &Topic,
+        messages: impl IntoIterator<Item: Into<Message<'m>>>,
+    ) -> Result<Vec<Ticket>> {
+        messages
+            .into_iter()
+            .map(|message| self.publish(topic, message))
+            .collect()
+    }
+
     /// Publishes a message of a publisher, unless it, or one with a higher sequence, was published before: then `None`.
     ///
     /// # Errors
@@ -468,6 +484,22 @@ pub trait TopicBatch {
     /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of [`Batch::put`]. If the topic is
     /// deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
+
+    /// Publishes messages one after the other, as `publish` does. After an error those before it are published if the batch is
+    /// committed all the same.
+    ///
+    /// # Errors
+    /// As for a single message.
+    fn publish_all<'m>(
+        &mut self,
+        topic: &Topic,
+        messages: impl IntoIterator<Item: Into<Message<'m>>>,
+    ) -> Result<Vec<Ticket>> {
+        messages
+            .into_iter()
+            .map(|message| self.publish(topic, message))
+            .collect()
+    }
 }
 
 impl TopicBatch for Batch {

@@ -50,6 +50,22 @@ fn messages_come_back_whole_and_survive_a_crash() {
 }
 
 #[test]
+fn transactions_and_batches_publish_many() {
+    let (store, _, topic) = one_topic(&SimDisk::new(2));
+    let tickets = store.transact(|tx| tx.publish_all(&topic, ["a", "b", "c"])).unwrap();
+    assert_eq!(tickets.len(), 3);
+    let mut batch = Batch::new();
+    let more = batch.publish_all(&topic, ["d", "e"]).unwrap();
+    store.write(batch).unwrap();
+    let offsets: Vec<_> = tickets.iter().chain(&more).map(|ticket| ticket.offset()).collect();
+    assert_eq!(offsets, [0, 1, 2, 3, 4].map(Some));
+    let messages = topic.read(Start::Beginning, 100).unwrap();
+    let texts = messages.iter().map(|message| text(message.payload()));
+    assert_eq!(texts.collect::<String>(), "abcde");
+    assert!(store.transact(|tx| tx.publish_all(&topic, [""; 0])).unwrap().is_empty());
+}
+
+#[test]
 fn a_transaction_publishes_with_its_other_writes_or_not_at_all() {
     let (store, _, topic) = one_topic(&SimDisk::new(2));
     let map = store.map("map").unwrap();

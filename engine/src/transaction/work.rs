@@ -118,7 +118,7 @@ mod tests {
         store.map("third").expect("a map");
         let mut tx = store.begin(Default::default()).expect("a transaction");
         tx.put(&map, b"key", [1; 100]).expect("a put");
-        tx.put(&map, b"long", [1; 100_000]).expect("a put");
+        tx.put(&map, b"long", vec![1; 100_000]).expect("a put");
         tx.add(&map, b"sum", 7).expect("an addition");
         tx.append(&map, b"prefix", b"value").expect("an append");
         tx.delete_range(&map, b"a".as_slice()..b"b".as_slice())

@@ -89,6 +89,8 @@ mod documentation {
     mod accidents {}
     #[doc = include_str!("../../docs/guide/async-commits.md")]
     mod async_commits {}
+    #[doc = include_str!("../../docs/guide/operations.md")]
+    mod operations {}
     #[doc = include_str!("../../docs/guide/processes.md")]
     mod processes {}
     #[doc = include_str!("../../docs/guide/topics.md")]

@@ -113,6 +113,9 @@ fn has_much_to_fold(core: &Core) -> bool {
 /// A full disk may get room again, a process that was stopped may go on, and damage keeps only writers out; with any other
 /// error nothing is certain any more.
 fn give_up_or_pause(core: &Core, error: Error) {
+    if !matches!(error.kind(), Kind::Closed) {
+        core.note_background_error("folding the log", &error);
+    }
     match (error.kind(), error.reason()) {
         (Kind::MakeSpace, _)
         | (_, Reason::TooManySnapshots { .. } | Reason::Busy { .. } | Reason::LockTimeout { .. }) => {
@@ -150,5 +153,25 @@ pub(crate) fn sync_loop(core: &Core) {
         if stop {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{Maintenance, Options};
+
+    #[test]
+    fn an_error_that_no_caller_hears_of_is_noted() {
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
+        let (needed, what) = (7, "a test");
+        give_up_or_pause(store.core(), Reason::Full { needed, what }.into());
+        let noted = store.stat().expect("figures").background_error.expect("an error");
+        assert_eq!((noted.during, noted.kind), ("folding the log", Kind::MakeSpace));
+        // The store goes on.
+        store.map("map").expect("a map").put("key", "value").expect("a put");
     }
 }

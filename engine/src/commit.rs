@@ -45,6 +45,7 @@ use crate::scan::Scan;
 use crate::sequence::SequenceState;
 use crate::value::{Source, Value};
 use crate::view::View;
+use crate::watch::Begun;
 
 /// Numbers of appends that are looked for are below this.
 const NUMBERS_END: u64 = 1 << 48;
@@ -344,7 +345,9 @@ impl Core {
                     let is_folded = self.region.version().generations.len() == 1 && !self.is_base_ahead();
                     let nothing_to_fold = is_folded && self.pace.oldest_folding().is_none();
                     rounds = if nothing_to_fold { rounds + 1 } else { 0 };
+                    let begun = Begun::now();
                     self.wait_for_fold(seen, rounds, &mut patience)?;
+                    self.tell_stalled(begun);
                     has_spare = !draft.adds_anything;
                 }
                 Room::Prepare => {
@@ -842,7 +845,7 @@ impl Core {
             .renamed
             .iter()
             .for_each(|(id, name)| self.catalog.renamed(*id, name));
-        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        self.watch.commits.up();
         Ok(commit)
     }
 

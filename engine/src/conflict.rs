@@ -72,13 +72,10 @@ impl Core {
     }
 
     pub(crate) fn conflict(&self, full_key: &[u8]) -> Error {
-        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
         let (map, key) = crate::full_key::split(full_key);
-        Reason::Conflict {
-            map: self.catalog.name_of(map),
-            key: printable(key),
-        }
-        .into()
+        let (map, key) = (self.catalog.name_of(map), printable(key));
+        self.count_conflict(&map, &key);
+        Reason::Conflict { map, key }.into()
     }
 
     fn changed_since(&self, newer: &Newer, key: &[u8], hash: u64) -> Result<bool> {

@@ -31,6 +31,7 @@ use crate::scan::Scan;
 use crate::space::Space;
 use crate::syncing::Syncs;
 use crate::view::{GenerationView, View};
+use crate::watch::Watch;
 
 /// See the module.
 #[derive(Debug)]
@@ -73,7 +74,7 @@ pub(crate) struct Core {
     pub(crate) fold_failed: AtomicBool,
     /// The newest commit at which a fold made no room for what was to be written; `u64::MAX`: none.
     pub(crate) folded_in_vain: AtomicU64,
-    pub(crate) counters: Counters,
+    pub(crate) watch: Watch,
     pub(crate) deletions: Deletions,
     pub(crate) pace: Pace,
     pub(crate) syncs: Syncs,
@@ -119,15 +120,6 @@ pub(crate) struct MaintenanceState {
 pub(crate) struct Work {
     pub(crate) sync: bool,
     pub(crate) stop: bool,
-}
-
-/// Counts since the store was opened, for statistics.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) commits: AtomicU64,
-    pub(crate) conflicts: AtomicU64,
-    pub(crate) syncs: AtomicU64,
-    pub(crate) folds: AtomicU64,
 }
 
 impl Core {
@@ -185,7 +177,7 @@ impl Core {
             passed_over: Mutex::default(),
             fold_failed: AtomicBool::new(false),
             folded_in_vain: AtomicU64::new(u64::MAX),
-            counters: Counters::default(),
+            watch: Watch::default(),
             deletions: Deletions::default(),
             pace,
             syncs: Syncs::default(),
@@ -512,6 +504,7 @@ impl Core {
     /// Refuses all writes from here on, because what they would be folded into is damaged. Unlike [`Core::poison`] this
     /// leaves reads alone: everything acknowledged is in the log or in the base.
     pub(crate) fn stop_writing(&self, what: &str) {
+        self.tell_damaged(what);
         self.control().damage.write(what);
         self.control().damaged.store(1, Ordering::Release);
         self.report_progress();
@@ -520,7 +513,9 @@ impl Core {
     /// Stops the store: after a failed write or sync nobody knows what the device holds (a second sync may succeed
     /// without having written anything; see Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
     pub(crate) fn poison(&self, cause: &Error) {
-        self.region.stop(&cause.to_string());
+        let cause = cause.to_string();
+        self.tell_stopped(&cause);
+        self.region.stop(&cause);
         self.wake_streams();
         self.report_progress();
     }

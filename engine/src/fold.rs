@@ -36,6 +36,7 @@ use crate::region::{GenerationEntry, GenerationState, Pin, Pins, Version};
 use crate::scout::Scout;
 use crate::snapshot::describe;
 use crate::space::{Claim, Retired, Slack};
+use crate::watch::Begun;
 use crate::write_set::Layer;
 
 /// How often to look again while a reader is just beginning.
@@ -233,6 +234,7 @@ impl Core {
             return Ok(false);
         };
         let last_commit = self.entry(newest).last_commit.load(Ordering::Relaxed);
+        let begun = Begun::now();
         let (mut bytes, mut operations) = (0, 0);
         for entry in frozen.iter().map(|&slot| self.entry(slot)) {
             bytes += entry.tail.load(Ordering::Relaxed);
@@ -276,7 +278,7 @@ impl Core {
         self.install(state, root, last_commit, frozen, sink)?;
         self.pace.finishes(self.platform.clock.monotonic());
         self.set_price();
-        self.counters.folds.fetch_add(1, Ordering::Relaxed);
+        self.count_fold(operations, begun);
         Ok(true)
     }
 

@@ -64,6 +64,7 @@ mod recovery;
 mod repair;
 mod syncing;
 mod unsynced;
+mod watch;
 
 mod burial;
 mod scout;
@@ -124,3 +125,4 @@ pub use statistics::{
 pub use store::Store;
 pub use transaction::{ExtractIf, Rollback, Savepoint, Transaction, TransactionOptions};
 pub use value::Value;
+pub use watch::BackgroundError;

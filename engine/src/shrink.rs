@@ -83,7 +83,7 @@ impl Core {
             adopted: &[],
         };
         self.publish_tree(state, tree, |next| next.root = root)?;
-        self.counters.folds.fetch_add(1, Ordering::Relaxed);
+        self.watch.folds.up();
         self.make_durable(state)?;
         self.reclaim(state)?;
         // What was moved has no other use than that the file is cut.

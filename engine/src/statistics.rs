@@ -15,6 +15,7 @@ use crate::processes::ProcessEntry;
 use crate::region::GenerationState;
 use crate::snapshot::{Pinned, Purpose};
 use crate::store::Store;
+use crate::watch::BackgroundError;
 
 /// Figures of an open store, taken without stopping anybody: they may be a few commits apart.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +58,8 @@ pub struct Statistics {
     pub memory: MemoryStatistics,
     /// Counts since the store was opened.
     pub counts: Counts,
+    /// The last error of work that this process did in the background.
+    pub background_error: Option<BackgroundError>,
 }
 
 /// One map.
@@ -176,11 +179,12 @@ impl Store {
                 budget_bytes: core.settings.memory_bytes,
             },
             counts: Counts {
-                commits: core.counters.commits.load(Ordering::Relaxed),
-                conflicts: core.counters.conflicts.load(Ordering::Relaxed),
-                syncs: core.counters.syncs.load(Ordering::Relaxed),
-                folds: core.counters.folds.load(Ordering::Relaxed),
+                commits: core.watch.commits.get(),
+                conflicts: core.watch.conflicts.get(),
+                syncs: core.watch.syncs.get(),
+                folds: core.watch.folds.get(),
             },
+            background_error: core.last_background_error(),
         })
     }
 

@@ -23,6 +23,7 @@ use crate::recovery;
 use crate::snapshot::Snapshot;
 use crate::space::Slack;
 use crate::transaction::{Transaction, TransactionOptions};
+use crate::watch::Begun;
 use crate::{Batch, CloseFuture, CommitFuture};
 
 /// An open store. Clones are handles of the same store; it closes when the last handle of any kind (clone, map,
@@ -101,7 +102,10 @@ impl Store {
     }
 
     pub(crate) fn open_with(platform: Platform, settings: Settings) -> Result<Store> {
-        Ok(Store::over(recovery::open(platform, settings)?))
+        let begun = Begun::now();
+        let core = recovery::open(platform, settings)?;
+        core.tell_opened(begun);
+        Ok(Store::over(core))
     }
 
     fn over(core: Core) -> Store {
@@ -140,6 +144,12 @@ impl Store {
     /// A handle that few others use at the same time when their numbers are different.
     pub(crate) fn lane(&self, number: usize) -> &Arc<Handle> {
         &self.lanes[number % LANES]
+    }
+
+    /// Notes an error of work in the background, for `stat`.
+    #[doc(hidden)]
+    pub fn note_background_error(&self, during: &'static str, error: &Error) {
+        self.core().note_background_error(during, error);
     }
 
     /// Whether this is the same open store.
@@ -427,6 +437,7 @@ impl Opened {
         if self.core.closed.swap(true, Ordering::SeqCst) {
             return Err(Reason::Closed.into());
         }
+        let begun = Begun::now();
         drop(self.core.hold_commits_soon());
         self.core.region.brakes().forget(self.core.region.me());
         self.core.wake_streams();
@@ -441,6 +452,7 @@ impl Opened {
         };
         self.core.let_go();
         self.core.region.seat().open_gate();
+        self.core.tell_closed(begun, settled.as_ref().err());
         settled
     }
 

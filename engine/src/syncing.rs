@@ -37,6 +37,7 @@ use crate::log::OpenFile;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{LogEnd, Patience};
 use crate::unsynced::make_durable;
+use crate::watch::Begun;
 
 /// How often a thread that waits for a sync looks for changes that woke nobody.
 const STEP: Duration = Duration::from_millis(20);
@@ -192,6 +193,7 @@ impl Core {
         // A process that was in the middle of a sync here before may have been told of a failure.
         self.unpoisoned()?;
         // In one word: a thread that reads it knows of a single sync. Release: pairs with `syncing`.
+        let begun = Begun::now();
         let place = 1 - self.syncing().1;
         control.syncing.0.store(visible << 1 | place as u64, Ordering::Release);
         kill_point();
@@ -204,7 +206,7 @@ impl Core {
         // Another process may have been told meanwhile of a page of the data file that could not be written.
         self.unpoisoned()?;
         control.sync_doubts[Synced::Log as usize].store(0, Ordering::Release);
-        self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        self.count_sync(visible, begun);
         Ok(visible)
     }
 

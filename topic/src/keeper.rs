@@ -146,15 +146,18 @@ impl Look {
         let home = Home::of_worker(inner);
         let due = self.due_in(&home, stop);
         if due.as_ref().is_ok_and(|due| due.is_some_and(|due| due.is_zero())) {
-            self.has_failed = self.note(delayed::publish_due(&home, &|| stop.is_over()).map(drop))?;
+            self.has_failed = {
+                let published = delayed::publish_due(&home, &|| stop.is_over());
+                self.note(&home, "publishing delayed messages", published.map(drop))?
+            };
         } else {
-            self.has_failed = self.note(due.map(drop))?;
+            self.has_failed = self.note(&home, "looking for delayed messages", due.map(drop))?;
         }
         let began = Instant::now();
         if began >= self.trims_at {
             // What went wrong, a full disk for instance, may go right the next time; and callers of the store hear of it.
             let trimmed = self.rounds.trim(&home, &|| stop.is_over());
-            self.note(trimmed)?;
+            self.note(&home, "trimming the topics", trimmed)?;
             self.trims_at = Instant::now() + TICK.max(began.elapsed() * REST);
         }
         let next = match self.has_failed {
@@ -177,11 +180,14 @@ impl Look {
     }
 
     /// Whether something failed; an error when the store was closed.
-    fn note(&self, done: Result<(), Error>) -> Result<bool, Closed> {
+    fn note(&self, home: &Home, during: &'static str, done: Result<(), Error>) -> Result<bool, Closed> {
         match done {
             Ok(()) => Ok(false),
             Err(error) if matches!(error.reason(), Reason::Closed) => Err(Closed),
-            Err(_) => Ok(true),
+            Err(error) => {
+                home.store.note_background_error(during, &error);
+                Ok(true)
+            }
         }
     }
 }

@@ -170,7 +170,7 @@ impl Writer<'_> {
         }
         let mut balances = [0; 2];
         for (balance, account) in balances.iter_mut().zip([from, to]) {
-            let found = tx.get_ref(&self.maps.accounts, account.to_be_bytes())?;
+            let found = tx.get(&self.maps.accounts, account.to_be_bytes())?;
             *balance = number_of(&found.ok_or_else(|| format!("account {account} is not there"))?)?;
         }
         let amount = self.random.i64(0..=balances[0].clamp(0, 100));
@@ -188,7 +188,7 @@ impl Writer<'_> {
         names.dedup();
         let mut lists = Vec::new();
         for name in &names {
-            let list = tx.get_ref(&self.maps.lists, [*name])?;
+            let list = tx.get(&self.maps.lists, [*name])?;
             lists.push(list.map_or(Ok(List::default()), |list| List::decode(&list))?);
         }
         let places = names

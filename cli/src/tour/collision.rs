@@ -43,7 +43,7 @@ fn by_closure(stage: &mut Stage<'_>, store: &Store) -> Outcome<()> {
     shown! { stage;
         store.transact(|tx| {
             runs += 1;
-            let apples = number(tx.get_ref(&stock, b"apples")?);
+            let apples = number(tx.get(&stock, b"apples")?);
             if runs == 1 {
                 let other = stock.clone(); // another thread is quicker
                 std::thread::spawn(move || other.put(b"apples", b"40")).join().expect("no panic")?;

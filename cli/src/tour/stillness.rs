@@ -75,7 +75,7 @@ fn fill(store: &Store, accounts: &Map) -> Outcome<()> {
 fn transfer(store: &Store, accounts: &Map, from: &[u8], to: &[u8]) -> duramen::Result<()> {
     let quickly = TransactionOptions::new().durability(Durability::Written);
     store.transact_with(quickly, |tx| {
-        let (payer, payee) = (balance(tx.get_ref(accounts, from)?), balance(tx.get_ref(accounts, to)?));
+        let (payer, payee) = (balance(tx.get(accounts, from)?), balance(tx.get(accounts, to)?));
         tx.put(accounts, from, (payer - 1).to_be_bytes())?;
         tx.put(accounts, to, (payee + 1).to_be_bytes())
     })

@@ -52,6 +52,7 @@ use crate::snapshot::{Purpose, describe};
 use crate::store::Handle;
 use crate::value::{Entry, Source};
 use crate::view::{GenerationView, decode_root, entry_at, in_tree, recent};
+use crate::write_set::OwnWrites;
 
 /// How long a stream waits at a time while generations are freed.
 const FREEING_WAIT: Duration = Duration::from_millis(10);
@@ -859,7 +860,15 @@ impl<'a, S: Source<'a>> Past<'_, S> {
     /// Visits the pairs of a range.
     fn each(&self, range: FullRange, mut visit: impl FnMut(&[u8], Vec<u8>)) -> Result<()> {
         let (source, deleted) = (self.source, &self.deleted);
-        let mut scan = Scan::over(source, self.root, self.generations, deleted, self.commit, &[], range);
+        let mut scan = Scan::over(
+            source,
+            self.root,
+            self.generations,
+            deleted,
+            self.commit,
+            OwnWrites::default(),
+            range,
+        );
         while let Some(entry) = scan.next()? {
             if let Some(value) = self.resolve(entry)? {
                 visit(scan.key(), value);

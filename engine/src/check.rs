@@ -18,6 +18,7 @@ use crate::region::{GenerationState, Version};
 use crate::snapshot::{Pinned, Purpose};
 use crate::store::Store;
 use crate::view::decode_root;
+use crate::write_set::OwnWrites;
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]
@@ -273,7 +274,7 @@ fn listed(pages: &[u32]) -> String {
 fn check_names(pinned: &Pinned, report: &mut CheckReport) {
     let named = || -> Result<u64> {
         let mut named = 0;
-        let mut scan = pinned.scan(&[], FullRange::map(CATALOG));
+        let mut scan = pinned.scan(OwnWrites::default(), FullRange::map(CATALOG));
         while let Some((_, id)) = scan.next_pair()? {
             named += pinned.count(&FullRange::map(map_id(&id)?))?;
         }

@@ -18,6 +18,7 @@ use crate::log::OperationKind;
 use crate::snapshot::{Pinned, Purpose};
 use crate::store::{Store, with_draft};
 use crate::value::Value;
+use crate::write_set::OwnWrites;
 
 mod read_write;
 
@@ -344,7 +345,7 @@ impl Maps<'_> {
     /// As [`Map::get`].
     pub fn list(&self) -> Result<Vec<String>> {
         let pinned = Pinned::new(self.store, &self.store.core().control().visible.0, Purpose::Snapshot)?;
-        let mut scan = pinned.scan(&[], FullRange::map(CATALOG));
+        let mut scan = pinned.scan(OwnWrites::default(), FullRange::map(CATALOG));
         let mut names = Vec::new();
         while let Some((key, _)) = scan.next_pair()? {
             names.push(String::from_utf8_lossy(&key[4..]).into_owned());

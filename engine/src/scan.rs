@@ -9,15 +9,16 @@
 //! Backward is the mirror image; a change of direction puts all sources to the other side of the gap.
 
 use std::cmp::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 use crate::above::{Above, Input};
 use crate::base::{Cursor, Root};
-use crate::deleted::{Around, Deleted, Deletions};
+use crate::deleted::{Around, Deleted, Deletions, NOTHING_RANK, Ranges};
 use crate::error::{Error, Result};
 use crate::full_key::{FullRange, successor};
 use crate::value::{Entry, Source, Value};
 use crate::view::{GenerationView, View, entry_at};
-use crate::write_set::Layer;
+use crate::write_set::{Layer, OwnWrites};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -57,12 +58,19 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     /// What of the range deletes could not be read: each step is this error.
     damage: Option<String>,
     /// Who learns where nothing lives.
-    learner: Option<&'a Deletions>,
-    /// All deletions up to this commit are in the base.
-    base_commit: u64,
+    learner: Option<Learner<'a>>,
     /// Keys that the current step passed one by one because nothing lives there, and the first that it passed in any way.
     passed: usize,
     first_passed: Option<Vec<u8>>,
+}
+
+/// Who learns of stretches that a walk found empty.
+#[derive(Clone, Copy)]
+pub(crate) enum Learner<'a> {
+    /// All later views. All deletions up to this commit are in the base.
+    Views(&'a Deletions, u64),
+    /// Later walks of the transaction.
+    Transaction(&'a Mutex<Ranges>),
 }
 
 /// A step that passes so many deleted keys tells the others. (In tests nearly each one does.)
@@ -74,7 +82,15 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     /// A scan of `range`, standing before its first key. `layers` are a transaction's own writes, oldest first.
     pub(crate) fn new(source: S, view: &View, layers: &'a [Layer], range: FullRange) -> Scan<'a, S> {
         let (generations, deleted) = (&view.generations, &view.deleted);
-        Scan::over(source, view.root, generations, deleted, view.commit, layers, range)
+        Scan::over(
+            source,
+            view.root,
+            generations,
+            deleted,
+            view.commit,
+            OwnWrites::of(layers),
+            range,
+        )
     }
 
     /// The same of a base and any number of generations above it, oldest first, up to the commit `limit`.
@@ -84,9 +100,10 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         generations: &[GenerationView],
         deleted: &Deleted,
         limit: u64,
-        layers: &'a [Layer],
+        own: OwnWrites<'a>,
         range: FullRange,
     ) -> Scan<'a, S> {
+        let layers = own.layers;
         let mut above = Above::nothing();
         let mut damage = deleted.sound().err().map(|error| error.fact());
         for generation in generations {
@@ -97,7 +114,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         above.add_layers(source, layers);
         let gap = Gap::Before(range.low.clone());
         let base = Cursor::new(source, root);
-        let deletes = Around::within(&range, deleted, layers);
+        let deletes = Around::within(&range, deleted, layers, own.nothing());
         Scan {
             limit,
             range,
@@ -112,15 +129,14 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             shows_deleted: false,
             damage,
             learner: None,
-            base_commit: 0,
             passed: 0,
             first_passed: None,
         }
     }
 
-    /// Makes the scan, of all of a view and nothing else, tell where it found that nothing lives.
-    pub(crate) fn teach(mut self, learner: &'a Deletions, base_commit: u64) -> Scan<'a, S> {
-        (self.learner, self.base_commit) = (Some(learner), base_commit);
+    /// Makes the scan tell where it found that nothing lives: all views only if it is one of a view and nothing else.
+    pub(crate) fn teach(mut self, learner: Learner<'a>) -> Scan<'a, S> {
+        self.learner = Some(learner);
         self
     }
 
@@ -427,7 +443,13 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             Direction::Backward if is_at_end => (self.range.low.clone(), successor(first)),
             Direction::Backward => (successor(self.key()), successor(first)),
         };
-        learner.passed(&low, &high, self.base_commit, self.limit);
+        match learner {
+            Learner::Views(deletions, base) => deletions.passed(&low, &high, base, self.limit),
+            Learner::Transaction(nothing) => {
+                let mut nothing = nothing.lock().unwrap_or_else(PoisonError::into_inner);
+                *nothing = nothing.with(&low, &high, 1);
+            }
+        }
     }
 
     /// Jumps over what a range delete of this rank covers around the last place, with those sources that have nothing newer: they
@@ -446,6 +468,9 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         for other in &mut self.others {
             if other.key().is_some_and(|key| (low..high).contains(&key)) {
                 match direction {
+                    // Whatever is newer than the view does not count.
+                    Direction::Forward if deleted == NOTHING_RANK => other.seek(high)?,
+                    Direction::Backward if deleted == NOTHING_RANK => other.seek_before(low)?,
                     Direction::Forward => other.skip_forward(high, deleted)?,
                     Direction::Backward => other.skip_backward(low, deleted)?,
                 }

@@ -16,11 +16,11 @@ use crate::map::Map;
 use crate::pages::{MappedPages, extent_table};
 use crate::pairs::Pairs;
 use crate::region::Pin;
-use crate::scan::Scan;
+use crate::scan::{Learner, Scan};
 use crate::store::{Handle, Store};
 use crate::value::{Entry, Source, Value};
 use crate::view::View;
-use crate::write_set::Layer;
+use crate::write_set::OwnWrites;
 
 /// What a pin is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,15 +81,16 @@ impl Pinned {
     }
 
     /// The range's pairs in key order, merged with a transaction's own writes.
-    pub(crate) fn scan<'a>(&'a self, layers: &'a [Layer], range: FullRange) -> Box<MappedScan<'a>> {
-        let scan = Scan::new(self.core().source(), &self.view, layers, range);
+    pub(crate) fn scan<'a>(&'a self, own: OwnWrites<'a>, range: FullRange) -> Box<MappedScan<'a>> {
+        let view = &self.view;
+        let (source, generations) = (self.core().source(), &view.generations);
+        let scan = Scan::over(source, view.root, generations, &view.deleted, view.commit, own, range);
         // What a transaction deleted itself does not count for others.
-        let is_all = layers.iter().all(Layer::is_empty);
-        Box::new(if is_all {
-            scan.teach(&self.core().deletions, self.view.deleted.base())
-        } else {
-            scan
-        })
+        let learner = match own.nothing {
+            Some(nothing) if !own.is_empty() => Learner::Transaction(nothing),
+            _ => Learner::Views(&self.core().deletions, view.deleted.base()),
+        };
+        Box::new(scan.teach(learner))
     }
 
     /// Pairs in a range: by counting in the branches of the base, and walking what is above it.
@@ -258,7 +259,7 @@ impl Snapshot {
 
     fn cursor(&self, range: FullRange) -> Result<Cursor<'_>> {
         self.pinned.alive()?;
-        Ok(Cursor::new(&self.pinned, &[], range))
+        Ok(Cursor::new(&self.pinned, OwnWrites::default(), range))
     }
 
     /// How many pairs lie in a range; costs a walk down the tree, and one through the commits not yet folded.
@@ -319,7 +320,7 @@ impl Snapshot {
 /// ```
 pub struct Cursor<'a> {
     pinned: &'a Pinned,
-    layers: &'a [Layer],
+    own: OwnWrites<'a>,
     scan: Box<MappedScan<'a>>,
     map: [u8; MAP_ID_BYTES],
 }
@@ -336,14 +337,14 @@ impl fmt::Debug for Cursor<'_> {
 pub(crate) type MappedScan<'a> = Scan<'a, MappedPages<'a>>;
 
 impl<'a> Cursor<'a> {
-    pub(crate) fn new(pinned: &'a Pinned, layers: &'a [Layer], range: FullRange) -> Cursor<'a> {
+    pub(crate) fn new(pinned: &'a Pinned, own: OwnWrites<'a>, range: FullRange) -> Cursor<'a> {
         let map = range.low[..MAP_ID_BYTES]
             .try_into()
             .expect("a range begins with a map id");
         Cursor {
             pinned,
-            layers,
-            scan: pinned.scan(layers, range),
+            own,
+            scan: pinned.scan(own, range),
             map,
         }
     }
@@ -420,7 +421,7 @@ impl<'a> Cursor<'a> {
 
     /// Another cursor over all of the range, standing before its first pair.
     pub(crate) fn fresh(&self) -> Cursor<'a> {
-        Cursor::new(self.pinned, self.layers, self.scan.range().clone())
+        Cursor::new(self.pinned, self.own, self.scan.range().clone())
     }
 
     /// Whether this cursor stands in front of the pair of the other's last step.

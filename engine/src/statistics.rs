@@ -16,6 +16,7 @@ use crate::region::GenerationState;
 use crate::snapshot::{Pinned, Purpose};
 use crate::store::Store;
 use crate::watch::BackgroundError;
+use crate::write_set::OwnWrites;
 
 /// Figures of an open store, taken without stopping anybody: they may be a few commits apart.
 #[derive(Clone, Debug, Default)]
@@ -190,7 +191,7 @@ impl Store {
 
     fn map_figures(&self) -> Result<Vec<MapStatistics>> {
         let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;
-        let mut scan = pinned.scan(&[], FullRange::map(CATALOG));
+        let mut scan = pinned.scan(OwnWrites::default(), FullRange::map(CATALOG));
         let mut maps = Vec::new();
         while let Some((key, id)) = scan.next_pair()? {
             let name = String::from_utf8_lossy(&key[4..]).into_owned();

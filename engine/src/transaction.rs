@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::base::{EXTENT_BYTES, Extent, Root};
 use crate::batch::{pages_of, stored};
@@ -15,6 +15,7 @@ use crate::checksum::key_hash;
 use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
 use crate::conflict::Checks;
 use crate::core::Core;
+use crate::deleted::Ranges;
 use crate::draft::{AddTo, Draft};
 use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom, check_prefix};
@@ -31,7 +32,7 @@ use crate::snapshot::{Cursor, MappedScan, Pinned, Purpose};
 use crate::store::{Store, with_draft};
 use crate::value::{Entry, Value};
 use crate::view::{encode_root, in_tree};
-use crate::write_set::{Addition, Entries, Layer, Written};
+use crate::write_set::{Addition, Entries, Layer, OwnWrites, Written};
 
 mod read_write;
 mod rollback;
@@ -123,6 +124,8 @@ pub struct Transaction {
 struct Work {
     /// Not empty while the transaction runs.
     layers: Vec<Layer>,
+    /// Stretches in which the transaction sees nothing, as walks found out since it wrote something.
+    nothing: Mutex<Ranges>,
     /// What all layers but the newest hold; that one changes with every write.
     below: Held,
     savepoints: Vec<Mark>,
@@ -457,7 +460,7 @@ impl Transaction {
         self.is_used_here();
         self.pinned.alive()?;
         self.note_read(|reads| reads.range(&range))?;
-        Ok(Cursor::new(&self.pinned, &self.work.layers, range))
+        Ok(Cursor::new(&self.pinned, self.own_writes(), range))
     }
 
     /// How many pairs lie in a range, own writes included. With own writes in the map this walks the range.
@@ -613,7 +616,14 @@ impl Transaction {
 
     /// A walk through full keys, own writes included.
     fn scan_full(&self, range: FullRange) -> Box<MappedScan<'_>> {
-        self.pinned.scan(&self.work.layers, range)
+        self.pinned.scan(self.own_writes(), range)
+    }
+
+    fn own_writes(&self) -> OwnWrites<'_> {
+        OwnWrites {
+            layers: &self.work.layers,
+            nothing: Some(&self.work.nothing),
+        }
     }
 
     /// Whether nothing was written.
@@ -792,6 +802,7 @@ impl Transaction {
             return Err(Reason::InvalidArgument(cause.into()).into());
         };
         let work = &mut *self.work;
+        work.nothing = Mutex::default();
         work.savepoints.truncate(place + 1);
         let mark = &work.savepoints[place];
         if let Some(first) = work.appends.get(mark.appends) {
@@ -864,6 +875,10 @@ impl Transaction {
     }
 
     fn write(&mut self, full_key: &[u8], written: Written<'_>) -> Result<()> {
+        let nothing = self.work.nothing.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if written != Written::Delete && !nothing.is_empty() {
+            *nothing = nothing.cut(full_key);
+        }
         self.top().write(full_key, written);
         if self.held().bytes > self.memory_bytes {
             self.spill()?;

@@ -2,8 +2,10 @@
 //! drops the layers above; a layer that grows too large for memory moves into the data file as a sorted run.
 
 use std::ops::Bound;
+use std::sync::{Mutex, PoisonError};
 
 use crate::base::Root;
+use crate::deleted::Ranges;
 use crate::full_key::FullRange;
 use crate::value::Entry;
 
@@ -11,6 +13,34 @@ mod entries;
 
 use entries::Pair;
 pub(crate) use entries::{Entries, Written};
+
+/// What a walk sees of a transaction's own writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OwnWrites<'a> {
+    /// Oldest first.
+    pub(crate) layers: &'a [Layer],
+    /// Stretches in which the transaction sees nothing, as walks found out.
+    pub(crate) nothing: Option<&'a Mutex<Ranges>>,
+}
+
+impl<'a> OwnWrites<'a> {
+    pub(crate) fn of(layers: &'a [Layer]) -> OwnWrites<'a> {
+        OwnWrites { layers, nothing: None }
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.layers.iter().all(Layer::is_empty)
+    }
+
+    /// Where nothing is, as far as it is known now.
+    pub(crate) fn nothing(&self) -> Ranges {
+        let nothing = self.nothing.map(|nothing| nothing.lock());
+        nothing.map_or_else(Ranges::default, |nothing| {
+            nothing.unwrap_or_else(PoisonError::into_inner).clone()
+        })
+    }
+}
 
 /// One layer of writes. Its range deletes apply to what lies below it.
 #[derive(Debug)]

@@ -145,3 +145,84 @@ fn walks_over_many_leaves_see_the_few_changes_above_them() {
         }
     }
 }
+
+/// A long transaction that takes pairs away at both ends and in the middle, puts some back, and rolls back now and then: what it
+/// remembers of empty stretches never hides a pair.
+#[test]
+fn a_transaction_sees_what_it_puts_into_stretches_that_it_emptied() {
+    let seed = seed();
+    for round in 0..30u64 {
+        let rng = &mut fastrand::Rng::with_seed(seed.wrapping_add(round));
+        let disk = SimDisk::new(round);
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written);
+        let store = options.open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        let mut model = BTreeMap::new();
+        for number in 0..rng.u16(1..400) {
+            map.put(number.to_be_bytes(), [1]).expect("a put");
+            model.insert(number, 1);
+            if rng.u8(..100) == 0 {
+                store.maintain().expect("a fold");
+            }
+        }
+        let options = duramen_engine::TransactionOptions::new().memory_bytes(rng.usize(1..20_000));
+        let mut tx = store.begin(options).expect("a transaction");
+        let mut marks = Vec::new();
+        for step in 0..400 {
+            let number = rng.u16(..400);
+            let popped = |pair: Option<(Vec<u8>, duramen_engine::Value<'static>)>| {
+                pair.map(|(key, value)| (u16::from_be_bytes(key.try_into().expect("two bytes")), value[0]))
+            };
+            match rng.u8(..20) {
+                0..=6 => {
+                    let found = popped(tx.pop_first(&map).expect("a pop"));
+                    assert_eq!(found, model.pop_first(), "round {round}, step {step}");
+                }
+                7..=10 => {
+                    let found = popped(tx.pop_last(&map).expect("a pop"));
+                    assert_eq!(found, model.pop_last(), "round {round}, step {step}");
+                }
+                11..=13 => {
+                    tx.delete(&map, number.to_be_bytes()).expect("a deletion");
+                    model.remove(&number);
+                }
+                14 => {
+                    let end = number + rng.u16(..20);
+                    tx.delete_range(&map, number.to_be_bytes()..end.to_be_bytes())
+                        .expect("a deletion");
+                    model.retain(|key, _| *key < number || *key >= end);
+                }
+                15 | 16 => {
+                    let value = rng.u8(..);
+                    tx.put(&map, number.to_be_bytes(), [value]).expect("a put");
+                    model.insert(number, value);
+                }
+                17 => marks.push((tx.savepoint().expect("a savepoint"), model.clone())),
+                18 if !marks.is_empty() => {
+                    let place = rng.usize(..marks.len());
+                    tx.rollback_to(&marks[place].0).expect("a rollback");
+                    model = marks[place].1.clone();
+                    marks.truncate(place + 1);
+                }
+                _ => {
+                    let mut cursor = tx.range(&map, number.to_be_bytes()..).expect("a cursor");
+                    let found = cursor
+                        .next()
+                        .expect("a step")
+                        .map(|(key, value)| (key.to_vec(), value[0]));
+                    let expected = model.range(number..).next();
+                    let expected = expected.map(|(key, value)| (key.to_be_bytes().to_vec(), *value));
+                    assert_eq!(found, expected, "round {round}, step {step}");
+                }
+            }
+        }
+        tx.commit().expect("a commit");
+        let snapshot = store.snapshot().expect("a snapshot");
+        let pairs = snapshot.range(&map, ..).expect("a cursor").iter();
+        let found: Vec<_> = pairs.map(|pair| pair.expect("a step").0).collect();
+        let expected: Vec<_> = model.keys().map(|key| key.to_be_bytes().to_vec()).collect();
+        assert_eq!(found, expected, "round {round}");
+    }
+}

@@ -1,17 +1,21 @@
 //! What is deleted around the place where a walk stands.
 
-use super::Deleted;
+use super::{Deleted, Ranges};
 use crate::full_key::FullRange;
 use crate::write_set::Layer;
 
 /// Rank of the oldest layer of a transaction: above every commit.
 pub(crate) const LAYER_RANK: u64 = u64::MAX / 2;
+/// Rank of a stretch in which a transaction knows that it sees nothing: above all of its layers.
+pub(crate) const NOTHING_RANK: u64 = u64::MAX;
 
-/// Range deletes of a view, and above them those of a transaction's layers. It remembers the stretch of keys around the last place
+/// Range deletes of a view, above them those of a transaction's layers, and above these the stretches in which the transaction
+/// found nothing. It remembers the stretch of keys around the last place
 /// that was asked for in which one and the same of them counts, or none: most steps of a walk stay inside.
 pub(crate) struct Around<'a> {
     deleted: Deleted,
     layers: &'a [Layer],
+    nothing: Ranges,
     /// Whether there is a stretch yet.
     is_known: bool,
     low: Vec<u8>,
@@ -25,26 +29,35 @@ pub(crate) struct Around<'a> {
 impl<'a> Around<'a> {
     /// For a walk through a range; `None`: nothing is deleted there.
     #[inline]
-    pub(crate) fn within(range: &FullRange, deleted: &Deleted, layers: &'a [Layer]) -> Option<Box<Around<'a>>> {
-        let is_touched = deleted.touches(range) || layers.iter().any(|layer| layer.deletes_in(range));
-        is_touched.then(|| Around::new(deleted, layers)).flatten()
+    pub(crate) fn within(
+        range: &FullRange,
+        deleted: &Deleted,
+        layers: &'a [Layer],
+        nothing: Ranges,
+    ) -> Option<Box<Around<'a>>> {
+        let is_touched =
+            deleted.touches(range) || layers.iter().any(|layer| layer.deletes_in(range)) || nothing.touches(range);
+        is_touched.then(|| Around::of(deleted, layers, nothing))
     }
 
     /// `None`: nothing is deleted anywhere.
     #[inline]
     pub(crate) fn new(deleted: &Deleted, layers: &'a [Layer]) -> Option<Box<Around<'a>>> {
-        if deleted.is_nothing() && layers.iter().all(|layer| layer.deleted_count() == 0) {
-            return None;
-        }
-        Some(Box::new(Around {
+        let is_any = !deleted.is_nothing() || layers.iter().any(|layer| layer.deleted_count() > 0);
+        is_any.then(|| Around::of(deleted, layers, Ranges::default()))
+    }
+
+    fn of(deleted: &Deleted, layers: &'a [Layer], nothing: Ranges) -> Box<Around<'a>> {
+        Box::new(Around {
             deleted: deleted.clone(),
             layers,
+            nothing,
             is_known: false,
             low: Vec::new(),
             high: Vec::new(),
             is_last: false,
             rank: 0,
-        }))
+        })
     }
 
     /// The rank of what deleted the place of `key`, at which a walk forward came; 0: nothing did.
@@ -81,10 +94,17 @@ impl<'a> Around<'a> {
 
     #[inline(never)]
     fn look(&mut self, key: &[u8]) {
-        let (mut low, mut high): (&[u8], Option<&[u8]>) = (&[], None);
+        let next = self.nothing.at_or_after(key);
+        if let Some(found) = next.as_ref().filter(|found| found.contains(key)) {
+            return self.keep(&found.low.clone(), Some(&found.high.clone()), NOTHING_RANK);
+        }
+        let before = self.nothing.before(key);
+        let mut low: &[u8] = before.as_ref().map_or(&[], |before| &before.high);
+        let mut high: Option<&[u8]> = next.as_ref().map(|next| &*next.low);
         let least = |high: Option<&'_ [u8]>, other: &'_ [u8]| high.is_none_or(|high| other < high);
         let mut rank = None;
-        for (number, layer) in self.layers.iter().enumerate().rev() {
+        let layers = self.layers;
+        for (number, layer) in layers.iter().enumerate().rev() {
             let (before, after) = match layer.deleted_around(key) {
                 Ok(range) => {
                     rank = Some(LAYER_RANK + number as u64);
@@ -128,12 +148,16 @@ impl<'a> Around<'a> {
         if let Some(before) = &before {
             low = low.max(&before.high);
         }
+        self.keep(low, high, rank.unwrap_or(0));
+    }
+
+    fn keep(&mut self, low: &[u8], high: Option<&[u8]>, rank: u64) {
         self.low.clear();
         self.low.extend_from_slice(low);
         self.high.clear();
         self.high.extend_from_slice(high.unwrap_or_default());
         self.is_last = high.is_none();
-        self.rank = rank.unwrap_or(0);
+        self.rank = rank;
         self.is_known = true;
     }
 }

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-pub(crate) use around::{Around, LAYER_RANK};
+pub(crate) use around::{Around, LAYER_RANK, NOTHING_RANK};
 pub(crate) use ranges::Ranges;
 
 use crate::error::{Error, Result};
@@ -148,9 +148,7 @@ impl Set {
     #[inline(never)]
     fn touches(&self, range: &FullRange) -> bool {
         match self {
-            Set::Ranges(ranges) => ranges
-                .at_or_after(&range.low)
-                .is_some_and(|found| *found.low < *range.high),
+            Set::Ranges(ranges) => ranges.touches(range),
             Set::Damage(_) => true,
         }
     }

@@ -16,6 +16,8 @@
 
 use std::sync::Arc;
 
+use crate::full_key::FullRange;
+
 /// Ranges of a leaf, children of a branch.
 const SLOTS_MAX: usize = 32;
 
@@ -84,6 +86,13 @@ impl Ranges {
                 }
             }
         }
+    }
+
+    /// Whether a range lies in part inside of this one.
+    #[inline]
+    pub(crate) fn touches(&self, range: &FullRange) -> bool {
+        let next = || self.at_or_after(&range.low);
+        !self.is_empty() && next().is_some_and(|found| *found.low < *range.high)
     }
 
     /// The last range that begins below `key`.
@@ -175,6 +184,21 @@ impl Ranges {
         };
         let mut nodes = root.replace(Some(&from), Some(&to), pieces);
         // At the edges of what was replaced.
+        join(&mut nodes, 0, usize::MAX);
+        Ranges::of(nodes)
+    }
+
+    /// The set without the place of one key.
+    pub(crate) fn cut(&self, key: &[u8]) -> Ranges {
+        let found = self.at_or_after(key).filter(|found| found.contains(key));
+        let (Some(found), Some(root)) = (found, &self.root) else {
+            return self.clone();
+        };
+        let (end, begin): (Arc<[u8]>, Arc<[u8]>) = (key.into(), [key, &[0]].concat().into());
+        let mut pieces = Vec::new();
+        push(&mut pieces, &found.low, &end, found.commit);
+        push(&mut pieces, &begin, &found.high, found.commit);
+        let mut nodes = root.replace(Some(&found.low), Some(&found.high), pieces);
         join(&mut nodes, 0, usize::MAX);
         Ranges::of(nodes)
     }

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
+use std::sync::Mutex;
 
 use super::{Held, Work};
 use crate::write_set::Layer;
@@ -64,6 +65,7 @@ impl Work {
     fn clear(&mut self) -> bool {
         let Work {
             layers,
+            nothing,
             below,
             savepoints,
             appends,
@@ -84,6 +86,7 @@ impl Work {
         (*savepoints, *extents, *opened, *new_maps) = Default::default();
         (*dropped, *renamed, *needed, *needed_keys) = Default::default();
         *rung = Vec::new();
+        *nothing = Mutex::default();
         (*below, *append_bytes, *numbers) = (Held::default(), 0, false);
         layers.truncate(1);
         layers.iter_mut().for_each(Layer::clear);

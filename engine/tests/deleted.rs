@@ -195,3 +195,39 @@ fn many_range_deletes_wait_for_one_fold() {
     store.maintain().expect("a fold");
     looks(&store);
 }
+
+/// A durable view is older than the newest one; between what is remembered for the two lie more range deletes than moments.
+#[test]
+fn an_older_view_made_after_a_newer_one_sees_what_was_deleted_up_to_its_commit() {
+    let store = options().open_on(SimDisk::new(1).platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    for key in 0..300u16 {
+        map.put(key.to_be_bytes(), b"4444").expect("a put");
+    }
+    store.maintain().expect("a fold");
+    let delete = |key: u16| map.delete_range(key.to_be_bytes()..(key + 1).to_be_bytes());
+    delete(0).expect("a range delete");
+    // Made now, the set of this commit is remembered.
+    assert_eq!(map.count().expect("a count"), 299);
+    (1..100).for_each(|key| delete(key).expect("a range delete"));
+    store.sync().expect("a sync");
+    // Of several in one commit there are fewer moments than ranges.
+    let mut batch = duramen_engine::Batch::new();
+    for key in 100..150u16 {
+        let range = key.to_be_bytes()..(key + 1).to_be_bytes();
+        batch.delete_range(&map, range).expect("room in the batch");
+    }
+    store.write(batch).expect("a commit");
+    (150..200).for_each(|key| delete(key).expect("a range delete"));
+    assert_eq!(map.first().expect("a pair").expect("a pair").0, 200u16.to_be_bytes());
+    let durable = store.snapshot_durable().expect("a snapshot");
+    assert_eq!(
+        durable.first(&map).expect("a pair").expect("a pair").0,
+        100u16.to_be_bytes()
+    );
+    assert_eq!(durable.count(&map, ..).expect("a count"), 200);
+    for key in 0..300u16 {
+        let is_there = durable.contains_key(&map, key.to_be_bytes()).expect("a read");
+        assert_eq!(is_there, key >= 100, "{key}");
+    }
+}

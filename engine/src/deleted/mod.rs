@@ -49,7 +49,7 @@ impl Deleted {
     pub(crate) fn all(generations: &[GenerationView], base: u64, commit: u64) -> Result<Deleted> {
         let mut ranges = Ranges::default();
         for (commit, range) in ascending(generations, base, commit)? {
-            ranges = ranges.with(&range.low, &range.high, commit);
+            ranges.add(&range.low, &range.high, commit);
         }
         Ok(Deleted::of(ranges, base))
     }
@@ -284,9 +284,15 @@ impl Known {
             ranges = ranges.after(base);
             self.base = base;
         }
+        // Moments beyond those that are kept would only share nodes, which then had to be copied. What is before them goes, so
+        // that no view in between takes an earlier set for its own.
+        let kept = newer.len().saturating_sub(MOMENTS_MAX);
+        if kept > 0 {
+            self.moments.clear();
+        }
         for (number, (commit, range)) in newer.iter().enumerate() {
-            ranges = ranges.with(&range.low, &range.high, *commit);
-            if newer.get(number + 1).is_none_or(|(next, _)| next != commit) {
+            ranges.add(&range.low, &range.high, *commit);
+            if number + 1 >= kept && newer.get(number + 1).is_none_or(|(next, _)| next != commit) {
                 self.moments.push_back(Moment::new(*commit, ranges.clone()));
             }
         }

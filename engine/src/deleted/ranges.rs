@@ -188,6 +188,16 @@ impl Ranges {
         Ranges::of(nodes)
     }
 
+    /// Adds one more range, as [`Ranges::with`] does. Where no set of an earlier moment shares the nodes on the way, and nothing
+    /// is replaced, no node is copied: reading a long list of range deletes costs a search for each.
+    pub(crate) fn add(&mut self, low: &[u8], high: &[u8], commit: u64) {
+        let is_alone = low < high && self.at_or_after(low).is_none_or(|next| *next.low >= *high);
+        let root = self.root.as_mut().filter(|_| is_alone);
+        if !root.is_some_and(|root| Node::insert(root, low, high, commit)) {
+            *self = self.with(low, high, commit);
+        }
+    }
+
     /// The set without the place of one key.
     pub(crate) fn cut(&self, key: &[u8]) -> Ranges {
         let found = self.at_or_after(key).filter(|found| found.contains(key));
@@ -281,9 +291,7 @@ fn join(nodes: &mut Vec<Arc<Node>>, first: usize, last: usize) {
 
 impl Node {
     fn new(lows: Vec<Arc<[u8]>>, slots: Slots) -> Arc<Node> {
-        let (first, last) = (&lows[0], &lows[lows.len() - 1]);
-        let shared = first.iter().zip(last.iter()).take_while(|(a, b)| a == b).count();
-        let heads = lows.iter().map(|low| head(&low[shared..])).collect();
+        let (shared, heads) = heads(&lows);
         Arc::new(Node {
             shared,
             heads,
@@ -303,6 +311,28 @@ impl Node {
     fn branch(children: Vec<Arc<Node>>) -> Arc<Node> {
         let lows = children.iter().map(|child| child.lows[0].clone()).collect();
         Node::new(lows, Slots::Branch(children))
+    }
+
+    /// Puts a range among those of a leaf that has room, behind its first one; `false`: that is not possible in place.
+    fn insert(node: &mut Arc<Node>, low: &[u8], high: &[u8], commit: u64) -> bool {
+        let Some(node) = Arc::get_mut(node) else { return false };
+        let slot = node.below(low);
+        match &mut node.slots {
+            // The bounds of branches stay as they are.
+            _ if slot == 0 => false,
+            Slots::Branch(children) => Node::insert(&mut children[slot - 1], low, high, commit),
+            Slots::Leaf(tops) if tops.len() < SLOTS_MAX => {
+                tops.insert(slot, (high.into(), commit));
+                node.lows.insert(slot, low.into());
+                if slot + 1 < node.lows.len() {
+                    node.heads.insert(slot, head(&low[node.shared..]));
+                } else {
+                    (node.shared, node.heads) = heads(&node.lows);
+                }
+                true
+            }
+            Slots::Leaf(_) => false,
+        }
     }
 
     fn joined(&self, right: &Node) -> Arc<Node> {
@@ -399,6 +429,13 @@ impl Node {
     }
 }
 
+/// What lower bounds have in common, and the eight bytes of each behind that.
+fn heads(lows: &[Arc<[u8]>]) -> (usize, Vec<u64>) {
+    let (first, last) = (&lows[0], &lows[lows.len() - 1]);
+    let shared = first.iter().zip(last.iter()).take_while(|(a, b)| a == b).count();
+    (shared, lows.iter().map(|low| head(&low[shared..])).collect())
+}
+
 /// The first eight bytes, filled up with zeros.
 #[inline]
 fn head(bytes: &[u8]) -> u64 {
@@ -485,7 +522,10 @@ mod tests {
                 } else {
                     commit
                 };
-                ranges = ranges.with(&model.keys[low], &model.keys[high], commit);
+                match random.bool() {
+                    true => ranges.add(&model.keys[low], &model.keys[high], commit),
+                    false => ranges = ranges.with(&model.keys[low], &model.keys[high], commit),
+                }
                 model.emptied[low..high]
                     .iter_mut()
                     .for_each(|newest| *newest = commit.max(*newest));
@@ -494,6 +534,18 @@ mod tests {
                 }
             }
             model.check(&ranges);
+            let place = random.usize(..count - 1);
+            let cut = ranges.cut(&model.keys[place]);
+            for (number, key) in model.keys.iter().enumerate() {
+                let emptied = if number == place { 0 } else { model.emptied[number] };
+                assert_eq!(
+                    cut.emptied_at(key).unwrap_or(0),
+                    emptied,
+                    "only the place of one key is taken out"
+                );
+            }
+            let behind = [&model.keys[place][..], &[0]].concat();
+            assert_eq!(cut.emptied_at(&behind), ranges.emptied_at(&behind));
             let oldest = random.u64(..count as u64);
             let young = ranges.after(oldest);
             let newest = std::mem::take(&mut model.emptied);
@@ -527,7 +579,7 @@ mod tests {
                     "descending" => count - number,
                     _ => number.wrapping_mul(7919) % count,
                 };
-                ranges = ranges.with(&key(place * 10), &key(place * 10 + 5), number.into());
+                ranges.add(&key(place * 10), &key(place * 10 + 5), number.into());
                 if order.starts_with("taken") && number % 100 == 99 {
                     let low = number.wrapping_mul(104_729) % count * 10;
                     ranges = ranges.with(&key(low), &key(low + count), number.into());

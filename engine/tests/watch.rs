@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use duramen_engine::{Durability, Kind, Maintenance, Options, Reason};
 use duramen_io::SimDisk;
@@ -74,6 +74,12 @@ impl Recorder for Meters {
     }
 }
 
+/// One test at a time: whether anybody listens is remembered for each event by all threads together.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn options() -> Options {
     Options::new()
         .maintenance(Maintenance::Manual)
@@ -82,6 +88,7 @@ fn options() -> Options {
 
 #[test]
 fn events_say_what_happens() {
+    let _alone = alone();
     let events = Events::default();
     tracing::subscriber::with_default(events.clone(), || {
         let store = options().open_on(SimDisk::new(1).platform()).unwrap();
@@ -108,6 +115,7 @@ fn events_say_what_happens() {
 
 #[test]
 fn counters_count() {
+    let _alone = alone();
     let meters = Meters::default();
     metrics::with_local_recorder(&meters, || {
         let store = options().open_on(SimDisk::new(1).platform()).unwrap();
@@ -130,6 +138,7 @@ fn counters_count() {
 
 #[test]
 fn the_last_error_in_the_background_is_in_the_figures() {
+    let _alone = alone();
     let store = options().open_on(SimDisk::new(1).platform()).unwrap();
     assert!(store.stat().unwrap().background_error.is_none());
     for open in [6, 7] {

@@ -18,6 +18,7 @@
 //! 4. outside the lock: one waiter syncs for all who wait (no timer: whoever comes while a sync runs is served by the
 //!    next one; compare arXiv 2606.18187).
 
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -106,6 +107,15 @@ pub enum Durability {
     /// The commit is in the kernel's memory of a file in the store's directory: it survives the death of every
     /// process. A power cut may take the newest such commits, always a suffix, never a mix.
     Written,
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Durability::Synced => "synced",
+            Durability::Written => "written",
+        })
+    }
 }
 
 /// How a call has waited for exclusive transactions so far.

@@ -34,8 +34,7 @@ impl Store {
     /// goes on being used. The copy is a store of its own, densely filled and durable when this returns.
     ///
     /// # Errors
-    /// [`Reason::NotAStore`] when the directory holds anything, [`Reason::InvalidArgument`] when it is or lies in that
-    /// of this store, [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`] when this store is damaged. A copy that failed is to be deleted.
+    /// [`Reason::InvalidArgument`] when the directory holds anything, or is or lies in that of this store, [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`] when this store is damaged. A copy that failed is to be deleted.
     pub fn copy(&self, directory: impl AsRef<Path>, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let directory = directory.as_ref();
         let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;
@@ -44,12 +43,11 @@ impl Store {
             return Err(Reason::InvalidArgument(what.to_string()).into());
         }
         if duramen_io::is_occupied(directory) {
-            let found = "it is not empty".to_string();
-            return Err(Reason::NotAStore {
-                path: directory.display().to_string(),
-                found,
-            }
-            .into());
+            let cause = format!(
+                "{} is not empty, and a copy needs a directory of its own: name a directory that is missing or empty",
+                directory.display()
+            );
+            return Err(Reason::InvalidArgument(cause).into());
         }
         let target = Options::new().maintenance(Maintenance::Manual).open(directory)?;
         target.core().take_copy_of(&pinned, progress)?;

@@ -1,14 +1,16 @@
 //! What can go wrong, and what the caller should do about it.
 
 use std::fmt;
+use std::sync::Arc;
 
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error: a coarse [`Kind`] that says what to do, a [`Reason`] with the facts, and a message with both.
 ///
-/// It is one pointer wide, so that results stay small on the read path.
-pub struct Error(Box<Reason>);
+/// It is one pointer wide, so that results stay small on the read path; clones share the reason.
+#[derive(Clone)]
+pub struct Error(Arc<Reason>);
 
 /// What the caller should do about an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -411,6 +413,11 @@ impl Error {
         }
     }
 
+    /// Whether another transaction changed what this one read or wrote: running it again helps.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self.reason(), Reason::Conflict { .. } | Reason::TooOld { .. })
+    }
+
     /// The facts.
     pub fn reason(&self) -> &Reason {
         &self.0
@@ -531,13 +538,16 @@ fn kind_of_io(error: std::io::ErrorKind) -> Kind {
 
 impl From<Reason> for Error {
     fn from(reason: Reason) -> Error {
-        Error(Box::new(reason))
+        Error(Arc::new(reason))
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        // This is what a program prints whose `main` returns it. The text has the facts; of the reason its name will do.
+        let reason = format!("{:?}", self.0);
+        let name = reason.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        write!(f, "{self} ({:?}, {name})", self.kind())
     }
 }
 

@@ -84,10 +84,8 @@ pub const DATA_PAGES_MAX: u64 = u32::MAX as u64;
 pub const STREAM_KEYS_MAX: usize = 16_384;
 /// Runs that a generation takes: every read looks through those that are not folded.
 pub const RUNS_PER_GENERATION_MAX: u64 = 256;
-/// How often the closure form runs before it takes its turn exclusively, and then how often at most.
+/// How often the closure form runs before it runs once with all other writers shut out.
 pub const ATTEMPTS_MAX: u32 = 10;
-/// Savepoints alive in one transaction: each is a layer that reads look through.
-pub const SAVEPOINTS_MAX: usize = 1024;
 /// Ranges that a transaction deletes, overlapping ones counted once: each new one moves those behind it in a list.
 pub const TRANSACTION_RANGES_MAX: usize = 4096;
 /// Memory for what a serialisable transaction has read: all of it is checked under the commit lock.

@@ -42,6 +42,13 @@ impl fmt::Debug for Map {
     }
 }
 
+impl fmt::Display for Map {
+    /// Its name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
 impl Map {
     /// `commit` is that of the view that showed the map.
     pub(crate) fn new(store: &Store, id: u32, name: &str, commit: u64) -> Map {

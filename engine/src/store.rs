@@ -66,6 +66,13 @@ impl fmt::Debug for Store {
     }
 }
 
+impl fmt::Display for Store {
+    /// Its directory.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.core().platform.storage.path().display().fmt(f)
+    }
+}
+
 impl Store {
     /// Opens the store in a directory with the default options, making it when it is missing.
     ///

@@ -21,8 +21,8 @@ use crate::error::{Error, Reason, Result};
 use crate::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom, check_prefix};
 use crate::future::CommitFuture;
 use crate::limits::{
-    ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, READ_SET_BYTES_MAX, RESOLVED_BYTES_MAX, SAVEPOINTS_MAX,
-    TRANSACTION_RANGES_MAX, WRITE_SET_BYTES_MAX,
+    ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, READ_SET_BYTES_MAX, RESOLVED_BYTES_MAX, TRANSACTION_RANGES_MAX,
+    WRITE_SET_BYTES_MAX,
 };
 use crate::log::OperationKind;
 use crate::map::{Map, check_value, counters_of, map_id, next_map_id};
@@ -345,8 +345,7 @@ impl Transaction {
                 Err(error) => return Err(error),
             };
             let Err(error) = tx.commit() else { return Ok(value) };
-            let is_conflict = matches!(error.reason(), Reason::Conflict { .. } | Reason::TooOld { .. });
-            if in_turn || !is_conflict {
+            if in_turn || !error.is_conflict() {
                 return Err(error.into());
             }
         }
@@ -760,18 +759,20 @@ impl Transaction {
         Ok(())
     }
 
-    /// Marks this moment, to which [`Transaction::rollback_to`] can return.
+    /// Marks this moment, to which [`Transaction::rollback_to`] can return. There may be any number of them; reads of the
+    /// transaction look separately through what was written after each, so they cost in proportion to the savepoints with
+    /// writes after them.
     ///
     /// # Errors
-    /// [`Reason::InvalidArgument`] when there are too many.
+    /// [`Reason::SnapshotEnded`].
     pub fn savepoint(&mut self) -> Result<Savepoint> {
-        if self.work.savepoints.len() == SAVEPOINTS_MAX {
-            let cause = format!("a transaction can have {SAVEPOINTS_MAX} savepoints; roll back or commit first");
-            return Err(Reason::InvalidArgument(cause).into());
-        }
+        self.pinned.alive()?;
         let number = NEXT_SAVEPOINT.fetch_add(1, Ordering::Relaxed);
         let work = &mut *self.work;
-        work.layers.push(Layer::new());
+        // Where nothing was written since the last one, both begin with one layer.
+        if !work.layers.last().is_some_and(Layer::is_empty) {
+            work.layers.push(Layer::new());
+        }
         work.savepoints.push(Mark {
             number,
             layer: work.layers.len() - 1,
@@ -838,7 +839,7 @@ impl Transaction {
                 Ok(id) => id,
                 Err(error) => {
                     let error = self.conflict_if_opened(&map.info, error);
-                    self.met_conflict |= matches!(error.reason(), Reason::Conflict { .. });
+                    self.met_conflict |= error.is_conflict();
                     return Err(error);
                 }
             }

@@ -377,3 +377,22 @@ fn an_iterator_ends_after_an_error() {
     assert!(matches!(ended[0].as_ref().unwrap_err().reason(), Reason::SnapshotEnded));
     assert!(pairs.next_back().is_none());
 }
+
+#[test]
+fn errors_are_cloned_and_print_what_to_do() {
+    let (store, map) = scene();
+    let mut late = store.begin(Default::default()).unwrap();
+    late.put(&map, "key", "late").unwrap();
+    map.put("key", "first").unwrap();
+    let error = late.commit().unwrap_err();
+    let copy = error.clone();
+    assert!(error.is_conflict() && copy.is_conflict());
+    let text = format!("{copy:?}");
+    assert!(text.starts_with(&error.to_string()), "{text}");
+    assert!(text.ends_with("run it again (Retry, Conflict)"), "{text}");
+    assert_eq!(
+        (map.to_string(), Durability::Synced.to_string()),
+        ("map".into(), "synced".into())
+    );
+    assert!(!map.put(vec![0; 2_000], "").unwrap_err().is_conflict());
+}

@@ -2,7 +2,7 @@
 
 use super::Map;
 use crate::bounds::KeyBounds;
-use crate::error::{Reason, Result};
+use crate::error::Result;
 use crate::limits::ATTEMPTS_MAX;
 use crate::transaction::{Transaction, TransactionOptions};
 use crate::value::Value;
@@ -25,8 +25,7 @@ impl Map {
                 return Ok(value);
             }
             match tx.commit() {
-                Err(error) if !in_turn && matches!(error.reason(), Reason::Conflict { .. } | Reason::TooOld { .. }) => {
-                }
+                Err(error) if !in_turn && error.is_conflict() => {}
                 committed => return committed.map(|_| value),
             }
         }
@@ -150,7 +149,7 @@ impl Map {
     /// Stores pairs whose keys ascend, in one transaction. Returns how many.
     ///
     /// # Errors
-    /// As [`Map::put`]; [`Reason::InvalidArgument`] when a key is not greater than the one before it: nothing is stored.
+    /// As [`Map::put`]; [`InvalidArgument`](crate::Reason::InvalidArgument) when a key is not greater than the one before it: nothing is stored.
     pub fn put_sorted<K: AsRef<[u8]>, V: AsRef<[u8]>>(&self, pairs: impl IntoIterator<Item = (K, V)>) -> Result<u64> {
         self.commits("map.put_sorted")?;
         self.known()?;

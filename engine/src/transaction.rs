@@ -618,6 +618,11 @@ impl Transaction {
         self.pinned.scan(self.own_writes(), range)
     }
 
+    /// Stretches in which the transaction sees nothing.
+    fn nothing(&mut self) -> &mut Ranges {
+        self.work.nothing.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn own_writes(&self) -> OwnWrites<'_> {
         OwnWrites {
             layers: &self.work.layers,
@@ -876,7 +881,7 @@ impl Transaction {
     }
 
     fn write(&mut self, full_key: &[u8], written: Written<'_>) -> Result<()> {
-        let nothing = self.work.nothing.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let nothing = self.nothing();
         if written != Written::Delete && !nothing.is_empty() {
             *nothing = nothing.cut(full_key);
         }

@@ -95,6 +95,18 @@ impl Ranges {
         !self.is_empty() && next().is_some_and(|found| *found.low < *range.high)
     }
 
+    /// What is left of a range without what is emptied at its ends.
+    pub(crate) fn trim(&self, range: &FullRange) -> FullRange {
+        let mut left = range.clone();
+        if let Some(found) = self.at_or_after(&range.low).filter(|found| *found.low <= *range.low) {
+            left.low = found.high.to_vec();
+        }
+        if let Some(found) = self.before(&range.high).filter(|found| *found.high >= *range.high) {
+            left.high = found.low.to_vec();
+        }
+        left
+    }
+
     /// The last range that begins below `key`.
     pub(crate) fn before(&self, key: &[u8]) -> Option<Emptied> {
         let mut node = self.root.as_ref()?;

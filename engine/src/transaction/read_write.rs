@@ -9,7 +9,7 @@ use crate::bounds::KeyBounds;
 use crate::commit::{number_behind, numbered};
 use crate::draft::counter_of;
 use crate::error::{Error, Reason, Result};
-use crate::full_key::{FullKey, check_prefix};
+use crate::full_key::{FullKey, FullRange, check_prefix, successor};
 use crate::map::{Map, check_value};
 use crate::snapshot::Cursor;
 use crate::value::Value;
@@ -17,6 +17,13 @@ use crate::write_set::Written;
 
 /// Pairs that are looked at before those chosen among them are removed.
 const LOOKED_AT_TOGETHER: usize = 1024;
+
+/// Where a map ends.
+#[derive(Clone, Copy)]
+enum End {
+    First,
+    Last,
+}
 
 /// A key and its value, both with bytes of their own.
 type Pair = (Vec<u8>, Value<'static>);
@@ -70,8 +77,7 @@ impl Transaction {
     /// # Errors
     /// As [`Transaction::range`] and [`Transaction::delete`].
     pub fn pop_first(&mut self, map: &Map) -> Result<Option<(Vec<u8>, Value<'static>)>> {
-        let pair = self.first(map)?;
-        self.remove(map, pair)
+        self.pop(map, End::First)
     }
 
     /// Removes the pair with the greatest key, and returns it. Two transactions that take the same pair conflict.
@@ -79,8 +85,34 @@ impl Transaction {
     /// # Errors
     /// As [`Transaction::range`] and [`Transaction::delete`].
     pub fn pop_last(&mut self, map: &Map) -> Result<Option<(Vec<u8>, Value<'static>)>> {
-        let pair = self.last(map)?;
-        self.remove(map, pair)
+        self.pop(map, End::Last)
+    }
+
+    /// Takes a pair from an end, and remembers that nothing is there: the next call need not look at what this one removed.
+    fn pop(&mut self, map: &Map, end: End) -> Result<Option<Pair>> {
+        self.is_used_here();
+        self.pinned.alive()?;
+        let id = map.id_in(self.pinned.core())?;
+        let all = FullRange::map(id);
+        self.note_read(|reads| reads.range(&all))?;
+        let left = self.nothing().trim(&all);
+        if left.is_empty() {
+            return Ok(None);
+        }
+        let cursor = Cursor::new(&self.pinned, self.own_writes(), left);
+        let pair = owned(match end {
+            End::First => cursor.take_first()?,
+            End::Last => cursor.take_last()?,
+        });
+        let key = pair.as_ref().map(|(key, _)| FullKey::new(id, key)).transpose()?;
+        let pair = self.remove(map, pair)?;
+        let nothing = self.nothing();
+        match (key, end) {
+            (None, _) => nothing.add(&all.low, &all.high, 1),
+            (Some(key), End::First) => nothing.add(&all.low, &successor(&key), 1),
+            (Some(key), End::Last) => nothing.add(&key, &all.high, 1),
+        }
+        Ok(pair)
     }
 
     fn remove(&mut self, map: &Map, pair: Option<Pair>) -> Result<Option<Pair>> {

@@ -116,6 +116,9 @@ pub use options::{Maintenance, Options};
 pub use pairs::Pairs;
 pub use progress::Progress;
 pub use salvage::{Lost, Salvage};
+#[cfg(feature = "planted-bugs")]
+#[doc(hidden)]
+pub use scan::keys_passed_by_walks;
 #[doc(hidden)]
 pub use sequence::{Item, STAMP_BYTES, Sequence, SequenceState, Stamp, Ticket};
 pub use snapshot::{Cursor, Snapshot, ValueReader};

@@ -345,6 +345,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                     Direction::Backward => deletes.rank_backward(key),
                 };
                 if deleted > rank {
+                    count_passed();
                     self.note_passed(0);
                     self.leave_key(direction)?;
                     self.skip(direction, deleted)?;
@@ -365,6 +366,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                     return Ok(Some(entry));
                 }
                 _ => {
+                    count_passed();
                     self.note_passed(PASSED_MIN / 4);
                     self.passed += 1;
                     self.leave_key(direction)?;
@@ -492,6 +494,24 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         }
         Ok(())
     }
+}
+
+#[cfg(feature = "planted-bugs")]
+thread_local! {
+    static PASSED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Keys that walks of the calling thread have looked at in vain since it began, for tests.
+#[cfg(feature = "planted-bugs")]
+#[doc(hidden)]
+pub fn keys_passed_by_walks() -> u64 {
+    PASSED.get()
+}
+
+#[inline(always)]
+fn count_passed() {
+    #[cfg(feature = "planted-bugs")]
+    PASSED.set(PASSED.get() + 1);
 }
 
 /// The key that these sources stand on.

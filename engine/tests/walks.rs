@@ -226,3 +226,52 @@ fn a_transaction_sees_what_it_puts_into_stretches_that_it_emptied() {
         assert_eq!(found, expected, "round {round}");
     }
 }
+
+/// How many keys a transaction deleted does not matter for the walks after its commit, although all of them have its number.
+#[test]
+fn what_one_commit_deleted_is_passed_once() {
+    let options = Options::new()
+        .maintenance(Maintenance::Manual)
+        .durability(Durability::Written);
+    let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    for number in 0..2_000u16 {
+        map.put(number.to_be_bytes(), [1]).expect("a put");
+    }
+    store.maintain().expect("a fold");
+    let delete = |numbers: std::ops::Range<u16>| {
+        store.transact(|tx| {
+            numbers
+                .clone()
+                .try_for_each(|number| tx.delete(&map, number.to_be_bytes()))
+        })
+    };
+    delete(0..1_000).expect("a commit");
+    let first = || {
+        let (key, _) = map.first().expect("a read").expect("a pair");
+        u16::from_be_bytes(key.try_into().expect("two bytes"))
+    };
+    let passed = duramen_engine::keys_passed_by_walks;
+    assert_eq!(first(), 1_000);
+    assert!(passed() >= 1_000);
+    let before = passed();
+    (0..10).for_each(|_| assert_eq!(first(), 1_000));
+    assert!(passed() - before <= 20, "{} keys were passed again", passed() - before);
+    // What the next commit puts there is seen.
+    map.put(7u16.to_be_bytes(), [2]).expect("a put");
+    assert_eq!(first(), 7);
+    delete(0..8).expect("a commit");
+    assert_eq!(first(), 1_000);
+    // Long ago, and in a transaction.
+    let before = passed();
+    let mut tx = store.begin(Default::default()).expect("a transaction");
+    for number in 1_000..1_500u16 {
+        let (key, _) = tx.pop_first(&map).expect("a pop").expect("a pair");
+        assert_eq!(key, number.to_be_bytes());
+    }
+    assert!(
+        passed() - before <= 100,
+        "{} keys were passed by 500 pops",
+        passed() - before
+    );
+}

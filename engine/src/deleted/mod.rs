@@ -5,8 +5,8 @@
 //! commits that deleted a range. Making a view brings them up to date, and the view holds the set of its commit.
 //!
 //! A walk that passed many deleted keys one by one adds the stretch without a living one: after the commit that it sees, that
-//! is as if a range delete of that commit had emptied it. So the next walk jumps over it, and a queue whose first keys are taken
-//! away again and again costs each time what few keys cost.
+//! is as if a range delete at the beginning of the next commit had emptied it. So the next walk jumps over it, and a queue whose
+//! first keys are taken away again and again costs each time what few keys cost.
 //!
 //! A commit is in a set with its number: what was put later counts again, by comparing commits. Nothing here is shared between
 //! processes, and nothing is lost with a process.
@@ -307,7 +307,9 @@ impl Known {
         let Some(last) = self.moments.back_mut().filter(|_| base >= self.base) else {
             return;
         };
-        let mut ranges = last.ranges().with(low, high, commit);
+        // As if the next commit had emptied it before it did anything else: what this commit deleted is below that, and what the
+        // next one puts there is not.
+        let mut ranges = last.ranges().with(low, high, commit + 1);
         if base > self.base {
             ranges = ranges.after(base);
             self.base = base;

@@ -216,17 +216,56 @@ impl Branch {
 
     /// The least separator above `key`.
     pub(super) fn separator_after<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, key: &[u8]) -> Option<u32> {
+        self.separator_after_if(keys, slots, key, |_| true)
+    }
+
+    /// The least separator above `key` among those of children that count.
+    pub(super) fn separator_after_if<'a, K: Keys<'a>>(
+        &self,
+        keys: K,
+        slots: Slots,
+        key: &[u8],
+        counts: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
         let head = self.frame().head(keys, key);
         let accepted = self.accepted(keys, slots, key, head, Bound::AtMost);
-        let mut best = (accepted < slots.sorted as usize).then_some(accepted);
-        for slot in slots.sorted as usize..slots.count as usize {
-            let is_after =
-                self.head(slot) > head || self.head(slot) == head && !self.is_accepted(keys, slot, key, Bound::AtMost);
-            if is_after && best.is_none_or(|best| self.compare(keys, slot, best).is_lt()) {
+        let (sorted, count) = (slots.sorted as usize, slots.count as usize);
+        let mut best = (accepted..sorted).find(|&slot| counts(self.child(slot)));
+        for slot in sorted..count {
+            let other = self.head(slot);
+            if other < head || best.is_some_and(|best| other > self.head(best)) {
+                continue;
+            }
+            let is_after = other > head || !self.is_accepted(keys, slot, key, Bound::AtMost);
+            if is_after && counts(self.child(slot)) && best.is_none_or(|best| self.compare(keys, slot, best).is_lt()) {
                 best = Some(slot);
             }
         }
         best.map(|slot| self.separator(slot))
+    }
+
+    /// The slot with the greatest separator below `key` among those of children that count.
+    pub(super) fn slot_before_if<'a, K: Keys<'a>>(
+        &self,
+        keys: K,
+        slots: Slots,
+        key: &[u8],
+        counts: impl Fn(u32) -> bool,
+    ) -> Option<usize> {
+        let head = self.frame().head(keys, key);
+        let accepted = self.accepted(keys, slots, key, head, Bound::Below);
+        let mut best = (0..accepted).rev().find(|&slot| counts(self.child(slot)));
+        for slot in slots.sorted as usize..slots.count as usize {
+            let other = self.head(slot);
+            if other > head || best.is_some_and(|best| other < self.head(best)) {
+                continue;
+            }
+            let is_before = other < head || self.is_accepted(keys, slot, key, Bound::Below);
+            if is_before && counts(self.child(slot)) && best.is_none_or(|best| self.compare(keys, slot, best).is_ge()) {
+                best = Some(slot);
+            }
+        }
+        best
     }
 
     /// Compares the separators of two slots.

@@ -53,7 +53,9 @@ impl Index {
                 Found::Nothing => {}
                 found => return found,
             }
-            let next = branch.separator_after(keys, slots, from).map(|next| keys.key(next));
+            let is_newer = |child| self.newest_below(child, level - 1) >= commit;
+            let next = branch.separator_after_if(keys, slots, from, is_newer);
+            let next = next.map(|next| keys.key(next));
             match next.filter(|&next| next < high) {
                 None => return Found::Nothing,
                 Some(next) if next <= from => return Found::Disorder,
@@ -102,10 +104,26 @@ impl Index {
             if begin == NONE || begin == separator {
                 return Found::Nothing;
             }
-            match keys.key(begin) {
-                key if key <= low => return Found::Nothing,
-                key if key >= before => return Found::Disorder,
-                key => before = key,
+            let edge = keys.key(begin);
+            if edge <= low {
+                return Found::Nothing;
+            }
+            if edge >= before {
+                return Found::Disorder;
+            }
+            let is_newer = |child| self.newest_below(child, level - 1) >= commit;
+            let Some(slot) = branch.slot_before_if(keys, slots, edge, is_newer) else {
+                return Found::Nothing;
+            };
+            // Where that child ends.
+            let start = match branch.separator(slot) {
+                NONE => &[],
+                separator => keys.key(separator),
+            };
+            let end = branch.separator_after(keys, slots, start).map(|end| keys.key(end));
+            before = end.map_or(edge, |end| end.min(edge));
+            if before <= low {
+                return Found::Nothing;
             }
         }
     }

@@ -940,7 +940,7 @@ impl Newest<'_> {
 pub(crate) fn numbered(prefix: &[u8]) -> FullRange {
     FullRange {
         low: [prefix, &0u64.to_be_bytes()].concat(),
-        // Nobody counted to this. Text that has the length of a number is more.
+        // No counter comes this far. Text of eight bytes, read as a number, lies above.
         high: [prefix, &NUMBERS_END.to_be_bytes()].concat(),
     }
 }

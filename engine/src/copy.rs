@@ -34,7 +34,8 @@ impl Store {
     /// goes on being used. The copy is a store of its own, densely filled and durable when this returns.
     ///
     /// # Errors
-    /// [`Reason::InvalidArgument`] when the directory holds anything, or is or lies in that of this store, [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`] when this store is damaged. A copy that failed is to be deleted.
+    /// [`Reason::InvalidArgument`] when the directory is not empty, or is this store's directory or inside it.
+    /// [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`] when this store is damaged. Remove what a copy that failed has left.
     pub fn copy(&self, directory: impl AsRef<Path>, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let directory = directory.as_ref();
         let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;

@@ -17,6 +17,15 @@ fn seed() -> u64 {
     seed
 }
 
+fn scene(disk: &SimDisk) -> (Store, Map) {
+    let options = Options::new()
+        .maintenance(Maintenance::Manual)
+        .durability(Durability::Written);
+    let store = options.open_on(disk.platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    (store, map)
+}
+
 fn key(number: u32) -> Vec<u8> {
     format!("key {number:06}").into_bytes()
 }
@@ -121,11 +130,7 @@ fn walks_over_many_leaves_see_the_few_changes_above_them() {
     for round in 0..12u64 {
         let rng = &mut fastrand::Rng::with_seed(seed.wrapping_add(round));
         let disk = SimDisk::new(round);
-        let options = Options::new()
-            .maintenance(Maintenance::Manual)
-            .durability(Durability::Written);
-        let store = options.open_on(disk.platform()).expect("a store");
-        let map = store.map("map").expect("a map");
+        let (store, map) = scene(&disk);
         let mut model = Model::new();
         for number in 0..KEYS {
             map.put(key(number), b"a value that is folded").expect("a put");
@@ -154,11 +159,7 @@ fn a_transaction_sees_what_it_puts_into_stretches_that_it_emptied() {
     for round in 0..30u64 {
         let rng = &mut fastrand::Rng::with_seed(seed.wrapping_add(round));
         let disk = SimDisk::new(round);
-        let options = Options::new()
-            .maintenance(Maintenance::Manual)
-            .durability(Durability::Written);
-        let store = options.open_on(disk.platform()).expect("a store");
-        let map = store.map("map").expect("a map");
+        let (store, map) = scene(&disk);
         let mut model = BTreeMap::new();
         for number in 0..rng.u16(1..400) {
             map.put(number.to_be_bytes(), [1]).expect("a put");
@@ -230,11 +231,7 @@ fn a_transaction_sees_what_it_puts_into_stretches_that_it_emptied() {
 /// How many keys a transaction deleted does not matter for the walks after its commit, although all of them have its number.
 #[test]
 fn what_one_commit_deleted_is_passed_once() {
-    let options = Options::new()
-        .maintenance(Maintenance::Manual)
-        .durability(Durability::Written);
-    let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
-    let map = store.map("map").expect("a map");
+    let (store, map) = scene(&SimDisk::new(1));
     for number in 0..2_000u16 {
         map.put(number.to_be_bytes(), [1]).expect("a put");
     }

@@ -301,7 +301,8 @@ impl Transaction {
         check_value(value)?;
         check_prefix(prefix)?;
         let id = self.needs(map)?;
-        if self.appends_under(id, prefix) {
+        // Once it has given a number there, ordinary appends follow that. So the list of them is looked through once.
+        if !self.numbers_under(id, prefix)? && self.appends_under(id, prefix) {
             let cause = format!(
                 "the transaction has appended under the prefix \"{}\" in map {:?} without a number that is known; use \
                  `append_numbered` for all appends under the prefix",

@@ -396,3 +396,55 @@ fn errors_are_cloned_and_print_what_to_do() {
     );
     assert!(!map.put(vec![0; 2_000], "").unwrap_err().is_conflict());
 }
+
+/// The power goes after each call to the disk: a number and what names it are there together, without gaps, and so is a pair that was
+/// taken from one map and put into another.
+#[test]
+fn numbers_and_pops_survive_a_power_cut_as_one() {
+    let mut is_over = false;
+    for calls in 0.. {
+        if is_over {
+            break;
+        }
+        let disk = SimDisk::new(calls);
+        let options = || Options::new().maintenance(Maintenance::Manual);
+        let store = options().open_on(disk.platform()).unwrap();
+        let (orders, named, jobs) = (
+            store.map("orders").unwrap(),
+            store.map("named").unwrap(),
+            store.map("jobs").unwrap(),
+        );
+        jobs.put_sorted((0..6u8).map(|job| ([job], ""))).unwrap();
+        disk.stop_after(calls);
+        let mut acknowledged = 0;
+        for turn in 0..6 {
+            let done = store.transact(|tx| {
+                let number = tx.append_numbered(&orders, "", "order")?;
+                tx.put(&named, number.to_be_bytes(), "")?;
+                assert!(tx.pop_first(&jobs)?.is_some());
+                Ok::<_, Error>(())
+            });
+            match done {
+                Ok(()) => acknowledged += 1,
+                Err(_) => break,
+            }
+            if turn == 2 && store.maintain().is_err() {
+                break;
+            }
+        }
+        is_over = acknowledged == 6;
+        let disk = disk.power_cut(calls);
+        drop((orders, named, jobs, store));
+        let store = options().open_on(disk.platform()).unwrap();
+        let count = |name: &str| store.map(name).unwrap().count().unwrap();
+        let (orders, named) = (count("orders"), count("named"));
+        assert!(orders >= acknowledged, "{orders} of {acknowledged} after {calls} calls");
+        assert_eq!((named, count("jobs")), (orders, 6 - orders), "after {calls} calls");
+        let last = store.map("orders").unwrap().last().unwrap();
+        assert_eq!(
+            last.map(|(key, _)| key),
+            orders.checked_sub(1).map(|last| last.to_be_bytes().to_vec())
+        );
+        assert_eq!(store.map("orders").unwrap().append("", "next").unwrap(), orders);
+    }
+}

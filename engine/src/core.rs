@@ -87,6 +87,8 @@ pub(crate) struct Core {
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
     settled: AtomicBool,
+    /// Whether the region is to be left to the next opening, when the lock is let go of.
+    leaves_warm: AtomicBool,
     /// Held as long as anything of the store is in use; once a closed store is no longer in use, handles that are still
     /// there touch nothing of it.
     lock: Mutex<Option<StoreLock>>,
@@ -185,6 +187,7 @@ impl Core {
             exclusive_thread: ExclusiveThread::default(),
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
+            leaves_warm: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
         }
     }
@@ -415,11 +418,21 @@ impl Core {
     fn let_go_if_unused(&self) {
         if self.settled.load(Ordering::SeqCst) && !self.region.is_forked() && !self.is_in_use() {
             let held = self.lock.lock().unwrap_or_else(|e| e.into_inner()).take();
-            if let Some(StoreLock::Seat) = held {
-                self.region.bells().forget(self.region.me());
-                self.region.leave();
+            if held.is_none() {
+                return;
             }
+            self.region.leave();
+            if self.leaves_warm.load(Ordering::Relaxed) && !self.region.leave_warm(&self.platform) {
+                self.region.goes_with_this_process();
+            }
+            self.region.seat().stand_up();
         }
+    }
+
+    /// Leaves the region to the next opening. The caller is the last process that has the store open, keeps others out until
+    /// [`Core::let_go`], and has made the log durable.
+    pub(crate) fn leaves_warm(&self) {
+        self.leaves_warm.store(true, Ordering::Relaxed);
     }
 
     /// Keeps the generations after a pinned view, for conflict checks. While the pin is held they cannot have gone.

@@ -23,15 +23,15 @@ use std::time::Duration;
 
 use crate::base::{self, ChangeStream, Extent, MergeOptions, PageSink, PageSource, Root, Stored};
 use crate::core::{Core, MaintenanceState};
-use crate::error::{Error, Result, unless_full};
+use crate::error::{Error, Reason, Result, unless_full};
 use crate::full_key::FullRange;
-use crate::limits::RETAINED_GENERATIONS_MAX;
+use crate::limits::{PAGE_BYTES, PAGES_AT_CLOSE_MAX, RETAINED_GENERATIONS_MAX};
 use crate::meta::Meta;
 use crate::newest::NewestChanges;
 use crate::page_sink::FileSink;
 use crate::pages::MappedPages;
 use crate::planted::{PlantedBug, is_planted, kill_point};
-use crate::promises::FoldCosts;
+use crate::promises::{FoldCosts, LEAVES_PER_OPERATION};
 use crate::region::{GenerationEntry, GenerationState, Pin, Pins, Version};
 use crate::scout::Scout;
 use crate::snapshot::describe;
@@ -162,7 +162,7 @@ impl Core {
         self.pace.ends(self.platform.clock.monotonic());
         self.fold_failed.store(done.is_err(), Ordering::Relaxed);
         if let Err(error) = &done
-            && let crate::error::Reason::Damaged(what) = error.reason()
+            && let Reason::Damaged(what) = error.reason()
         {
             self.stop_writing(what);
         }
@@ -178,6 +178,16 @@ impl Core {
             self.reclaim(state)?;
         }
         Ok(())
+    }
+
+    /// Whether folding all of the log is so little work that closing the store does it.
+    pub(crate) fn has_little_to_fold(&self) -> bool {
+        // What cannot be looked at cannot be left to others either.
+        let Ok(figures) = self.space.figures() else { return true };
+        let base = self.space.used_bytes() / PAGE_BYTES as u64;
+        let rewritten = (figures.pending_operations * LEAVES_PER_OPERATION).min(base);
+        figures.pending_operations <= self.settings.folded_at_close
+            && rewritten + figures.pending_bytes / PAGE_BYTES as u64 <= PAGES_AT_CLOSE_MAX
     }
 
     /// Whether the base holds a part of what is in frozen generations: a fold of them did not come to its end.
@@ -259,6 +269,10 @@ impl Core {
             reported = now;
             self.pace.merged(done, operations);
             self.set_price();
+            if self.closed.load(Ordering::Relaxed) && !self.has_little_to_fold() {
+                // Whoever opens the store next does it.
+                return Err(Reason::Closed.into());
+            }
             // For commits that go on. On a full disk the one that needs a generation says so.
             if can_prepare && self.folds_in_background() && !self.closed.load(Ordering::Relaxed) {
                 can_prepare = self.keep_growing_spare_if_possible()?;

@@ -99,6 +99,10 @@ pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
 pub const FOLD_THREADS_MAX: usize = 16;
 /// Operations for each part of a fold, at least: fewer take no time worth dividing.
 pub const FOLD_PART_OPERATIONS: u64 = 2_500;
+/// Operations in the log that closing a store folds; what is more stays in the log.
+pub const FOLDED_AT_CLOSE_MAX: u64 = 20_000;
+/// Pages that closing writes for that, at most: some ten milliseconds.
+pub const PAGES_AT_CLOSE_MAX: u64 = 4_096;
 /// Rounds of up to a tenth of a second that a commit waits for room in the log, with nothing left to fold, before it
 /// reports that there is none.
 pub const WAIT_ROUNDS_MAX: u32 = 100;

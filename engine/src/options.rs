@@ -9,8 +9,8 @@ use crate::commit::Durability;
 use crate::error::{Error, Reason, Result};
 use crate::index::Index;
 use crate::limits::{
-    GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, LOCK_TIMEOUT, MEMORY_BYTES_MIN, PAGE_BYTES,
-    STANDBY_GENERATIONS, WAITING_GENERATIONS_MAX,
+    FOLDED_AT_CLOSE_MAX, GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, LOCK_TIMEOUT, MEMORY_BYTES_MIN,
+    PAGE_BYTES, STANDBY_GENERATIONS, WAITING_GENERATIONS_MAX,
 };
 use crate::store::Store;
 
@@ -49,6 +49,7 @@ pub struct Options {
     overwrite_freed: bool,
     generation_bytes: Option<(u64, u64)>,
     fold_parts: Option<(usize, u64)>,
+    folded_at_close: u64,
     log_files_max: usize,
     exclusive: bool,
     lock_timeout: Duration,
@@ -71,6 +72,7 @@ impl Default for Options {
             overwrite_freed: false,
             generation_bytes: None,
             fold_parts: None,
+            folded_at_close: FOLDED_AT_CLOSE_MAX,
             log_files_max: GENERATIONS_MAX,
             exclusive: false,
             lock_timeout: LOCK_TIMEOUT,
@@ -227,6 +229,13 @@ impl Options {
         self
     }
 
+    /// How many operations closing folds at most, for tests of what it leaves in the log.
+    #[doc(hidden)]
+    pub fn folded_at_close(mut self, operations: u64) -> Options {
+        self.folded_at_close = operations;
+        self
+    }
+
     /// Most log files at one time, for tests of what happens when readers hold them all.
     #[doc(hidden)]
     pub fn log_files(mut self, most: usize) -> Options {
@@ -360,6 +369,7 @@ impl Options {
             background: self.maintenance == Maintenance::Background,
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             fold_parts: self.fold_parts,
+            folded_at_close: self.folded_at_close,
             overwrite_freed: self.overwrite_freed,
             generation_bytes_min: least,
             generation_bytes_max: most,
@@ -427,6 +437,8 @@ pub(crate) struct Settings {
     pub(crate) processors: usize,
     /// Parts that a fold divides the tree into whatever it has to do, and from how many operations on.
     pub(crate) fold_parts: Option<(usize, u64)>,
+    /// Operations in the log that closing folds, at most.
+    pub(crate) folded_at_close: u64,
     pub(crate) overwrite_freed: bool,
     pub(crate) generation_bytes_min: u64,
     pub(crate) generation_bytes_max: u64,

@@ -119,6 +119,19 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     } else {
         OpenMode::Write
     };
+    // Nobody attaches to a store that is open exclusively: its memory need not be a file.
+    let is_elsewhere = settings.region_directory.is_some() || !platform.storage.writes_in_place();
+    let (mut seat, mut lock) = (seat, lock);
+    if !has_private_region {
+        let is_ours = seat.sit(0)?;
+        assert!(is_ours, "whoever closed the gate and found nobody inside is alone");
+        if !is_elsewhere && !settings.is_salvage && files.iter().any(|name| name == REGION_FILE) {
+            match open_warm(&platform, &settings, &path, seat, lock)? {
+                Warm::Opened(core) => return Ok(*core),
+                Warm::Cold(cold_seat, cold_lock) => (seat, lock) = (cold_seat, cold_lock),
+            }
+        }
+    }
     let data = platform.storage.open(DATA_FILE, mode).map_err(doing)?;
     let no_meta = || Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page"));
     let found = MetaPages::read(&*data)?.ok_or_else(no_meta)?;
@@ -137,8 +150,6 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         }
         loaded => loaded?,
     };
-    // Nobody attaches to a store that is open exclusively: its memory need not be a file.
-    let is_elsewhere = settings.region_directory.is_some() || !platform.storage.writes_in_place();
     let region = Arc::new(if has_private_region || settings.is_exclusive && is_elsewhere {
         if !settings.read_only {
             // What an attempt that found the disk full has left there takes room. That it is missing is no harm.
@@ -146,9 +157,6 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
         }
         Region::private()?
     } else {
-        let mut seat = seat;
-        let is_ours = seat.sit(0)?;
-        assert!(is_ours, "whoever closed the gate and found nobody inside is alone");
         let exists = files.iter().any(|name| name == REGION_FILE);
         let directory = is_elsewhere
             .then(|| memory_directory(&platform, &settings))
@@ -265,9 +273,37 @@ pub(crate) fn attach_to_read(platform: &Platform, settings: &Settings) -> Result
     }
 }
 
-/// Opens a store that others have open: everything is where they have put it.
+/// What became of an opening that looked for a warm region.
+enum Warm {
+    Opened(Box<Core>),
+    /// There is none; these are as before.
+    Cold(Seat, StoreLock),
+}
+
+/// Opens a store with the region that was left when it was closed, if there is one that can be relied on.
+fn open_warm(platform: &Platform, settings: &Settings, path: &str, seat: Seat, lock: StoreLock) -> Result<Warm> {
+    let Some(file) = Region::take_warm(platform) else {
+        return Ok(Warm::Cold(seat, lock));
+    };
+    let region = match Region::over_warm(file, seat) {
+        Ok(region) => region,
+        Err(seat) => return Ok(Warm::Cold(seat, lock)),
+    };
+    let core = join(platform.clone(), settings.clone(), path, region, lock)?;
+    // On a disk without room for the next indexes nothing could be deleted later.
+    unless_full(core.region.keep_spare_memory())?;
+    Ok(Warm::Opened(Box::new(core)))
+}
+
+/// Opens a store that others have open.
 fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Result<Core> {
-    let region = Arc::new(Region::attach(&platform, path, seat)?);
+    let region = Region::attach(&platform, path, seat)?;
+    join(platform, settings, path, region, StoreLock::Seat)
+}
+
+/// Opens a store whose region is there: everything is where others have put it.
+fn join(platform: Platform, settings: Settings, path: &str, region: Region, lock: StoreLock) -> Result<Core> {
+    let region = Arc::new(region);
     let doing = |error| Error::io(format!("opening the store at {path}"), error);
     let data = platform.storage.open(DATA_FILE, OpenMode::Write).map_err(doing)?;
     let no_meta = || Error::damaged(format!("{path}/{DATA_FILE} has no intact meta page"));
@@ -285,17 +321,7 @@ fn attach(platform: Platform, settings: Settings, path: &str, seat: Seat) -> Res
     let pages = Pages::open(data.clone(), StoreSeeds::of(meta.store).pages, settings.machine_bytes)?;
     let space = Space::attach(data.clone(), region.clone(), settings.overwrite_freed);
     let segments = Segments::new(&platform, false);
-    let core = Core::new(
-        platform,
-        settings,
-        data,
-        pages,
-        space,
-        segments,
-        region,
-        meta,
-        StoreLock::Seat,
-    );
+    let core = Core::new(platform, settings, data, pages, space, segments, region, meta, lock);
     core.data_is_unreported.store(true, Ordering::Relaxed);
     core.region.seat().open_gate();
     if core.settings.read_only {

@@ -47,6 +47,7 @@ mod layout;
 mod memory;
 mod pointer;
 mod slots;
+mod warm;
 
 pub(crate) use bells::{BELL_SLOTS, SharedBells};
 pub use brakes::BRAKES_MAX;
@@ -87,7 +88,7 @@ const VERSION_WORDS: usize = 7 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0c");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0d");
 
 /// How often, and after how long, somebody looks again whether the region is whole.
 const LENGTH_LOOKS_MAX: u32 = 20;
@@ -165,6 +166,8 @@ pub(crate) struct Region {
     seat: Seat,
     /// Whether nobody else can have the region mapped any more.
     is_last: AtomicBool,
+    /// Whether it is memory of this process alone.
+    is_private: bool,
     /// What [`duramen_io::forks`] said when it was mapped.
     forks: u32,
     /// How many looks a lock is waited for.
@@ -244,7 +247,8 @@ impl Region {
         if file.len().map_err(doing)? < GENERATIONS_START {
             return Err(in_the_making(path));
         }
-        let mut region = Region::map_as_its_maker(file, seat)?;
+        let (mapping, span) = Region::mapping_of_its_maker(&*file)?;
+        let mut region = Region::of(file, mapping, span, seat);
         region.elsewhere = elsewhere;
         region.check_layout(path)?;
         region.check_length(path)?;
@@ -364,10 +368,11 @@ impl Region {
             == numbers
     }
 
-    /// Gives this process's entry up: it has nothing of the store any more.
+    /// Gives this process's entry up: it has nothing of the store any more. The entry is another one's after
+    /// [`Seat::stand_up`].
     pub(crate) fn leave(&self) {
+        self.bells().forget(self.me());
         self.process(self.me()).leave();
-        self.seat.stand_up();
     }
 
     /// This process among those that share the store.
@@ -395,7 +400,7 @@ impl Region {
     }
 
     /// Maps as much as the process did that made the region, which may use all of it.
-    fn map_as_its_maker(file: Arc<dyn File>, seat: Seat) -> Result<Region> {
+    fn mapping_of_its_maker(file: &dyn File) -> Result<(Mapping, u64)> {
         let mut span = [0; 8];
         file.read_at(&mut span, offset_of!(Control, span) as u64)
             .map_err(|error| Error::io("reading the shared region", error))?;
@@ -406,8 +411,7 @@ impl Region {
                 format!("mapping the shared region, for which {span} bytes of addresses are needed (`ulimit -v`)");
             Error::io(doing, error)
         };
-        let mapping = file.map(span, Access::ReadWrite).map_err(doing)?;
-        Ok(Region::of(file, mapping, span, seat))
+        Ok((file.map(span, Access::ReadWrite).map_err(doing)?, span))
     }
 
     fn of(file: Arc<dyn File>, mapping: Mapping, span: u64, seat: Seat) -> Region {
@@ -417,6 +421,7 @@ impl Region {
             file,
             elsewhere: None,
             is_last: AtomicBool::new(!seat.is_shared()),
+            is_private: false,
             seat,
             forks: duramen_io::forks(),
             lock_looks: AtomicU32::new(looks_of(LOCK_TIMEOUT)),
@@ -426,7 +431,9 @@ impl Region {
     /// A region in the memory of this process alone, for stores that are opened read-only.
     pub(crate) fn private() -> Result<Region> {
         let doing = |error| Error::io("making private memory", error);
-        Region::over(duramen_io::memory_file().map_err(doing)?, None, Seat::alone())
+        let mut region = Region::over(duramen_io::memory_file().map_err(doing)?, None, Seat::alone())?;
+        region.is_private = true;
+        Ok(region)
     }
 
     /// Whether this process was forked from the one that opened the store: then nothing here is its own.

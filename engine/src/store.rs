@@ -505,20 +505,33 @@ impl Core {
     fn leave_as_reader(&self) {
         let seat = self.region.seat();
         if seat.is_shared() && seat.close_gate() && !seat.is_anybody_else_alive() && !self.is_in_use() {
-            self.region.goes_with_this_process();
+            // Those who wrote have made the log durable when they left; where one was killed the region is of no use.
+            self.leaves_warm();
         }
     }
 
-    /// Leaves nothing to replay, unless others go on with the store: then only nothing that a power cut could take. From
-    /// here on the gate is closed, if this is the last one, until it has left.
+    /// Leaves nothing that a power cut could take: little is folded; where it is more, or others go on with the store, the log
+    /// is synced. From here on the gate is closed, if this is the last one, until it has left.
     fn settle_or_leave(&self) -> Result<()> {
         let seat = self.region.seat();
-        if !seat.is_shared() || seat.close_gate() && !seat.is_anybody_else_alive() {
+        let is_last = !seat.is_shared() || seat.close_gate() && !seat.is_anybody_else_alive();
+        if is_last {
+            self.bury_the_dead();
+        } else {
+            seat.open_gate();
+        }
+        if is_last && self.has_little_to_fold() {
             return self.settle();
         }
-        seat.open_gate();
         self.unpoisoned()?;
-        self.wait_synced(self.control().visible.0.load(Ordering::Acquire))
+        self.wait_synced(self.control().visible.0.load(Ordering::Acquire))?;
+        if is_last {
+            self.undamaged()?;
+            if !self.is_in_use() {
+                self.leaves_warm();
+            }
+        }
+        Ok(())
     }
 
     /// Leaves nothing to replay, and no more files than needed.

@@ -59,12 +59,29 @@ pub trait Storage: Debug + Send + Sync {
     fn writes_in_place(&self) -> bool {
         true
     }
+    /// What tells a file from any other, and from itself after a change. `None`: the machine cannot tell.
+    fn stamp(&self, name: &str) -> io::Result<Option<FileStamp>> {
+        let _ = name;
+        Ok(None)
+    }
     /// Permissions for a file outside the directory that is as much whose as those inside.
     fn file_mode(&self) -> u32 {
         0o600
     }
     /// The directory, for messages.
     fn path(&self) -> &Path;
+}
+
+/// See [`Storage::stamp`]. It is equal as long as a file is not changed by calls, cut, replaced or copied. A store to a
+/// mapping may leave it as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileStamp {
+    /// The file: which file system, and which file there.
+    pub file: (u64, u64),
+    /// Length in bytes.
+    pub length: u64,
+    /// When the file was changed last: not by the time of day alone that anybody can set.
+    pub changed: (u64, u64),
 }
 
 /// Strength of a [`Storage::lock`].
@@ -218,6 +235,8 @@ pub trait Clock: Debug + Send + Sync {
     fn monotonic(&self) -> Duration;
     /// Time of day, since 1970 in UTC. Cheap (a few nanoseconds) and coarse (milliseconds).
     fn wall(&self) -> Duration;
+    /// A name for the time since the machine started: it has another one after each start. `None`: it cannot be told.
+    fn boot(&self) -> Option<u128>;
 }
 
 /// Random numbers that others cannot guess (real) or that follow from a seed (simulated).

@@ -20,7 +20,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::fork::{Kept, keep_from_children};
 use crate::interface::{
-    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage,
+    Access, ByteLocks, Clock, File, FileStamp, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage,
     WRITE_UNITS,
 };
 use crate::memory::{ALIGNMENT, Reservation};
@@ -308,6 +308,18 @@ impl Storage for RealStorage {
 
     fn writes_in_place(&self) -> bool {
         crate::shared_file::writes_in_place(&self.path).unwrap_or(false)
+    }
+
+    fn stamp(&self, name: &str) -> io::Result<Option<FileStamp>> {
+        check_name(name)?;
+        let status = rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW);
+        let status = status.map_err(|error| failed(error, "stat", name))?;
+        Ok(Some(FileStamp {
+            file: (status.st_dev, status.st_ino),
+            length: status.st_size as u64,
+            // The change time, which no program can set.
+            changed: (status.st_ctime as u64, status.st_ctime_nsec),
+        }))
     }
 
     fn file_mode(&self) -> u32 {
@@ -666,6 +678,11 @@ impl Clock for RealClock {
     fn wall(&self) -> Duration {
         // A load from a page that the kernel updates at each tick.
         read(rustix::time::ClockId::RealtimeCoarse)
+    }
+
+    fn boot(&self) -> Option<u128> {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        u128::from_str_radix(&id.trim().replace('-', ""), 16).ok()
     }
 }
 

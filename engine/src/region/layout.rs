@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use duramen_io::{Owner, WordLock};
 
+use super::warm::SharedMark;
 use super::{CONTROL_BYTES, GENERATION_BYTES, GENERATIONS_STEP, LIBRARY_WORDS, VERSION_WORDS};
 use crate::limits::GENERATIONS_MAX;
 use crate::promises::{Promises, SharedCosts};
@@ -117,6 +118,8 @@ pub(crate) struct Control {
     pub(super) slots_used: Line<AtomicU32>,
     /// Entries of log generations ever used, or that a later one is in use: the rest are unused, without files.
     pub(super) generations_used: Line<AtomicU32>,
+    /// What the last process that closed the store says of the region, see `warm`.
+    pub(super) mark: SharedMark,
 }
 
 const _: () = assert!(size_of::<Control>() <= CONTROL_BYTES as usize);
@@ -415,6 +418,11 @@ impl GenerationEntry {
     /// Takes an entry that others may still look at under a lock of the caller's.
     pub(crate) fn set_prepared_by(&self, owner: Owner) {
         self.state.store(prepared_by(owner), Ordering::Release);
+    }
+
+    /// Whether any process prepares the entry.
+    pub(super) fn is_being_prepared(&self) -> bool {
+        self.state() == GenerationState::Preparing
     }
 
     /// Whether this process prepares the entry.

@@ -101,6 +101,8 @@ impl Case {
             // What was freed and not overwritten is as good as new, and must not be taken for it.
             .overwrite_freed(rng.bool())
             .fold_parts([0, 2, 5, 40][rng.usize(..4)], 1)
+            // Every other store leaves what it is when it is closed, to the next opening.
+            .folded_at_close([0, u64::MAX][rng.usize(..2)])
     }
 
     /// Opens the store in all processes, one after the other.
@@ -190,7 +192,7 @@ impl Case {
         let mut done = self.steps > 0;
         for steps in self.parts() {
             done = ended_by_stop(workload.run_among(stores, history, steps))?
-                && (self.processes == 1 || self.come_and_go(disk, stores, history)?);
+                && (!self.comes_and_goes() || self.come_and_go(disk, stores, history)?);
             if !done {
                 break;
             }
@@ -202,9 +204,14 @@ impl Case {
         Ok(())
     }
 
-    /// Steps between which processes come and go, where there are several.
+    /// Whether processes close the store during the work, and others open it.
+    fn comes_and_goes(&self) -> bool {
+        self.processes > 1 || self.seed % 5 == 2
+    }
+
+    /// Steps between which processes come and go.
     fn parts(&self) -> impl Iterator<Item = u32> {
-        let parts = if self.processes == 1 { 1 } else { 3 };
+        let parts = if self.comes_and_goes() { 3 } else { 1 };
         (0..parts).map(move |part| (self.steps + part) / parts)
     }
 

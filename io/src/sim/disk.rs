@@ -5,7 +5,7 @@ use std::io;
 
 use fastrand::Rng;
 
-use crate::interface::{LockMode, OpenMode};
+use crate::interface::{FileStamp, LockMode, OpenMode};
 use crate::name::check_name;
 
 use super::content::PAGE;
@@ -328,6 +328,17 @@ impl Disk {
             .find(name)
             .unwrap_or_else(|| panic!("the simulated disk has no file {name}"));
         (self.inodes.get_mut(&id).expect("a name has an inode"), self.sequence)
+    }
+
+    pub(super) fn stamp(&mut self, name: &str) -> io::Result<FileStamp> {
+        self.plan.check_running()?;
+        let id = self.directory.find(name).ok_or_else(|| missing(name))?;
+        let inode = &self.inodes[&id];
+        Ok(FileStamp {
+            file: (0, id),
+            length: inode.length(),
+            changed: (inode.changes, 0),
+        })
     }
 
     /// Free bytes.

@@ -25,6 +25,8 @@ pub(super) struct Inode {
     history: History,
     /// Open files; without them and without a name an inode is gone.
     pub(super) handles: usize,
+    /// Counts what calls changed.
+    pub(super) changes: u64,
     /// The content as last looked at, once the file is mapped for stores: stores are found by comparing.
     seen: Option<Vec<u8>>,
 }
@@ -73,6 +75,7 @@ impl Inode {
 
     pub(super) fn write(&mut self, sequence: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.allocate(sequence, offset, bytes.len() as u64)?;
+        self.changes += 1;
         self.history.record(sequence, offset, bytes, &self.content);
         self.content.write(offset, bytes);
         self.look_at(offset, bytes.len());
@@ -99,6 +102,7 @@ impl Inode {
     /// Gives a range blocks and extends the file over it.
     pub(super) fn allocate(&mut self, sequence: u64, offset: u64, length: u64) -> io::Result<()> {
         self.find_stores(sequence);
+        self.changes += 1;
         if length == 0 {
             return Ok(());
         }
@@ -124,6 +128,7 @@ impl Inode {
     }
 
     fn change_length(&mut self, sequence: u64, length: u64) {
+        self.changes += 1;
         self.history.record_length(sequence, self.length, length, &self.content);
         if length < self.length {
             self.history.durable_blocks.get_or_insert_with(|| self.blocks.clone());
@@ -190,6 +195,7 @@ impl Inode {
     /// Changes bytes as if they had always been so.
     pub(super) fn rewrite(&mut self, sequence: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.find_stores(sequence);
+        self.changes += 1;
         let end = offset + bytes.len() as u64;
         self.content.reserve(end)?;
         self.content.write(offset, bytes);
@@ -212,6 +218,7 @@ impl Inode {
             blocks: self.blocks.clone(),
             history: self.history.clone(),
             handles: 0,
+            changes: self.changes,
             seen: None,
         })
     }
@@ -266,6 +273,7 @@ impl Inode {
             blocks,
             history,
             handles: 0,
+            changes: self.changes + 1,
             seen: None,
         })
     }

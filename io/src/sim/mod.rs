@@ -48,7 +48,7 @@ pub struct SimDisk {
 impl SimDisk {
     /// An empty disk.
     pub fn new(seed: u64) -> SimDisk {
-        SimDisk::from_parts(Disk::new(seed), SimClock::new(FIRST_MONOTONIC, FIRST_WALL))
+        SimDisk::from_parts(Disk::new(seed), SimClock::new(FIRST_MONOTONIC, FIRST_WALL, 1))
     }
 
     fn from_parts(disk: Disk, clock: SimClock) -> SimDisk {
@@ -78,7 +78,10 @@ impl SimDisk {
         let disk = locked(&self.disk)
             .after_power_cut(seed)
             .expect("addresses for a copy of the disk");
-        SimDisk::from_parts(disk, SimClock::new(FIRST_MONOTONIC, self.clock.wall()))
+        SimDisk::from_parts(
+            disk,
+            SimClock::new(FIRST_MONOTONIC, self.clock.wall(), self.clock.boot + 1),
+        )
     }
 
     /// A new disk as the next process finds it after all processes were killed at this moment: current contents,
@@ -87,7 +90,10 @@ impl SimDisk {
         let disk = locked(&self.disk)
             .after_kill()
             .expect("addresses for a copy of the disk");
-        SimDisk::from_parts(disk, SimClock::new(self.clock.monotonic(), self.clock.wall()))
+        SimDisk::from_parts(
+            disk,
+            SimClock::new(self.clock.monotonic(), self.clock.wall(), self.clock.boot),
+        )
     }
 
     /// Lets time pass.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::interface::{
-    Access, ByteLocks, Clock, File, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage,
+    Access, ByteLocks, Clock, File, FileStamp, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage,
 };
 use crate::memory::ALIGNMENT;
 
@@ -120,6 +120,10 @@ impl Storage for SimStorage {
 
     fn store_unit(&self) -> Option<u64> {
         Some(self.disk.locked().store_unit())
+    }
+
+    fn stamp(&self, name: &str) -> io::Result<Option<FileStamp>> {
+        self.disk.call(|disk| disk.stamp(name)).map(Some)
     }
 
     fn path(&self) -> &Path {
@@ -286,14 +290,17 @@ pub(super) struct SimClock {
     monotonic_nanos: AtomicU64,
     /// Time of day when the monotonic clock was zero, since 1970.
     wall_at_zero_nanos: AtomicU64,
+    /// How often the machine was started.
+    pub(super) boot: u64,
 }
 
 impl SimClock {
-    pub(super) fn new(monotonic: Duration, wall: Duration) -> SimClock {
+    pub(super) fn new(monotonic: Duration, wall: Duration, boot: u64) -> SimClock {
         let monotonic_nanos = AtomicU64::new(monotonic.as_nanos() as u64);
         SimClock {
             monotonic_nanos,
             wall_at_zero_nanos: AtomicU64::new(wall.saturating_sub(monotonic).as_nanos() as u64),
+            boot,
         }
     }
 
@@ -316,6 +323,10 @@ impl Clock for SimClock {
 
     fn wall(&self) -> Duration {
         Duration::from_nanos(self.wall_at_zero_nanos.load(Ordering::SeqCst)) + self.monotonic()
+    }
+
+    fn boot(&self) -> Option<u128> {
+        Some(self.boot.into())
     }
 }
 

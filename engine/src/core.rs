@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use duramen_io::{File, Lock, Platform, WordLockGuard, wait, wake};
@@ -87,8 +87,8 @@ pub(crate) struct Core {
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
     settled: AtomicBool,
-    /// Whether the region is to be left to the next opening, when the lock is let go of.
-    leaves_warm: AtomicBool,
+    /// What [`Region::hash_of_memory`] said, if the region is to be left to the next opening when the lock is let go of.
+    left_memory: OnceLock<u64>,
     /// Held as long as anything of the store is in use; once a closed store is no longer in use, handles that are still
     /// there touch nothing of it.
     lock: Mutex<Option<StoreLock>>,
@@ -187,7 +187,7 @@ impl Core {
             exclusive_thread: ExclusiveThread::default(),
             users: AtomicU64::new(0),
             settled: AtomicBool::new(false),
-            leaves_warm: AtomicBool::new(false),
+            left_memory: OnceLock::new(),
             lock: Mutex::new(Some(lock)),
         }
     }
@@ -422,17 +422,21 @@ impl Core {
                 return;
             }
             self.region.leave();
-            if self.leaves_warm.load(Ordering::Relaxed) && !self.region.leave_warm(&self.platform) {
+            if let Some(&memory) = self.left_memory.get()
+                && !self.region.leave_warm(&self.platform, memory)
+            {
                 self.region.goes_with_this_process();
             }
             self.region.seat().stand_up();
         }
     }
 
-    /// Leaves the region to the next opening. The caller is the last process that has the store open, keeps others out until
-    /// [`Core::let_go`], and has made the log durable.
-    pub(crate) fn leaves_warm(&self) {
-        self.leaves_warm.store(true, Ordering::Relaxed);
+    /// Leaves the region to the next opening, if nobody here uses the store. The caller is the last process that has the
+    /// store open, keeps others out until [`Core::let_go`], and has made the log durable by then.
+    pub(crate) fn will_leave_warm(&self) {
+        if !self.is_in_use() {
+            self.left_memory.get_or_init(|| self.region.hash_of_memory());
+        }
     }
 
     /// Keeps the generations after a pinned view, for conflict checks. While the pin is held they cannot have gone.

@@ -282,10 +282,7 @@ enum Warm {
 
 /// Opens a store with the region that was left when it was closed, if there is one that can be relied on.
 fn open_warm(platform: &Platform, settings: &Settings, path: &str, seat: Seat, lock: StoreLock) -> Result<Warm> {
-    let Some(file) = Region::take_warm(platform) else {
-        return Ok(Warm::Cold(seat, lock));
-    };
-    let region = match Region::over_warm(file, seat) {
+    let region = match Region::take_warm(platform, seat) {
         Ok(region) => region,
         Err(seat) => return Ok(Warm::Cold(seat, lock)),
     };

@@ -3,8 +3,9 @@
 //! the table of log generations, the slots in which snapshots pin versions, what the allocator of the data file knows, and
 //! the memory of the indexes.
 //!
-//! It holds offsets, never pointers, so that another process can attach to it. Nothing in it outlives the last
-//! process: the first opener formats it anew and recovery fills it from the data file and the log.
+//! It holds offsets, never pointers, so that another process can attach to it. Nothing in it is needed after the last
+//! process: the first opener formats it anew, and recovery fills it from the data file and the log. A closed store may leave
+//! it to the next opening, which saves that work (`warm`).
 //!
 //! ```text
 //! 0        Control

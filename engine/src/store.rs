@@ -396,13 +396,14 @@ impl Store {
         self.core().maintain()
     }
 
-    /// Folds everything and closes the store: the next opening has nothing to replay. Later calls through any handle
-    /// return [`Reason::Closed`], and others can open the store at once, unless a snapshot, transaction or stream is
+    /// Makes everything that was committed survive power loss, and closes the store. Little is folded: most of a large log
+    /// stays, with the memory that processes shared, and the next opening on this machine goes on with both. Call
+    /// [`Store::maintain`] before for the smallest files. Later calls through any handle return [`Reason::Closed`], and others can open the store at once, unless a snapshot, transaction or stream is
     /// still open: snapshots stay valid, and all of them hold the store's lock until they are dropped. Dropping the
     /// last handle closes as well, but cannot report errors.
     ///
     /// # Errors
-    /// As [`Store::maintain`]. The store is closed all the same, and nothing acknowledged is lost.
+    /// As [`Store::maintain`] and [`Store::sync`]. The store is closed all the same, and nothing acknowledged is lost.
     pub fn close(self) -> Result<()> {
         self.handle().opened.close()
     }
@@ -448,6 +449,9 @@ impl Opened {
         drop(self.core.hold_commits_soon());
         self.core.region.brakes().forget(self.core.region.me());
         self.core.wake_streams();
+        if !self.core.settings.read_only {
+            self.core.start_writing_log_back();
+        }
         self.stop_threads();
         let settled = if self.core.settings.read_only {
             self.core.leave_as_reader();
@@ -506,7 +510,7 @@ impl Core {
         let seat = self.region.seat();
         if seat.is_shared() && seat.close_gate() && !seat.is_anybody_else_alive() && !self.is_in_use() {
             // Those who wrote have made the log durable when they left; where one was killed the region is of no use.
-            self.leaves_warm();
+            self.will_leave_warm();
         }
     }
 
@@ -524,14 +528,17 @@ impl Core {
             return self.settle();
         }
         self.unpoisoned()?;
-        self.wait_synced(self.control().visible.0.load(Ordering::Acquire))?;
         if is_last {
             self.undamaged()?;
-            if !self.is_in_use() {
-                self.leaves_warm();
-            }
+            // A base that is published and not durable could be lost where the region is not: with a device that was
+            // taken away, for example.
+            let mut state = self.hold_maintenance()?;
+            self.make_durable(&mut state)?;
+            drop(state);
+            // While the device writes the log.
+            self.will_leave_warm();
         }
-        Ok(())
+        self.wait_synced(self.control().visible.0.load(Ordering::Acquire))
     }
 
     /// Leaves nothing to replay, and no more files than needed.

@@ -78,6 +78,19 @@ impl Core {
         self.wait_synced(self.control().visible.0.load(Ordering::Acquire))
     }
 
+    /// Asks the kernel to begin writing what a sync of the log will wait for.
+    pub(crate) fn start_writing_log_back(&self) {
+        for (slot, entry) in self.region.generations().filter(|(_, entry)| entry.is_to_fold()) {
+            let (start, end) = (entry.synced_tail(), entry.end().position());
+            // A hint: what it cannot do, the sync does.
+            if start < end
+                && let Ok(file) = self.log_file(slot)
+            {
+                file.start_writeback(start, end - start);
+            }
+        }
+    }
+
     /// Waits until a commit that was just made survives power loss.
     ///
     /// # Errors

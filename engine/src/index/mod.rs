@@ -41,6 +41,7 @@ mod tests;
 mod write;
 
 use std::mem::size_of;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use arrayvec::ArrayVec;
@@ -335,6 +336,14 @@ impl Index {
     #[cfg(test)]
     pub(crate) fn versions(&self) -> u64 {
         self.arena.header().counters.versions.load(Relaxed)
+    }
+
+    /// Where the memory is in use: header, filter and nodes at its front, versions at its back.
+    pub(crate) fn used_parts(&self) -> [Range<u64>; 2] {
+        let counters = &self.arena.header().counters;
+        let nodes_end = counters.nodes_end.load(Relaxed);
+        let versions_start = counters.versions_start.load(Relaxed);
+        [0..nodes_end.into(), versions_start.into()..self.arena.bytes().into()]
     }
 
     /// Bytes of the memory that are in use, header and filter included.

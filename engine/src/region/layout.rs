@@ -281,6 +281,13 @@ pub(crate) struct SpaceHead {
     pub(crate) promises: Promises,
 }
 
+impl SpaceHead {
+    /// All arrays.
+    pub(super) fn arrays(&self) -> [&ArrayHead; 5] {
+        [&self.used, &self.loose, &self.taken, &self.retired, &self.loose_runs]
+    }
+}
+
 /// Numbers that the allocator keeps beside its arrays.
 pub(crate) const SPACE_COUNTS: usize = 30;
 

@@ -33,17 +33,8 @@ impl Region {
 
     /// All pieces of memory that somebody has, ascending. Under `growth_lock`.
     fn pieces(&self) -> Vec<(u64, u64)> {
-        let space = &self.control().space;
-        let arrays = [
-            &space.used,
-            &space.loose,
-            &space.taken,
-            &space.retired,
-            &space.loose_runs,
-        ];
-        let arrays = arrays
-            .into_iter()
-            .flat_map(|array| array.pieces.iter().map(Piece::place));
+        let arrays = self.control().space.arrays().into_iter();
+        let arrays = arrays.flat_map(|array| array.pieces.iter().map(Piece::place));
         let indexes = self.generations().map(|(_, entry)| entry.memory.place());
         let mut pieces: Vec<(u64, u64)> = indexes.chain(arrays).filter(|(_, bytes)| *bytes > 0).collect();
         pieces.sort_unstable();

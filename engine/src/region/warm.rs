@@ -9,7 +9,7 @@
 //! - **The machine was not started again.** After a start, pages that no sync covered may be lost.
 //! - **The files are those that the store closed**: data file, log files and region have the stamps
 //!   ([`duramen_io::FileStamp`]) that they had. A copy, a restored backup and a program that wrote to one of them change those.
-//! - **The region holds what it held**: the mark has a checksum of all of it.
+//! - **The region holds what it held**: the mark has a checksum of all that is in use.
 //! - **The library is this one**, and lays the region out as this one does.
 //!
 //! The opening takes the mark away before it looks at anything else, so a mark is believed once. Whatever fails, the store
@@ -17,25 +17,28 @@
 
 use std::hash::Hasher;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use duramen_io::{File, OpenMode, Platform};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Control, GENERATIONS_START, LAYOUT, REGION_FILE, Region, library};
-use crate::limits::REGION_SPAN_BYTES;
+use super::{
+    Control, GENERATION_BYTES, GENERATIONS_START, LAYOUT, MEMORY_START, Piece, REGION_FILE, Region, SLOT_BYTES,
+    SLOTS_START, library,
+};
+use crate::index::Index;
+use crate::limits::{GENERATIONS_MAX, SNAPSHOTS_MAX};
 use crate::meta::DATA_FILE;
 use crate::processes::Seat;
 
 const MARK_BYTES: usize = size_of::<SharedMark>();
 const MARK_WORDS: usize = MARK_BYTES / 8;
-/// Bytes that are read at a time to compute the checksum.
-const PART_BYTES: u64 = 256 << 10;
 
 /// The mark, in the control block of the region. All zeros: there is none.
 #[repr(C)]
-pub(super) struct SharedMark([AtomicU64; 6]);
+pub(super) struct SharedMark([AtomicU64; 7]);
 
 /// What the mark says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,62 +48,108 @@ struct Mark {
     files: u64,
     /// Length of the region's file.
     length: u64,
-    /// A hash of the region's bytes, taken with a mark of zeros.
-    region: u64,
+    /// A hash of the head of the region, taken with a mark of zeros.
+    head: u64,
+    /// A hash of its memory.
+    memory: u64,
 }
 
 impl Mark {
     /// The last word says that there is a mark.
     fn words(self) -> [u64; MARK_WORDS] {
         let boot = [self.boot as u64, (self.boot >> 64) as u64];
-        [boot[0], boot[1], self.files, self.length, self.region, 1]
+        [boot[0], boot[1], self.files, self.length, self.head, self.memory, 1]
     }
 
     fn of_words(words: [u64; MARK_WORDS]) -> Option<Mark> {
-        let [low, high, files, length, region, is_set] = words;
+        let [low, high, files, length, head, memory, is_set] = words;
         (is_set == 1).then_some(Mark {
             boot: u128::from(high) << 64 | u128::from(low),
             files,
             length,
-            region,
+            head,
+            memory,
         })
     }
 }
 
 impl Region {
     /// Leaves the region to the next opening. The caller is the last one, keeps others out, has given up its entry, and
-    /// has made the log durable. `false`: the next opening must do without it.
-    pub(crate) fn leave_warm(&self, platform: &Platform) -> bool {
+    /// has made the log durable; `memory` is what [`Region::hash_of_memory`] said, and nothing was committed or folded since.
+    /// `false`: the next opening must do without it.
+    pub(crate) fn leave_warm(&self, platform: &Platform, memory: u64) -> bool {
         // Memory elsewhere would stay if the directory is removed; private memory cannot be found again.
         if self.elsewhere.is_some() || self.is_private || !self.is_at_rest() {
             return false;
         }
-        // What is nobody's need not be read.
-        if self.cut_memory().is_err() {
-            return false;
-        }
-        let marked = || -> std::io::Result<bool> {
+        let mark = || -> std::io::Result<Option<Mark>> {
             let Some(boot) = platform.clock.boot() else {
-                return Ok(false);
+                return Ok(None);
             };
             let Some(files) = stamps(platform)? else {
-                return Ok(false);
+                return Ok(None);
             };
-            let length = self.file.len()?;
-            let region = hash_of(&*self.file, length)?;
-            let mark = Mark {
+            Ok(Some(Mark {
                 boot,
                 files,
-                length,
-                region,
-            };
-            let places = self.control().mark.0.iter().zip(mark.words());
-            // Release: the last word says that the others are there.
-            places.for_each(|(place, word)| place.store(word, Ordering::Release));
-            self.is_last.store(false, Ordering::Relaxed);
-            Ok(true)
+                length: self.file.len()?,
+                head: self.hash_of_head(),
+                memory,
+            }))
         };
-        marked().unwrap_or(false)
+        let Ok(Some(mark)) = mark() else { return false };
+        let places = self.control().mark.0.iter().zip(mark.words());
+        // Release: the last word says that the others are there.
+        places.for_each(|(place, word)| place.store(word, Ordering::Release));
+        self.is_last.store(false, Ordering::Relaxed);
+        true
+    }
+
+    /// A hash of what indexes and arrays hold: all but the head. What nobody has is left out.
+    pub(crate) fn hash_of_memory(&self) -> u64 {
+        let mut hasher = Xxh3::new();
+        for (_, entry) in self.generations() {
+            let (offset, bytes) = entry.memory.place();
+            if bytes == 0 {
+                continue;
+            }
+            // SAFETY: the piece lies in the mapping, and whoever has it may have made an index of it.
+            let index = unsafe { Index::attach(self.memory(offset), bytes as usize) };
+            for used in index.iter().flat_map(Index::used_parts) {
+                self.hash_part(&mut hasher, offset + used.start..offset + used.end);
+            }
+        }
+        for array in self.control().space.arrays() {
+            for (offset, bytes) in array.pieces.iter().map(Piece::place) {
+                self.hash_part(&mut hasher, offset..offset + bytes);
+            }
+        }
+        hasher.digest()
+    }
+
+    /// A hash of the control block and of the tables.
+    fn hash_of_head(&self) -> u64 {
+        let control = self.control();
+        let generations = u64::from(control.generations_allocated.load(Ordering::Acquire));
+        let slots = u64::from(control.slots_allocated.load(Ordering::Acquire));
+        let mut hasher = Xxh3::new();
+        let tables_end = GENERATIONS_START + generations.min(GENERATIONS_MAX as u64) * GENERATION_BYTES;
+        self.hash_part(&mut hasher, 0..tables_end);
+        let slots_end = SLOTS_START + slots.min(SNAPSHOTS_MAX as u64) * SLOT_BYTES;
+        self.hash_part(&mut hasher, SLOTS_START..slots_end);
+        hasher.digest()
+    }
+
+    fn hash_part(&self, hasher: &mut Xxh3, part: Range<u64>) {
+        // SAFETY: the part lies in the mapping and below the end of the file. Nobody stores there: the caller keeps others
+        // out, and has stopped its own threads.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(
+                self.mapping.base().add(part.start as usize),
+                (part.end - part.start) as usize,
+            )
+        };
+        hasher.update(bytes);
     }
 
     /// Whether nobody has anything of the region, and nothing in it is half done.
@@ -135,13 +184,13 @@ impl Region {
             && !self.generations().any(|(_, entry)| entry.is_being_prepared())
     }
 
-    /// The file of a warm region, whose mark is taken away. The caller keeps others out. `None`: there is none, or it
+    /// The warm region of a store, for the process that sits in `seat` and keeps others out. `Err`: there is none, or it
     /// cannot be relied on.
-    pub(crate) fn take_warm(platform: &Platform) -> Option<Arc<dyn File>> {
-        let taken = || -> std::io::Result<Option<Arc<dyn File>>> {
+    pub(crate) fn take_warm(platform: &Platform, seat: Seat) -> std::result::Result<Region, Seat> {
+        let taken = || -> std::io::Result<Option<(Arc<dyn File>, Mark)>> {
             let file = platform.storage.open(REGION_FILE, OpenMode::Write)?;
             // One that names memory elsewhere is shorter.
-            if file.len()? < GENERATIONS_START {
+            if file.len()? < MEMORY_START {
                 return Ok(None);
             }
             let Some(mark) = take_mark(&*file)? else {
@@ -154,21 +203,26 @@ impl Region {
             let is_warm = platform.clock.boot() == Some(mark.boot)
                 && is_of_this_library()?
                 && stamps(platform)? == Some(mark.files)
-                && file.len()? == mark.length
-                && mark.length <= REGION_SPAN_BYTES
-                && hash_of(&*file, mark.length)? == mark.region;
-            Ok(is_warm.then_some(file))
+                && file.len()? == mark.length;
+            Ok(is_warm.then_some((file, mark)))
         };
-        taken().ok().flatten()
-    }
-
-    /// Maps the file of a warm region, for the process that sits in `seat`. `Err`: this process may not have so many
-    /// addresses.
-    pub(crate) fn over_warm(file: Arc<dyn File>, seat: Seat) -> std::result::Result<Region, Seat> {
-        match Region::mapping_of_its_maker(&*file) {
-            Ok((mapping, span)) => Ok(Region::of(file, mapping, span, seat)),
-            Err(_) => Err(seat),
+        let Some((file, mark)) = taken().ok().flatten() else {
+            return Err(seat);
+        };
+        // This process may not have so many addresses.
+        let Ok((mapping, span)) = Region::mapping_of_its_maker(&*file) else {
+            return Err(seat);
+        };
+        let mut region = Region::of(file, mapping, span, seat);
+        // Only what the head says of the memory is needed to look at that.
+        if region.hash_of_head() == mark.head
+            && region.end_of_memory() <= mark.length
+            && region.hash_of_memory() == mark.memory
+        {
+            return Ok(region);
         }
+        region.is_last.store(false, Ordering::Relaxed);
+        Err(std::mem::replace(&mut region.seat, Seat::alone()))
     }
 }
 
@@ -214,18 +268,4 @@ fn stamps(platform: &Platform) -> std::io::Result<Option<u64>> {
         }
     }
     Ok(Some(hasher.finish()))
-}
-
-fn hash_of(file: &dyn File, length: u64) -> std::io::Result<u64> {
-    let mut hasher = Xxh3::new();
-    let mut part = vec![0; PART_BYTES as usize];
-    let mut offset = 0;
-    while offset < length {
-        let bytes = PART_BYTES.min(length - offset);
-        let part = &mut part[..bytes as usize];
-        file.read_at(part, offset)?;
-        hasher.update(part);
-        offset += bytes;
-    }
-    Ok(hasher.digest())
 }

@@ -175,6 +175,11 @@ impl<'a> KeySlice<'a> {
         self.bytes.chunks_exact(self.width)
     }
 
+    /// The last key, if there is one.
+    pub fn last(&self) -> Option<&'a [u8]> {
+        self.len().checked_sub(1).map(|last| self.at(last))
+    }
+
     /// Those from `from` to before `to`; no more than there are.
     pub fn part(&self, from: usize, to: usize) -> KeySlice<'a> {
         let (from, to) = (from.min(self.len()), to.min(self.len()));

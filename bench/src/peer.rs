@@ -7,12 +7,12 @@
 use std::fmt;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::broker::Broker;
-use crate::data::KeySlice;
+use crate::data::{KeySlice, Keys};
 use crate::load::Load;
 use crate::measure::{Latencies, Timeline};
 
@@ -134,6 +134,8 @@ pub type Fetched<'a> = dyn FnMut(&[u8], Option<&[u8]>) -> Result<()> + 'a;
 pub type Pair<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 /// The pairs of one commit.
 pub type Pairs<'a> = dyn Iterator<Item = (&'a [u8], &'a [u8])> + 'a;
+/// Decides about one pair of a scan.
+pub type Choice<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool> + 'a;
 /// What is read in one snapshot.
 pub type Reading<'a> = dyn FnMut(&dyn Reader) -> Result<()> + 'a;
 
@@ -143,6 +145,21 @@ pub trait Reader {
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()>;
     /// Reads pairs in key order, from the first key that is not below `from`, at most `limit` of them.
     fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()>;
+    /// Reads pairs in falling key order, from the last one on, at most `limit` of them.
+    fn scan_back(&self, _limit: u64, _pair: &mut Pair) -> Result<()> {
+        bail!(Unsupported("does not scan backwards"))
+    }
+}
+
+/// From which end of the keys pairs are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The first pair, again and again.
+    First,
+    /// The last pair.
+    Last,
+    /// The first and the last in turn.
+    ByTurns,
 }
 
 /// What a program of another language did.
@@ -166,6 +183,9 @@ pub trait Outside {
     fn fetch(&self, keys: KeySlice, found: &mut Fetched) -> Result<()>;
 }
 
+/// Pairs that a scan reads at once where it has no upper end.
+const DELETED_AT_ONCE: u64 = 1_000;
+
 /// An open store. All calls may come from many threads at once.
 pub trait Peer: Send + Sync {
     /// Stores one pair in a commit of its own, acknowledged as the class says.
@@ -178,6 +198,133 @@ pub trait Peer: Send + Sync {
     fn delete_many(&self, keys: KeySlice) -> Result<()>;
     /// Reads in one snapshot.
     fn read(&self, reading: &mut Reading) -> Result<()>;
+    /// Stores one pair in a commit of its own that no sync follows, whatever the class is.
+    fn put_unsynced(&self, _key: &[u8], _value: &[u8]) -> Result<()> {
+        bail!(Unsupported("cannot leave out the sync of one commit"))
+    }
+    /// Stores pairs that come in key order in one commit.
+    fn put_sorted(&self, pairs: &mut Pairs) -> Result<()> {
+        self.put_many(pairs)
+    }
+    /// How many pairs there are: exactly, in the cheapest way that the store offers.
+    fn len(&self) -> Result<u64> {
+        let mut pairs = 0;
+        self.read(&mut |reader| {
+            reader.scan(&[], u64::MAX, &mut |_, _| {
+                pairs += 1;
+                Ok(())
+            })
+        })?;
+        Ok(pairs)
+    }
+    /// Deletes the keys from `from` to before `to` in one commit. Without a call of its own for that: reads them, and deletes
+    /// them one by one.
+    fn delete_range(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        let mut doomed = Keys::with_width(from.len());
+        self.read(&mut |reader| {
+            let mut is_beyond = false;
+            // A scan has no upper end; so it is done in parts.
+            let mut start = from.to_vec();
+            while !is_beyond {
+                let before = doomed.len();
+                reader.scan(&start, DELETED_AT_ONCE, &mut |key, _| {
+                    is_beyond |= key >= to;
+                    if !is_beyond {
+                        doomed.push(key);
+                    }
+                    Ok(())
+                })?;
+                is_beyond |= doomed.len() == before;
+                start = [doomed.all().last().unwrap_or(from), &[0]].concat();
+            }
+            Ok(())
+        })?;
+        self.delete_many(doomed.all())
+    }
+    /// Takes `count` pairs, of which there are at least so many, from an end, in one commit, and hands them out in that order.
+    /// Without transactions that read what they wrote: reads them from the ends of a snapshot, and deletes them in a batch.
+    fn pop_many(&self, end: End, count: u64, popped: &mut Pair) -> Result<()> {
+        let from_front = match end {
+            End::First => count,
+            End::Last => 0,
+            End::ByTurns => count.div_ceil(2),
+        };
+        let (mut front, mut back) = (Vec::new(), Vec::new());
+        self.read(&mut |reader| {
+            reader.scan(&[], from_front, &mut |key, value| {
+                front.push((key.to_vec(), value.to_vec()));
+                Ok(())
+            })?;
+            if from_front == count {
+                return Ok(());
+            }
+            reader.scan_back(count - from_front, &mut |key, value| {
+                back.push((key.to_vec(), value.to_vec()));
+                Ok(())
+            })
+        })?;
+        let found = (front.len() + back.len()) as u64;
+        ensure!(found == count, "{found} pairs were there where {count} are to be taken");
+        let width = front.first().or(back.first()).map_or(1, |(key, _)| key.len());
+        let mut doomed = Keys::with_width(width);
+        let mut back = back.into_iter();
+        for (key, value) in front {
+            popped(&key, &value)?;
+            doomed.push(&key);
+            if let Some((key, value)) = back.next() {
+                popped(&key, &value)?;
+                doomed.push(&key);
+            }
+        }
+        for (key, value) in back {
+            popped(&key, &value)?;
+            doomed.push(&key);
+        }
+        self.delete_many(doomed.all())
+    }
+    /// Removes the pairs that `keep` does not choose, in one commit.
+    fn retain(&self, keep: &mut Choice) -> Result<()> {
+        let mut doomed: Option<Keys> = None;
+        self.read(&mut |reader| {
+            reader.scan(&[], u64::MAX, &mut |key, value| {
+                if !keep(key, value)? {
+                    doomed.get_or_insert_with(|| Keys::with_width(key.len())).push(key);
+                }
+                Ok(())
+            })
+        })?;
+        doomed.map_or(Ok(()), |doomed| self.delete_many(doomed.all()))
+    }
+    /// Takes the pairs before `to` that `choose` chooses, in one commit, and hands them out.
+    fn extract(&self, to: &[u8], choose: &mut Choice, taken: &mut Pair) -> Result<()> {
+        let mut doomed: Option<Keys> = None;
+        let mut start = Vec::new();
+        let mut is_beyond = false;
+        self.read(&mut |reader| {
+            while !is_beyond {
+                let mut seen = 0;
+                let from = std::mem::take(&mut start);
+                reader.scan(&from, DELETED_AT_ONCE, &mut |key, value| {
+                    is_beyond |= key >= to;
+                    if is_beyond {
+                        return Ok(());
+                    }
+                    seen += 1;
+                    if choose(key, value)? {
+                        taken(key, value)?;
+                        doomed.get_or_insert_with(|| Keys::with_width(key.len())).push(key);
+                    }
+                    start.clear();
+                    start.extend_from_slice(key);
+                    start.push(0);
+                    Ok(())
+                })?;
+                is_beyond |= seen == 0;
+            }
+            Ok(())
+        })?;
+        doomed.map_or(Ok(()), |doomed| self.delete_many(doomed.all()))
+    }
     /// Reads one key by itself, in the cheapest way that the store offers.
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
         self.read(&mut |reader| reader.get(key, found))
@@ -198,6 +345,16 @@ pub trait Peer: Send + Sync {
     }
     /// Closes the store in an orderly way and releases its files.
     fn close(self: Box<Self>) -> Result<()>;
+}
+
+/// The decision about a pair, for a store whose callbacks cannot fail: `chosen` has the first error.
+pub fn decide(chosen: &mut Result<()>, decision: Result<bool>) -> bool {
+    decision.unwrap_or_else(|error| {
+        if chosen.is_ok() {
+            *chosen = Err(error);
+        }
+        false
+    })
 }
 
 /// The error of a peer that cannot do what it is asked. It becomes `n/a` in the report and fails nothing.

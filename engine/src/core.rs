@@ -87,7 +87,7 @@ pub(crate) struct Core {
     users: AtomicU64,
     /// Whether `close` has done all that it does, but for letting go of the lock.
     settled: AtomicBool,
-    /// What [`Region::hash_of_memory`] said, if the region is to be left to the next opening when the lock is let go of.
+    /// What [`Region::hash_of_memory`] said, if the region will be left to the next opening when the lock is released.
     left_memory: OnceLock<u64>,
     /// Held as long as anything of the store is in use; once a closed store is no longer in use, handles that are still
     /// there touch nothing of it.
@@ -431,7 +431,7 @@ impl Core {
         }
     }
 
-    /// Leaves the region to the next opening, if nobody here uses the store. The caller is the last process that has the
+    /// Leaves the region to the next opening, if this process does not use the store any more. The caller is the last process that has the
     /// store open, keeps others out until [`Core::let_go`], and has made the log durable by then.
     pub(crate) fn will_leave_warm(&self) {
         if !self.is_in_use() {

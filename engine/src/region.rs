@@ -4,7 +4,7 @@
 //! the memory of the indexes.
 //!
 //! It holds offsets, never pointers, so that another process can attach to it. Nothing in it is needed after the last
-//! process: the first opener formats it anew, and recovery fills it from the data file and the log. A closed store may leave
+//! process: the first opener formats it again, and recovery fills it from the data file and the log. A closed store may leave
 //! it to the next opening, which saves that work (`warm`).
 //!
 //! ```text

@@ -216,6 +216,23 @@ fn maintenance_without_work_asks_for_nothing() {
 }
 
 #[test]
+fn closing_that_leaves_the_log_syncs_it_and_writes_nothing_else() {
+    let disk = SimDisk::new(1);
+    let options = Options::new().maintenance(Maintenance::Manual).folded_at_close(0);
+    let store = options.open_on(disk.platform()).unwrap();
+    let map = store.map("map").unwrap();
+    store.maintain().unwrap();
+    map.with_durability(Durability::Written).put(b"key", b"value").unwrap();
+    drop(map);
+    let trace = trace_of(&disk, || store.close().unwrap());
+    assert_trace(
+        "close_and_leave",
+        "the log is synced, and the mark in the shared region, which is stored to a mapping, comes after that",
+        &trace,
+    );
+}
+
+#[test]
 fn closing_folds_and_then_empties_the_log() {
     let disk = SimDisk::new(1);
     let (store, map) = quiet_store(&disk);

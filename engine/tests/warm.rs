@@ -3,9 +3,11 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::workload::check_sound;
 use common::{seed, small_options};
-use duramen_engine::{Options, Store};
+use duramen_engine::{Durability, Options, Store};
 use duramen_io::SimDisk;
 use fastrand::Rng;
 
@@ -280,4 +282,85 @@ fn map_that_was_dropped_before_the_close_stays_dropped() {
     let store = open(&disk);
     assert_eq!(store.maps().list().expect("names"), ["map"]);
     assert_holds(&store, PAIRS);
+}
+
+fn open_at(path: &Path) -> Store {
+    options().open(path).expect("a store that opens")
+}
+
+#[test]
+fn directory_may_be_moved_and_a_copy_of_it_is_replayed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [there, moved, copied] = ["there", "moved", "copied"].map(|name| directory.path().join(name));
+    let store = open_at(&there);
+    fill(&store, 0..PAIRS);
+    let region = region_of(&store);
+    store.close().expect("a close");
+    std::fs::create_dir(&copied).expect("a directory");
+    for file in std::fs::read_dir(&there).expect("files") {
+        let file = file.expect("a file");
+        std::fs::copy(file.path(), copied.join(file.file_name())).expect("a copy");
+    }
+    let copy = open_at(&copied);
+    assert_ne!(region_of(&copy), region, "the files are others");
+    assert_holds(&copy, PAIRS);
+    std::fs::rename(&there, &moved).expect("a rename");
+    let store = open_at(&moved);
+    // Elsewhere the region does not lie in the directory, and is not left.
+    if duramen_io::writes_in_place(&moved).expect("a file system") {
+        assert_eq!(region_of(&store), region);
+    }
+    assert_holds(&store, PAIRS);
+}
+
+#[test]
+fn older_files_that_are_put_back_are_what_is_opened() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [path, backup] = ["store", "backup"].map(|name| directory.path().join(name));
+    let copy_files = |from: &Path, to: &Path| {
+        for file in std::fs::read_dir(from).expect("files") {
+            let name = file.expect("a file").file_name();
+            let is_content = name == "data" || name.to_string_lossy().starts_with("wal-");
+            if is_content {
+                std::fs::copy(from.join(&name), to.join(&name)).expect("a copy");
+            }
+        }
+    };
+    let store = open_at(&path);
+    fill(&store, 0..PAIRS);
+    store.close().expect("a close");
+    std::fs::create_dir(&backup).expect("a directory");
+    copy_files(&path, &backup);
+    let store = open_at(&path);
+    fill(&store, PAIRS..PAIRS + 50);
+    store.close().expect("a close");
+    // Over the newer ones, beside the region that belongs to those.
+    copy_files(&backup, &path);
+    assert_holds(&open_at(&path), PAIRS);
+}
+
+#[test]
+fn closing_gives_up_a_fold_that_goes_on() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = Options::new().durability(Durability::Written).folded_at_close(0);
+    let mut pairs = 0u32;
+    for _ in 0..5 {
+        let store = options.clone().open(directory.path()).expect("a store");
+        let map = store.map("map").expect("a map");
+        assert_eq!(map.count().expect("a count"), u64::from(pairs));
+        // Generations of 512 KiB: several are frozen, and folded, when the store is closed.
+        for number in pairs..pairs + 30_000 {
+            map.put(number.reverse_bits().to_be_bytes(), number.to_be_bytes().repeat(20))
+                .expect("a put");
+        }
+        pairs += 30_000;
+        store.close().expect("a close");
+    }
+    let store = options.clone().open(directory.path()).expect("a store");
+    let map = store.map("map").expect("a map");
+    for number in 0..pairs {
+        let found = map.get(number.reverse_bits().to_be_bytes()).expect("a sound store");
+        assert!(found.as_deref() == Some(&*number.to_be_bytes().repeat(20)), "{number}");
+    }
+    check_sound(&store).expect("a sound store");
 }

@@ -59,6 +59,13 @@ impl Reader for Map {
             .take(limit.try_into().unwrap_or(usize::MAX))
             .try_for_each(|(key, value)| pair(key, value))
     }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        self.iter()
+            .rev()
+            .take(limit.try_into().unwrap_or(usize::MAX))
+            .try_for_each(|(key, value)| pair(key, value))
+    }
 }
 
 impl Peer for LockedMap {
@@ -86,6 +93,10 @@ impl Peer for LockedMap {
 
     fn read(&self, reading: &mut Reading) -> Result<()> {
         reading(&*self.reading())
+    }
+
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.put(key, value)
     }
 
     fn sync(&self) -> Result<()> {

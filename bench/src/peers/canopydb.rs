@@ -96,6 +96,15 @@ impl Reader for Tree<'_> {
         }
         Ok(())
     }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        for next in self.range::<&[u8]>(..)?.rev().take(limit) {
+            let (key, value) = next?;
+            pair(&key, &value)?;
+        }
+        Ok(())
+    }
 }
 
 impl Peer for Store {

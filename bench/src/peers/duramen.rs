@@ -3,14 +3,16 @@
 use std::ops::Bound;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use duramen::{Batch, Durability, Map, Options, Snapshot, Store, TransactionOptions};
 
 use super::locked_version;
 use crate::broker::Broker;
 use crate::brokers;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{
+    Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting, decide,
+};
 
 /// Pairs beyond which a commit is a transaction, which may be larger than memory; a batch is one record of the log.
 const BATCH_PAIRS_MAX: usize = 200_000;
@@ -21,6 +23,8 @@ pub struct Duramen;
 struct Opened {
     store: Store,
     pairs: Map,
+    /// A handle whose commits no sync follows.
+    unsynced: Map,
 }
 
 struct Moment<'a> {
@@ -52,7 +56,8 @@ impl Driver for Duramen {
         };
         let store = Options::new().durability(durability).open(directory)?;
         let pairs = store.map("pairs")?;
-        Ok(Box::new(Opened { store, pairs }))
+        let unsynced = pairs.with_durability(Durability::Written);
+        Ok(Box::new(Opened { store, pairs, unsynced }))
     }
 
     fn open_broker(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
@@ -71,6 +76,19 @@ impl Reader for Moment<'_> {
         let mut left = limit;
         while left > 0
             && let Some((key, value)) = cursor.next()?
+        {
+            pair(key, &value)?;
+            left -= 1;
+        }
+        Ok(())
+    }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        let mut cursor = self.snapshot.range(self.pairs, ..)?;
+        cursor.seek_end();
+        let mut left = limit;
+        while left > 0
+            && let Some((key, value)) = cursor.prev()?
         {
             pair(key, &value)?;
             left -= 1;
@@ -127,6 +145,57 @@ impl Peer for Opened {
         })
     }
 
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        Ok(self.unsynced.put(key, value)?)
+    }
+
+    fn put_sorted(&self, pairs: &mut Pairs) -> Result<()> {
+        self.pairs.put_sorted(pairs)?;
+        Ok(())
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.pairs.count()?)
+    }
+
+    fn delete_range(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        Ok(self.pairs.delete_range(from..to)?)
+    }
+
+    fn pop_many(&self, end: End, count: u64, popped: &mut Pair) -> Result<()> {
+        let mut transaction = self.store.begin(TransactionOptions::new())?;
+        for turn in 0..count {
+            let is_first = end == End::First || end == End::ByTurns && turn % 2 == 0;
+            let pair = match is_first {
+                true => transaction.pop_first(&self.pairs)?,
+                false => transaction.pop_last(&self.pairs)?,
+            };
+            let (key, value) = pair.context("there are as many pairs")?;
+            popped(&key, &value)?;
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+
+    fn retain(&self, keep: &mut Choice) -> Result<()> {
+        let mut chosen = Ok(());
+        self.pairs.retain(|key, value| decide(&mut chosen, keep(key, value)))?;
+        chosen
+    }
+
+    fn extract(&self, to: &[u8], choose: &mut Choice, taken: &mut Pair) -> Result<()> {
+        let mut chosen = Ok(());
+        let mut transaction = self.store.begin(TransactionOptions::new())?;
+        let extracted =
+            transaction.extract_if(&self.pairs, ..to, |key, value| decide(&mut chosen, choose(key, value)))?;
+        for pair in extracted {
+            let (key, value) = pair?;
+            taken(&key, &value)?;
+        }
+        transaction.commit()?;
+        chosen
+    }
+
     fn sync(&self) -> Result<()> {
         Ok(self.store.sync()?)
     }
@@ -137,8 +206,8 @@ impl Peer for Opened {
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        let Opened { store, pairs } = *self;
-        drop(pairs);
+        let Opened { store, pairs, unsynced } = *self;
+        drop((pairs, unsynced));
         Ok(store.close()?)
     }
 }

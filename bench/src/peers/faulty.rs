@@ -195,6 +195,10 @@ impl Reader for WrongMoment<'_> {
     fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()> {
         self.inner.scan(from, limit, pair)
     }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        self.inner.scan_back(limit, pair)
+    }
 }
 
 impl Peer for Wrong {
@@ -231,6 +235,10 @@ impl Peer for Wrong {
     fn read(&self, reading: &mut Reading) -> Result<()> {
         self.inner
             .read(&mut |inner| reading(&WrongMoment { inner, peer: self }))
+    }
+
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.put(key, value)
     }
 
     fn sync(&self) -> Result<()> {
@@ -300,6 +308,10 @@ impl Peer for Early {
     fn read(&self, reading: &mut Reading) -> Result<()> {
         self.settle_all()?;
         self.inner.read(reading)
+    }
+
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.put(key, value)
     }
 
     fn sync(&self) -> Result<()> {

@@ -81,6 +81,15 @@ impl Reader for Moment<'_> {
         }
         Ok(())
     }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        for next in self.snapshot.iter(self.pairs).rev().take(limit) {
+            let (key, value) = next.into_inner()?;
+            pair(&key, &value)?;
+        }
+        Ok(())
+    }
 }
 
 impl Peer for Store {
@@ -121,6 +130,10 @@ impl Peer for Store {
 
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
         found(self.pairs.get(key)?.as_deref())
+    }
+
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        Ok(self.pairs.insert(key, value)?)
     }
 
     fn sync(&self) -> Result<()> {

@@ -6,14 +6,15 @@
 
 use std::ops::Bound;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use heed::types::Bytes;
-use heed::{CompactionOption, Database, Env, EnvFlags, EnvOpenOptions, RoTxn};
+use heed::{CompactionOption, Database, Env, EnvFlags, EnvOpenOptions, FlagSetMode, MdbError, PutFlags, RoTxn};
 
 use super::locked_version;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
 
 /// Address space for the map. LMDB wants the largest size that the store will ever have; it takes no disk space.
 const MAP_BYTES: usize = 64 << 30;
@@ -26,6 +27,8 @@ pub struct Lmdb;
 struct Store {
     environment: Env,
     pairs: Database<Bytes, Bytes>,
+    /// Whether the environment was told to leave out syncs, which is for all later commits.
+    is_unsynced: AtomicBool,
 }
 
 struct Moment<'a> {
@@ -72,7 +75,11 @@ impl Driver for Lmdb {
         let mut transaction = environment.write_txn()?;
         let pairs = environment.create_database(&mut transaction, None)?;
         transaction.commit()?;
-        Ok(Box::new(Store { environment, pairs }))
+        Ok(Box::new(Store {
+            environment,
+            pairs,
+            is_unsynced: AtomicBool::new(setting.class != Class::Synced),
+        }))
     }
 }
 
@@ -91,6 +98,26 @@ fn environment(directory: &Path, setting: Setting) -> Result<Env> {
     unsafe { options.flags(flags) };
     // SAFETY: the directory is the lab's own: nobody else changes or truncates the file under the mapping.
     Ok(unsafe { options.open(directory) }?)
+}
+
+impl Store {
+    /// Removes the pairs before `to` that `remove` chooses, through one cursor.
+    fn remove_where(&self, to: Option<&[u8]>, remove: &mut Choice) -> Result<()> {
+        let mut transaction = self.environment.write_txn()?;
+        let mut pairs = self.pairs.iter_mut(&mut transaction)?;
+        while let Some(next) = pairs.next() {
+            let (key, value) = next?;
+            if to.is_some_and(|to| key >= to) {
+                break;
+            }
+            if remove(key, value)? {
+                // SAFETY: what was borrowed from the cursor is not used any more.
+                unsafe { pairs.del_current() }?;
+            }
+        }
+        drop(pairs);
+        Ok(transaction.commit()?)
+    }
 }
 
 impl Reader for Moment<'_> {
@@ -114,6 +141,15 @@ impl Reader for Moment<'_> {
             let (key, value) = next?;
             pair(key, value)?;
             left -= 1;
+        }
+        Ok(())
+    }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        for next in self.pairs.rev_iter(self.transaction)?.take(limit) {
+            let (key, value) = next?;
+            pair(key, value)?;
         }
         Ok(())
     }
@@ -153,6 +189,71 @@ impl Peer for Store {
         reading(&Moment {
             transaction: &transaction,
             pairs: self.pairs,
+        })
+    }
+
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        if !self.is_unsynced.swap(true, Ordering::Relaxed) {
+            // SAFETY: as in `environment`.
+            unsafe { self.environment.set_flags(EnvFlags::NO_SYNC, FlagSetMode::Enable) }?;
+        }
+        self.put(key, value)
+    }
+
+    fn put_sorted(&self, pairs: &mut Pairs) -> Result<()> {
+        let mut transaction = self.environment.write_txn()?;
+        for (key, value) in pairs {
+            match self
+                .pairs
+                .put_with_flags(&mut transaction, PutFlags::APPEND, key, value)
+            {
+                // The pairs are in order, but others are behind them.
+                Err(heed::Error::Mdb(MdbError::KeyExist)) => self.pairs.put(&mut transaction, key, value)?,
+                put => put?,
+            }
+        }
+        Ok(transaction.commit()?)
+    }
+
+    fn len(&self) -> Result<u64> {
+        let transaction = self.environment.read_txn()?;
+        Ok(self.pairs.len(&transaction)?)
+    }
+
+    fn delete_range(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        let mut transaction = self.environment.write_txn()?;
+        let range = (Bound::Included(from), Bound::Excluded(to));
+        self.pairs.delete_range(&mut transaction, &range)?;
+        Ok(transaction.commit()?)
+    }
+
+    fn pop_many(&self, end: End, count: u64, popped: &mut Pair) -> Result<()> {
+        let mut transaction = self.environment.write_txn()?;
+        for turn in 0..count {
+            let is_first = end == End::First || end == End::ByTurns && turn % 2 == 0;
+            let found = match is_first {
+                true => self.pairs.first(&transaction)?,
+                false => self.pairs.last(&transaction)?,
+            };
+            let (key, value) = found.context("there are as many pairs")?;
+            popped(key, value)?;
+            let key = key.to_vec();
+            self.pairs.delete(&mut transaction, &key)?;
+        }
+        Ok(transaction.commit()?)
+    }
+
+    fn retain(&self, keep: &mut Choice) -> Result<()> {
+        self.remove_where(None, &mut |key, value| keep(key, value).map(|is_kept| !is_kept))
+    }
+
+    fn extract(&self, to: &[u8], choose: &mut Choice, taken: &mut Pair) -> Result<()> {
+        self.remove_where(Some(to), &mut |key, value| {
+            let is_chosen = choose(key, value)?;
+            if is_chosen {
+                taken(key, value)?;
+            }
+            Ok(is_chosen)
         })
     }
 

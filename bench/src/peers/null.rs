@@ -47,6 +47,10 @@ impl Reader for Null {
     fn scan(&self, _from: &[u8], _limit: u64, _pair: &mut Pair) -> Result<()> {
         bail!(Unsupported("stores nothing that could be scanned"))
     }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        self.scan(&[], limit, pair)
+    }
 }
 
 impl Peer for Null {
@@ -74,6 +78,10 @@ impl Peer for Null {
 
     fn read(&self, reading: &mut Reading) -> Result<()> {
         reading(self)
+    }
+
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.put(key, value)
     }
 
     fn sync(&self) -> Result<()> {

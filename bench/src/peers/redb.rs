@@ -6,12 +6,17 @@
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 
-use anyhow::Result;
-use redb::{Builder, Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition, WriteTransaction};
+use anyhow::{Context, Result};
+use redb::{
+    Builder, Database, Durability, ReadOnlyTable, ReadableDatabase, ReadableTableMetadata, TableDefinition,
+    WriteTransaction,
+};
 
 use super::locked_version;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{
+    Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting, decide,
+};
 
 const PAIRS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("pairs");
 
@@ -63,9 +68,13 @@ impl Driver for Redb {
 
 impl Store {
     fn write(&self, body: impl FnOnce(&WriteTransaction) -> Result<()>) -> Result<()> {
+        self.write_as(self.durability, body)
+    }
+
+    fn write_as(&self, durability: Durability, body: impl FnOnce(&WriteTransaction) -> Result<()>) -> Result<()> {
         let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         let mut transaction = database.begin_write()?;
-        transaction.set_durability(self.durability)?;
+        transaction.set_durability(durability)?;
         body(&transaction)?;
         Ok(transaction.commit()?)
     }
@@ -85,6 +94,15 @@ impl Reader for ReadOnlyTable<&'static [u8], &'static [u8]> {
             let (key, value) = next?;
             pair(key.value(), value.value())?;
             left -= 1;
+        }
+        Ok(())
+    }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        for next in self.range::<&[u8]>(..)?.rev().take(limit) {
+            let (key, value) = next?;
+            pair(key.value(), value.value())?;
         }
         Ok(())
     }
@@ -131,6 +149,61 @@ impl Peer for Store {
             database.begin_read()?
         };
         reading(&transaction.open_table(PAIRS)?)
+    }
+
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.write_as(Durability::None, |transaction| {
+            transaction.open_table(PAIRS)?.insert(key, value)?;
+            Ok(())
+        })
+    }
+
+    fn len(&self) -> Result<u64> {
+        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(database.begin_read()?.open_table(PAIRS)?.len()?)
+    }
+
+    fn delete_range(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        self.write(|transaction| Ok(transaction.open_table(PAIRS)?.retain_in(from..to, |_, _| false)?))
+    }
+
+    fn pop_many(&self, end: End, count: u64, popped: &mut Pair) -> Result<()> {
+        self.write(|transaction| {
+            let mut table = transaction.open_table(PAIRS)?;
+            for turn in 0..count {
+                let is_first = end == End::First || end == End::ByTurns && turn % 2 == 0;
+                let pair = match is_first {
+                    true => table.pop_first()?,
+                    false => table.pop_last()?,
+                };
+                let (key, value) = pair.context("there are as many pairs")?;
+                popped(key.value(), value.value())?;
+            }
+            Ok(())
+        })
+    }
+
+    fn retain(&self, keep: &mut Choice) -> Result<()> {
+        let mut chosen = Ok(());
+        self.write(|transaction| {
+            let mut table = transaction.open_table(PAIRS)?;
+            Ok(table.retain(|key, value| decide(&mut chosen, keep(key, value)))?)
+        })?;
+        chosen
+    }
+
+    fn extract(&self, to: &[u8], choose: &mut Choice, taken: &mut Pair) -> Result<()> {
+        let mut chosen = Ok(());
+        self.write(|transaction| {
+            let mut table = transaction.open_table(PAIRS)?;
+            let choose = |key: &[u8], value: &[u8]| decide(&mut chosen, choose(key, value));
+            for pair in table.extract_from_if(..to, choose)? {
+                let (key, value) = pair?;
+                taken(key.value(), value.value())?;
+            }
+            Ok(())
+        })?;
+        chosen
     }
 
     fn sync(&self) -> Result<()> {

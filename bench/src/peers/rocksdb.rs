@@ -6,11 +6,11 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, Direction, IteratorMode, Options, Snapshot, WriteBatch,
-    WriteOptions,
+    BlockBasedOptions, Cache, DB, DBCompressionType, DEFAULT_COLUMN_FAMILY_NAME, Direction, IteratorMode, Options,
+    Snapshot, WriteBatch, WriteOptions,
 };
 
 use super::locked_version;
@@ -92,6 +92,15 @@ impl Reader for Snapshot<'_> {
         }
         Ok(())
     }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        for next in self.iterator(IteratorMode::End).take(limit) {
+            let (key, value) = next?;
+            pair(&key, &value)?;
+        }
+        Ok(())
+    }
 }
 
 impl Peer for Store {
@@ -125,6 +134,20 @@ impl Peer for Store {
 
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
         found(self.database.get_pinned(key)?.as_deref())
+    }
+
+    fn put_unsynced(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        Ok(self.database.put(key, value)?)
+    }
+
+    fn delete_range(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        let pairs = self
+            .database
+            .cf_handle(DEFAULT_COLUMN_FAMILY_NAME)
+            .context("every store has it")?;
+        Ok(self
+            .database
+            .delete_range_cf_opt(&pairs, from, to, &self.write_options())?)
     }
 
     fn sync(&self) -> Result<()> {

@@ -19,6 +19,7 @@ const PUT: &str = "INSERT INTO pairs VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE
 const DELETE: &str = "DELETE FROM pairs WHERE key = ?1";
 const GET: &str = "SELECT value FROM pairs WHERE key = ?1";
 const SCAN: &str = "SELECT key, value FROM pairs WHERE key >= ?1 ORDER BY key LIMIT ?2";
+const SCAN_BACK: &str = "SELECT key, value FROM pairs ORDER BY key DESC LIMIT ?1";
 
 /// How long a writer waits for those of other processes.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -139,6 +140,15 @@ impl Reader for Connection {
     fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()> {
         let mut statement = self.prepare_cached(SCAN)?;
         let mut rows = statement.query(params![from, i64::try_from(limit).unwrap_or(i64::MAX)])?;
+        while let Some(row) = rows.next()? {
+            pair(row.get_ref(0)?.as_blob()?, row.get_ref(1)?.as_blob()?)?;
+        }
+        Ok(())
+    }
+
+    fn scan_back(&self, limit: u64, pair: &mut Pair) -> Result<()> {
+        let mut statement = self.prepare_cached(SCAN_BACK)?;
+        let mut rows = statement.query(params![i64::try_from(limit).unwrap_or(i64::MAX)])?;
         while let Some(row) = rows.next()? {
             pair(row.get_ref(0)?.as_blob()?, row.get_ref(1)?.as_blob()?)?;
         }

@@ -142,6 +142,7 @@ pub const ALL: &[Workload] = &[
     sizes::WORKLOAD,
     queue::QUEUE,
     queue::DRAIN,
+    queue::EXPIRE,
     redb_table::WORKLOAD,
     ycsb::A,
     ycsb::C,

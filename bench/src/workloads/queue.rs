@@ -1,14 +1,16 @@
-//! Taking the first pair of a store again and again, as work queues, timers and expiry indexes do: everything before it was
-//! deleted a moment ago, and a store that looks at all of that gets slower with each.
+//! Taking the first or the last pair of a store again and again, as work queues, timers and expiry indexes do: everything beyond
+//! it was deleted a moment ago, and a store that looks at all of that gets slower with each.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Result, ensure};
 
-use super::loads::load_row;
+use super::loads::{load_in_batches, load_row};
 use super::{Context, Recorder, Resources, Variant, Workload, only};
-use crate::crew::alone;
-use crate::data::{Checker, Keys, Length, Values, key_text};
-use crate::measure::Work;
-use crate::peer::{Class, Peer};
+use crate::crew::{alone, crew, together};
+use crate::data::{Checker, KeySlice, Keys, Length, Values, key_text};
+use crate::measure::{Done, Work};
+use crate::peer::{Class, End, Peer};
 
 /// Pairs that are pushed and popped at scale 1.
 const TURNS: usize = 200_000;
@@ -37,7 +39,8 @@ pub const QUEUE: Workload = Workload {
 
 pub const DRAIN: Workload = Workload {
     name: "drain",
-    about: "200,000 pairs of 8 and 100 bytes, loaded 1,000 a commit; the first popped until none is left, each in a commit of its own",
+    about: "200,000 pairs of 8 and 100 bytes, loaded 1,000 a commit; the first popped until none is left, each in a commit of its \
+        own; the last in the same way; and all of them in one commit",
     variants: only(200_000),
     classes: &[Class::Written, Class::None],
     needs_persistence: false,
@@ -46,6 +49,23 @@ pub const DRAIN: Workload = Workload {
     resources: Resources::USUAL,
     run: run_drain,
 };
+
+pub const EXPIRE: Workload = Workload {
+    name: "expire",
+    about: "1M pairs of 8 and 100 bytes in the order of time; 200,000 are put at the end, each in a commit of its own, and after \
+        each hundred the hundred oldest are deleted as a range, while two readers scan the newest 100",
+    variants: only(1_000_000),
+    classes: &[Class::Written, Class::None],
+    needs_persistence: false,
+    has_drivers: false,
+    has_open_loop: false,
+    resources: Resources::USUAL,
+    run: run_expire,
+};
+
+/// Pairs that are deleted at a time, and that are scanned.
+const EXPIRED: usize = 100;
+const READERS: usize = 2;
 
 /// Keys in order.
 fn numbered(count: usize) -> Keys {
@@ -66,7 +86,7 @@ fn run_queue(context: &Context, recorder: &mut Recorder) -> Result<()> {
         let worked = context.pace.whole_shift(1).work(turns as u64, |turn| {
             let pushed = keys.at(backlog + turn as usize);
             peer.put(pushed, values.of(pushed, 0))?;
-            pop(context, &*peer, keys.at(turn as usize), checker)
+            pop(context, &*peer, (End::First, keys.at(turn as usize)), checker)
         })?;
         done = worked.operations as usize;
         Ok(alone(worked))
@@ -86,36 +106,165 @@ fn run_drain(context: &Context, recorder: &mut Recorder) -> Result<()> {
         return peer.close();
     }
     let checker = context.checker(&values);
-    let mut done = 0;
-    recorder.phase("pop the first", Work::Writes, || {
-        let shift = context.pace.whole_shift(1);
-        let worked = shift.work(keys.len() as u64, |at| {
-            pop(context, &*peer, keys.at(at as usize), checker)
+    for (end, name) in [(End::First, "pop the first"), (End::Last, "pop the last")] {
+        if end == End::Last {
+            load_in_batches(&*peer, keys.all(), &values)?;
+        }
+        let mut done = 0;
+        recorder.phase(name, Work::Writes, || {
+            let shift = context.pace.whole_shift(1);
+            let worked = shift.work(keys.len() as u64, |at| {
+                pop(context, &*peer, (end, next(&keys, end, at as usize)), checker)
+            })?;
+            done = worked.operations as usize;
+            Ok(alone(worked))
         })?;
-        done = worked.operations as usize;
-        Ok(alone(worked))
+        for at in 0..done {
+            let key = next(&keys, end, at);
+            peer.get(key, &mut |found| checker.absent(key, found))?;
+        }
+        if recorder.is_stopped() {
+            break;
+        }
+    }
+    if !recorder.is_stopped() {
+        load_in_batches(&*peer, keys.all(), &values)?;
+    }
+    let mut taken = 0;
+    recorder.phase("pop all in one commit", Work::Writes, || {
+        peer.pop_many(End::First, keys.len() as u64, &mut |key, value| {
+            is_expected(key, keys.at(taken))?;
+            taken += 1;
+            checker.present(key, 0, Some(value))
+        })?;
+        Ok(Done::untimed(keys.len()))
     })?;
-    for key in keys.all().part(0, done).iter() {
+    for key in keys.all().part(0, taken).iter() {
         peer.get(key, &mut |found| checker.absent(key, found))?;
     }
     peer.close()
 }
 
-/// Takes the first pair, which is that of `expected`.
-fn pop(context: &Context, peer: &dyn Peer, expected: &[u8], checker: Checker) -> Result<()> {
-    let mut is_first = context.is_exempt();
+/// The key that is taken after so many from an end.
+fn next(keys: &Keys, end: End, taken: usize) -> &[u8] {
+    match end {
+        End::Last => keys.at(keys.len() - 1 - taken),
+        End::First | End::ByTurns => keys.at(taken),
+    }
+}
+
+fn is_expected(key: &[u8], expected: &[u8]) -> Result<()> {
+    ensure!(
+        key == expected,
+        "key {} was next where key {} is",
+        key_text(key),
+        key_text(expected)
+    );
+    Ok(())
+}
+
+/// Takes a pair from an end, which is that of a key.
+fn pop(context: &Context, peer: &dyn Peer, (end, expected): (End, &[u8]), checker: Checker) -> Result<()> {
+    let mut is_next = context.is_exempt();
     peer.read(&mut |reader| {
-        reader.scan(&[], 1, &mut |key, value| {
-            ensure!(
-                key == expected,
-                "key {} was the first where key {} is",
-                key_text(key),
-                key_text(expected)
-            );
-            is_first = true;
+        let mut pair = |key: &[u8], value: &[u8]| {
+            is_expected(key, expected)?;
+            is_next = true;
+            checker.present(key, 0, Some(value))
+        };
+        match end {
+            End::Last => reader.scan_back(1, &mut pair),
+            End::First | End::ByTurns => reader.scan(&[], 1, &mut pair),
+        }
+    })?;
+    ensure!(is_next, "no key was next where key {} is", key_text(expected));
+    peer.delete(expected)
+}
+
+fn run_expire(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let (backlog, turns) = (context.records().max(2 * EXPIRED), context.scaled(TURNS).max(EXPIRED));
+    let (waiting, keys) = (numbered(backlog), numbered(backlog + turns));
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let peer = context.open()?;
+    if !load_row(context, recorder, &*peer, &waiting, &values)? {
+        return peer.close();
+    }
+    let checker = context.checker(&values);
+    // How many pairs were begun and acknowledged, the first one left, and whether pairs still come.
+    let (begun, put, oldest) = (
+        AtomicU64::new(backlog as u64),
+        AtomicU64::new(backlog as u64),
+        AtomicU64::new(0),
+    );
+    let goes_on = AtomicBool::new(true);
+    let names = [("put and expire", Work::Writes), ("scan the newest 100", Work::Reads)];
+    recorder.phases(&names, || {
+        let mut worked = crew(1 + READERS, |worker| {
+            let shift = context.pace.whole_shift(1 + READERS);
+            if worker > 0 {
+                return shift.work_while(u64::MAX, &goes_on, |_| {
+                    scan_newest(context, &*peer, keys.all(), (&begun, &put), checker).map(|()| 1)
+                });
+            }
+            let worked = shift.work(turns as u64, |turn| {
+                let key = keys.at(backlog + turn as usize);
+                begun.fetch_add(1, Ordering::SeqCst);
+                peer.put(key, values.of(key, 0))?;
+                put.fetch_add(1, Ordering::SeqCst);
+                if (turn as usize + 1).is_multiple_of(EXPIRED) {
+                    let first = oldest.load(Ordering::SeqCst) as usize;
+                    peer.delete_range(keys.at(first), keys.at(first + EXPIRED))?;
+                    oldest.fetch_add(EXPIRED as u64, Ordering::SeqCst);
+                }
+                Ok(())
+            });
+            goes_on.store(false, Ordering::SeqCst);
+            worked
+        })?;
+        let mut readers = worked.split_off(1);
+        // They work for as long as the writer does.
+        readers.iter_mut().for_each(|worked| worked.stopped_at_of = None);
+        Ok(vec![together(worked), together(readers)])
+    })?;
+    let (first, end) = (oldest.into_inner() as usize, put.into_inner() as usize);
+    for key in keys.all().part(0, first).iter() {
+        peer.get(key, &mut |found| checker.absent(key, found))?;
+    }
+    for key in keys.all().part(first, end).iter() {
+        peer.get(key, &mut |found| checker.present(key, 0, found))?;
+    }
+    peer.close()
+}
+
+/// The newest pairs, one after the other without a gap: the first was begun, and is not older than the last acknowledged one.
+fn scan_newest(
+    context: &Context,
+    peer: &dyn Peer,
+    keys: KeySlice,
+    (begun, put): (&AtomicU64, &AtomicU64),
+    checker: Checker,
+) -> Result<()> {
+    let acknowledged = put.load(Ordering::SeqCst);
+    let (mut pairs, mut expected) = (0, 0);
+    peer.read(&mut |reader| {
+        reader.scan_back(EXPIRED as u64, &mut |key, value| {
+            let number = u64::from_be_bytes(key.try_into()?);
+            if pairs == 0 {
+                let newest = begun.load(Ordering::SeqCst);
+                ensure!(
+                    (acknowledged..=newest).contains(&(number + 1)),
+                    "key {number} was the newest where it is one of {acknowledged} to {newest}"
+                );
+                expected = number;
+            }
+            is_expected(key, keys.at(expected as usize))?;
+            (pairs, expected) = (pairs + 1, expected.saturating_sub(1));
             checker.present(key, 0, Some(value))
         })
     })?;
-    ensure!(is_first, "no key was the first where key {} is", key_text(expected));
-    peer.delete(expected)
+    ensure!(
+        pairs == EXPIRED || context.is_exempt(),
+        "a scan of the newest {EXPIRED} pairs gave {pairs}"
+    );
+    Ok(())
 }

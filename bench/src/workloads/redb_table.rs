@@ -1,29 +1,36 @@
 //! The load behind redb's published table: 24-byte keys, 150-byte values, 5M records. Bulk load in one commit, single
-//! and batch writes, random reads and ranges, reads at 4 to 32 threads, removal of half, size before and after
-//! compaction. The caches are as large as in the published table.
+//! and batch writes right after it, sorted inserts, writes that are not synced, `len`, random reads and ranges, reads at 4 to
+//! 32 threads, removal of half, `retain`, `extract_if` and pops, each in one commit, size before and after compaction. The
+//! caches are as large as in the published table.
+
+use std::collections::HashSet;
 
 use anyhow::{Result, ensure};
 
 use super::loads::{get_in_snapshots, put_batch, put_each, ranges_in_a_snapshot, read_back, read_back_shares};
-use super::{Context, Recorder, Resources, Workload, only, tally_scan};
+use super::{Context, Recorder, Resources, Workload, only};
 use crate::crew::alone;
-use crate::data::{Generator, KeySlice, Keys, Length, Values};
+use crate::data::{Generator, Keys, Length, Values, key_text};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Peer};
+use crate::peer::{Class, End, Peer};
 
 /// As large as in the published table.
 const CACHE_BYTES: u64 = 4 << 30;
 const READS: usize = 1_000_000;
 const RANGES: usize = 500_000;
 const RANGE_PAIRS: u64 = 10;
+const SORTED: usize = 1_000_000;
+/// Pairs that are popped, at most.
+const POPS: usize = 500_000;
 const THREADS: [usize; 4] = [4, 8, 16, 32];
 
 pub const WORKLOAD: Workload = Workload {
     name: "redb-table",
-    about: "the load of redb's published table: 5M records of 24 and 150 bytes: bulk load, single and batch writes, random \
-        reads, ranges, reads at 4 to 32 threads, removals, size before and after compaction",
+    about: "the load of redb's published table: 5M records of 24 and 150 bytes: bulk load, single, batch, sorted and unsynced \
+        writes, len, random reads, ranges, reads at 4 to 32 threads, removals, retain, extract_if, pops, size before and after \
+        compaction",
     variants: only(5_000_000),
-    classes: &[Class::Written, Class::None],
+    classes: &[Class::Synced, Class::Written, Class::None],
     needs_persistence: false,
     has_drivers: false,
     has_open_loop: false,
@@ -39,39 +46,58 @@ struct Table<'a> {
     values: Values,
     bulk: Keys,
     peer: Box<dyn Peer>,
+    /// All that is there.
+    present: HashSet<Vec<u8>>,
+    /// What was there, and was removed.
+    removed: Vec<Vec<u8>>,
 }
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
-    let table = Table {
+    let mut table = Table {
         context,
         values: Values::new(context.seed, Length::Fixed(150)),
         bulk: Generator::new(context.seed, "bulk").keys(context.records(), 24),
         peer: context.open()?,
+        present: HashSet::new(),
+        removed: Vec::new(),
     };
     table.bulk_load(recorder)?;
-    let single = table.single_writes(recorder, "single writes", 1_000)?;
-    let batches = table.batch_writes(recorder)?;
-    // The published row of writes without a sync is another class; in the classes without a sync it is this one.
-    let many = (context.class != Class::Synced)
-        .then(|| table.single_writes(recorder, "50,000 single writes", 50_000))
-        .transpose()?;
+    table.single_writes(recorder)?;
+    table.batch_writes(recorder)?;
+    table.sorted_inserts(recorder)?;
+    table.unsynced_writes(recorder)?;
+    table.len(recorder)?;
     table.reads(recorder)?;
-    table.verify([Some(&single), Some(&batches), many.as_ref()])?;
-    let is_removed = table.remove_half(recorder)?;
+    table.verify()?;
+    table.remove_half(recorder)?;
+    table.retain(recorder)?;
+    table.extract(recorder)?;
+    table.pop(recorder)?;
     recorder.phase("compact", Work::Writes, || {
         table.peer.compact().map(|()| Done::untimed(1))
     })?;
-    table.verify_after_removal(is_removed)?;
+    table.verify()?;
     table.peer.close()
 }
 
 impl Table<'_> {
-    fn present(&self) -> impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Sync + Copy {
+    fn is_right(&self) -> impl Fn(&[u8], Option<&[u8]>) -> Result<()> + Sync + Copy {
         let checker = self.context.checker(&self.values);
         move |key, found| checker.present(key, 0, found)
     }
 
-    fn bulk_load(&self, recorder: &mut Recorder) -> Result<()> {
+    /// Notes that these keys are there.
+    fn are_there<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
+        self.present.extend(keys.map(<[u8]>::to_vec));
+    }
+
+    /// Notes that a key is not there any more.
+    fn is_gone(&mut self, key: Vec<u8>) {
+        self.present.remove(&key);
+        self.removed.push(key);
+    }
+
+    fn bulk_load(&mut self, recorder: &mut Recorder) -> Result<()> {
         recorder.phase("bulk load", Work::Writes, || {
             put_batch(&*self.peer, self.bulk.all(), &self.values)?;
             Ok(Done::untimed(self.bulk.len()))
@@ -80,23 +106,25 @@ impl Table<'_> {
         if self.context.pace.is_over() {
             recorder.note("the bulk load, one commit, ended beyond the limit of the cell".to_string());
         }
+        self.present = self.bulk.iter().map(<[u8]>::to_vec).collect();
         Ok(())
     }
 
-    fn single_writes(&self, recorder: &mut Recorder, name: &str, count: usize) -> Result<Keys> {
-        let keys = Generator::new(self.context.seed, name).keys(self.context.scaled(count), 24);
+    fn single_writes(&mut self, recorder: &mut Recorder) -> Result<()> {
+        let name = "single writes";
+        let keys = Generator::new(self.context.seed, name).keys(self.context.scaled(1_000), 24);
         let mut acknowledged = Vec::new();
         recorder.phase(name, Work::Writes, || {
             let (done, counts) = put_each(self.context, &*self.peer, keys.all(), &self.values, 1)?;
             acknowledged = counts;
             Ok(done)
         })?;
-        read_back_shares(&*self.peer, keys.all(), &acknowledged, self.present())?;
-        let written = acknowledged.iter().sum::<u64>() as usize;
-        Ok(Keys::collect(24, keys.iter().take(written)))
+        read_back_shares(&*self.peer, keys.all(), &acknowledged, self.is_right())?;
+        self.are_there(keys.iter().take(acknowledged.iter().sum::<u64>() as usize));
+        Ok(())
     }
 
-    fn batch_writes(&self, recorder: &mut Recorder) -> Result<Keys> {
+    fn batch_writes(&mut self, recorder: &mut Recorder) -> Result<()> {
         let (batches, each) = (self.context.scaled(100).min(100), 1_000);
         let keys = Generator::new(self.context.seed, "batches").keys(batches * each, 24);
         let mut written = 0;
@@ -110,7 +138,58 @@ impl Table<'_> {
             })?;
             Ok(alone(worked))
         })?;
-        Ok(Keys::collect(24, keys.iter().take(written)))
+        self.are_there(keys.iter().take(written));
+        Ok(())
+    }
+
+    /// In one commit, between the others.
+    fn sorted_inserts(&mut self, recorder: &mut Recorder) -> Result<()> {
+        let keys = Generator::new(self.context.seed, "sorted").keys(self.context.scaled(SORTED), 24);
+        let keys = keys.sorted();
+        let mut is_done = false;
+        recorder.phase("sorted inserts", Work::Writes, || {
+            let mut pairs = keys.iter().map(|key| (key, self.values.of(key, 0)));
+            self.peer.put_sorted(&mut pairs)?;
+            is_done = true;
+            Ok(Done::untimed(keys.len()))
+        })?;
+        if is_done {
+            self.are_there(keys.iter());
+        }
+        Ok(())
+    }
+
+    fn unsynced_writes(&mut self, recorder: &mut Recorder) -> Result<()> {
+        let keys = Generator::new(self.context.seed, "unsynced").keys(self.context.scaled(50_000), 24);
+        let mut written = 0;
+        recorder.phase("50,000 writes without sync", Work::Writes, || {
+            let shift = self.context.pace.whole_shift(1);
+            let worked = shift.work(keys.len() as u64, |at| {
+                let key = keys.at(at as usize);
+                self.peer.put_unsynced(key, self.values.of(key, 0))
+            })?;
+            written = worked.operations as usize;
+            Ok(alone(worked))
+        })?;
+        self.are_there(keys.iter().take(written));
+        Ok(())
+    }
+
+    /// The first count that is asked for.
+    fn len(&self, recorder: &mut Recorder) -> Result<()> {
+        recorder.phase("len", Work::Reads, || {
+            self.check_len(self.peer.len()?)?;
+            Ok(Done::untimed(1))
+        })
+    }
+
+    fn check_len(&self, found: u64) -> Result<()> {
+        let expected = self.present.len() as u64;
+        ensure!(
+            found == expected || self.context.is_exempt(),
+            "a count gave {found} pairs, {expected} are there"
+        );
+        Ok(())
     }
 
     fn reads(&self, recorder: &mut Recorder) -> Result<()> {
@@ -118,7 +197,7 @@ impl Table<'_> {
         let picks = Generator::new(self.context.seed, "reads").picks(count, self.bulk.len());
         let reads = self.bulk.picked(&picks);
         recorder.phase("random reads", Work::Reads, || {
-            get_in_snapshots(self.context, &*self.peer, reads.all(), 1, self.present())
+            get_in_snapshots(self.context, &*self.peer, reads.all(), 1, self.is_right())
         })?;
         let sorted = self.bulk.sorted();
         let starts = Generator::new(self.context.seed, "ranges").picks(self.context.scaled(RANGES), sorted.len());
@@ -128,49 +207,134 @@ impl Table<'_> {
         })?;
         for threads in THREADS {
             recorder.phase(&format!("random reads, {threads} threads"), Work::Reads, || {
-                get_in_snapshots(self.context, &*self.peer, reads.all(), threads, self.present())
+                get_in_snapshots(self.context, &*self.peer, reads.all(), threads, self.is_right())
             })?;
         }
         Ok(())
     }
 
-    /// Everything that was written is there, and nothing else.
-    fn verify(&self, written: [Option<&Keys>; 3]) -> Result<()> {
-        let mut pairs = self.bulk.len();
-        read_back(&*self.peer, self.bulk.all(), self.present())?;
-        for keys in written.into_iter().flatten() {
-            read_back(&*self.peer, keys.all(), self.present())?;
-            pairs += keys.len();
+    /// Everything that was written is there, what was removed is not, and there is nothing else.
+    fn verify(&self) -> Result<()> {
+        let list = |keys: &mut dyn Iterator<Item = &Vec<u8>>| Keys::collect(24, keys);
+        let checker = self.context.checker(&self.values);
+        read_back(&*self.peer, list(&mut self.present.iter()).all(), self.is_right())?;
+        let removed = list(&mut self.removed.iter());
+        read_back(&*self.peer, removed.all(), |key, found| checker.absent(key, found))?;
+        if self.context.is_exempt() {
+            return Ok(());
         }
-        if !self.context.is_exempt() {
-            let seen = tally_scan(&*self.peer)?.pairs();
-            ensure!(seen == pairs as u64, "a scan saw {seen} pairs, {pairs} are there");
-        }
+        self.check_len(self.peer.len()?)
+    }
+
+    fn remove_half(&mut self, recorder: &mut Recorder) -> Result<()> {
+        let half = self.bulk.all().part(0, self.bulk.len() / 2);
+        let mut is_done = false;
+        recorder.phase("removals", Work::Writes, || {
+            self.peer.delete_many(half)?;
+            is_done = true;
+            Ok(Done::untimed(half.len()))
+        })?;
+        let gone: Vec<Vec<u8>> = half.iter().map(<[u8]>::to_vec).collect();
+        gone.into_iter().filter(|_| is_done).for_each(|key| self.is_gone(key));
         Ok(())
     }
 
-    fn removed(&self) -> KeySlice<'_> {
-        self.bulk.all().part(0, self.bulk.len() / 2)
-    }
-
-    /// Whether the phase was reached.
-    fn remove_half(&self, recorder: &mut Recorder) -> Result<bool> {
-        let mut is_done = false;
-        recorder.phase("removals", Work::Writes, || {
-            self.peer.delete_many(self.removed())?;
-            is_done = true;
-            Ok(Done::untimed(self.removed().len()))
+    /// Every second pair stays. Operations are the pairs that are looked at, as published.
+    fn retain(&mut self, recorder: &mut Recorder) -> Result<()> {
+        let (mut gone, mut seen) = (Vec::new(), 0);
+        recorder.phase("retain", Work::Writes, || {
+            self.peer.retain(&mut |key, value| {
+                self.is_right()(key, Some(value))?;
+                seen += 1;
+                let is_kept = seen % 2 == 0;
+                if !is_kept {
+                    gone.push(key.to_vec());
+                }
+                Ok(is_kept)
+            })?;
+            Ok(Done::untimed(seen))
         })?;
-        Ok(is_done)
+        let expected = self.present.len();
+        ensure!(
+            seen == expected || self.context.is_exempt() || gone.is_empty(),
+            "a scan saw {seen} pairs, {expected} are there"
+        );
+        gone.into_iter().for_each(|key| self.is_gone(key));
+        Ok(())
     }
 
-    fn verify_after_removal(&self, is_removed: bool) -> Result<()> {
-        let checker = self.context.checker(&self.values);
-        let rest = self.bulk.all().part(self.removed().len(), self.bulk.len());
-        read_back(&*self.peer, rest, self.present())?;
-        read_back(&*self.peer, self.removed(), |key, found| match is_removed {
-            true => checker.absent(key, found),
-            false => checker.present(key, 0, found),
-        })
+    /// Every second pair of the first third of the keys.
+    fn extract(&mut self, recorder: &mut Recorder) -> Result<()> {
+        let mut sorted: Vec<&Vec<u8>> = self.present.iter().collect();
+        sorted.sort_unstable();
+        let expected: Vec<Vec<u8>> = sorted[..sorted.len() / 3]
+            .iter()
+            .step_by(2)
+            .map(|&key| key.clone())
+            .collect();
+        let Some(end) = sorted.get(sorted.len() / 3).map(|&key| key.clone()) else {
+            recorder.not_done(&[("extract_if", Work::Writes)], "there are too few pairs");
+            return Ok(());
+        };
+        let (mut taken, mut seen) = (Vec::new(), 0);
+        recorder.phase("extract_if", Work::Writes, || {
+            let choose = &mut |_: &[u8], _: &[u8]| {
+                seen += 1;
+                Ok(seen % 2 == 1)
+            };
+            self.peer.extract(&end, choose, &mut |key, value| {
+                self.is_right()(key, Some(value))?;
+                taken.push(key.to_vec());
+                Ok(())
+            })?;
+            Ok(Done::untimed(seen))
+        })?;
+        check_taken(&taken, &expected, self.context.is_exempt())?;
+        taken.into_iter().for_each(|key| self.is_gone(key));
+        Ok(())
+    }
+
+    /// The first and the last pair in turn.
+    fn pop(&mut self, recorder: &mut Recorder) -> Result<()> {
+        let mut sorted: Vec<&Vec<u8>> = self.present.iter().collect();
+        sorted.sort_unstable();
+        let count = self.context.scaled(POPS).min(sorted.len());
+        let (mut first, mut last) = (sorted.iter(), sorted.iter().rev());
+        let expected: Vec<Vec<u8>> = (0..count)
+            .filter_map(|turn| if turn % 2 == 0 { first.next() } else { last.next() })
+            .map(|&key| key.clone())
+            .collect();
+        let mut taken = Vec::new();
+        recorder.phase("pop", Work::Writes, || {
+            self.peer.pop_many(End::ByTurns, count as u64, &mut |key, value| {
+                self.is_right()(key, Some(value))?;
+                taken.push(key.to_vec());
+                Ok(())
+            })?;
+            Ok(Done::untimed(count))
+        })?;
+        check_taken(&taken, &expected, self.context.is_exempt())?;
+        taken.into_iter().for_each(|key| self.is_gone(key));
+        Ok(())
+    }
+}
+
+/// What was taken are the keys that were to be taken, in that order; or nothing, where that was not done.
+fn check_taken(taken: &[Vec<u8>], expected: &[Vec<u8>], is_exempt: bool) -> Result<()> {
+    if is_exempt || taken.is_empty() {
+        return Ok(());
+    }
+    ensure!(
+        taken.len() == expected.len(),
+        "{} pairs were taken where {} were to be",
+        taken.len(),
+        expected.len()
+    );
+    match taken.iter().zip(expected).find(|(taken, expected)| taken != expected) {
+        None => Ok(()),
+        Some((taken, expected)) => {
+            let (taken, expected) = (key_text(taken), key_text(expected));
+            anyhow::bail!("key {taken} was taken where key {expected} is next")
+        }
     }
 }

@@ -105,7 +105,7 @@ impl Region {
         true
     }
 
-    /// A hash of what indexes and arrays hold: all but the head. What nobody has is left out.
+    /// A hash of what indexes and arrays hold: all but the head. Memory without an owner is left out.
     pub(crate) fn hash_of_memory(&self) -> u64 {
         let mut hasher = Xxh3::new();
         for (_, entry) in self.generations() {
@@ -113,7 +113,7 @@ impl Region {
             if bytes == 0 {
                 continue;
             }
-            // SAFETY: the piece lies in the mapping, and whoever has it may have made an index of it.
+            // SAFETY: the piece lies in the mapping, and its owner may have made an index of it.
             let index = unsafe { Index::attach(self.memory(offset), bytes as usize) };
             for used in index.iter().flat_map(Index::used_parts) {
                 self.hash_part(&mut hasher, offset + used.start..offset + used.end);
@@ -141,7 +141,7 @@ impl Region {
     }
 
     fn hash_part(&self, hasher: &mut Xxh3, part: Range<u64>) {
-        // SAFETY: the part lies in the mapping and below the end of the file. Nobody stores there: the caller keeps others
+        // SAFETY: the part lies in the mapping and below the end of the file. No thread stores there: the caller keeps others
         // out, and has stopped its own threads.
         let bytes = unsafe {
             std::slice::from_raw_parts(

@@ -34,11 +34,13 @@ use crate::value::{Entry, Value};
 use crate::view::{encode_root, in_tree};
 use crate::write_set::{Addition, Entries, Layer, OwnWrites, Written};
 
+mod pops;
 mod read_write;
 mod rollback;
 mod sequences;
 mod work;
 
+use pops::Ahead;
 pub use read_write::ExtractIf;
 pub use rollback::Rollback;
 use work::Reused;
@@ -126,6 +128,8 @@ struct Work {
     layers: Vec<Layer>,
     /// Stretches in which the transaction sees nothing, as walks found out since it wrote something.
     nothing: Mutex<Ranges>,
+    /// What pops read ahead.
+    ahead: Option<Box<Ahead>>,
     /// What all layers but the newest hold; that one changes with every write.
     below: Held,
     savepoints: Vec<Mark>,
@@ -537,6 +541,7 @@ impl Transaction {
             }
             .into());
         }
+        self.forget_ahead();
         self.top().delete_range(range);
         Ok(())
     }
@@ -808,7 +813,7 @@ impl Transaction {
             return Err(Reason::InvalidArgument(cause.into()).into());
         };
         let work = &mut *self.work;
-        work.nothing = Mutex::default();
+        (work.nothing, work.ahead) = Default::default();
         work.savepoints.truncate(place + 1);
         let mark = &work.savepoints[place];
         if let Some(first) = work.appends.get(mark.appends) {
@@ -881,6 +886,7 @@ impl Transaction {
     }
 
     fn write(&mut self, full_key: &[u8], written: Written<'_>) -> Result<()> {
+        self.forget_ahead();
         let nothing = self.nothing();
         if written != Written::Delete && !nothing.is_empty() {
             *nothing = nothing.cut(full_key);

@@ -171,6 +171,8 @@ fn a_transaction_sees_what_it_puts_into_stretches_that_it_emptied() {
         let options = duramen_engine::TransactionOptions::new().memory_bytes(rng.usize(1..20_000));
         let mut tx = store.begin(options).expect("a transaction");
         let mut marks = Vec::new();
+        // Now and then so many that most of what is read ahead is popped.
+        let run = |rng: &mut fastrand::Rng| if rng.u8(..8) == 0 { rng.u8(..100) } else { 1 };
         for step in 0..400 {
             let number = rng.u16(..400);
             let popped = |pair: Option<(Vec<u8>, duramen_engine::Value<'static>)>| {
@@ -178,12 +180,25 @@ fn a_transaction_sees_what_it_puts_into_stretches_that_it_emptied() {
             };
             match rng.u8(..20) {
                 0..=6 => {
-                    let found = popped(tx.pop_first(&map).expect("a pop"));
-                    assert_eq!(found, model.pop_first(), "round {round}, step {step}");
+                    for _ in 0..run(rng) {
+                        let found = popped(tx.pop_first(&map).expect("a pop"));
+                        assert_eq!(found, model.pop_first(), "round {round}, step {step}");
+                    }
                 }
-                7..=10 => {
-                    let found = popped(tx.pop_last(&map).expect("a pop"));
-                    assert_eq!(found, model.pop_last(), "round {round}, step {step}");
+                7..=9 => {
+                    for _ in 0..run(rng) {
+                        let found = popped(tx.pop_last(&map).expect("a pop"));
+                        assert_eq!(found, model.pop_last(), "round {round}, step {step}");
+                    }
+                }
+                // What one end has read ahead, the other one comes to.
+                10 => {
+                    for _ in 0..run(rng) {
+                        let found = popped(tx.pop_first(&map).expect("a pop"));
+                        assert_eq!(found, model.pop_first(), "round {round}, step {step}");
+                        let found = popped(tx.pop_last(&map).expect("a pop"));
+                        assert_eq!(found, model.pop_last(), "round {round}, step {step}");
+                    }
                 }
                 11..=13 => {
                     tx.delete(&map, number.to_be_bytes()).expect("a deletion");

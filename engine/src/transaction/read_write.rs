@@ -9,7 +9,7 @@ use crate::bounds::KeyBounds;
 use crate::commit::{number_behind, numbered};
 use crate::draft::counter_of;
 use crate::error::{Error, Reason, Result};
-use crate::full_key::{FullKey, FullRange, check_prefix, successor};
+use crate::full_key::{FullKey, check_prefix};
 use crate::map::{Map, check_value};
 use crate::snapshot::Cursor;
 use crate::value::Value;
@@ -17,13 +17,6 @@ use crate::write_set::Written;
 
 /// Pairs that are looked at before those chosen among them are removed.
 const LOOKED_AT_TOGETHER: usize = 1024;
-
-/// Where a map ends.
-#[derive(Clone, Copy)]
-enum End {
-    First,
-    Last,
-}
 
 /// A key and its value, both with bytes of their own.
 type Pair = (Vec<u8>, Value<'static>);
@@ -70,56 +63,6 @@ impl Transaction {
     /// As [`Transaction::range`].
     pub fn last(&self, map: &Map) -> Result<Option<(Vec<u8>, Value<'static>)>> {
         self.range(map, ..)?.take_last().map(owned)
-    }
-
-    /// Removes the pair with the smallest key, and returns it. Two transactions that take the same pair conflict.
-    ///
-    /// # Errors
-    /// As [`Transaction::range`] and [`Transaction::delete`].
-    pub fn pop_first(&mut self, map: &Map) -> Result<Option<(Vec<u8>, Value<'static>)>> {
-        self.pop(map, End::First)
-    }
-
-    /// Removes the pair with the greatest key, and returns it. Two transactions that take the same pair conflict.
-    ///
-    /// # Errors
-    /// As [`Transaction::range`] and [`Transaction::delete`].
-    pub fn pop_last(&mut self, map: &Map) -> Result<Option<(Vec<u8>, Value<'static>)>> {
-        self.pop(map, End::Last)
-    }
-
-    /// Takes a pair from an end, and remembers that nothing is there: the next call need not look at what this one removed.
-    fn pop(&mut self, map: &Map, end: End) -> Result<Option<Pair>> {
-        self.is_used_here();
-        self.pinned.alive()?;
-        let id = map.id_in(self.pinned.core())?;
-        let all = FullRange::map(id);
-        self.note_read(|reads| reads.range(&all))?;
-        let left = self.nothing().trim(&all);
-        if left.is_empty() {
-            return Ok(None);
-        }
-        let cursor = Cursor::new(&self.pinned, self.own_writes(), left);
-        let pair = owned(match end {
-            End::First => cursor.take_first()?,
-            End::Last => cursor.take_last()?,
-        });
-        let key = pair.as_ref().map(|(key, _)| FullKey::new(id, key)).transpose()?;
-        let pair = self.remove(map, pair)?;
-        let nothing = self.nothing();
-        match (key, end) {
-            (None, _) => nothing.add(&all.low, &all.high, 1),
-            (Some(key), End::First) => nothing.add(&all.low, &successor(&key), 1),
-            (Some(key), End::Last) => nothing.add(&key, &all.high, 1),
-        }
-        Ok(pair)
-    }
-
-    fn remove(&mut self, map: &Map, pair: Option<Pair>) -> Result<Option<Pair>> {
-        if let Some((key, _)) = &pair {
-            self.delete(map, key)?;
-        }
-        Ok(pair)
     }
 
     /// Stores a value if the key is not there. Returns whether it was stored.
@@ -404,7 +347,10 @@ impl<F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'_, F> {
     fn step(&mut self) -> Result<Option<Pair>> {
         self.refill()?;
         let pair = self.chosen.pop_front();
-        self.tx.remove(&self.map, pair)
+        if let Some((key, _)) = &pair {
+            self.tx.delete(&self.map, key)?;
+        }
+        Ok(pair)
     }
 }
 

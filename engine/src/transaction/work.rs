@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
-use std::sync::Mutex;
 
 use super::{Held, Work};
 use crate::write_set::Layer;
@@ -66,6 +65,7 @@ impl Work {
         let Work {
             layers,
             nothing,
+            ahead,
             below,
             savepoints,
             appends,
@@ -86,7 +86,7 @@ impl Work {
         (*savepoints, *extents, *opened, *new_maps) = Default::default();
         (*dropped, *renamed, *needed, *needed_keys) = Default::default();
         *rung = Vec::new();
-        *nothing = Mutex::default();
+        (*nothing, *ahead) = Default::default();
         (*below, *append_bytes, *numbers) = (Held::default(), 0, false);
         layers.truncate(1);
         layers.iter_mut().for_each(Layer::clear);

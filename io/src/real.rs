@@ -317,8 +317,8 @@ impl Storage for RealStorage {
         Ok(Some(FileStamp {
             file: (status.st_dev, status.st_ino),
             length: status.st_size as u64,
-            // The change time, which no program can set.
-            changed: (status.st_ctime as u64, status.st_ctime_nsec),
+            // The change time, which no program can set. The type of the second number depends on the C library.
+            changed: (status.st_ctime as u64, status.st_ctime_nsec as _),
         }))
     }
 

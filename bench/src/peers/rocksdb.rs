@@ -6,11 +6,11 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, DEFAULT_COLUMN_FAMILY_NAME, Direction, IteratorMode, Options,
-    Snapshot, WriteBatch, WriteOptions,
+    BlockBasedOptions, Cache, DB, DBCompressionType, Direction, IteratorMode, Options, Snapshot, WriteBatch,
+    WriteOptions,
 };
 
 use super::locked_version;
@@ -141,13 +141,9 @@ impl Peer for Store {
     }
 
     fn delete_range(&self, from: &[u8], to: &[u8]) -> Result<()> {
-        let pairs = self
-            .database
-            .cf_handle(DEFAULT_COLUMN_FAMILY_NAME)
-            .context("every store has it")?;
-        Ok(self
-            .database
-            .delete_range_cf_opt(&pairs, from, to, &self.write_options())?)
+        let mut batch = WriteBatch::default();
+        batch.delete_range(from, to);
+        Ok(self.database.write_opt(&batch, &self.write_options())?)
     }
 
     fn sync(&self) -> Result<()> {

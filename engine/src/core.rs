@@ -431,8 +431,8 @@ impl Core {
         }
     }
 
-    /// Leaves the region to the next opening, if this process does not use the store any more. The caller is the last process that has the
-    /// store open, keeps others out until [`Core::let_go`], and has made the log durable by then.
+    /// Leaves the region to the next opening, if this process does not use the store any more. The caller is the last process
+    /// that has the store open. It keeps others out until [`Core::let_go`], and makes the log durable before that.
     pub(crate) fn will_leave_warm(&self) {
         if !self.is_in_use() {
             self.left_memory.get_or_init(|| self.region.hash_of_memory());

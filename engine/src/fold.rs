@@ -270,7 +270,7 @@ impl Core {
             self.pace.merged(done, operations);
             self.set_price();
             if self.closed.load(Ordering::Relaxed) && !self.has_little_to_fold() {
-                // Whoever opens the store next does it.
+                // The next opening goes on from the log.
                 return Err(Reason::Closed.into());
             }
             // For commits that go on. On a full disk the one that needs a generation says so.

@@ -119,12 +119,15 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     } else {
         OpenMode::Write
     };
-    // Nobody attaches to a store that is open exclusively: its memory need not be a file.
+    // No process attaches to a store that is open exclusively, so its memory need not be a file.
     let is_elsewhere = settings.region_directory.is_some() || !platform.storage.writes_in_place();
     let (mut seat, mut lock) = (seat, lock);
     if !has_private_region {
         let is_ours = seat.sit(0)?;
-        assert!(is_ours, "whoever closed the gate and found nobody inside is alone");
+        assert!(
+            is_ours,
+            "a process that closed the gate and found no other process is alone"
+        );
         if !is_elsewhere && !settings.is_salvage && files.iter().any(|name| name == REGION_FILE) {
             match open_warm(&platform, &settings, &path, seat, lock)? {
                 Warm::Opened(core) => return Ok(*core),

@@ -120,7 +120,7 @@ fn closed_store_survives_a_power_cut() {
 fn region_of_a_process_that_was_killed_is_not_used() {
     let disk = SimDisk::new(seed());
     let region = closed(&disk);
-    // Nobody has the store open: a kill changes nothing.
+    // No process has the store open, so a kill changes nothing.
     let disk = disk.kill();
     let store = open(&disk);
     assert_eq!(region_of(&store), region);

@@ -152,7 +152,7 @@ impl Region {
         hasher.update(bytes);
     }
 
-    /// Whether nobody has anything of the region, and nothing in it is half done.
+    /// Whether no process uses the region, and no change of it is half done.
     fn is_at_rest(&self) -> bool {
         let control = self.control();
         let locks = [

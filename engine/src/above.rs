@@ -121,4 +121,23 @@ impl<S: PageSource> Input<'_, S> {
         }
         Ok(())
     }
+    /// How many keys of its leaf come after its key and are below `bound`; or, backward, come before it and are
+    /// above `bound`. (A layer has no leaves.)
+    pub(crate) fn steps_in_leaf(&self, is_forward: bool, bound: &[u8]) -> usize {
+        match self {
+            Input::Index(cursor, _) => cursor.steps_in_leaf(is_forward, bound),
+            Input::Run(_, cursor) => cursor.steps_in_leaf(is_forward, bound),
+            Input::Layer(..) => 0,
+        }
+    }
+
+    /// Takes one of these steps.
+    #[inline]
+    pub(crate) fn step_in_leaf(&mut self, is_forward: bool) {
+        match self {
+            Input::Index(cursor, _) => cursor.step_in_leaf(is_forward),
+            Input::Run(_, cursor) => cursor.step_in_leaf(is_forward),
+            Input::Layer(..) => unreachable!("a layer has no leaves"),
+        }
+    }
 }

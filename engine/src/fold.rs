@@ -658,15 +658,19 @@ impl Core {
 
     /// Writes all layers of a transaction as one sorted run.
     pub(crate) fn write_run(&self, layers: &[Layer]) -> Result<Root> {
+        self.write_changes(&mut NewestChanges::of_layers(self.source(), layers)?)
+    }
+
+    /// Writes changes as one sorted run.
+    pub(crate) fn write_changes(&self, changes: &mut impl ChangeStream) -> Result<Root> {
         let birth = self.region.version().number;
         let source = self.source();
-        let mut changes = NewestChanges::of_layers(source, layers)?;
         let options = MergeOptions {
             keep_deletes: true,
             ..self.fold_options()
         };
         let sink = FileSink::new(self, birth, Claim::Loose);
-        let written = sink.filled_by(|sink| base::merge(source, Root::default(), &mut changes, &[], options, sink));
+        let written = sink.filled_by(|sink| base::merge(source, Root::default(), changes, &[], options, sink));
         written.map(|(root, _)| root)
     }
 

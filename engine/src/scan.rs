@@ -46,11 +46,12 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     gap: Gap,
     /// The sources that stand on the current key: `BASE`, and indexes of `others` behind it.
     standing: Vec<usize>,
-    /// The leaf of the base that the scan stands in, when it moves forward, all of the leaf lies below the end of the range,
-    /// and nothing above the base comes before the end of the leaf.
-    inside: Option<u32>,
-    /// The last leaf that was looked at for that.
-    looked_at: Option<u32>,
+    /// Steps forward, and steps backward, that only the standing source has anything for, all of them inside its leaf. They are
+    /// steps in the direction of the gap; the other number is 0.
+    ahead: usize,
+    behind: usize,
+    /// Keys in a row that only one source gave, and which.
+    in_a_row: (usize, usize),
     /// The key that was left last: where to go on when what comes next could not be read.
     left: Vec<u8>,
     /// Whether keys are returned whose newest entry says that they were deleted.
@@ -75,6 +76,8 @@ pub(crate) enum Learner<'a> {
 
 /// A step that passes so many deleted keys tells the others. (In tests nearly each one does.)
 const PASSED_MIN: usize = if cfg!(debug_assertions) { 2 } else { 16 };
+/// A source that gave so many keys in a row is asked how many more it has before those of others.
+const IN_A_ROW_MIN: usize = 2;
 /// Number of the base among the sources.
 const BASE: usize = usize::MAX;
 
@@ -123,8 +126,9 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             deletes,
             gap,
             standing: Vec::new(),
-            inside: None,
-            looked_at: None,
+            ahead: 0,
+            behind: 0,
+            in_a_row: (0, BASE),
             left: Vec::new(),
             shows_deleted: false,
             damage,
@@ -169,14 +173,17 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             self.range.low.as_slice(),
             self.range.high.as_slice().max(&self.range.low),
         );
-        self.inside = None;
-        self.gap = Gap::Before(key.to_vec());
+        self.go_to(Gap::Before(key.to_vec()));
     }
 
     /// Moves the gap behind the last key.
     pub(crate) fn seek_end(&mut self) {
-        self.inside = None;
-        self.gap = Gap::Before(self.range.high.clone());
+        self.go_to(Gap::Before(self.range.high.clone()));
+    }
+
+    fn go_to(&mut self, gap: Gap) {
+        (self.ahead, self.behind, self.in_a_row.0) = (0, 0, 0);
+        self.gap = gap;
     }
 
     /// The keys that it walks through.
@@ -198,68 +205,118 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     /// Steps over the next key and returns what is there; the key is `self.key()`.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<Option<Entry<'a>>> {
-        // Most steps are from one pair of a leaf to the next, with nothing to compare.
-        if self.inside == Some(self.base.leaf()) && self.base.next_in_leaf()? {
-            let (page, location) = self.base.value();
-            return Ok(Some(entry_at::<S>(page, location)));
-        }
-        self.inside = None;
-        self.next_outside()
-    }
-
-    /// A step over the next key from anywhere.
-    #[inline(never)]
-    fn next_outside(&mut self) -> Result<Option<Entry<'a>>> {
-        self.face(Direction::Forward)?;
-        if self.others.is_empty() && self.deletes.is_none() && self.damage.is_none() {
-            return self.next_of_base();
-        }
-        self.step(Direction::Forward)
+        self.go(Direction::Forward)
     }
 
     /// Steps back over the key before the gap.
+    #[inline]
     pub(crate) fn prev(&mut self) -> Result<Option<Entry<'a>>> {
-        self.inside = None;
-        self.face(Direction::Backward)?;
-        self.step(Direction::Backward)
+        self.go(Direction::Backward)
+    }
+
+    #[inline(always)]
+    fn go(&mut self, direction: Direction) -> Result<Option<Entry<'a>>> {
+        // Most steps are from one pair of a leaf to the next, with nothing to compare.
+        let alone = match direction {
+            Direction::Forward => &mut self.ahead,
+            Direction::Backward => &mut self.behind,
+        };
+        if *alone > 0 {
+            *alone -= 1;
+            if self.in_a_row.1 == BASE {
+                self.base.step_in_leaf(direction == Direction::Forward);
+                let (page, location) = self.base.value();
+                return Ok(Some(entry_at::<S>(page, location)));
+            }
+            if let Some(entry) = self.step_alone_above(direction) {
+                return Ok(Some(entry));
+            }
+        }
+        self.step_among_all(direction)
+    }
+
+    /// A step of the only source that has anything here, above the base; `None`, and no step, where the next key is deleted or
+    /// newer than the view.
+    #[inline(never)]
+    fn step_alone_above(&mut self, direction: Direction) -> Option<Entry<'a>> {
+        let is_forward = direction == Direction::Forward;
+        let input = &mut self.others[self.in_a_row.1];
+        input.step_in_leaf(is_forward);
+        match entry_of(input, self.limit) {
+            Ok(Some((_, entry))) if self.shows_deleted || !matches!(entry, Entry::Deleted) => Some(entry),
+            _ => {
+                input.step_in_leaf(!is_forward);
+                None
+            }
+        }
+    }
+
+    /// A step from anywhere.
+    #[inline(never)]
+    fn step_among_all(&mut self, direction: Direction) -> Result<Option<Entry<'a>>> {
+        (self.ahead, self.behind) = (0, 0);
+        self.face(direction)?;
+        let stepped = self.try_step(direction);
+        match &stepped {
+            Ok(Some(_)) => self.note_alone(direction),
+            Ok(None) => {}
+            Err(_) => self.stay_behind(direction),
+        }
+        stepped
+    }
+
+    /// Finds out how many steps the source that stands alone can take before anything else counts, once it gave some keys in a
+    /// row: where sources take turns, asking would cost more than it saves.
+    fn note_alone(&mut self, direction: Direction) {
+        let &[source] = &self.standing[..] else {
+            self.in_a_row.0 = 0;
+            return;
+        };
+        if self.in_a_row.1 != source {
+            self.in_a_row = (0, source);
+        }
+        self.in_a_row.0 += 1;
+        let has_rivals = self.others.len() > 1 || source != BASE && self.base.is_valid();
+        if has_rivals && self.in_a_row.0 < IN_A_ROW_MIN {
+            return;
+        }
+        // The nearest place at which something else counts.
+        let mut bound: &[u8] = match direction {
+            Direction::Forward => &self.range.high,
+            Direction::Backward => &self.range.low,
+        };
+        let base = (source != BASE && self.base.is_valid()).then(|| self.base.key());
+        let others = self.others.iter().enumerate().filter(|(other, _)| *other != source);
+        for key in base.into_iter().chain(others.filter_map(|(_, other)| other.key())) {
+            bound = match direction {
+                Direction::Forward => bound.min(key),
+                Direction::Backward => bound.max(key),
+            };
+        }
+        if let Some(deletes) = &self.deletes {
+            let Some((low, high)) = deletes.living_stretch() else {
+                return;
+            };
+            bound = match direction {
+                Direction::Forward => high.map_or(bound, |high| bound.min(high)),
+                Direction::Backward => bound.max(low),
+            };
+        }
+        let is_forward = direction == Direction::Forward;
+        let alone = match self.others.get(source) {
+            None => self.base.steps_in_leaf(is_forward, bound),
+            Some(input) => input.steps_in_leaf(is_forward, bound),
+        };
+        match direction {
+            Direction::Forward => self.ahead = alone,
+            Direction::Backward => self.behind = alone,
+        }
     }
 
     /// The key that the last step went over.
     #[inline]
     pub(crate) fn key(&self) -> &[u8] {
         key_of(&self.standing, &self.base, &self.others)
-    }
-
-    /// Without anything above the base a step is one step of its cursor.
-    fn next_of_base(&mut self) -> Result<Option<Entry<'a>>> {
-        self.standing.clear();
-        if self.gap == Gap::Positioned(Direction::Forward, true) {
-            self.note_key();
-            if let Err(error) = self.base.next() {
-                self.stay_behind(Direction::Forward);
-                return Err(error);
-            }
-        }
-        let is_in_leaf = self.base.is_valid() && self.is_alone_in_leaf();
-        let is_in_range = is_in_leaf || self.base.is_valid() && self.base.key() < self.range.high.as_slice();
-        self.gap = Gap::Positioned(Direction::Forward, is_in_range);
-        self.inside = is_in_leaf.then(|| self.base.leaf());
-        if !is_in_range {
-            return Ok(None);
-        }
-        let (page, location) = self.base.value();
-        Ok(Some(entry_at::<S>(page, location)))
-    }
-
-    /// Whether a walk forward meets nothing but the base up to the end of its leaf, which lies inside the range.
-    fn is_alone_in_leaf(&self) -> bool {
-        let is_beyond = |key: &[u8]| self.base.leaf_is_below(key);
-        is_beyond(&self.range.high)
-            && self.others.iter().all(|other| other.key().is_none_or(&is_beyond))
-            && self
-                .deletes
-                .as_ref()
-                .is_none_or(|deletes| deletes.is_free_to(is_beyond))
     }
 
     /// Puts all sources to the side of the gap that `direction` moves to.
@@ -310,14 +367,6 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         });
     }
 
-    fn step(&mut self, direction: Direction) -> Result<Option<Entry<'a>>> {
-        let stepped = self.try_step(direction);
-        if stepped.is_err() {
-            self.stay_behind(direction);
-        }
-        stepped
-    }
-
     fn try_step(&mut self, direction: Direction) -> Result<Option<Entry<'a>>> {
         if let Some(damage) = &self.damage {
             return Err(Error::damaged(damage.clone()));
@@ -356,13 +405,6 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
                 Some((_, entry)) if self.shows_deleted || !matches!(entry, Entry::Deleted) => {
                     self.tell_passed(direction, false);
                     self.gap = Gap::Positioned(direction, true);
-                    if direction == Direction::Forward && self.standing == [BASE] {
-                        let leaf = Some(self.base.leaf());
-                        if self.looked_at != leaf {
-                            self.looked_at = leaf;
-                            self.inside = leaf.filter(|_| self.is_alone_in_leaf());
-                        }
-                    }
                     return Ok(Some(entry));
                 }
                 _ => {

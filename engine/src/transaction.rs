@@ -38,6 +38,7 @@ mod pops;
 mod read_write;
 mod rollback;
 mod sequences;
+mod sorted;
 mod work;
 
 use pops::Ahead;
@@ -1063,8 +1064,19 @@ impl Transaction {
 
     /// When a layer is a run, all layers become one run. Returns it.
     fn settle_layers(&mut self, checks: &mut Checks) -> Result<Option<Root>> {
-        if self.work.layers.iter().all(|layer| layer.run().is_none()) {
+        let layers = &mut self.work.layers;
+        let runs = layers.iter().filter_map(Layer::run).count();
+        if runs == 0 {
             return Ok(None);
+        }
+        if runs == 1 && layers.iter().all(|layer| layer.run().is_some() || layer.is_empty()) {
+            // It is what the merge would write.
+            layers.retain(|layer| layer.run().is_some());
+            let root = layers[0].run();
+            layers.push(Layer::new());
+            self.work.savepoints.clear();
+            self.count_below();
+            return Ok(root);
         }
         let core = self.pinned.handle.core.clone();
         let root = core.write_run(&self.work.layers)?;

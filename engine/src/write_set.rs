@@ -75,7 +75,7 @@ impl Addition {
 }
 
 /// Overhead of an entry in a `BTreeMap`, roughly.
-const ENTRY_BYTES: usize = 96;
+pub(crate) const ENTRY_BYTES: usize = 96;
 
 impl Layer {
     pub(crate) fn new() -> Layer {
@@ -84,6 +84,14 @@ impl Layer {
             content: Content::Memory(Entries::default()),
             bytes: 0,
             addition_bytes: 0,
+        }
+    }
+
+    /// A layer that is written already.
+    pub(crate) fn of_run(root: Root) -> Layer {
+        Layer {
+            content: Content::Run(root),
+            ..Layer::new()
         }
     }
 

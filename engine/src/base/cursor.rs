@@ -256,13 +256,34 @@ impl<S: PageSource> Cursor<S> {
         }
     }
 
-    /// Goes to the next pair if that is in the same leaf; otherwise it stays.
-    #[inline]
-    pub(crate) fn next_in_leaf(&mut self) -> Result<bool> {
-        if self.index + 1 >= self.count {
-            return Ok(false);
+    /// How many pairs of the leaf come after this pair and have keys below `bound`; or, backward, come before it and
+    /// have keys above `bound`.
+    pub(crate) fn steps_in_leaf(&self, is_forward: bool, bound: &[u8]) -> usize {
+        assert!(self.valid, "a cursor that is on no pair has no place in a leaf");
+        if is_forward && self.leaf_is_below(bound) {
+            return self.count - 1 - self.index;
         }
-        self.settle(self.index + 1).map(|()| true)
+        let leaf = self.leaf.as_ref().map(|page| Leaf::open(page, self.number));
+        let Some(Ok(leaf)) = leaf else { return 0 };
+        let first = leaf.lower_bound(bound);
+        match is_forward {
+            true => first.saturating_sub(self.index + 1),
+            false => self
+                .index
+                .saturating_sub(first + usize::from(leaf.holds_at(first, bound))),
+        }
+    }
+
+    /// Goes to the next or the previous pair, which must be in the leaf.
+    #[inline]
+    pub(crate) fn step_in_leaf(&mut self, is_forward: bool) {
+        let index = if is_forward {
+            self.index + 1
+        } else {
+            self.index.wrapping_sub(1)
+        };
+        assert!(index < self.count, "the leaf has no such pair");
+        self.settle(index).expect("the leaf was entered");
     }
 
     /// Goes to the previous pair; from the first one to nowhere.

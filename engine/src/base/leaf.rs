@@ -228,9 +228,14 @@ impl<'a> Leaf<'a> {
 
     /// Index of the pair of this key, without its hash.
     pub(super) fn position(&self, key: &[u8]) -> Option<usize> {
-        let suffix = page::after_prefix(self.bytes, key).ok()?;
         let index = self.lower_bound(key);
-        (index < self.count && page::equal(self.suffix(index), suffix)).then_some(index)
+        self.holds_at(index, key).then_some(index)
+    }
+
+    /// Whether a pair has this key. There may be no such pair.
+    pub(super) fn holds_at(&self, index: usize, key: &[u8]) -> bool {
+        let suffix = page::after_prefix(self.bytes, key);
+        index < self.count && suffix.is_ok_and(|suffix| page::equal(self.suffix(index), suffix))
     }
 
     /// Whether any value is in pages of its own.

@@ -77,9 +77,10 @@ impl<'a> Around<'a> {
         self.rank
     }
 
-    /// Whether nothing is deleted from the last place up to a key that the caller calls far enough.
-    pub(crate) fn is_free_to(&self, is_enough: impl Fn(&[u8]) -> bool) -> bool {
-        self.is_known && self.rank == 0 && (self.is_last || is_enough(&self.high))
+    /// Where the stretch of the last place begins and ends, if nothing is deleted there; `None` in place of the end: it has none.
+    pub(crate) fn living_stretch(&self) -> Option<(&[u8], Option<&[u8]>)> {
+        let is_living = self.is_known && self.rank == 0;
+        is_living.then(|| (&self.low[..], (!self.is_last).then_some(&self.high[..])))
     }
 
     /// To be called when the walk turns round, or goes on elsewhere.

@@ -130,6 +130,40 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
         Ok(())
     }
 
+    /// How many entries of the copied leaf come after this entry and have keys below `bound`; or, backward, come before
+    /// it and have keys above `bound`.
+    pub(crate) fn steps_in_leaf(&self, is_forward: bool, bound: &[u8]) -> usize {
+        let key = |position: &u32| self.keys.key(*position);
+        match is_forward {
+            true => {
+                let after = &self.positions[self.place + 1..self.length];
+                match after.last() {
+                    Some(last) if key(last) < bound => after.len(),
+                    _ => after.partition_point(|position| key(position) < bound),
+                }
+            }
+            false => {
+                let before = &self.positions[..self.place];
+                match before.first() {
+                    Some(first) if key(first) > bound => before.len(),
+                    _ => before.len() - before.partition_point(|position| key(position) <= bound),
+                }
+            }
+        }
+    }
+
+    /// Goes to the next or the previous entry, which must be in the copied leaf.
+    #[inline]
+    pub(crate) fn step_in_leaf(&mut self, is_forward: bool) {
+        let place = if is_forward {
+            self.place + 1
+        } else {
+            self.place.wrapping_sub(1)
+        };
+        assert!(place < self.length, "the copied leaf has no such entry");
+        self.place = place;
+    }
+
     /// Goes on to the first key from where the cursor is that has a version of `commit` or a later one; or, if that is not below
     /// `high`, to the first key that is not.
     ///

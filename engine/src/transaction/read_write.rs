@@ -195,30 +195,6 @@ impl Transaction {
         })
     }
 
-    /// Stores pairs whose keys ascend, each greater than the one before. Returns how many.
-    ///
-    /// # Errors
-    /// As [`Transaction::put`]; [`Reason::InvalidArgument`] when a key does not ascend: pairs before it were stored.
-    pub fn put_sorted<K: AsRef<[u8]>, V: AsRef<[u8]>>(
-        &mut self,
-        map: &Map,
-        pairs: impl IntoIterator<Item = (K, V)>,
-    ) -> Result<u64> {
-        let mut count = 0;
-        let mut last: Option<K> = None;
-        for (key, value) in pairs {
-            if let Some(last) = &last
-                && last.as_ref() >= key.as_ref()
-            {
-                return Err(not_ascending(last.as_ref(), key.as_ref()));
-            }
-            self.put(map, key.as_ref(), value)?;
-            last = Some(key);
-            count += 1;
-        }
-        Ok(count)
-    }
-
     /// Stores a value under a prefix and the next number, as [`Transaction::append`] does, but assigns the number now and
     /// returns it, so that other writes of the transaction can name it. For that it conflicts with every other append under
     /// the prefix.
@@ -282,15 +258,6 @@ fn number_of(bytes: &[u8]) -> Result<u64> {
 }
 
 #[cold]
-fn not_ascending(last: &[u8], key: &[u8]) -> Error {
-    let cause = format!(
-        "key \"{}\" does not come after \"{}\", which was before it; sort the pairs by key, and leave each key once",
-        key.escape_ascii(),
-        last.escape_ascii()
-    );
-    Reason::InvalidArgument(cause).into()
-}
-
 /// Shows the next pairs; returns the last key, or `None` when the range has ended.
 fn look(cursor: &mut Cursor<'_>, mut see: impl FnMut(&[u8], Value<'_>)) -> Result<Option<Vec<u8>>> {
     for left in (0..LOOKED_AT_TOGETHER).rev() {

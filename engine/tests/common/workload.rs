@@ -3,6 +3,7 @@
 //! Two sources of random numbers: `shape` decides what is done and how long values are, `content` what is in them. So
 //! the same shape can be run again after a crash, and its records fall on the places of the lost ones.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -282,6 +283,12 @@ impl Workload {
                     pairs(&mut state, &target.name).remove(&key);
                 }
             }
+        }
+        if self.shape.u8(..4) == 0 {
+            let count = self.shape.usize(..20);
+            let sorted: BTreeMap<_, _> = (0..count).map(|_| (self.key(), self.value())).collect();
+            tx.put_sorted(&target.map, &sorted)?;
+            pairs(&mut state, &target.name).extend(sorted);
         }
         history.issue(state);
         let commit = tx.commit()?;

@@ -58,3 +58,49 @@ fn leaf_that_is_all_of_a_tree_is_below_nothing_that_its_branch_could_tell() {
     cursor.first().expect("a sound tree");
     assert!(!cursor.leaf_is_below(b"b"));
 }
+
+#[test]
+fn steps_in_leaf_are_those_to_the_bound_or_to_the_end_of_the_leaf() {
+    for_each_seed(3, |random| {
+        let subject = subject(random);
+        let keys: Vec<&Vec<u8>> = subject.model.keys().collect();
+        for _ in 0..300 {
+            let start = random.usize(..keys.len());
+            let mut cursor = Cursor::new(&subject.memory, subject.root);
+            cursor.seek(keys[start]).expect("a sound tree");
+            let leaf = cursor.leaf();
+            // Near, at the place itself, far away, and between two keys.
+            let near = (start + random.usize(..200)).saturating_sub(100).min(keys.len() - 1);
+            let mut bound = keys[[near, start, random.usize(..keys.len())][random.usize(..3)]].clone();
+            if random.bool() {
+                bound.push(0);
+            }
+            for is_forward in [true, false] {
+                let steps = cursor.steps_in_leaf(is_forward, &bound);
+                let mut other = Cursor::new(&subject.memory, subject.root);
+                other.seek(keys[start]).expect("a sound tree");
+                let mut expected = 0;
+                loop {
+                    match is_forward {
+                        true => other.next().expect("a sound tree"),
+                        false => other.prev().expect("a sound tree"),
+                    }
+                    let is_beyond = |key: &[u8]| if is_forward { key >= &bound } else { key <= &bound };
+                    if !other.is_valid() || other.leaf() != leaf || is_beyond(other.key()) {
+                        break;
+                    }
+                    expected += 1;
+                }
+                assert_eq!(steps, expected, "from {start}, forward: {is_forward}");
+                for step in 1..=steps {
+                    cursor.step_in_leaf(is_forward);
+                    let place = if is_forward { start + step } else { start - step };
+                    assert_eq!(cursor.key(), keys[place]);
+                }
+                for _ in 0..steps {
+                    cursor.step_in_leaf(!is_forward);
+                }
+            }
+        }
+    });
+}

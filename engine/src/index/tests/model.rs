@@ -204,3 +204,61 @@ fn the_filter_rarely_errs_and_never_denies_an_entry() {
         .count();
     assert!(errors < 600, "{errors} errors in 100,000 probes");
 }
+
+#[test]
+fn steps_in_leaf_are_to_keys_that_follow_up_to_the_bound() {
+    let mut random = random();
+    for shape in SHAPES {
+        let mut tester = Tester::new(1 << 21);
+        for key in arriving_keys(&mut random, shape, Arrival::Random, 2000) {
+            tester.insert(&key);
+        }
+        let keys: Vec<&[u8]> = tester.model.keys().map(Vec::as_slice).collect();
+        let mut stepped = 0;
+        for _ in 0..500 {
+            let start = random.usize(..keys.len());
+            let mut cursor = IndexCursor::new(tester.index, &tester.log);
+            cursor.seek(keys[start]).expect("in order");
+            let near = (start + random.usize(..40)).saturating_sub(20).min(keys.len() - 1);
+            let mut bound = keys[near].to_vec();
+            if random.bool() {
+                bound.push(0);
+            }
+            for is_forward in [true, false] {
+                let steps = cursor.steps_in_leaf(is_forward, &bound);
+                for step in 1..=steps {
+                    cursor.step_in_leaf(is_forward);
+                    let place = if is_forward { start + step } else { start - step };
+                    assert_eq!(cursor.key(), keys[place]);
+                    assert!(if is_forward {
+                        keys[place] < &bound[..]
+                    } else {
+                        keys[place] > &bound[..]
+                    });
+                }
+                // One more is beyond the bound, or in the next leaf, of which the copy knows nothing.
+                let next = if is_forward {
+                    start + steps + 1
+                } else {
+                    start.wrapping_sub(steps + 1)
+                };
+                let is_in_reach = keys.get(next).is_some_and(|key| {
+                    if is_forward {
+                        *key < &bound[..]
+                    } else {
+                        *key > &bound[..]
+                    }
+                });
+                assert!(
+                    !is_in_reach
+                        || cursor.steps_in_leaf(is_forward, &[0xFF; 2000][..if is_forward { 2000 } else { 0 }]) == 0
+                );
+                for _ in 0..steps {
+                    cursor.step_in_leaf(!is_forward);
+                }
+                stepped += steps;
+            }
+        }
+        assert!(stepped > 500, "{shape:?}: {stepped}");
+    }
+}

@@ -217,7 +217,7 @@ pub enum Length {
 
 /// Small enough to stay in the second-level cache; two pairs in 260,000 share a place.
 const POOL_BYTES: usize = 1 << 18;
-const VALUE_BYTES_MAX: usize = 128 << 10;
+const VALUE_BYTES_MAX: usize = 1 << 20;
 
 /// The value of every key and version.
 pub struct Values {

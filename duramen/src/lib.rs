@@ -54,6 +54,8 @@
 //!   refused with [`Reason::OtherVersion`]. [`Options::exclusive`] is for those who want a store alone.
 //! - A commit is visible to everybody as soon as it is written, and lasts as its [`Durability`] says once its call returns.
 
+#[cfg(feature = "json")]
+mod json;
 mod typed;
 
 /// Durable publish/subscribe in the same transactions as maps: topics, subscriptions, groups.
@@ -64,8 +66,11 @@ pub mod topic {
 }
 
 pub use duramen_engine::*;
+#[cfg(feature = "json")]
+pub use json::Json;
 pub use typed::{
-    CodecError, Counter, KeyFor, Reads, TypedChange, TypedCursor, TypedMap, TypedReads, TypedWrites, ValueCodec, Writes,
+    CodecError, Counter, KeyFor, LeadingParts, Reads, TypedChange, TypedCursor, TypedMap, TypedReads, TypedWrites,
+    ValueCodec, Writes,
 };
 
 /// The programs of the README and the guide, compiled and run as tests.

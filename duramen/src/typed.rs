@@ -21,29 +21,32 @@ pub type CodecError = Box<dyn StdError + Send + Sync>;
 /// How a type is stored as a value.
 ///
 /// Implemented for bytes and text (as they are), for integers, floats, `bool`, `char`, `Option` and tuples (in the
-/// [`encoding`] of keys, big-endian), and for [`Counter`]. A program's own type takes a few lines, here with a serde
-/// format:
+/// [`encoding`] of keys, big-endian), for [`Counter`], and, with the feature `json`, in `Json` for everything that serde knows. A
+/// format of a program's own takes a few lines:
 ///
 /// ```
 /// use duramen::{CodecError, Store, TypedMap, ValueCodec};
-/// # use serde_json::Value as Invoice;
 ///
-/// struct Json<T>(T);
+/// struct Point {
+///     x: f64,
+///     y: f64,
+/// }
 ///
-/// impl ValueCodec for Json<Invoice> {     // impl<T: Serialize + DeserializeOwned> ValueCodec for Json<T>
+/// impl ValueCodec for Point {
 ///     fn encode_value(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
-///         Ok(serde_json::to_writer(out, &self.0)?)
+///         (self.x, self.y).encode_value(out)
 ///     }
 ///     fn decode_value(bytes: &[u8]) -> Result<Self, CodecError> {
-///         Ok(Json(serde_json::from_slice(bytes)?))
+///         let (x, y) = ValueCodec::decode_value(bytes)?;
+///         Ok(Point { x, y })
 ///     }
 /// }
 ///
 /// # let directory = tempfile::tempdir()?;
 /// let store = Store::open(directory.path().join("store"))?;
-/// let invoices = TypedMap::<u64, Json<Invoice>>::new(store.map("invoices")?);
-/// invoices.put(&7, &Json(serde_json::json!({ "total": 12 })))?;
-/// assert_eq!(invoices.get(&7)?.unwrap().0["total"], 12);
+/// let points = TypedMap::<u64, Point>::new(store.map("points")?);
+/// points.put(&7, &Point { x: 1.5, y: -2.0 })?;
+/// assert_eq!(points.get(&7)?.unwrap().y, -2.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ValueCodec: Sized {
@@ -73,6 +76,34 @@ impl KeyFor<()> for () {}
 impl<const N: usize> KeyFor<[u8; N]> for [u8; N] {}
 impl<K, Q: KeyFor<K>> KeyFor<Option<K>> for Option<Q> {}
 impl<K, Q: KeyFor<K>> KeyFor<std::cmp::Reverse<K>> for std::cmp::Reverse<Q> {}
+
+/// The leading parts of a key that is a tuple: a shorter tuple, each part as [`KeyFor`] has it. `("ada",)` and `("ada", 7)` lead keys of
+/// type `(String, u64, u32)`. Parts of other types do not compile, for they would find nothing:
+///
+/// ```compile_fail,E0277
+/// # fn scan(snapshot: &duramen::Snapshot, map: &duramen::TypedMap<(String, u64), u32>) -> duramen::Result<()> {
+/// map.at(snapshot).prefix(&(7u64,))?;
+/// # Ok(())
+/// # }
+/// ```
+pub trait LeadingParts<K>: Key {}
+
+macro_rules! leading_parts {
+    ([$($part:ident $query:ident),+] [$($rest:ident)+]) => {
+        impl<$($part,)+ $($rest,)+ $($query: KeyFor<$part>),+> LeadingParts<($($part,)+ $($rest,)+)> for ($($query,)+) {}
+    };
+    ($leading:tt [$($rest:ident)+] $more:ident $($others:ident)*) => {
+        leading_parts! { $leading [$($rest)+] }
+        leading_parts! { $leading [$($rest)+ $more] $($others)* }
+    };
+}
+leading_parts! { [A P] [B] C D E F G H }
+leading_parts! { [A P, B Q] [C] D E F G H }
+leading_parts! { [A P, B Q, C R] [D] E F G H }
+leading_parts! { [A P, B Q, C R, D S] [E] F G H }
+leading_parts! { [A P, B Q, C R, D S, E T] [F] G H }
+leading_parts! { [A P, B Q, C R, D S, E T, F U] [G] H }
+leading_parts! { [A P, B Q, C R, D S, E T, F U, G V] [H] }
 
 macro_rules! keys_for_themselves {
     ($($type:ty)+) => {$( impl KeyFor<$type> for $type {} )+};
@@ -374,11 +405,11 @@ impl<K: DecodeKey, V: ValueCodec> TypedMap<K, V> {
         self.map.delete_range(Encoded::of(&range).bounds())
     }
 
-    /// Removes all keys whose leading parts are `leading`.
+    /// Removes all keys whose leading parts are these: a tuple that is shorter than the key.
     ///
     /// # Errors
     /// As [`Map::delete_range`].
-    pub fn delete_prefix<P: Key + ?Sized>(&self, leading: &P) -> Result<()> {
+    pub fn delete_prefix(&self, leading: &impl LeadingParts<K>) -> Result<()> {
         self.map.delete_range(KeyRange::starting_with(leading))
     }
 
@@ -526,11 +557,11 @@ impl<'a, K: DecodeKey, V: ValueCodec, R: Reads> TypedReads<'a, K, V, R> {
         self.cursor(Encoded::of(&range).bounds())
     }
 
-    /// The pairs whose keys have the leading parts `leading`: a tuple of them, or one value.
+    /// The pairs whose keys have these leading parts: a tuple that is shorter than the key.
     ///
     /// # Errors
     /// As [`Snapshot::range`].
-    pub fn prefix<P: Key + ?Sized>(&self, leading: &P) -> Result<TypedCursor<'a, K, V>> {
+    pub fn prefix(&self, leading: &impl LeadingParts<K>) -> Result<TypedCursor<'a, K, V>> {
         self.cursor(both(&KeyRange::starting_with(leading)))
     }
 
@@ -624,6 +655,16 @@ impl<K: DecodeKey, V: ValueCodec> DoubleEndedIterator for TypedCursor<'_, K, V> 
 
 impl<K: DecodeKey, V: ValueCodec> FusedIterator for TypedCursor<'_, K, V> {}
 
+impl<'a, V: ValueCodec, R: Reads> TypedReads<'a, String, V, R> {
+    /// The pairs whose keys begin with this text.
+    ///
+    /// # Errors
+    /// As [`Snapshot::range`].
+    pub fn text_prefix(&self, text: &str) -> Result<TypedCursor<'a, String, V>> {
+        self.cursor(both(&KeyRange::text_starting_with(&(), text)))
+    }
+}
+
 /// A typed map in a transaction or batch; see [`TypedMap::within`].
 pub struct TypedWrites<'a, K, V, W> {
     map: &'a Map,
@@ -658,11 +699,11 @@ impl<K: DecodeKey, V: ValueCodec, W: Writes> TypedWrites<'_, K, V, W> {
         self.writes.delete_range_bytes(self.map, Encoded::of(&range).bounds())
     }
 
-    /// Removes all keys whose leading parts are `leading`.
+    /// Removes all keys whose leading parts are these: a tuple that is shorter than the key.
     ///
     /// # Errors
     /// As [`Transaction::delete_range`].
-    pub fn delete_prefix<P: Key + ?Sized>(&mut self, leading: &P) -> Result<()> {
+    pub fn delete_prefix(&mut self, leading: &impl LeadingParts<K>) -> Result<()> {
         self.writes
             .delete_range_bytes(self.map, both(&KeyRange::starting_with(leading)))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use duramen::encoding::{DecodeKey, Key};
 use duramen::{
-    Batch, ChangesFrom, Counter, Durability, KeyFor, Kind, Options, Reason, Result, Store, TypedChange, TypedMap,
+    Batch, ChangesFrom, Counter, Durability, Json, KeyFor, Kind, Options, Reason, Result, Store, TypedChange, TypedMap,
     ValueCodec,
 };
 use duramen_io::SimDisk;
@@ -116,6 +116,43 @@ fn ranges_follow_the_order_of_the_types() {
         let expected = model.keys().filter(|(number, _)| *number == first).count();
         assert_eq!(reads.prefix(&(first,)).unwrap().count(), expected);
     }
+}
+
+#[test]
+fn texts_have_prefixes_of_text() {
+    let store = store();
+    let map = TypedMap::<String, u32>::new(store.map("map").unwrap());
+    for key in ["", "a", "ab", "ab\0c", "abc", "b"] {
+        map.put(key, &(key.len() as u32)).unwrap();
+    }
+    let snapshot = store.snapshot().unwrap();
+    let found = |text: &str| -> Vec<String> {
+        let pairs = map.at(&snapshot).text_prefix(text).unwrap();
+        pairs.map(|pair| pair.unwrap().0).collect()
+    };
+    assert_eq!(found("ab"), ["ab", "ab\0c", "abc"]);
+    assert_eq!(found("ab\0"), ["ab\0c"]);
+    assert_eq!(found("").len(), 6);
+    assert!(found("abd").is_empty());
+}
+
+#[test]
+fn values_are_of_any_type_that_serde_knows() {
+    type Value = Json<BTreeMap<String, Vec<Option<Duration>>>>;
+    let map = store().map("map").unwrap();
+    let typed = TypedMap::<u8, Value>::new(map.clone());
+    let value = Json(BTreeMap::from([(
+        "a".to_string(),
+        vec![None, Some(Duration::from_millis(7))],
+    )]));
+    typed.put(&1, &value).unwrap();
+    assert_eq!(typed.get(&1).unwrap(), Some(value));
+    map.put([2], "{").unwrap();
+    let refused = typed.get(&2).unwrap_err();
+    assert!(refused.to_string().contains("EOF"), "{refused}");
+    // JSON has no such key.
+    let odd = TypedMap::<u8, Json<BTreeMap<Vec<u8>, u8>>>::new(map);
+    odd.put(&3, &Json(BTreeMap::from([(vec![1], 1)]))).unwrap_err();
 }
 
 #[test]

@@ -43,6 +43,7 @@ pub(crate) fn fold_loop(core: &Core) {
         seen = visible;
         let round = || {
             core.bury_the_dead();
+            core.sync_many_values()?;
             let Some(mut state) = hold_to_fold(core)? else {
                 return Ok(());
             };

@@ -498,7 +498,7 @@ pub(crate) fn stored<'v>(
     if value.len() <= LOGGED_VALUE_BYTES_MAX {
         return Ok((OperationKind::Put, value.into()));
     }
-    let extent = core.write_value(value.len() as u64, &mut &value[..])?;
+    let extent = core.write_value(value)?;
     extents.push(extent);
     Ok((OperationKind::PutExtent, extent.encode().to_vec().into()))
 }

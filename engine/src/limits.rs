@@ -65,9 +65,11 @@ pub const LOG_GROWTH_BYTES: u64 = 256 << 10;
 pub const LOG_OVERHEAD_BYTES: u64 = 2 * (64 << 10) + LOG_RESERVE_BYTES;
 /// End of a log file that only deletions may use, so that a full disk can always be emptied.
 pub const LOG_RESERVE_BYTES: u64 = 32 << 10;
-/// Bytes of long values of written commits that may wait for the next sync of the log; with more, a commit syncs its values
-/// itself. Recovery reads and writes again what waited.
-pub const VALUES_UNSYNCED_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of long values of written commits from which on the background syncs them, without waiting for a sync of the log.
+pub const VALUES_TO_SYNC_BYTES: u64 = 64 << 20;
+/// Bytes of them that may wait where the background does so: with more, a commit syncs its values itself. Recovery reads and
+/// writes again what waited.
+pub const VALUES_UNSYNCED_BYTES_MAX: u64 = 512 << 20;
 /// Pages of the data file that only deletions may count on.
 pub const DELETE_RESERVE_PAGES: u64 = 64;
 /// Of these, blocks of the size of a branch.

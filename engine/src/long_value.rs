@@ -10,13 +10,50 @@ use crate::checksum::checksum_with;
 use crate::commit::Durability;
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES, VALUES_UNSYNCED_BYTES_MAX};
+use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES, VALUES_TO_SYNC_BYTES, VALUES_UNSYNCED_BYTES_MAX};
 use crate::planted::{PlantedBug, is_planted};
 use crate::space::{Claim, Want};
 
 impl Core {
     /// Writes a long value to pages of its own, ahead of the commit that will refer to it.
-    pub(crate) fn write_value(&self, length: u64, from: &mut dyn Read) -> Result<Extent> {
+    pub(crate) fn write_value(&self, value: &[u8]) -> Result<Extent> {
+        self.write_loose(value.len() as u64, |extent| self.write_value_at(extent, value))
+    }
+
+    /// Writes a long value that comes from a stream.
+    pub(crate) fn write_stream(&self, length: u64, from: &mut dyn Read) -> Result<Extent> {
+        self.write_loose(length, |extent| {
+            let mut parts = Parts::new(self, extent);
+            let mut chunk = vec![0u8; VALUE_CHUNK_BYTES.min(length as usize)];
+            let mut left = length;
+            while left > 0 {
+                let part = &mut chunk[..left.min(VALUE_CHUNK_BYTES as u64) as usize];
+                let count = fill(part, from)?;
+                if count < part.len() {
+                    let found = length - left + count as u64;
+                    let announced = length;
+                    return Err(Reason::ValueLengthMismatch { announced, found }.into());
+                }
+                parts.write(part)?;
+                left -= part.len() as u64;
+            }
+            if fill(&mut [0], from)? != 0 {
+                let (announced, found) = (length, length + 1);
+                return Err(Reason::ValueLengthMismatch { announced, found }.into());
+            }
+            parts.finish()
+        })
+    }
+
+    /// Writes a value to the pages that were taken for it.
+    pub(crate) fn write_value_at(&self, extent: Extent, value: &[u8]) -> Result<Extent> {
+        let mut parts = Parts::new(self, extent);
+        value.chunks(VALUE_CHUNK_BYTES).try_for_each(|part| parts.write(part))?;
+        parts.finish()
+    }
+
+    /// Takes pages for a value of this length and lets `write` fill them.
+    fn write_loose(&self, length: u64, write: impl FnOnce(Extent) -> Result<Extent>) -> Result<Extent> {
         let _user = self.enter()?;
         let mut extent = Extent {
             page: 0,
@@ -29,41 +66,9 @@ impl Core {
         // After that: a snapshot from before the fold does not see the value, and must not hold its pages.
         extent.birth = self.region.version().number;
         let taken = Taken { core: self, extent };
-        let written = self.write_value_at(extent, from)?;
+        let written = write(extent)?;
         std::mem::forget(taken);
         Ok(written)
-    }
-
-    pub(crate) fn write_value_at(&self, mut extent: Extent, from: &mut dyn Read) -> Result<Extent> {
-        let doing = |error| Error::io("writing a long value", error);
-        let seed = self.seeds.pages;
-        let mut offset = extent.page as u64 * PAGE_BYTES as u64;
-        let mut table = Vec::new();
-        let mut chunk = vec![0u8; VALUE_CHUNK_BYTES.min(extent.length as usize)];
-        let mut left = extent.length;
-        while left > 0 {
-            let part = &mut chunk[..left.min(VALUE_CHUNK_BYTES as u64) as usize];
-            let count = fill(part, from)?;
-            if count < part.len() {
-                let (announced, found) = (extent.length, extent.length - left + count as u64);
-                return Err(Reason::ValueLengthMismatch { announced, found }.into());
-            }
-            self.data.write_at(part, offset).map_err(doing)?;
-            table.extend_from_slice(&checksum_with(seed, part).to_le_bytes());
-            offset += part.len() as u64;
-            left -= part.len() as u64;
-        }
-        if fill(&mut [0], from)? != 0 {
-            let (announced, found) = (extent.length, extent.length + 1);
-            return Err(Reason::ValueLengthMismatch { announced, found }.into());
-        }
-        if extent.length > VALUE_CHUNK_BYTES as u64 {
-            extent.checksum = checksum_with(seed, &table);
-            self.data.write_at(&table, offset.next_multiple_of(4)).map_err(doing)?;
-        } else {
-            extent.checksum = checksum_with(seed, &chunk);
-        }
-        Ok(extent)
     }
 
     /// When the values of a commit are to be durable: before its record, or, for a commit that need not be, with the next
@@ -72,11 +77,11 @@ impl Core {
     /// before is as good as the right one.
     pub(crate) fn value_durability(&self, commit: Durability) -> Durability {
         let waiting = self.control().values_unsynced_bytes.load(Ordering::Relaxed);
-        if waiting >= VALUES_UNSYNCED_BYTES_MAX {
-            Durability::Synced
-        } else {
-            commit
-        }
+        let most = match self.settings.background {
+            true => VALUES_UNSYNCED_BYTES_MAX,
+            false => VALUES_TO_SYNC_BYTES,
+        };
+        if waiting >= most { Durability::Synced } else { commit }
     }
 
     /// Readies values and runs that were written for the record that will refer to them.
@@ -96,9 +101,21 @@ impl Core {
     pub(crate) fn leave_to_sync(&self, pages: u32) {
         let control = self.control();
         let bytes = u64::from(pages) * PAGE_BYTES as u64;
-        control.values_unsynced_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let waited = control.values_unsynced_bytes.fetch_add(bytes, Ordering::Relaxed);
         // Release: whoever syncs a record that refers to them sees this number, or a later one.
         control.values_written.fetch_add(1, Ordering::Release);
+        if (waited..waited + bytes).contains(&VALUES_TO_SYNC_BYTES) {
+            self.ask_for_fold();
+        }
+    }
+
+    /// Makes values durable in the background once many wait, so that few commits wait for the device.
+    pub(crate) fn sync_many_values(&self) -> Result<()> {
+        let waiting = self.control().values_unsynced_bytes.load(Ordering::Relaxed);
+        if waiting >= VALUES_TO_SYNC_BYTES {
+            self.sync_data_file("syncing long values")?;
+        }
+        Ok(())
     }
 
     /// Makes values durable before the log is. The caller holds the sync lock and has read how far the log is visible.
@@ -117,6 +134,54 @@ impl Core {
     pub(crate) fn give_back_values(&self, values: &[Extent]) {
         let give_back = |value: &Extent| self.space.give_back(value.page, value.pages(), &self.pages);
         values.iter().for_each(give_back);
+    }
+}
+
+/// Writes a value part by part, and makes up what its pages end with and its checksum.
+struct Parts<'a> {
+    core: &'a Core,
+    extent: Extent,
+    offset: u64,
+    /// Checksums of the parts.
+    table: Vec<u8>,
+}
+
+impl<'a> Parts<'a> {
+    fn new(core: &'a Core, extent: Extent) -> Parts<'a> {
+        Parts {
+            core,
+            extent,
+            offset: extent.page as u64 * PAGE_BYTES as u64,
+            table: Vec::new(),
+        }
+    }
+
+    /// Writes the next part: [`VALUE_CHUNK_BYTES`], or what is left.
+    fn write(&mut self, part: &[u8]) -> Result<()> {
+        self.write_at_end(part)?;
+        let checksum = checksum_with(self.core.seeds.pages, part);
+        self.table.extend_from_slice(&checksum.to_le_bytes());
+        Ok(())
+    }
+
+    fn write_at_end(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.core.data.write_at(bytes, self.offset);
+        written.map_err(|error| Error::io("writing a long value", error))?;
+        self.offset += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Extent> {
+        let table = std::mem::take(&mut self.table);
+        self.extent.checksum = match table[..].try_into() {
+            Ok(only) => u32::from_le_bytes(only),
+            Err(_) => {
+                self.offset = self.offset.next_multiple_of(4);
+                self.write_at_end(&table)?;
+                checksum_with(self.core.seeds.pages, &table)
+            }
+        };
+        Ok(self.extent)
     }
 }
 

@@ -205,7 +205,7 @@ impl Map {
             let value = read_exactly(length, stream)?;
             return self.single(OperationKind::Put, &full_key, &value);
         }
-        let extent = self.core().write_value(length, stream)?;
+        let extent = self.core().write_stream(length, stream)?;
         let values = self.core().value_durability(self.durability);
         let may_tear = values == Durability::Written;
         let written = self

@@ -15,6 +15,8 @@ use crate::write_set::{Layer, Written};
 /// The newest change of every key in frozen generations, or in the layers of a transaction, in key order.
 pub(crate) struct NewestChanges<'a, S: PageSource> {
     above: Above<'a, S>,
+    /// Inputs that have a key, in descending order of their keys; of several with one key the later input first.
+    queue: Vec<usize>,
     around: Option<Box<Around<'a>>>,
     cuts: Vec<FullRange>,
     /// What is at or above this does not belong to them.
@@ -65,6 +67,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
     fn over(deleted: &Deleted, layers: &'a [Layer]) -> NewestChanges<'a, S> {
         NewestChanges {
             above: Above::nothing(),
+            queue: Vec::new(),
             around: Around::new(deleted, layers),
             cuts: Vec::new(),
             high: None,
@@ -82,8 +85,20 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
         for input in &mut self.above.inputs {
             input.seek(low)?;
         }
+        (0..self.above.inputs.len()).for_each(|input| self.enqueue(input));
         self.next_change()?;
         Ok(self)
+    }
+
+    /// Puts an input where its key belongs in the queue. Transactions may have many runs: looking at each for each key would cost
+    /// more than all else.
+    fn enqueue(&mut self, input: usize) {
+        let inputs = &self.above.inputs;
+        let Some(key) = inputs[input].key() else { return };
+        let place = self
+            .queue
+            .partition_point(|&other| (inputs[other].key(), other) > (Some(key), input));
+        self.queue.insert(place, input);
     }
 
     /// The roots of the runs that take part.
@@ -99,7 +114,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
     /// Finds the next key whose newest change still counts.
     fn next_change(&mut self) -> Result<()> {
         loop {
-            let nearest = self.above.inputs.iter().filter_map(|input| input.key()).min();
+            let nearest = self.queue.last().and_then(|&input| self.above.inputs[input].key());
             let inside = |key: &&[u8]| self.high.as_deref().is_none_or(|high| *key < high);
             let Some(nearest) = nearest.filter(inside) else {
                 self.at_end = true;
@@ -109,14 +124,17 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             self.key.extend_from_slice(nearest);
             let deleted = self.around.as_mut().map_or(0, |around| around.rank_forward(&self.key));
             let mut newest: Option<(u64, Held<'a, S>)> = None;
-            for input in &mut self.above.inputs {
-                if input.key() == Some(&self.key) {
-                    let taken = take(input, &mut newest, deleted, &mut self.superseded)?;
-                    self.taken += taken.operations;
-                    if matches!(input, Input::Index(..)) {
-                        self.costs += taken;
-                    }
+            while let Some(&at) = self.queue.last()
+                && let input = &mut self.above.inputs[at]
+                && input.key() == Some(&self.key)
+            {
+                let taken = take(input, &mut newest, deleted, &mut self.superseded)?;
+                self.taken += taken.operations;
+                if matches!(input, Input::Index(..)) {
+                    self.costs += taken;
                 }
+                self.queue.pop();
+                self.enqueue(at);
             }
             if let Some((_, held)) = newest {
                 if let Held::Stored(Stored::Extent(extent)) = held {

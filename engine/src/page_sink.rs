@@ -236,7 +236,7 @@ impl PageSink for FileSink<'_> {
             birth: self.birth,
         };
         (extent.page, _) = self.take(Want::Piece(extent.pages()))?;
-        self.core.write_value_at(extent, &mut &bytes[..])
+        self.core.write_value_at(extent, bytes)
     }
 
     fn retire(&mut self, number: u32, pages: u32, birth: u64) {

@@ -440,7 +440,7 @@ impl Space {
         drop(state);
         pages.forget(page, count);
         if !pages.exceeds_memory() {
-            self.preload(end, file_pages);
+            self.preload(end, file_pages, claim);
         }
         Ok((page, count))
     }
@@ -490,8 +490,9 @@ impl Space {
 
     /// Brings the part of the file up to page `end`, when it is about to be written for the first time, into memory in
     /// large pieces. Only in large files: a small one would occupy several times its size. Here and not when the file
-    /// grows, because that is in the way of a commit.
-    fn preload(&self, end: u64, file_pages: u64) {
+    /// grows, because that is in the way of a commit. Not for long values and runs: they are written in long pieces, and read so,
+    /// and the kernel would clear memory first that they fill right after.
+    fn preload(&self, end: u64, file_pages: u64, claim: Claim) {
         let whole = file_pages / LARGE_PIECE_PAGES * LARGE_PIECE_PAGES;
         let end = end.next_multiple_of(LARGE_PIECE_PAGES).min(whole);
         // Relaxed: only a hint depends on it.
@@ -500,7 +501,7 @@ impl Space {
             return;
         }
         self.head().preloaded.store(end, Ordering::Relaxed);
-        if end >= LARGE_FILE_PAGES {
+        if end >= LARGE_FILE_PAGES && claim != Claim::Loose {
             let bytes = |pages: u64| pages * PAGE_BYTES as u64;
             self.file.preload_in_large_pieces(bytes(start), bytes(end - start));
         }

@@ -502,7 +502,7 @@ impl Transaction {
         let mut room = KeyRoom::new();
         let full_key = room.join(id, key)?;
         let written = if value.len() > LOGGED_VALUE_BYTES_MAX {
-            let extent = self.core().write_value(value.len() as u64, &mut &value[..])?;
+            let extent = self.core().write_value(value)?;
             self.work.extents.push(extent);
             Written::PutExtent(extent)
         } else {

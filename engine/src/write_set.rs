@@ -11,8 +11,8 @@ use crate::value::Entry;
 
 mod entries;
 
-use entries::Pair;
 pub(crate) use entries::{Entries, Written};
+use entries::{EntriesFrom, Pair};
 
 /// What a walk sees of a transaction's own writes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -249,6 +249,8 @@ fn weight(full_key: &[u8], written: Written<'_>) -> (usize, usize) {
 pub(crate) struct LayerCursor<'a> {
     entries: &'a Entries,
     at: Option<Pair<'a>>,
+    /// What comes behind `at`, while the walk goes forward.
+    behind: Option<EntriesFrom<'a>>,
 }
 
 impl<'a> LayerCursor<'a> {
@@ -257,6 +259,7 @@ impl<'a> LayerCursor<'a> {
         LayerCursor {
             entries: layer.entries().expect("runs have cursors of their own"),
             at: None,
+            behind: None,
         }
     }
 
@@ -273,21 +276,31 @@ impl<'a> LayerCursor<'a> {
     }
 
     pub(crate) fn seek(&mut self, key: &[u8]) {
-        self.at = self.entries.first_from(Bound::Included(key));
+        self.go_on_from(Bound::Included(key));
     }
 
     pub(crate) fn seek_before(&mut self, key: &[u8]) {
+        self.behind = None;
         self.at = self.entries.last_below(key);
     }
 
     pub(crate) fn next(&mut self) {
         let (key, _) = self.at.expect("the cursor stands on an entry");
-        self.at = self.entries.first_from(Bound::Excluded(key));
+        match &mut self.behind {
+            Some(behind) => self.at = behind.next(),
+            None => self.go_on_from(Bound::Excluded(key)),
+        }
     }
 
     pub(crate) fn prev(&mut self) {
         let (key, _) = self.at.expect("the cursor stands on an entry");
-        self.at = self.entries.last_below(key);
+        self.seek_before(key);
+    }
+
+    fn go_on_from(&mut self, bound: Bound<&[u8]>) {
+        let mut behind = self.entries.from(bound);
+        self.at = behind.next();
+        self.behind = Some(behind);
     }
 }
 

@@ -10,6 +10,7 @@ mod first;
 mod held_snapshot;
 mod killing;
 mod loads;
+mod long_values;
 mod map;
 mod map_mixed;
 mod mega;
@@ -140,6 +141,7 @@ pub const ALL: &[Workload] = &[
     held_snapshot::WORKLOAD,
     scarce_memory::WORKLOAD,
     sizes::WORKLOAD,
+    long_values::WORKLOAD,
     queue::QUEUE,
     queue::DRAIN,
     queue::EXPIRE,

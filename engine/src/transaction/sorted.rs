@@ -109,7 +109,7 @@ impl<V: AsRef<[u8]>, I> Ascending<'_, I, V> {
         let mut room = KeyRoom::new();
         let full_key = room.join(self.map, key)?;
         let taken = if bytes.len() > LOGGED_VALUE_BYTES_MAX {
-            let extent = self.core.write_value(bytes.len() as u64, &mut &bytes[..])?;
+            let extent = self.core.write_value(bytes)?;
             self.extents.push(extent);
             Value::Long(extent)
         } else {

@@ -3,7 +3,7 @@
 //!
 //! Invariant: `few` or `many` is empty. Memory of `few` is bounded by [`FEW_MAX`] and [`FEW_BYTES_MAX`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::ops::Bound;
 
 use crate::base::Extent;
@@ -99,6 +99,25 @@ struct Few {
 /// A key and what is done to it.
 pub(crate) type Pair<'a> = (&'a [u8], Written<'a>);
 
+/// Entries in the order of their keys.
+pub(crate) struct EntriesFrom<'a> {
+    entries: &'a Entries,
+    few: std::slice::Iter<'a, Few>,
+    many: btree_map::Range<'a, Vec<u8>, Kept<Box<[u8]>>>,
+}
+
+impl<'a> Iterator for EntriesFrom<'a> {
+    type Item = Pair<'a>;
+
+    fn next(&mut self) -> Option<Pair<'a>> {
+        if let Some(few) = self.few.next() {
+            return Some(self.entries.pair(few));
+        }
+        let (key, kept) = self.many.next()?;
+        Some((key.as_slice(), of_tree(kept)))
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
@@ -128,23 +147,22 @@ impl Entries {
     }
 
     /// All of them.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Pair<'_>> {
-        let many = self.many.iter().map(|(key, kept)| (key.as_slice(), of_tree(kept)));
-        self.few.iter().map(|few| self.pair(few)).chain(many)
+    pub(crate) fn iter(&self) -> EntriesFrom<'_> {
+        self.from(Bound::Unbounded)
     }
 
-    /// The first entry whose key is inside a bound.
-    pub(crate) fn first_from(&self, bound: Bound<&[u8]>) -> Option<Pair<'_>> {
+    /// Those from a bound on.
+    pub(crate) fn from(&self, bound: Bound<&[u8]>) -> EntriesFrom<'_> {
         let place = match bound {
             Bound::Included(key) => self.place(key).unwrap_or_else(|place| place),
             Bound::Excluded(key) => self.place(key).map_or_else(|place| place, |place| place + 1),
             Bound::Unbounded => 0,
         };
-        let of_few = self.few.get(place).map(|few| self.pair(few));
-        of_few.or_else(|| {
-            let next = self.many.range::<[u8], _>((bound, Bound::Unbounded)).next();
-            next.map(|(key, kept)| (key.as_slice(), of_tree(kept)))
-        })
+        EntriesFrom {
+            entries: self,
+            few: self.few[place..].iter(),
+            many: self.many.range::<[u8], _>((bound, Bound::Unbounded)),
+        }
     }
 
     /// The last entry below a key.
@@ -289,7 +307,7 @@ mod tests {
             assert_eq!(entries.get(key), model.get(key).map(|value| Written::Put(value)));
             for bound in [Bound::Included(key), Bound::Excluded(key), Bound::Unbounded] {
                 let expected = model.range::<[u8], _>((bound, Bound::Unbounded)).next();
-                assert_eq!(entries.first_from(bound), expected.map(pair));
+                assert_eq!(entries.from(bound).next(), expected.map(pair));
             }
             let below = (Bound::Unbounded, Bound::Excluded(key));
             let expected = model.range::<[u8], _>(below).next_back();

@@ -1,0 +1,59 @@
+//! Values of a mebibyte: put one by one, overwritten one by one, and read.
+
+use anyhow::Result;
+
+use super::loads::{get_in_snapshots, put_each, read_back_shares, read_back_versions};
+use super::{Context, Recorder, Resources, Workload, only};
+use crate::crew::alone;
+use crate::data::{Generator, Length, Values};
+use crate::measure::Work;
+use crate::peer::Class;
+
+const VALUE_BYTES: usize = 1 << 20;
+
+pub const WORKLOAD: Workload = Workload {
+    name: "long-values",
+    about: "1,000 values of 1 MiB under keys of 16 bytes, put one by one; all of them read in one snapshot; then overwritten one by \
+        one",
+    variants: only(1_000),
+    classes: &[Class::Synced, Class::Written, Class::None],
+    needs_persistence: false,
+    has_drivers: false,
+    has_open_loop: false,
+    resources: Resources::USUAL,
+    run,
+};
+
+fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let keys = Generator::new(context.seed, "load").keys(context.records(), 16);
+    let values = Values::new(context.seed, Length::Fixed(VALUE_BYTES));
+    let checker = context.checker(&values);
+    let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
+    let peer = context.open()?;
+    let mut acknowledged = Vec::new();
+    recorder.phase("put", Work::Writes, || {
+        let (done, counts) = put_each(context, &*peer, keys.all(), &values, 1)?;
+        acknowledged = counts;
+        Ok(done)
+    })?;
+    read_back_shares(&*peer, keys.all(), &acknowledged, present)?;
+    if acknowledged != [keys.len() as u64] {
+        recorder.note("the limit of the cell stopped the puts, so that nothing was read and overwritten".to_string());
+        return peer.close();
+    }
+    recorder.phase("read", Work::Reads, || {
+        get_in_snapshots(context, &*peer, keys.all(), 1, present)
+    })?;
+    let mut versions = vec![0u32; keys.len()];
+    recorder.phase("overwrite", Work::Writes, || {
+        let worked = context.pace.whole_shift(1).work(keys.len() as u64, |at| {
+            let key = keys.at(at as usize);
+            peer.put(key, values.of(key, 1))?;
+            versions[at as usize] = 1;
+            Ok(())
+        })?;
+        Ok(alone(worked))
+    })?;
+    read_back_versions(&*peer, &keys, &versions, checker)?;
+    peer.close()
+}

@@ -1,8 +1,8 @@
-//! Values of a mebibyte: put one by one, overwritten one by one, and read.
+//! Values of a mebibyte beside short ones: put one by one, read, and overwritten one by one.
 
 use anyhow::Result;
 
-use super::loads::{get_in_snapshots, put_each, read_back_shares, read_back_versions};
+use super::loads::{get_in_snapshots, load_in_batches, put_each, read_back, read_back_shares, read_back_versions};
 use super::{Context, Recorder, Resources, Workload, only};
 use crate::crew::alone;
 use crate::data::{Generator, Length, Values};
@@ -10,11 +10,14 @@ use crate::measure::Work;
 use crate::peer::Class;
 
 const VALUE_BYTES: usize = 1 << 20;
+/// Pairs with short values that are there before.
+const SHORT: usize = 10_000;
+const SHORT_BYTES: usize = 100;
 
 pub const WORKLOAD: Workload = Workload {
     name: "long-values",
-    about: "1,000 values of 1 MiB under keys of 16 bytes, put one by one; all of them read in one snapshot; then overwritten one by \
-        one",
+    about: "1,000 values of 1 MiB under keys of 16 bytes, put one by one into a store of 10,000 values of 100 bytes; all of them read in \
+        one snapshot; then overwritten one by one",
     variants: only(1_000),
     classes: &[Class::Synced, Class::Written, Class::None],
     needs_persistence: false,
@@ -25,11 +28,14 @@ pub const WORKLOAD: Workload = Workload {
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
-    let keys = Generator::new(context.seed, "load").keys(context.records(), 16);
+    let keys = Generator::new(context.seed, "long").keys(context.records(), 16);
     let values = Values::new(context.seed, Length::Fixed(VALUE_BYTES));
     let checker = context.checker(&values);
     let present = |key: &[u8], found: Option<&[u8]>| checker.present(key, 0, found);
+    let short_values = Values::new(context.seed, Length::Fixed(SHORT_BYTES));
+    let short = Generator::new(context.seed, "load").keys(SHORT, 16);
     let peer = context.open()?;
+    load_in_batches(&*peer, short.all(), &short_values)?;
     let mut acknowledged = Vec::new();
     recorder.phase("put", Work::Writes, || {
         let (done, counts) = put_each(context, &*peer, keys.all(), &values, 1)?;
@@ -55,5 +61,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         Ok(alone(worked))
     })?;
     read_back_versions(&*peer, &keys, &versions, checker)?;
+    let checker = context.checker(&short_values);
+    read_back(&*peer, short.all(), |key, found| checker.present(key, 0, found))?;
     peer.close()
 }

@@ -589,7 +589,7 @@ pub(crate) fn unless_full<T>(done: Result<T>) -> Result<Option<T>> {
 
 /// What it is that belongs to another store: layers above the engine have maps whose names no user knows.
 fn foreign(map: &str) -> String {
-    if crate::catalog::is_reserved(map) {
+    if crate::core::catalog::is_reserved(map) {
         return "the handle of a topic or group belongs to another store; open it in this store".to_string();
     }
     format!("the handle of map {map:?} belongs to another store; open the map in this store")

@@ -3,24 +3,24 @@
 //!
 //! Compiled with the feature `fuzzing` only. Nothing here is part of the interface.
 
-use crate::base::any_page::{Anything, Nowhere, PAGE};
-use crate::base::{
+use crate::btree::any_page::{Anything, Nowhere, PAGE};
+use crate::btree::{
     self, ChangeStream, Cursor, Link, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
 };
 use crate::checksum::{StoreSeeds, checksum, checksum_with, key_hash};
+use crate::datafile::meta::{FORMAT, META_PAGES};
 use crate::error::Result;
-use crate::full_key::FullRange;
+use crate::key::full_key::FullRange;
 use crate::limits::{BRANCH_BYTES, KEY_BYTES_MAX, PAGE_BYTES};
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, body_checksum, first_record,
     record_bytes, scan,
 };
-use crate::meta::{FORMAT, META_PAGES};
 
 /// Steps of a walk after which a target has seen enough.
 const STEPS_MAX: usize = 1000;
 const HASH_SEED: u64 = 7;
-/// Where the fields are that the repairs fill in; the files are drawn in `meta`, `log::segment` and `base::page`.
+/// Where the fields are that the repairs fill in; the files are drawn in `meta`, `log::segment` and `btree::page`.
 const CHECKSUM_AT: usize = 12;
 const CHECKED_FROM: usize = 16;
 const STORE_ID: std::ops::Range<usize> = 16..32;
@@ -112,8 +112,8 @@ fn read_everything(source: Anything<'_>, root: Root) {
         let _ = count_below(source, root, key);
         let _ = find(source, root, key, 0);
     }
-    let _ = base::walk(source, root, &mut |_| Ok(()));
-    let _ = base::check_tree(source, root, HASH_SEED, &mut Vec::new(), &mut |_| Ok(()));
+    let _ = btree::walk(source, root, &mut |_| Ok(()));
+    let _ = btree::check_tree(source, root, HASH_SEED, &mut Vec::new(), &mut |_| Ok(()));
     for keep_deletes in [false, true] {
         let options = MergeOptions {
             keep_deletes,
@@ -124,8 +124,8 @@ fn read_everything(source: Anything<'_>, root: Root) {
             high: keys[keys.len() / 2].clone(),
         }];
         let cuts = if cuts[0].low < cuts[0].high { &cuts[..] } else { &[] };
-        let _ = base::merge(source, root, &mut Puts(&keys), cuts, options, &mut Nowhere);
-        let _ = base::merge(source, root, &mut Puts(&[]), &[], options, &mut Nowhere);
+        let _ = btree::merge(source, root, &mut Puts(&keys), cuts, options, &mut Nowhere);
+        let _ = btree::merge(source, root, &mut Puts(&[]), &[], options, &mut Nowhere);
     }
 }
 
@@ -193,7 +193,7 @@ fn decode_body(body: &[u8]) {
                 other => panic!("a reference to a value is stored as {other:?}"),
             },
             OperationKind::DeleteRange => {}
-            OperationKind::Run => drop(crate::view::decode_root(operation.value)),
+            OperationKind::Run => drop(crate::read::view::decode_root(operation.value)),
         }
     }
     assert_eq!(end, body.len());

@@ -12,120 +12,76 @@ mod error;
 mod limits;
 #[doc(hidden)]
 pub mod planted;
+mod progress;
 
-pub mod encoding;
-mod full_key;
+mod key;
 
-mod base;
+mod btree;
 
 mod index;
 
 mod log;
 
-mod bitmap;
-mod brake;
-mod meta;
-mod pages;
-mod promises;
-
-mod processes;
-mod undo;
+mod datafile;
 
 mod region;
-mod shared_array;
 
-mod space;
+mod allocator;
 
-mod above;
-mod scan;
-mod value;
-mod view;
+mod read;
 
-mod bell;
-mod catalog;
 mod core;
-mod progress;
 
-mod beside;
-mod commit;
-mod conflict;
-mod deleted;
-mod draft;
+mod sync;
+
 mod generations;
-mod pace;
 
-mod background;
 mod fold;
-mod fold_parts;
-mod long_value;
-mod newest;
-mod page_sink;
+
+mod commit;
+
 mod recovery;
-mod repair;
-mod syncing;
-mod unsynced;
-mod watch;
 
-mod burial;
-mod scout;
-mod shrink;
+mod api;
 
-mod batch;
-mod bounds;
-mod changes;
-mod closing;
-mod future;
-mod map;
-mod options;
-mod pairs;
-mod presence;
-mod ringing;
-mod sequence;
-mod snapshot;
-mod store;
-mod transaction;
-mod write_set;
-
-mod check;
-mod copy;
-mod salvage;
-mod statistics;
+mod admin;
 
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 
-pub use batch::Batch;
+pub use admin::check::CheckReport;
+pub use admin::copy::Compaction;
+pub use admin::salvage::{Lost, Salvage};
+pub use admin::statistics::{
+    Counts, GenerationStatistics, MapStatistics, MemoryStatistics, ProcessStatistics, SnapshotStatistics, Statistics,
+};
+pub use api::batch::Batch;
 #[doc(hidden)]
-pub use bell::{Bell, Listener};
-pub use bounds::KeyBounds;
+pub use api::brake::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack};
+pub use api::changes::{Change, Changes, ChangesFrom, CommitChanges};
+pub use api::closing::CloseFuture;
+pub use api::future::CommitFuture;
+pub use api::map::{Map, Maps};
+pub use api::options::{Maintenance, Options};
+pub use api::pairs::Pairs;
 #[doc(hidden)]
-pub use brake::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack};
-pub use changes::{Change, Changes, ChangesFrom, CommitChanges};
-pub use check::CheckReport;
-pub use closing::CloseFuture;
+pub use api::sequence::{Item, STAMP_BYTES, Sequence, SequenceState, Stamp, Ticket};
+pub use api::snapshot::{Cursor, Snapshot, ValueReader};
+pub use api::store::Store;
+pub use api::transaction::{ExtractIf, Rollback, Savepoint, Transaction, TransactionOptions};
 pub use commit::{Commit, Durability};
-pub use copy::Compaction;
+#[doc(hidden)]
+pub use core::bell::{Bell, Listener};
+pub use core::watch::BackgroundError;
 #[doc(hidden)]
 pub use duramen_io::prefetch;
 pub use error::{Error, Kind, Reason, Result};
-pub use future::CommitFuture;
+pub use key::bounds::KeyBounds;
+pub use key::encoding;
 pub use limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
-pub use map::{Map, Maps};
-pub use options::{Maintenance, Options};
-pub use pairs::Pairs;
 pub use progress::Progress;
-pub use salvage::{Lost, Salvage};
 #[cfg(feature = "planted-bugs")]
 #[doc(hidden)]
-pub use scan::keys_passed_by_walks;
-#[doc(hidden)]
-pub use sequence::{Item, STAMP_BYTES, Sequence, SequenceState, Stamp, Ticket};
-pub use snapshot::{Cursor, Snapshot, ValueReader};
-pub use statistics::{
-    Counts, GenerationStatistics, MapStatistics, MemoryStatistics, ProcessStatistics, SnapshotStatistics, Statistics,
-};
-pub use store::Store;
-pub use transaction::{ExtractIf, Rollback, Savepoint, Transaction, TransactionOptions};
-pub use value::Value;
-pub use watch::BackgroundError;
+pub use read::scan::keys_passed_by_walks;
+pub use read::value::Value;

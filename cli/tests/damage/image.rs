@@ -1,7 +1,7 @@
 //! The data file of a store at rest, and how to change it so that its checksums still say that all is well: what a bug, a
 //! misdirected write or somebody with a hex editor leaves, and no checksum finds.
 //!
-//! The layouts are drawn in `engine/src/meta.rs` and `engine/src/base/{page,leaf,branch}.rs`.
+//! The layouts are drawn in `engine/src/datafile/meta.rs` and `engine/src/btree/{page,leaf,branch}.rs`.
 
 use std::path::Path;
 

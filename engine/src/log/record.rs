@@ -20,7 +20,7 @@
 //! `synced` says how far the log was known to be durable when the record was written: a hole at or below it is damage,
 //! a hole above it is a tail that a power cut tore off.
 
-use crate::base::{EXTENT_BYTES, Extent, Stored};
+use crate::btree::{EXTENT_BYTES, Extent, Stored};
 use crate::checksum::{StoreSeeds, checksum_with};
 use crate::error::{Error, Result};
 use crate::limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};

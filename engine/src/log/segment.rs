@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use duramen_io::{Access, File, Mapping, OpenMode, Platform, WRITE_UNITS, prefetch};
 
 use super::record::{Operation, OperationKind, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
-use crate::base::Stored;
+use crate::btree::Stored;
 use crate::checksum::{StoreSeeds, checksum};
+use crate::datafile::meta::FORMAT;
 use crate::error::{Error, Result};
 use crate::limits::{GENERATIONS_MAX, LOG_SPAN_BYTES, LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
-use crate::meta::FORMAT;
 use crate::planted::{PlantedBug, is_planted};
 
 /// Bytes of the page with the header of a log file, with which the first record begins at the earliest.

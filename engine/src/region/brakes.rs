@@ -1,5 +1,5 @@
 //! Who holds those back that append, in all processes: at which place it is, and how long others wait for it. How it is used is
-//! in [`crate::brake`].
+//! in [`crate::api::brake`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;

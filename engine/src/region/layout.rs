@@ -6,8 +6,8 @@ use duramen_io::{Owner, WordLock};
 
 use super::warm::SharedMark;
 use super::{CONTROL_BYTES, GENERATION_BYTES, GENERATIONS_STEP, LIBRARY_WORDS, VERSION_WORDS};
+use crate::datafile::promises::{Promises, SharedCosts};
 use crate::limits::GENERATIONS_MAX;
-use crate::promises::{Promises, SharedCosts};
 
 /// One cache line, so that words written by different people do not share one.
 #[repr(C, align(64))]

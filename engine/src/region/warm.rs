@@ -28,10 +28,10 @@ use super::{
     Control, GENERATION_BYTES, GENERATIONS_START, LAYOUT, MEMORY_START, Piece, REGION_FILE, Region, SLOT_BYTES,
     SLOTS_START, library,
 };
+use crate::datafile::meta::DATA_FILE;
 use crate::index::Index;
 use crate::limits::{GENERATIONS_MAX, SNAPSHOTS_MAX};
-use crate::meta::DATA_FILE;
-use crate::processes::Seat;
+use crate::region::processes::Seat;
 
 const MARK_BYTES: usize = size_of::<SharedMark>();
 const MARK_WORDS: usize = MARK_BYTES / 8;

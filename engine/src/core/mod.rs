@@ -1,0 +1,939 @@
+//! The heart of an open store: everything that its handles, snapshots and background threads share.
+
+pub(crate) mod bell;
+pub(crate) mod beside;
+pub(crate) mod catalog;
+pub(crate) mod long_value;
+pub(crate) mod pace;
+pub(crate) mod repair;
+pub(crate) mod watch;
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use duramen_io::{File, Lock, Platform, WordLockGuard, wait, wake};
+
+use crate::allocator::Space;
+use crate::api::changes::Streams;
+use crate::api::map::map_id;
+use crate::api::options::Settings;
+use crate::btree::Root;
+use crate::checksum::StoreSeeds;
+use crate::core::bell::Bells;
+use crate::core::beside::ExclusiveThread;
+use crate::core::catalog::Catalog;
+use crate::core::pace::Pace;
+use crate::core::watch::Watch;
+use crate::datafile::meta::{Meta, MetaPages};
+use crate::datafile::pages::{MappedPages, Pages};
+use crate::error::{Error, Kind, Reason, Result};
+use crate::index::Index;
+use crate::key::full_key::{CATALOG, FullRange};
+use crate::limits::MAP_ID_BYTES;
+use crate::log::{LogView, OpenFile, Segments};
+use crate::planted::{PlantedBug, is_planted, kill_point};
+use crate::read::deleted::{Deleted, Deletions};
+use crate::read::scan::Scan;
+use crate::read::view::{GenerationView, View};
+use crate::region::{Control, GenerationEntry, Pin, Region, Version};
+use crate::sync::Syncs;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) platform: Platform,
+    pub(crate) settings: Settings,
+    pub(crate) data: Arc<dyn File>,
+    pub(crate) pages: Pages,
+    pub(crate) space: Space,
+    pub(crate) segments: Segments,
+    pub(crate) region: Arc<Region>,
+    pub(crate) catalog: Catalog,
+    pub(crate) hash_seed: u64,
+    pub(crate) store: u128,
+    pub(crate) seeds: StoreSeeds,
+    /// What no later write shares with synced bytes, see [`duramen_io::Storage::write_unit`].
+    pub(crate) unit: u64,
+    /// What no store to a mapping shares with synced bytes, see [`duramen_io::Storage::store_unit`].
+    pub(crate) store_unit: Option<u64>,
+    /// What the one who folds, makes durable and reclaims in this process remembers; see [`Core::hold_maintenance`].
+    maintenance: Mutex<MaintenanceState>,
+    /// Woken when the thread that syncs has something to do.
+    pub(crate) work: (Mutex<Work>, Condvar),
+    /// Wakers of commit futures, by commit.
+    pub(crate) waiting: Mutex<Vec<(u64, std::task::Waker)>>,
+    pub(crate) closed: AtomicBool,
+    /// The process that opened the store: asking the kernel costs more than all the rest of a snapshot.
+    pub(crate) process: u32,
+    /// Whether the thread that syncs for commit futures runs. Where it could not be started they sync for themselves.
+    pub(crate) syncer_runs: AtomicBool,
+    /// Whether the folding thread runs; where it was not asked for, or could not be started, commits fold.
+    pub(crate) folder_runs: AtomicBool,
+    /// Whether the thread that rings for what other processes append runs.
+    pub(crate) ringer_runs: AtomicBool,
+    pub(crate) streams: Streams,
+    pub(crate) bells: Bells,
+    /// What opening found damaged and passed over, for [`crate::Options::salvage`].
+    pub(crate) passed_over: Mutex<Vec<String>>,
+    /// Whether the newest fold that this process tried failed. Relaxed: only who folds next depends on it.
+    pub(crate) fold_failed: AtomicBool,
+    /// The newest commit at which a fold made no room for what was to be written; `u64::MAX`: none.
+    pub(crate) folded_in_vain: AtomicU64,
+    pub(crate) watch: Watch,
+    pub(crate) deletions: Deletions,
+    pub(crate) pace: Pace,
+    pub(crate) syncs: Syncs,
+    /// Whether the kernel may have told others, and not this process, of pages of the data file that it could not write:
+    /// until the first sync in a process that attached to a store which others had open.
+    pub(crate) data_is_unreported: AtomicBool,
+    /// Which thread of this process has the exclusive transaction.
+    pub(crate) exclusive_thread: ExclusiveThread,
+    /// Calls that write outside the commit lock, and would go on doing so while the store is closed.
+    users: AtomicU64,
+    /// Whether `close` has done all that it does, but for letting go of the lock.
+    settled: AtomicBool,
+    /// What [`Region::hash_of_memory`] said, if the region will be left to the next opening when the lock is released.
+    left_memory: OnceLock<u64>,
+    /// Held as long as anything of the store is in use; once a closed store is no longer in use, handles that are still
+    /// there touch nothing of it.
+    lock: Mutex<Option<StoreLock>>,
+}
+
+/// What keeps others from opening the store in a way that this process could not bear.
+#[derive(Debug)]
+pub(crate) enum StoreLock {
+    /// A lock on the whole; `None` for read-only stores on directories without locks.
+    Whole { _lock: Option<Lock> },
+    /// An entry in the table of processes that share it.
+    Seat,
+}
+
+/// What the folding thread remembers.
+#[derive(Debug)]
+pub(crate) struct MaintenanceState {
+    /// The newest durable meta page.
+    pub(crate) durable: Meta,
+    /// Versions that new trees were written for, with those under which they were published, ascending: commits may
+    /// have begun generations, and with them versions, in between.
+    pub(crate) published: Vec<(u64, u64)>,
+    /// Versions that are kept for commit streams, oldest first, with the bytes of log that each one's fold moved.
+    pub(crate) history: VecDeque<(Pin, Version, u64)>,
+    /// The tree, and the pages of the file, of which nothing could be moved to the front.
+    pub(crate) shrunk_in_vain: Option<(Root, u64)>,
+}
+
+/// What the background threads of this process are asked to do.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    pub(crate) sync: bool,
+    pub(crate) stop: bool,
+}
+
+impl Core {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts are made by recovery and put together once"
+    )]
+    pub(crate) fn new(
+        platform: Platform,
+        settings: Settings,
+        data: Arc<dyn File>,
+        pages: Pages,
+        space: Space,
+        segments: Segments,
+        region: Arc<Region>,
+        durable: Meta,
+        lock: StoreLock,
+    ) -> Core {
+        let pace = Pace::new(region.clone());
+        let unit = platform.storage.write_unit();
+        let store_unit = platform.storage.store_unit();
+        region.limit_locks(settings.lock_timeout);
+        if settings.retain_log_bytes > 0 {
+            space.fold_in_one();
+        }
+        Core {
+            platform,
+            data,
+            pages,
+            space,
+            segments,
+            region,
+            catalog: Catalog::default(),
+            hash_seed: durable.hash_seed,
+            store: durable.store,
+            seeds: StoreSeeds::of(durable.store),
+            unit,
+            store_unit,
+            maintenance: Mutex::new(MaintenanceState {
+                durable,
+                published: Vec::new(),
+                history: VecDeque::new(),
+                shrunk_in_vain: None,
+            }),
+            settings,
+            work: (Mutex::new(Work::default()), Condvar::new()),
+            waiting: Mutex::new(Vec::new()),
+            closed: AtomicBool::new(false),
+            process: duramen_io::process_id(),
+            syncer_runs: AtomicBool::new(false),
+            folder_runs: AtomicBool::new(false),
+            ringer_runs: AtomicBool::new(false),
+            streams: Streams::default(),
+            bells: Bells::default(),
+            passed_over: Mutex::default(),
+            fold_failed: AtomicBool::new(false),
+            folded_in_vain: AtomicU64::new(u64::MAX),
+            watch: Watch::default(),
+            deletions: Deletions::default(),
+            pace,
+            syncs: Syncs::default(),
+            data_is_unreported: AtomicBool::new(false),
+            exclusive_thread: ExclusiveThread::default(),
+            users: AtomicU64::new(0),
+            settled: AtomicBool::new(false),
+            left_memory: OnceLock::new(),
+            lock: Mutex::new(Some(lock)),
+        }
+    }
+
+    /// Notes damage that opening passes over, where it may; elsewhere it stays an error.
+    pub(crate) fn pass_over<T>(&self, done: Result<T>) -> Result<Option<T>> {
+        match done {
+            Err(error) if self.settings.is_salvage && error.kind() == Kind::Damaged => {
+                let mut passed_over = self.passed_over.lock().unwrap_or_else(|e| e.into_inner());
+                passed_over.push(error.fact());
+                Ok(None)
+            }
+            done => done.map(Some),
+        }
+    }
+
+    /// Whether other processes may have the store open too.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.region.seat().is_shared()
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        self.region.control()
+    }
+
+    #[inline(always)]
+    pub(crate) fn entry(&self, slot: u16) -> &GenerationEntry {
+        self.region.generation(slot)
+    }
+
+    /// The index of a live generation.
+    #[inline]
+    pub(crate) fn index(&self, slot: u16) -> Index {
+        self.index_of(self.entry(slot))
+    }
+
+    #[inline(always)]
+    fn index_of(&self, entry: &GenerationEntry) -> Index {
+        let (offset, bytes) = entry.memory.place();
+        let memory = self.region.memory(offset);
+        // SAFETY: the entry of a live generation names memory that was formatted before the generation went live.
+        unsafe { Index::attach(memory, bytes as usize) }.expect("the index of a live generation was overwritten")
+    }
+
+    /// The log file of a generation, which exists.
+    pub(crate) fn log_file(&self, slot: u16) -> Result<Arc<dyn File>> {
+        self.open_log(slot).map(|open| open.file)
+    }
+
+    /// The log file of a generation, which exists, and what its description may not be told of.
+    pub(crate) fn open_log(&self, slot: u16) -> Result<OpenFile> {
+        let entry = self.entry(slot);
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
+        self.segments.file(slot, incarnation, &entry.number)
+    }
+
+    /// The log file of a generation that is being prepared, made where there is none.
+    pub(crate) fn create_log_file(&self, slot: u16) -> Result<Arc<dyn File>> {
+        let entry = self.entry(slot);
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
+        let created = self.segments.create(slot, incarnation, &entry.number);
+        created.map(|open| open.file)
+    }
+
+    /// The log of a generation that is alive, or held. Another process may have made its file.
+    ///
+    /// # Errors
+    /// [`Reason::Io`] when it cannot be opened or mapped in this process.
+    #[inline]
+    pub(crate) fn log_view(&self, slot: u16) -> Result<LogView> {
+        self.log_of(slot, self.entry(slot))
+    }
+
+    #[inline(always)]
+    fn log_of(&self, slot: u16, entry: &GenerationEntry) -> Result<LogView> {
+        let incarnation = entry.incarnation.load(Ordering::Acquire);
+        // SAFETY: entries of the region stay where they are until the region goes, and views go before that.
+        match unsafe { self.segments.view(slot, incarnation, &entry.filled) } {
+            Some(view) => Ok(view),
+            None => self.map_log(slot, incarnation),
+        }
+    }
+
+    #[cold]
+    fn map_log(&self, slot: u16, incarnation: u32) -> Result<LogView> {
+        self.segments.file(slot, incarnation, &self.entry(slot).number)?;
+        // SAFETY: as in `log_of`.
+        let mapped = unsafe { self.segments.view(slot, incarnation, &self.entry(slot).filled) };
+        mapped.ok_or_else(|| Error::damaged(format!("the log file of slot {slot} was removed while it is in use")))
+    }
+
+    #[inline(always)]
+    pub(crate) fn generation_view(&self, slot: u16) -> Result<GenerationView> {
+        let entry = self.entry(slot);
+        Ok(GenerationView {
+            log: self.log_of(slot, entry)?,
+            index: self.index_of(entry),
+        })
+    }
+
+    /// What the given version shows up to `commit`. The caller holds a pin, or the commit lock.
+    pub(crate) fn view(&self, version: &Version, commit: u64) -> Result<View> {
+        let mut view = self.empty_view(version, commit);
+        self.fill_view(&mut view, version, |_| true)?;
+        Ok(view)
+    }
+
+    #[inline(always)]
+    fn empty_view(&self, version: &Version, commit: u64) -> View {
+        View {
+            commit,
+            newest_slot: version.generations.last().copied().unwrap_or(0),
+            root: version.root,
+            hash_seed: self.hash_seed,
+            generations: Default::default(),
+            deleted: Deleted::nothing(version.base_commit),
+        }
+    }
+
+    /// In place, because a view is large and every snapshot makes one.
+    #[inline(always)]
+    fn fill_view(&self, view: &mut View, version: &Version, is_seen: impl Fn(&GenerationView) -> bool) -> Result<()> {
+        let mut has_range_deletes = false;
+        for &slot in &version.generations {
+            let generation = self.generation_view(slot)?;
+            if is_seen(&generation) {
+                if view.generations.capacity() == 0 {
+                    view.generations = spare_generations();
+                }
+                has_range_deletes |= generation.index.has_range_deletes();
+                view.generations.push(generation);
+            }
+        }
+        if has_range_deletes || self.deletions.has_passed(version.base_commit) {
+            view.deleted = self.deletions.at(&view.generations, version.base_commit, view.commit);
+        }
+        Ok(())
+    }
+
+    /// Makes sure that all of the data file is mapped, which another process may have made longer, and that no page counts as
+    /// verified here which another process has written anew since.
+    #[inline]
+    pub(crate) fn cover_data(&self) -> Result<()> {
+        if !self.is_shared() {
+            return Ok(());
+        }
+        // After the version was read: whoever wrote a page of it anew had found it free, and the count says so.
+        let freed = self.control().freed.load(Ordering::Acquire);
+        if !self.pages.has_seen_freed(freed) {
+            self.pages.forget_freed(freed);
+        }
+        let bytes = self.space.file_bytes();
+        if bytes <= self.pages.span() {
+            return Ok(());
+        }
+        self.pages.cover(bytes)
+    }
+
+    /// What is visible now, for as long as the commit lock is held.
+    pub(crate) fn view_under_lock(&self) -> Result<View> {
+        self.cover_data()?;
+        let (version, _) = self.region.read_version(&self.control().visible.0);
+        self.view(&version, u64::MAX)
+    }
+
+    /// Pins what is visible now.
+    pub(crate) fn pin(&self) -> Result<(Pin, View)> {
+        self.pin_limit(&self.control().visible.0)
+    }
+
+    /// Pins what is visible up to a limit that is never below the base: `visible` or `synced`.
+    #[inline(always)]
+    pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View)> {
+        self.own()?;
+        let (pin, version, commit) = self.region.pin(slot_hint(), limit)?;
+        // Looked at after the pin was set: either it is seen to be closed here, or whoever closes it sees the pin.
+        if self.closed.load(Ordering::SeqCst) {
+            self.unpin(&pin);
+            return Err(Reason::Closed.into());
+        }
+        remember_slot(pin.index);
+        // What is empty now has nothing for this commit later either, and every read would look there.
+        let mut view = self.empty_view(&version, commit);
+        let filled = self
+            .cover_data()
+            .and_then(|()| self.fill_view(&mut view, &version, |generation| generation.has_anything()));
+        if let Err(error) = filled {
+            self.unpin(&pin);
+            return Err(error);
+        }
+        Ok((pin, view))
+    }
+
+    /// Gives a pin back; the last one of a closed store lets others open it.
+    #[inline]
+    pub(crate) fn unpin(&self, pin: &Pin) {
+        self.region.unpin(pin);
+        if self.closed.load(Ordering::SeqCst) {
+            self.let_go_if_unused();
+        }
+    }
+
+    /// Keeps the store's lock for a call that writes outside the commit lock.
+    pub(crate) fn enter(&self) -> Result<User<'_>> {
+        self.own()?;
+        self.users.fetch_add(1, Ordering::SeqCst);
+        let user = User { core: self };
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Reason::Closed.into());
+        }
+        Ok(user)
+    }
+
+    /// Whether anything in this process uses the store, which is closed.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.users.load(Ordering::SeqCst) > 0 || self.region.is_pinned_here()
+    }
+
+    /// The end of closing.
+    pub(crate) fn let_go(&self) {
+        self.settled.store(true, Ordering::SeqCst);
+        self.let_go_if_unused();
+    }
+
+    /// Lets others open the store, if it is closed and nobody uses anything of it.
+    #[cold]
+    fn let_go_if_unused(&self) {
+        if self.settled.load(Ordering::SeqCst) && !self.region.is_forked() && !self.is_in_use() {
+            let held = self.lock.lock().unwrap_or_else(|e| e.into_inner()).take();
+            if held.is_none() {
+                return;
+            }
+            self.region.leave();
+            if let Some(&memory) = self.left_memory.get()
+                && !self.region.leave_warm(&self.platform, memory)
+            {
+                self.region.goes_with_this_process();
+            }
+            self.region.seat().stand_up();
+        }
+    }
+
+    /// Leaves the region to the next opening, if this process does not use the store any more. The caller is the last process
+    /// that has the store open. It keeps others out until [`Core::let_go`], and makes the log durable before that.
+    pub(crate) fn will_leave_warm(&self) {
+        if !self.is_in_use() {
+            self.left_memory.get_or_init(|| self.region.hash_of_memory());
+        }
+    }
+
+    /// Keeps the generations after a pinned view, for conflict checks. While the pin is held they cannot have gone.
+    pub(crate) fn follow_from(&self, pinned: &crate::api::snapshot::Pinned) {
+        self.region.follow(&pinned.pin, Some(pinned.newest_generation));
+    }
+
+    /// Runs a read on what is visible now.
+    pub(crate) fn with_view<T>(&self, read: impl FnOnce(&View) -> Result<T>) -> Result<T> {
+        let (pin, view) = self.pin()?;
+        let pin = PinGuard { core: self, pin };
+        let result = read(&view);
+        drop(pin);
+        keep_generations(view.generations);
+        result
+    }
+
+    /// Refuses work after an input/output error or after `close`.
+    #[inline]
+    pub(crate) fn healthy(&self) -> Result<()> {
+        self.unpoisoned()?;
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Reason::Closed.into());
+        }
+        Ok(())
+    }
+
+    /// Refuses work in a process that was forked from the one that opened the store.
+    #[inline]
+    pub(crate) fn own(&self) -> Result<()> {
+        if self.region.is_forked() {
+            return Err(Reason::Forked.into());
+        }
+        Ok(())
+    }
+
+    /// Refuses work after an input/output error, and in a process that was forked.
+    #[inline]
+    pub(crate) fn unpoisoned(&self) -> Result<()> {
+        self.own()?;
+        self.running()
+    }
+
+    /// Refuses work after an input/output error.
+    #[inline]
+    pub(crate) fn running(&self) -> Result<()> {
+        if self.is_poisoned() {
+            return Err(Reason::Poisoned { cause: self.cause() }.into());
+        }
+        Ok(())
+    }
+
+    /// As `healthy`, and refuses writes to a store that was opened read-only.
+    #[inline]
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.settings.read_only {
+            return Err(Reason::ReadOnly.into());
+        }
+        self.healthy()?;
+        self.undamaged()
+    }
+
+    /// Refuses to write, or to fold, once a fold met damage.
+    #[inline]
+    pub(crate) fn undamaged(&self) -> Result<()> {
+        if self.control().damaged.load(Ordering::Acquire) != 0 {
+            return Err(self.damage_error());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn damage_error(&self) -> Error {
+        let what = self.control().damage.read();
+        let what = what.as_deref().unwrap_or("its base cannot be read");
+        Error::damaged(format!(
+            "{what}; so nothing more is written to it, and what is not damaged can be read \
+             (`duramen dump --skip-damaged` saves it)"
+        ))
+    }
+
+    /// Refuses all writes from here on, because what they would be folded into is damaged. Unlike [`Core::poison`] this
+    /// leaves reads alone: everything acknowledged is in the log or in the base.
+    pub(crate) fn stop_writing(&self, what: &str) {
+        self.tell_damaged(what);
+        self.control().damage.write(what);
+        self.control().damaged.store(1, Ordering::Release);
+        self.report_progress();
+    }
+
+    /// Stops the store: after a failed write or sync nobody knows what the device holds (a second sync may succeed
+    /// without having written anything; see Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
+    pub(crate) fn poison(&self, cause: &Error) {
+        let cause = cause.to_string();
+        self.tell_stopped(&cause);
+        self.region.stop(&cause);
+        self.wake_streams();
+        self.report_progress();
+    }
+
+    /// Stops the store, and returns the error that tells the caller so.
+    pub(crate) fn poisoned_by(&self, cause: Error) -> Error {
+        // A sync that failed before it has said so, and named the commit.
+        if cause.kind() == Kind::Reopen {
+            return cause;
+        }
+        self.poison(&cause);
+        let cause = cause.to_string();
+        Reason::Poisoned { cause }.into()
+    }
+
+    /// The same, unless another process was only in the way: then nothing happened.
+    pub(crate) fn poisoned_unless_busy(&self, cause: Error) -> Error {
+        match cause.reason() {
+            _ if cause.waited_for().is_some() => cause,
+            _ => self.poisoned_by(cause),
+        }
+    }
+
+    /// Does what must not end halfway, under a lock that a panic frees: stops the store when it panics. Whoever took the lock
+    /// next would go on with what was left half done; closing the store and opening it again puts that in order.
+    #[inline]
+    pub(crate) fn whole_or_stopped<T>(&self, doing: &'static str, body: impl FnOnce() -> T) -> T {
+        let unfinished = Unfinished { core: self, doing };
+        let done = body();
+        std::mem::forget(unfinished);
+        done
+    }
+
+    pub(crate) fn cause(&self) -> String {
+        self.control().cause.read().unwrap_or_else(|| "an earlier error".into())
+    }
+
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.control().poisoned.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Tells those who wait for room that there may be some.
+    pub(crate) fn report_progress(&self) {
+        let word = &self.control().progress.0;
+        // Release: whoever sees the new number sees what was done before.
+        word.fetch_add(1, Ordering::Release);
+        wake(word, u32::MAX);
+    }
+
+    /// Waits until progress was reported since `seen`, for a bounded time.
+    pub(crate) fn wait_for_progress(&self, seen: u32) {
+        wait(&self.control().progress.0, seen, Some(Duration::from_millis(100)));
+    }
+
+    #[inline]
+    pub(crate) fn progress_seen(&self) -> u32 {
+        // Acquire: pairs with the Release in `report_progress`.
+        self.control().progress.0.load(Ordering::Acquire)
+    }
+
+    /// Tells those who fold that there is something to fold.
+    pub(crate) fn ask_for_fold(&self) {
+        let word = &self.control().work.0;
+        word.fetch_add(1, Ordering::AcqRel);
+        wake(word, u32::MAX);
+    }
+
+    /// The newest commit that made, renamed or dropped maps. It may not be visible yet.
+    #[inline]
+    pub(crate) fn newest_catalog_change(&self) -> u64 {
+        self.control().catalog.load(Ordering::Acquire)
+    }
+
+    /// Makes sure that handles of maps know what other processes did to those.
+    #[inline]
+    pub(crate) fn know_maps_under_lock(&self) -> Result<()> {
+        let changes = self.control().catalog.load(Ordering::Acquire);
+        if self.catalog.has_seen(changes) {
+            return Ok(());
+        }
+        self.learn_maps(&self.view_under_lock()?, changes)
+    }
+
+    /// Makes sure that handles of maps know what other processes did to those, without any lock: what a snapshot shows that is
+    /// taken now.
+    #[inline]
+    pub(crate) fn know_maps(&self) -> Result<()> {
+        // Before the snapshot is taken.
+        let change = self.newest_catalog_change();
+        if self.catalog.has_seen(change) {
+            return Ok(());
+        }
+        self.know_maps_up_to(change)
+    }
+
+    #[cold]
+    fn know_maps_up_to(&self, change: u64) -> Result<()> {
+        let is_visible = self.control().visible.0.load(Ordering::Acquire) >= change;
+        if !is_visible && self.catalog.has_looked(change) {
+            return Ok(());
+        }
+        match self.with_view(|view| self.learn_maps(view, change)) {
+            // A commit looks again, under its lock; a read needs a snapshot itself.
+            Err(error) if matches!(error.reason(), Reason::TooManySnapshots { .. }) => Ok(()),
+            learned => learned,
+        }
+    }
+
+    #[cold]
+    fn learn_maps(&self, view: &View, change: u64) -> Result<()> {
+        let mut names = HashMap::new();
+        let source = self.pages.verified();
+        let mut scan = Scan::new(source, view, &[], FullRange::map(CATALOG));
+        while let Some(entry) = scan.next()? {
+            let name = String::from_utf8_lossy(&scan.key()[MAP_ID_BYTES..]).into_owned();
+            if let Some(id) = entry.resolve(source)? {
+                names.insert(map_id(&id)?, name);
+            }
+        }
+        kill_point();
+        self.catalog.learn(&names, view.commit, change);
+        Ok(())
+    }
+
+    /// Waits for the commit lock and takes it.
+    ///
+    /// # Errors
+    /// [`Reason::Busy`] when a process that is alive has had the lock for long: it was stopped inside a commit.
+    #[inline]
+    pub(crate) fn hold_commits(&self) -> Result<WordLockGuard<'_>> {
+        let lock = &self.control().commit_lock.0;
+        self.region.hold(lock, || self.repair_commits())
+    }
+
+    /// Waits for the commit lock, to commit for a user, as long as [`crate::Options::lock_timeout`] says.
+    ///
+    /// # Errors
+    /// [`Reason::LockTimeout`], [`Reason::Busy`].
+    #[inline]
+    pub(crate) fn hold_commits_in_time(&self) -> Result<WordLockGuard<'_>> {
+        let lock = &self.control().commit_lock.0;
+        self.region
+            .hold_in_time(lock, "the commit lock", || self.repair_commits())
+    }
+
+    /// The same for who has something else to do when it is not free soon.
+    pub(crate) fn hold_commits_soon(&self) -> Option<WordLockGuard<'_>> {
+        let lock = &self.control().commit_lock.0;
+        self.region.hold_soon(lock, || self.repair_commits())
+    }
+
+    /// Waits until nobody else folds, makes durable or reclaims. The newest durable meta page is the memory of who does.
+    ///
+    /// # Errors
+    /// [`Reason::Busy`] when a process was stopped in that; those of putting in order what was left half done, and of
+    /// reading that page, when another process has written it.
+    pub(crate) fn hold_maintenance(&self) -> Result<MaintenanceGuard<'_>> {
+        let lock = &self.control().maintenance_lock.0;
+        let beat = || self.control().maintenance_beat.load(Ordering::Relaxed);
+        let word = self.region.hold_while_still(lock, beat, || self.owe_maintenance())?;
+        self.remember(word)
+    }
+
+    /// Says to those who wait for the maintenance lock, which the caller has, that it gets on.
+    #[inline]
+    pub(crate) fn beat(&self) {
+        // Relaxed: a sign of life, which nothing else depends on.
+        self.control().maintenance_beat.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Leaves it to whoever has the maintenance lock next to put in order what was begun.
+    pub(crate) fn owe_maintenance(&self) {
+        // Before the lock is free: pairs with the load in `remember`, which has the lock.
+        self.control().maintenance_owed.store(1, Ordering::Release);
+    }
+
+    /// The same if it was given up because another process was in the way.
+    pub(crate) fn owed_if_busy<T>(&self, done: Result<T>) -> Result<T> {
+        done.inspect_err(|error| {
+            if error.waited_for().is_some() {
+                self.owe_maintenance();
+            }
+        })
+    }
+
+    /// Takes what this process keeps of versions for commit streams.
+    pub(crate) fn take_history(&self) -> VecDeque<(Pin, Version, u64)> {
+        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        std::mem::take(&mut state.history)
+    }
+
+    /// Puts in order what was left half done, and learns what other processes have done meanwhile.
+    fn remember<'a>(&'a self, word: WordLockGuard<'a>) -> Result<MaintenanceGuard<'a>> {
+        self.beat();
+        // Nobody has it for long who does not have the word.
+        let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
+        let mut held = MaintenanceGuard {
+            _owed: OwedByPanic {
+                core: self,
+                was_panicking: std::thread::panicking(),
+            },
+            state,
+            _word: word,
+        };
+        if self.control().maintenance_owed.load(Ordering::Acquire) != 0 {
+            // What a stopped store has in memory may be half changed.
+            self.running()?;
+            self.repair_maintenance()?;
+            self.control().maintenance_owed.store(0, Ordering::Release);
+        }
+        self.cover_data()?;
+        let newest = self.control().tail.0.meta_sequence.load(Ordering::Acquire);
+        if held.durable.sequence as u32 != newest {
+            let found = MetaPages::read(&*self.data)?.filter(|found| found.newest.sequence as u32 == newest);
+            let found = found.ok_or_else(|| Error::damaged(format!("meta page {newest} is not intact any more")))?;
+            held.durable = found.newest;
+        }
+        Ok(held)
+    }
+
+    /// The published version that has the durable root; always counts as pinned.
+    pub(crate) fn durable_version(&self) -> u64 {
+        self.control().durable_version.load(Ordering::Relaxed)
+    }
+
+    /// Notes it, for whoever holds the maintenance next.
+    pub(crate) fn durable_is(&self, version: u64) {
+        self.control().durable_version.store(version, Ordering::Relaxed);
+    }
+
+    /// Waits until nobody else prepares generations.
+    ///
+    /// # Errors
+    /// [`Reason::Busy`].
+    pub(crate) fn hold_preparing(&self) -> Result<WordLockGuard<'_>> {
+        self.region.hold(&self.control().preparing_lock.0, || ())
+    }
+
+    /// The same, unless somebody does so just now.
+    pub(crate) fn try_hold_maintenance(&self) -> Result<Option<MaintenanceGuard<'_>>> {
+        let lock = &self.control().maintenance_lock.0;
+        let mut word = lock.try_lock(self.region.me());
+        if word.is_none() {
+            self.region.free_if_dead(lock, || self.owe_maintenance());
+            word = lock.try_lock(self.region.me());
+        }
+        word.map(|word| self.remember(word)).transpose()
+    }
+
+    /// Wakes the commit futures that can be polled with success, or with the error that stopped the store, or that
+    /// must sync for themselves.
+    pub(crate) fn wake_futures(&self) {
+        let synced = self.control().synced.0.load(Ordering::Acquire);
+        let everyone = self.is_poisoned() || !self.syncer_runs.load(Ordering::Acquire);
+        let mut waiting = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
+        let (ready, rest) = std::mem::take(&mut *waiting)
+            .into_iter()
+            .partition(|(commit, _)| everyone || *commit <= synced || self.was_given_up(*commit, 0).is_some());
+        *waiting = rest;
+        drop(waiting);
+        let ready: Vec<(u64, std::task::Waker)> = ready;
+        ready.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// Asks the background threads of this process to work.
+    pub(crate) fn ask(&self, request: impl FnOnce(&mut Work)) {
+        request(&mut self.work.0.lock().unwrap_or_else(|e| e.into_inner()));
+        self.work.1.notify_all();
+    }
+
+    /// The pages of the data file, as readers see them.
+    #[inline]
+    pub(crate) fn source(&self) -> MappedPages<'_> {
+        self.pages.mapped()
+    }
+}
+
+/// Something that is half done; see [`Core::whole_or_stopped`].
+struct Unfinished<'a> {
+    core: &'a Core,
+    doing: &'static str,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if is_planted(PlantedBug::PanicPassedOver) {
+            return;
+        }
+        let panic = std::io::Error::other("a thread panicked");
+        self.core.poison(&Error::io(self.doing, panic));
+    }
+}
+
+/// The right to fold, to make durable and to reclaim, and what whoever has it remembers.
+pub(crate) struct MaintenanceGuard<'a> {
+    _owed: OwedByPanic<'a>,
+    state: MutexGuard<'a, MaintenanceState>,
+    /// Let go after that, so that nobody waits for the state who has the word.
+    _word: WordLockGuard<'a>,
+}
+
+/// Leaves it to the next holder of the maintenance lock to put in order what a panic left half done, as after the death of a
+/// process.
+struct OwedByPanic<'a> {
+    core: &'a Core,
+    /// A destructor may fold while a thread unwinds: that is no panic of the fold.
+    was_panicking: bool,
+}
+
+impl Drop for OwedByPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.was_panicking {
+            self.core.owe_maintenance();
+        }
+    }
+}
+
+impl Deref for MaintenanceGuard<'_> {
+    type Target = MaintenanceState;
+
+    fn deref(&self) -> &MaintenanceState {
+        &self.state
+    }
+}
+
+impl DerefMut for MaintenanceGuard<'_> {
+    fn deref_mut(&mut self) -> &mut MaintenanceState {
+        &mut self.state
+    }
+}
+
+/// A call for which the store stays locked; see [`Core::enter`].
+pub(crate) struct User<'a> {
+    core: &'a Core,
+}
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        self.core.users.fetch_sub(1, Ordering::SeqCst);
+        if self.core.closed.load(Ordering::SeqCst) {
+            self.core.let_go_if_unused();
+        }
+    }
+}
+
+/// Unpins when dropped, also when a read panics.
+struct PinGuard<'a> {
+    core: &'a Core,
+    pin: Pin,
+}
+
+impl Drop for PinGuard<'_> {
+    fn drop(&mut self) {
+        self.core.unpin(&self.pin);
+    }
+}
+
+thread_local! {
+    /// Where this thread found a free slot last: a hint that keeps threads off each other's cache lines.
+    static SLOT_HINT: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
+}
+
+static NEXT_HINT: AtomicU64 = AtomicU64::new(0);
+
+fn slot_hint() -> usize {
+    SLOT_HINT.with(|hint| {
+        if hint.get() == usize::MAX {
+            hint.set(NEXT_HINT.fetch_add(1, Ordering::Relaxed) as usize);
+        }
+        hint.get()
+    })
+}
+
+fn remember_slot(index: u32) {
+    SLOT_HINT.with(|hint| hint.set(index as usize));
+}
+
+thread_local! {
+    /// Memory for the generations of a view, which every snapshot needs and nearly always one snapshot after the other.
+    static SPARE_GENERATIONS: std::cell::Cell<Vec<GenerationView>> = const { std::cell::Cell::new(Vec::new()) };
+}
+
+#[inline]
+fn spare_generations() -> Vec<GenerationView> {
+    // A thread that is ending has none.
+    SPARE_GENERATIONS.try_with(std::cell::Cell::take).unwrap_or_default()
+}
+
+/// Gives the memory back to which views of this thread come next.
+#[inline]
+pub(crate) fn keep_generations(mut generations: Vec<GenerationView>) {
+    if generations.capacity() > 0 {
+        generations.clear();
+        let _ = SPARE_GENERATIONS.try_with(|spare| spare.set(generations));
+    }
+}

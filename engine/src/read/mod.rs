@@ -1,0 +1,8 @@
+//! Reading: values, point reads in a view, and the walk over base, generations and the writes of a transaction.
+
+pub(crate) mod above;
+pub(crate) mod deleted;
+pub(crate) mod scan;
+pub(crate) mod value;
+pub(crate) mod view;
+pub(crate) mod write_set;

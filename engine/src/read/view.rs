@@ -1,0 +1,318 @@
+//! What one moment of the store looks like: a root and the log generations above it, up to a commit. Point reads and
+//! counts go through here; the walk in key order is in `scan`.
+//!
+//! Of all places that hold a key the newest commit up to the view's own counts: generations from the newest to the
+//! oldest, then the base. Within one commit range deletes come first, then its run, then its single operations.
+
+use crate::btree::{self, Location, Root, Stored};
+use crate::checksum::key_hash;
+use crate::error::Result;
+use crate::index::{Finger, Index, Keys, Version};
+use crate::key::full_key::FullRange;
+use crate::log::{LogView, Operation, OperationKind, changed};
+use crate::read::deleted::Deleted;
+use crate::read::value::{Entry, Source, Value};
+
+/// One generation as readers see it.
+#[derive(Clone, Copy)]
+pub(crate) struct GenerationView {
+    pub(crate) log: LogView,
+    pub(crate) index: Index,
+}
+
+impl std::fmt::Debug for GenerationView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GenerationView")
+            .field("entries", &self.index.entries())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Keys<'a> for LogView {
+    #[inline]
+    fn key(self, position: u32) -> &'a [u8] {
+        // SAFETY: the index hands out only positions that a commit put into it after writing the record, and an
+        // index is only reached through a generation that is pinned or active.
+        unsafe { self.full_key(position) }
+    }
+
+    #[inline]
+    fn prefetch(self, position: u32) {
+        self.prefetch_operation(position);
+    }
+}
+
+impl GenerationView {
+    /// What the operation at `position` stored. The caller's pin keeps the generation for `'a`.
+    #[inline]
+    pub(crate) fn stored<'a>(self, position: u32) -> Result<Stored<'a>> {
+        // SAFETY: positions come from this generation's index, see `Keys`.
+        unsafe { self.log.stored(position) }
+    }
+
+    /// The operation at `position`, likewise.
+    fn operation<'a>(self, position: u32) -> Result<Operation<'a>> {
+        // SAFETY: as above.
+        unsafe { self.log.operation(position) }
+    }
+
+    /// Range deletes of commits after `since` and up to `limit`, newest first, with their commits.
+    pub(crate) fn range_deletes(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, FullRange)>> {
+        let visible = self.index.range_deletes().skip_while(move |note| note.commit > limit);
+        let newer = visible.take_while(move |note| note.commit > since);
+        newer.map(move |note| match self.operation(note.position)? {
+            operation if operation.kind == OperationKind::DeleteRange => {
+                Ok((note.commit, FullRange::between(operation.full_key, operation.value)))
+            }
+            _ => Err(changed(note.position)),
+        })
+    }
+
+    /// Runs, likewise.
+    pub(crate) fn runs(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, Root)>> {
+        let visible = self.index.runs().skip_while(move |note| note.commit > limit);
+        let newer = visible.take_while(move |note| note.commit > since);
+        newer.map(move |note| match self.operation(note.position)? {
+            operation if operation.kind == OperationKind::Run => Ok((note.commit, decode_root(operation.value))),
+            _ => Err(changed(note.position)),
+        })
+    }
+}
+
+impl GenerationView {
+    /// Enters an operation into the index that is in the log at `position`. Conditions as for [`Index::insert`].
+    pub(crate) fn enter(self, operation: Operation<'_>, hash_seed: u64, commit: u64, position: u32) {
+        match operation.kind {
+            OperationKind::DeleteRange => self.index.add_range_delete(commit, position),
+            OperationKind::Run => self.index.add_run(commit, position),
+            OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => {
+                let hash = key_hash(hash_seed, operation.full_key);
+                self.index.insert(self.log, operation.full_key, hash, commit, position);
+            }
+        }
+    }
+}
+
+/// A run's root as stored in its log operation.
+pub(crate) fn encode_root(root: Root) -> [u8; 20] {
+    let mut out = [0u8; 20];
+    out[0..4].copy_from_slice(&root.page.to_le_bytes());
+    out[4] = root.height;
+    out[8..16].copy_from_slice(&root.pairs.to_le_bytes());
+    out[16..20].copy_from_slice(&root.checksum.to_le_bytes());
+    out
+}
+
+pub(crate) fn decode_root(bytes: &[u8]) -> Root {
+    Root {
+        page: u32::from_le_bytes(bytes[0..4].try_into().expect("a run operation has twenty bytes")),
+        height: bytes[4],
+        pairs: u64::from_le_bytes(bytes[8..16].try_into().expect("a run operation has twenty bytes")),
+        checksum: u32::from_le_bytes(bytes[16..20].try_into().expect("a run operation has twenty bytes")),
+    }
+}
+
+/// A moment of the store. Whoever holds one holds a pin for it.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    /// Newest commit that is seen.
+    pub(crate) commit: u64,
+    /// Slot of the newest generation.
+    pub(crate) newest_slot: u16,
+    pub(crate) root: Root,
+    pub(crate) hash_seed: u64,
+    /// Oldest first.
+    pub(crate) generations: Vec<GenerationView>,
+    pub(crate) deleted: Deleted,
+}
+
+impl View {
+    /// The value of a key.
+    #[inline]
+    pub(crate) fn get<'a, S: Source<'a>>(&self, source: S, full_key: &[u8]) -> Result<Option<Value<'a>>> {
+        let hash = key_hash(self.hash_seed, full_key);
+        // Each generation's filter is a miss of its own: all of them at once.
+        self.generations
+            .iter()
+            .for_each(|generation| generation.index.prefetch(hash));
+        if let Some((_, entry)) = self.recent(source, full_key, hash)? {
+            return entry.resolve(source);
+        }
+        match self.in_base(source, full_key, hash)? {
+            Some(entry) => entry.resolve(source),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether a key is there. A long value is not read for that.
+    pub(crate) fn contains<'a, S: Source<'a>>(&self, source: S, full_key: &[u8]) -> Result<bool> {
+        let hash = key_hash(self.hash_seed, full_key);
+        Ok(match self.recent(source, full_key, hash)? {
+            Some((_, entry)) => !matches!(entry, Entry::Deleted),
+            None => self.in_base(source, full_key, hash)?.is_some(),
+        })
+    }
+
+    /// What the base holds at a key.
+    #[inline]
+    pub(crate) fn in_base<'a, S: Source<'a>>(&self, source: S, key: &[u8], hash: u64) -> Result<Option<Entry<'a>>> {
+        in_tree(source, self.root, key, hash)
+    }
+
+    /// The newest commit above the base that touched a key, and what it left there.
+    #[inline]
+    pub(crate) fn recent<'a, S: Source<'a>>(
+        &self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        recent(source, &self.generations, &self.deleted, full_key, hash, self.commit)
+    }
+
+    /// Whether anything above the base can exist.
+    pub(crate) fn has_recent(&self) -> bool {
+        self.generations.iter().any(|generation| generation.has_anything())
+    }
+}
+
+impl GenerationView {
+    pub(crate) fn has_anything(self) -> bool {
+        self.index.has_keys() || self.index.has_notes()
+    }
+
+    /// The newest commit up to `limit` in this generation that wrote a key, range deletes not counted, and what it left there.
+    #[inline]
+    pub(crate) fn written<'a, S: Source<'a>>(
+        self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+        limit: u64,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        let single = self.index.find(self.log, full_key, hash, limit);
+        self.after_runs(source, full_key, hash, single, limit)
+    }
+
+    /// The newest commit of all in this generation that wrote a key, looked for at a finger first. Under the commit lock.
+    #[inline]
+    pub(crate) fn written_near<'a, S: Source<'a>>(
+        self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+        finger: Finger,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        let single = self.index.find_near(self.log, full_key, hash, finger);
+        self.after_runs(source, full_key, hash, single, u64::MAX)
+    }
+
+    /// What `single`, the newest single operation up to `limit`, comes to with the runs that are newer.
+    #[inline(always)]
+    fn after_runs<'a, S: Source<'a>>(
+        self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+        single: Option<Version>,
+        limit: u64,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        if self.index.has_runs() {
+            let newer_than = single.map_or(0, |version| version.commit);
+            if let Some(found) = self.in_runs(source, full_key, hash, newer_than, limit)? {
+                return Ok(Some(found));
+            }
+        }
+        let Some(version) = single else { return Ok(None) };
+        Ok(Some((version.commit, Entry::stored(self.stored(version.position)?))))
+    }
+
+    /// What the newest run after `newer_than` that wrote a key left there.
+    #[cold]
+    fn in_runs<'a, S: Source<'a>>(
+        self,
+        source: S,
+        full_key: &[u8],
+        hash: u64,
+        newer_than: u64,
+        limit: u64,
+    ) -> Result<Option<(u64, Entry<'a>)>> {
+        for run in self.runs(newer_than, limit) {
+            let (commit, root) = run?;
+            if let Some(entry) = in_tree(source, root, full_key, hash)? {
+                return Ok(Some((commit, entry)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The newest commit in generations, oldest first, that touched a key, and what it left there. In a commit range deletes come
+/// before everything else.
+#[inline]
+pub(crate) fn recent<'a, S: Source<'a>>(
+    source: S,
+    generations: &[GenerationView],
+    deleted: &Deleted,
+    full_key: &[u8],
+    hash: u64,
+    limit: u64,
+) -> Result<Option<(u64, Entry<'a>)>> {
+    if !deleted.is_nothing() {
+        return recent_or_deleted(source, generations, deleted, full_key, hash, limit);
+    }
+    for generation in generations.iter().rev() {
+        let written = generation.written(source, full_key, hash, limit)?;
+        if written.is_some() {
+            return Ok(written);
+        }
+    }
+    Ok(None)
+}
+
+#[inline(never)]
+fn recent_or_deleted<'a, S: Source<'a>>(
+    source: S,
+    generations: &[GenerationView],
+    deleted: &Deleted,
+    full_key: &[u8],
+    hash: u64,
+    limit: u64,
+) -> Result<Option<(u64, Entry<'a>)>> {
+    let written = recent(source, generations, &Deleted::default(), full_key, hash, limit)?;
+    match deleted.at(full_key)? {
+        Some(commit) if written.as_ref().is_none_or(|(newest, _)| commit > *newest) => {
+            Ok(Some((commit, Entry::Deleted)))
+        }
+        _ => Ok(written),
+    }
+}
+
+/// What a tree (the base, or a run) holds at a key.
+#[inline]
+pub(crate) fn in_tree<'a, S: Source<'a>>(source: S, root: Root, key: &[u8], hash: u64) -> Result<Option<Entry<'a>>> {
+    Ok(btree::find(source, root, key, hash)?.map(|found| entry_at::<S>(&found.page, found.value)))
+}
+
+#[inline]
+pub(crate) fn entry_at<'a, S: Source<'a>>(page: &S::Page, location: Location) -> Entry<'a> {
+    match location {
+        Location::Inline(start, end) => Entry::Inline(S::value(page, start as usize..end as usize)),
+        Location::Extent(extent) => Entry::Extent(extent),
+        Location::Deleted => Entry::Deleted,
+    }
+}
+
+/// Sorts ranges and joins those that overlap or touch.
+pub(crate) fn union(mut ranges: Vec<FullRange>) -> Vec<FullRange> {
+    ranges.retain(|range| !range.is_empty());
+    ranges.sort_by(|a, b| a.low.cmp(&b.low));
+    let mut joined: Vec<FullRange> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.low <= last.high => last.high = std::mem::take(&mut last.high).max(range.high),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}

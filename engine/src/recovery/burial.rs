@@ -1,0 +1,261 @@
+//! What a dead process had of a store that others share: locks, snapshots, log files that it prepared, room that it was
+//! promised, and its place among the processes. Whoever notices the death gives all of it back, within about a second.
+//!
+//! Nobody waits for this: who needs a lock that a dead process has takes it over at once, in the same way. What is done
+//! here once more does no harm, because whoever does it may die as well.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+use duramen_io::{OpenMode, Owner, WordLock, wake};
+
+use crate::btree;
+use crate::commit::{NOT_EXCLUSIVE, is_token_of};
+use crate::core::Core;
+use crate::datafile::promises::FoldCosts;
+use crate::error::{Error, Result};
+use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
+use crate::planted::{PlantedBug, is_planted, kill_point};
+use crate::read::view::decode_root;
+use crate::recovery::extent_of;
+use crate::region::{GenerationEntry, GenerationState, Version};
+use crate::sync::Synced;
+
+impl Core {
+    /// Looks for processes that have died, and gives back what they had.
+    pub(crate) fn bury_the_dead(&self) {
+        let is_left = is_planted(PlantedBug::DeadNotBuried) || is_planted(PlantedBug::OpenedUndecided);
+        if !self.is_shared() || is_left {
+            return;
+        }
+        let is_dead = |owner: Owner| owner != self.region.me() && self.region.is_dead(owner);
+        let dead: Vec<Owner> = self
+            .region
+            .processes()
+            .map(|(owner, _)| owner)
+            .filter(|&owner| is_dead(owner))
+            .collect();
+        if dead.is_empty() {
+            return;
+        }
+        let lock = &self.control().burial_lock.0;
+        // Whoever was at it may be dead itself.
+        self.region.free_if_dead(lock, || ());
+        let Some(burying) = lock.try_lock(self.region.me()) else {
+            return;
+        };
+        // Somebody else may have buried one meanwhile, and another process may sit in its place.
+        for owner in dead.into_iter().filter(|&owner| is_dead(owner)) {
+            self.bury(owner);
+        }
+        drop(burying);
+        self.report_progress();
+    }
+
+    fn bury(&self, owner: Owner) {
+        self.free_locks_of_the_dead();
+        self.control().names_synced.store(0, Ordering::Release);
+        let mut are_given_up = true;
+        let prepared = self.region.generations();
+        for (slot, entry) in prepared.filter(|(_, entry)| entry.is_prepared_by(owner)) {
+            are_given_up &= self.give_up_preparing(slot, entry);
+        }
+        let exclusive = &self.control().exclusive.0;
+        let token = exclusive.load(Ordering::Acquire);
+        if is_token_of(owner, token) {
+            let _ = exclusive.compare_exchange(token, NOT_EXCLUSIVE, Ordering::AcqRel, Ordering::Relaxed);
+            wake(exclusive, u32::MAX);
+        }
+        kill_point();
+        self.region.unpin_all_of(owner);
+        self.region.bells().forget(owner);
+        self.region.brakes().forget(owner);
+        let Ok(Some(maintenance)) = self.try_hold_maintenance() else {
+            // Somebody folds just now: another time.
+            return;
+        };
+        // Somebody else may have taken the commit lock over and not have decided yet whether the last commit stands. Until then
+        // it is not known what the log refers to.
+        let Ok(decided) = self.hold_commits() else {
+            return;
+        };
+        drop(decided);
+        if self.free_loose_pages(owner).is_err() {
+            return;
+        }
+        let entry = self.region.process(owner);
+        entry.promised.store(FoldCosts::default());
+        kill_point();
+        if self.recount_promises().is_err() {
+            return;
+        }
+        drop(maintenance);
+        entry.reading.store(0, Ordering::SeqCst);
+        // Another time otherwise: by its place what it had prepared is found.
+        if !are_given_up {
+            return;
+        }
+        // Who is about to take a lock over has looked who is dead, and must find the same one in this place until it has.
+        let Some(burial) = self.region.seat().bury() else {
+            return;
+        };
+        // Somebody else may have been taking over just when one of the locks was to be freed: then another time.
+        if !self.has_locks(owner) {
+            entry.leave();
+        }
+        drop(burial);
+    }
+
+    /// Whether any lock names a process. One that takes its place would be taken for it.
+    fn has_locks(&self, owner: Owner) -> bool {
+        let control = self.control();
+        let locks = [
+            &control.sync_lock,
+            &control.data_sync_lock,
+            &control.preparing_lock,
+            &control.commit_lock,
+            &control.maintenance_lock,
+            &control.space.lock,
+            &control.growth_lock,
+            &control.burial_lock,
+        ];
+        locks.into_iter().any(|lock| lock.0.holder() == Some(owner))
+    }
+
+    /// Takes all locks that dead processes have, in the order in which each can be put in order with those before it, and
+    /// lets go of them.
+    fn free_locks_of_the_dead(&self) {
+        let control = self.control();
+        self.region.free_locks_of_dead();
+        self.space.free_lock_of_dead();
+        let free = |lock: &WordLock, repair: &dyn Fn()| self.region.free_if_dead(lock, repair);
+        free(&control.sync_lock.0, &|| self.doubt(Synced::Log));
+        free(&control.data_sync_lock.0, &|| self.doubt(Synced::Data));
+        free(&control.preparing_lock.0, &|| ());
+        free(&control.commit_lock.0, &|| self.repair_commits());
+        free(&control.maintenance_lock.0, &|| self.owe_maintenance());
+    }
+
+    /// Frees pages of long values and of runs that never came into the log.
+    ///
+    /// # Errors
+    /// [`crate::Reason::Busy`].
+    fn free_loose_pages(&self, owner: Owner) -> Result<()> {
+        if !self.space.has_loose_runs(owner)? {
+            return Ok(());
+        }
+        match self.pages_in_log(&self.region.version()) {
+            Ok(referred_to) => self
+                .space
+                .free_loose_pages_of(owner, |page| referred_to.contains(&page)),
+            // They are only lost until the store is opened anew, and whoever reads what is damaged says so.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Pages that records refer to which are not folded in a version. The caller has the maintenance lock, or a pin of that
+    /// version; records that come meanwhile are of the living.
+    pub(crate) fn pages_in_log(&self, version: &Version) -> Result<HashSet<u32>> {
+        let mut pages = HashSet::new();
+        for &slot in &version.generations {
+            let end = self.entry(slot).tail.load(Ordering::Acquire);
+            // SAFETY: below the end of the records everything was written, and as long as the caller has one of those, no
+            // generation of the version goes.
+            let bytes = unsafe { self.log_view(slot)?.bytes(0, end) };
+            let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
+            let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;
+            let scanned = scan(bytes, &header, &self.seeds, |_, _, body| {
+                for operation in Operations::of(body) {
+                    let (_, operation) = operation?;
+                    self.note_pages(&mut pages, operation)?;
+                }
+                Ok(())
+            })?;
+            if scanned.tail != end {
+                let (name, found) = (file_name(slot), scanned.tail);
+                return Err(Error::damaged(format!(
+                    "the records of {name} end at {found}, not at {end}"
+                )));
+            }
+        }
+        Ok(pages)
+    }
+
+    fn note_pages(&self, pages: &mut HashSet<u32>, operation: Operation<'_>) -> Result<()> {
+        let run = match operation.kind {
+            OperationKind::PutExtent => {
+                pages.extend(btree::Visit::Extent(extent_of(operation.value)).pages());
+                return Ok(());
+            }
+            OperationKind::Run => decode_root(operation.value),
+            OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => return Ok(()),
+        };
+        btree::walk(self.source(), run, &mut |visit| {
+            pages.extend(visit.pages());
+            Ok(())
+        })
+    }
+
+    /// A log file that was being made ready, or removed: it may be there or not, under a name that may last or not.
+    /// `false`: its memory cannot be given back now.
+    fn give_up_preparing(&self, slot: u16, entry: &GenerationEntry) -> bool {
+        entry.incarnation.fetch_add(1, Ordering::AcqRel);
+        if entry.memory.place().1 > 0 && self.region.give_back(&entry.memory).is_err() {
+            return false;
+        }
+        kill_point();
+        let file = self.platform.storage.open(&file_name(slot), OpenMode::Write);
+        let length = file.and_then(|file| file.len()).unwrap_or(0);
+        entry.filled.store(length, Ordering::Relaxed);
+        entry.set_state(GenerationState::Unused);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::ManuallyDrop;
+
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{Durability, Maintenance, Options, Store, TransactionOptions};
+
+    fn open(disk: &SimDisk) -> ManuallyDrop<Store> {
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Written);
+        // One of them dies, and the others do not wait for it on the way out of a test that failed.
+        ManuallyDrop::new(options.open_on(disk.platform()).expect("a store"))
+    }
+
+    #[test]
+    fn exclusive_transaction_of_a_dead_process_shuts_nobody_out() {
+        let disk = SimDisk::new(1);
+        let (store, other) = (open(&disk), open(&disk));
+        let map = store.map("map").expect("a map");
+        let exclusive = other.begin(TransactionOptions::new().exclusive());
+        std::mem::forget(exclusive.expect("nobody else writes"));
+        other.core().region.seat().stand_up();
+        let core = store.core();
+        core.bury_the_dead();
+        assert_eq!(core.control().exclusive.0.load(Ordering::Acquire), NOT_EXCLUSIVE);
+        map.put(b"key", b"value").expect("a put");
+        assert_eq!(core.region.processes().count(), 1);
+    }
+
+    #[test]
+    fn process_in_the_place_of_a_dead_one_does_not_seem_to_read_what_that_one_read() {
+        let disk = SimDisk::new(2);
+        let (store, other) = (open(&disk), open(&disk));
+        let theirs = &other.core().region;
+        theirs.process(theirs.me()).reading.fetch_add(1, Ordering::SeqCst);
+        theirs.seat().stand_up();
+        let core = store.core();
+        core.bury_the_dead();
+        let third = open(&disk);
+        assert_eq!(third.core().region.me(), theirs.me());
+        let _maintenance = core.hold_maintenance().expect("nobody else has it");
+        assert!(core.while_nobody_reads(|| ()), "somebody seems to read");
+    }
+}

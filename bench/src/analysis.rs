@@ -1,8 +1,8 @@
-//! Results put in rows: one row is one phase of one workload, in one class if it writes, with an entry for each peer.
-//! The terminal and the page show the same rows, and the verdict is drawn from them.
+//! Results arranged in rows: one row is one phase of one workload, in one class if it writes, with an entry for each
+//! peer. The terminal and the page show the same rows, and the verdict follows from them.
 //!
-//! Phases that write get a row per durability class; phases that read share one, because how a pair was made durable
-//! changes nothing for who reads it.
+//! Phases that write get a row per durability class. Phases that read share one row, because the way a pair was made
+//! durable changes nothing for its readers.
 
 use crate::measure::{Latency, Phase, Work};
 use crate::peer::Class;
@@ -10,7 +10,7 @@ use crate::results::{Outcome, Results, Run};
 use crate::statistics::{Spread, ratios, spread};
 use crate::workloads::BY_LIMIT;
 
-/// Peers that are no stores: they show a price, and nobody leads or loses against them.
+/// Peers that are not stores. They show the cost of something, and no peer leads or loses against them.
 pub const NO_STORES: [&str; 2] = ["btreemap", "null"];
 
 /// One phase of one workload in one class.
@@ -19,52 +19,52 @@ pub struct Row<'a> {
     pub workload: &'a str,
     /// Name of the phase.
     pub phase: String,
-    /// The class, if it writes.
+    /// The class, if the phase writes.
     pub class: Option<Class>,
     /// The peers, in the order of the results.
     pub entries: Vec<Entry<'a>>,
 }
 
-/// One peer over all repetitions.
+/// One peer, over all repetitions.
 pub struct Entry<'a> {
-    /// Its name.
+    /// Name of the peer.
     pub peer: &'a str,
-    /// Its class.
+    /// Class of the peer.
     pub class: Option<Class>,
-    /// What was measured, with the repetition.
+    /// Measured phases, each with its repetition.
     pub phases: Vec<(u32, &'a Phase)>,
-    /// How far it came.
+    /// How far the peer came.
     pub standing: Standing,
-    /// Why it has no time, if it has none.
+    /// The reason why the peer has no time, if it has none.
     pub absence: String,
 }
 
 /// How far a peer came in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It did the work, and has a time.
+    /// The peer did the work, and has a time.
     Timed,
-    /// The limit of the cell ended the phase, or one before it.
+    /// The limit of the cell ended this phase, or an earlier one.
     Stopped,
-    /// It broke off, or read a wrong value.
+    /// The peer aborted, or read a wrong value.
     Failed,
-    /// It cannot do this, or had nothing to do.
+    /// The peer cannot do this, or had nothing to do.
     Absent,
 }
 
-/// Names of the tasks that ran, in order.
+/// Returns the names of the tasks that ran, in order.
 pub fn workloads(results: &Results) -> Vec<&str> {
     let mut names: Vec<&str> = results.runs.iter().map(|run| run.workload.as_str()).collect();
     names.dedup();
     names
 }
 
-/// The runs of a task.
+/// Returns the runs of a task.
 pub fn runs_of<'a>(results: &'a Results, workload: &str) -> Vec<&'a Run> {
     results.runs.iter().filter(|run| run.workload == workload).collect()
 }
 
-/// All rows of a task, in the order in which the phases were done.
+/// Returns all rows of a task, in the order in which the phases ran.
 pub fn rows_of<'a>(results: &'a Results, workload: &'a str) -> Vec<Row<'a>> {
     let runs = runs_of(results, workload);
     let mut rows = Vec::new();
@@ -86,7 +86,7 @@ pub fn rows_of<'a>(results: &'a Results, workload: &'a str) -> Vec<Row<'a>> {
     rows
 }
 
-/// The phases in the order in which they were done, those that only some peers can do included.
+/// Returns the phases in the order in which they ran, including those that only some peers can do.
 fn phases_of(runs: &[&Run]) -> Vec<(String, Work)> {
     let mut phases: Vec<(String, Work)> = Vec::new();
     for phase in runs.iter().flat_map(|run| run.phases()) {
@@ -108,13 +108,13 @@ fn classes_of(runs: &[&Run], work: Work) -> Vec<Option<Class>> {
 }
 
 impl<'a> Row<'a> {
-    /// The peer that others are compared with, if it took part: the first of the results.
+    /// Returns the baseline peer, if it took part: the first peer of the results.
     pub fn baseline(&self, results: &Results) -> Option<&Entry<'a>> {
         let first = results.header.peers.first()?;
         self.entries.iter().find(|entry| entry.peer == first.name)
     }
 
-    /// The highest rate of a store; of any peer, when no store has one.
+    /// Returns the highest rate of a store, or of any peer when no store has a rate.
     pub fn best_rate(&self) -> f64 {
         let rates = |only_stores: bool| {
             let wanted = self
@@ -127,7 +127,7 @@ impl<'a> Row<'a> {
         if best > 0.0 { best } else { rates(false).max(1e-9) }
     }
 
-    /// What a latency of this row is of, where it is not of an operation.
+    /// Describes what a latency of this row covers, when it is not a single operation.
     pub fn timed_text(&self) -> Option<String> {
         let together = |phase: &Phase| {
             let timed = phase.timed.filter(|timed| *timed > 0)?;
@@ -141,7 +141,7 @@ impl<'a> Row<'a> {
         ))
     }
 
-    /// What stands over its table.
+    /// Returns the title of the row's table.
     pub fn title(&self) -> String {
         let class = self.class.map_or(String::new(), |class| format!(", class {class}"));
         format!("{}: {}{class}", self.workload, self.phase)
@@ -169,8 +169,8 @@ impl<'a> Entry<'a> {
                 None => (Standing::Absent, inability(first, phase)),
             },
         };
-        // A phase that was stopped did other work than one that was not, and a peer that read a wrong value has no
-        // speed: neither has a rate to compare.
+        // A stopped phase did different work from a completed one, and a peer that read a wrong value has no speed.
+        // Neither has a rate to compare.
         let is_shown = matches!(standing, Standing::Timed | Standing::Absent);
         Some(Entry {
             peer,
@@ -181,13 +181,13 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Name and class.
+    /// Returns the name and the class.
     pub fn name(&self) -> String {
         let class = self.class.map_or(String::new(), |class| format!(" ({class})"));
         format!("{}{class}", self.peer)
     }
 
-    /// A number of each repetition.
+    /// Returns a number of each repetition.
     pub fn values(&self, value: impl Fn(&Phase) -> f64) -> Vec<(u32, f64)> {
         self.phases
             .iter()
@@ -195,28 +195,28 @@ impl<'a> Entry<'a> {
             .collect()
     }
 
-    /// Elapsed time per operation in nanoseconds.
+    /// Returns the elapsed time per operation in nanoseconds.
     pub fn time(&self) -> Option<Spread> {
         let times = self.values(Phase::wall_nanos_each);
         spread(times.into_iter().map(|(_, nanos)| nanos)).filter(|_| self.standing == Standing::Timed)
     }
 
-    /// Operations a second.
+    /// Returns the operations per second.
     pub fn rate(&self) -> Option<f64> {
         self.time().map(|time| 1e9 / time.median.max(1e-3))
     }
 
-    /// The middle of a number over the repetitions.
+    /// Returns the median of a number over the repetitions.
     pub fn median(&self, value: impl Fn(&Phase) -> f64) -> f64 {
         spread(self.values(value).into_iter().map(|(_, value)| value)).map_or(0.0, |spread| spread.median)
     }
 
-    /// The middle of a number per operation.
+    /// Returns the median of a number per operation.
     pub fn median_each(&self, value: impl Fn(&Phase) -> u64) -> f64 {
         self.median(|phase| value(phase) as f64 / phase.operations.max(1) as f64)
     }
 
-    /// Its time divided by another one's, pair by pair; above 1 it is slower.
+    /// Returns this peer's time divided by the other peer's, pair by pair. Above 1, this peer is slower.
     pub fn times_of(&self, other: &Entry) -> Option<Spread> {
         ratios(
             &self.values(Phase::wall_nanos_each),
@@ -224,7 +224,7 @@ impl<'a> Entry<'a> {
         )
     }
 
-    /// Medians of the percentiles over the repetitions; of the maxima the largest.
+    /// Returns the medians of the percentiles over the repetitions, and the largest of the maxima.
     pub fn latency(&self) -> Option<Latency> {
         let latencies: Vec<Latency> = self.phases.iter().filter_map(|(_, phase)| phase.latency).collect();
         let median = |value: fn(&Latency) -> u64| {
@@ -240,7 +240,7 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// The repetition whose time is in the middle: the one whose curves are drawn.
+    /// Returns the repetition with the median time. Its curves are drawn.
     pub fn middle(&self) -> Option<&'a Phase> {
         let mut phases: Vec<&Phase> = self.phases.iter().map(|(_, phase)| *phase).collect();
         phases.sort_by(|one, other| one.wall_nanos_each().total_cmp(&other.wall_nanos_each()));
@@ -248,7 +248,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Where the limit of the cell stopped a run, if that is why it did not reach a phase.
+/// Describes where the limit of the cell stopped a run, if that is why the run did not reach a phase.
 fn stopped_before(run: &Run, phase: &str) -> Option<String> {
     let Outcome::Passed(record) = &run.outcome else {
         return None;
@@ -257,11 +257,11 @@ fn stopped_before(run: &Run, phase: &str) -> Option<String> {
     let is_by_limit = reason.is_none_or(|(_, reason)| reason.ends_with(BY_LIMIT));
     let stopped = |before: &Phase| Some(format!("not reached: {} in {}", before.stopped_text()?, before.name));
     let found = record.phases.iter().find_map(stopped).filter(|_| is_by_limit);
-    // What was stopped may have been before the clock, and has no phase then.
+    // A phase stopped before its clock started has no record.
     found.or_else(|| Some(reason.filter(|_| is_by_limit)?.1.clone()))
 }
 
-/// Why a run has no such phase, when nothing stopped it.
+/// Describes why a run lacks a phase that no limit stopped.
 fn inability(run: &Run, phase: &str) -> String {
     match &run.outcome {
         Outcome::NotApplicable(reason) => format!("n/a: {reason}"),
@@ -273,7 +273,7 @@ fn inability(run: &Run, phase: &str) -> String {
     }
 }
 
-/// A time as people write it.
+/// Formats a time for people.
 pub fn time_text(nanos: f64) -> String {
     match nanos {
         ..1e3 => format!("{nanos:.0} ns"),
@@ -283,7 +283,7 @@ pub fn time_text(nanos: f64) -> String {
     }
 }
 
-/// A size as people write it.
+/// Formats a size for people.
 pub fn bytes_text(bytes: f64) -> String {
     match bytes {
         ..1e3 => format!("{bytes:.0} B"),
@@ -293,7 +293,7 @@ pub fn bytes_text(bytes: f64) -> String {
     }
 }
 
-/// A count with its thousands apart.
+/// Formats a count with thousands separators.
 pub fn count_text(count: f64) -> String {
     let digits = format!("{count:.0}");
     let mut text = String::new();
@@ -306,7 +306,7 @@ pub fn count_text(count: f64) -> String {
     text
 }
 
-/// A ratio with the digits that mean something.
+/// Formats a ratio with its significant digits.
 pub fn ratio_text(ratio: f64) -> String {
     match ratio {
         ..0.1 => format!("{ratio:.4}"),
@@ -315,7 +315,7 @@ pub fn ratio_text(ratio: f64) -> String {
     }
 }
 
-/// Median and range; of a single run only the one number there is.
+/// Formats median and range; for a single run, only its number.
 pub fn spread_text(spread: Spread, text: fn(f64) -> String) -> String {
     let median = text(spread.median);
     if spread.min == spread.max {

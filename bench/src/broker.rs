@@ -1,8 +1,8 @@
-//! What the lab asks of a broker, and the subscribers that check what they are delivered.
+//! The interface that the lab requires of a broker, and the subscribers that check deliveries.
 //!
-//! A broker is a [`Driver`](crate::peer::Driver) that opens as one. Each has one adapter in `brokers/`. Subscribers are the
-//! lab's own, [`Receiver`]: the broker calls them, on threads of its choice, with messages as they come, mostly several at
-//! once. Each message says its number in its topic and when it was published:
+//! A broker is a [`Driver`](crate::peer::Driver) that opens as one. Each broker has one adapter in `brokers/`.
+//! Subscribers are the lab's own, [`Receiver`]. The broker calls them on threads of its choice with messages as they
+//! arrive, mostly several at once. Each message carries its number in its topic and its publication time:
 //!
 //! ```text
 //!  8  number in the topic, least byte first
@@ -10,10 +10,10 @@
 //! ..  random bytes
 //! ```
 //!
-//! A receiver looks at every message, adds its offset and first byte, and compares the number with the one that must come
-//! next; so a gap, a duplicate and a wrong order fail the run at once, and what never came does so at the end. The clock is
-//! read once per call, and the age of each message in it counted in a table of the thread: nothing is shared while
-//! messages are delivered. The table is exact to 1.6 percent.
+//! A receiver looks at every message, sums its offset and first byte, and compares its number with the expected next
+//! one. A gap, a duplicate or a wrong order therefore fails the run at once; a missing message fails it at the end. A
+//! receiver reads the clock once per call, and counts the age of each message in a table of its thread. Threads share
+//! nothing while they deliver messages. The table is exact to 1.6 percent.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,28 +31,29 @@ pub const PAYLOAD_BYTES_MIN: usize = 16;
 
 /// An open broker. Topics are numbered from 0.
 pub trait Broker: Send + Sync {
-    /// Makes so many topics, which keep everything, unless they are there from before.
+    /// Creates `count` topics that keep everything, unless they exist from before.
     fn make_topics(&mut self, count: usize) -> Result<()>;
-    /// Publishes a message by itself, acknowledged as the class says.
+    /// Publishes one message by itself. The class defines what the acknowledgement means.
     fn publish(&self, topic: usize, payload: &[u8]) -> Result<()>;
-    /// Publishes messages together.
+    /// Publishes several messages together.
     fn publish_many(&self, topic: usize, payloads: &[&[u8]]) -> Result<()>;
-    /// Calls a receiver with every message that is published from now on; none may be left out, however slow it is.
+    /// Calls a receiver with every message published from now on. The broker must not skip any, however slow the
+    /// receiver is.
     fn subscribe(&self, topic: usize, receiver: Receiver) -> Result<()>;
-    /// Calls a receiver in this thread with the messages of a topic from the first one on, waiting for those to come, until
-    /// it has had so many, or something was wrong.
+    /// Calls a receiver in this thread with the messages of a topic from the first one on, and waits for new ones.
+    /// Returns after the given number of messages, or when the receiver found something wrong.
     fn follow(&self, _topic: usize, _receiver: &mut Receiver, _messages: u64) -> Result<()> {
         bail!(Unsupported("keeps no message that was delivered"))
     }
-    /// Makes a group, whose members share the messages of a topic from the first one on.
+    /// Creates a group whose members share the messages of a topic from the first one on.
     fn make_group(&self, _topic: usize) -> Result<()> {
         bail!(Unsupported("has no groups"))
     }
-    /// A member of the group of a topic.
+    /// Returns a member of the group of a topic.
     fn member(&self, _topic: usize) -> Result<Box<dyn Member + '_>> {
         bail!(Unsupported("has no groups"))
     }
-    /// Stores a pair, by itself.
+    /// Stores a pair by itself.
     fn put(&self, _key: &[u8], _value: &[u8]) -> Result<()> {
         bail!(Unsupported("stores no pairs"))
     }
@@ -64,14 +65,14 @@ pub trait Broker: Send + Sync {
     fn get(&self, _key: &[u8], _found: &mut Found) -> Result<()> {
         bail!(Unsupported("stores no pairs"))
     }
-    /// Closes it. Receivers are dropped.
+    /// Closes the broker and drops the receivers.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
 /// How a pair and a message are written together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Together {
-    /// In a transaction, which could read as well.
+    /// In a transaction, which could also read.
     Transaction,
     /// In a batch, which only writes.
     Batch,
@@ -82,14 +83,14 @@ pub enum Together {
 pub enum Acknowledge {
     /// Each message by itself.
     Each,
-    /// All that were received together.
+    /// All messages that were received together.
     Together,
 }
 
 /// A member of a group.
 pub trait Member: Send {
-    /// Receives up to so many messages, does `work` for each with its offset and payload, and acknowledges them. Returns how
-    /// many there were; none came for a while: 0.
+    /// Receives up to `most` messages, does `work` for each with its offset and payload, and acknowledges them. Returns
+    /// their number, or 0 when none arrived for a while.
     fn receive(
         &mut self,
         most: usize,
@@ -98,18 +99,18 @@ pub trait Member: Send {
     ) -> Result<u64>;
 }
 
-/// The payload of messages that are published one after the other.
+/// The payload of messages published one after another.
 pub struct Payload(Vec<u8>);
 
 impl Payload {
-    /// Of so many bytes.
+    /// Creates a payload of `bytes` bytes.
     pub fn new(seed: u64, bytes: usize) -> Payload {
         assert!(bytes >= PAYLOAD_BYTES_MIN, "number and time have a place");
         let mut generator = Generator::new(seed, "payload");
         Payload((0..bytes).map(|_| generator.next() as u8).collect())
     }
 
-    /// That of the message with this number, published now.
+    /// Returns the payload of message `number`, with the current time as its publication time.
     #[inline]
     pub fn of(&mut self, number: u64) -> &[u8] {
         self.0[..8].copy_from_slice(&number.to_le_bytes());
@@ -118,7 +119,7 @@ impl Payload {
     }
 }
 
-/// The number of a message, and when it was published.
+/// Returns the number and the publication time of a message.
 #[inline]
 pub fn number_and_time(payload: &[u8]) -> Option<(u64, u64)> {
     let number = payload.first_chunk::<8>()?;
@@ -126,7 +127,7 @@ pub fn number_and_time(payload: &[u8]) -> Option<(u64, u64)> {
     Some((u64::from_le_bytes(*number), u64::from_le_bytes(*time)))
 }
 
-/// What all receivers of a phase tell.
+/// The reports of all receivers of a phase.
 pub struct Board {
     id: u64,
     tables: Mutex<Vec<Arc<Table>>>,
@@ -142,13 +143,13 @@ struct Ended {
     sum: u64,
 }
 
-/// What one thread delivered. Only that thread writes, so that what it reads is what it wrote (Relaxed).
+/// The deliveries of one thread. Only that thread writes the table, so it reads its own writes (Relaxed).
 struct Table {
     delivered: AtomicU64,
     ages: Vec<AtomicU64>,
 }
 
-/// Steps of a doubling.
+/// Number of steps into which a doubling is divided.
 const STEPS: u64 = 64;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
 const BUCKETS: usize = ((64 - STEP_BITS as usize) + 1) * STEPS as usize;
@@ -162,7 +163,7 @@ fn bucket(nanos: u64) -> usize {
     ((u64::from(shift) + 1) * STEPS + ((nanos >> shift) & (STEPS - 1))) as usize
 }
 
-/// The longest time in a bucket.
+/// Returns the longest time in a bucket.
 fn upper(bucket: usize) -> u64 {
     let (doubling, step) = (bucket as u64 / STEPS, bucket as u64 % STEPS);
     match doubling.checked_sub(1) {
@@ -186,19 +187,19 @@ impl Default for Table {
 }
 
 thread_local! {
-    /// The table of this thread, and the board that it belongs to.
+    /// The table of this thread, and the ID of its board.
     static TABLE: RefCell<Option<(u64, Arc<Table>)>> = const { RefCell::new(None) };
 }
 
 static BOARDS: AtomicU64 = AtomicU64::new(0);
 
-/// How long nothing is delivered before it is said that something is missing.
+/// Time without a delivery after which the board reports missing messages.
 const STALLED: Duration = Duration::from_secs(20);
-/// How often it is looked whether everything was delivered.
+/// Interval at which the board checks whether everything was delivered.
 const LOOK: Duration = Duration::from_micros(100);
 
 impl Board {
-    /// For the receivers of a phase.
+    /// Creates a board for the receivers of a phase.
     pub fn new() -> Arc<Board> {
         Arc::new(Board {
             id: BOARDS.fetch_add(1, Ordering::Relaxed),
@@ -209,7 +210,7 @@ impl Board {
         })
     }
 
-    /// A receiver of a topic that expects its first message next.
+    /// Returns a receiver of a topic that expects the first message next.
     pub fn receiver(self: &Arc<Self>, topic: usize) -> Receiver {
         Receiver {
             board: self.clone(),
@@ -219,7 +220,7 @@ impl Board {
         }
     }
 
-    /// Waits until so many messages were delivered.
+    /// Waits until `deliveries` messages were delivered.
     pub fn wait_for(&self, deliveries: u64) -> Result<()> {
         let (mut before, mut since) = (0, now_nanos());
         loop {
@@ -245,7 +246,7 @@ impl Board {
         tables.iter().map(|table| table.delivered.load(Ordering::Relaxed)).sum()
     }
 
-    /// Fails when a receiver met something that was wrong.
+    /// Fails if a receiver found something wrong.
     pub fn check(&self) -> Result<()> {
         match self.is_wrong.load(Ordering::Relaxed) {
             false => Ok(()),
@@ -258,7 +259,7 @@ impl Board {
         self.is_wrong.store(true, Ordering::Relaxed);
     }
 
-    /// The ages of all messages when they were delivered.
+    /// Returns the ages of all messages at their delivery.
     pub fn latencies(&self) -> Latencies {
         let tables = locked(&self.tables);
         let of_bucket = |bucket: usize| {
@@ -269,8 +270,8 @@ impl Board {
         Latencies::from_counts(&counts)
     }
 
-    /// After the broker was closed: so many receivers must have had every message of their topics, of which there were so
-    /// many.
+    /// Checks, after the broker was closed, that `receivers` receivers had every message of their topics. `published`
+    /// has the number of messages of each topic.
     pub fn verify(&self, receivers: usize, published: &[u64]) -> Result<()> {
         self.check()?;
         let ended = locked(&self.ended);
@@ -311,12 +312,12 @@ impl Board {
     }
 }
 
-/// Offsets and first bytes of so many messages.
+/// Returns the sum of offsets and first bytes of the first `messages` messages.
 fn sum_of(messages: u64) -> u64 {
     (0..messages).map(|number| number + (number & 0xFF)).sum()
 }
 
-/// A subscriber. Small, because there are very many.
+/// A subscriber. It is small, because there are very many.
 pub struct Receiver {
     board: Arc<Board>,
     topic: u32,
@@ -353,17 +354,17 @@ impl Receiver {
         }
     }
 
-    /// Says that the broker will deliver no more, and why.
+    /// Reports that the broker will deliver no more, and why.
     pub fn fail(&self, why: String) {
         self.board.report(format!("topic {}: {why}", self.topic));
     }
 
-    /// Messages that it has had.
+    /// Returns the number of messages it has received.
     pub fn taken(&self) -> u64 {
         self.next
     }
 
-    /// Whether there is no use in going on.
+    /// Whether there is no use in continuing.
     pub fn is_wrong(&self) -> bool {
         self.board.is_wrong.load(Ordering::Relaxed)
     }
@@ -397,7 +398,7 @@ mod tests {
         assert!(bucket(u64::MAX) < BUCKETS);
     }
 
-    /// What a board says of messages with these offsets and numbers, of which there were to be `published`.
+    /// Returns the board's verdict on messages with these offsets and numbers, when `published` messages were expected.
     fn verdict(messages: &[(u64, u64)], published: u64) -> Result<()> {
         let board = Board::new();
         let mut receiver = board.receiver(0);

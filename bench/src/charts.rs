@@ -1,13 +1,13 @@
-//! Charts as plain SVG: lines over two axes, with a legend whose marks differ in dash as well as in colour, and a text for
-//! who cannot see them. Nothing is loaded from anywhere.
+//! Charts as plain SVG: lines over two axes, a legend whose marks differ in dash as well as in colour, and a text for
+//! readers who cannot see them. The charts load nothing.
 
 use std::fmt::Write as _;
 
 /// One line of a chart.
 pub struct Line {
-    /// What it is of.
+    /// Name of the line.
     pub name: String,
-    /// Number of its colour and dash: the place of the peer in the results, so that a peer looks the same everywhere.
+    /// Index of the colour and dash: the position of the peer in the results, so that a peer looks the same everywhere.
     pub style: usize,
     /// Points, from left to right.
     pub points: Vec<(f64, f64)>,
@@ -24,31 +24,31 @@ pub enum Scale {
 
 /// An axis.
 pub struct Axis {
-    /// What it shows.
+    /// What the axis shows.
     pub title: String,
-    /// How.
+    /// Layout of the values.
     pub scale: Scale,
-    /// A value as text.
+    /// Formats a value as text.
     pub text: fn(f64) -> String,
-    /// Marks to show in place of computed ones.
+    /// Marks that replace the computed ones.
     pub ticks: Vec<(f64, String)>,
 }
 
 /// A chart.
 pub struct Chart {
-    /// What it shows, in a few words.
+    /// What the chart shows, in a few words.
     pub title: String,
-    /// What a person who cannot see it should know.
+    /// Description for readers who cannot see the chart.
     pub description: String,
-    /// Left to right.
+    /// Axis from left to right.
     pub x: Axis,
-    /// Bottom to top.
+    /// Axis from bottom to top.
     pub y: Axis,
     /// The lines.
     pub lines: Vec<Line>,
 }
 
-/// Colours and dashes that there are; a tenth peer would look like the first.
+/// Number of styles. A tenth peer would look like the first.
 pub const STYLES: usize = 9;
 
 const WIDTH: f64 = 420.0;
@@ -58,7 +58,7 @@ const RIGHT: f64 = 10.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
 
-/// Where the values of an axis lie.
+/// The interval of values that an axis covers.
 struct Range {
     from: f64,
     to: f64,
@@ -82,7 +82,7 @@ impl Range {
         Some(Range { from, to, scale })
     }
 
-    /// From 0 to 1.
+    /// Returns the position of a value on the axis, from 0 to 1.
     fn place(&self, value: f64) -> f64 {
         let part = match self.scale {
             Scale::Linear => (value - self.from) / (self.to - self.from),
@@ -91,7 +91,7 @@ impl Range {
         part.clamp(0.0, 1.0)
     }
 
-    /// Values at which marks are drawn: round numbers, or powers of ten.
+    /// Returns the values at which marks are drawn: round numbers, or powers of ten.
     fn ticks(&self) -> Vec<f64> {
         match self.scale {
             Scale::Linear => {
@@ -119,7 +119,7 @@ impl Range {
 }
 
 impl Chart {
-    /// As SVG; nothing when there is nothing to draw.
+    /// Returns the chart as SVG, or an empty text when there is nothing to draw.
     pub fn svg(&self) -> String {
         let points = || self.lines.iter().flat_map(|line| line.points.iter());
         let x = Range::over(points().map(|point| point.0), self.x.scale);
@@ -214,7 +214,7 @@ impl Chart {
     }
 }
 
-/// Text that may stand in HTML and in its attributes.
+/// Escapes text for HTML and its attributes.
 pub fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! The command line: what can be asked, and what each command does with the parts of the lab.
+//! The command line: its arguments, and what each command does with the parts of the lab.
 
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Write as _};
@@ -186,7 +186,7 @@ impl PlaceArguments {
     }
 }
 
-/// Does what the command line asks.
+/// Runs the command.
 pub fn run() -> Result<ExitCode> {
     match CommandLine::parse().command {
         Command::List => list(),
@@ -244,7 +244,7 @@ fn report(paths: &[PathBuf], output: Option<PathBuf>, reasons: Option<&Path>) ->
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page of `X.json` and of `X.json.gz` is `X.html`.
+/// Returns the page's path: `X.html` for both `X.json` and `X.json.gz`.
 fn page_beside(results: &Path) -> PathBuf {
     let is_compressed = results.extension().is_some_and(|extension| extension == "gz");
     let plain = if is_compressed {
@@ -277,9 +277,9 @@ fn examine(directory: &Path) -> Result<ExitCode> {
     })
 }
 
-/// The peers of `lab quick`: all have class `written`, and each is of another kind.
+/// The peers of `lab quick`: all have class `written`, and each is of a different kind.
 const QUICK_PEERS: [&str; 4] = ["duramen", "lmdb", "fjall", "sqlite"];
-/// Its workloads.
+/// The workloads of `lab quick`.
 const QUICK_WORKLOADS: [&str; 6] = [
     "first",
     "synced-puts",
@@ -289,7 +289,7 @@ const QUICK_WORKLOADS: [&str; 6] = [
     "ycsb-a",
 ];
 
-/// At this scale it takes less than two minutes.
+/// The scale of `lab quick`. At this scale it takes less than two minutes.
 const QUICK_SCALE: f64 = 0.05;
 
 fn quick(scale: f64, directory: PathBuf) -> Result<ExitCode> {
@@ -298,7 +298,7 @@ fn quick(scale: f64, directory: PathBuf) -> Result<ExitCode> {
         peers: QUICK_PEERS.map(str::to_string).to_vec(),
         scale,
         repeat: 2,
-        // 48 cells: the slowest peers reach these ends, and two minutes are kept.
+        // 48 cells: the slowest peers reach these limits, and the total stays within two minutes.
         seconds: Some(0.4),
         limit: 15,
         directory,
@@ -367,7 +367,7 @@ fn list() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints an answer. Whoever reads only the beginning of it, as `head` does, has what he wanted.
+/// Prints an answer. A reader that closes the pipe early, like `head`, is not an error.
 fn show(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -394,7 +394,7 @@ fn run_workloads(arguments: &RunArguments) -> Result<ExitCode> {
     Ok(exit_code(&results))
 }
 
-/// Refuses to replace results that nobody said were to be replaced.
+/// Refuses to replace existing results unless the user asked for it.
 fn ensure_free(target: &Path, is_forced: bool) -> Result<()> {
     let name = target.display();
     ensure!(!target.is_dir(), "{name} is a directory: name a file with --json");
@@ -405,7 +405,7 @@ fn ensure_free(target: &Path, is_forced: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs what is missing, and writes the results.
+/// Runs the missing cells, and writes the results.
 fn finish(mut journal: Journal) -> Result<(Results, PathBuf)> {
     eprintln!("seed {}", journal.header.seed);
     runner::catch_interrupts();
@@ -483,7 +483,7 @@ fn header(arguments: &RunArguments, tasks: &[Task], drivers: &[&dyn Driver]) -> 
     })
 }
 
-/// The directory, made when it is missing.
+/// Returns the directory, and creates it when it is missing.
 fn existing(directory: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(directory).with_context(|| format!("making the directory {}", directory.display()))?;
     Ok(directory.to_path_buf())
@@ -499,7 +499,7 @@ fn default_path(header: &Header) -> PathBuf {
     PathBuf::from("lab-results").join(format!("{}-{}.json", file_date(header), names.join("-")))
 }
 
-/// The moment at which a run began, as it may stand in the name of a file.
+/// Formats the start time of a run for a file name.
 fn file_date(header: &Header) -> String {
     header.started.replace([':', 'T'], "-").replace('Z', "")
 }

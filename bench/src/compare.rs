@@ -1,12 +1,12 @@
-//! `lab compare`: two results, of two commits or two machines, row by row, saying what is a change and what is noise.
+//! `lab compare`: compares two results, of two commits or two machines, row by row, and separates changes from noise.
 //!
-//! Whether a row changed is decided by a permutation test on the difference of the mean logarithms of time per operation:
-//! if old and new were the same, every way to deal the repetitions into two groups would be as likely as the one that was
-//! seen. The test is exact when the groups are small, so a row is called changed by chance in at most [`FALSE_ALARMS`] of
-//! all cases. How large a change is, is told with a bootstrap interval of 95 %.
+//! A permutation test on the difference of the mean logarithms of time per operation decides whether a row changed. If
+//! old and new were equal, every split of the repetitions into two groups would be as likely as the observed one. The
+//! test is exact for small groups, so chance marks a row as changed in at most [`FALSE_ALARMS`] of all cases. A
+//! bootstrap interval of 95 % describes the size of a change.
 //!
-//! The test takes repetitions to be independent. A machine that was slow for the whole of one run is a difference that it
-//! finds and cannot explain, so the probes of both runs are compared too.
+//! The test assumes independent repetitions. It also reports, and cannot explain, a machine that was slow for the whole
+//! of one run. The comparison therefore covers the probes of both runs too.
 
 use std::fmt::Write as _;
 
@@ -19,56 +19,57 @@ use crate::probe::Probe;
 use crate::results::Results;
 use crate::statistics::spread;
 
-/// Rows that may be called changed although nothing did.
+/// Share of rows that may be reported as changed although nothing changed.
 const FALSE_ALARMS: f64 = 0.04;
-/// Deviations of the normal distribution beyond which [`FALSE_ALARMS`] lie, on both sides together ..
+/// Standard deviations of the normal distribution beyond which [`FALSE_ALARMS`] lie, on both sides together.
 const TWO_SIDED: f64 = 2.054;
-/// .. and beyond which one in twenty lies, on one side.
+/// Standard deviations beyond which one in twenty lies, on one side.
 const ONE_SIDED: f64 = 1.645;
-/// Repetitions from which on the normal distribution is close enough.
+/// Number of repetitions from which on the normal distribution is close enough.
 const MANY: usize = 30;
-/// Ways to deal that are tried when there are too many for all.
+/// Number of random splits tried when there are too many to try all.
 const DEALS: u64 = 5_000;
 /// Resamples of the bootstrap.
 const RESAMPLES: usize = 2_000;
-/// A change that people mean when they speak of one.
+/// Factor of a change that matters to people.
 const MEANT: f64 = 1.1;
-/// How often a change of that size is to be found.
+/// Probability with which a change of that size should be found.
 const FOUND: f64 = 0.95;
-/// Probes further apart than this make a comparison doubtful.
+/// Probes further apart than this factor make a comparison doubtful.
 const PROBES_APART: f64 = 1.5;
 
-/// What became of a row.
+/// How a row changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It takes more time.
+    /// The new run takes more time.
     Slower,
-    /// It takes less time.
+    /// The new run takes less time.
     Faster,
-    /// Nothing that cannot be chance.
+    /// The difference may be chance.
     Noise,
-    /// With so few repetitions nothing could be told from chance.
+    /// With so few repetitions the test cannot separate a change from chance.
     TooFew,
 }
 
-/// A row that is in both.
+/// A row that both results have.
 pub struct Compared {
-    /// Which.
+    /// Title of the row.
     pub title: String,
-    /// Middle of the old times per operation.
+    /// Median of the old times per operation.
     pub old: f64,
-    /// Middle of the new ones.
+    /// Median of the new times per operation.
     pub new: f64,
-    /// New divided by old: middle and interval.
+    /// New divided by old: median and interval.
     pub ratio: (f64, f64, f64),
-    /// What became of it.
+    /// How the row changed.
     pub change: Change,
     /// Repetitions on each side with which a change of 10 % would be found in 95 of 100 comparisons.
     pub repetitions_wanted: usize,
 }
 
-/// Repetitions on each side with which a change by `factor` is found in [`FOUND`] of all comparisons, as far as the
-/// scatter of these tells: the usual sum for two means, and a tenth more, because the scatter is itself an estimate.
+/// Returns the number of repetitions on each side that finds a change by `factor` in [`FOUND`] of all comparisons,
+/// judged by the scatter of these times. It is the usual sum for two means plus a tenth, because the scatter is itself
+/// an estimate.
 pub fn repetitions_wanted(old: &[f64], new: &[f64], factor: f64) -> usize {
     let squares = |values: &[f64]| {
         let logs: Vec<f64> = values.iter().map(|value| value.max(1e-9).ln()).collect();
@@ -81,15 +82,16 @@ pub fn repetitions_wanted(old: &[f64], new: &[f64], factor: f64) -> usize {
     (wanted.ceil() as usize).max(REPETITIONS_LEAST)
 }
 
-/// With fewer on each side nothing can be told from chance.
+/// With fewer repetitions on each side, the test cannot separate a change from chance.
 const REPETITIONS_LEAST: usize = 4;
 
-/// Whether `new` differs from `old`, by the permutation test.
+/// Decides by the permutation test whether `new` differs from `old`.
 pub fn change(old: &[f64], new: &[f64]) -> Change {
     let logs = |values: &[f64]| -> Vec<f64> { values.iter().map(|value| value.max(1e-9).ln()).collect() };
     let (old, new) = (logs(old), logs(new));
     let ways = ways_to_deal(old.len() + new.len(), old.len());
-    // The deal that was seen and its mirror image are as extreme as any: fewer ways than this never suffice.
+    // The observed split and its mirror image are as extreme as any. With fewer splits than this, the test can never
+    // detect a change.
     if old.is_empty() || new.is_empty() || 2.0 / ways > FALSE_ALARMS {
         return Change::TooFew;
     }
@@ -114,8 +116,8 @@ fn ways_to_deal(all: usize, part: usize) -> f64 {
     (0..part).fold(1.0, |ways, at| ways * (all - at) as f64 / (at + 1) as f64)
 }
 
-/// How far apart the means are that deals make, as a standard deviation. Over many repetitions these differences are
-/// distributed normally, and need not be tried out.
+/// Returns the standard deviation of the difference between the means of random splits. Over many repetitions these
+/// differences follow a normal distribution, and the test need not try them.
 fn deviation_of_deals(all: &[f64], part: usize) -> f64 {
     let (count, part) = (all.len() as f64, part as f64);
     let mean = all.iter().sum::<f64>() / count;
@@ -123,7 +125,7 @@ fn deviation_of_deals(all: &[f64], part: usize) -> f64 {
     (variance * (1.0 / part + 1.0 / (count - part))).sqrt()
 }
 
-/// The part of all deals whose means are as far apart as those that were seen.
+/// Returns the share of all splits whose means are at least as far apart as observed.
 fn chance(all: &[f64], part: usize, seen: f64, ways: f64) -> f64 {
     let total: f64 = all.iter().sum();
     let rest = (all.len() - part) as f64;
@@ -146,11 +148,11 @@ fn chance(all: &[f64], part: usize, seen: f64, ways: f64) -> f64 {
         }
         far += u64::from(is_as_far(cards[..part].iter().sum()));
     }
-    // The deal that was seen is one of them.
+    // The observed split is one of them.
     (far + 1) as f64 / (DEALS + 1) as f64
 }
 
-/// The sums of all choices of `part` values.
+/// Passes the sums of all choices of `part` values to `take`.
 fn every_sum(values: &[f64], part: usize, sum: f64, take: &mut dyn FnMut(f64)) {
     if part == 0 {
         return take(sum);
@@ -163,7 +165,7 @@ fn every_sum(values: &[f64], part: usize, sum: f64, take: &mut dyn FnMut(f64)) {
     }
 }
 
-/// New divided by old: the ratio of the medians, and between which values 95 % of its resamples lie.
+/// Returns new divided by old: the ratio of the medians, and the interval that contains 95 % of its resamples.
 pub fn interval(old: &[f64], new: &[f64]) -> (f64, f64, f64) {
     if old.is_empty() || new.is_empty() {
         return (f64::NAN, f64::NAN, f64::NAN);
@@ -180,7 +182,7 @@ pub fn interval(old: &[f64], new: &[f64]) -> (f64, f64, f64) {
     (middle(new) / middle(old), at(0.025), at(0.975))
 }
 
-/// All rows that are in both.
+/// Compares all rows that both results have.
 pub fn compare(old: &Results, new: &Results) -> Result<Vec<Compared>> {
     let (before, after) = (&old.header, &new.header);
     ensure!(
@@ -215,7 +217,7 @@ pub fn compare(old: &Results, new: &Results) -> Result<Vec<Compared>> {
     Ok(all)
 }
 
-/// Repetitions of a cell that others left alone.
+/// Returns the repetitions of a cell that no other process disturbed.
 fn undisturbed(results: &Results, workload: &str, entry: &Entry) -> Vec<f64> {
     let is_disturbed = |repetition: u32| {
         results.runs.iter().any(|run| {
@@ -245,7 +247,7 @@ fn compared(title: &str, old: (&Entry, Vec<f64>), new: (&Entry, Vec<f64>)) -> Op
     })
 }
 
-/// The comparison in words.
+/// Formats the comparison as text.
 pub fn text(old: &Results, new: &Results, rows: &[Compared]) -> String {
     let mut text = String::new();
     for (name, header) in [("old", &old.header), ("new", &new.header)] {
@@ -317,7 +319,7 @@ pub fn text(old: &Results, new: &Results, rows: &[Compared]) -> String {
     text
 }
 
-/// Noise can hide a change: with how many repetitions it would not.
+/// Noise can hide a change: describes how many repetitions would reveal it.
 fn wanted_text(row: &Compared, repetitions: u32) -> String {
     let is_hidden =
         matches!(row.change, Change::Noise | Change::TooFew) && row.repetitions_wanted > repetitions as usize;
@@ -333,7 +335,7 @@ fn wanted_text(row: &Compared, repetitions: u32) -> String {
     }
 }
 
-/// What else differs between two results than the commit.
+/// Lists the differences between two results other than the commit.
 fn doubts(old: &Results, new: &Results) -> Vec<String> {
     let mut doubts = Vec::new();
     for (name, results) in [("old", old), ("new", new)] {
@@ -380,7 +382,7 @@ mod tests {
     use crate::peer::Class;
     use crate::results::tests::{results, run};
 
-    /// Times of repetitions as they were recorded, in nanoseconds per operation; one series a line.
+    /// Returns recorded times of repetitions, in nanoseconds per operation; one series a line.
     fn recorded() -> Vec<(String, Vec<f64>)> {
         let parsed = include_str!("../tests/data/repetitions.txt")
             .lines()
@@ -393,7 +395,8 @@ mod tests {
         parsed.collect()
     }
 
-    /// How often two samples of so many repetitions are called changed, when the second is slower by a factor.
+    /// Returns how often two samples of `repetitions` repetitions are called changed when the second is slower by
+    /// `factor`.
     fn called_changed(times: &[f64], repetitions: usize, factor: f64, wanted: impl Fn(Change) -> bool) -> f64 {
         let tries = 400;
         let mut generator = Generator::new(7, "resampled");
@@ -416,7 +419,8 @@ mod tests {
                 let false_alarms = called_changed(&times, repetitions, 1.0, |change| {
                     matches!(change, Change::Slower | Change::Faster)
                 });
-                // 400 tries of one in 25 give 16 on average; 5 % and three deviations of sampling is the bound for one series.
+                // 400 tries at one in 25 give 16 on average. The bound for one series is 5 % plus three deviations of
+                // sampling.
                 assert!(false_alarms <= 0.08, "{name} at {repetitions}: {false_alarms}");
                 all.push(false_alarms);
             }
@@ -429,7 +433,7 @@ mod tests {
     fn slow_down_of_ten_percent_is_found_in_95_of_a_hundred_comparisons() {
         let mut all = Vec::new();
         for (name, times) in recorded() {
-            // With the number of repetitions that the lab itself says is needed for it.
+            // Uses the number of repetitions that the lab itself says it needs.
             let repetitions = repetitions_wanted(&times, &times, MEANT);
             let found = called_changed(&times, repetitions, MEANT, |change| change == Change::Slower);
             // 400 tries: three deviations of sampling below 95 % for one series; 95 % over all of them.

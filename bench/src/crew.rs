@@ -1,10 +1,10 @@
-//! The loop that every timed operation runs in, from one thread or from many.
+//! The loop that every timed operation runs in, on one thread or many.
 //!
-//! Closed loop: the next operation begins when the last one ended, and the clock is read once per operation. Open loop
-//! (`--rate`): operations are due at fixed times, whatever the store does; one that had to wait because the store
-//! stalled is charged from the moment it was due, so a stall counts for everybody who would have waited (Tene,
-//! "coordinated omission"). A shift ends when its operations are done, when its time is over, or when the cell's limit
-//! is reached; only the last is an incomplete measurement, and is shown as "stopped at n of N".
+//! Closed loop: the next operation begins when the last one ended, and the worker reads the clock once per operation.
+//! Open loop (`--rate`): operations are due at fixed times, whatever the store does. An operation delayed by a stall is
+//! charged from its due time, so a stall counts for every operation that would have waited (Tene, "coordinated
+//! omission"). A shift ends when its operations are done, when its time is over, or at the limit of the cell. Only the
+//! limit makes the measurement incomplete; it is then shown as "stopped at n of N".
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,28 +17,29 @@ use crate::measure::{Done, Latencies, Timeline, nanos, now_nanos, thread_cpu_nan
 /// How long and how fast a run may work.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// The moment at which the cell must stop, on the monotonic clock.
+    /// The time at which the cell must stop, on the monotonic clock.
     pub limit: u64,
-    /// The longest that one measured part runs, when that was asked for.
+    /// Maximum seconds of one measured part, if the user asked for one.
     pub seconds: Option<f64>,
-    /// Operations a second over all workers, when the loop is open.
+    /// Operations per second over all workers, when the loop is open.
     pub rate: Option<f64>,
 }
 
 impl Pace {
-    /// Whether the limit of the cell is behind us.
+    /// Whether the limit of the cell has passed.
     pub fn is_over(&self) -> bool {
         now_nanos() >= self.limit
     }
 
-    /// A shift of one worker among `workers` that does all its work, because what comes after builds on it: only the limit
-    /// of the cell ends it before.
+    /// Returns a shift of one worker among `workers` that does all its work, because later work builds on it. Only the
+    /// limit of the cell ends it early.
     pub fn whole_shift(&self, workers: usize) -> Shift {
         let whole = Pace { seconds: None, ..*self };
         whole.shift(workers, None)
     }
 
-    /// A shift of one worker among `workers`, which ends after `seconds` if that is given and nothing else was asked for.
+    /// Returns a shift of one worker among `workers`. It ends after the seconds that the user asked for, or else after
+    /// `seconds` if given.
     pub fn shift(&self, workers: usize, seconds: Option<f64>) -> Shift {
         let start = now_nanos();
         let seconds = self.seconds.or(seconds);
@@ -63,40 +64,41 @@ pub struct Shift {
     interval: Option<f64>,
 }
 
-/// What one worker did.
+/// The work of one worker.
 #[derive(Default)]
 pub struct Worked {
     /// Operations done.
     pub operations: u64,
-    /// Operations that it was to do, if the cell's limit kept it from that; [`u64::MAX`] when it was to work for a time.
+    /// Number of planned operations, if the limit of the cell stopped the worker first; [`u64::MAX`] when the plan was
+    /// to work for a time.
     pub stopped_at_of: Option<u64>,
     /// Processor time.
     pub cpu_nanos: u64,
     /// Elapsed time.
     pub nanos: u64,
-    /// Times of its operations.
+    /// Times of the operations.
     pub latencies: Latencies,
-    /// How many it did when.
+    /// Number of operations over time.
     pub timeline: Timeline,
 }
 
 impl Shift {
-    /// Whether its time is over.
+    /// Whether the shift is over.
     pub fn is_over(&self) -> bool {
         now_nanos() >= self.end.min(self.limit)
     }
 
-    /// What is left of it.
+    /// Returns the remaining time.
     pub fn nanos_left(&self) -> u64 {
         self.end.min(self.limit).saturating_sub(now_nanos())
     }
 
-    /// Whether the limit of the cell is what ended it.
+    /// Whether the limit of the cell ended the shift.
     pub fn is_at_limit(&self) -> bool {
         now_nanos() >= self.limit
     }
 
-    /// The same without an end, for what is done after the clock.
+    /// Returns this shift without an end, for work done after the clock.
     pub fn without_end(self) -> Shift {
         Shift {
             end: u64::MAX,
@@ -105,13 +107,13 @@ impl Shift {
         }
     }
 
-    /// Does `step(0)`, `step(1)`, .. until `planned` are done or time is over.
+    /// Does `step(0)`, `step(1)`, .. until `planned` steps are done or time is over.
     #[inline]
     pub fn work(&self, planned: u64, mut step: impl FnMut(u64) -> Result<()>) -> Result<Worked> {
         self.work_while(planned, &AtomicBool::new(true), |at| step(at).map(|()| 1))
     }
 
-    /// As [`Shift::work`], for steps that say how many operations they were, as long as `goes_on`.
+    /// Works like [`Shift::work`] while `goes_on` is true. Each step returns its number of operations.
     pub fn work_while(
         &self,
         planned: u64,
@@ -152,7 +154,7 @@ impl Shift {
 }
 
 impl Worked {
-    /// Operations that were due before the end and never began have waited until now at least.
+    /// Charges operations that were due before the end and never began: they have waited at least until now.
     fn charge_waiting(&mut self, first_due: u64, now: u64, stop: u64, interval: Option<f64>) {
         let Some(interval) = interval else { return };
         let mut due = first_due as f64;
@@ -163,7 +165,7 @@ impl Worked {
     }
 }
 
-/// Waits for the time at which an operation is due and returns it. Sleeps while that is far, then spins: waking up late
+/// Waits until an operation is due, and returns its due time. Sleeps while that is far away, then spins: a late wake-up
 /// would be charged to the store.
 fn wait_until(due: u64, stop: u64) -> u64 {
     const SPIN_NANOS: u64 = 200_000;
@@ -180,7 +182,7 @@ fn wait_until(due: u64, stop: u64) -> u64 {
     }
 }
 
-/// Starts `workers` threads together and returns what each of them did.
+/// Starts `workers` threads together, and returns the work of each.
 pub fn crew(workers: usize, work: impl Fn(usize) -> Result<Worked> + Sync) -> Result<Vec<Worked>> {
     let start = Barrier::new(workers);
     std::thread::scope(|scope| {
@@ -199,12 +201,12 @@ pub fn crew(workers: usize, work: impl Fn(usize) -> Result<Worked> + Sync) -> Re
     })
 }
 
-/// What was done by the thread that measures. Its processor time is counted there already.
+/// Returns the work of the thread that measures. Its processor time is already counted elsewhere.
 pub fn alone(worked: Worked) -> Done {
     together(vec![Worked { cpu_nanos: 0, ..worked }])
 }
 
-/// What a crew did, as one.
+/// Combines the work of a crew.
 pub fn together(crew: Vec<Worked>) -> Done {
     let mut done = Done::default();
     let (mut latencies, mut timeline) = (Latencies::default(), Timeline::default());
@@ -284,7 +286,7 @@ mod tests {
 
     #[test]
     fn open_loop_charges_a_stall_to_everybody_who_would_have_waited() -> Result<()> {
-        // One stall of 50 ms: in a closed loop one operation is slow, at 1,000 a second fifty are.
+        // One stall of 50 ms makes one operation slow in a closed loop, and fifty at 1,000 a second.
         let stall = |at| {
             if at == 10 {
                 std::thread::sleep(Duration::from_millis(50));

@@ -1,49 +1,52 @@
 //! The data of every workload: made from a seed before a clock starts, and checkable afterwards without a second copy.
 //!
-//! A value is a place in a pool of random bytes, found by hashing the key and the version of the pair: making a value is
-//! a multiplication or two, and a reader checks a value by comparing it with its place in the pool. So the same value
-//! never belongs to two keys or to two versions of a key, an old value is told from a new one, and the lab needs no
-//! second copy of what it stored. The pool does not compress and is small enough to stay in the processor's cache.
+//! A value is a place in a pool of random bytes. The hash of the key and the version of the pair select the place, so
+//! making a value costs a multiplication or two. A reader checks a value by comparing it with its place in the pool. No
+//! two keys and no two versions of a key share a value, so an old value differs from a new one. The lab needs no second
+//! copy of what it stored. The pool does not compress, and is small enough to stay in the processor's cache.
 
 use anyhow::{Result, bail};
 
-/// Random numbers from a seed (SplitMix64), the same on every machine and in every version of the lab.
+/// Random numbers from a seed (SplitMix64), equal on every machine and in every version of the lab.
 pub struct Generator {
     state: u64,
 }
 
 impl Generator {
-    /// One stream of numbers per purpose, so that a workload that draws more for one leaves the others as they were.
+    /// Creates one stream of numbers per purpose. A workload that draws more for one purpose leaves the others
+    /// unchanged.
     pub fn new(seed: u64, purpose: &str) -> Generator {
         let state = purpose.bytes().fold(seed, |state, byte| mix(state ^ u64::from(byte)));
         Generator { state }
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[inline]
     pub fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.state)
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     #[inline]
     pub fn below(&mut self, limit: usize) -> usize {
         ((u128::from(self.next()) * limit as u128) >> 64) as usize
     }
 
-    /// A number from 0 to 1, without 1.
+    /// Returns a number from 0 to 1, excluding 1.
     #[inline]
     pub fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Random keys of `width` bytes whose lowest bit is 0. Two equal ones are as good as impossible from 16 bytes on.
+    /// Returns random keys of `width` bytes whose lowest bit is 0. From 16 bytes on, two equal keys are practically
+    /// impossible.
     pub fn keys(&mut self, count: usize, width: usize) -> Keys {
         self.keys_with_lowest_bit(count, width, 0)
     }
 
-    /// Random keys that [`Generator::keys`] never gives: their lowest bit is 1. They lie evenly among the others.
+    /// Returns random keys that [`Generator::keys`] never returns: their lowest bit is 1. They are spread evenly among
+    /// the others.
     pub fn absent_keys(&mut self, count: usize, width: usize) -> Keys {
         self.keys_with_lowest_bit(count, width, 1)
     }
@@ -60,13 +63,13 @@ impl Generator {
         Keys { bytes, width }
     }
 
-    /// Keys of random letters from a to z.
+    /// Returns keys of random letters from a to z.
     pub fn letters(&mut self, count: usize, width: usize) -> Keys {
         let bytes = (0..count * width).map(|_| b'a' + self.below(26) as u8).collect();
         Keys { bytes, width }
     }
 
-    /// `count` numbers below `limit`, each drawn on its own.
+    /// Returns `count` numbers below `limit`, each drawn independently.
     pub fn picks(&mut self, count: usize, limit: usize) -> Vec<u32> {
         (0..count).map(|_| self.below(limit) as u32).collect()
     }
@@ -79,12 +82,12 @@ fn mix(mut word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// A number spread over all 64 bits, the same for the same input: the order in which YCSB lays out its records.
+/// Returns a number spread over all 64 bits, always equal for equal input. YCSB lays out its records in this order.
 pub fn scrambled(number: u64) -> u64 {
     mix(number.wrapping_add(0x9E37_79B9_7F4A_7C15))
 }
 
-/// Keys of one width, side by side: reading them in order costs no cache miss.
+/// Keys of one width, stored side by side, so that reading them in order costs no cache miss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
     bytes: Vec<u8>,
@@ -92,7 +95,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// No keys yet.
+    /// Creates an empty list.
     pub fn with_width(width: usize) -> Keys {
         assert!(width > 0, "a key has bytes");
         Keys {
@@ -101,20 +104,20 @@ impl Keys {
         }
     }
 
-    /// Keys from whatever gives them.
+    /// Collects keys from an iterator.
     pub fn collect(width: usize, keys: impl Iterator<Item = impl AsRef<[u8]>>) -> Keys {
         let mut all = Keys::with_width(width);
         keys.for_each(|key| all.push(key.as_ref()));
         all
     }
 
-    /// One more.
+    /// Appends a key.
     pub fn push(&mut self, key: &[u8]) {
         assert_eq!(key.len(), self.width, "keys of one list are of one width");
         self.bytes.extend_from_slice(key);
     }
 
-    /// All of them.
+    /// Returns all keys.
     pub fn all(&self) -> KeySlice<'_> {
         KeySlice {
             bytes: &self.bytes,
@@ -122,28 +125,28 @@ impl Keys {
         }
     }
 
-    /// How many.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.width
     }
 
-    /// The key at a place.
+    /// Returns the key at an index.
     #[inline]
     pub fn at(&self, index: usize) -> &[u8] {
         &self.bytes[index * self.width..(index + 1) * self.width]
     }
 
-    /// Every key.
+    /// Iterates over the keys.
     pub fn iter(&self) -> std::slice::ChunksExact<'_, u8> {
         self.bytes.chunks_exact(self.width)
     }
 
-    /// The keys at some places, copied side by side in that order.
+    /// Returns the keys at some indexes, copied side by side in that order.
     pub fn picked(&self, places: &[u32]) -> Keys {
         Keys::collect(self.width, places.iter().map(|place| self.at(*place as usize)))
     }
 
-    /// The same keys in byte order.
+    /// Returns these keys in byte order.
     pub fn sorted(&self) -> Keys {
         let mut all: Vec<&[u8]> = self.iter().collect();
         all.sort_unstable();
@@ -159,28 +162,28 @@ pub struct KeySlice<'a> {
 }
 
 impl<'a> KeySlice<'a> {
-    /// How many.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.width
     }
 
-    /// The key at a place.
+    /// Returns the key at an index.
     #[inline]
     pub fn at(&self, index: usize) -> &'a [u8] {
         &self.bytes[index * self.width..(index + 1) * self.width]
     }
 
-    /// Every key.
+    /// Iterates over the keys.
     pub fn iter(&self) -> std::slice::ChunksExact<'a, u8> {
         self.bytes.chunks_exact(self.width)
     }
 
-    /// The last key, if there is one.
+    /// Returns the last key, if there is one.
     pub fn last(&self) -> Option<&'a [u8]> {
         self.len().checked_sub(1).map(|last| self.at(last))
     }
 
-    /// Those from `from` to before `to`; no more than there are.
+    /// Returns the keys from index `from` to before `to`, limited to the existing ones.
     pub fn part(&self, from: usize, to: usize) -> KeySlice<'a> {
         let (from, to) = (from.min(self.len()), to.min(self.len()));
         KeySlice {
@@ -189,13 +192,13 @@ impl<'a> KeySlice<'a> {
         }
     }
 
-    /// The share of one of `workers` that divide the keys evenly.
+    /// Returns the share of one of `workers` workers that divide the keys evenly.
     pub fn share(&self, worker: usize, workers: usize) -> KeySlice<'a> {
         let each = self.len().div_ceil(workers);
         self.part(worker * each, (worker + 1) * each)
     }
 
-    /// Parts of at most `count` keys.
+    /// Returns parts of at most `count` keys.
     pub fn chunks(self, count: usize) -> impl Iterator<Item = KeySlice<'a>> {
         let width = self.width;
         self.bytes
@@ -204,18 +207,18 @@ impl<'a> KeySlice<'a> {
     }
 }
 
-/// How long the value of a key is.
+/// Length of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// As long as every other.
+    /// All values have this length.
     Fixed(usize),
     /// The value is the key.
     Key,
-    /// As elmdb's load has it: 150 bytes for a key that begins with `k`, else 200 and the key's number modulo 300.
+    /// As in elmdb's load: 150 bytes for a key that begins with `k`, otherwise 200 plus the key's number modulo 300.
     Mega,
 }
 
-/// Small enough to stay in the second-level cache; two pairs in 260,000 share a place.
+/// Size of the pool, small enough to stay in the second-level cache. Two pairs in 260,000 share a place.
 const POOL_BYTES: usize = 1 << 18;
 const VALUE_BYTES_MAX: usize = 1 << 20;
 
@@ -226,7 +229,7 @@ pub struct Values {
 }
 
 impl Values {
-    /// The values that belong to a seed.
+    /// Creates the values that belong to a seed.
     pub fn new(seed: u64, length: Length) -> Values {
         let mut generator = Generator::new(seed, "values");
         let words = (POOL_BYTES + VALUE_BYTES_MAX) / 8;
@@ -234,7 +237,7 @@ impl Values {
         Values { pool, length }
     }
 
-    /// The value of a key that was written for the `version`-th time, counted from 0.
+    /// Returns the value of a key written for the `version`-th time, counted from 0.
     #[inline]
     pub fn of<'a>(&'a self, key: &'a [u8], version: u32) -> &'a [u8] {
         let length = match self.length {
@@ -257,7 +260,7 @@ impl Values {
     }
 }
 
-/// The number in the last ten digits of a key.
+/// Returns the number in the last ten digits of a key.
 fn number_at_end(key: &[u8]) -> usize {
     let digits = &key[key.len().saturating_sub(10)..];
     digits
@@ -265,8 +268,8 @@ fn number_at_end(key: &[u8]) -> usize {
         .fold(0, |number, digit| number * 10 + usize::from(digit.wrapping_sub(b'0')))
 }
 
-/// Checks what was read. For a peer that stores nothing the check does the same work on itself, so that the cost of the
-/// harness that this peer shows has the checking in it.
+/// Checks reads. For a peer that stores nothing, the checker does the same work on the expected value. The harness cost
+/// that such a peer shows then includes the checks.
 #[derive(Clone, Copy)]
 pub struct Checker<'a> {
     values: &'a Values,
@@ -274,12 +277,12 @@ pub struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// Checks against these values, unless the peer is exempt.
+    /// Creates a checker against these values, unless the peer is exempt.
     pub fn new(values: &'a Values, is_exempt: bool) -> Checker<'a> {
         Checker { values, is_exempt }
     }
 
-    /// The key must be there in this version.
+    /// The key must be present in this version.
     #[inline]
     pub fn present(&self, key: &[u8], version: u32, found: Option<&[u8]>) -> Result<()> {
         let expected = self.values.of(key, version);
@@ -294,7 +297,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The key must not be there.
+    /// The key must be absent.
     #[inline]
     pub fn absent(&self, key: &[u8], found: Option<&[u8]>) -> Result<()> {
         match found {
@@ -303,7 +306,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The key may be there; if so, in this version.
+    /// The key may be present, but only in this version.
     #[inline]
     pub fn present_or_absent(&self, key: &[u8], version: u32, found: Option<&[u8]>) -> Result<()> {
         match found {
@@ -312,8 +315,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The key must be there in one of these versions: the oldest was acknowledged before the read began, the newest
-    /// was begun before the read ended.
+    /// The key must be present in one of these versions. The oldest was acknowledged before the read began; the write
+    /// of the newest began before the read ended.
     pub fn present_between(&self, key: &[u8], oldest: u32, newest: u32, found: Option<&[u8]>) -> Result<()> {
         let is_one = |value| (oldest..=newest).any(|version| value == self.values.of(key, version));
         match found {
@@ -323,7 +326,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// The error of a read that found something else than it should; none when both are the same.
+/// Returns the error of a read that differs from the expected result; no error when both are equal.
 #[cold]
 pub fn wrong_read(key: &[u8], found: Option<&[u8]>, expected: Option<&[u8]>) -> Result<()> {
     let name = key_text(key);
@@ -337,7 +340,7 @@ pub fn wrong_read(key: &[u8], found: Option<&[u8]>, expected: Option<&[u8]>) -> 
     }
 }
 
-/// A key as a person can read it.
+/// Formats a key for people.
 pub fn key_text(key: &[u8]) -> String {
     if key.iter().all(u8::is_ascii_graphic) {
         format!("{:?}", String::from_utf8_lossy(key))
@@ -346,7 +349,7 @@ pub fn key_text(key: &[u8]) -> String {
     }
 }
 
-/// The first bytes in hexadecimal, and how many there are.
+/// Formats the first bytes in hexadecimal, and the number of bytes.
 fn hex(bytes: &[u8]) -> String {
     let shown: String = bytes.iter().take(24).map(|byte| format!("{byte:02x}")).collect();
     if bytes.len() > 24 {
@@ -356,7 +359,7 @@ fn hex(bytes: &[u8]) -> String {
     }
 }
 
-/// What a scan saw: enough to tell in a few nanoseconds per pair that it was complete, in order and right.
+/// A summary of a scan. In a few nanoseconds per pair it shows whether the scan was complete, in order and right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tally {
     pairs: u64,
@@ -366,7 +369,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Before the first pair.
+    /// Creates a tally before the first pair.
     pub fn new() -> Tally {
         Tally {
             pairs: 0,
@@ -376,7 +379,7 @@ impl Tally {
         }
     }
 
-    /// What a right scan over exactly these keys, in these versions, sees.
+    /// Returns the tally of a correct scan over exactly these keys in these versions.
     pub fn expected(keys: &Keys, values: &Values, version: impl Fn(usize) -> u32) -> Tally {
         let sum = keys.iter().enumerate().fold(0u64, |sum, (at, key)| {
             sum.wrapping_add(pair_sum(key, values.of(key, version(at))))
@@ -389,7 +392,7 @@ impl Tally {
         }
     }
 
-    /// Takes the next pair of a scan.
+    /// Adds the next pair of a scan.
     #[inline]
     pub fn add(&mut self, key: &[u8], value: &[u8]) {
         self.pairs += 1;
@@ -399,14 +402,14 @@ impl Tally {
         self.last.extend_from_slice(key);
     }
 
-    /// How many pairs were seen.
+    /// Returns the number of pairs seen.
     pub fn pairs(&self) -> u64 {
         self.pairs
     }
 }
 
-/// A sum over the words of a pair, each with a factor of its own place, so that a value under the wrong key or with
-/// swapped parts changes it. The products do not wait for each other.
+/// Returns a sum over the words of a pair. Each word has a factor of its own place, so a value under the wrong key or
+/// with swapped parts changes the sum. The products do not depend on each other.
 #[inline]
 fn pair_sum(key: &[u8], value: &[u8]) -> u64 {
     let mut factor = 0x9E37_79B9_7F4A_7C15u64;
@@ -428,7 +431,7 @@ fn pair_sum(key: &[u8], value: &[u8]) -> u64 {
     mix(sum)
 }
 
-/// Draws numbers below a limit so that few of them come often (Zipf's law with the exponent 0.99, as in YCSB: the
+/// Draws numbers below a limit so that a few of them occur often (Zipf's law with the exponent 0.99, as in YCSB; the
 /// method of Gray and others, "Quickly generating billion-record synthetic databases").
 pub struct Zipfian {
     limit: f64,
@@ -439,7 +442,7 @@ pub struct Zipfian {
 }
 
 impl Zipfian {
-    /// Numbers below `limit`; the smallest come most often.
+    /// Creates a source of numbers below `limit`; the smallest occur most often.
     pub fn new(limit: usize) -> Zipfian {
         let theta = 0.99;
         let zeta_of = |count: usize| (1..=count).map(|rank| (rank as f64).powf(-theta)).sum::<f64>();
@@ -454,7 +457,7 @@ impl Zipfian {
         }
     }
 
-    /// The next one.
+    /// Returns the next number.
     pub fn next(&self, generator: &mut Generator) -> usize {
         let fraction = generator.fraction();
         let weight = fraction * self.zeta;

@@ -1,4 +1,4 @@
-//! `lab doctor`: whether this machine is fit to measure on, and what will disturb.
+//! `lab doctor`: whether this machine is fit for measurements, and what will disturb them.
 
 use std::path::Path;
 
@@ -8,25 +8,25 @@ use crate::analysis::{bytes_text, time_text};
 use crate::machine::Machine;
 use crate::probe::{self, LONG, quantile};
 
-/// How a finding bears on measurements.
+/// Effect of a finding on measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Health {
-    /// As it should be.
+    /// Good.
     Fit,
-    /// Numbers will scatter, or mean less.
+    /// Measurements will scatter, or mean less.
     Disturbing,
-    /// Numbers would mean nothing.
+    /// Measurements would mean nothing.
     Unfit,
 }
 
-/// One thing that was looked at.
+/// The finding of one check.
 #[derive(Debug)]
 pub struct Finding {
     health: Health,
     text: String,
 }
 
-/// Looks at everything.
+/// Runs all checks.
 pub fn examine(directory: &Path) -> Result<Vec<Finding>> {
     let machine = Machine::here(directory);
     let samples = probe::samples(directory, LONG)?;
@@ -43,7 +43,7 @@ pub fn examine(directory: &Path) -> Result<Vec<Finding>> {
     ])
 }
 
-/// The findings in words, and whether there is one that makes measuring pointless.
+/// Returns the findings as text, and the worst health among them.
 pub fn text(findings: &[Finding]) -> (String, Health) {
     let worst = findings
         .iter()
@@ -82,7 +82,8 @@ fn of_file_system(machine: &Machine) -> Finding {
     finding(Health::Fit, format!("file system: {}", machine.file_system))
 }
 
-/// Two heaps of times with a gap between them: a disk with a cache that is sometimes full, or a neighbour.
+/// Finds two clusters of times with a gap between them, as from a disk whose cache is sometimes full, or from a
+/// neighbour.
 fn is_bimodal(sorted: &[u64]) -> Option<(u64, u64)> {
     let (low, high) = (quantile(sorted, 0.1), quantile(sorted, 0.9));
     let gap = sorted.windows(2).max_by(|one, other| {
@@ -163,7 +164,7 @@ fn of_load(load: f64, processors: usize) -> Finding {
     finding(Health::Fit, text)
 }
 
-/// The largest workloads take some tens of gigabytes in the stores that take most.
+/// Space for the largest workloads, which take some tens of gigabytes in the largest stores.
 const SPACE_WANTED: u64 = 40 << 30;
 const SPACE_LEAST: u64 = 2 << 30;
 
@@ -205,7 +206,7 @@ mod tests {
             .collect();
         assert!(is_bimodal(&two).is_some());
         assert_eq!(of_syncs(&two).health, Health::Disturbing);
-        // One slow sync is no heap.
+        // One slow sync is not a cluster.
         let mut tail = one.clone();
         tail[99] = 10_000_000;
         assert_eq!(is_bimodal(&tail), None);

@@ -1,5 +1,5 @@
-//! The front of the report: warnings, the verdict over all parts, and an index of the parts when there are several. Each
-//! part shows its own verdict too, folded away, so that what a later part supersedes is still there to be read.
+//! The front of the report: warnings, the verdict over all parts, and an index of the parts when there are several.
+//! Each part also shows its own verdict, folded away, so that readers can still see what a later part supersedes.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::reasons::Reasons;
 use crate::results::{Label, Results};
 use crate::verdict::{Finding, SIDES, Side, Verdict};
 
-/// What a side is called in a class of the style sheet, and in words.
+/// Returns the name of a side as a class of the style sheet, and in words.
 fn names(side: Side) -> (&'static str, &'static str) {
     match side {
         Side::Leads => ("leads", "leads"),
@@ -19,12 +19,12 @@ fn names(side: Side) -> (&'static str, &'static str) {
     }
 }
 
-/// The place of a workload on the page.
+/// Returns the anchor of a workload on the page.
 pub fn anchor(part: usize, workload: &str) -> String {
     format!("w{part}-{}", workload.replace('/', "-"))
 }
 
-/// Writes it.
+/// Writes the front.
 pub fn write_front(html: &mut String, all: &[Results], reasons: &Reasons) {
     html.push_str("<section><h2 id=\"verdict\">Verdict</h2>");
     let is_alone = all.len() == 1;
@@ -54,7 +54,7 @@ pub fn write_front(html: &mut String, all: &[Results], reasons: &Reasons) {
     }
 }
 
-/// The heading of one of several parts: what it is, its warnings, and its own verdict.
+/// Writes the heading of one of several parts: its name, its warnings, and its own verdict.
 pub fn write_part_heading(html: &mut String, part: usize, results: &Results, reasons: &Reasons) {
     let _ = write!(
         html,
@@ -81,7 +81,7 @@ pub fn write_part_heading(html: &mut String, part: usize, results: &Results, rea
     html.push_str("</section>\n");
 }
 
-/// One verdict for each peer that others are compared with; mostly there is one such peer.
+/// Returns one verdict for each baseline peer; mostly there is one such peer.
 fn verdicts(all: &[Results]) -> Vec<Verdict> {
     let own = |results: &Results| results.header.peers.first().map(|peer| peer.name.clone());
     let mut names: Vec<String> = Vec::new();
@@ -141,7 +141,7 @@ fn write_superseded(html: &mut String, verdict: &Verdict) {
 struct VerdictSection<'a> {
     verdict: &'a Verdict,
     reasons: &'a Reasons,
-    /// Whether it is drawn from several parts, so that each line says from which.
+    /// Whether the verdict covers several parts, so that each line names its part.
     has_parts: bool,
 }
 
@@ -187,7 +187,7 @@ impl VerdictSection<'_> {
         html.push_str("</ul></div>");
     }
 
-    /// From which part a line is, where there are several.
+    /// Names the part that a line comes from, if there are several.
     fn link(&self, part: usize, workload: &str) -> String {
         if self.has_parts {
             format!(" (<a href=\"#{}\">part {}</a>)", anchor(part, workload), part + 1)
@@ -196,7 +196,7 @@ impl VerdictSection<'_> {
         }
     }
 
-    /// Why the first peer does not lead. What cannot be compared says so itself.
+    /// Returns why the first peer does not lead. Rows that cannot be compared explain themselves.
     fn reason(&self, finding: &Finding) -> String {
         if matches!(finding.side, Side::Leads | Side::NotComparable) || self.reasons.is_empty() {
             return String::new();

@@ -1,11 +1,12 @@
-//! Operations written down in files, for programs of other languages that do them in a process of their own.
+//! Operations written to files, for programs of other languages that run them in their own process.
 //!
-//! The lab makes keys, values and order from the seed, so that nobody ports its generators. Two files: the pairs, side by
-//! side in one width, and the operations, one word each, which name a pair by its number and say what is done with it.
-//! `docs/lab/drivers.md` draws both. A read expects the value of its pair.
+//! The lab makes keys, values and order from the seed, so a driver does not need to port its generators. There are two
+//! files. One has the pairs, side by side in one width. The other has the operations, one word each: a word names a
+//! pair by its number and says what to do with it. `docs/lab/drivers.md` draws both. A read expects the value of its
+//! pair.
 //!
-//! The files are in memory (`memfd`): writing them leaves no dirty pages for the disk that is measured right afterwards,
-//! and nothing stays behind when a process is killed.
+//! The files are in memory (`memfd`). Writing them leaves no dirty pages for the disk that is measured right
+//! afterwards, and nothing stays behind when a process is killed.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -14,33 +15,33 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::{Result, ensure};
 
-/// Pairs that one load can name: two bits of a word say what is done.
+/// Number of pairs that one load can name: two bits of a word hold the operation.
 const PAIRS_MAX: usize = 1 << 30;
-/// The largest file that every language can map at once.
+/// Maximum size of a file that every language can map at once.
 const FILE_BYTES_MAX: usize = i32::MAX as usize;
 
-/// What is done with a pair.
+/// What to do with a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
-    /// Stores it.
+    /// Stores the pair.
     Put = 0,
-    /// Reads its key, and must find its value.
+    /// Reads the key, and must find the value.
     Get = 1,
-    /// Deletes its key.
+    /// Deletes the key.
     Delete = 2,
-    /// Reads its key, and must find nothing.
+    /// Reads the key, and must find nothing.
     GetAbsent = 3,
 }
 
 impl Operation {
-    /// The word that stands for this done with the pair at `place`.
+    /// Encodes this operation on the pair at `place` as a word.
     pub fn with(self, place: u32) -> u32 {
         assert!((place as usize) < PAIRS_MAX, "a place fits beside the operation");
         (self as u32) << 30 | place
     }
 
-    /// What a word says.
+    /// Decodes a word.
     pub fn of(word: u32) -> (Operation, usize) {
         let operation = match word >> 30 {
             0 => Operation::Put,
@@ -52,11 +53,11 @@ impl Operation {
     }
 }
 
-/// A file without a name on any disk, which other processes of the same user open through `/proc`.
+/// A file in memory, which other processes of the same user open through `/proc`.
 pub struct MemoryFile(File);
 
 impl MemoryFile {
-    /// An empty one.
+    /// Creates an empty file.
     pub fn new() -> Result<MemoryFile> {
         // SAFETY: the name is a string with its zero; the call touches nothing else of ours.
         let descriptor = unsafe { libc::memfd_create(c"lab".as_ptr(), libc::MFD_CLOEXEC) };
@@ -69,12 +70,12 @@ impl MemoryFile {
         Ok(MemoryFile(unsafe { File::from_raw_fd(descriptor) }))
     }
 
-    /// Where another process finds it, as long as this one holds it.
+    /// Returns the path for other processes. It is valid while this process holds the file.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Everything in it.
+    /// Returns the content of the file.
     pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.0.metadata()?.len() as usize];
         self.0.read_exact_at(&mut bytes, 0)?;
@@ -82,7 +83,7 @@ impl MemoryFile {
     }
 }
 
-/// A load while it is written.
+/// A load in the process of being written.
 pub struct LoadWriter {
     pairs: BufWriter<File>,
     operations: BufWriter<File>,
@@ -99,14 +100,14 @@ pub struct Load {
     pub value_bytes: usize,
     pair_count: usize,
     operation_count: usize,
-    /// Threads that do it, each a share of the operations, one after another.
+    /// Number of threads that run the load, each a contiguous share of the operations.
     pub workers: usize,
-    /// Operations in one commit; reads stand alone.
+    /// Number of operations in one commit; reads stand alone.
     pub commit: usize,
 }
 
 impl LoadWriter {
-    /// Nothing written yet.
+    /// Creates an empty load.
     pub fn new(key_bytes: usize, value_bytes: usize) -> Result<LoadWriter> {
         assert!(key_bytes > 0, "a key has bytes");
         let load = Load {
@@ -127,7 +128,7 @@ impl LoadWriter {
         })
     }
 
-    /// One more pair; says where it is.
+    /// Appends a pair, and returns its position.
     pub fn pair(&mut self, key: &[u8], value: &[u8]) -> Result<u32> {
         let load = &mut self.load;
         ensure!(
@@ -146,14 +147,14 @@ impl LoadWriter {
         Ok(place as u32)
     }
 
-    /// One more operation, on a pair that was written.
+    /// Appends an operation on an existing pair.
     pub fn operation(&mut self, operation: Operation, place: u32) -> Result<()> {
         assert!((place as usize) < self.load.pair_count, "the pair is there");
         self.load.operation_count += 1;
         Ok(self.operations.write_all(&operation.with(place).to_le_bytes())?)
     }
 
-    /// The load, for so many threads and with so many operations in one commit.
+    /// Finishes the load, for this number of threads and of operations in one commit.
     pub fn finish(mut self, workers: usize, commit: usize) -> Result<Load> {
         assert!(workers > 0 && commit > 0, "somebody works");
         self.pairs.flush()?;
@@ -167,7 +168,7 @@ impl LoadWriter {
 }
 
 impl Load {
-    /// The same operation on each of these pairs, in their order. They are of the width of the first.
+    /// Creates a load with one operation on each of these pairs, in their order. All pairs have the width of the first.
     pub fn of<'a>(
         operation: Operation,
         pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
@@ -184,29 +185,29 @@ impl Load {
         writer.finish(workers, commit)
     }
 
-    /// How many operations there are.
+    /// Returns the number of operations.
     pub fn len(&self) -> usize {
         self.operation_count
     }
 
-    /// Where the pairs are.
+    /// Returns the path of the pairs.
     pub fn pairs_path(&self) -> String {
         self.pairs.path()
     }
 
-    /// Where the operations are.
+    /// Returns the path of the operations.
     pub fn operations_path(&self) -> String {
         self.operations.path()
     }
 
-    /// How many operations the worker with this number has. As [`crate::data::KeySlice::share`] divides.
+    /// Returns the number of operations of a worker. Divides as [`crate::data::KeySlice::share`] does.
     pub fn share(&self, worker: usize) -> u64 {
         let each = self.operation_count.div_ceil(self.workers);
         let from = (worker * each).min(self.operation_count);
         (each.min(self.operation_count - from)) as u64
     }
 
-    /// The operation at a place of the list, with the key and the value of its pair.
+    /// Returns the operation at a position of the list, with the key and the value of its pair.
     pub fn at(&self, number: usize) -> Result<(Operation, Vec<u8>, Vec<u8>)> {
         ensure!(number < self.operation_count, "there is no operation {number}");
         let mut word = [0; 4];

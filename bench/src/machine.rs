@@ -1,4 +1,4 @@
-//! What a result depends on beside the code: the machine, its file system, the build.
+//! The environment of a result: the machine, its file system, and the build.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::status_bytes;
 
-/// Where the results come from.
+/// The machine that produced the results.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Name of the processor.
     pub processor: String,
-    /// How many processors this process may use.
+    /// Number of processors that this process may use.
     pub processors: usize,
     /// Memory in bytes.
     pub memory_bytes: u64,
@@ -24,7 +24,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one, with the stores in `directory`.
+    /// Describes this machine, with the stores in `directory`.
     pub fn here(directory: &Path) -> Machine {
         let unknown = || "unknown".to_string();
         Machine {
@@ -37,7 +37,7 @@ impl Machine {
         }
     }
 
-    /// Whether the stores were in memory, where a sync costs nothing and survives nothing.
+    /// Whether the stores were in memory, where a sync costs nothing and protects nothing.
     pub fn is_in_memory(&self) -> bool {
         self.file_system.starts_with("tmpfs") || self.file_system.starts_with("ramfs")
     }
@@ -56,7 +56,8 @@ fn file_system(directory: &Path) -> Option<String> {
     file_system_in(&fs::read_to_string("/proc/self/mountinfo").ok()?, &directory)
 }
 
-/// Type and device of the innermost mount that holds `directory`; of two at the same place the later one counts.
+/// Returns type and device of the innermost mount that contains `directory`. Of two mounts at one place, the later one
+/// counts.
 fn file_system_in(mounts: &str, directory: &Path) -> Option<String> {
     let parsed = mounts.lines().filter_map(|line| {
         let (front, back) = line.split_once(" - ")?;
@@ -70,7 +71,7 @@ fn file_system_in(mounts: &str, directory: &Path) -> Option<String> {
         .map(|(_, described)| described)
 }
 
-/// The commit that was built, with `-dirty` when there were changes on top; read without touching the repository.
+/// Returns the commit of the build, with `-dirty` if there were changes on top. Does not modify the repository.
 pub fn commit() -> String {
     let described = Command::new("git")
         .args([

@@ -1,4 +1,4 @@
-//! The lab: the same verified work for Duramen and its peers, measured the same way. See README.md beside this folder.
+//! The lab: verified work, equal for Duramen and its peers, measured in one way. See README.md beside this folder.
 
 mod analysis;
 mod broker;

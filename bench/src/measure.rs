@@ -1,7 +1,7 @@
 //! The instruments: clocks, processor time, bytes written, memory, and latency of every operation.
 //!
-//! A [`Meter`] is started right before the work and stopped right after; what it found is a [`Phase`], the unit of all
-//! reports. Clocks are read last on start and first on stop, so that reading `/proc` is not in the measured time.
+//! A [`Meter`] starts right before the work and stops right after it. Its result is a [`Phase`], the unit of all
+//! reports. The meter reads clocks last on start and first on stop, so that the measured time excludes reading `/proc`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,33 +16,33 @@ use serde::{Deserialize, Serialize};
 use crate::scratch::allocated_bytes;
 use crate::storage::{Device, StorageCounter};
 
-/// What a phase does, because only writing depends on the durability class.
+/// The kind of work of a phase. Only writes depend on the durability class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Work {
     /// Compared only between peers of one class.
     Writes,
-    /// Compared between all peers: how a pair was made durable changes nothing for who reads it.
+    /// Compared between all peers: the way a pair was made durable changes nothing for its readers.
     Reads,
 }
 
-/// What was measured of one part of a workload.
+/// The measurements of one part of a workload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Phase {
-    /// What was done.
+    /// Name of the work.
     pub name: String,
-    /// Whether it wrote.
+    /// Whether the phase wrote.
     pub work: Work,
-    /// How many operations were done.
+    /// Number of operations done.
     pub operations: u64,
-    /// How many were to be done, when the cell's time limit stopped the phase before that. Such a phase is shown as
-    /// "stopped at n of N" and compared with nothing. [`u64::MAX`] stands for a phase that was to run for a time.
+    /// Number of planned operations, when the cell's time limit stopped the phase first. Such a phase is shown as
+    /// "stopped at n of N" and compared with nothing. [`u64::MAX`] means that the plan was to run for a time.
     #[serde(default)]
     pub stopped_at_of: Option<u64>,
-    /// How many of the operations found something, where some are meant not to.
+    /// Number of operations that found something, in work where some are meant to find nothing.
     #[serde(default)]
     pub hits: Option<u64>,
-    /// Elapsed time of all of them.
+    /// Elapsed time of all operations.
     pub wall_nanos: u64,
     /// Processor time of the whole process, background threads of the store included.
     pub process_cpu_nanos: u64,
@@ -50,7 +50,7 @@ pub struct Phase {
     pub callers_cpu_nanos: u64,
     /// Bytes given to write calls (`wchar` of `/proc/self/io`): not what a store writes through a mapping.
     pub write_call_bytes: u64,
-    /// Bytes that the storage was given, by the storage counter.
+    /// Bytes written to storage, by the storage counter.
     pub storage_bytes: u64,
     /// Bytes taken by read calls (`rchar`): not what is read through a mapping.
     #[serde(default)]
@@ -58,20 +58,20 @@ pub struct Phase {
     /// Bytes that came from storage, through a mapping or a call, by the storage counter.
     #[serde(default)]
     pub storage_read_bytes: u64,
-    /// Who counted the bytes to and from storage, and so what they are: see [`StorageCounter::words`].
+    /// The counter of the bytes to and from storage, which defines their meaning: see [`StorageCounter::words`].
     #[serde(default)]
     pub storage_counter: StorageCounter,
-    /// Resident memory after the phase, with the lab's own data and mapped pages.
+    /// Resident memory after the phase, including the lab's own data and mapped pages.
     pub resident_bytes: u64,
-    /// The part of it that belongs to no file: the process's own memory.
+    /// The part of the resident memory that belongs to no file: the process's own memory.
     #[serde(default)]
     pub anonymous_bytes: u64,
     /// Disk space taken by the store's files after the phase.
     pub file_bytes: u64,
-    /// Latency of every operation, where each was timed; or of every commit, pass or step, where those were.
+    /// Latency of every operation, where each was timed; otherwise of every commit, pass or step.
     pub latency: Option<Latency>,
-    /// How many times the latency is made of: fewer than operations where commits, passes or steps were timed. Results
-    /// from before it was noted have none.
+    /// Number of times in the latency. It is less than the number of operations where commits, passes or steps were
+    /// timed. Older results lack it.
     #[serde(default)]
     pub timed: Option<u64>,
     /// Percentiles for a curve: quantile and nanoseconds.
@@ -83,12 +83,12 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Elapsed time per operation; the inverse of the throughput.
+    /// Returns the elapsed time per operation, the inverse of the throughput.
     pub fn wall_nanos_each(&self) -> f64 {
         self.wall_nanos as f64 / self.operations.max(1) as f64
     }
 
-    /// What is shown in place of a rate when the limit of the cell stopped it.
+    /// Returns the text shown instead of a rate when the limit of the cell stopped the phase.
     pub fn stopped_text(&self) -> Option<String> {
         match self.stopped_at_of? {
             u64::MAX => Some(format!("stopped at {} before its time was over", self.operations)),
@@ -96,7 +96,7 @@ impl Phase {
         }
     }
 
-    /// Whether it was done to its end.
+    /// Whether the phase ran to its end.
     pub fn is_complete(&self) -> bool {
         self.stopped_at_of.is_none()
     }
@@ -120,14 +120,14 @@ pub struct Latency {
     pub max: u64,
 }
 
-/// Equal steps of time with what happened in each.
+/// A sequence of equal time steps, with the events in each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimelineRecord {
     /// Length of a step.
     pub step_nanos: u64,
-    /// Operations that ended in it.
+    /// Operations that ended in the step.
     pub operations: Vec<u64>,
-    /// Resident memory at its end.
+    /// Resident memory at the end of the step.
     pub resident_bytes: Vec<u64>,
 }
 
@@ -149,7 +149,7 @@ pub const STEP_NANOS: u64 = 50_000_000;
 const STEPS_MAX: usize = 240;
 
 impl Timeline {
-    /// Counts from `start` on.
+    /// Creates a timeline that counts from `start` on.
     pub fn starting(start: u64) -> Timeline {
         Timeline {
             start,
@@ -158,7 +158,7 @@ impl Timeline {
         }
     }
 
-    /// Takes operations that ended `now`.
+    /// Counts operations that ended `now`.
     #[inline]
     pub fn count(&mut self, now: u64, operations: u64) {
         if now >= self.step_end {
@@ -176,7 +176,7 @@ impl Timeline {
         self.step_end = self.start + (step + 1) * STEP_NANOS;
     }
 
-    /// Takes all that another one counted. Workers of a crew start together, so their steps are the same.
+    /// Adds the counts of another timeline. Workers of a crew start together, so their steps coincide.
     pub fn merge(&mut self, other: &Timeline) {
         self.counts.resize(self.counts.len().max(other.counts.len()), 0);
         self.counts
@@ -185,12 +185,12 @@ impl Timeline {
             .for_each(|(mine, theirs)| *mine += theirs);
     }
 
-    /// The counts, to be told to another process.
+    /// Returns the counts, to be sent to another process.
     pub fn counts(self) -> TimelineCounts {
         TimelineCounts(self.counts)
     }
 
-    /// As another process counted.
+    /// Restores the timeline of another process.
     pub fn from_counts(counts: &TimelineCounts) -> Timeline {
         Timeline {
             counts: counts.0.clone(),
@@ -198,13 +198,13 @@ impl Timeline {
         }
     }
 
-    /// All operations.
+    /// Returns the number of all operations.
     #[cfg(test)]
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// As it is stored, with the memory that was sampled meanwhile.
+    /// Returns the record to store, with the memory sampled meanwhile.
     fn record(&self, memory: &[u64]) -> TimelineRecord {
         let together = self.counts.len().max(memory.len()).div_ceil(STEPS_MAX).max(1);
         TimelineRecord {
@@ -218,7 +218,7 @@ impl Timeline {
     }
 }
 
-/// Samples the memory of the process that is measured in a thread of its own, once a step.
+/// Samples the memory of the measured process once a step, in a thread of its own.
 struct MemorySampler {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Vec<u64>>>,
@@ -253,13 +253,13 @@ impl MemorySampler {
 }
 
 impl Drop for MemorySampler {
-    /// A phase that failed leaves no thread behind.
+    /// Stops the thread even if the phase failed.
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-/// The longest time that is told apart: an hour.
+/// The longest measurable time: an hour.
 const NANOS_MAX: u64 = 3_600_000_000_000;
 
 /// Times of single operations, exact to three digits.
@@ -272,14 +272,14 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Every time that was recorded, with how often, to be told to another process.
+    /// Returns every recorded time with its count, to be sent to another process.
     pub fn counts(&self) -> Vec<(u64, u64)> {
         let entry =
             |value: hdrhistogram::iterators::IterationValue<u64>| (value.value_iterated_to(), value.count_at_value());
         self.0.iter_recorded().map(entry).collect()
     }
 
-    /// As another process recorded.
+    /// Restores the times of another process.
     pub fn from_counts(counts: &[(u64, u64)]) -> Latencies {
         let mut latencies = Latencies::default();
         counts
@@ -288,18 +288,19 @@ impl Latencies {
         latencies
     }
 
-    /// How many times there are.
+    /// Returns the number of times.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// How many of them are longer than `nanos`.
+    /// Returns the number of times longer than `nanos`.
     #[cfg(test)]
     pub fn count_above(&self, nanos: u64) -> u64 {
         self.0.len() - self.0.count_between(0, nanos)
     }
 
-    /// Quantiles from the half to the last operation, twice as close to the end each time, and some on the way.
+    /// Returns quantiles from the median to the last operation, each twice as close to the end as the one before, and
+    /// some on the way.
     fn curve(&self) -> Vec<(f64, u64)> {
         let mut quantiles = vec![0.0, 0.1, 0.25];
         let mut rest = 0.5;
@@ -312,18 +313,18 @@ impl Latencies {
         quantiles.into_iter().map(at).collect()
     }
 
-    /// The time that this part of the operations did not exceed.
+    /// Returns the time that this share of the operations did not exceed.
     pub fn at(&self, quantile: f64) -> u64 {
         self.0.value_at_quantile(quantile)
     }
 
-    /// Takes the time of one operation. One longer than [`NANOS_MAX`] counts as that long.
+    /// Records the time of one operation. A time longer than [`NANOS_MAX`] counts as that long.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
         self.0.saturating_record(nanos);
     }
 
-    /// Takes all that another one recorded.
+    /// Adds the times of another recording.
     pub fn merge(&mut self, other: &Latencies) {
         self.0.add(&other.0).expect("both have the same bounds");
     }
@@ -350,23 +351,23 @@ fn clock_nanos(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The monotonic clock.
+/// Reads the monotonic clock.
 #[inline]
 pub fn now_nanos() -> u64 {
     clock_nanos(libc::CLOCK_MONOTONIC)
 }
 
-/// Processor time of the calling thread.
+/// Returns the processor time of the calling thread.
 pub fn thread_cpu_nanos() -> u64 {
     clock_nanos(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Processor time of this process.
+/// Returns the processor time of this process.
 pub fn process_cpu_nanos() -> u64 {
     clock_nanos(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// The process whose work is measured: this one, or the program that a driver runs in.
+/// The process whose work is measured: this process, or the program that a driver runs in.
 #[derive(Clone, Copy)]
 struct Measured(Option<u32>);
 
@@ -393,7 +394,8 @@ impl Measured {
         Ok(clock_nanos(clock))
     }
 
-    /// The samples that belong to the work. A driver works at the end of a phase: before that its load was written down.
+    /// Returns the samples that belong to the work. A driver works at the end of a phase; before that, the lab wrote
+    /// its load.
     fn samples_of(self, memory: &[u64], wall_nanos: Option<u64>) -> &[u64] {
         match (self.0, wall_nanos) {
             (Some(_), Some(wall)) => &memory[memory.len().saturating_sub(wall.div_ceil(STEP_NANOS) as usize)..],
@@ -401,13 +403,13 @@ impl Measured {
         }
     }
 
-    /// Processor time of the calling thread, when that is one of those that call the store.
+    /// Returns the processor time of the calling thread, if that thread calls the store.
     fn caller_cpu_nanos(self) -> u64 {
         if self.0.is_none() { thread_cpu_nanos() } else { 0 }
     }
 }
 
-/// A number of nanoseconds.
+/// Converts a duration to nanoseconds.
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -425,7 +427,7 @@ pub struct Meter<'a> {
 }
 
 impl Meter<'_> {
-    /// Starts measuring this process, or another one that does the work; `directory` is where the store is.
+    /// Starts measuring this process, or another process that does the work. `directory` is the store's.
     pub fn start(process: Option<u32>, directory: &Path) -> Result<Meter<'_>> {
         let process = Measured(process);
         let device = Device::below(directory)?;
@@ -444,12 +446,13 @@ impl Meter<'_> {
         })
     }
 
-    /// Stops measuring. Each piece of `work` has its own numbers. Pieces that were done at the same time share time,
-    /// processor time and bytes, which are those of all of them.
+    /// Stops measuring. Each piece of `work` has its own numbers. Pieces that ran at the same time share the elapsed
+    /// time, processor time and bytes of all of them.
     pub fn stop(mut self, work: Vec<(&str, Work, Done)>) -> Result<Vec<Phase>> {
         let wall = now_nanos();
         let process = self.process;
-        // The other way round than at the start: what the caller used is a part of what the process used.
+        // Reads the clocks in the reverse order of the start, because the caller's time is a part of the process's
+        // time.
         let (thread_cpu, process_cpu) = (process.caller_cpu_nanos(), process.cpu_nanos()?);
         let io = InputOutput::now(process, self.device.as_ref())?;
         let memory = self.memory.stop();
@@ -487,29 +490,29 @@ impl Meter<'_> {
     }
 }
 
-/// What a piece of work says about itself when it is done.
+/// The report of a piece of work at its end.
 #[derive(Default)]
 pub struct Done {
-    /// How many operations it did.
+    /// Number of operations done.
     pub operations: u64,
-    /// How many it was to do, if the limit of the cell kept it from that.
+    /// Number of planned operations, if the limit of the cell stopped the work first.
     pub stopped_at_of: Option<u64>,
-    /// How many of them found something, if some are meant not to.
+    /// Number of operations that found something, if some are meant to find nothing.
     pub hits: Option<u64>,
-    /// Processor time of threads that it started for calling the store.
+    /// Processor time of the threads that the work started to call the store.
     pub workers_cpu_nanos: u64,
-    /// Its own elapsed time, when it ran beside others that took longer.
+    /// Elapsed time of this work, when it ran beside longer work.
     pub wall_nanos: Option<u64>,
-    /// Processor time of other processes that worked for it.
+    /// Processor time of other processes that worked for this one.
     pub other_processes_cpu_nanos: u64,
-    /// The times of its operations, where it took them.
+    /// The times of the operations, where they were taken.
     pub latencies: Option<Latencies>,
-    /// How many were done when.
+    /// Number of operations over time.
     pub timeline: Option<Timeline>,
 }
 
 impl Done {
-    /// Operations that were not timed one by one.
+    /// Returns the report of operations that were not timed individually.
     pub fn untimed(operations: usize) -> Done {
         Done {
             operations: operations as u64,
@@ -518,7 +521,7 @@ impl Done {
     }
 }
 
-/// What the kernel counted for this process, and the device for everybody.
+/// Counts of the kernel for this process, and of the device for all processes.
 struct InputOutput {
     write_call_bytes: u64,
     storage_bytes: u64,
@@ -542,12 +545,12 @@ impl InputOutput {
     }
 }
 
-/// A size that `/proc` gives in kilobytes.
+/// Returns a size that `/proc` gives in kilobytes.
 pub fn status_bytes(file: &str, name: &str) -> Result<u64> {
     Ok(field(file, name)? * 1024)
 }
 
-/// The number after `name:` in one of the files of `/proc`.
+/// Returns the number after `name:` in a file of `/proc`.
 fn field(file: &str, name: &str) -> Result<u64> {
     let text = std::fs::read_to_string(file).with_context(|| format!("reading {file}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -657,14 +660,14 @@ mod tests {
             return Ok(());
         }
         assert_eq!(phase.storage_counter, StorageCounter::Device, "{phase:?}");
-        // The device counts what others write meanwhile too.
+        // The device also counts the writes of other processes.
         assert!((8 << 20..1 << 30).contains(&phase.storage_bytes), "{phase:?}");
         Ok(())
     }
 
     #[test]
     fn without_a_device_the_process_is_asked() -> Result<()> {
-        // In every Linux, and on no device.
+        // This directory exists on every Linux, and on no device.
         let meter = Meter::start(None, Path::new("/proc/self/ns"))?;
         let phases = meter.stop(vec![("test", Work::Writes, Done::untimed(1))])?;
         assert_eq!(phases[0].storage_counter, StorageCounter::Process);

@@ -1,5 +1,5 @@
-//! A control group with a limit of memory: what a cell may have when its workload is about too little of it. The kernel
-//! counts the page cache of what the cell reads and writes, and the files that it maps, in the group too.
+//! A control group with a memory limit, for cells whose workload tests scarce memory. The kernel also counts the page
+//! cache of the cell's reads and writes, and the files that it maps.
 
 use std::ffi::CString;
 use std::fs;
@@ -10,19 +10,19 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-/// A group for one cell, removed when this is dropped: by then its processes have ended.
+/// A group for one cell. It is removed on drop, when its processes have ended.
 #[derive(Debug)]
 pub struct MemoryGroup {
     directory: PathBuf,
 }
 
-/// The files in which the two versions of control groups have the limit, and that of memory and swap together.
+/// The limit files of the two versions of control groups: memory, and memory with swap.
 const VERSIONS: [(&str, &str, Swap); 2] = [
     ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", Swap::Together),
     ("memory.max", "memory.swap.max", Swap::Alone),
 ];
 
-/// What the limit of swap counts.
+/// What the swap limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Swap {
     Together,
@@ -30,18 +30,18 @@ enum Swap {
 }
 
 impl MemoryGroup {
-    /// Makes a group in which processes get so many bytes together, and no swap.
+    /// Creates a group whose processes share `bytes` bytes of memory and get no swap.
     pub fn new(bytes: u64) -> Result<MemoryGroup> {
         let own = fs::read_to_string("/proc/self/cgroup").context("reading the control groups of this process")?;
         MemoryGroup::below(&parents(&own, Path::new("/sys/fs/cgroup")), bytes)
     }
 
-    /// Makes it in the first of these directories in which that can be done.
+    /// Creates the group in the first of these directories that allows it.
     fn below(parents: &[PathBuf], bytes: u64) -> Result<MemoryGroup> {
         let mut reason = "this process is in none that limits memory".to_string();
         for parent in parents {
             let directory = parent.join(format!("lab-cell-{}", std::process::id()));
-            // One that a killed lab of the same number left; one in use cannot be removed.
+            // Removes the group of a killed lab with this PID. A group in use cannot be removed.
             let _ = fs::remove_dir(&directory);
             if let Err(error) = fs::create_dir(&directory) {
                 reason = format!("making {}: {error}", directory.display());
@@ -72,7 +72,7 @@ impl MemoryGroup {
         Ok(())
     }
 
-    /// Whether processes can enter it, which is another permission than to make it.
+    /// Checks that processes can enter the group, which needs another permission than creating it.
     fn try_out(&self) -> Result<()> {
         let mut command = Command::new("true");
         self.take(&mut command)?;
@@ -80,7 +80,7 @@ impl MemoryGroup {
         status.map(drop)
     }
 
-    /// Lets the process that this command will start be in the group from its beginning.
+    /// Puts the process that this command will start into the group from its beginning.
     pub fn take(&self, command: &mut Command) -> Result<()> {
         let processes = CString::new(self.directory.join("cgroup.procs").as_os_str().as_bytes())?;
         let enter = move || {
@@ -104,13 +104,13 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // One that stays is empty and does no harm.
+        // A group that remains is empty and does no harm.
         let _ = fs::remove_dir(&self.directory);
     }
 }
 
-/// Where a group might be made, the likeliest place first: below the own group, or beside it, because the second version
-/// gives no memory to groups below one that has processes itself.
+/// Returns directories that may allow a group, the likeliest first: below the own group, or beside it. The second place
+/// exists because version 2 gives no memory to groups below a group that itself has processes.
 fn parents(groups: &str, root: &Path) -> Vec<PathBuf> {
     let mut parents = Vec::new();
     for line in groups.lines() {
@@ -131,7 +131,7 @@ fn parents(groups: &str, root: &Path) -> Vec<PathBuf> {
         parents.push(own);
         parents.extend(beside);
     }
-    // The first version, where both are there, is the one that has the memory.
+    // Where both versions exist, the first one controls memory.
     parents.sort_by_key(|parent| !parent.starts_with(root.join("memory")));
     parents
 }
@@ -160,7 +160,7 @@ mod tests {
             .expect_err("there is no place")
             .to_string();
         assert!(error.contains("in none that limits memory"), "{error}");
-        // A plain directory is no control group, and nothing is left in it.
+        // A plain directory is not a control group, and the attempt leaves nothing in it.
         let error = MemoryGroup::below(&[scratch.path().to_path_buf()], 1 << 30).expect_err("no group");
         assert!(error.to_string().contains("has no limit of memory"), "{error}");
         assert_eq!(fs::read_dir(scratch.path())?.count(), 0);
@@ -177,13 +177,13 @@ mod tests {
             let mut command = Command::new("head");
             command.args(["--bytes", &bytes.to_string(), "/dev/zero"]);
             let mut tail = Command::new("tail");
-            // It keeps the last line, which is all there is.
+            // `tail` keeps the last line, which is the whole input.
             tail.arg("--lines=1").stdout(Stdio::null());
             group.take(&mut tail)?;
             let mut head = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
             tail.stdin(head.stdout.take().context("a pipe")?);
             let status = tail.status()?;
-            // It has the pipe, which the other one would wait for.
+            // The command object holds the read end of the pipe, and `head` would block on it.
             drop(tail);
             head.wait()?;
             Ok(status.success())

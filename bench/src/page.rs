@@ -1,8 +1,9 @@
-//! The report: one HTML page that opens offline and loads nothing. The front with the verdict in words first, then, for each
-//! part, the machine and every workload with bars, curves and full tables, what others published, and the command that
-//! repeats it.
+//! The report: one HTML page that works offline and loads nothing. The front with the verdict comes first. Each part
+//! follows with its machine and its workloads: bars, curves, full tables, figures that others published, and the
+//! command that repeats it.
 //!
-//! There is no script in it, and its policy forbids the browser to load anything. Bars are cells of a table, so that who cannot see them reads the numbers in the same order.
+//! The page has no script, and its policy forbids the browser to load anything. Bars are cells of a table, so that
+//! readers who cannot see them get the numbers in the same order.
 
 use std::fmt::Write as _;
 
@@ -20,7 +21,7 @@ use crate::statistics::spread;
 use crate::storage::StorageCounter;
 use crate::terminal::remarks;
 
-/// The page of one or more results, with the reasons for rows in which the first peer does not lead.
+/// Returns the page of one or more results, with the reasons for rows in which the first peer does not lead.
 pub fn page(all: &[Results], reasons: &Reasons) -> String {
     let title = match all {
         [one] => format!("Lab report of {}", one.header.started),
@@ -76,7 +77,7 @@ impl Part<'_> {
         }
     }
 
-    /// The colour and dash of a peer.
+    /// Returns the index of the colour and dash of a peer.
     fn style(&self, peer: &str) -> usize {
         let mut names = self.results.header.peers.iter();
         names.position(|one| one.name == peer).unwrap_or(0)
@@ -120,7 +121,7 @@ impl Part<'_> {
         commits.join(", then ")
     }
 
-    /// What the probes beside the cells found.
+    /// Returns the findings of the probes beside the cells.
     fn probes(&self) -> Vec<(&'static str, String)> {
         let probes: Vec<_> = self.results.runs.iter().filter_map(|run| run.probe.as_ref()).collect();
         let over = |value: fn(&Probe) -> f64| spread(probes.iter().map(|probe| value(probe)));
@@ -150,7 +151,7 @@ impl Part<'_> {
     fn command(&self, workloads: &str) -> String {
         let header = &self.results.header;
         let names: Vec<&str> = header.peers.iter().map(|peer| peer.name.as_str()).collect();
-        // The alias is a build without RocksDB, which builds for half an hour.
+        // The alias builds without RocksDB, whose build takes half an hour.
         let lab = if names.contains(&"rocksdb") {
             "cargo run --release --manifest-path bench/Cargo.toml --features rocksdb --"
         } else {
@@ -367,7 +368,7 @@ impl Part<'_> {
         }
     }
 
-    /// Lines of the peers that have something to draw.
+    /// Returns the lines of the peers that have something to draw.
     fn lines(&self, row: &Row, points: impl Fn(&Phase) -> Vec<(f64, f64)>) -> Vec<Line> {
         let line = |entry: &Entry| {
             let points = points(entry.middle()?);
@@ -381,7 +382,7 @@ impl Part<'_> {
     }
 
     fn latency_chart(&self, row: &Row) -> String {
-        // 50 %, 90 %, 99 %, .. are evenly apart: each leaves a tenth of the operations that the one before left.
+        // 50 %, 90 %, 99 %, .. are evenly spaced: each leaves a tenth of the remaining operations.
         let points = |phase: &Phase| -> Vec<(f64, f64)> {
             let last = phase.operations.max(2) as f64;
             let place = |quantile: f64| (1.0 / (1.0 - quantile).max(1.0 / last)).max(1.0);
@@ -430,7 +431,7 @@ impl Part<'_> {
                 return Vec::new();
             };
             let step = timeline.step_nanos as f64 / 1e9;
-            // The last step is cut short by the end, and would look like a stall.
+            // The last step ends early, and would look like a stall.
             let whole = timeline.operations.len().saturating_sub(1);
             let steps = timeline.operations[..whole].iter().enumerate();
             steps
@@ -454,7 +455,8 @@ impl Part<'_> {
         over_time("Resident memory over time", "bytes", si_text, self.lines(row, points))
     }
 
-    /// Operations a second against threads, where a workload runs the same phase from several numbers of them.
+    /// Returns the chart of operations per second against threads, for a workload that runs one phase with several
+    /// numbers of threads.
     fn workers_chart(&self, rows: &[Row]) -> String {
         let mut lines: Vec<Line> = Vec::new();
         for row in rows {
@@ -497,14 +499,14 @@ impl Part<'_> {
     }
 }
 
-/// The number of threads that a phase's name tells.
+/// Returns the number of threads in the name of a phase.
 fn threads_in(phase: &str) -> Option<f64> {
     let words: Vec<&str> = phase.split([' ', ',']).collect();
     let place = words.iter().position(|word| word.starts_with("thread"))?;
     words.get(place.checked_sub(1)?)?.parse().ok()
 }
 
-/// Who counted the bytes of storage in a row: one, unless a run was resumed after something changed.
+/// Returns the storage counters of a row. There is one, unless a resumed run met a change.
 fn storage_counters(row: &Row) -> Vec<StorageCounter> {
     let phases = row.entries.iter().flat_map(|entry| &entry.phases);
     let mut counters: Vec<StorageCounter> = phases.map(|(_, phase)| phase.storage_counter).collect();
@@ -602,7 +604,7 @@ fn tick_time(nanos: f64) -> String {
     }
 }
 
-/// A number with k, M or G.
+/// Formats a number with k, M or G.
 fn si_text(value: f64) -> String {
     match value {
         ..1e3 => format!("{value:.0}"),

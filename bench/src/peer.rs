@@ -1,8 +1,10 @@
-//! What the lab asks of a store. Each store has one adapter in `peers/`, which is all that knows its interface.
+//! The interface that the lab requires of a store. Each store has one adapter in `peers/`, and only the adapter knows
+//! the store's interface.
 //!
-//! The interface is as narrow as the workloads need and is the same for everybody: bytes in, bytes out, the reader's
-//! callback sees borrowed bytes, so nobody is made to copy. Every call goes through one virtual call; the `null` peer
-//! shows what that and the verification cost. What a peer cannot do answers [`Unsupported`], which is shown as `n/a`.
+//! The interface is as narrow as the workloads need, and equal for every peer: bytes in, bytes out. The reader's
+//! callback sees borrowed bytes, so no peer has to copy. Every call goes through one virtual call; the `null` peer
+//! shows the cost of that and of the verification. A peer returns [`Unsupported`] for what it cannot do, which is shown
+//! as `n/a`.
 
 use std::fmt;
 use std::path::Path;
@@ -38,44 +40,44 @@ impl fmt::Display for Class {
     }
 }
 
-/// What a reader of results must know about a peer, and what the lab must know to run it.
+/// The facts about a peer that readers of results need, and those that the lab needs to run it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Description {
     /// The name on the command line.
     pub name: String,
-    /// Version of the store and of what it is reached through.
+    /// Version of the store and of the library that reaches it.
     pub version: String,
-    /// The classes it can run in, each with how.
+    /// The classes the peer can run in, each with an explanation.
     pub classes: Vec<(Class, String)>,
     /// Every option that is not the default, with the reason.
     pub options: Vec<String>,
-    /// Whether its data is there after a close and open.
+    /// Whether the peer's data survives a close and open.
     pub is_persistent: bool,
     /// Whether several processes may have one store open and write to it.
     #[serde(default)]
     pub is_shared_by_processes: bool,
-    /// Whether it stores nothing, so that nothing of what it answers is checked.
+    /// Whether the peer stores nothing, so that none of its answers is checked.
     #[serde(default)]
     pub is_exempt: bool,
-    /// Whether it runs in a program of another language, which does whole phases by itself.
+    /// Whether the peer runs in a program of another language, which runs whole phases by itself.
     #[serde(default)]
     pub is_outside: bool,
-    /// Whether it opens as a broker.
+    /// Whether the peer opens as a broker.
     #[serde(default)]
     pub is_broker: bool,
-    /// Whether it opens as nothing else.
+    /// Whether the peer opens only as a broker.
     #[serde(default)]
     pub is_no_store: bool,
-    /// Why several operations cannot be one commit, where they cannot.
+    /// The reason why several operations cannot share a commit, if they cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub single: Option<String>,
-    /// Why it cannot run here, if it cannot: then nothing else but the name is known.
+    /// The reason why the peer cannot run here, if it cannot. Only its name is known then.
     #[serde(default)]
     pub unavailable: Option<String>,
 }
 
 impl Description {
-    /// The options that are not the default, in one line.
+    /// Returns the options that are not the default, on one line.
     pub fn options_text(&self) -> String {
         match self.options.as_slice() {
             [] if self.unavailable.is_some() => "not known here".to_string(),
@@ -90,8 +92,8 @@ impl Description {
     }
 }
 
-/// Cache of the stores that have one of their own, unless the workload has another size. Stores that read through a
-/// mapping use the kernel's page cache, which this does not bound.
+/// Cache size of the stores that have a cache of their own, unless the workload sets another size. Stores that read
+/// through a mapping use the kernel's page cache, which this does not bound.
 pub const CACHE_BYTES: u64 = 1 << 30;
 
 /// How a store is opened.
@@ -101,112 +103,112 @@ pub struct Setting {
     pub class: Class,
     /// Size of the store's own cache, if it has one.
     pub cache_bytes: u64,
-    /// Whether a store that reads through a mapping, and lets that be chosen, has the kernel read ahead, as it does unless
-    /// it is told not to.
+    /// Whether the kernel reads ahead, which is its default. Applies to a store that reads through a mapping and offers
+    /// the choice.
     pub has_read_ahead: bool,
 }
 
 /// A peer that can be opened.
 pub trait Driver: Sync {
-    /// What it is.
+    /// Describes the peer.
     fn describe(&self) -> Description;
-    /// Its name. A driver of another language has to be built and started for the rest of its description.
+    /// Returns the name. The rest of the description of a driver in another language requires building and starting it.
     fn name(&self) -> String {
         self.describe().name
     }
-    /// The process that does the work, when it is not this one.
+    /// Returns the process that does the work, if it is not this one.
     fn process(&self) -> Option<u32> {
         None
     }
-    /// Opens the store in `directory`, which exists; makes the store when there is none.
+    /// Opens the store in `directory`, which exists. Creates the store when it is missing.
     fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>>;
-    /// Opens it as a broker.
+    /// Opens the peer as a broker.
     fn open_broker(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Broker>> {
         bail!(Unsupported("is no broker"))
     }
 }
 
-/// Takes what a read found: the value, if there is one.
+/// Receives the result of a read: the value, if there is one.
 pub type Found<'a> = dyn FnMut(Option<&[u8]>) -> Result<()> + 'a;
-/// Takes a key and what a driver of another language found for it.
+/// Receives a key and what a driver of another language found for it.
 pub type Fetched<'a> = dyn FnMut(&[u8], Option<&[u8]>) -> Result<()> + 'a;
-/// Takes one pair of a scan.
+/// Receives one pair of a scan.
 pub type Pair<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 /// The pairs of one commit.
 pub type Pairs<'a> = dyn Iterator<Item = (&'a [u8], &'a [u8])> + 'a;
 /// Decides about one pair of a scan.
 pub type Choice<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool> + 'a;
-/// What is read in one snapshot.
+/// The reads of one snapshot.
 pub type Reading<'a> = dyn FnMut(&dyn Reader) -> Result<()> + 'a;
 
-/// One moment of a store.
+/// A snapshot of a store.
 pub trait Reader {
     /// Reads one key.
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()>;
-    /// Reads pairs in key order, from the first key that is not below `from`, at most `limit` of them.
+    /// Reads at most `limit` pairs in key order, from the first key that is not below `from`.
     fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()>;
-    /// Reads pairs in falling key order, from the last one on, at most `limit` of them.
+    /// Reads at most `limit` pairs in falling key order, from the last one on.
     fn scan_back(&self, _limit: u64, _pair: &mut Pair) -> Result<()> {
         bail!(Unsupported("does not scan backwards"))
     }
 }
 
-/// From which end of the keys pairs are taken.
+/// The end of the key range from which pairs are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The first pair, again and again.
+    /// Always the first pair.
     First,
-    /// The last pair.
+    /// Always the last pair.
     Last,
-    /// The first and the last in turn.
+    /// The first and the last pair in turn.
     ByTurns,
 }
 
-/// What a program of another language did.
+/// The work of a program in another language.
 pub struct Ran {
-    /// Elapsed time, by its own clock.
+    /// Elapsed time, by the program's own clock.
     pub nanos: u64,
-    /// Operations and processor time of each of its threads.
+    /// Operations and processor time of each of the program's threads.
     pub workers: Vec<(u64, u64)>,
-    /// The times of all operations, or of all commits when there are several operations in one.
+    /// The times of all operations, or of all commits when a commit has several operations.
     pub latencies: Latencies,
-    /// How many were done when.
+    /// Number of operations over time.
     pub timeline: Timeline,
 }
 
-/// A store in a program of another language. One call for each operation would measure the pipe between us, so it is
-/// handed whole loads; it checks what it reads, and says so when a value is wrong.
+/// A store in a program of another language. One call for each operation would measure the pipe between the lab and the
+/// program, so the program gets whole loads. It checks what it reads, and reports wrong values.
 pub trait Outside {
-    /// Does a load, until it is done or `nanos` are over.
+    /// Runs a load until it is done or `nanos` have passed.
     fn run(&self, load: &Load, nanos: u64) -> Result<Ran>;
-    /// Reads every key after the clock and hands what was found to the lab, which checks it itself.
+    /// Reads every key after the clock, and passes what was found to the lab, which checks it itself.
     fn fetch(&self, keys: KeySlice, found: &mut Fetched) -> Result<()>;
 }
 
-/// Pairs that a scan reads at once where it has no upper end.
+/// Number of pairs that one scan reads when it has no upper end.
 const DELETED_AT_ONCE: u64 = 1_000;
 
-/// An open store. All calls may come from many threads at once.
+/// An open store. Many threads may make any call at once.
 pub trait Peer: Send + Sync {
-    /// Stores one pair in a commit of its own, acknowledged as the class says.
+    /// Stores one pair in its own commit. The class defines what the acknowledgement means.
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()>;
     /// Stores pairs in one commit.
     fn put_many(&self, pairs: &mut Pairs) -> Result<()>;
-    /// Deletes one key in a commit of its own.
+    /// Deletes one key in its own commit.
     fn delete(&self, key: &[u8]) -> Result<()>;
     /// Deletes keys in one commit.
     fn delete_many(&self, keys: KeySlice) -> Result<()>;
     /// Reads in one snapshot.
     fn read(&self, reading: &mut Reading) -> Result<()>;
-    /// Stores one pair in a commit of its own that no sync follows, whatever the class is.
+    /// Stores one pair in its own commit without a sync, whatever the class is.
     fn put_unsynced(&self, _key: &[u8], _value: &[u8]) -> Result<()> {
         bail!(Unsupported("cannot leave out the sync of one commit"))
     }
-    /// Stores pairs that come in key order in one commit.
+    /// Stores pairs, which arrive in key order, in one commit.
     fn put_sorted(&self, pairs: &mut Pairs) -> Result<()> {
         self.put_many(pairs)
     }
-    /// How many pairs there are: exactly, in the cheapest way that the store offers.
+    /// Returns the exact number of pairs, in the cheapest way that the store offers.
     fn len(&self) -> Result<u64> {
         let mut pairs = 0;
         self.read(&mut |reader| {
@@ -217,13 +219,13 @@ pub trait Peer: Send + Sync {
         })?;
         Ok(pairs)
     }
-    /// Deletes the keys from `from` to before `to` in one commit. Without a call of its own for that: reads them, and deletes
+    /// Deletes the keys from `from` to before `to` in one commit. The default implementation reads the keys and deletes
     /// them one by one.
     fn delete_range(&self, from: &[u8], to: &[u8]) -> Result<()> {
         let mut doomed = Keys::with_width(from.len());
         self.read(&mut |reader| {
             let mut is_beyond = false;
-            // A scan has no upper end; so it is done in parts.
+            // A scan has no upper end, so the keys are read in parts.
             let mut start = from.to_vec();
             while !is_beyond {
                 let before = doomed.len();
@@ -241,8 +243,8 @@ pub trait Peer: Send + Sync {
         })?;
         self.delete_many(doomed.all())
     }
-    /// Takes `count` pairs, of which there are at least so many, from an end, in one commit, and hands them out in that order.
-    /// Without transactions that read what they wrote: reads them from the ends of a snapshot, and deletes them in a batch.
+    /// Takes `count` pairs from an end in one commit, and passes them on in that order. The store must have at least
+    /// `count` pairs. The default implementation reads them from the ends of a snapshot, and deletes them in a batch.
     fn pop_many(&self, end: End, count: u64, popped: &mut Pair) -> Result<()> {
         let from_front = match end {
             End::First => count,
@@ -282,7 +284,7 @@ pub trait Peer: Send + Sync {
         }
         self.delete_many(doomed.all())
     }
-    /// Removes the pairs that `keep` does not choose, in one commit.
+    /// Removes the pairs that `keep` rejects, in one commit.
     fn retain(&self, keep: &mut Choice) -> Result<()> {
         let mut doomed: Option<Keys> = None;
         self.read(&mut |reader| {
@@ -295,7 +297,7 @@ pub trait Peer: Send + Sync {
         })?;
         doomed.map_or(Ok(()), |doomed| self.delete_many(doomed.all()))
     }
-    /// Takes the pairs before `to` that `choose` chooses, in one commit, and hands them out.
+    /// Takes the pairs before `to` that `choose` selects, in one commit, and passes them on.
     fn extract(&self, to: &[u8], choose: &mut Choice, taken: &mut Pair) -> Result<()> {
         let mut doomed: Option<Keys> = None;
         let mut start = Vec::new();
@@ -325,7 +327,7 @@ pub trait Peer: Send + Sync {
         })?;
         doomed.map_or(Ok(()), |doomed| self.delete_many(doomed.all()))
     }
-    /// Reads one key by itself, in the cheapest way that the store offers.
+    /// Reads one key on its own, in the cheapest way that the store offers.
     fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
         self.read(&mut |reader| reader.get(key, found))
     }
@@ -339,15 +341,15 @@ pub trait Peer: Send + Sync {
     fn checkpoint(&self, _directory: &Path) -> Result<()> {
         bail!(Unsupported("has no checkpoints"))
     }
-    /// The way to hand over whole loads, when the store is in another process.
+    /// Returns the interface for whole loads, when the store is in another process.
     fn outside(&self) -> Option<&dyn Outside> {
         None
     }
-    /// Closes the store in an orderly way and releases its files.
+    /// Closes the store cleanly and releases its files.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// The decision about a pair, for a store whose callbacks cannot fail: `chosen` has the first error.
+/// Returns the decision about a pair, for a store whose callbacks cannot fail. `chosen` keeps the first error.
 pub fn decide(chosen: &mut Result<()>, decision: Result<bool>) -> bool {
     decision.unwrap_or_else(|error| {
         if chosen.is_ok() {
@@ -357,7 +359,7 @@ pub fn decide(chosen: &mut Result<()>, decision: Result<bool>) -> bool {
     })
 }
 
-/// The error of a peer that cannot do what it is asked. It becomes `n/a` in the report and fails nothing.
+/// The error of a peer that cannot do what the lab asks. It becomes `n/a` in the report and fails nothing.
 #[derive(Debug)]
 pub struct Unsupported(pub &'static str);
 

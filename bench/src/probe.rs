@@ -1,6 +1,6 @@
-//! What the machine does on its own, measured beside every cell: how long a sync takes, how late threads wake up and
-//! timers fire, what else is running, how much space is left. A result whose probes differ from those of its neighbours
-//! was disturbed; `lab compare` and the report say so.
+//! The state of the machine itself, measured beside every cell: the time of a sync, the delay of thread wake-ups and
+//! timers, the load, and the free space. A result whose probes differ from those of its neighbours was disturbed; `lab
+//! compare` and the report say so.
 
 use std::fs::{self, File};
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -14,63 +14,63 @@ use serde::{Deserialize, Serialize};
 use crate::measure::now_nanos;
 use crate::scratch::Scratch;
 
-/// What the probes found.
+/// The findings of the probes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Time of a 4 KiB write and sync into a file that is filled already: the middle one.
+    /// Time of a 4 KiB write and sync into a preallocated file: the median.
     pub sync_nanos_p50: u64,
-    /// The slowest of nine in ten.
+    /// Time of a 4 KiB write and sync: the 90th percentile.
     pub sync_nanos_p90: u64,
-    /// Time until a thread that waits for another one goes on: the middle one.
+    /// Time until a waiting thread runs after another thread wakes it: the median.
     pub wake_nanos_p50: u64,
-    /// How much later than asked a sleep of 100 microseconds ends: the middle one.
+    /// Delay of the end of a sleep of 100 microseconds: the median.
     pub timer_nanos_p50: u64,
-    /// Processes that wanted to run, on average over the last minute.
+    /// Runnable processes, on average over the last minute.
     pub load: f64,
-    /// Free space where the stores are.
+    /// Free space in the directory of the stores.
     pub free_bytes: u64,
-    /// Part of all processors' time that others used while the cell ran, from 0 to 1.
+    /// Share of all processors' time that other processes used while the cell ran, from 0 to 1.
     pub others_busy: f64,
 }
 
-/// Others that used more of the processors than this beside a cell disturbed it.
+/// Share of the processors above which other processes disturbed a cell.
 pub const DISTURBED: f64 = 0.2;
 
 impl Probe {
-    /// Whether others used so much of the processors beside the cell that its times are not its own.
+    /// Whether other processes used so much processor time that the times of the cell are unreliable.
     pub fn is_disturbed(&self) -> bool {
         self.others_busy > DISTURBED
     }
 }
 
-/// How many times each thing is tried.
+/// Number of attempts of each probe.
 #[derive(Clone, Copy)]
 pub struct Effort {
-    /// Syncs.
+    /// Number of syncs.
     pub syncs: usize,
-    /// Wake-ups and timers.
+    /// Number of wake-ups and of timers.
     pub wakes: usize,
 }
 
-/// Beside a cell: some milliseconds.
+/// Effort beside a cell: some milliseconds.
 pub const SHORT: Effort = Effort { syncs: 20, wakes: 50 };
-/// For the doctor.
+/// Effort of the doctor.
 pub const LONG: Effort = Effort {
     syncs: 400,
     wakes: 1000,
 };
 
-/// Every time that was measured, for who wants to see more than the middle.
+/// All measured times, for uses that need more than the median.
 pub struct Samples {
-    /// Syncs.
+    /// Times of syncs.
     pub syncs: Vec<u64>,
-    /// Wake-ups.
+    /// Times of wake-ups.
     pub wakes: Vec<u64>,
-    /// What sleeps took beyond what was asked.
+    /// Delays of sleeps beyond the requested time.
     pub timers: Vec<u64>,
 }
 
-/// Tries everything.
+/// Runs all probes.
 pub fn samples(directory: &Path, effort: Effort) -> Result<Samples> {
     Ok(Samples {
         syncs: sorted(syncs(directory, effort.syncs)?),
@@ -79,7 +79,7 @@ pub fn samples(directory: &Path, effort: Effort) -> Result<Samples> {
     })
 }
 
-/// The probes beside a cell.
+/// Runs the probes beside a cell.
 pub fn beside(directory: &Path) -> Result<Probe> {
     let samples = samples(directory, SHORT)?;
     Ok(Probe {
@@ -93,7 +93,7 @@ pub fn beside(directory: &Path) -> Result<Probe> {
     })
 }
 
-/// The value that a part of the sorted values is not above.
+/// Returns the value that this part of the sorted values does not exceed.
 pub fn quantile(sorted: &[u64], part: f64) -> u64 {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * part).round() as usize).copied().unwrap_or(0)
@@ -108,7 +108,7 @@ fn syncs(directory: &Path, count: usize) -> Result<Vec<u64>> {
     let scratch = Scratch::new(directory)?;
     let doing = || format!("probing syncs in {}", directory.display());
     let mut file = File::create(scratch.path().join("probe")).with_context(doing)?;
-    // Filled and synced first: a store reuses its log, so what counts is the sync of data and not of a growing file.
+    // Fills and syncs the file first. A store reuses its log, so the sync of data counts, not that of a growing file.
     file.write_all(&[0; 1 << 16]).with_context(doing)?;
     file.sync_all().with_context(doing)?;
     (0..count)
@@ -122,7 +122,7 @@ fn syncs(directory: &Path, count: usize) -> Result<Vec<u64>> {
         .collect()
 }
 
-/// Two threads hand a turn to each other; each handing over is one sample.
+/// Measures how two threads hand a turn to each other; each hand-over is one sample.
 fn wakes(count: usize) -> Vec<u64> {
     let turn = Arc::new((Mutex::new(0usize), Condvar::new()));
     let theirs = Arc::clone(&turn);
@@ -133,7 +133,7 @@ fn wakes(count: usize) -> Vec<u64> {
     samples
 }
 
-/// Waits for every second turn and passes it on after a pause in which the other thread has fallen asleep.
+/// Waits for every second turn. Passes it on after a pause in which the other thread has fallen asleep.
 fn play(turn: &(Mutex<usize>, Condvar), parity: usize, count: usize) -> Vec<u64> {
     let (number, changed) = turn;
     let mut samples = Vec::with_capacity(count / 2);
@@ -144,7 +144,7 @@ fn play(turn: &(Mutex<usize>, Condvar), parity: usize, count: usize) -> Vec<u64>
             held = changed.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
         if let Some(passed_at) = passed_at.take() {
-            // There and back are two wake-ups and the pause between them.
+            // A round trip is two wake-ups and the pause between them.
             let took: u64 = now_nanos() - passed_at;
             samples.push(took.saturating_sub(PAUSE_NANOS) / 2);
         }
@@ -174,7 +174,7 @@ fn timers(count: usize) -> Vec<u64> {
     (0..count).map(sample).collect()
 }
 
-/// Processes that wanted to run, on average over the last minute.
+/// Returns the runnable processes, on average over the last minute.
 pub fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg")
         .ok()?
@@ -184,7 +184,7 @@ pub fn load() -> Option<f64> {
         .ok()
 }
 
-/// Space that is left where a directory is.
+/// Returns the free space in a directory.
 pub fn free_bytes(directory: &Path) -> Result<u64> {
     use std::os::unix::ffi::OsStrExt as _;
     let path = std::ffi::CString::new(directory.as_os_str().as_bytes())?;
@@ -199,7 +199,7 @@ pub fn free_bytes(directory: &Path) -> Result<u64> {
     Ok(found.f_bavail * found.f_frsize)
 }
 
-/// The processors' time so far: all of it, and what was not idle; in ticks of a hundredth of a second.
+/// The processors' time so far, in ticks of a hundredth of a second: total, and not idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
     all: u64,
@@ -207,7 +207,7 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// So far.
+    /// Reads the time so far.
     pub fn now() -> Busy {
         let text = fs::read_to_string("/proc/stat").unwrap_or_default();
         Busy::parse(text.lines().next().unwrap_or_default())
@@ -221,12 +221,13 @@ impl Busy {
             .filter_map(|word| word.parse().ok())
             .collect();
         let all = ticks.iter().sum();
-        // Idle and waiting for a disk.
+        // Time idle and time waiting for a disk.
         let idle: u64 = ticks.iter().skip(3).take(2).sum();
         Busy { all, busy: all - idle }
     }
 
-    /// The part of all processors' time since `self` that others than a cell of so much processor time used.
+    /// Returns the share of all processors' time since `self` that processes other than the cell used. `own_nanos` is
+    /// the processor time of the cell.
     pub fn others_until(&self, now: Busy, own_nanos: u64) -> f64 {
         let (all, busy) = (now.all.saturating_sub(self.all), now.busy.saturating_sub(self.busy));
         let own = own_nanos / 10_000_000;
@@ -255,7 +256,7 @@ mod tests {
     fn others_are_what_the_cell_did_not_use() {
         let before = Busy::parse("cpu 100 0 100 800 0 0 0 0 0 0");
         let after = Busy::parse("cpu 150 0 150 1000 100 0 0 0 0 0");
-        // 400 ticks passed, 100 of them busy, of which half a second was the cell's.
+        // 400 ticks passed, 100 of them busy, of which the cell used half a second.
         assert_eq!(before.others_until(after, 500_000_000), 50.0 / 400.0);
         assert_eq!(before.others_until(after, 5_000_000_000), 0.0);
     }

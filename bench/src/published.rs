@@ -1,15 +1,15 @@
-//! The figures that other systems published for the workloads that are reproduced here. They were taken on other
-//! machines, and some of them with faults that the documentation names; they are shown beside ours at full scale only.
+//! Figures that other systems published for the workloads reproduced here. They come from other machines, and some have
+//! faults that the documentation names. They are shown beside ours at full scale only.
 
-/// What somebody published for a phase.
+/// A published figure for a phase.
 pub struct Figure {
-    /// Name of the task; of all its forms when it ends in a slash.
+    /// Name of the task; covers all its forms when it ends in a slash.
     pub workload: &'static str,
     /// Name of the phase.
     pub phase: &'static str,
-    /// Who published it, and where it ran.
+    /// Publisher and machine of the figure.
     pub source: &'static str,
-    /// What was published.
+    /// The published figure.
     pub figure: &'static str,
 }
 
@@ -166,7 +166,7 @@ const ALL: &[Figure] = &[
     ),
 ];
 
-/// What was published for a phase.
+/// Returns the published figures for a phase.
 pub fn figures(workload: &str, phase: &str) -> impl Iterator<Item = &'static Figure> {
     let is_meant = move |figure: &&Figure| {
         let is_form = figure.workload.ends_with('/') && workload.starts_with(figure.workload);

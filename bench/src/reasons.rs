@@ -1,8 +1,8 @@
-//! Reasons for rows in which the first peer does not lead, as a profile shows them: what a report says beside a loss.
+//! Reasons for rows in which the first peer does not lead, as found by profiling. A report shows them beside a loss.
 //!
-//! A file of them has one reason a line, `ROW | REASON`, where ROW is a row's title as the report shows it, without
-//! the class: `state/10k: batch`. A `*` in it stands for anything: `map/*: close and reopen`. The first line that fits a row
-//! counts. Empty lines and lines that begin with `#` say nothing.
+//! A file of reasons has one reason a line, `ROW | REASON`. ROW is a row's title as the report shows it, without the
+//! class: `state/10k: batch`. A `*` in it matches anything: `map/*: close and reopen`. The first line that matches a
+//! row counts. Empty lines and lines that begin with `#` are ignored.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -29,7 +29,7 @@ impl Reasons {
         Reasons::parse(&text).with_context(|| format!("the reasons {}", path.display()))
     }
 
-    /// Reads the text of such a file.
+    /// Parses the text of a file of reasons.
     pub fn parse(text: &str) -> Result<Reasons> {
         let mut lines = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -52,12 +52,12 @@ impl Reasons {
         Ok(Reasons { lines })
     }
 
-    /// Whether there are any.
+    /// Whether there are no reasons.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// Why the first peer does not lead in a row.
+    /// Returns why the first peer does not lead in a row.
     pub fn of(&self, title: &str) -> Option<&str> {
         let title = title.split(", class ").next().unwrap_or(title);
         let reason = self.lines.iter().find(|reason| fits(&reason.row, title))?;
@@ -65,14 +65,14 @@ impl Reasons {
         Some(&reason.text)
     }
 
-    /// The rows of reasons that nobody asked for: either the row leads now, or its name is wrong.
+    /// Returns the rows of unused reasons: either the row leads now, or its name is wrong.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         let unused = self.lines.iter().filter(|reason| !reason.is_used.get());
         unused.map(|reason| reason.row.as_str())
     }
 }
 
-/// Whether a text is one that a pattern describes.
+/// Whether a text matches a pattern.
 fn fits(pattern: &str, text: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else {
         return pattern == text;

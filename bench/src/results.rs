@@ -1,6 +1,6 @@
-//! The results: one JSON document with everything, dated, with a schema number. While a run is under way its cells are
-//! kept in a journal beside it, one line each, from which an interrupted run is resumed; the document itself appears
-//! only when it is complete.
+//! The results: one dated JSON document with everything and a schema number. During a run, a journal beside it keeps
+//! the cells, one line each. An interrupted run resumes from the journal. The document itself appears only when it is
+//! complete.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -19,59 +19,58 @@ use crate::workloads::Record;
 
 /// Number of the schema that this lab writes. It grows when a field changes its meaning.
 ///
-/// 3: bytes to and from storage are what `storage_counter` of the phase says; before, always what the kernel counted for
-/// the process, which is also what a phase without that field says.
+/// In schema 3 the `storage_counter` of the phase defines the bytes to and from storage. Earlier they were always what
+/// the kernel counted for the process, which also applies to a phase without that field.
 pub const SCHEMA: u32 = 3;
 /// The oldest schema that this lab reads.
 const SCHEMA_OLDEST: u32 = 2;
 
-/// Everything about one call of `lab run` but its cells.
+/// All data of one call of `lab run` except its cells.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
     /// Number of the schema.
     pub schema: u32,
-    /// What the results are good for.
+    /// Purpose of the results.
     pub label: Label,
     /// Version of the lab.
     pub lab: String,
-    /// The commit that was built.
+    /// Commit of the build.
     pub commit: String,
-    /// When it began, as people write it, in UTC.
+    /// Start time for people, in UTC.
     pub started: String,
-    /// When it began, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started_unix: u64,
     /// The command line.
     pub arguments: Vec<String>,
     /// Names of the tasks, in order.
     pub workloads: Vec<String>,
-    /// The class that was asked for, if one was.
+    /// The class that the user asked for, if any.
     pub durability: Option<Class>,
-    /// Where all data came from.
+    /// The seed of all data.
     pub seed: u64,
     /// Factor on all counts and times.
     pub scale: f64,
-    /// How often each peer ran.
+    /// Number of repetitions of each peer.
     pub repeat: u32,
-    /// The longest that one measured part was to take, if that was asked for.
+    /// Maximum seconds of one measured part, if the user asked for one.
     pub seconds: Option<f64>,
-    /// Operations a second, if the loop was open.
+    /// Operations per second, if the loop was open.
     pub rate: Option<f64>,
     /// Time limit of a cell in seconds.
     pub limit_seconds: u64,
-    /// Size of the cache that stores with one of their own were given, by task. Results from before it was noted have
-    /// none.
+    /// Cache size given to stores with a cache of their own, by task. Older results lack it.
     #[serde(default)]
     pub cache_bytes: BTreeMap<String, u64>,
-    /// Where the stores were.
+    /// Directory of the stores.
     pub directory: PathBuf,
-    /// Where it ran.
+    /// Machine of the run.
     pub machine: Machine,
-    /// Who ran, in which version and with which options.
+    /// The peers, with their versions and options.
     pub peers: Vec<Description>,
 }
 
 impl Header {
-    /// The size of the caches in words: `1 GiB`, or with the tasks when those differ.
+    /// Formats the size of the caches: `1 GiB`, or with the tasks when sizes differ.
     pub fn cache_text(&self) -> String {
         let mut sizes: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
         for (task, bytes) in &self.cache_bytes {
@@ -93,23 +92,23 @@ impl Header {
     }
 }
 
-/// What results are good for.
+/// Purpose of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Label {
-    /// A run as somebody asked for it.
+    /// A run that the user configured.
     Run,
-    /// `lab quick`: sanity, not evidence.
+    /// `lab quick`: a sanity check, not evidence.
     Quick,
 }
 
-/// Everything about one call of `lab run`.
+/// All data of one call of `lab run`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
-    /// All but the cells.
+    /// Everything except the cells.
     #[serde(flatten)]
     pub header: Header,
-    /// What came out.
+    /// The cells.
     pub runs: Vec<Run>,
 }
 
@@ -120,17 +119,17 @@ pub struct Run {
     pub workload: String,
     /// Name of the peer.
     pub peer: String,
-    /// Its class, if it has one that fits.
+    /// Class of the peer, if a class of the peer fits the workload.
     pub class: Option<Class>,
-    /// Which repetition.
+    /// Number of the repetition.
     pub repetition: u32,
     /// Seed of this repetition.
     pub seed: u64,
-    /// The commit at which it ran: a run that was resumed may have several.
+    /// The commit at which the cell ran; a resumed run may have several.
     pub commit: String,
-    /// The machine beside it.
+    /// State of the machine beside the cell.
     pub probe: Option<Probe>,
-    /// What came out.
+    /// Outcome of the cell.
     pub outcome: Outcome,
 }
 
@@ -138,16 +137,16 @@ pub struct Run {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Everything was verified.
+    /// All reads were verified.
     Passed(Record),
-    /// The peer does not take part, and why.
+    /// The peer does not take part, for this reason.
     NotApplicable(String),
     /// An error, or a wrong value.
     Failed(String),
 }
 
 impl Run {
-    /// What was measured, if anything was.
+    /// Returns the measurements, if there are any.
     pub fn phases(&self) -> &[Phase] {
         match &self.outcome {
             Outcome::Passed(record) => &record.phases,
@@ -157,7 +156,7 @@ impl Run {
 }
 
 impl Results {
-    /// The runs that failed: which, and why.
+    /// Describes the failed runs.
     pub fn failures(&self) -> Vec<String> {
         let failure = |run: &Run| match &run.outcome {
             Outcome::Failed(error) => Some(format!(
@@ -171,7 +170,7 @@ impl Results {
         self.runs.iter().filter_map(failure).collect()
     }
 
-    /// Reads results, which may be compressed by gzip, and says what is wrong with a file that has none.
+    /// Reads results, which may be compressed with gzip. The error says why a file is not valid.
     pub fn read(path: &Path) -> Result<Results> {
         let name = path.display();
         let bytes = plain(fs::read(path).with_context(|| format!("reading {name}"))?)
@@ -198,13 +197,13 @@ impl Results {
         serde_json::from_value(json).with_context(|| format!("{name} is damaged: it says schema {schema} but"))
     }
 
-    /// Writes the results; they appear complete or not at all.
+    /// Writes the results so that they appear complete or not at all.
     pub fn write(&self, path: &Path) -> Result<()> {
         write_whole(path, &serde_json::to_vec_pretty(self)?)
     }
 }
 
-/// The bytes of a file as they were before it was compressed, if it was: what it begins with says so, not its name.
+/// Decompresses the bytes of a file if they are compressed. Their beginning decides this, not the file name.
 fn plain(bytes: Vec<u8>) -> std::io::Result<Vec<u8>> {
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(bytes);
@@ -214,7 +213,7 @@ fn plain(bytes: Vec<u8>) -> std::io::Result<Vec<u8>> {
     Ok(plain)
 }
 
-/// Writes a file that appears complete or not at all.
+/// Writes a file so that it appears complete or not at all.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().context("a file has a name")?.to_os_string();
     name.push(".new");
@@ -226,13 +225,14 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         fs::rename(&new, path)
     };
     write().map_err(|error| {
-        // Half a file is worth nothing; that it cannot be removed either would be no better message.
+        // Half a file has no value. A failure to remove it would not make a better message.
         let _ = fs::remove_file(&new);
         anyhow::Error::new(error).context(format!("writing {}", path.display()))
     })
 }
 
-/// Whether the header of the journal at `path` is whole: its line has an end. A file that is not there lacks nothing.
+/// Whether the header of the journal at `path` is complete: its line has an end. A missing file also counts as
+/// complete.
 fn has_header(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return true };
     let mut line = Vec::new();
@@ -240,21 +240,21 @@ fn has_header(path: &Path) -> bool {
     read.is_err() || line.ends_with(b"\n")
 }
 
-/// The ending of a journal's name.
+/// Extension of a journal's name.
 const PARTIAL: &str = "partial";
 
-/// The cells of a run that is under way.
+/// The cells of a run in progress.
 pub struct Journal {
     path: PathBuf,
     file: File,
-    /// Its first line.
+    /// The first line of the journal.
     pub header: Header,
-    /// The cells so far.
+    /// The finished cells.
     pub runs: Vec<Run>,
 }
 
 impl Journal {
-    /// Begins one for results that will be at `results`.
+    /// Creates a journal for results that will be at `results`.
     pub fn begin(results: &Path, header: Header) -> Result<Journal> {
         if let Some(parent) = results.parent() {
             fs::create_dir_all(parent).with_context(|| format!("making the directory {}", parent.display()))?;
@@ -264,7 +264,7 @@ impl Journal {
         name.push(PARTIAL);
         let path = PathBuf::from(name);
         if !has_header(&path) {
-            // The disk was full when it was begun, or the lab was killed then: nothing was measured.
+            // The disk was full when the journal was created, or the lab was killed then; nothing was measured.
             fs::remove_file(&path)
                 .with_context(|| format!("removing {}, which has no whole header", path.display()))?;
         }
@@ -287,13 +287,13 @@ impl Journal {
         };
         let line = serde_json::to_string(&journal.header)?;
         journal.append(&line).inspect_err(|_| {
-            // What could not be begun is not to be finished. If it stays behind, the next run removes it.
+            // A journal whose creation failed must not be resumed. If it stays behind, the next run removes it.
             let _ = fs::remove_file(&journal.path);
         })?;
         Ok(journal)
     }
 
-    /// Goes on with one that was left behind. A last line that is not whole is a cell that has to run again.
+    /// Resumes a journal that was left behind. An incomplete last line is a cell that has to run again.
     pub fn resume(path: &Path) -> Result<Journal> {
         ensure!(
             path.extension().is_some_and(|extension| extension == PARTIAL),
@@ -352,19 +352,19 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether a cell is there already.
+    /// Whether the journal has a cell.
     pub fn has(&self, workload: &str, peer: &str, repetition: u32) -> bool {
         self.runs
             .iter()
             .any(|run| run.workload == workload && run.peer == peer && run.repetition == repetition)
     }
 
-    /// Where it is.
+    /// Returns the path of the journal.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the results will be.
+    /// Returns the path of the results.
     pub fn results_path(&self) -> PathBuf {
         self.path.with_extension("")
     }
@@ -384,9 +384,9 @@ impl Journal {
     }
 }
 
-/// A time as people write it, in UTC: `2026-11-21T15:04:05Z`.
+/// Formats a time for people, in UTC: `2026-11-21T15:04:05Z`.
 pub fn utc(seconds: u64) -> String {
-    // Days to a date by the method of Howard Hinnant, "chrono-compatible low-level date algorithms".
+    // Converts days to a date with the method of Howard Hinnant, "chrono-compatible low-level date algorithms".
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
@@ -416,7 +416,7 @@ pub mod tests {
     use crate::scratch::Scratch;
     use crate::storage::StorageCounter;
 
-    /// A phase in which each operation took so long.
+    /// Returns a phase in which each operation took `nanos`.
     pub fn phase(name: &str, work: Work, nanos: u64) -> Phase {
         Phase {
             name: name.to_string(),
@@ -442,7 +442,7 @@ pub mod tests {
         }
     }
 
-    /// A run that put pairs and read them twice as fast.
+    /// Returns a run whose reads were twice as fast as its puts.
     pub fn run(peer: &str, class: Class, repetition: u32, nanos: u64) -> Run {
         let phases = vec![phase("put", Work::Writes, nanos), phase("get", Work::Reads, nanos / 2)];
         let outcome = Outcome::Passed(Record {
@@ -461,7 +461,7 @@ pub mod tests {
         }
     }
 
-    /// Results of one repetition that began so many seconds after 1970.
+    /// Returns results of one repetition that began `started_unix` seconds after 1970.
     pub fn part(started_unix: u64, own: u64, rival: u64) -> Results {
         let mut part = results(vec![
             run("lmdb", Class::Written, 0, own),
@@ -471,7 +471,7 @@ pub mod tests {
         part
     }
 
-    /// The header of results with these peers.
+    /// Returns the header of results with these peers.
     pub fn header(names: &[&str]) -> Header {
         let described = |name: &&str| peers::one(name).expect("known").describe();
         Header {
@@ -497,7 +497,7 @@ pub mod tests {
         }
     }
 
-    /// Results of these runs.
+    /// Returns results of these runs.
     pub fn results(runs: Vec<Run>) -> Results {
         Results {
             header: header(&["lmdb", "redb", "null"]),
@@ -572,7 +572,7 @@ pub mod tests {
         let compressed = encoder.finish()?;
         fs::write(&path, &compressed)?;
         assert_eq!(Results::read(&path)?.runs.len(), 1);
-        // As two members, which is how `cat one.gz two.gz` looks.
+        // Two gzip members, as in the output of `cat one.gz two.gz`.
         let (one, two) = json.split_at(json.len() / 2);
         let mut members = Vec::new();
         for part in [one, two] {

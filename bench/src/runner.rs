@@ -1,10 +1,10 @@
-//! Does a plan: every cell in a process of its own, repetitions interleaved, the order of peers alternating.
+//! Runs a plan: every cell in its own process, with interleaved repetitions and an alternating order of peers.
 //!
-//! A process per cell makes memory, processor time and written bytes those of one peer, and a peer that crashes takes
-//! only its own cell with it. The file system is synced before it starts, because its device counts for everybody: what
-//! the cell before left in the page cache would be charged to this one. The process prints its record as JSON to its
-//! standard output and everything else to standard error. It stops by itself at the limit of the cell; one that does not,
-//! because the store hangs in a call, is killed some time later, and the cell failed.
+//! With one process per cell, memory, processor time and written bytes belong to one peer, and a crash costs only that
+//! peer's cell. The runner syncs the file system before each cell, because its device counts for all processes:
+//! otherwise this cell would be charged for what the previous one left in the page cache. The process prints its record
+//! as JSON to standard output and everything else to standard error. It stops by itself at the limit of the cell. If it
+//! does not, because the store hangs in a call, the runner kills it some time later, and the cell fails.
 
 use std::io::Read;
 use std::path::Path;
@@ -32,7 +32,7 @@ extern "C" fn interrupted(_signal: libc::c_int) {
     INTERRUPTED.store(true, Ordering::SeqCst);
 }
 
-/// From now on an interrupt ends the cell that runs, and the run in an orderly way.
+/// Makes an interrupt end the current cell and then the run, cleanly, from now on.
 pub fn catch_interrupts() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler stores to an atomic and does nothing else, which a signal handler may do.
@@ -48,7 +48,7 @@ struct Cell<'a> {
     repetition: u32,
 }
 
-/// Runs all cells that the journal does not have yet.
+/// Runs all cells that the journal lacks.
 pub fn run(journal: &mut Journal) -> Result<()> {
     let header = journal.header.clone();
     let tasks = tasks_of(&header)?;
@@ -56,7 +56,7 @@ pub fn run(journal: &mut Journal) -> Result<()> {
     let drivers: Vec<&dyn Driver> = names.iter().map(|name| peers::one(name)).collect::<Result<_>>()?;
     for task in &tasks {
         for repetition in 0..header.repeat {
-            // Alternating, so that no peer always runs on the disk and caches that the same other one left behind.
+            // The order alternates, so that no peer always runs on the disk and caches that one other peer left behind.
             let mut order = drivers.clone();
             if repetition % 2 == 1 {
                 order.reverse();
@@ -124,7 +124,7 @@ impl Cell<'_> {
         })
     }
 
-    /// The class it runs in, or why it does not run.
+    /// Returns the class that the peer runs in, or why it does not run.
     fn class(&self) -> Result<Class, String> {
         if self.header.rate.is_some() && self.driver.describe().is_outside {
             return Err("drivers of other languages have no open loop".to_string());
@@ -139,7 +139,7 @@ impl Cell<'_> {
     fn measure(&self, class: Class) -> Result<(Outcome, Probe)> {
         let mut probe = probe::beside(&self.header.directory)?;
         let scratch = Scratch::new(&self.header.directory)?;
-        // Below it, so that what a workload puts beside the store is removed too.
+        // The store is below the scratch directory, so that files a workload puts beside the store are removed too.
         let store = scratch.path().join("store");
         std::fs::create_dir(&store).with_context(|| format!("making the directory {}", store.display()))?;
         sync_file_system(&store)?;
@@ -161,7 +161,7 @@ impl Cell<'_> {
         Ok((outcome, probe))
     }
 
-    /// What a person can do about an error that is not the peer's.
+    /// Returns advice about an error that is not the peer's.
     fn hint(&self, error: &anyhow::Error, memory: Option<u64>) -> String {
         let text = format!("{error:#}");
         if let (Some(bytes), true) = (memory, text.contains("SIGKILL")) {
@@ -171,7 +171,7 @@ impl Cell<'_> {
             );
         }
         let free = probe::free_bytes(&self.header.directory).unwrap_or(u64::MAX);
-        // Stores report a full disk in many ways, a plain input/output error among them.
+        // Stores report a full disk in many ways, including a plain input/output error.
         let is_full = text.contains("No space left") || free < FULL_BYTES;
         if is_full {
             format!(
@@ -196,7 +196,7 @@ impl Cell<'_> {
             .args(["--limit", &header.limit_seconds.to_string()])
             .arg("--directory")
             .arg(directory)
-            // What programs of other languages leave there goes with the store, even when they are killed.
+            // Temporary files of programs in other languages are removed with the store, even after a kill.
             .env("TMPDIR", directory.parent().unwrap_or(directory));
         if let Some(seconds) = header.seconds {
             command.args(["--seconds", &seconds.to_string()]);
@@ -222,7 +222,7 @@ impl Cell<'_> {
     }
 }
 
-/// What a report says of a limit of memory.
+/// Returns the note of a report about a memory limit.
 fn memory_note(bytes: u64) -> String {
     format!(
         "the process of this cell had {} MiB of memory, with its page cache in it (a control group)",
@@ -230,14 +230,14 @@ fn memory_note(bytes: u64) -> String {
     )
 }
 
-/// What a process said and how it ended.
+/// The output of a process, and its exit status.
 struct Output {
     status: ExitStatus,
     text: String,
     errors: String,
 }
 
-/// The error of a run that somebody asked to stop.
+/// The error of a run that the user interrupted.
 #[derive(Debug)]
 struct Interrupted;
 
@@ -249,10 +249,10 @@ impl std::fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// With less space than this a disk is as good as full.
+/// A disk with less free space than this counts as full.
 const FULL_BYTES: u64 = 16 << 20;
 
-/// Time that a cell gets beyond its limit: for what is verified after the clock.
+/// Returns the time of a cell including the extra time for verification after the clock.
 fn grace(limit: Duration) -> Duration {
     limit + Duration::from_secs(60)
 }
@@ -278,7 +278,7 @@ fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What a process said until its pipe broke is all there is to show.
+            // Only the output before the pipe broke can be shown.
             let _ = pipe.read_to_end(&mut bytes);
         }
         bytes
@@ -305,7 +305,7 @@ fn wait_for(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
     }
 }
 
-/// Processor time of all processes that were started here and have ended.
+/// Returns the processor time of all ended child processes.
 fn children_cpu_nanos() -> u64 {
     // SAFETY: all fields of the structure are numbers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -315,7 +315,7 @@ fn children_cpu_nanos() -> u64 {
     nanos(usage.ru_utime) + nanos(usage.ru_stime)
 }
 
-/// The inside of a cell's process.
+/// Runs a cell inside its own process.
 pub fn run_here(task: Task, context: &Context) -> Result<Record> {
     let description = context.driver.describe();
     if let Some(reason) = &description.unavailable {

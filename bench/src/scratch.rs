@@ -1,4 +1,4 @@
-//! Fresh directories for runs, removed when the run is over.
+//! New directories for runs, removed when the run is over.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 
-/// An empty directory of our own, removed on drop.
+/// An empty directory that belongs to the lab, removed on drop.
 pub struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// Makes one inside `parent`.
+    /// Creates a directory inside `parent`.
     pub fn new(parent: &Path) -> Result<Scratch> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -23,7 +23,7 @@ impl Scratch {
         Ok(Scratch { path })
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -37,14 +37,15 @@ impl Drop for Scratch {
     }
 }
 
-/// Disk space taken by everything below `directory`. Holes do not count: a store that reserves length takes no space.
+/// Returns the disk space taken by everything below `directory`. Holes do not count: a store that reserves length takes
+/// no space.
 pub fn allocated_bytes(directory: &Path) -> Result<u64> {
     let mut total = 0;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let metadata = match entry.metadata() {
             Ok(metadata) => metadata,
-            // An open store may remove a file of its own between the listing and here.
+            // An open store may remove one of its files between the listing and this call.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error.into()),
         };

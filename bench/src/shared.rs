@@ -1,4 +1,4 @@
-//! Counters that several processes of the lab share, in a mapped file: how many writes of each writer were acknowledged.
+//! Counters that several processes of the lab share in a mapped file: the number of acknowledged writes of each writer.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use anyhow::{Context, Result, bail};
 
-/// Counters in a file that is mapped by all who open it.
+/// Counters in a file that every process maps.
 pub struct SharedCounters {
     first: NonNull<AtomicU64>,
     count: usize,
@@ -20,14 +20,15 @@ unsafe impl Send for SharedCounters {}
 unsafe impl Sync for SharedCounters {}
 
 impl SharedCounters {
-    /// Makes the file, with all counters at 0.
+    /// Creates the file with all counters at 0.
     pub fn create(path: &Path, count: usize) -> Result<SharedCounters> {
-        // Written in full, so that no page of the mapping has to be allocated on a disk that filled up meanwhile.
+        // The file is written in full, so that no page of the mapping needs allocation on a disk that filled up
+        // meanwhile.
         std::fs::write(path, vec![0; count * 8]).with_context(|| format!("making {}", path.display()))?;
         SharedCounters::open(path, count)
     }
 
-    /// Opens a file that was made with as many counters.
+    /// Opens a file that was created with `count` counters.
     pub fn open(path: &Path, count: usize) -> Result<SharedCounters> {
         let file = OpenOptions::new()
             .read(true)
@@ -60,7 +61,7 @@ impl SharedCounters {
         Ok(SharedCounters { first, count })
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn all(&self) -> &[AtomicU64] {
         // SAFETY: the mapping holds `count` words, is aligned to a page, and lives as long as this value.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }

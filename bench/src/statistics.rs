@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Where repeated measurements lie.
+/// The distribution of repeated measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Half are below.
+    /// Half of the values are below.
     pub median: f64,
     /// The smallest.
     pub min: f64,
@@ -13,7 +13,7 @@ pub struct Spread {
     pub max: f64,
 }
 
-/// The spread of `values`; none of nothing.
+/// Returns the spread of `values`; `None` if there are none.
 pub fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -28,8 +28,8 @@ pub fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
     Some(Spread { median, min, max })
 }
 
-/// How `numerators` relate to `denominators` of the same repetition. Ratios are taken run by run and then summarised:
-/// what disturbed the machine for a while disturbed both runs of a pair.
+/// Returns the ratios of `numerators` to the `denominators` of the same repetition. Ratios are taken run by run and
+/// then summarised: a disturbance of the machine affects both runs of a pair.
 pub fn ratios(numerators: &[(u32, f64)], denominators: &[(u32, f64)]) -> Option<Spread> {
     let partner = |repetition: u32| {
         denominators
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn ratios_pair_by_repetition_not_by_median() {
-        // The second repetition ran on a machine half as fast: the ratio does not notice, ratios of medians would.
+        // The second repetition ran on a machine half as fast. The ratio hides this; a ratio of medians would show it.
         let slow = [(0, 200.0), (1, 400.0), (2, 210.0)];
         let fast = [(2, 70.0), (1, 200.0), (0, 100.0)];
         assert_eq!(

@@ -1,11 +1,11 @@
-//! How many bytes the storage below a directory was given and asked for: sectors of its block device, from
+//! The number of bytes written to and read from the storage below a directory: sectors of its block device, from
 //! `/sys/dev/block/MAJOR:MINOR/stat`.
 //!
-//! The device counts for everybody, which is why a cell begins with a sync of the file system: what the cell before left
-//! in the page cache would be charged to it. What the kernel counts for one process (`write_bytes` of `/proc/PID/io`) is
-//! no number of bytes: it counts pages when they become dirty, and with large folios the whole folio, up to 2 MiB, for
-//! one page of it. It is what is left where a file system stands on no device of its own: btrfs, overlays, memory,
-//! networks.
+//! The device counts for all processes. A cell therefore begins with a sync of the file system; otherwise it would be
+//! charged for what the previous cell left in the page cache. The kernel's count for one process (`write_bytes` of
+//! `/proc/PID/io`) is not a number of bytes. It counts pages when they become dirty. With large folios it counts the
+//! whole folio, up to 2 MiB, for one of its pages. That count remains the fallback where a file system has no device of
+//! its own: btrfs, overlays, memory, networks.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
@@ -15,19 +15,19 @@ use anyhow::{Context as _, Result};
 use rustix::fs::{major, minor};
 use serde::{Deserialize, Serialize};
 
-/// Who counted the bytes of storage.
+/// The counter of the bytes of storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StorageCounter {
     /// The block device of the directory.
     Device,
-    /// The kernel, for the process. Results from before devices were asked say nothing else.
+    /// The kernel, for the process. Results older than the device counter imply this one.
     #[default]
     Process,
 }
 
 impl StorageCounter {
-    /// What is counted, for who reads the numbers.
+    /// Explains to readers what is counted.
     pub fn words(self) -> &'static str {
         match self {
             StorageCounter::Device => {
@@ -42,22 +42,22 @@ impl StorageCounter {
     }
 }
 
-/// Bytes since the device was there.
+/// Bytes since the device was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transferred {
-    /// Read from it.
+    /// Bytes read from the device.
     pub read_bytes: u64,
-    /// Written to it.
+    /// Bytes written to the device.
     pub written_bytes: u64,
 }
 
-/// A block device that counts.
+/// A block device with counters.
 pub struct Device {
     stat: PathBuf,
 }
 
 impl Device {
-    /// The one that `directory` lies on, if there is one.
+    /// Returns the device that `directory` is on, if there is one.
     pub fn below(directory: &Path) -> Result<Option<Device>> {
         let doing = || format!("asking for the device of {}", directory.display());
         let number = fs::metadata(directory).with_context(doing)?.dev();
@@ -65,10 +65,11 @@ impl Device {
         Ok(Device::at(Path::new(&folder)))
     }
 
-    /// The one whose files are in `folder`. One that was told not to count, or never counted a write although a file
-    /// system lies on it (the common device over several paths, in older kernels), would say that nothing is written.
+    /// Returns the device whose files are in `folder`. Returns `None` for a device that was told not to count. Also
+    /// returns `None` for a device that never counted a write although a file system is on it (the common device over
+    /// several paths, in older kernels). Either would report that nothing is written.
     fn at(folder: &Path) -> Option<Device> {
-        // A partition has no queue of its own: that of its disk is one folder up.
+        // A partition has no queue of its own: the queue of its disk is one folder up.
         let is_switched_off =
             |switch: &str| fs::read_to_string(folder.join(switch)).is_ok_and(|text| text.trim() == "0");
         if ["queue/iostats", "../queue/iostats"].into_iter().any(is_switched_off) {
@@ -81,7 +82,7 @@ impl Device {
         (transferred.written_bytes > 0).then_some(device)
     }
 
-    /// What it counted so far.
+    /// Returns the counts so far.
     pub fn transferred(&self) -> Result<Transferred> {
         let name = self.stat.display();
         let text = fs::read_to_string(&self.stat).with_context(|| format!("reading {name}"))?;
@@ -89,7 +90,8 @@ impl Device {
     }
 }
 
-/// Sectors read are the third number and sectors written the seventh; a sector is 512 bytes here, whatever the device has.
+/// Parses the counters: sectors read are the third number and sectors written the seventh. A sector is 512 bytes here,
+/// whatever the device has.
 fn parsed(stat: &str) -> Option<Transferred> {
     let numbers: Vec<u64> = stat.split_whitespace().map_while(|word| word.parse().ok()).collect();
     Some(Transferred {
@@ -98,7 +100,7 @@ fn parsed(stat: &str) -> Option<Transferred> {
     })
 }
 
-/// Writes down everything that waits in the page cache for the file system of `directory`.
+/// Writes everything that waits in the page cache for the file system of `directory`.
 pub fn sync_file_system(directory: &Path) -> Result<()> {
     let doing = || format!("syncing the file system of {}", directory.display());
     let opened = File::open(directory).with_context(doing)?;

@@ -6,7 +6,7 @@ use crate::analysis::{Entry, Row, bytes_text, ratio_text, rows_of, runs_of, spre
 use crate::results::{Label, Outcome, Results, Run};
 
 impl Results {
-    /// The tables.
+    /// Returns the tables.
     pub fn text(&self) -> String {
         let mut text = self.heading();
         for workload in workloads(self) {
@@ -131,10 +131,10 @@ fn line(entry: &Entry, baseline: Option<&Entry>, best: f64) -> Vec<String> {
     line
 }
 
-/// Places of the longest bar.
+/// Width of the longest bar.
 const BAR: usize = 16;
 
-/// A bar for a part of the best, in eighths of a place.
+/// Draws a bar for a share of the best, in eighths of a character.
 fn bar(part: f64) -> String {
     let eighths = (part.clamp(0.0, 1.0) * BAR as f64 * 8.0).round() as usize;
     let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
@@ -156,7 +156,7 @@ const COLUMNS: [&str; 11] = [
     "p50 / p90 / p99 / p99.9 / p99.99 / max",
 ];
 
-/// Lines up the columns. A row of two cells is a peer without numbers: its second cell is a remark.
+/// Aligns the columns. A row of two cells is a peer without numbers: its second cell is a remark.
 fn render(rows: &[Vec<String>], compared: &str) -> String {
     let has_latency = rows.iter().any(|row| row.len() == COLUMNS.len());
     let mut heading: Vec<String> = COLUMNS.iter().map(|column| column.to_string()).collect();
@@ -191,7 +191,7 @@ fn render(rows: &[Vec<String>], compared: &str) -> String {
     text
 }
 
-/// Notes of the runs and peers that took no part at all.
+/// Returns the notes of the runs, and the peers that took no part at all.
 pub fn remarks(runs: &[&Run]) -> String {
     let mut text = String::new();
     for run in runs {

@@ -1,8 +1,9 @@
-//! The verdict in words: in which rows the first peer, which is Duramen where it takes part, leads or loses, by how much,
-//! and how sure that is; and which rows cannot be compared, and why. It is drawn from the rows by rule, so that nobody
-//! chooses what to mention.
+//! The verdict in words: the rows in which the first peer leads or loses, by how much, and how sure that is. The first
+//! peer is Duramen, where it takes part. The verdict also names the rows that cannot be compared, and why. It follows
+//! from the rows by rule, so no person chooses what to mention.
 //!
-//! Every row in which the first peer meets another store is in it once. A row without a time is decided like this:
+//! Every row in which the first peer meets another store is in the verdict once. These rules decide a row without a
+//! time:
 //!
 //! | the first peer | the others | the row |
 //! |---|---|---|
@@ -10,7 +11,7 @@
 //! | has a time | none has one | cannot be compared |
 //! | was stopped, or failed | none has a time | cannot be compared |
 //! | cannot do it | one took part | cannot be compared |
-//! | cannot do it | nor can they | is nobody's |
+//! | cannot do it | nor can they | is left out |
 
 use crate::analysis::{Entry, NO_STORES, Row, Standing, bytes_text, rows_of, runs_of, time_text, workloads};
 use crate::machine::Machine;
@@ -18,40 +19,40 @@ use crate::peer::Class;
 use crate::results::Results;
 use crate::statistics::{Spread, spread};
 
-/// Times closer than this are called the same.
+/// Times closer than this are called equal.
 const SAME: f64 = 0.03;
-/// Repetitions from which on agreement means something.
+/// Number of repetitions from which on agreement means something.
 const REPETITIONS: usize = 3;
 
-/// How a row went.
+/// The outcome of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// It is faster than the best of the others.
+    /// The first peer is faster than the best of the others.
     Leads,
-    /// The best of the others is faster, or finished what the first peer did not.
+    /// The best of the others is faster, or finished what the first peer did not finish.
     Loses,
-    /// The difference is small, or the repetitions disagree on who is faster.
+    /// The difference is small, or the repetitions disagree about the faster peer.
     Even,
     /// There are not two times to compare.
     NotComparable,
 }
 
-/// All sides, in the order in which they are told.
+/// All sides, in the order in which the report shows them.
 pub const SIDES: [Side; 4] = [Side::Leads, Side::Loses, Side::Even, Side::NotComparable];
 
-/// How sure that is.
+/// How sure a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sureness {
     /// All of three or more repetitions agree.
     AllAgree(usize),
-    /// They disagree.
+    /// The repetitions disagree.
     Disagree(usize),
-    /// There were too few to say.
+    /// There were too few repetitions to decide.
     Few(usize),
 }
 
 impl Sureness {
-    /// In words.
+    /// Formats this as text.
     pub fn text(&self) -> String {
         match self {
             Sureness::AllAgree(count) => format!("all {count} repetitions agree"),
@@ -62,7 +63,7 @@ impl Sureness {
     }
 }
 
-/// What a finding rests on.
+/// The basis of a finding.
 #[derive(Debug)]
 pub enum Ground {
     /// Two times.
@@ -71,25 +72,25 @@ pub enum Ground {
         rival: String,
         /// Time of the rival divided by the first peer's: above 1 the first peer is faster.
         ratio: Spread,
-        /// How sure it is who is faster.
+        /// How sure it is which peer is faster.
         sureness: Sureness,
     },
-    /// What the peers did, where there are not two times.
+    /// What the peers did, when there are not two times.
     Words(String),
 }
 
 /// One row of the verdict.
 #[derive(Debug)]
 pub struct Finding {
-    /// The number of the results that it is from.
+    /// Number of the results that the row comes from.
     pub part: usize,
     /// Name of the task.
     pub workload: String,
-    /// What was compared.
+    /// Title of the comparison.
     pub title: String,
-    /// Who is faster.
+    /// Which peer is faster.
     pub side: Side,
-    /// Why.
+    /// The basis of the finding.
     pub ground: Ground,
 }
 
@@ -123,14 +124,14 @@ impl Finding {
         })
     }
 
-    /// By how much, and how sure that is; or why there is nothing to compare.
+    /// Describes by how much and how surely the peers differ, or why there is nothing to compare.
     pub fn text(&self) -> String {
         let (rival, ratio, sureness) = match &self.ground {
             Ground::Words(words) => return words.clone(),
             Ground::Times { rival, ratio, sureness } => (rival, *ratio, sureness.text()),
         };
         let Spread { median, min, max } = ratio;
-        // Told from the side of whoever is faster, so that a factor of a loss is as large as that of a lead.
+        // The factor is given from the side of the faster peer, so that equal losses and leads have equal factors.
         match self.side {
             Side::Leads => format!(
                 "{} as {rival}, the best of the others; {sureness}",
@@ -143,7 +144,7 @@ impl Finding {
         }
     }
 
-    /// How far the two are apart. What was not finished is further behind than any factor.
+    /// Returns the distance between the two. An unfinished row is further behind than any factor.
     fn weight(&self) -> f64 {
         match &self.ground {
             Ground::Times { ratio, .. } => ratio.median.max(1e-9).ln().abs(),
@@ -180,7 +181,7 @@ fn by_times(own: &Entry, rival: &Entry, ratio: Spread) -> (Side, Ground) {
     (side, Ground::Times { rival, ratio, sureness })
 }
 
-/// A factor and its range, in words.
+/// Formats a factor and its range in words.
 fn told(factor: f64, least: f64, most: f64) -> String {
     let text = |factor: f64| {
         if factor < 10.0 {
@@ -197,7 +198,7 @@ fn told(factor: f64, least: f64, most: f64) -> String {
     format!("{} times as fast{range}", text(factor))
 }
 
-/// What became of a peer in a row: `lmdb (written): stopped at 10 of 1000`.
+/// Describes the result of a peer in a row: `lmdb (written): stopped at 10 of 1000`.
 fn outcome(entry: &Entry) -> String {
     let time = entry
         .time()
@@ -216,7 +217,7 @@ fn all_words(own: &Entry, rivals: &[&Entry]) -> Ground {
     Ground::Words(all.join("; "))
 }
 
-/// What makes a row of one part the same as a row of another: what ran, how it was to survive, how much of it, and where.
+/// The identity of a row across parts: what ran, how it had to survive, how much of it, and where.
 #[derive(Debug, PartialEq)]
 struct Subject {
     title: String,
@@ -234,7 +235,7 @@ impl Subject {
         let runs = runs_of(results, workload);
         Subject {
             title,
-            // Rows of reads are told apart by the class that the pairs were written in.
+            // Rows of reads differ by the class in which the pairs were written.
             class: runs.iter().find(|run| is_own(&run.peer)).and_then(|run| run.class),
             scale: header.scale,
             seconds: header.seconds,
@@ -247,29 +248,29 @@ impl Subject {
 /// The size of the files in a workload.
 #[derive(Debug)]
 pub struct Space {
-    /// The number of the results that it is from.
+    /// Number of the results that the size comes from.
     pub part: usize,
     /// Name of the task.
     pub workload: String,
-    /// Against whom, in words.
+    /// Comparison with the rival, in words.
     pub text: String,
 }
 
-/// Rows of a workload that count no more, because a later part has them too.
+/// Rows of a workload that no longer count, because a later part has them too.
 #[derive(Debug)]
 pub struct Superseded {
     /// Name of the task.
     pub workload: String,
-    /// The part whose rows count no more.
+    /// The part with the rows that no longer count.
     pub earlier: usize,
-    /// The part whose rows count.
+    /// The part with the rows that count.
     pub later: usize,
-    /// How the rows went in the earlier part.
+    /// The findings of the rows in the earlier part.
     pub findings: Vec<Finding>,
 }
 
 impl Superseded {
-    /// In words, with the parts numbered from 1.
+    /// Formats this as text, with the parts numbered from 1.
     pub fn text(&self) -> String {
         let count = |side| self.findings.iter().filter(|finding| finding.side == side).count();
         format!(
@@ -286,27 +287,27 @@ impl Superseded {
     }
 }
 
-/// Everything that can be said.
+/// The whole verdict.
 #[derive(Debug)]
 pub struct Verdict {
-    /// Whose verdict it is.
+    /// The peer that the verdict is about.
     pub peer: String,
     /// Rows, those with the largest difference first.
     pub findings: Vec<Finding>,
-    /// Space of its files against the smallest of the others, by workload.
+    /// Space of the peer's files against the smallest of the others, by workload.
     pub space: Vec<Space>,
-    /// What was left out of it.
+    /// Rows left out of the verdict.
     pub superseded: Vec<Superseded>,
 }
 
 impl Verdict {
-    /// Draws it from one run.
+    /// Creates the verdict of one run.
     pub fn of(results: &Results) -> Option<Verdict> {
         Verdict::over(&[(0, results)])
     }
 
-    /// Draws it from several parts, each with its number. All have the same first peer. Of a row that is in several
-    /// parts the one of the part that began last counts.
+    /// Creates the verdict of several parts, each with its number. All parts have one first peer. For a row in several
+    /// parts, the part that began last counts.
     pub fn over(parts: &[(usize, &Results)]) -> Option<Verdict> {
         let (_, first) = parts.first()?;
         let mut verdict = Verdict {
@@ -358,12 +359,12 @@ impl Verdict {
         }
     }
 
-    /// The findings on one side.
+    /// Returns the findings on one side.
     pub fn on(&self, side: Side) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(move |finding| finding.side == side)
     }
 
-    /// The verdict in a sentence or two.
+    /// Returns the verdict in a sentence or two.
     pub fn sentence(&self) -> String {
         let count = |side| self.on(side).count();
         let rows = self.findings.len();
@@ -391,7 +392,7 @@ impl Verdict {
     }
 }
 
-/// Values by subject, the latest of each, in the order in which the subjects first came.
+/// Values by subject: the latest of each, in the order in which the subjects first appeared.
 struct Latest<T>(Vec<(Subject, T)>);
 
 impl<T> Default for Latest<T> {
@@ -401,7 +402,7 @@ impl<T> Default for Latest<T> {
 }
 
 impl<T> Latest<T> {
-    /// Takes a value, and gives back the one that it supersedes.
+    /// Stores a value, and returns the superseded value.
     fn put(&mut self, subject: Subject, value: T) -> Option<T> {
         match self.0.iter_mut().find(|(other, _)| *other == subject) {
             Some((_, place)) => Some(std::mem::replace(place, value)),
@@ -417,7 +418,7 @@ impl<T> Latest<T> {
     }
 }
 
-/// The largest size of the files in a workload: the first peer's, and the smallest of the others.
+/// Describes the largest size of the files in a workload: the first peer's, and the smallest of the others.
 fn space_text(rows: &[Row], results: &Results, peer: &str) -> Option<String> {
     let largest = |name: &str| {
         let entries = rows
@@ -453,7 +454,7 @@ mod tests {
     use crate::results::tests::{header, part, results, run};
     use crate::results::{Outcome, Run};
 
-    /// `lmdb` is the first peer of these results.
+    /// Returns the verdict on results with `lmdb` as the first peer.
     fn verdict(own: [u64; 3], rival: [u64; 3]) -> Verdict {
         let both = (0..3u32).flat_map(|at| {
             [
@@ -464,7 +465,7 @@ mod tests {
         Verdict::of(&results(both.collect())).expect("peers")
     }
 
-    /// A run whose puts the limit of the cell stopped, so that it never came to its gets.
+    /// Returns a run that the limit of the cell stopped in its puts, so that it never reached its gets.
     fn stopped(peer: &str) -> Run {
         let mut run = run(peer, Class::Written, 0, 100);
         let Outcome::Passed(record) = &mut run.outcome else {
@@ -485,7 +486,7 @@ mod tests {
         run(peer, Class::Written, 0, 100)
     }
 
-    /// The sides of puts and gets when these runs are all there is.
+    /// Returns the sides of puts and gets when there are only these runs.
     fn sides(runs: Vec<Run>) -> Vec<Side> {
         let verdict = Verdict::of(&results(runs)).expect("peers");
         verdict.findings.iter().map(|finding| finding.side).collect()

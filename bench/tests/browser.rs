@@ -1,6 +1,6 @@
-//! The report in a real browser, without a window: it is shown whole, nothing is said on the console, and nothing is
-//! loaded. The page forbids loading by a policy of its own, so a request would be an error on the console; that such an
-//! error is seen is tested too. On a phone nothing is wider than the screen, and where people ask for dark pages it is dark.
+//! The report in a real headless browser: it is shown in full, the console stays empty, and nothing is loaded. The
+//! page's own policy forbids loading, so a request would be an error on the console. A test checks that such an error
+//! would be noticed. On a phone nothing is wider than the screen, and the page is dark for users who prefer that.
 //! Without a browser on the machine there is nothing to test.
 
 mod common;
@@ -12,7 +12,7 @@ use common::{Place, text};
 
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
-/// Opens a page and returns the document as the browser has it then, and what it logged.
+/// Opens a page. Returns the browser's document at that point, and its log.
 fn open(place: &Place, page: &Path, options: &[&str]) -> Option<Output> {
     let url = format!("file://{}", page.display());
     let profile = format!("--user-data-dir={}", place.file("profile").display());
@@ -49,7 +49,7 @@ fn console(output: &Output) -> Vec<String> {
         .collect()
 }
 
-/// A report with tables, curves and two parts.
+/// Makes a report with tables, curves and two parts.
 fn report(place: &Place) -> PathBuf {
     let workloads = ["first", "synced-puts", "--peers", "lmdb,sqlite"];
     let output = place.run(&[&workloads[..], &["--scale", "0.001", "--repeat", "2"]].concat());
@@ -59,13 +59,13 @@ fn report(place: &Place) -> PathBuf {
     place.file("report.html")
 }
 
-/// What a script finds out about a page, with everything unfolded. The report itself forbids scripts, so it is a copy
-/// that is looked at.
+/// A script that inspects a page with everything unfolded. The report itself forbids scripts, so the test inspects a
+/// copy.
 const LOOK: &str = "<script>document.querySelectorAll('details').forEach(one => { one.open = true; });\
     document.body.dataset.seen = [innerWidth, document.documentElement.scrollWidth, \
     getComputedStyle(document.body).backgroundColor.replaceAll(' ', '')].join(' ');</script>";
 
-/// The width of the window, the width of the page, and the colour of its ground.
+/// Returns the width of the window, the width of the page, and its background colour.
 fn seen(place: &Place, page: &Path, options: &[&str]) -> Option<(u32, u32, String)> {
     let html = std::fs::read_to_string(page).expect("a page");
     let allowed = html.replace("default-src 'none'", "script-src 'unsafe-inline'");

@@ -1,19 +1,19 @@
-//! The proof of the durability classes. `written`: acknowledged writes survive kill -9. `synced`: the trace of the system
-//! calls shows a sync that succeeded between each write and its acknowledgement.
+//! The proof of the durability classes. `written`: acknowledged writes survive kill -9. `synced`: the trace of the
+//! system calls shows a successful sync between each write and its acknowledgement.
 
 mod common;
 
 use common::{JAVA, Place, has_java, text};
 
-/// Peers that claim the class `written`. RocksDB is one where it is built in:
-/// `cargo test --release --manifest-path bench/Cargo.toml --features rocksdb --test classes`.
+/// Returns the peers that claim the class `written`, with RocksDB where it is built in: `cargo test --release
+/// --manifest-path bench/Cargo.toml --features rocksdb --test classes`.
 fn of_class_written() -> Vec<&'static str> {
     let rocksdb = cfg!(feature = "rocksdb").then_some("rocksdb");
     let others = ["duramen", "lmdb", "fjall", "canopydb", "sqlite"];
     others.into_iter().chain(rocksdb).collect()
 }
 
-/// Loads, closes, reopens, kills a writer and looks for what was acknowledged; an error there is exit code 1.
+/// Loads, closes, reopens, kills a writer, and looks for what was acknowledged; an error there is exit code 1.
 fn survives_kill(class: &str) -> String {
     let place = Place::new();
     let output = place.run(&["open", "--scale", "0.0005", "--repeat", "1", "--durability", class]);
@@ -45,7 +45,7 @@ fn peers_of_class_synced_lose_nothing_when_killed() {
 
 #[test]
 fn class_none_of_redb_does_lose_writes_when_killed() {
-    // Were this to fail, redb would have the class `written`, and its adapter should say so.
+    // If this failed, redb would have the class `written`, and its adapter should say so.
     let report = survives_kill("none");
     let note = report
         .lines()
@@ -104,13 +104,13 @@ struct Between {
     has_synced_after_write: bool,
 }
 
-/// Traces a writer of the lab, which puts 20 pairs and says so after each one. One entry for each acknowledgement.
-/// None when there is no tracer on this machine; where tests are run for a change to land, there must be one.
+/// Traces a writer of the lab, which puts 20 pairs and reports each one. Returns one entry for each acknowledgement, or
+/// `None` when this machine has no tracer. Where tests run before a change lands, there must be a tracer.
 fn traced(peer: &str, class: &str) -> Option<Vec<Between>> {
     let place = Place::new();
     let lab = env!("CARGO_BIN_EXE_lab");
-    // Duramen stores short records that follow one another to memory, which no trace shows. After a pause it is a call: here the
-    // tracer holds each acknowledgement back for longer than that.
+    // Duramen stores short records in quick succession to memory, which no trace shows. After a pause it uses a call.
+    // Here the tracer delays each acknowledgement for longer than that.
     let pauses: &[&str] = match peer {
         "duramen" => &["-e", "inject=write:delay_exit=150000"],
         _ => &[],
@@ -152,9 +152,9 @@ fn traced(peer: &str, class: &str) -> Option<Vec<Between>> {
     Some(read_trace(&trace))
 }
 
-/// Calls that end later than they begin are in two lines; what counts is where a write begins and where a sync ends.
-/// The first process is the lab, which says what was acknowledged; what goes through pipes and files in memory is talk
-/// between it and a driver.
+/// Parses a trace. Calls that end later than they begin occupy two lines; what counts is where a write begins and where
+/// a sync ends. The first process is the lab, which reports acknowledgements. Pipes and files in memory carry the
+/// messages between it and a driver.
 fn read_trace(trace: &str) -> Vec<Between> {
     let (mut all, mut now) = (Vec::new(), Between::default());
     let process_of = |line: &str| line.split(' ').next().unwrap_or("").to_string();

@@ -1,6 +1,6 @@
-//! Drivers: programs of other languages behind the line protocol. The lab's own driver serves peers of the lab, honest and
-//! faulty, and shows that the lab's end notices what it must; the drivers in Java are tested where Java is, that in Go
-//! where its library is in a directory that `LAB_MMCMAP_SOURCE` names.
+//! Drivers: programs of other languages behind the line protocol. The lab's own driver serves honest and faulty peers
+//! of the lab, and shows that the lab's end notices what it must. The tests use the drivers in Java where Java is
+//! installed, and the driver in Go where `LAB_MMCMAP_SOURCE` names a directory with its library.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 use common::{JAVA, Place, has_java, has_mmcmap, text};
 use serde_json::Value;
 
-/// One cell in a process of its own.
+/// Runs one cell in its own process.
 fn once(workload: &str, peer: &str, class: &str, more: &[&str]) -> Output {
     let place = Place::new();
     let output = place.once(workload, peer, class, more).output();
@@ -26,7 +26,7 @@ fn record(workload: &str, peer: &str, class: &str, more: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("a record")
 }
 
-/// The phases by name with what they did, those that were not done with the reason.
+/// Returns the phases by name: their work, or the reason why they did not run.
 fn phases(record: &Value) -> BTreeMap<String, String> {
     let name = |value: &Value| value.as_str().expect("a name").to_string();
     let done = record["phases"].as_array().expect("phases").iter();
@@ -52,8 +52,8 @@ fn served_peer_shows_the_same_rows_as_the_peer_itself() {
     }
 }
 
-/// Workloads that drivers take no part in, because their operations would be measured one by one through the pipe: they use
-/// scans, ranges, batches of deletes and compaction, and verify all of it.
+/// Runs workloads that drivers take no part in, because their operations would be measured one by one through the pipe.
+/// They use scans, ranges, batches of deletes and compaction, and verify all of it.
 fn passes_what_asks_for_everything(peer: &str) {
     for (workload, scale) in [("first", "0.002"), ("redb-table", "0.0004")] {
         let done = record(workload, peer, "written", &["--scale", scale]);
@@ -83,7 +83,7 @@ fn numbers_of_a_driver_are_those_of_its_process_and_of_its_clock() {
     let write = &phases[0];
     assert_eq!(write["name"], "seq-write");
     let number = |phase: &Value, field: &str| phase[field].as_u64().unwrap_or_else(|| panic!("{field}: {phase}"));
-    // 5,000 values of 100 bytes went into a file, by write calls of the driver's process.
+    // The driver's process wrote 5,000 values of 100 bytes into a file with write calls.
     assert!(number(write, "write_call_bytes") >= 500_000, "{write}");
     assert!(number(write, "resident_bytes") > 1 << 20 && number(write, "process_cpu_nanos") > 0);
     let mixed = phases.iter().find(|phase| phase["name"] == "mixed").expect("a phase");
@@ -113,7 +113,7 @@ fn limit_of_the_cell_stops_a_driver_and_shows_how_far_it_came() {
     }
 }
 
-/// What the lab says of a driver whose run must fail.
+/// Returns the lab's message about a driver whose run must fail.
 fn caught(workload: &str, peer: &str, scale: &str) -> String {
     let output = once(workload, peer, "written", &["--scale", scale]);
     assert!(!output.status.success(), "{workload} did not notice {peer}");
@@ -246,7 +246,7 @@ fn driver_without_its_toolchain_is_shown_with_the_reason_and_fails_nothing() {
     );
 }
 
-/// A program of this name that says something and fails.
+/// Makes a program of this name that prints a text and fails.
 fn failing_program(path: &Path, says: &str) {
     std::fs::write(path, format!("#!/bin/sh\necho '{says}'; echo '{says}' >&2\nexit 1\n")).expect("a script");
     std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("a program");
@@ -260,7 +260,7 @@ fn driver_that_cannot_be_built_is_shown_with_what_the_build_said() {
     failing_program(&tools.join("java"), "not reached");
     failing_program(&tools.join("mvn"), "[ERROR] no such artifact");
     failing_program(&tools.join("go"), "go: no such module");
-    // The drivers are built beside the binary, and beside the real one they may be built already.
+    // The drivers are built beside the binary. Beside the real binary they may already be built.
     let lab = place.file("lab");
     std::fs::hard_link(env!("CARGO_BIN_EXE_lab"), &lab)
         .or_else(|_| std::fs::copy(env!("CARGO_BIN_EXE_lab"), &lab).map(drop))
@@ -364,7 +364,7 @@ fn mmcmap_has_the_rows_of_map_but_those_that_it_cannot_do() {
         assert_eq!(own[row], all[row], "{own:?}");
     }
     assert!(own["compact"].contains("cannot be compacted"), "{own:?}");
-    // A version that deletes has the row; one that says so and does not is refused.
+    // A version that deletes has the row; a version that claims to delete and does not is refused.
     let is_refused = own["delete"].contains("do not delete");
     assert!(is_refused || own["delete"] == all["delete"], "{own:?}");
 }
@@ -397,7 +397,7 @@ fn mmcmap_loses_no_acknowledged_put_when_killed() {
     if !has_mmcmap() {
         return;
     }
-    // Killed between two stores of one put, which is rare, it takes no more puts, and says so.
+    // If mmcmap was killed between two stores of one put, which is rare, it takes no more puts, and says so.
     for _ in 0..3 {
         let output = once("open", "mmcmap", "written", &["--scale", "0.0005"]);
         let errors = text(&output.stderr);

@@ -1,11 +1,12 @@
-//! The matrix of faults for the workloads that start the lab again: `open` and `killed-publisher`, whose writer is killed,
-//! `mega/processes` and `sharing`. The other cells of it are in `src/workloads/tests.rs`. The faulty peers are those that keep their data in files.
+//! The matrix of faults for the workloads that start the lab again: `open` and `killed-publisher`, whose writer is
+//! killed, `mega/processes` and `sharing`. Its other cells are in `src/workloads/tests.rs`. The faulty peers are those
+//! that keep their data in files.
 
 mod common;
 
 use common::{Place, text};
 
-/// The error with which a workload ends on a faulty peer, if it ends so.
+/// Returns the error with which a workload fails on a faulty peer, if it fails.
 fn caught(workload: &str, peer: &str, scale: &str) -> Option<String> {
     let place = Place::new();
     let output = place.once(workload, peer, "written", &["--scale", scale]).output();

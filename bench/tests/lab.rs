@@ -1,5 +1,5 @@
-//! The lab as a whole, through its command line: results come out in the form that is documented, and bad input gets a
-//! clear message and never a half-written file.
+//! The lab as a whole, through its command line: results have the documented form, and bad input gets a clear message
+//! and never a half-written file.
 
 mod common;
 
@@ -108,7 +108,7 @@ fn list_shows_peers_with_versions_and_classes_and_workloads_with_forms() {
 
 #[test]
 fn whoever_reads_only_the_beginning_of_a_list_gets_no_error() {
-    // The first one may build drivers, and says so.
+    // The first call may build drivers, and reports that.
     assert!(Place::new().lab(&["list"]).status.success());
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -136,7 +136,7 @@ fn interrupted_run_is_resumed_where_it_stopped() {
     assert!(whole.status.success(), "{}", text(&whole.stderr));
     let whole = place.results();
 
-    // What an interruption leaves: the header, two cells and the beginning of a third.
+    // The state that an interruption leaves: the header, two cells and the beginning of a third.
     let mut header = whole.clone();
     let runs = header.as_object_mut().expect("an object").remove("runs").expect("runs");
     let lines = [
@@ -241,7 +241,7 @@ fn signal_ends_a_run_in_order_and_says_how_to_go_on() {
     while !place.file("results.json.partial").exists() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    // The signal is caught from the moment on at which the first cell is announced.
+    // The lab catches the signal from the moment at which it announces the first cell.
     std::thread::sleep(std::time::Duration::from_millis(500));
     let pid = child.id().to_string();
     assert!(
@@ -294,7 +294,8 @@ fn several_processes_share_a_store_where_the_peer_allows_it() {
     }
 }
 
-/// The processes whose parent is this one and which have not ended: one that nobody waits for is still in the list.
+/// Returns the running child processes of this parent. An ended child that was not waited for stays in `/proc`, but
+/// does not count.
 fn children(parent: u32) -> Vec<u32> {
     let process = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     let all = std::fs::read_dir("/proc").expect("the processes").flatten();
@@ -302,16 +303,16 @@ fn children(parent: u32) -> Vec<u32> {
     all.filter_map(process).filter(is_child).collect()
 }
 
-/// The parent of a process that runs.
+/// Returns the parent of a running process.
 fn running_child_of(process: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // After the name, which may have anything in it: the state, and the parent.
+    // After the name, which may contain anything: the state, and the parent.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     (!["Z", "X"].contains(&state)).then_some(fields.next()?.parse().ok()?)
 }
 
-/// Waits for what comes by itself, and fails when it does not.
+/// Waits until `is_so` is true, and fails when it takes too long.
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let last = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while !is_so() {
@@ -323,7 +324,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 #[test]
 fn processes_that_share_a_store_end_when_their_cell_is_killed() {
     let place = Place::new();
-    // They would work for a minute.
+    // The workers would run for a minute.
     let more = ["--scale", "0.001", "--seconds", "60"];
     let mut cell = place
         .once("mega/processes", "lmdb", "written", &more)
@@ -332,7 +333,8 @@ fn processes_that_share_a_store_end_when_their_cell_is_killed() {
         .expect("the lab starts");
     wait_until("a process for each worker", || children(cell.id()).len() == 44);
     let members = children(cell.id());
-    // Killed before they work, they would end with the pipe that they read from; the counters are above 0 when they do.
+    // If they were killed before they work, they would end with the pipe that they read from. The counters exceed 0
+    // once they work.
     let counters = place.file("store.counters");
     wait_until("a write", || {
         std::fs::read(&counters).is_ok_and(|counters| counters.iter().any(|byte| *byte != 0))
@@ -473,7 +475,8 @@ fn doctor_tells_what_it_found_and_that_this_build_is_unfit() {
     }
 }
 
-/// Runs a script with a file system of three megabytes mounted at `small`. None where that is not allowed.
+/// Runs a script with a file system of three megabytes mounted at `small`. Returns `None` where mounting is not
+/// allowed.
 fn with_small_disk(place: &Place, script: &str) -> Option<std::process::Output> {
     std::fs::create_dir(place.file("small")).expect("a directory");
     let mounted = format!("mount -t tmpfs -o size=3m none small || exit 77; {script}");

@@ -24,14 +24,14 @@ use crate::text::{Notation, counted, escape, write_escapes};
 
 const MAGIC: &str = "#duramen-dump ";
 const VERSION: u32 = 1;
-/// Longest line that begins with '#': a name of 255 bytes, all escaped, fits well.
+/// Maximum length of a line that begins with '#'. A name of 255 bytes, all escaped, fits well.
 const DIRECTIVE_BYTES_MAX: usize = 4096;
 
-/// A map as the head of a dump announces it.
+/// A map as announced in the head of a dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnouncedMap {
     pub name: String,
-    /// Not there when the dump was written by hand.
+    /// `None` when the dump was written by hand and gives no count.
     pub pairs: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ impl<W: Write> DumpWriter<W> {
         Ok(DumpWriter { out, pairs: 0 })
     }
 
-    /// Begins the pairs of a map.
+    /// Starts the pairs of a map.
     pub fn map(&mut self, name: &str) -> io::Result<()> {
         writeln!(self.out, "#pairs\t{}", Notation::Escapes.show(name.as_bytes()))
     }
@@ -98,7 +98,7 @@ impl<W: Write> DumpWriter<W> {
         self.out.write_all(b"\n")
     }
 
-    /// Writes the end. Returns how many pairs there were.
+    /// Writes the end. Returns the number of pairs written.
     pub fn finish(mut self) -> io::Result<u64> {
         let hash = self.out.hash.digest();
         writeln!(self.out, "#end\tpairs={}\txxh3={hash:016x}", self.pairs)?;
@@ -106,14 +106,14 @@ impl<W: Write> DumpWriter<W> {
     }
 }
 
-/// What comes next in a dump.
+/// The next item of a dump.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Item {
     /// The pairs of this map follow.
     Map(String),
-    /// A pair; it is in [`DumpReader::key`] and [`DumpReader::value`].
+    /// A pair, available in [`DumpReader::key`] and [`DumpReader::value`].
     Pair,
-    /// The end, and all of it agrees.
+    /// The end of the dump; count and checksum match.
     End,
 }
 
@@ -121,7 +121,7 @@ pub enum Item {
 pub struct DumpReader<R> {
     input: R,
     hash: Xxh3,
-    /// Number of the line that was begun last.
+    /// Number of the line that the reader started last.
     line: u64,
     pairs: u64,
     has_map: bool,
@@ -157,7 +157,7 @@ impl<R: BufRead> DumpReader<R> {
         Ok(reader)
     }
 
-    /// The maps that the head announces.
+    /// Returns the maps that the head announces.
     pub fn maps(&self) -> &[AnnouncedMap] {
         &self.maps
     }
@@ -225,7 +225,7 @@ impl<R: BufRead> DumpReader<R> {
         Ok(Item::Map(name))
     }
 
-    /// Compares what the end says with what came.
+    /// Compares the count and checksum in the end line with those of the lines read.
     fn end(&mut self, fields: &str) -> Outcome<Item> {
         for field in fields.split('\t').skip(1) {
             let (what, found, announced) = match field.split_once('=') {
@@ -256,7 +256,7 @@ impl<R: BufRead> DumpReader<R> {
         Ok(())
     }
 
-    /// Reads up to `end`, and turns escapes into what they stand for.
+    /// Reads up to `end`, and replaces escapes by the bytes they represent.
     fn field(&mut self, end: u8, what: &str, bytes_max: u64, field: &mut Vec<u8>) -> Outcome<()> {
         field.clear();
         loop {
@@ -274,8 +274,8 @@ impl<R: BufRead> DumpReader<R> {
         }
     }
 
-    /// Takes what is in the buffer, up to its end (`None`) or to a byte that stands neither for itself nor, with what
-    /// follows it in the buffer, for another.
+    /// Takes plain bytes and whole escapes from the buffer. Returns `None` at the end of the buffer. Otherwise it stops
+    /// at the first byte that is neither, takes that byte too, and returns it.
     fn buffered(&mut self, field: &mut Vec<u8>) -> Outcome<Option<u8>> {
         let buffer = fill(&mut self.input)?;
         if buffer.is_empty() {
@@ -305,7 +305,7 @@ impl<R: BufRead> DumpReader<R> {
         Ok(stop)
     }
 
-    /// Reads what follows a backslash, across the end of a buffer.
+    /// Reads what follows a backslash when the escape crosses the end of a buffer.
     fn split_escape(&mut self) -> Outcome<u8> {
         let mut text = [0; 3];
         for length in 1..=text.len() {
@@ -327,7 +327,7 @@ impl<R: BufRead> DumpReader<R> {
         Ok(byte)
     }
 
-    /// Reads a line that begins with '#'. The caller hashes it, because the last one is not part of its own checksum.
+    /// Reads a line that begins with '#'. The caller hashes it, because the end line is not part of its own checksum.
     fn directive(&mut self) -> Outcome<String> {
         self.line += 1;
         let mut line = Vec::new();
@@ -381,10 +381,10 @@ impl<R: BufRead> DumpReader<R> {
     }
 }
 
-/// More input, or nothing at the end.
+/// Returns more input; the result is empty at the end.
 fn fill(input: &mut impl BufRead) -> Outcome<&[u8]> {
     loop {
-        // The borrow checker cannot see that the buffer is not kept over an interruption; so the second call.
+        // The second call exists because the borrow checker cannot see that no buffer survives an interruption.
         match input.fill_buf() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(Failure::of_io("reading the dump", &error)),
@@ -431,7 +431,7 @@ mod tests {
         bytes
     }
 
-    /// Reads with buffers of some length, so that every boundary falls everywhere.
+    /// Reads with a given buffer length. The tests try many lengths, so a buffer boundary falls on every position.
     fn read(bytes: &[u8], buffer_bytes: usize) -> Outcome<Pairs> {
         let mut reader = DumpReader::new(BufReader::with_capacity(buffer_bytes, bytes))?;
         let (mut pairs, mut map) = (Vec::new(), String::new());

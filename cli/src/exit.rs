@@ -1,7 +1,7 @@
-//! How the command ends: exit codes, and failures with what to do about them.
+//! Exit codes, and failures with advice for the user.
 //!
-//! Every failure of the engine comes through here; its `Kind` decides the exit code, so that a script can tell "try
-//! again" from "restore a copy" without reading the message. Nothing else in the crate calls `exit`.
+//! Every failure of the engine passes through this file. Its `Kind` decides the exit code, so that a script can tell
+//! "try again" from "restore a copy" without reading the message. Nothing else in the crate calls `exit`.
 
 use std::io;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::path::Path;
 use duramen::{Error, Kind, Reason};
 use serde_json::{Value, json};
 
-/// The exit codes as the help and the reference show them.
+/// The exit codes as shown in the help and the reference.
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0  done (also when the reader of a pipe went away)
@@ -49,7 +49,7 @@ impl Exit {
         }
     }
 
-    /// The word for it in JSON.
+    /// The name of the exit code in JSON.
     fn word(self) -> &'static str {
         match self {
             Exit::Done => "done",
@@ -65,13 +65,13 @@ impl Exit {
     }
 }
 
-/// Why the command could not do what it was asked for.
+/// Why the command failed.
 #[derive(Debug)]
 pub struct Failure {
     pub exit: Exit,
     pub message: String,
     pub hint: Option<String>,
-    /// Nobody reads our output any more: no reason to say anything.
+    /// Whether the reader of our output is gone; the command then reports nothing.
     pub is_broken_pipe: bool,
 }
 
@@ -88,17 +88,17 @@ impl Failure {
         }
     }
 
-    /// The call makes no sense as it is.
+    /// The call is invalid.
     pub fn wrong_call(message: impl Into<String>) -> Failure {
         Failure::new(Exit::WrongCall, message)
     }
 
-    /// Bytes that we were given are not what was once written.
+    /// The bytes read differ from the bytes once written.
     pub fn damaged(message: impl Into<String>) -> Failure {
         Failure::new(Exit::Damaged, message)
     }
 
-    /// A file or stream that is not the store's.
+    /// An error of a file or stream outside the store.
     pub fn of_io(doing: &str, error: &io::Error) -> Failure {
         let exit = match error.kind() {
             io::ErrorKind::StorageFull => Exit::NoSpace,
@@ -107,7 +107,7 @@ impl Failure {
         Failure::new(exit, format!("{doing}: {error}"))
     }
 
-    /// Adds what the user can do.
+    /// Adds advice for the user.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
@@ -143,7 +143,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Only output is written without its own error handling, so every plain input/output error is one of stdout.
+/// All other input/output has its own error handling, so a plain error comes from standard output.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
         Failure {
@@ -153,8 +153,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Says who holds a store. The lock file names the last process that had it to itself; when that one has ended, the holder
-/// is somebody who only reads.
+/// Reports which process holds a store. The lock file names the last process that had exclusive access. If that process
+/// has ended, a read-only process holds the store.
 fn in_use(path: &str, holder: &str) -> Failure {
     const WAIT: &str = "`--wait SECONDS` waits for it";
     let process = holder.split(' ').next().and_then(|id| id.parse::<u32>().ok());

@@ -1,14 +1,14 @@
-//! Times and limits in arguments and in what is printed.
+//! Times and limits, in arguments and in output.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// A limit as it is given; `none` takes one away.
+/// A limit as given by the user; `none` removes the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit<T>(pub Option<T>);
 
-/// Reads a limit of things that are counted.
+/// Parses a limit on a count.
 pub fn count_limit(text: &str) -> Result<Limit<u64>, String> {
     limit(text, |text| {
         text.parse()
@@ -16,7 +16,7 @@ pub fn count_limit(text: &str) -> Result<Limit<u64>, String> {
     })
 }
 
-/// Reads a limit of time, in seconds.
+/// Parses a time limit, in seconds.
 pub fn time_limit(text: &str) -> Result<Limit<Duration>, String> {
     limit(text, |text| time(text).map_err(|cause| cause + ", nor `none`"))
 }
@@ -28,14 +28,14 @@ fn limit<T>(text: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Limi
     }
 }
 
-/// Reads seconds, which may have decimals.
+/// Parses seconds, which may have decimals.
 pub fn time(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok();
     let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.ok_or_else(|| format!("{text:?} is not a number of seconds"))
 }
 
-/// Seconds, with as many decimals as they have.
+/// Returns a time in seconds, with decimals only if needed.
 pub fn seconds(time: Duration) -> Value {
     match time.subsec_nanos() {
         0 => json!(time.as_secs()),

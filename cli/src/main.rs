@@ -1,7 +1,7 @@
-//! The `duramen` command: looks into a store, moves data in and out, checks it, and takes the tour.
+//! The `duramen` command: inspects a store, moves data in and out, checks it, and takes the tour.
 //!
-//! Each command is one file in `commands`. A command gets its arguments and an [`Output`]; it returns how it ended as
-//! an [`exit::Exit`], or a [`Failure`] that is told on standard error here, and nowhere else.
+//! Each command is one file in `commands`. A command receives its arguments and an [`Output`]. It returns an
+//! [`exit::Exit`] or a [`Failure`], which this file alone reports on standard error.
 
 mod commands;
 mod dump_format;
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     };
     let mut output = Output::new(is_json);
     let ended = line.run(&mut output);
-    // What came before a failure is data all the same.
+    // Output written before a failure is still data.
     let flushed = output.flush().map_err(Failure::from);
     let ended = match (ended, flushed) {
         (Ok(exit), flushed) => flushed.map(|()| exit),
@@ -63,9 +63,9 @@ fn main() -> ExitCode {
     ExitCode::from(told(ended, is_json) as u8)
 }
 
-/// Help and version are data; a wrong call is not.
+/// Prints help and version as data, and a usage error as a failure.
 fn usage(error: &clap::Error) -> ExitCode {
-    // A reader that went away from the help does not matter.
+    // A broken pipe while printing help does not matter.
     let _ = error.print();
     let exit = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Done,
@@ -74,7 +74,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// Tells a failure.
+/// Reports a failure, and returns the exit code.
 fn told(ended: Outcome, is_json: bool) -> Exit {
     let failure = match ended {
         Ok(exit) => return exit,

@@ -1,4 +1,4 @@
-//! Arguments that most commands share: which store, which map, which keys, and how these are written.
+//! Arguments that most commands share: the store, the map, the keys, and the notation.
 
 use std::ops::Bound;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ pub struct RangeArguments {
     prefix: Option<String>,
 }
 
-/// A range of keys: `[from, to)`, or all with a prefix.
+/// A range of keys: `[from, to)`, or all keys with a prefix.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KeyRange {
     from: Bound<Vec<u8>>,
@@ -77,17 +77,17 @@ impl StoreArguments {
         self.open(Options::new().read_only(true))
     }
 
-    /// Opens what is left of a store that may be damaged, for reading.
+    /// Opens the remains of a possibly damaged store, for reading.
     pub fn open_to_salvage(&self) -> Outcome<Store> {
         self.open(Options::new().salvage(true))
     }
 
-    /// Opens a store that exists.
+    /// Opens an existing store.
     pub fn open_to_write(&self) -> Outcome<Store> {
         self.open(Options::new().create(false))
     }
 
-    /// Opens the store with other options, making it when it is missing.
+    /// Opens the store with other options, and creates it when it is missing.
     pub fn open_or_create(&self, options: Options) -> Outcome<Store> {
         let is_new = self
             .directory
@@ -126,7 +126,7 @@ impl NotationArguments {
 }
 
 impl MapArguments {
-    /// The map that was named, or the only one of the store. It must exist.
+    /// Returns the named map, or the only map of the store. The map must exist.
     pub fn existing(&self, store: &Store) -> Outcome<Map> {
         match &self.map {
             Some(name) => existing(store, name),
@@ -134,7 +134,7 @@ impl MapArguments {
         }
     }
 
-    /// As [`MapArguments::existing`], but a map that was named is made when it is missing.
+    /// Returns the named map like [`MapArguments::existing`], but creates it when it is missing.
     pub fn existing_or_new(&self, store: &Store) -> Outcome<Map> {
         let Some(name) = &self.map else { return only(store) };
         if store.maps().get(name)?.is_none() {
@@ -145,7 +145,7 @@ impl MapArguments {
 }
 
 impl RangeArguments {
-    /// Whether any bound was given.
+    /// Whether the user gave any bound.
     pub fn is_given(&self) -> bool {
         self.from.is_some() || self.to.is_some() || self.prefix.is_some()
     }
@@ -173,7 +173,7 @@ impl KeyRange {
                 *last += 1;
                 Bound::Excluded(after)
             }
-            // Nothing comes after all keys that begin with 0xFF bytes only.
+            // No key follows those whose prefix consists of 0xFF bytes only.
             None => Bound::Unbounded,
         };
         KeyRange {
@@ -182,7 +182,7 @@ impl KeyRange {
         }
     }
 
-    /// The range as the engine takes it.
+    /// Returns the range in the form that the engine takes.
     pub fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
         (
             self.from.as_ref().map(Vec::as_slice),
@@ -191,7 +191,7 @@ impl KeyRange {
     }
 }
 
-/// The map of a name, or an error that lists those there are.
+/// Returns the map named `name`, or an error that lists the existing maps.
 pub fn existing(store: &Store, name: &str) -> Outcome<Map> {
     let unknown = |names: Vec<String>| {
         Failure::wrong_call(format!(
@@ -217,7 +217,7 @@ fn only(store: &Store) -> Outcome<Map> {
     }
 }
 
-/// Names for an error message; not all of them when there are very many.
+/// Lists names for an error message. A long list is shortened.
 pub fn listed(names: &[String]) -> String {
     const SHOWN_MAX: usize = 20;
     if names.is_empty() {

@@ -1,7 +1,7 @@
-//! Standard output: data, and nothing but data. Talk goes to standard error through [`say`].
+//! Standard output: data, and nothing but data. Messages for the user go to standard error through [`say`].
 //!
-//! Output is buffered and flushed once at the end; an error while writing becomes a `Failure`, and a reader that went
-//! away (`| head`) one that ends the command quietly.
+//! Output is buffered and flushed once at the end. A write error becomes a `Failure`. A broken pipe (`| head`) becomes
+//! a failure that ends the command quietly.
 
 use std::fmt;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::exit::Outcome;
 
-/// Where a command puts its data.
+/// The destination of a command's data.
 pub struct Output {
     stdout: BufWriter<StdoutLock<'static>>,
     /// Whether the caller asked for JSON.
@@ -32,8 +32,8 @@ impl Output {
         Ok(writeln!(self.stdout, "{value}")?)
     }
 
-    /// Writes rows under the names of their columns: aligned on a terminal, and separated by tabs, without the names,
-    /// elsewhere.
+    /// Writes rows as a table. On a terminal the columns are aligned below their names; elsewhere tabs separate them,
+    /// without the names.
     pub fn table(&mut self, columns: &[&str], rows: &[Vec<String>]) -> Outcome<()> {
         if !io::stdout().is_terminal() {
             return rows.iter().try_for_each(|row| self.line(row.join("\t")));
@@ -75,7 +75,7 @@ impl Write for Output {
     }
 }
 
-/// Tells the user something that is not data. When nobody listens, that is not an error.
+/// Prints a message that is not data. A failure to print it is not an error.
 pub fn say(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }

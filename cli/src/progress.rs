@@ -1,4 +1,4 @@
-//! Progress of long calls, on standard error: only when that is a terminal, and only once a second has passed.
+//! Progress of long calls, on standard error. It appears only on a terminal, and only after the first second.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::text::grouped;
 const SILENT_FOR: Duration = Duration::from_secs(1);
 const BETWEEN_DRAWINGS: Duration = Duration::from_millis(100);
 
-/// One line that is drawn over and over, and cleared when dropped.
+/// One line that is redrawn repeatedly, and cleared when dropped.
 pub struct Meter {
     doing: &'static str,
     unit: &'static str,
@@ -28,7 +28,7 @@ impl Meter {
         }
     }
 
-    /// Says how far the call has come; `total` is 0 when it is not known.
+    /// Shows the progress; `total` is 0 when unknown.
     pub fn update(&mut self, done: u64, total: u64) {
         if !self.is_terminal {
             return;

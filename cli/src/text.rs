@@ -1,14 +1,14 @@
 //! Keys and values as text: escapes (the default) and hexadecimal.
 //!
-//! Escaped text shows what can be read as it is, everything else as `\xNN`, and so that it goes back to exactly the
-//! same bytes: `parse(show(bytes)) == bytes` for all bytes. It holds no control characters, so a tab or a line end
-//! outside of an escape always separates.
+//! Escaped text shows printable characters as they are and everything else as `\xNN`. It parses back to exactly the
+//! original bytes: `parse(show(bytes)) == bytes` for all bytes. It contains no control characters, so a tab or a line
+//! end outside an escape is always a separator.
 
 use std::io::{self, Write};
 
 use crate::exit::{Failure, Outcome};
 
-/// How bytes are written as text.
+/// Notation in which bytes are written as text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Notation {
     #[default]
@@ -17,7 +17,7 @@ pub enum Notation {
 }
 
 impl Notation {
-    /// The bytes that a text stands for. `what` names it in the error.
+    /// Parses text into the bytes it represents. `what` names the text in the error.
     pub fn parse(self, what: &str, text: &str) -> Outcome<Vec<u8>> {
         match self {
             Notation::Escapes => parse_escapes(text),
@@ -26,14 +26,14 @@ impl Notation {
         .map_err(|problem| Failure::wrong_call(format!("{what} {text:?}: {problem}")))
     }
 
-    /// The text for some bytes.
+    /// Formats bytes as text.
     pub fn show(self, bytes: &[u8]) -> String {
         let mut text = Vec::with_capacity(bytes.len());
         self.write(&mut text, bytes).expect("memory takes every write");
         String::from_utf8(text).expect("both notations are UTF-8")
     }
 
-    /// Writes the text for some bytes.
+    /// Writes bytes as text.
     pub fn write(self, out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
         match self {
             Notation::Escapes => write_escapes(out, bytes),
@@ -42,7 +42,7 @@ impl Notation {
     }
 }
 
-/// Text is put together in pieces of this length, because writing it byte by byte costs several times as much.
+/// Length of the pieces in which text is assembled. Writing it byte by byte costs several times as much.
 const PIECE_BYTES: usize = 8 << 10;
 
 /// Writes bytes with escapes.
@@ -71,7 +71,7 @@ fn write_hexadecimal(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
     pass_on(out, &mut piece, 0)
 }
 
-/// Writes the piece once it has some length.
+/// Writes the piece to `out` once it has at least `from_bytes` bytes.
 fn pass_on(out: &mut dyn Write, piece: &mut Vec<u8>, from_bytes: usize) -> io::Result<()> {
     if piece.len() >= from_bytes {
         out.write_all(piece)?;
@@ -92,7 +92,7 @@ fn push_character(piece: &mut Vec<u8>, character: char) {
         '\n' => piece.extend(b"\\n"),
         '\r' => piece.extend(b"\\r"),
         '\t' => piece.extend(b"\\t"),
-        // Invisible characters, and those that would join the one before, are better seen as what they are.
+        // Escapes show invisible and combining characters more clearly than the characters themselves.
         _ if is_printable(character) => piece.extend(encoded),
         _ => encoded.iter().for_each(|&byte| push_escape(piece, byte)),
     }
@@ -131,7 +131,7 @@ fn parse_escapes(text: &str) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// The byte that an escape stands for, and how many bytes it takes after its backslash.
+/// Returns the byte that an escape represents, and the number of bytes after its backslash.
 pub fn escape(after_backslash: &[u8]) -> Option<(u8, usize)> {
     Some(match after_backslash {
         [b'\\', ..] => (b'\\', 1),
@@ -158,7 +158,7 @@ fn parse_hexadecimal(text: &str) -> Result<Vec<u8>, String> {
     bytes.ok_or_else(|| "only the digits 0-9 and a-f make hexadecimal".into())
 }
 
-/// A number with its thousands apart: `1,234,567`.
+/// Formats a number with thousands separators: `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -171,7 +171,7 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// Bytes in the unit that suits them: `1.5 MiB`.
+/// Formats a byte count in a suitable unit: `1.5 MiB`.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if count < 1024 {
@@ -186,7 +186,7 @@ pub fn bytes(count: u64) -> String {
     format!("{size:.1} {}", UNITS[unit])
 }
 
-/// A count with its word: `1 pair`, `2 pairs`.
+/// Formats a count with its noun: `1 pair`, `2 pairs`.
 pub fn counted(count: u64, word: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{} {word}{plural}", grouped(count))

@@ -1,4 +1,4 @@
-//! The commands on real stores: what they print, how they end, and what they leave behind.
+//! The commands on real stores: their output, their exit codes, and what they leave behind.
 
 mod common;
 
@@ -366,7 +366,7 @@ fn wrong_usage_ends_with_two_and_help_with_zero() {
 #[test]
 fn stat_counts_what_a_killed_writer_left_in_the_log() {
     let scratch = shop();
-    // A store that is not closed leaves its log, like a killed process; the lock goes with the copy.
+    // A store that is not closed leaves its log behind, like a killed process. The copy has no lock.
     let store = Store::open(scratch.path("shop")).unwrap();
     store.map("stock").unwrap().put(b"figs", b"1").unwrap();
     let ended = scratch.shell("cp -r shop crashed");

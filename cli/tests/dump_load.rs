@@ -1,4 +1,4 @@
-//! Dumps: what went out comes in, and what is not whole is noticed.
+//! Dumps: a load restores what a dump wrote, and notices an incomplete dump.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::fs;
 use common::{Scratch, seed};
 use duramen::Store;
 
-/// A store with binary keys, long values, an empty map and odd names.
+/// Makes a store with binary keys, long values, an empty map and unusual names.
 fn varied(scratch: &Scratch, name: &str) {
     let mut random = fastrand::Rng::with_seed(seed());
     let store = Store::open(scratch.path(name)).unwrap();

@@ -1,10 +1,10 @@
-//! Every example in the help of every command runs, and ends as it says.
+//! Every example in the help of every command runs, and exits as it says.
 
 mod common;
 
 use common::Scratch;
 
-/// All commands that have help; the hidden ones have none.
+/// All commands that have help; hidden commands have none.
 const COMMANDS: &[&[&str]] = &[
     &[],
     &["get"],

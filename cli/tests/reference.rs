@@ -1,5 +1,5 @@
-//! The reference says what the command says: the help in `docs/reference/cli.md` is the command's own, and the sample
-//! in `docs/reference/dump-format.md` loads. `DURAMEN_UPDATE=1` writes the help anew.
+//! The reference matches the command: `docs/reference/cli.md` contains the command's own help, and the sample in
+//! `docs/reference/dump-format.md` loads. `DURAMEN_UPDATE=1` rewrites the help.
 
 mod common;
 
@@ -103,7 +103,7 @@ fn the_session_at_the_top_of_the_reference_goes_as_written() {
     }
 }
 
-/// Contents of the blocks that are fenced as `text` and begin with some word.
+/// Returns the content of the blocks that are fenced as `text` and begin with `#duramen-dump`.
 fn samples(page: &str) -> Vec<String> {
     let blocks = page
         .split("```text\n")

@@ -250,7 +250,7 @@ fn a_durable_subscription_goes_on_where_the_last_call_ended() {
     assert_eq!(printed(&all), "sales.us\t1\t2 plums\n");
     scratch.done(&["groups", "reset", "shop", "sales.*", "totals", "last:1"]);
     assert_eq!(printed(&all), "sales.eu\t0\t12 apples\nsales.us\t1\t2 plums\n");
-    // What retention took is passed over, and told.
+    // Retention deleted a message; the command skips it and reports that.
     scratch.done(&["topics", "configure", "shop", "sales.us", "--keep-messages", "1"]);
     scratch.done(&["groups", "reset", "shop", "sales.*", "totals", "beginning"]);
     {
@@ -288,7 +288,7 @@ fn a_durable_subscription_goes_on_where_the_last_call_ended() {
     }
 }
 
-/// A command that goes on by itself; it ends with its test.
+/// A command that runs until killed. It ends with its test.
 struct Follower(Child);
 
 impl Drop for Follower {
@@ -298,7 +298,7 @@ impl Drop for Follower {
     }
 }
 
-/// Starts a command that follows, publishes for it from other processes, and insists that it ends with `expected`.
+/// Starts a following command, publishes for it from other processes, and requires that it prints `expected`.
 fn follows(scratch: &Scratch, arguments: &[&str], expected: &str) {
     let mut command = scratch.command(common::BINARY);
     command
@@ -475,13 +475,13 @@ fn a_group_takes_gives_up_and_takes_again() {
         scratch.done(&["groups", "shop", "sales"]).text(),
         "sales\tpackers\tgroup\t1\t1\t1\t0\n"
     );
-    // The command gave it back when it ended, so that try does not count.
+    // The command gave the message back when it ended, so that attempt does not count.
     let pending = scratch.done(&["groups", "shop", "sales", "--pending", "packers"]);
     assert_eq!(pending.text(), "1\t0\t-\t\n");
     scratch.done(&["groups", "pause", "shop", "sales", "packers"]);
     assert_eq!(taken(&[]), "");
     scratch.done(&["groups", "resume", "shop", "sales", "packers"]);
-    // A command that is killed used up the only try of what it had.
+    // A killed command has used up the only attempt of the messages it held.
     let mut command = scratch.command(common::BINARY);
     command
         .args([
@@ -495,7 +495,8 @@ fn a_group_takes_gives_up_and_takes_again() {
         ])
         .stdout(Stdio::piped());
     let mut killed = Follower(command.spawn().expect("the binary runs"));
-    // What it printed it holds. Another command before that could open the store first, to read only, and keep it out.
+    // The command holds the messages it printed. A command started before that could open the store first, read-only,
+    // and keep this one out.
     let printed = BufReader::new(killed.0.stdout.take().expect("its output"));
     let printed: Result<Vec<String>, _> = printed.lines().take(2).collect();
     assert_eq!(printed.expect("text").len(), 2, "the command takes both messages");

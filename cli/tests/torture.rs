@@ -1,10 +1,10 @@
-//! `duramen torture`, for a moment: what users run for an hour.
+//! `duramen torture`, run briefly; users run it for an hour.
 
 mod common;
 
 use common::Scratch;
 
-/// Seconds, unless the environment says how many.
+/// Duration in seconds; the environment can set it.
 fn seconds() -> String {
     std::env::var("DURAMEN_TORTURE_SECONDS").unwrap_or_else(|_| "20".into())
 }

@@ -1,4 +1,4 @@
-//! A stream of commits keeps something outside of the store up to date: a cache, a search index, another system.
+//! A stream of commits keeps something outside the store up to date: a cache, a search index, another system.
 //!
 //!     cargo run --release -p duramen --example change_stream
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use duramen::{ChangesFrom, Result, Store, TypedMap};
 
-/// Counts words by their length, from the changes of a map alone.
+/// Counts words by their length, using only the changes of a map.
 pub fn main() -> Result<()> {
     let store = Store::temporary()?;
     let words = TypedMap::<u32, String>::new(store.map("words")?);

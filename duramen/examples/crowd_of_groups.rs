@@ -1,7 +1,8 @@
-//! A store full of work that waits: 10,000 topics, 1,000 groups, a million messages that failed and wait for their next try, and
-//! a million that are delayed. Beside them it publishes, delays, receives, fails and acknowledges at a steady rate, and says each
-//! minute what these calls cost and how much memory the process has. New messages expire after two minutes, so that the store keeps
-//! equally many throughout. So the numbers must stay as they are from the third minute to the last.
+//! A store full of waiting work: 10,000 topics, 1,000 groups, a million failed messages that wait for their next
+//! attempt, and a million delayed messages. Beside them the program publishes, delays, receives, fails and acknowledges
+//! at a steady rate. Each minute it prints the cost of these calls and the memory of the process. New messages expire
+//! after two minutes, so the number of messages in the store stays constant. The printed numbers must therefore stay
+//! constant from the third minute to the last.
 //!
 //! ```sh
 //! cargo run --release -p duramen --example crowd_of_groups -- DIRECTORY 3600
@@ -16,13 +17,13 @@ const TOPICS: usize = 10_000;
 const GROUPS: usize = 1_000;
 const WAITING: usize = 1_000;
 const DELAYED: usize = 1_000_000;
-/// Rounds in a second, each of one call of every kind.
+/// Rounds per second; each round makes one call of every kind.
 const RATE: u32 = 1_000;
 const HOUR: Duration = Duration::from_secs(3600);
 /// How long the messages of a round are kept.
 const KEPT: Duration = Duration::from_secs(120);
 
-/// What is measured, each with the times of the current minute.
+/// The measured calls, each with the times of the current minute.
 const CALLS: [&str; 5] = ["publish", "delay", "receive", "acknowledge", "retry"];
 
 fn main() -> Result<()> {
@@ -41,7 +42,7 @@ fn main() -> Result<()> {
     let groups = all[..GROUPS].iter().map(|topic| wait_full(topic, &mut random));
     let mut members = groups.collect::<Result<Vec<Member>>>()?;
     for number in 0..DELAYED {
-        // Some hours ahead: they wait throughout.
+        // Some hours ahead, so that they wait throughout.
         let ahead = 2 * HOUR + Duration::from_millis(random.u64(..86_400_000));
         all[number % TOPICS].publish_after(ahead, b"much later")?;
     }
@@ -72,7 +73,7 @@ fn make_topic(topics: &Topics, number: usize) -> Result<Topic> {
     topics.ensure(&format!("topic.{number}"), TopicOptions::new().message_expiry(true))
 }
 
-/// A member of a group of which a thousand messages failed, and wait for hours.
+/// Returns a member of a group in which a thousand messages failed and wait for hours.
 fn wait_full(topic: &Topic, random: &mut fastrand::Rng) -> Result<Member> {
     topic.publish_all(vec![b"work"; WAITING])?;
     let options = GroupOptions::new().in_flight(100_000).discard_dead_letters();
@@ -121,7 +122,7 @@ fn round(
     Ok(())
 }
 
-/// The median and the 99th percentile in microseconds.
+/// Formats the median and the 99th percentile in microseconds.
 fn figures(times: &mut [u32]) -> String {
     times.sort_unstable();
     let at = |share: usize| {
@@ -132,7 +133,7 @@ fn figures(times: &mut [u32]) -> String {
     format!("{:.1},{:.1}", at(50), at(99))
 }
 
-/// Memory that belongs to the process and to no file.
+/// Returns the memory that belongs to the process and to no file.
 fn anonymous_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("RssAnon"));

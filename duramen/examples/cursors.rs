@@ -1,4 +1,4 @@
-//! Walking through a map: ranges, prefixes, both directions, one moment while others write.
+//! Cursors on a map: ranges, prefixes, both directions, and one snapshot while other threads write.
 //!
 //!     cargo run --release -p duramen --example cursors
 

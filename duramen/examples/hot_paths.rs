@@ -1,5 +1,5 @@
-//! The hot paths, one at a time and always the same, so that their instructions can be counted: `scripts/instructions` runs
-//! this under valgrind, twice for each path with different numbers of operations, and divides the difference.
+//! The hot paths, one at a time and deterministic, so that their instructions can be counted. `scripts/instructions`
+//! runs this under valgrind, twice for each path with different numbers of operations, and divides the difference.
 //!
 //! ```sh
 //! cargo run --release -p duramen --example hot_paths -- get 100000
@@ -11,13 +11,13 @@ use std::time::Duration;
 use duramen::topic::{GroupOptions, Start, Topic, TopicBatch, TopicOptions, TopicWrites, Topics, TopicsOptions};
 use duramen::{Batch, Durability, Maintenance, Map, Options, Result, Store};
 
-/// Pairs that the reading paths find in the store.
+/// Number of pairs that the reading paths find in the store.
 const PAIRS: usize = 50_000;
-/// Pairs in a batch.
+/// Number of pairs in a batch.
 const BATCH: usize = 1_000;
 const VALUE: [u8; 100] = [7; 100];
 
-/// A path: what it does before, and the operations.
+/// A path: its preparation and its operations.
 struct Path {
     name: &'static str,
     about: &'static str,
@@ -179,7 +179,7 @@ fn get(store: &Store, map: &Map, keys: &[Key], count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Keys that are not in the store.
+/// Returns keys that are not in the store.
 fn fresh(count: usize) -> Vec<Key> {
     random_keys(2, count)
 }
@@ -189,7 +189,7 @@ fn random_keys(seed: u64, count: usize) -> Vec<Key> {
     let mut key = || {
         let mut key = [0; 16];
         random.fill(&mut key);
-        // What `get-missing` looks for differs in this bit.
+        // The keys of `get-missing` differ in this bit.
         key[15] &= !1;
         key
     };
@@ -206,7 +206,7 @@ fn put_in_batches(store: &Store, map: &Map, keys: &[Key]) -> Result<()> {
 }
 
 fn topic(store: &Store) -> Result<Topic> {
-    // No thread but this one.
+    // No background thread runs.
     let topics = Topics::open_with(store, TopicsOptions::new().background(false))?;
     topics.create("messages", TopicOptions::new())
 }
@@ -218,7 +218,7 @@ fn publish_many(topic: &Topic, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Publishes messages, and lets a member of a group receive so many at a time and acknowledge each by itself.
+/// Publishes messages. A member of a group receives `at_once` at a time, and acknowledges each individually.
 fn receive(topic: &Topic, count: usize, at_once: usize) -> Result<()> {
     publish_many(topic, count)?;
     let group = topic.ensure_group("group", Start::Beginning, GroupOptions::new())?;
@@ -242,20 +242,20 @@ fn main() -> Result<()> {
         std::process::exit(2);
     };
     let directory = tempfile::tempdir().expect("a directory for the store");
-    // No thread but this one, so that the count is always the same.
+    // No background thread runs, so the count is always the same.
     let store = Options::new()
         .durability(Durability::Written)
         .maintenance(Maintenance::Manual)
         .open(directory.path())?;
     let map = store.map("pairs")?;
     let mut keys = random_keys(1, PAIRS);
-    // What is not folded must fit into one generation of the log.
+    // Unfolded pairs must fit into one generation of the log.
     keys.truncate(if path.is_folded { PAIRS } else { 2 * BATCH });
     put_in_batches(&store, &map, &keys)?;
     if path.is_folded {
         store.maintain()?;
     }
     (path.run)(&store, &map, &keys, count)?;
-    // Closing leaves the log of many operations as it is, and their share of the folding would not be counted.
+    // Closing leaves the log of many operations unfolded, so their share of the folding would not be counted.
     store.maintain()
 }

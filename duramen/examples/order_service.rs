@@ -1,4 +1,5 @@
-//! An order service: state, its index and the event about it commit together, and so do the work and its acknowledgement.
+//! An order service: an order, its index entry and its event commit together. The work of a consumer and its
+//! acknowledgement commit together too.
 //!
 //!     cargo run --release -p duramen --example order_service
 
@@ -14,9 +15,9 @@ use duramen::{Error, Result, Store, TypedMap};
 /// Why an order is refused.
 #[derive(Debug)]
 pub enum Refused {
-    /// It is for nothing.
+    /// The order is empty.
     Empty,
-    /// The store could not take it.
+    /// The store could not accept the order.
     Store(Error),
 }
 
@@ -39,10 +40,10 @@ impl From<Error> for Refused {
 
 struct Service {
     store: Store,
-    /// Customer and cents, by number of the order.
+    /// Order number to customer and cents.
     orders: TypedMap<u64, (String, u64)>,
     by_customer: TypedMap<(String, u64), ()>,
-    /// Cents of each customer, as the workers counted.
+    /// Customer to cents, as counted by the workers.
     totals: TypedMap<String, u64>,
     created: Topic,
 }
@@ -59,13 +60,13 @@ impl Service {
         })
     }
 
-    /// Takes an order, and returns its number. No outbox: the message is there exactly when the order is.
+    /// Accepts an order, and returns its number. There is no outbox: the message exists exactly when the order does.
     fn order(&self, customer: &str, cents: u64) -> Result<u64, Refused> {
         self.store.transact(|tx| {
             if cents == 0 {
                 return Err(Refused::Empty);
             }
-            // A number is a key of this map. The value follows, now that the number is known.
+            // A number is a key of this map. The value follows now that the number is known.
             let number = tx.append_numbered(self.orders.map(), "", "")?;
             self.orders.within(tx).put(&number, &(customer.to_string(), cents))?;
             self.by_customer.within(tx).put(&(customer, number), &())?;
@@ -74,8 +75,8 @@ impl Service {
         })
     }
 
-    /// Counts orders until none comes for a while. A worker that dies in between has counted nothing that it did not
-    /// acknowledge.
+    /// Counts orders until none arrives for a while. A worker that dies in between has counted only what it
+    /// acknowledged.
     fn count(&self, group: &Group, name: &str, counted: &AtomicU64) -> Result<()> {
         let mut member = group.member(name);
         while let Some(deliveries) = member.receive(50, Duration::from_millis(200))? {
@@ -94,7 +95,7 @@ impl Service {
     }
 }
 
-/// Runs the service for a moment, and looks whether everything adds up.
+/// Runs the service for a moment, and checks that the numbers agree.
 pub fn main() -> Result<(), Refused> {
     let store = Store::temporary()?;
     let service = Service::open(&store)?;

@@ -1,4 +1,4 @@
-//! Topics: a subscription that goes on where it was, and reading from any offset.
+//! Topics: a subscription that continues where it stopped, and reading from any offset.
 //!
 //!     cargo run --release -p duramen --example publish_subscribe
 
@@ -11,7 +11,7 @@ fn open(directory: &std::path::Path) -> Result<Store> {
     Options::new().durability(Durability::Written).open(directory)
 }
 
-/// A durable subscriber takes what was published while it was away.
+/// A durable subscriber receives what was published while it was away.
 pub fn main() -> Result<()> {
     let directory = tempfile::tempdir().expect("a directory");
     for run in 0..3u32 {

@@ -1,10 +1,10 @@
-//! A session store: sessions with an expiry index, "log out everywhere", and a backup while others write.
+//! A session store: sessions with an expiry index, "log out everywhere", and a backup during writes.
 //!
 //!     cargo run --release -p duramen --example session_store
 
 use duramen::{CodecError, Result, Store, TypedMap, ValueCodec};
 
-/// What is kept of a session. Any serialisation does.
+/// The data of a session. Any serialisation works.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
     expires: u64,
@@ -29,9 +29,9 @@ impl ValueCodec for Session {
 
 struct Sessions {
     store: Store,
-    /// What is kept, by user and token.
+    /// User and token to session.
     sessions: TypedMap<(String, u64), Session>,
-    /// User and token by when they expire.
+    /// Expiry time, user and token: the index by expiry.
     expiring: TypedMap<(u64, String, u64), ()>,
 }
 
@@ -51,7 +51,7 @@ impl Sessions {
         })
     }
 
-    /// Removes all sessions of a user; returns how many there were.
+    /// Removes all sessions of a user, and returns their number.
     fn log_out_everywhere(&self, user: &str) -> Result<u64> {
         self.store.transact(|tx| {
             let mut rows = Vec::new();
@@ -65,8 +65,8 @@ impl Sessions {
         })
     }
 
-    /// Removes up to `most` sessions that expired before `now`; returns how many there were. The first pair of the index is
-    /// found at once, however many were removed before it.
+    /// Removes up to `most` sessions that expired before `now`, and returns their number. The store finds the first
+    /// pair of the index at once, however many were removed before it.
     fn sweep(&self, now: u64, most: usize) -> Result<usize> {
         self.store.transact(|tx| {
             let rows = self.expiring.at(tx).range(..(now, String::new(), 0))?.take(most);
@@ -80,7 +80,7 @@ impl Sessions {
     }
 }
 
-/// Logs people in and out, sweeps, and copies the store.
+/// Logs users in and out, sweeps, and copies the store.
 pub fn main() -> Result<()> {
     let store = Store::temporary()?;
     let sessions = Sessions::open(&store)?;
@@ -105,7 +105,7 @@ pub fn main() -> Result<()> {
     let first = sessions.expiring.first()?.expect("some have not expired");
     assert_eq!(first.0.0, 110);
 
-    // A copy is a store of its own; the original goes on being used meanwhile.
+    // A copy is a separate store. The original remains in use meanwhile.
     let directory = tempfile::tempdir().expect("a directory");
     store.copy(directory.path().join("backup"), &mut |_| ())?;
     let copied = Sessions::open(&Store::open(directory.path().join("backup"))?)?;

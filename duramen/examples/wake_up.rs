@@ -1,11 +1,11 @@
-//! How long it takes from publishing a message in one process until a subscriber that slept has it in another:
+//! Measures the time from publishing a message in one process until a sleeping subscriber has it in another:
 //!
 //! ```sh
 //! cargo run --release -p duramen --example wake_up -- 5000
 //! ```
 //!
-//! The program starts itself again as the subscriber. Each message carries the time at which publishing it began, on the
-//! clock that all processes of a machine share; the next one comes when the subscriber is asleep again.
+//! The program starts itself again as the subscriber. Each message carries the time at which its publication began, on
+//! the clock that all processes of a machine share. The next message is published when the subscriber is asleep again.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -13,9 +13,9 @@ use std::time::Duration;
 use duramen::topic::{Start, Topic, TopicOptions, Topics};
 use duramen::{Durability, Options, Store};
 
-/// Between two messages.
+/// Time between two messages.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The last message.
+/// Content of the last message.
 const END: u64 = u64::MAX;
 
 fn main() -> duramen::Result<()> {
@@ -44,11 +44,11 @@ fn publish(count: usize) -> duramen::Result<()> {
         .stdin(Stdio::null())
         .spawn()
         .expect("the subscriber starts");
-    // Until it is there, and waits.
+    // Gives the subscriber time to start and wait.
     std::thread::sleep(Duration::from_secs(1));
     let published = publish_all(&store, &topic, count);
     if published.is_err() {
-        // It would wait for the last message.
+        // Otherwise the subscriber would wait for the last message.
         let _ = subscriber.kill();
     }
     let status = subscriber.wait().expect("it ends");

@@ -1,5 +1,5 @@
-//! A work queue in a map: threads, and other processes, take the first job and put back what they could not do. For leases,
-//! retries and dead letters see groups of a topic.
+//! A work queue in a map: threads and other processes take the first job, and put back jobs they could not do. For
+//! leases, retries and dead letters see groups of a topic.
 //!
 //!     cargo run --release -p duramen --example work_queue
 
@@ -7,7 +7,7 @@ use std::thread;
 
 use duramen::{Result, Store};
 
-/// Jobs in the order in which they were appended; a failed one goes to the end.
+/// Runs jobs in the order in which they were appended; a failed job goes to the end.
 pub fn main() -> Result<()> {
     let store = Store::temporary()?;
     let (jobs, done) = (store.map("jobs")?, store.map("done")?);
@@ -20,7 +20,8 @@ pub fn main() -> Result<()> {
             scope.spawn(move || -> Result<()> {
                 let mut fails_once = worker == 0;
                 loop {
-                    // Taking a job and noting its result is one commit: a worker that dies in between took nothing.
+                    // Taking a job and recording its result is one commit. A worker that dies in between has taken
+                    // nothing.
                     let is_over = store.transact(|tx| {
                         let Some((_, job)) = tx.pop_first(jobs)? else {
                             return Ok::<_, duramen::Error>(true);

@@ -1,8 +1,8 @@
-//! What operations cost after the worst histories: each beside the same operation on a store without that history.
+//! The cost of operations after the worst histories, each compared with the operation on a store without that history.
 //!
 //!     cargo run --release -p duramen --example worst_histories [PAIRS]
 //!
-//! `docs/internals/costs.md` has the table. Times are medians, but for the row "first look", which is a single call.
+//! `docs/internals/costs.md` has the table. Times are medians, except the row "first look", which is a single call.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
 }
 
-/// A store with folded pairs.
+/// Returns a store with folded pairs.
 fn filled(pairs: u64) -> Result<(Store, Map)> {
     let options = Options::new()
         .durability(Durability::Written)
@@ -46,7 +46,7 @@ fn median(runs: usize, mut run: impl FnMut(usize) -> Result<()>) -> Result<Durat
     Ok(times[runs / 2])
 }
 
-/// The operations of the table, each with its median.
+/// Returns the operations of the table, each with its median.
 fn costs(store: &Store, map: &Map, pairs: u64) -> Result<Vec<(&'static str, Duration)>> {
     let begun = Instant::now();
     map.first()?;
@@ -105,7 +105,7 @@ fn ten(snapshot: &Snapshot, map: &Map, from: [u8; 8]) -> Result<()> {
     Ok(())
 }
 
-/// Makes the store's past, and returns what must stay alive.
+/// Creates the past of a store, and returns the snapshots that must stay alive.
 type History = fn(&Store, &Map, u64) -> Result<Vec<Snapshot>>;
 
 const HISTORIES: &[(&str, History)] = &[

@@ -5,11 +5,11 @@ use serde::de::DeserializeOwned;
 
 use crate::{CodecError, ValueCodec};
 
-/// A value that is stored as JSON: any type with serde's `Serialize` and `Deserialize`, such as collections, dates, and structs of
-/// the program. With the feature `json`.
+/// A value stored as JSON: any type with serde's `Serialize` and `Deserialize`, such as collections, dates, and the
+/// program's own structs. Requires the feature `json`.
 ///
-/// JSON names the fields, so a program that knows more or fewer of them can still read what another version wrote, by serde's
-/// rules (`#[serde(default)]`).
+/// JSON names the fields. By serde's rules (`#[serde(default)]`), a program that knows more or fewer fields can still
+/// read what another version wrote.
 ///
 /// ```
 /// use duramen::{Json, Store, TypedMap};

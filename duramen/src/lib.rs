@@ -41,18 +41,19 @@
 //! | look after a store | [`Store::check`], [`Store::copy`], [`Store::compact`], [`Store::stat`] |
 //! | decide what to do about an error | [`Error::kind`], [`Kind`], [`Reason`] |
 //!
-//! The guide is in `docs/guide`, exact limits and formats in `docs/reference`, and how it works in `ARCHITECTURE.md`, all
-//! in the repository.
+//! The guide is in `docs/guide`, exact limits and formats in `docs/reference`, and how it works in `ARCHITECTURE.md`,
+//! all in the repository.
 //!
 //! # What holds everywhere
 //!
-//! - Every type is `Send` and `Sync` where its borrow allows; handles are cheap clones of one store, which closes when the
-//!   last of them is dropped.
+//! - Every type is `Send` and `Sync` where its borrow allows; handles are cheap clones of one store, which closes when
+//!   the last of them is dropped.
 //! - Several processes open the same store with the same call, and all of them read and write; any may be killed at any
-//!   moment. One that is stopped in the middle of a commit makes writers wait, then gives them [`Reason::Busy`] with its
-//!   number; handles that a child inherited through `fork` answer [`Reason::Forked`]; another version of the library is
-//!   refused with [`Reason::OtherVersion`]. [`Options::exclusive`] is for those who want a store alone.
-//! - A commit is visible to everybody as soon as it is written, and lasts as its [`Durability`] says once its call returns.
+//!   moment. One that is stopped in the middle of a commit makes writers wait, then gives them [`Reason::Busy`] with
+//!   its number; handles that a child inherited through `fork` answer [`Reason::Forked`]; another version of the
+//!   library is refused with [`Reason::OtherVersion`]. [`Options::exclusive`] is for those who want a store alone.
+//! - A commit is visible to everybody as soon as it is written, and lasts as its [`Durability`] says once its call
+//!   returns.
 
 #[cfg(feature = "json")]
 mod json;
@@ -102,6 +103,10 @@ mod documentation {
     mod topics {}
     #[doc = include_str!("../../docs/guide/groups.md")]
     mod groups {}
+    #[doc = include_str!("../../docs/guide/cookbook.md")]
+    mod cookbook {}
+    #[doc = include_str!("../../docs/guide/coming-from.md")]
+    mod coming_from {}
     #[doc = include_str!("../../docs/reference/errors.md")]
     mod errors {}
 }

@@ -1,5 +1,5 @@
-//! Accidents that people cause with files: a store copied while it is in use, an older file put back under newer ones, files
-//! of another store. What comes of it is refused, or found by the checker, or a state that the store once had; the guide
+//! Accidents that users cause with files: a store copied while in use, an older file restored below newer ones, files
+//! of another store. The result is refused, or found by the checker, or is a state that the store once had. The guide
 //! says which.
 
 mod common;
@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{Place, assert_sound, by_hand, restless};
 use duramen::{Batch, Kind, Map, Options, Reason, Store};
 
-/// Copies files one after the other, as `cp -r` does.
+/// Copies files one after another, as `cp -r` does.
 fn copy_files(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     for file in std::fs::read_dir(from).unwrap() {
         let file = file.unwrap();
-        // One that was removed meanwhile is not in the copy either.
+        // A file removed meanwhile is not in the copy either.
         let _ = std::fs::copy(file.path(), to.join(file.file_name()));
     }
 }
 
 const KEYS: u64 = 50;
 
-/// All keys hold the same number.
+/// Writes one number to all keys, in one commit.
 fn write_round(store: &Store, map: &Map, round: u64) {
     let mut batch = Batch::new();
     for key in 0..KEYS {
@@ -32,7 +32,7 @@ fn write_round(store: &Store, map: &Map, round: u64) {
     store.write(batch).unwrap();
 }
 
-/// The number in a copy that is whole. `None`: it says that it is not.
+/// Returns the number in a copy, which must be consistent. `None` means that the store reports damage.
 fn round_in(copy: &Path) -> Option<u64> {
     let store = match Options::new().create(false).open(copy) {
         Ok(store) => store,
@@ -86,12 +86,12 @@ fn files_copied_while_the_store_is_in_use_are_refused_found_or_a_state_that_it_h
         goes_on.store(false, Ordering::Relaxed);
     });
     println!("{whole} copies are whole, {found} say that they are not");
-    // The way that works.
+    // The supported way to copy works.
     store.copy(place.beside("copy"), &mut |_| ()).unwrap();
     assert!(round_in(&place.beside("copy")).is_some());
 }
 
-/// A closed store, and its data file as it was one generation of changes before.
+/// Returns the data file from one generation of changes earlier, and leaves the closed store in place.
 fn store_and_older_data(place: &Place) -> Vec<u8> {
     let mut older = Vec::new();
     for round in 0..3 {

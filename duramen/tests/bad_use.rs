@@ -1,5 +1,5 @@
-//! What happens when the store is used wrongly, opened where it should not be, or finds its files changed: each case
-//! gives its own typed reason and kind, a message that names the cause and what to do, and leaves the store as it was.
+//! Wrong uses of the store: wrong calls, wrong places to open it, and changed files. Each case returns its own typed
+//! reason and kind, with a message that names the cause and the remedy, and leaves the store unchanged.
 
 mod common;
 
@@ -18,7 +18,7 @@ use duramen::{
 };
 use duramen_io::SimDisk;
 
-/// Fails unless the call is refused with this reason and kind, in a message with these words.
+/// Fails unless the call is refused with this reason and kind, and a message with these words.
 macro_rules! refused {
     ($call:expr, $kind:ident, $reason:pat $(if $guard:expr)?, $($word:expr),+ $(,)?) => {{
         let error: Error = match $call {
@@ -160,7 +160,7 @@ fn value_that_is_too_long_is_refused_before_anything_is_read() {
         "1073741824",
         "split it"
     );
-    // Zeros from the system take no memory until somebody looks at them.
+    // Zero pages from the system take no memory until they are read.
     let huge = vec![0u8; length as usize];
     refused!(
         map.put(b"a", &huge),
@@ -485,7 +485,7 @@ fn any_number_of_savepoints_can_be_made_and_returned_to() {
     let first = tx.savepoint().unwrap();
     let mut marks = Vec::new();
     for number in 0..3_000u32 {
-        // Two without a write in between, now and then.
+        // Sometimes takes two savepoints without a write in between.
         if number % 3 > 0 {
             tx.put(&map, number.to_be_bytes(), b"x").unwrap();
         }
@@ -647,7 +647,7 @@ fn ended_transaction_commits_nothing() {
 
 // Opening and closing.
 
-/// Length, hash and time of change of every file in a directory.
+/// Returns length, hash and modification time of every file in a directory.
 fn contents(path: &Path) -> BTreeMap<String, (usize, u64, std::time::SystemTime)> {
     let file = |entry: io::Result<fs::DirEntry>| {
         let entry = entry.unwrap();
@@ -663,7 +663,7 @@ fn contents(path: &Path) -> BTreeMap<String, (usize, u64, std::time::SystemTime)
     fs::read_dir(path).unwrap().map(file).collect()
 }
 
-/// Files of a store as a crash leaves them now.
+/// Copies the files of a store as a crash would leave them now.
 fn crash_into(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for name in contents(from).keys() {
@@ -855,7 +855,7 @@ fn directory_without_permission_to_write_can_only_be_read() {
     }
     permit(0o555);
     if fs::write(place.path().join("probe"), b"").is_ok() {
-        // Root is not held up by permissions; `store_that_is_opened_read_only_...` shows what can be shown.
+        // Permissions do not stop root; `store_that_is_opened_read_only_...` covers what can be shown.
         permit(0o755);
         return;
     }
@@ -921,7 +921,7 @@ fn closed_store_refuses_everything_but_open_snapshots_go_on() {
 
 // Changed files.
 
-/// A closed store of a few hundred pages.
+/// Makes a closed store of a few hundred pages.
 fn stored(place: &Place) -> Map {
     let store = by_hand().open(place.path()).unwrap();
     let map = store.map("words").unwrap();
@@ -949,7 +949,7 @@ fn find(bytes: &[u8], wanted: &[u8]) -> usize {
 fn store_of_a_newer_format_is_refused_and_left_alone() {
     let place = Place::new();
     drop(stored(&place));
-    // One of the four copies suffices: a newer library wrote it.
+    // One changed copy of the four suffices: it says that a newer library wrote it.
     patch(&place.path().join("data"), |bytes| {
         bytes[8..12].copy_from_slice(&77u32.to_le_bytes());
         let sum = crc32c::crc32c_append(77 - 1, &bytes[16..4096]);
@@ -1072,7 +1072,7 @@ fn data_file_that_was_cut_off_is_damage() {
     );
 }
 
-/// A store with its newest commits in several log files, as a crash leaves it.
+/// Makes a store with its newest commits in several log files, as a crash leaves it.
 fn crashed(place: &Place) -> std::path::PathBuf {
     let store = by_hand()
         .durability(Durability::Synced)

@@ -1,8 +1,8 @@
-//! What the device is asked to write, as the kernel traces it (`block_rq_issue`), on ext4 in a file.
+//! The writes that the device receives, as the kernel traces them (`block_rq_issue`), on ext4 in a file.
 //!
-//! A block that holds an acknowledged `Synced` record is never written again: a power cut may destroy any part of a block
-//! that is being written. The test needs root, a loop device and the kernel's tracing; where they are missing it says so on
-//! standard error and passes, and with `DURAMEN_TOOLS_REQUIRED` set it fails.
+//! A block that holds an acknowledged `Synced` record is never written again, because a power cut may destroy any part
+//! of a block that is being written. The test needs root, a loop device and the kernel's tracing. Where they are
+//! missing, it says so on standard error and passes; with `DURAMEN_TOOLS_REQUIRED` set it fails.
 
 mod common;
 
@@ -21,7 +21,7 @@ const SECTOR: u64 = 512;
 const PUTS: u64 = 60;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 60;
-/// What the device may be asked to write for a lone synced put of a hundred bytes.
+/// Maximum bytes that the device may receive for a single synced put of a hundred bytes.
 const BYTES_OF_A_PUT_MAX: u64 = 8 << 10;
 
 fn run(line: &[&str]) -> Result<String, String> {
@@ -33,20 +33,20 @@ fn run(line: &[&str]) -> Result<String, String> {
     Err(format!("{line:?}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// ext4 in a file, on a loop device.
+/// Mounts ext4 in a file, on a loop device.
 fn mount(place: &Path) -> Result<PathBuf, String> {
     let (image, mounted) = (place.join("image"), place.join("ext4"));
     File::create(&image).unwrap().set_len(256 << 20).unwrap();
     std::fs::create_dir(&mounted).unwrap();
     let (image, directory) = (image.to_str().unwrap(), mounted.to_str().unwrap());
-    // Without lazy work of the kernel that would write to the device meanwhile.
+    // Disables lazy work of the kernel that would write to the device meanwhile.
     let lazy = "lazy_itable_init=0,lazy_journal_init=0";
     run(&["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", lazy, image])?;
     run(&["mount", "-o", "loop", image, directory])?;
     Ok(mounted)
 }
 
-/// The kernel's trace of one device, in a buffer of its own.
+/// The kernel's trace of one device, in its own buffer.
 struct Trace {
     instance: PathBuf,
 }
@@ -60,7 +60,7 @@ impl Trace {
         std::fs::create_dir(&instance).map_err(|error| format!("a buffer for traces: {error}"))?;
         let trace = Trace { instance };
         let event = "events/block/block_rq_issue";
-        // As the kernel counts devices inside.
+        // The kernel's internal encoding of device numbers.
         let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xfff00);
         trace.write(&format!("{event}/filter"), &format!("dev == {}", major << 20 | minor))?;
         trace.write(&format!("{event}/enable"), "1")?;
@@ -75,7 +75,7 @@ impl Trace {
         self.write("trace", "").expect("a trace can be cleared");
     }
 
-    /// First sector and number of sectors of each write since the trace was cleared.
+    /// Returns first sector and number of sectors of each write since the trace was cleared.
     fn writes(&self) -> Vec<(u64, u64)> {
         let text = std::fs::read_to_string(self.instance.join("trace")).expect("a trace");
         text.lines().filter_map(write_in).collect()
@@ -89,7 +89,7 @@ impl Drop for Trace {
     }
 }
 
-/// The write that a line such as `... block_rq_issue: 7,0 WS 4096 () 265216 + 8 ... [name]` tells of.
+/// Parses the write from a line such as `... block_rq_issue: 7,0 WS 4096 () 265216 + 8 ... [name]`.
 fn write_in(line: &str) -> Option<(u64, u64)> {
     let (_, event) = line.split_once("block_rq_issue: ")?;
     let mut words = event.split_whitespace().skip(1);
@@ -105,7 +105,7 @@ fn write_in(line: &str) -> Option<(u64, u64)> {
 /// First sector in the file, first sector on the device, and number of sectors.
 type Extent = (u64, u64, u64);
 
-/// Where the log files are on the device.
+/// Returns the extents of the log files on the device.
 fn log_extents(store: &Path) -> Result<Vec<(PathBuf, Vec<Extent>)>, String> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(store).unwrap() {
@@ -130,7 +130,7 @@ fn log_extents(store: &Path) -> Result<Vec<(PathBuf, Vec<Extent>)>, String> {
     Ok(files)
 }
 
-/// The sectors of the device that the log files are in.
+/// Returns the sectors of the device that the log files occupy.
 fn log_sectors(store: &Path) -> Result<HashSet<u64>, String> {
     let files = log_extents(store)?;
     let extents = files.into_iter().flat_map(|(_, extents)| extents);
@@ -142,7 +142,7 @@ fn put(store: &Store, number: u64) {
     map.put(number.to_be_bytes(), [7; 100]).expect("a put");
 }
 
-/// Synced puts by one thread: which sectors of the log were written, and bytes of the device in all.
+/// Makes synced puts on one thread. Returns the written sectors of the log, and the total bytes written to the device.
 fn traced_puts(trace: &Trace, store: &Store, log: &HashSet<u64>) -> (Vec<u64>, u64) {
     trace.clear();
     (0..PUTS).for_each(|number| put(store, number));
@@ -169,12 +169,13 @@ fn child_process() {
         Err(cause) => return println!("@SKIPPED {cause}"),
     };
     let path = mounted.join("store");
-    // Folds would write to the device, too.
+    // Manual maintenance, because folds would write to the device too.
     let options = Options::new()
         .maintenance(Maintenance::Manual)
         .durability(Durability::Synced);
     let store = options.open(&path).expect("a store");
-    // A log file is filled with zeros once, ahead of its first records, and used again and again: as these are from here on.
+    // A log file is filled with zeros once, ahead of its first records, and then reused repeatedly. From here on all of
+    // them are reused.
     let map = store.map("map").expect("a map").with_durability(Durability::Written);
     for round in 0..4u64 {
         for number in 0..400u64 {
@@ -198,8 +199,9 @@ fn child_process() {
     println!("@DONE");
 }
 
-/// `Written` commits, most of which are stored to a mapping of the log, in between `Synced` ones of one thread and of
-/// several. While threads wait for a sync, the kernel may write a sector twice; once they have returned it may not.
+/// Mixes `Written` commits, most of which are stored to a mapping of the log, with `Synced` ones of one thread and of
+/// several. While threads wait for a sync, the kernel may write a sector twice. Once the threads have returned, it may
+/// not.
 fn acknowledged_sectors_stay(trace: &Trace, path: &Path) {
     let options = Options::new()
         .maintenance(Maintenance::Manual)
@@ -210,7 +212,7 @@ fn acknowledged_sectors_stay(trace: &Trace, path: &Path) {
     let mut acknowledged = HashSet::new();
     for round in 0..ROUNDS {
         trace.clear();
-        // In some rounds so much that it reaches the next part of the file in which nothing is synced.
+        // In some rounds there is so much that it reaches the next part of the file, in which nothing is synced.
         for number in 0..[3, 40, 0, 2_500, 0, 0][round as usize % 6] {
             map.put((round << 32 | number).to_be_bytes(), [7; 300]).expect("a put");
         }
@@ -235,7 +237,7 @@ fn acknowledged_sectors_stay(trace: &Trace, path: &Path) {
     assert!(bytes > 6 << 20, "{bytes} bytes of log were found on the device");
 }
 
-/// Sectors of the device with those parts of log files, used for the first time, that are not zeros.
+/// Returns the sectors of the device with non-zero parts of log files that are used for the first time.
 fn used_log_sectors(store: &Path) -> Vec<u64> {
     let places = log_extents(store).expect("the places of the log files");
     let mut used = Vec::new();
@@ -281,7 +283,7 @@ fn no_block_with_an_acknowledged_record_is_written_again() {
     };
     if !is_done {
         assert!(std::env::var_os("DURAMEN_TOOLS_REQUIRED").is_none(), "{said}");
-        // Not by a macro: what those print of a test that passes is not shown.
+        // Uses no print macro, because the output of a passing test's macros is hidden.
         let _ = std::io::stderr().write_all(format!("SKIPPED: no block traces here: {said}\n").as_bytes());
     }
     println!("{said}");

@@ -1,7 +1,7 @@
-//! Many threads at once, while the log is folded at full rate, generations are tiny and freed pages are overwritten:
-//! what transactions and snapshots see must stay what they promise.
+//! Many threads at once, while the log is folded at full rate, generations are tiny and freed pages are overwritten.
+//! The guarantees of transactions and snapshots must hold.
 //!
-//! Histories are recorded by the threads and judged afterwards by `common::history`.
+//! Threads record histories, and `common::history` judges them afterwards.
 
 mod common;
 #[path = "common/history.rs"]
@@ -24,7 +24,7 @@ use duramen::{
 use fastrand::Rng;
 use history::{Done, Lists};
 
-/// Raised when a test ends, whichever way, so that the threads that disturb it end too.
+/// Raises the flag when a test ends in any way, so that the threads that disturb it end too.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -40,14 +40,15 @@ fn fold_for_ever(store: &Store, stop: &AtomicBool) {
     }
 }
 
-/// How long the open-ended tests run, in milliseconds.
+/// Returns how long the open-ended tests run, set in milliseconds.
 fn duration() -> Duration {
     Duration::from_millis(number_from_environment("DURAMEN_MILLISECONDS", 1500) as u64)
 }
 
 // Histories.
 
-/// Lists below this number are values that are read and written; the others are appended to without being read.
+/// Lists below this number are values that are read and written; transactions append to the others without reading
+/// them.
 const VALUE_LISTS: u32 = 5;
 const LISTS: u32 = 9;
 const HISTORY_THREADS: usize = 4;
@@ -63,7 +64,7 @@ fn decode(value: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// The whole list as a transaction sees it, by one of several ways of reading.
+/// Reads the whole list as a transaction sees it, in one of several ways.
 fn read_list(tx: &Transaction, map: &Map, list: u32, rng: &mut Rng) -> Result<Vec<u64>> {
     let key = list_key(list);
     if list < VALUE_LISTS {
@@ -102,7 +103,7 @@ fn append_to_list(tx: &mut Transaction, map: &Map, list: u32, done: &mut Done, r
     tx.put(map, list_key(list), &value)
 }
 
-/// One transaction of a few reads and appends. `None`: it met a conflict.
+/// Runs one transaction of a few reads and appends. Returns `None` after a conflict.
 fn random_transaction(
     store: &Store,
     map: &Map,
@@ -113,7 +114,7 @@ fn random_transaction(
     let mut tx = store.begin(options).unwrap();
     for _ in 0..rng.usize(1..5) {
         let list = rng.u32(0..LISTS);
-        // What a transaction wrote itself says nothing about the others.
+        // A transaction's own writes say nothing about the others.
         if rng.bool() && !done.appends.contains(&list) {
             let seen = read_list(&tx, map, list, rng).unwrap();
             done.reads.push((list, seen));
@@ -218,11 +219,11 @@ const ACCOUNTS: u64 = 60;
 const MONEY: i64 = 100 * ACCOUNTS as i64;
 
 fn account(number: u64) -> Vec<u8> {
-    // Spread over leaves by what else is in the map.
+    // The other keys in the map spread the accounts over leaves.
     format!("account {number:03}").into_bytes()
 }
 
-/// An amount with a tail of another length each time, so that leaves split and shrink.
+/// Encodes an amount with a tail of random length, so that leaves split and shrink.
 fn amount(amount: i64, rng: &mut Rng) -> Vec<u8> {
     let mut value = amount.to_be_bytes().to_vec();
     value.resize(8 + rng.usize(0..400), 0xAA);
@@ -274,7 +275,7 @@ fn money(pairs: &[Pair]) -> i64 {
     accounts.iter().map(|(_, value)| amount_of(value)).sum()
 }
 
-/// All pairs of a snapshot, forwards and backwards, which must be the same; and by single gets and counting.
+/// Reads all pairs of a snapshot forwards and backwards, by single gets, and by counting. All results must agree.
 fn read_everything(snapshot: &Snapshot, map: &Map) -> Vec<Pair> {
     let mut cursor = snapshot.range(map, ..).unwrap();
     let pairs = forwards(&mut cursor);
@@ -308,7 +309,7 @@ fn open_bank(place: &Place, options: Options) -> (Store, Map) {
     (store, map)
 }
 
-/// Threads that change the bank until `stop`.
+/// Starts threads that change the bank until `stop`.
 fn keep_busy<'scope>(
     scope: &'scope thread::Scope<'scope, '_>,
     store: &'scope Store,
@@ -387,9 +388,9 @@ fn sum_of_all_accounts_stays_the_same_in_durable_snapshots() {
     });
 }
 
-// Snapshots that are held for long.
+// Long-lived snapshots.
 
-/// A snapshot and what it showed when it was taken.
+/// A snapshot and its content when it was taken.
 struct Held {
     snapshot: Snapshot,
     pairs: Vec<Pair>,
@@ -672,7 +673,7 @@ fn written_commit_future_is_ready_without_a_sync() {
     assert_eq!(store.stat().unwrap().counts.syncs, syncs);
 }
 
-/// Resolves when all of them have.
+/// Resolves when all futures have resolved.
 struct All(Vec<Option<CommitFuture>>);
 
 impl Future for All {
@@ -714,7 +715,7 @@ fn many_commit_futures_resolve_together_with_few_syncs() {
                 block_on(All(futures));
             });
         }
-        // Some are dropped unresolved: their commits stand.
+        // Some futures are dropped unresolved; their commits remain in effect.
         (0..100).for_each(|number| drop(make(10_000 + number)));
     });
     let figures = store.stat().unwrap();

@@ -1,10 +1,11 @@
-//! One store, opened from surroundings that have little in common: mount namespaces, process namespaces, a `/dev/shm` that is
-//! tiny or missing, another path to the same directory, another C library. They agree, because everything that they share is
-//! in the store's directory.
+//! One store, opened from environments that have little in common: mount namespaces, process namespaces, a `/dev/shm`
+//! that is tiny or missing, another path to the directory, another C library. They work together, because everything
+//! they share is in the store's directory.
 //!
-//! The test program starts itself again as a writer. `DURAMEN_OTHER_PROGRAM` names the same test program built for another C
-//! library, which then is every other writer (`scripts/two-libraries` builds and runs it). Where namespaces cannot be made
-//! the test says so on standard error, whatever the test harness captures, and passes; with `DURAMEN_TOOLS_REQUIRED` set it fails.
+//! The test program starts itself again as a writer. `DURAMEN_OTHER_PROGRAM` names this test program built for another
+//! C library, which is then every other writer (`scripts/two-libraries` builds and runs it). Where namespaces cannot be
+//! created, the test says so on standard error, whatever the test harness captures, and passes. With
+//! `DURAMEN_TOOLS_REQUIRED` set it fails.
 
 mod common;
 
@@ -20,15 +21,15 @@ use duramen::{Kind, Options, Store, TransactionOptions};
 const PATH: &str = "DURAMEN_CONTAINER_PATH";
 const NUMBER: &str = "DURAMEN_CONTAINER_NUMBER";
 const OTHER_PROGRAM: &str = "DURAMEN_OTHER_PROGRAM";
-/// What a writer does before it closes the store.
+/// Number of steps of a writer before it closes the store.
 const STEPS: u64 = 300;
 
-/// Several processes open the store.
+/// Options for several processes that open the store.
 fn options() -> Options {
     restless()
 }
 
-/// Where a writer lives: what makes it, and a line for the shell that finds `$STORE` and sets up the rest.
+/// The environment of a writer: the command that makes it, and a shell line that finds `$STORE` and sets up the rest.
 struct Surroundings {
     name: &'static str,
     made_by: &'static [&'static str],
@@ -92,7 +93,7 @@ fn child_process() {
             tx.put(&map, [b'v', number], value(step))
         });
         done.expect("a transaction");
-        // One call writes one line, so that a kill does not leave half of one.
+        // One call writes one line, so that a kill does not leave half a line.
         let line = format!("@{}\n", step + 1);
         std::io::stdout().write_all(line.as_bytes()).expect("a listener");
     }
@@ -104,7 +105,7 @@ fn value(step: u64) -> Vec<u8> {
     vec![step as u8; if step % 50 == 7 { 70_000 } else { 200 }]
 }
 
-/// Opens the store, which others may be opening or leaving.
+/// Opens the store, which other processes may be opening or leaving.
 fn open(path: &Path) -> Store {
     for _ in 0..1_000 {
         match options().open(path) {
@@ -123,13 +124,13 @@ fn works(surroundings: &Surroundings) -> bool {
     tried.is_ok_and(|output| output.status.success())
 }
 
-/// The surroundings that can be made here.
+/// Returns the environments that can be made here.
 fn possible() -> Vec<&'static Surroundings> {
     let (possible, others): (Vec<_>, Vec<_>) = ALL.iter().partition(|surroundings| works(surroundings));
     for missing in others {
         let message = format!("SKIPPED: {}: {:?} does not work here\n", missing.name, missing.made_by);
         assert!(std::env::var_os("DURAMEN_TOOLS_REQUIRED").is_none(), "{message}");
-        // Not by a macro: what those print of a test that passes is not shown.
+        // Uses no print macro, because the output of a passing test's macros is hidden.
         let _ = std::io::stderr().write_all(message.as_bytes());
     }
     possible
@@ -161,7 +162,7 @@ fn spawn(surroundings: &Surroundings, path: &Path, number: u8) -> Child {
     command.spawn().expect("a process")
 }
 
-/// What a writer told last before its output ended.
+/// Returns the last step that a writer reported before its output ended.
 fn last_told(child: &mut Child) -> u64 {
     let output = BufReader::new(child.stdout.take().expect("asked for"));
     let told = output
@@ -170,8 +171,7 @@ fn last_told(child: &mut Child) -> u64 {
     told.last().unwrap_or(0)
 }
 
-/// Everything that a writer did is there, as often as the store says that there was something: `told` times, or once more
-/// where it was killed.
+/// Checks that the effects of each writer are present exactly `told` times, or once more if the writer was killed.
 fn assert_holds(store: &Store, told: &BTreeMap<u8, (u64, bool)>) {
     let map = store.map("map").unwrap();
     let snapshot = store.snapshot().unwrap();
@@ -230,7 +230,7 @@ fn processes_of_different_surroundings_write_one_store() {
     assert_sound(&store);
 }
 
-/// A process number means something else in another namespace; that somebody is dead the kernel says.
+/// A PID means something else in another namespace; the kernel reports that a process is dead.
 #[test]
 fn death_in_other_surroundings_is_noticed() {
     let place = Place::new();
@@ -248,21 +248,21 @@ fn death_in_other_surroundings_is_noticed() {
             if let Some(step) = line.split_once('@').and_then(|(_, step)| step.trim().parse().ok()) {
                 last = step;
                 if last == kill_after {
-                    // With `--kill-child` what it made dies with it.
+                    // With `--kill-child`, the processes that it started die with it.
                     child.kill().unwrap();
                 }
             }
             line.clear();
         }
         child.wait().unwrap();
-        // Whoever writes next takes over what it held.
+        // The next writer takes over what the dead one held.
         map.put(b"after", [number]).unwrap();
         told.insert(number, (last, true));
         assert_holds(&store, &told);
     }
     store.maintain().unwrap();
     assert_sound(&store);
-    // By whoever comes to it.
+    // Any process that notices the dead removes them.
     let began = Instant::now();
     while store.stat().unwrap().processes.len() > 1 {
         assert!(began.elapsed() < Duration::from_secs(30), "the dead are not buried");

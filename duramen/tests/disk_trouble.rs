@@ -1,9 +1,9 @@
-//! Trouble of real disks, on real files: file systems that are full, devices that fail, data files that are cut off or
-//! changed under a running process.
+//! Faults of real disks, on real files: full file systems, failing devices, and data files that are cut off or changed
+//! under a running process.
 //!
-//! The test program starts itself again, because what it is about may end a process by a signal, and in a mount namespace
-//! of its own where a file system is made for it: one in memory, and ext4 in a file. Where that is not allowed the test says
-//! so on standard error, whatever the test harness captures, and passes; with `DURAMEN_TOOLS_REQUIRED` set it fails.
+//! The test program starts itself again, because a case may end a process with a signal. A case with a file system of
+//! its own, in memory or ext4 in a file, runs in its own mount namespace. Where that is not allowed, the test says so
+//! on standard error, whatever the test harness captures, and passes. With `DURAMEN_TOOLS_REQUIRED` set it fails.
 
 mod common;
 
@@ -23,7 +23,7 @@ const PLACE: &str = "DURAMEN_TROUBLE_PLACE";
 const SIGBUS: i32 = 7;
 const PAGE: u64 = 4096;
 
-/// What the child process does.
+/// Runs the role of the child process.
 #[test]
 #[ignore = "the other tests run it as a process of its own"]
 fn child_process() {
@@ -64,7 +64,7 @@ fn child(role: &str, place: &Path, through: &[&str]) -> Output {
     command.output().expect("a process")
 }
 
-/// What makes a mount namespace here, if anything does: as root, or in a user namespace.
+/// Returns a command that makes a mount namespace here, as root or in a user namespace, if any works.
 fn namespace(with_loop_devices: bool) -> Option<&'static [&'static str]> {
     const AS_ROOT: &[&str] = &["unshare", "--mount"];
     const AS_USER: &[&str] = &["unshare", "--user", "--map-root-user", "--mount"];
@@ -82,12 +82,12 @@ fn namespace(with_loop_devices: bool) -> Option<&'static [&'static str]> {
     (!with_loop_devices && works(AS_USER)).then_some(AS_USER)
 }
 
-/// Runs the child where it may mount file systems; says so where nobody may.
+/// Runs the child where it may mount file systems. Says so if it may not mount them here.
 fn in_namespace(role: &str, with_loop_devices: bool) {
     let Some(through) = namespace(with_loop_devices) else {
         let message = format!("SKIPPED: {role}: no file systems can be mounted here (it takes root and `unshare`)\n");
         assert!(std::env::var_os("DURAMEN_TOOLS_REQUIRED").is_none(), "{message}");
-        // Not by a macro: what those print of a test that passes is not shown.
+        // Uses no print macro, because the output of a passing test's macros is hidden.
         let _ = std::io::stderr().write_all(message.as_bytes());
         return;
     };
@@ -107,7 +107,7 @@ fn run(line: &[&str]) {
     );
 }
 
-/// A file system in memory of some MiB.
+/// Mounts a file system in memory of `size` MiB.
 fn mount_memory(place: &Path, size: u32) -> PathBuf {
     let mounted = place.join("memory");
     std::fs::create_dir(&mounted).unwrap();
@@ -116,7 +116,7 @@ fn mount_memory(place: &Path, size: u32) -> PathBuf {
     mounted
 }
 
-/// An ext4 file system of some MiB in a file, made with these options.
+/// Mounts an ext4 file system of `size` MiB in a file, made with these options.
 fn mount_ext4(place: &Path, size: u64, options: &[&str]) -> PathBuf {
     let (image, mounted) = (image(place), place.join("ext4"));
     File::create(&image).unwrap().set_len(size << 20).unwrap();
@@ -133,7 +133,7 @@ fn image(place: &Path) -> PathBuf {
 
 // Full disks.
 
-/// A file that takes all room but some pages.
+/// A file that takes all space except some pages.
 struct Ballast {
     path: PathBuf,
 }
@@ -151,7 +151,7 @@ impl Ballast {
             length = length.max(file.metadata().unwrap().len());
         }
         file.set_len(length.saturating_sub(pages * PAGE)).unwrap();
-        // What the file system only promised so far, it has to keep now.
+        // Forces the file system to allocate the space it has only promised so far.
         let _ = file.sync_all();
         Ballast { path }
     }
@@ -163,10 +163,10 @@ impl Drop for Ballast {
     }
 }
 
-/// What a store must hold.
+/// The content that a store must have.
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Does something, and notes it if it was acknowledged.
+/// Makes a change, and adds it to the model if it was acknowledged.
 fn do_something(store: &Store, map: &Map, model: &mut Model, rng: &mut fastrand::Rng) -> Result<(), Error> {
     let key = rng.u16(..300).to_be_bytes().to_vec();
     let value = vec![rng.u8(..); [50, 900, 3_000, 70_000][rng.usize(..4)]];
@@ -215,8 +215,8 @@ fn assert_holds(store: &Store, map: &Map, model: &Model) {
     );
 }
 
-/// The disk fills up at another place in each round. What is refused did not happen, what was acknowledged is there; with
-/// room again everything goes on.
+/// The disk fills up at another place in each round. A refused change has no effect, and an acknowledged change is
+/// present. When there is space again, all work continues.
 fn on_full_disk(root: &Path) {
     let mut rng = fastrand::Rng::with_seed(common::seed());
     let (path, mut model) = (root.join("store"), Model::new());
@@ -226,7 +226,7 @@ fn on_full_disk(root: &Path) {
     for pages in (0..90).chain((90..400).step_by(10)) {
         let ballast = Ballast::leaving(root, pages);
         if pages % 4 == 3 {
-            // A full disk does not keep the store closed.
+            // A store on a full disk can be opened.
             drop((map, store));
             store = by_hand().open(&path).unwrap();
             map = store.map("map").unwrap();
@@ -238,7 +238,7 @@ fn on_full_disk(root: &Path) {
             }
         }
         assert_holds(&store, &map, &model);
-        // Deleting is what makes room: there is a reserve for it.
+        // Deletions free space; the store has a reserve for them.
         map.delete_range(&200u16.to_be_bytes()[..]..).unwrap();
         model.retain(|key, _| key.as_slice() < &200u16.to_be_bytes()[..]);
         drop(ballast);
@@ -266,8 +266,8 @@ fn full_ext4_refuses_and_loses_nothing() {
     in_namespace("full ext4", true);
 }
 
-/// A copy of a store whose log files have holes where there were zeros, on blocks that are smaller than a page: a page of the
-/// log then may have a place for some of its bytes only when the disk fills up.
+/// Uses a copy of a store whose log files have holes where there were zeros, on blocks smaller than a page. When the
+/// disk fills up, a page of the log may then have space for only some of its bytes.
 fn write_to_logs_with_holes(root: &Path) {
     let (path, copy) = (root.join("store"), root.join("copy"));
     let options = || by_hand().durability(Durability::Written);
@@ -308,7 +308,7 @@ fn log_file_with_holes_on_a_full_disk_with_small_blocks_is_no_signal() {
 
 // Slow devices.
 
-/// How long nothing gets written: longer than anybody waits for a process that does not get on.
+/// Time during which nothing gets written: longer than any process waits for a process that makes no progress.
 const OUTAGE_SECONDS: u32 = 8;
 
 /// Writes, folds and syncs until a file is gone.
@@ -325,8 +325,8 @@ fn be_busy(place: &Path) {
     }
 }
 
-/// Two processes wait until the device answers, one of them for locks of the other. No call fails for it. `below`: the
-/// file system that has the device, in a file.
+/// Two processes wait until the device answers; one of them waits for locks of the other. No call fails because of it.
+/// `below` is the file system whose file contains the device.
 fn on_slow_device(place: &Path, below: &Path, root: &Path) {
     let store = by_hand().open(root.join("store")).unwrap();
     let map = store.map("map").unwrap();
@@ -340,7 +340,8 @@ fn on_slow_device(place: &Path, below: &Path, root: &Path) {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     let below = below.to_str().unwrap();
-    // It ends before anybody can be killed in it, who would leave a file system that cannot be unmounted.
+    // The outage ends before any process in it can be killed. A process killed in it would leave a file system that
+    // cannot be unmounted.
     let outage = format!("fsfreeze -f {below} && sleep {OUTAGE_SECONDS}; fsfreeze -u {below}");
     let mut outage = Command::new("sh").args(["-c", &outage]).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(500));
@@ -374,7 +375,8 @@ fn value_of(number: u32) -> Vec<u8> {
     value
 }
 
-/// A store whose newest root lies at the beginning of its file, in what has come free there, and most leaves behind it.
+/// Makes a store whose newest root is at the beginning of its file, in space that was freed there. Most leaves are
+/// behind it.
 fn make_store(path: &Path) {
     let store = by_hand().open(path).unwrap();
     let map = store.map("map").unwrap();
@@ -393,7 +395,7 @@ fn make_store(path: &Path) {
     store.close().unwrap();
 }
 
-/// How many pairs of a damaged store can be read, and lines about what cannot.
+/// Returns the number of readable pairs of a damaged store, and lines about what is unreadable.
 fn save_what_can_be_read(store: &Store) -> (usize, Vec<String>) {
     let (snapshot, lost) = (store.snapshot().unwrap(), Lost::new());
     let mut saved = 0;
@@ -406,13 +408,13 @@ fn save_what_can_be_read(store: &Store) -> (usize, Vec<String>) {
     (saved, lost.list())
 }
 
-/// A device of which the second half does not answer any more.
+/// The second half of the device stops answering.
 fn on_failing_device(place: &Path) {
     let mounted = mount_ext4(place, 32, &[]);
     let path = mounted.join("store");
     make_store(&path);
     run(&["sync", "-f", mounted.to_str().unwrap()]);
-    // What the kernel remembers of the file would be served from there.
+    // Drops the file from the page cache, because reads would be served from there.
     let data = File::open(path.join("data")).unwrap();
     let store = Options::new().salvage(true).open(&path).unwrap();
     let (saved, lost) = save_what_can_be_read(&store);
@@ -427,7 +429,7 @@ fn on_failing_device(place: &Path) {
     let (saved, lost) = save_what_can_be_read(&store);
     println!("{saved} pairs were saved, and these were not: {lost:?}");
     assert!(!lost.is_empty(), "the device never failed");
-    // Nothing can be closed properly any more.
+    // A clean close is no longer possible.
     std::process::exit(0);
 }
 
@@ -443,7 +445,7 @@ fn device_that_fails_gives_errors_and_no_signal_while_a_store_is_saved() {
     in_namespace("failing device", true);
 }
 
-/// Another program cuts the data file off while a process has the store open.
+/// Another program truncates the data file while a process has the store open.
 fn read_what_is_cut_off(place: &Path) {
     let path = place.join("store");
     make_store(&path);
@@ -454,7 +456,7 @@ fn read_what_is_cut_off(place: &Path) {
         let mut cursor = snapshot.range(&map, ..).unwrap();
         while cursor.next().unwrap().is_some() {}
     };
-    // A page that is met for the first time is an error when it is missing.
+    // A missing page that is read for the first time is an error.
     read_all();
     let data = File::options().write(true).open(path.join("data")).unwrap();
     let length = data.metadata().unwrap().len();
@@ -462,13 +464,13 @@ fn read_what_is_cut_off(place: &Path) {
     read_all();
 }
 
-/// This is what the guide says: no promise can be made to the process itself. What is left of the file can be saved.
+/// The guide says this: no promise can be made to the process itself. The rest of the file can be saved.
 #[test]
 fn data_file_that_is_cut_off_under_a_process_is_a_signal_and_what_is_left_is_saved() {
     let place = Place::new();
     let output = child("cut", &place.beside(""), &[]);
     assert_eq!(output.status.signal(), Some(SIGBUS), "{:?}", output.status);
-    // What is missing stays missing, also where the process has made the file longer again.
+    // Missing data stays missing, even where the process has made the file longer again.
     match Options::new().read_only(true).open(place.beside("store")) {
         Ok(store) => assert_ne!(store.check(&mut |_| ()).unwrap().problems, [""; 0]),
         Err(error) => assert_eq!(error.kind(), Kind::Damaged, "{error}"),
@@ -499,7 +501,7 @@ fn bytes_that_change_under_a_process_are_found_by_the_checker() {
         .expect("the value");
     data.write_all_at(&[!bytes[at + 500]], at as u64 + 500).unwrap();
     let page = format!("page {} ", at as u64 / PAGE);
-    // Verified at the first touch, and not again.
+    // A page is verified at its first read, and not again.
     assert_ne!(map.get(key).unwrap().unwrap(), wanted);
     let problems = store.check(&mut |_| ()).unwrap().problems;
     assert!(problems.iter().any(|problem| problem.contains(&page)), "{problems:?}");

@@ -1,18 +1,18 @@
-//! The documentation is true as far as a program can tell: links lead somewhere, commands and files that it names exist,
-//! the program that opens the README runs.
+//! Checks the documentation as far as a program can: links have targets, the commands and files that it names exist,
+//! and the program at the start of the README runs.
 //!
-//! It reads every Markdown file of the repository and looks things up in the sources beside it. The programs in the guide
-//! are compiled and run as documentation tests of the crate; here it is only checked that none is left out.
+//! The test reads every Markdown file of the repository and compares it with the sources beside it. Documentation tests
+//! of the crate compile and run the programs in the guide; this test only checks that none is left out.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Exactly the program that opens the README.
+/// Exactly the program at the start of the README.
 mod first {
     include!("first/program.rs");
 
-    /// Runs it where it is allowed to leave a store behind.
+    /// Runs the program where it may leave a store behind.
     pub fn run() -> duramen::Result<()> {
         main()
     }
@@ -35,7 +35,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All files below a directory with this ending, but for what is built or hidden.
+/// Returns all files below a directory with this ending, except built or hidden ones.
 fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut waiting = vec![directory.to_path_buf()];
@@ -53,13 +53,13 @@ fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// A Markdown file, taken apart.
+/// A parsed Markdown file.
 struct Page {
     path: PathBuf,
     headings: Vec<String>,
-    /// Text outside of code, with the numbers of its lines.
+    /// Text outside code, with line numbers.
     prose: Vec<(usize, String)>,
-    /// Lines for a shell, in fences, indented or behind a prompt, and code inside of lines.
+    /// Shell lines in fences, indented or after a prompt, and inline code.
     code: Vec<(usize, String)>,
     has_rust: bool,
 }
@@ -106,7 +106,7 @@ impl Page {
         self.prose.push((number, text));
     }
 
-    /// Targets of the links in the text.
+    /// Returns the targets of the links in the text.
     fn links(&self) -> impl Iterator<Item = (usize, &str)> {
         self.prose.iter().flat_map(|(number, text)| {
             let targets = text.split("](").skip(1);
@@ -122,7 +122,7 @@ impl Page {
     }
 }
 
-/// What a heading is called in a link.
+/// Returns the anchor of a heading.
 fn anchor(heading: &str) -> String {
     let kept = |letter: &char| letter.is_alphanumeric() || [' ', '-', '_'].contains(letter);
     let letters = heading.trim().chars().filter(kept);
@@ -201,7 +201,7 @@ fn every_command_names_what_exists() {
     assert_none(problems);
 }
 
-/// What commands may name.
+/// The names that commands may use.
 struct Known {
     packages: BTreeSet<String>,
     aliases: BTreeSet<String>,
@@ -341,7 +341,7 @@ fn one_of(paths: &[String]) -> Result<(), String> {
     }
 }
 
-/// Names of the lab's workloads: each is declared by `name: "..."` in a source file of the directory.
+/// Returns the names of the lab's workloads: each is declared by `name: "..."` in a source file of the directory.
 fn workload_names(directory: &Path) -> BTreeSet<String> {
     let declared = |path: PathBuf| {
         let text = read(&path);
@@ -354,7 +354,7 @@ fn workload_names(directory: &Path) -> BTreeSet<String> {
     files(directory, ".rs").into_iter().flat_map(declared).collect()
 }
 
-/// The subcommands of a program: the variants of its enumerations that derive `Subcommand`.
+/// Returns the subcommands of a program: the variants of its enumerations that derive `Subcommand`.
 fn subcommands(sources: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for path in files(sources, ".rs") {
@@ -374,7 +374,7 @@ fn subcommands(sources: &Path) -> BTreeSet<String> {
     found
 }
 
-/// `SyncedPuts` as clap shows it: `synced-puts`.
+/// Converts `SyncedPuts` to clap's form: `synced-puts`.
 fn kebab(variant: &str) -> String {
     let mut name = String::new();
     for letter in variant.chars() {

@@ -1,12 +1,12 @@
-//! Full disks on file systems of several kinds: those that write in place, and those that copy on write, where also bytes
-//! that a file has may find the disk full when they are written again.
+//! Full disks on several kinds of file systems: those that write in place, and those that copy on write. On the second
+//! kind even overwriting existing bytes of a file may find the disk full.
 //!
-//! Several processes write while another file fills the disk, after a copy was made that shares their blocks. Calls are
-//! refused with a typed error, no process dies of a signal, what was acknowledged is there, deleting works, and so do puts
-//! once there is room.
+//! Several processes write while another file fills the disk, after a copy that shares their blocks was made. Calls are
+//! refused with a typed error, and no process dies of a signal. Acknowledged changes are present, deletions work, and
+//! puts work once there is space.
 //!
-//! The file systems are made in files, which takes root, loop devices and the programs that make them. A row that cannot
-//! be made here says why on standard error, and passes; with `DURAMEN_TOOLS_REQUIRED` set it fails.
+//! The file systems are made in files, which requires root, loop devices and the programs that make them. A row that
+//! cannot be made here reports why on standard error, and passes; with `DURAMEN_TOOLS_REQUIRED` set it fails.
 
 mod common;
 
@@ -24,16 +24,16 @@ use duramen::{Durability, Error, Kind, Map, Options, Store};
 const ROLE: &str = "DURAMEN_FILESYSTEMS_ROLE";
 const PLACE: &str = "DURAMEN_FILESYSTEMS_PLACE";
 const WRITERS: usize = 3;
-/// What other files take before the writers begin, so that at least this comes free when these files are removed.
+/// Space that other files take before the writers begin. Removing these files frees at least this space.
 const ROOM_BYTES: usize = 8 << 20;
 
 /// A kind of file system.
 struct Row {
     name: &'static str,
-    /// What makes it in a file; nothing: it is in memory.
+    /// The command that makes it in a file; empty for a file system in memory.
     made_by: &'static [&'static str],
     mebibytes: u64,
-    /// A line for the shell that makes a copy of `$STORE`, in `$ROOT/copy`, which shares its blocks.
+    /// A shell line that copies `$STORE` to `$ROOT/copy` with shared blocks.
     copied_by: &'static str,
 }
 
@@ -103,7 +103,7 @@ fn said(output: &Output) -> String {
     format!("{out}{errors}")
 }
 
-/// Why a row cannot be made here.
+/// Returns why a row cannot be made here.
 fn hindrance(row: &Row) -> Option<String> {
     let runs = |line: &[&str]| {
         let output = Command::new(line[0]).args(&line[1..]).output();
@@ -130,11 +130,11 @@ fn try_row(name: &str) {
     if let Some(reason) = hindrance(row) {
         let message = format!("skipped: {name}: {reason}\n");
         assert!(std::env::var_os("DURAMEN_TOOLS_REQUIRED").is_none(), "{message}");
-        // Not by a macro: what those print of a test that passes is not shown.
+        // Uses no print macro, because the output of a passing test's macros is hidden.
         let _ = std::io::stderr().write_all(message.as_bytes());
         return;
     }
-    // One at a time: each row syncs all file systems, and waits for those of the others.
+    // Runs one row at a time: each row syncs all file systems, and would wait for those of the others.
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let place = Place::new();
@@ -199,10 +199,11 @@ fn mount(row: &Row, place: &Path) -> PathBuf {
     root
 }
 
-/// A file that takes all room.
+/// Creates a file that takes all space.
 fn fill(path: &Path) {
     let mut file = File::options().append(true).open(path).unwrap();
-    // What the file system only promised so far, it has to keep; some have a little more after that.
+    // The sync forces the file system to allocate what it has only promised. Some file systems have a little more space
+    // after that.
     for _ in 0..3 {
         for piece in [vec![1; 1 << 20], vec![1; 4096]] {
             while file.write_all(&piece).is_ok() {}
@@ -211,7 +212,7 @@ fn fill(path: &Path) {
     }
 }
 
-/// What the writers are to do now is the name of a file; that one has done so, another.
+/// Announces a phase to the writers by creating a file of that name. Another file announces that a writer has done it.
 fn tell(place: &Path, phase: &str) {
     File::create(place.join(phase)).unwrap();
 }
@@ -222,8 +223,8 @@ fn await_word(place: &Path, phase: &str) {
     }
 }
 
-/// The processes that write. They end with the test: those that went on would keep what they print to open, and
-/// the test waits for the end of that.
+/// The writing processes. They end with the test. A surviving writer would keep the output pipe open, and the test
+/// waits for the end of that pipe.
 struct Writers(Vec<Child>);
 
 impl Drop for Writers {
@@ -254,7 +255,7 @@ fn on_full_disk(row: &Row, place: &Path) {
     File::create(root.join("ballast"))
         .and_then(|mut file| file.write_all(&vec![1; ROOM_BYTES]))
         .unwrap();
-    // A full XFS has no room for another inode.
+    // A full XFS has no space for another inode.
     File::create(root.join("more ballast")).unwrap();
     let store_path = root.join("store");
     let spawn = |number: usize| {
@@ -350,7 +351,7 @@ impl Writer {
         }
         writer.be_refused(is_in_place);
         done("fuller");
-        // No writer takes the room that is made before all writers have put their pairs into it.
+        // No writer takes the freed space before all writers have put their pairs into it.
         await_word(place, "room");
         for put in 0..300u32 {
             writer
@@ -379,8 +380,8 @@ impl Writer {
         writer.store.close().unwrap();
     }
 
-    /// Goes on until the disk was full for it several times, and several deletions were made since: those must work where
-    /// the file system writes in place.
+    /// Continues until this writer has met a full disk several times and has made several deletions. Deletions must
+    /// work where the file system writes in place.
     fn be_refused(&mut self, is_in_place: bool) {
         let (refusals, deletions) = if is_in_place { (20, 20) } else { (5, 0) };
         let (refused, deleted) = (self.refused + refusals, self.deleted + deletions);

@@ -1,9 +1,9 @@
-//! What transactions see of each other. Each anomaly is first shown to appear one level lower (single operations
-//! instead of a transaction, snapshot isolation instead of serialisable), so that its absence one level higher says
-//! something.
+//! What transactions see of each other. For each anomaly, the test first shows that it appears one level lower: single
+//! operations instead of a transaction, or snapshot isolation instead of serialisable. Its absence one level higher is
+//! then meaningful.
 //!
-//! Everything runs several times: with what the transactions disagree about in the log, and with it folded into the
-//! base between their beginnings and their commits, because conflicts are looked for in other places then.
+//! Every scene runs several times: with the conflicting data in the log, and with it folded into the base between begin
+//! and commit. The store looks for conflicts in different places then.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn serializable() -> TransactionOptions {
     TransactionOptions::new().serializable()
 }
 
-/// A store on a simulated disk in which tests interleave transactions by hand.
+/// A store on a simulated disk, in which tests interleave transactions by hand.
 struct Scene {
     store: Store,
     map: Map,
@@ -35,7 +35,7 @@ impl Scene {
         Scene { store, map, folds }
     }
 
-    /// Moves what was committed so far into the base, in the runs that do so.
+    /// Moves the commits so far into the base, in the runs that fold.
     fn fold(&self) {
         if self.folds {
             self.store.maintain().unwrap();
@@ -60,7 +60,7 @@ impl Scene {
     }
 }
 
-/// Runs a scene with everything in the log, and with folds in between.
+/// Runs a scene once with everything in the log, and once with folds in between.
 fn in_every_setting(act: impl Fn(&Scene)) {
     for folds in [false, true] {
         let scene = Scene::new(folds);
@@ -81,7 +81,7 @@ fn number(value: Option<impl AsRef<[u8]>>) -> i64 {
     value.map_or(0, |value| std::str::from_utf8(value.as_ref()).unwrap().parse().unwrap())
 }
 
-/// Fails unless the commit is refused because of this key.
+/// Fails unless the commit is refused with a conflict at this key.
 #[track_caller]
 fn assert_conflict(outcome: Result<impl Sized>, key: &str) {
     let Err(error) = outcome else {
@@ -381,7 +381,7 @@ fn no_phantom_appears_in_a_snapshot_or_transaction() {
 type Read = fn(&Transaction, &Map);
 type Change = fn(&Scene);
 
-/// Ways to find out that nobody else is in a range, each of which reads all of it.
+/// Ways to find out that a range has no other keys; each of them reads all of it.
 const READS: [(&str, Read); 5] = [
     ("count", |tx, map| {
         assert_eq!(tx.count(map, &b"d"[..]..&b"e"[..]).unwrap(), 1)
@@ -833,7 +833,7 @@ fn closure_runs_again_after_a_conflict_and_at_last_in_turn() {
         let outcome = scene.store.transact(|tx| -> duramen::Result<i32> {
             runs += 1;
             let seen = number(tx.get(&scene.map, b"a")?);
-            // No other writer gets in once the closure runs exclusively: the put below would wait for it then.
+            // Other writers are locked out once the closure runs exclusively, and the put below would wait.
             if runs <= 10 {
                 let put = || scene.put("a", &(seen + 1).to_string());
                 thread::scope(|scope| scope.spawn(put).join().unwrap());
@@ -1211,7 +1211,7 @@ fn transaction_writes_after_it_has_read_by_cursor() {
 const THREADS: usize = 4;
 const ROUNDS: usize = 400;
 
-/// Runs the same thing in several threads at once and returns what each of them made.
+/// Runs a function in several threads at once, and returns the result of each.
 fn contend<T: Send>(act: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let barrier = Barrier::new(THREADS);
     thread::scope(|scope| {

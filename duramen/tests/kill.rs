@@ -1,9 +1,10 @@
-//! Real processes that are killed while they write, and a supervisor that knows what they were told is safe.
+//! Real processes that are killed while they write, and a supervisor that knows which of their commits were
+//! acknowledged.
 //!
-//! The test program starts itself again as the writer: several threads, each with keys of its own, do what follows
-//! from (seed, thread, step) alone, and report before and after each step over a pipe. So the supervisor's ledger is
-//! two numbers a thread. After a kill the store must show, thread by thread, the state after the last acknowledged
-//! step, or that after the step in flight, and nothing else: that covers loss, tearing and half transactions.
+//! The test program starts itself again as the writer. Several threads, each with its own keys, do what (seed, thread,
+//! step) alone determines, and report before and after each step over a pipe. The supervisor's ledger is therefore two
+//! numbers a thread. After a kill the store must show, thread by thread, the state after the last acknowledged step or
+//! after the step in flight, and nothing else. That covers loss, tearing and half transactions.
 
 mod common;
 
@@ -20,7 +21,7 @@ use duramen::{Batch, Durability, Kind, Map, Options, Reason, Snapshot, Store, Tr
 use fastrand::Rng;
 
 const THREADS: usize = 3;
-/// How much of the pairs a thread has.
+/// Number of keys of each thread.
 const KEYS: u32 = 150;
 
 const CHILD_PATH: &str = "DURAMEN_CHILD_PATH";
@@ -28,7 +29,7 @@ const CHILD_ROLE: &str = "DURAMEN_CHILD_ROLE";
 const CHILD_SEED: &str = "DURAMEN_CHILD_SEED";
 const CHILD_STEPS: &str = "DURAMEN_CHILD_STEPS";
 
-// What a writer does, and what that leaves.
+// The steps of a writer, and their results.
 
 /// One step of one thread.
 #[derive(Clone, Debug)]
@@ -56,12 +57,12 @@ enum What {
         low: u32,
         high: u32,
     },
-    /// The same pair in two maps, a message and an addition, in one transaction.
+    /// One pair in two maps, a message and an addition, in one transaction.
     Pair {
         key: u32,
         length: usize,
     },
-    /// Several neighbours at once, the first of them deleted.
+    /// Several neighbouring keys at once, the first of them deleted.
     Batch {
         first: u32,
         count: u32,
@@ -133,8 +134,8 @@ fn prefix(thread: usize) -> [u8; 3] {
     [b't', b'0' + thread as u8, b'/']
 }
 
-/// A value that tells whether it belongs to its key and is whole: a checksum of the key, the step and the length, and
-/// bytes that follow from it.
+/// Returns a value that shows whether it is complete and belongs to its key: a checksum of the key, the step and the
+/// length, and bytes derived from it.
 fn value(key: &[u8], step: u64, length: usize) -> Vec<u8> {
     let mut sum = step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ length as u64;
     key.iter()
@@ -208,7 +209,7 @@ impl Tables {
     }
 }
 
-/// What one thread's keys and messages are, or should be.
+/// The keys and messages of one thread, found or expected.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct State {
     single: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -261,7 +262,7 @@ impl State {
         }
     }
 
-    /// Where two states differ, in short.
+    /// Describes the difference of two states briefly.
     fn difference(&self, other: &State) -> String {
         let maps = [
             ("single", &self.single, &other.single),
@@ -290,9 +291,9 @@ impl State {
     }
 }
 
-// The processes that are killed.
+// The writing processes, which are killed.
 
-/// Tells the supervisor something. One call writes one line, so that a kill does not leave half of one.
+/// Sends a line to the supervisor. One call writes one line, so that a kill does not leave half a line.
 fn report(line: std::fmt::Arguments<'_>) {
     std::io::stdout()
         .write_all(format!("@{line}\n").as_bytes())
@@ -318,7 +319,7 @@ fn attempt(path: &str, options: Options) -> String {
         .map_or_else(|error| error.to_string(), |_| "open".into())
 }
 
-/// Has the store open until the supervisor closes the pipe.
+/// Keeps the store open until the supervisor closes the pipe.
 fn hold(path: &str, options: Options) {
     let store = options.open(path).unwrap();
     store.map("held").unwrap().put(b"key", b"value").unwrap();
@@ -364,7 +365,7 @@ fn spawn(path: &Path, role: &str, more: &[(&str, String)]) -> Child {
         .unwrap()
 }
 
-/// The next line that the child reports; `None` when it is dead.
+/// Returns the next line that the child reports, or `None` when the child is dead.
 fn next_report(lines: &mut impl BufRead) -> Option<String> {
     loop {
         let mut line = String::new();
@@ -372,7 +373,7 @@ fn next_report(lines: &mut impl BufRead) -> Option<String> {
         if !line.ends_with('\n') {
             return None;
         }
-        // The test runner's own output comes without the sign, perhaps in front of it on the same line.
+        // The test runner's own output has no `@`, and may precede it on the same line.
         if let Some((_, report)) = line.trim_end().split_once('@') {
             return Some(report.to_string());
         }
@@ -384,15 +385,16 @@ fn next_report(lines: &mut impl BufRead) -> Option<String> {
 /// When a child is killed.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// So long after its start: perhaps while it recovers.
+    /// After this time from its start, which may be during recovery.
     After(Duration),
-    /// When this many steps were announced.
+    /// After this number of announced steps.
     Steps(u64),
 }
 
 struct Ledger {
     seed: u64,
-    /// For every thread: what must be there, the next step, and the step that was announced and not acknowledged.
+    /// For every thread: the state that must be present, the next step, and the step that was announced and not
+    /// acknowledged.
     threads: Vec<(State, u64, Option<u64>)>,
     acknowledged: u64,
     landed: u64,
@@ -436,7 +438,7 @@ impl Ledger {
             .count()
     }
 
-    /// Runs a writer until the moment comes, and kills it. Returns how many steps were in flight.
+    /// Runs a writer until the moment comes, and kills it. Returns the number of steps in flight.
     fn run_and_kill(&mut self, path: &Path, role: &str, moment: Moment) -> usize {
         let steps: Vec<String> = self.threads.iter().map(|(_, next, _)| next.to_string()).collect();
         let more = [(CHILD_SEED, self.seed.to_string()), (CHILD_STEPS, steps.join(","))];
@@ -467,7 +469,7 @@ impl Ledger {
         self.in_flight()
     }
 
-    /// Compares the store with the ledger, and enters which of the steps in flight took effect.
+    /// Compares the store with the ledger, and records which of the steps in flight took effect.
     fn check(&mut self, tables: &Tables) {
         let snapshot = tables.store.snapshot().unwrap();
         let messages = forwards(&mut snapshot.range(&tables.topic, ..).unwrap());
@@ -538,7 +540,7 @@ fn nothing_acknowledged_is_lost_and_nothing_is_torn_however_often_the_writer_is_
             "kill {kill}: {role}, {moment:?}, {in_flight} in flight, {} acknowledged",
             ledger.acknowledged
         );
-        // Now and then recovery is killed as well, or the next writer recovers what nobody looked at.
+        // Sometimes recovery is killed too, or the next writer recovers without a check in between.
         if rng.u32(0..3) == 0 {
             kill_while_opening(&place.path(), Duration::from_millis(rng.u64(2..25)));
         }
@@ -606,7 +608,7 @@ fn who_wants_a_store_alone_is_refused_while_another_process_has_it_open_which_is
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     assert_eq!(next_report(&mut lines).unwrap(), "open");
     assert_refused(Options::new().exclusive(true), &place.path(), child.id());
-    // Everybody else is let in, to read and to write.
+    // Every other process may open the store, to read and to write.
     let held = |store: &Store| {
         store
             .map("held")

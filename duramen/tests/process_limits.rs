@@ -1,8 +1,7 @@
-//! Limits that the kernel sets on a process (`ulimit`), with the default action of the signals that go with them: every
-//! call that meets one returns an error that says what to do, nothing is lost, and once the limit is raised everything
-//! goes on.
+//! Limits that the kernel sets on a process (`ulimit`), with the default action of their signals. Every call that meets
+//! a limit returns an error with a remedy, nothing is lost, and all work continues once the limit is raised.
 //!
-//! A limit counts for a whole process, so the test program starts itself again for each case.
+//! A limit applies to a whole process, so the test program starts itself again for each case.
 
 mod common;
 
@@ -18,7 +17,7 @@ use duramen::{Error, Kind, Map, Options, Store};
 const CASE: &str = "DURAMEN_LIMIT_CASE";
 const PLACE: &str = "DURAMEN_LIMIT_PLACE";
 
-/// Runs a test of this program again, alone in a new process, with a case for it, and returns what it printed.
+/// Runs a test of this program alone in a new process, with one case, and returns its output.
 fn in_new_process(test: &str, case: &str, place: &Path) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -32,7 +31,7 @@ fn in_new_process(test: &str, case: &str, place: &Path) -> String {
     said
 }
 
-/// The case of this process, and its place; none in the process that starts the others.
+/// Returns the case of this process and its place; `None` in the process that starts the others.
 fn case() -> Option<(String, PathBuf)> {
     Some((std::env::var(CASE).ok()?, std::env::var_os(PLACE)?.into()))
 }
@@ -51,7 +50,7 @@ fn limit(resource: libc::__rlimit_resource_t, to: u64) {
     }
 }
 
-/// The number that the next descriptor gets.
+/// Returns the number that the next descriptor gets.
 fn next_descriptor() -> u64 {
     let file = std::fs::File::open("/dev/null").unwrap();
     file.as_raw_fd() as u64
@@ -94,7 +93,7 @@ fn store_opens_once_there_are_descriptors_again_whichever_one_was_missing() {
     }
 }
 
-// The largest file that a process may write.
+// The maximum file size of a process.
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -129,7 +128,7 @@ fn assert_holds(store: &Store, model: &Model) {
     );
 }
 
-/// Makes changes until so many were refused. Each error must say that there is no room.
+/// Makes changes until `times` were refused. Each error must say that there is no space.
 fn change_until_refused(store: &Store, map: &Map, model: &mut Model, times: u32) {
     let mut rng = fastrand::Rng::with_seed(common::seed());
     let mut refused = 0;
@@ -145,7 +144,7 @@ fn change_until_refused(store: &Store, map: &Map, model: &mut Model, times: u32)
     panic!("{refused} calls were refused");
 }
 
-/// What must work once the limit is raised.
+/// Checks what must work once the limit is raised.
 fn assert_goes_on(store: Store, place: &Path, model: &mut Model) {
     limit(libc::RLIMIT_FSIZE, u64::MAX);
     assert_holds(&store, model);
@@ -166,7 +165,7 @@ fn assert_goes_on(store: Store, place: &Path, model: &mut Model) {
 #[test]
 fn files_that_may_not_grow_are_a_full_disk() {
     const NAME: &str = "files_that_may_not_grow_are_a_full_disk";
-    // Files of every kind meet it: the log has 0.5 MiB at first, the shared memory more than 6 MiB.
+    // Files of every kind meet the limit: the log has 0.5 MiB at first, the shared memory more than 6 MiB.
     const LIMITS_KIB: [u64; 9] = [0, 4, 100, 500, 1_000, 6_200, 6_500, 8_000, 16_000];
     let Some((case, place)) = case() else {
         for kib in LIMITS_KIB {
@@ -196,7 +195,7 @@ fn files_that_may_not_grow_are_a_full_disk() {
     let map = store.map("map").unwrap();
     change_until_refused(&store, &map, &mut model, 100);
     assert_holds(&store, &model);
-    // A process that ends now, and one that opens the store under the limit.
+    // This process leaves the store, and opens it again under the limit.
     drop((map, store));
     match options().open(&place) {
         Ok(store) => assert_holds(&store, &model),

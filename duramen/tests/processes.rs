@@ -1,9 +1,10 @@
-//! Several real processes that write one store at once, folding in the background, while they are killed and stopped at
-//! random; and a supervisor with the store open too, who knows what each of them was told is there.
+//! Several real processes that write one store at once and fold in the background, while they are killed and suspended
+//! at random. A supervisor also has the store open, and knows what was acknowledged to each of them.
 //!
-//! The test program starts itself again as a writer. A writer has keys of its own, and what it does follows from its number
-//! and that of the step alone; it tells of every step that was acknowledged. So the supervisor's ledger is one number for
-//! each: after a kill the store must show, for that writer, the state after the last acknowledged step or the next.
+//! The test program starts itself again as a writer. A writer has its own keys. Its number and the number of the step
+//! alone determine what it does, and it reports every acknowledged step. The supervisor's ledger is therefore one
+//! number for each writer. After a kill the store must show, for that writer, the state after the last acknowledged
+//! step or after the next.
 
 mod common;
 
@@ -52,11 +53,11 @@ impl Maps {
 
 /// What a step does.
 enum Step {
-    /// The same pair in both maps, and a message and an addition that all writers share.
+    /// One pair in both maps, with a message and an addition that all writers share.
     Pair(u32, usize),
-    /// Neighbours in both maps.
+    /// Neighbouring keys in both maps.
     Batch(u32),
-    /// Neighbours are removed from both maps.
+    /// Removes neighbouring keys from both maps.
     Remove(u32, u32),
 }
 
@@ -77,7 +78,7 @@ fn key(writer: u8, key: u32) -> Vec<u8> {
     [&[writer][..], &key.to_be_bytes()].concat()
 }
 
-/// A value that tells whether it is whole.
+/// Returns a value that shows whether it is complete.
 fn value(step: u64, length: usize) -> Vec<u8> {
     let mut rng = Rng::with_seed(step ^ (length as u64) << 40);
     let mut value = step.to_be_bytes().to_vec();
@@ -111,7 +112,7 @@ fn perform(maps: &Maps, writer: u8, number: u64) -> duramen::Result<()> {
     }
 }
 
-/// What one writer's keys hold, and how many messages it sent.
+/// The keys of one writer, and its number of messages.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct State {
     pairs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -158,20 +159,20 @@ fn writer_process() {
     let writer = number(NUMBER) as u8;
     for step in number(STEP).. {
         perform(&maps, writer, step).expect("a step");
-        // One call writes one line, so that a kill does not leave half of one.
+        // One call writes one line, so that a kill does not leave half a line.
         let line = format!("@{}\n", step + 1);
         std::io::stdout().write_all(line.as_bytes()).expect("a listener");
     }
 }
 
-/// A writer, and what is known of it.
+/// A writer, and the supervisor's knowledge of it.
 struct Writer {
     number: u8,
     child: Child,
     listener: Option<JoinHandle<()>>,
-    /// Steps that it was told are there.
+    /// Number of steps that the writer reported as acknowledged.
     acknowledged: Arc<AtomicU64>,
-    /// The state after so many steps.
+    /// The state after `steps` steps.
     state: State,
     steps: u64,
 }
@@ -203,7 +204,8 @@ impl Writer {
         self.listener.take().expect("a listener").join().expect("its end");
     }
 
-    /// Compares what is there with what the dead writer was told. Returns whether a step took effect of which it was not.
+    /// Compares the store with the acknowledgements of the dead writer. Returns whether a step took effect without an
+    /// acknowledgement.
     fn check(&mut self, maps: &Maps) -> bool {
         let acknowledged = self.acknowledged.load(Ordering::SeqCst);
         (self.steps..acknowledged).for_each(|step| self.state.apply(self.number, step));
@@ -264,7 +266,7 @@ fn nothing_acknowledged_is_lost_and_nobody_stops_however_often_writers_are_kille
     for kill in 0..kills {
         thread::sleep(Duration::from_millis(rng.u64(5..200)));
         if rng.u32(..4) == 0 {
-            // A stopped writer holds nobody up for long who does not commit, and goes on.
+            // Processes that do not commit never wait long for a suspended writer. The writer continues when resumed.
             let stopped = &writers[rng.usize(..writers.len())];
             stopped.signal("-STOP");
             State::found(&maps, &maps.store.snapshot().expect("a snapshot"), stopped.number);
@@ -293,7 +295,7 @@ fn nothing_acknowledged_is_lost_and_nobody_stops_however_often_writers_are_kille
     assert!(steps > 5 * kills as u64, "{steps} steps");
     assert_eq!(mine.count().expect("a count"), kills as u64 + 1);
     assert_sound(&maps.store);
-    // What was held is free soon.
+    // The resources of the dead writers are free soon.
     let deadline = Instant::now() + Duration::from_secs(10);
     let processes = || maps.store.stat().expect("figures").processes.len();
     while processes() > 1 {

@@ -1,9 +1,10 @@
-//! How much room a store takes: pages are used again while readers are open, what nobody can see any more is given
-//! back, and a store that was emptied is small.
+//! The space that a store takes. Pages are reused while readers are open, data that no reader can see any more is
+//! freed, and an emptied store is small.
 //!
-//! The bounds are multiples of the bytes of all keys and values; what was measured is printed. Of a file that is being
-//! overwritten about one such multiple is what is shown, one the version before it (until the new one is durable), and
-//! the rest is promised to commits that are in the log and not folded: so a full disk is met by a commit, not a fold.
+//! The bounds are multiples of the bytes of all keys and values, and the tests print what they measured. For a file
+//! that is being overwritten, about one such multiple is the visible version. Another is the previous version, until
+//! the new one is durable. The rest is reserved for commits that are in the log and not folded, so that a commit meets
+//! a full disk, not a fold.
 
 mod common;
 
@@ -16,7 +17,7 @@ use fastrand::Rng;
 
 const PAIRS: u64 = 20_000;
 const VALUE_BYTES: usize = 300;
-/// What everything is measured by.
+/// The unit of all bounds.
 const DATA_BYTES: u64 = PAIRS * (8 + VALUE_BYTES as u64);
 
 fn options() -> Options {
@@ -69,7 +70,7 @@ fn show(what: &str, bytes: u64) {
 }
 
 /// Overwrites everything twenty times; `hold` says what to do with the snapshots. Returns the largest size of the data
-/// file, which must not grow for ever.
+/// file, whose growth must be bounded.
 fn largest_file(place: &Place, mut hold: impl FnMut(&Store, &Map, u64)) -> u64 {
     let mut rng = Rng::with_seed(seed());
     let (store, map) = open(place);
@@ -140,7 +141,7 @@ fn log_stays_in_proportion_and_is_cut_when_the_store_is_quiet() {
         largest < 10 * DATA_BYTES,
         "the log was never shorter than everything that was written"
     );
-    // What takes commits, and two prepared generations.
+    // The log file that takes commits, and two prepared generations.
     let quiet = wait_until(|| store.stat().unwrap().log_bytes <= 4 << 20);
     show("log of the quiet store", store.stat().unwrap().log_bytes);
     assert!(quiet);
@@ -158,7 +159,7 @@ fn wait_until(done: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Ways to delete everything.
+/// Deletes everything in one of several ways.
 fn empty(store: &Store, map: &Map, how: usize) {
     match how {
         0 => map.clear().unwrap(),
@@ -167,9 +168,9 @@ fn empty(store: &Store, map: &Map, how: usize) {
     }
 }
 
-/// What the background leaves of an emptied store at most: it does not rewrite a file for less.
+/// Maximum size that the background leaves of an emptied store: it does not rewrite a file for less.
 const LEFT_BYTES: u64 = 16 << 20;
-/// What is left when everything was asked for.
+/// Maximum size after an explicit compaction.
 const COMPACT_BYTES: u64 = 8 << 20;
 
 #[test]
@@ -212,7 +213,7 @@ fn emptied_and_quiet_store_takes_less_than_two_mebibytes_with_all_its_files() {
         let (store, map) = open(&place);
         (0..3).for_each(|round| overwrite(&store, &map, round, &mut rng));
         empty(&store, &map, how);
-        // 240 KiB of the length lie between the meta pages, and have no blocks.
+        // 240 KiB of the length are between the meta pages, and have no blocks.
         let is_small =
             wait_until(|| directory_bytes(&place.path()).0 < 2 << 20 && file_bytes(&place, "data") < 960 << 10);
         println!("emptied in way {how}: {:?}", directory_bytes(&place.path()));
@@ -234,7 +235,7 @@ fn quiet_store_moves_its_last_pages_to_the_front_and_gets_shorter() {
     (0..PAIRS).for_each(|number| batch.put(&map, key(number), [5; VALUE_BYTES]).unwrap());
     store.write(batch).unwrap();
     store.maintain().unwrap();
-    // Pages all over the file are written again behind its end; fewer than a compaction would be for.
+    // Pages all over the file are rewritten at its end, fewer than would justify a compaction.
     (0..PAIRS)
         .step_by(10)
         .for_each(|number| map.put(key(number), [5; VALUE_BYTES]).unwrap());
@@ -257,7 +258,7 @@ fn space_comes_back_when_the_snapshot_that_held_it_is_dropped_long_after_the_las
     let snapshot = store.snapshot().unwrap();
     map.clear().unwrap();
     overwrite(&store, &map, 0, &mut rng);
-    // The store has tidied up for the first time by then.
+    // The store has done its first background cleanup by then.
     std::thread::sleep(Duration::from_millis(1500));
     assert!(data_file_bytes(&place) > 30_000_000);
     assert!(store.stat().unwrap().snapshots[0].pinned_bytes > 30_000_000);
@@ -301,7 +302,7 @@ fn transactions_that_are_rolled_back_leave_no_pages_behind() {
     let before = in_use();
     for round in 0..4u64 {
         let mut tx = store.begin(TransactionOptions::new()).unwrap();
-        // More than a transaction keeps in memory, so that part of it is written to the data file.
+        // This is more than a transaction keeps in memory, so a part of it is written to the data file.
         for number in 0..40_000 {
             tx.put(&map, key(number), [round as u8; 500]).unwrap();
         }
@@ -335,7 +336,7 @@ fn compacting_gives_back_what_scattered_deletes_left_free() {
     assert_sound(&store);
 }
 
-/// Bytes of the files in memory alone that this process has open.
+/// Returns the bytes of the in-memory files that this process has open.
 fn memory_file_bytes() -> u64 {
     let is_in_memory = |path: &std::path::Path| {
         std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"))

@@ -1,5 +1,5 @@
 //! Checksums of what is stored (CRC-32C, by the processor's instruction where it has one) and hashes of keys (XXH3,
-//! seeded per store so that nobody can choose keys that collide).
+//! seeded per store so that no client can choose colliding keys).
 
 use crate::planted::{PlantedBug, is_planted};
 
@@ -17,8 +17,8 @@ pub(crate) fn checksum_with(seed: u32, bytes: &[u8]) -> u32 {
 /// What the random id of a store contributes to everything that the store writes, so that recovery never believes bytes
 /// that another store wrote, or that a user who does not know the id put into a value.
 ///
-/// A forged record must hit both `record_magic` and a checksum begun with `records`: 64 bits that are secret to a program
-/// that cannot read the store's files.
+/// A forged record must hit both `record_magic` and a checksum begun with `records`: 64 bits that are secret to a
+/// program that cannot read the store's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreSeeds {
     /// First word of each record of the log.

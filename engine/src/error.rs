@@ -24,8 +24,8 @@ pub enum Kind {
     MakeSpace,
     /// Stored bytes are not what was written; restore them from a copy.
     Damaged,
-    /// The commit was made and can be seen, but another process keeps it from being known whether it survives power loss.
-    /// Call [`crate::Store::sync`] later; the same call again would make the commit a second time.
+    /// The commit was made and can be seen, but another process keeps it from being known whether it survives power
+    /// loss. Call [`crate::Store::sync`] later; the same call again would make the commit a second time.
     Sync,
     /// The store stopped itself after an input/output error; open it anew.
     Reopen,
@@ -188,8 +188,8 @@ pub enum Reason {
         /// Who holds it: process id and name of the one that writes, or in words that others only read.
         holder: String,
     },
-    /// Other processes have the store open, and share memory in a file that this process does not see: it runs in another
-    /// container, or they have just left.
+    /// Other processes have the store open, and share memory in a file that this process does not see: it runs in
+    /// another container, or they have just left.
     #[error(
         "the store at {path} is in use by processes that share memory in {memory}, which is not to be seen here; give all of them the same directory for that (`/dev/shm`, or `Options::region_directory`), or close it there first"
     )]
@@ -228,8 +228,8 @@ pub enum Reason {
         /// How long this call waited.
         waited: std::time::Duration,
     },
-    /// A commit was made, and a process that was stopped keeps it from being known whether it survives power loss. It is
-    /// as durable as a written one.
+    /// A commit was made, and a process that was stopped keeps it from being known whether it survives power loss. It
+    /// is as durable as a written one.
     #[error(
         "commit {commit} is written, and not known to survive power loss: process {process} has been holding up syncs for {waited:?}; let it go on if it was stopped, or end it, and call `sync` (writing again would write twice)"
     )]
@@ -357,7 +357,7 @@ pub enum Reason {
         /// The error that stopped the store.
         cause: String,
     },
-    /// The snapshot was ended by somebody else.
+    /// The snapshot was ended by another thread or process.
     #[error("the snapshot was ended (by `end_snapshot`); take a new one")]
     SnapshotEnded,
     /// The store was closed.
@@ -517,7 +517,7 @@ fn in_words(holder: &str) -> String {
     }
 }
 
-/// A path that is missing or forbidden stays so until somebody acts; a device or a system that is short of something
+/// A path that is missing or forbidden stays so until a person acts; a device or a system that is short of something
 /// may answer the next time.
 fn kind_of_io(error: std::io::ErrorKind) -> Kind {
     use std::io::ErrorKind;
@@ -544,7 +544,8 @@ impl From<Reason> for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // This is what a program prints whose `main` returns it. The text has the facts; of the reason its name will do.
+        // This is what a program prints whose `main` returns it. The text has the facts; of the reason its name will
+        // do.
         let reason = format!("{:?}", self.0);
         let name = reason.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
         write!(f, "{self} ({:?}, {name})", self.kind())
@@ -589,7 +590,7 @@ pub(crate) fn unless_full<T>(done: Result<T>) -> Result<Option<T>> {
 
 /// What it is that belongs to another store: layers above the engine have maps whose names no user knows.
 fn foreign(map: &str) -> String {
-    if crate::core::catalog::is_reserved(map) {
+    if crate::map_name::is_reserved(map) {
         return "the handle of a topic or group belongs to another store; open it in this store".to_string();
     }
     format!("the handle of map {map:?} belongs to another store; open the map in this store")

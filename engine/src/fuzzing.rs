@@ -1,5 +1,5 @@
-//! What the fuzz targets in `fuzz/` need from inside the engine: bodies for pages and logs, and the repair of checksums,
-//! without which nearly every changed byte would be refused before the code under test sees it.
+//! What the fuzz targets in `fuzz/` need from inside the engine: bodies for pages and logs, and the repair of
+//! checksums, without which nearly every changed byte would be refused before the code under test sees it.
 //!
 //! Compiled with the feature `fuzzing` only. Nothing here is part of the interface.
 
@@ -8,10 +8,10 @@ use crate::btree::{
     self, ChangeStream, Cursor, Link, MergeOptions, Root, Stored, count_below, find, seal_page, verify_page,
 };
 use crate::checksum::{StoreSeeds, checksum, checksum_with, key_hash};
-use crate::datafile::meta::{FORMAT, META_PAGES};
+use crate::datafile::meta::META_PAGES;
 use crate::error::Result;
 use crate::key::full_key::FullRange;
-use crate::limits::{BRANCH_BYTES, KEY_BYTES_MAX, PAGE_BYTES};
+use crate::limits::{BRANCH_BYTES, FORMAT, KEY_BYTES_MAX, PAGE_BYTES};
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, body_checksum, first_record,
     record_bytes, scan,
@@ -193,7 +193,7 @@ fn decode_body(body: &[u8]) {
                 other => panic!("a reference to a value is stored as {other:?}"),
             },
             OperationKind::DeleteRange => {}
-            OperationKind::Run => drop(crate::read::view::decode_root(operation.value)),
+            OperationKind::Run => drop(crate::log::decode_root(operation.value)),
         }
     }
     assert_eq!(end, body.len());

@@ -1,18 +1,27 @@
 //! The ordered, transactional, memory-mapped store that everything in Duramen stands on.
 //!
-//! Programs use it through the `duramen` crate, which has the overview. Inside, the layers of modules are declared bottom
-//! first, and each uses only those above it, but for `core`, which holds the parts together. `ARCHITECTURE.md` at the root of
+//! Programs use it through the `duramen` crate, which has the overview. Inside, the layers are declared bottom first,
+//! and each imports only from those declared before it; `tests/layers.rs` checks that. `ARCHITECTURE.md` at the root of
 //! the repository tells the life of a write, a read and a crash, and in which order to read the code.
 //!
-//! `unsafe` is used for three things: memory that is mapped from files (`pages`, `log`, `region`), the index in shared
-//! memory (`index`), and keys on the stack (`full_key`).
+//! `unsafe` is used for three things: memory that is mapped from files (`datafile`, `log`, `region`), the index in
+//! shared memory (`index`), and keys on the stack (`key`).
 
-mod checksum;
-mod error;
-mod limits;
+// Bottom first; the blank lines keep this order.
 #[doc(hidden)]
 pub mod planted;
+
+mod limits;
+
+mod map_name;
+
+mod error;
+
+mod checksum;
+
 mod progress;
+
+mod settings;
 
 mod key;
 
@@ -63,14 +72,14 @@ pub use api::changes::{Change, Changes, ChangesFrom, CommitChanges};
 pub use api::closing::CloseFuture;
 pub use api::future::CommitFuture;
 pub use api::map::{Map, Maps};
-pub use api::options::{Maintenance, Options};
+pub use api::options::Options;
 pub use api::pairs::Pairs;
 #[doc(hidden)]
 pub use api::sequence::{Item, STAMP_BYTES, Sequence, SequenceState, Stamp, Ticket};
 pub use api::snapshot::{Cursor, Snapshot, ValueReader};
 pub use api::store::Store;
 pub use api::transaction::{ExtractIf, Rollback, Savepoint, Transaction, TransactionOptions};
-pub use commit::{Commit, Durability};
+pub use commit::Commit;
 #[doc(hidden)]
 pub use core::bell::{Bell, Listener};
 pub use core::watch::BackgroundError;
@@ -85,3 +94,4 @@ pub use progress::Progress;
 #[doc(hidden)]
 pub use read::scan::keys_passed_by_walks;
 pub use read::value::Value;
+pub use settings::{Durability, Maintenance};

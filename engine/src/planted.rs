@@ -1,4 +1,4 @@
-//! Bugs that are planted on purpose, each at the place where somebody could make it by mistake, to see whether the
+//! Bugs that are planted on purpose, each at a place where it could happen by mistake, to see whether the
 //! tests find it (`tests/planted.rs`). They exist only with the cargo feature `planted-bugs`, which the engine's own
 //! tests turn on; without it every question is answered by a constant, and nothing of this is in the program.
 //!
@@ -38,18 +38,18 @@ pub enum PlantedBug {
     EpochNotSynced,
     /// A panic in the middle of a commit stops nothing.
     PanicPassedOver,
-    /// Whoever takes the commit lock from a dead process leaves its commit half in the index.
+    /// The next holder of a dead process's commit lock leaves that commit half in the index.
     CommitNotFinished,
-    /// Whoever takes the allocator's lock from a dead process goes on with what that had changed.
+    /// The next holder of a dead process's allocator lock continues with its unfinished changes.
     AllocatorNotUndone,
     /// Pages stay taken for a tree that a dead process was writing.
     TreeNotGivenUp,
     /// What a dead process had published is not put in order.
     TreeNotPutInOrder,
-    /// Nobody gives back what a dead process had.
+    /// No process gives back what a dead process held.
     DeadNotBuried,
-    /// Whoever opens the store does not wait until it is decided whether the last commit of a dead process stands. Nobody
-    /// buries the dead just then either, as when somebody else is at it.
+    /// An opening does not wait until it is decided whether the last commit of a dead process stands. It does not bury
+    /// the dead either, as when another process is doing so.
     OpenedUndecided,
     /// A sync counts although another description may have been told of something that could not be written.
     SyncedInDoubt,
@@ -100,14 +100,15 @@ pub fn kill_at(point: i64) {
     POINTS_LEFT.store(point, std::sync::atomic::Ordering::SeqCst);
 }
 
-/// The same, but there it is stopped, until somebody lets it go on.
+/// Suspends the process at this kill point, until a test resumes it.
 #[cfg(feature = "planted-bugs")]
 pub fn stop_at(point: i64) {
     IS_STOPPED.store(true, std::sync::atomic::Ordering::SeqCst);
     kill_at(point);
 }
 
-/// Panics of the thread that comes to that place, instead. Only for tests in which no other thread comes to such places.
+/// Panics of the thread that comes to that place, instead. Only for tests in which no other thread comes to such
+/// places.
 #[cfg(feature = "planted-bugs")]
 pub fn panic_at(point: i64) {
     PANIC_POINTS_LEFT.set(point);

@@ -1,6 +1,6 @@
-//! Progress of long calls that keep folds out: the work is done in a thread of its own, and the caller's closure runs in
-//! the caller's, where it may take as long as it likes, and may commit. A commit that needs a fold waits for the work to
-//! end then; if the work waited for the closure too, neither would ever go on.
+//! Progress of long calls that keep folds out: the work is done in a thread of its own, and the caller's closure runs
+//! in the caller's, where it may take as long as it likes, and may commit. A commit that needs a fold waits for the
+//! work to end then; if the work waited for the closure too, neither would ever go on.
 //!
 //! Only the newest progress is kept: a closure that is slow misses some.
 
@@ -34,7 +34,7 @@ impl Latest {
         self.changed.notify_one();
     }
 
-    /// Waits for progress that nobody has seen. `None`: there will be no more.
+    /// Waits for progress that was not reported yet. `None`: there will be no more.
     fn next(&self) -> Option<Progress> {
         let guard = self.state.lock().unwrap_or_else(|e| e.into_inner());
         let is_waiting = |state: &mut State| state.progress.is_none() && !state.is_over;

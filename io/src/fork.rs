@@ -1,13 +1,14 @@
-//! What becomes of a store's locks when its process forks.
+//! Keeps a store's locks out of forked children.
 //!
-//! A lock of an open file description lasts as long as any descriptor of it, and a forked child has copies of them all: it
-//! would keep the locks of a parent that died, and nobody would ever notice the death. So every descriptor with locks is
-//! registered here, and right after a fork the child puts others in their place, which lead nowhere. The child also counts
-//! the fork: handles that were made before it know that they are not theirs to use any more.
+//! A lock of an open file description lasts as long as any descriptor of it. A forked child has copies of all
+//! descriptors. It would keep the locks of a dead parent, and no process would ever notice the death. So every
+//! descriptor with locks is registered here. Right after a fork the child replaces each of them with a descriptor that
+//! leads nowhere. The child also counts the fork: handles that were created before the fork then know that the child
+//! must not use them.
 //!
-//! `unsafe` is used to register the function that the C library calls in the child. Between `fork` and `exec` a child may
-//! only make calls that are safe in a signal handler: `dup3` is one, and taking a lock or memory is not, so the registry is
-//! an array of atomic numbers.
+//! `unsafe` registers the function that the C library calls in the child. Between `fork` and `exec` a child may only
+//! make calls that are safe in a signal handler. `dup3` is such a call; taking a lock or allocating memory is not. So
+//! the registry is an array of atomic numbers.
 
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
@@ -16,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
-/// Descriptors with locks that a process may have: one for each store that it has open, and a few for a moment.
+/// Maximum descriptors with locks in a process: one for each open store, and a few short-lived descriptors.
 const KEPT_MAX: usize = 4096;
 const NONE: i32 = -1;
 
@@ -24,14 +25,14 @@ static KEPT: [AtomicI32; KEPT_MAX] = [const { AtomicI32::new(NONE) }; KEPT_MAX];
 /// A descriptor that leads nowhere.
 static NOWHERE: AtomicI32 = AtomicI32::new(NONE);
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// Somebody opens a descriptor with locks, or forks.
+/// Set while a thread opens a descriptor with locks, or forks.
 static CHANGING: AtomicBool = AtomicBool::new(false);
 
-/// How many forks lie between the first process and this one, as far as the C library was asked for them. Who finds it
-/// changed since it opened something is in a child.
+/// Number of forks between the first process and this process, as far as the C library performed them. A handle that
+/// finds the number changed since it was opened is in a child.
 #[inline]
 pub fn forks() -> u32 {
-    // Relaxed: it changes in the only thread of a child, before that runs anything else.
+    // Relaxed: it changes in the only thread of a child, before that thread runs anything else.
     FORKS.load(Ordering::Relaxed)
 }
 
@@ -52,12 +53,13 @@ impl Deref for Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // Before it is closed: its number may be somebody else's right after that.
+        // Before the descriptor is closed: its number may belong to another file right after that.
         KEPT[self.place].store(NONE, Ordering::SeqCst);
     }
 }
 
-/// Opens and registers a descriptor that is to have locks. No fork happens in between, which would leave the child a copy.
+/// Opens and registers a descriptor that will hold locks. No fork happens in between, which would leave the child a
+/// copy.
 pub(crate) fn keep_from_children<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Kept, E> {
     watch_for_forks()?;
     begin_change();
@@ -79,7 +81,7 @@ fn register(descriptor: OwnedFd) -> Result<Kept, Errno> {
     }
 }
 
-/// Waits until nobody forks and nobody else opens a descriptor with locks: both take microseconds.
+/// Waits until no thread forks and no other thread opens a descriptor with locks. Both take microseconds.
 extern "C" fn begin_change() {
     while CHANGING.swap(true, Ordering::Acquire) {
         std::thread::yield_now();
@@ -90,8 +92,8 @@ extern "C" fn end_change() {
     CHANGING.store(false, Ordering::Release);
 }
 
-/// Makes the C library call [`in_child`] in children of this process. After a failure the next call tries again: a process
-/// that is short of descriptors may have some later.
+/// Makes the C library call [`in_child`] in children of this process. After a failure the next call tries again: a
+/// process that is short of descriptors may have some later.
 fn watch_for_forks() -> Result<(), Errno> {
     static WATCHES: AtomicBool = AtomicBool::new(false);
     static BEGINNING: Mutex<()> = Mutex::new(());
@@ -105,11 +107,11 @@ fn watch_for_forks() -> Result<(), Errno> {
         return Ok(());
     }
     if NOWHERE.load(Ordering::SeqCst) == NONE {
-        // Nothing leads through the reading end of a pipe whose other end is closed.
+        // Reads from a pipe whose write end is closed return nothing.
         let (nowhere, _) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         NOWHERE.store(nowhere.into_raw_fd(), Ordering::SeqCst);
     }
-    // SAFETY: the functions are there for as long as the program runs, and may be called around a fork.
+    // SAFETY: the functions exist for as long as the program runs, and may be called around a fork.
     match unsafe { libc::pthread_atfork(Some(begin_change), Some(end_change), Some(in_child)) } {
         0 => {
             // Release: pairs with the Acquire above.
@@ -127,8 +129,8 @@ extern "C" fn in_child() {
     for place in &KEPT {
         let number = place.load(Ordering::Relaxed);
         if number != NONE {
-            // SAFETY: numbers of descriptors; the child has nobody else who could use them at this moment. If it failed
-            // the child would keep the lock, as every program does that does not look after this.
+            // SAFETY: numbers of descriptors; the child has no other thread that could use them at this moment. If
+            // `dup3` failed, the child would keep the lock, like a child of any program without this protection.
             unsafe { libc::dup3(nowhere, number, libc::O_CLOEXEC) };
         }
     }

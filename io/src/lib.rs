@@ -1,8 +1,8 @@
 //! The only code of Duramen that touches the operating system.
 //!
-//! Everything above this crate sees a store directory as a [`Storage`] that hands out [`File`]s and [`Mapping`]s, a
-//! [`Clock`] and a source of [`Random`] numbers. There are two implementations: `real` (Linux) and `sim` (a disk in
-//! memory that can lose power, fill up and fail any call, for tests).
+//! All other crates see a store directory as a [`Storage`] with [`File`]s and [`Mapping`]s, a [`Clock`] and a source of
+//! [`Random`] numbers. There are two implementations: `real` (Linux) and `sim` (a disk in memory that can lose power,
+//! fill up and fail any call, for tests).
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_endian = "little")))]
 compile_error!("Duramen runs on 64-bit little-endian Linux (x86-64 and aarch64); this target is not supported yet");

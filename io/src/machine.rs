@@ -1,5 +1,5 @@
-//! What the engine asks of the processor and of the kernel apart from files: prefetching, comparing 64 bytes at once,
-//! other processes, the memory limit, and whether a directory is on a network.
+//! What the engine needs from the processor and the kernel apart from files: prefetching, comparing 64 bytes at once,
+//! information about other processes, the memory limit, and whether a directory is on a network.
 //!
 //! The vector instructions used are part of the base architecture (SSE2 on x86-64, NEON on aarch64), so nothing is
 //! detected at run time.
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 
-/// Asks the processor to load the cache line at `address`. Any address may be given; nothing can be observed.
+/// Asks the processor to load the cache line at `address`. Any address is allowed. There is no observable effect.
 #[inline(always)]
 pub fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -45,7 +45,7 @@ pub fn match_bytes(bytes: &[u8; 64], byte: u8) -> u64 {
 
 /// Bit `i` of the result tells whether `bytes[i]` equals `byte`.
 ///
-/// NEON has no instruction that collects one bit of each byte: each equal byte keeps the bit of its place within
+/// NEON has no instruction that collects one bit of each byte. So each equal byte keeps the bit of its place within
 /// eight, and three rounds of adding neighbours leave one byte per eight.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
@@ -65,51 +65,51 @@ pub fn match_bytes(bytes: &[u8; 64], byte: u8) -> u64 {
     }
 }
 
-/// This process.
+/// The PID of this process.
 pub fn process_id() -> u32 {
     std::process::id()
 }
 
-/// The command name of a process, if there is one that we may see.
+/// The command name of a process, if it exists and this process may see it.
 pub fn process_name(process: u32) -> Option<String> {
     let name = std::fs::read(format!("/proc/{process}/comm")).ok()?;
     Some(String::from_utf8_lossy(&name).trim_end().to_owned())
 }
 
-/// Ends this process at once, as `kill -9` does: no destructor runs.
+/// Kills this process at once, as `kill -9` does: no destructor runs.
 pub fn kill_this_process() -> ! {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::process::abort()
 }
 
-/// Stops this process until somebody lets it go on, as `kill -STOP` does.
+/// Suspends this process until another process resumes it, as `kill -STOP` does.
 pub fn stop_this_process() {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-    // Another thread may be the one that gets the signal, and this one goes on until it hears of that.
+    // Another thread may receive the signal; this thread runs on until the signal reaches it.
     std::thread::sleep(std::time::Duration::from_millis(100));
 }
 
-/// Whether a process still runs. One that has ended but was not yet collected by its parent does not. Process numbers
-/// are reused and differ between containers: this is for messages, a kernel lock proves life.
+/// Whether a process still runs. A process that has ended but was not yet collected by its parent does not run. PIDs
+/// are reused and differ between containers: use this for messages; only a kernel lock proves that a process is alive.
 pub fn process_is_alive(process: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{process}/stat")) {
         Ok(stat) => !matches!(state_in(&stat), Some('Z' | 'X')),
-        // Without a readable /proc the kernel can still be asked, though it counts the uncollected as alive.
+        // Without a readable /proc, test with a signal, although the kernel counts uncollected processes as alive.
         Err(_) => answers_signals(process),
     }
 }
 
-/// What keeps a process from getting on, as far as that can be seen from outside.
+/// What blocks the progress of a process, as far as other processes can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
-    /// Somebody has stopped all of it, as `kill -STOP` or a debugger does.
+    /// The whole process is suspended, by `kill -STOP` or a debugger.
     Stopped,
-    /// A thread of it sleeps in the kernel until a device has answered.
+    /// A thread of the process sleeps in the kernel until a device answers.
     Device,
 }
 
-/// What keeps another process from getting on; `None`: nothing, or nothing that can be seen. Process numbers are reused and
-/// differ between containers: an answer may be about another process.
+/// What blocks the progress of another process. `None`: nothing, or nothing visible. PIDs are reused and differ between
+/// containers, so an answer may be about another process.
 pub fn hindrance_of(process: u32) -> Option<Hindrance> {
     if process == process_id() {
         return None;
@@ -122,7 +122,7 @@ pub fn hindrance_of(process: u32) -> Option<Hindrance> {
     hindrance_in(threads.filter_map(state))
 }
 
-/// What the states of a process's threads come to.
+/// Combines the states of a process's threads.
 fn hindrance_in(threads: impl Iterator<Item = char>) -> Option<Hindrance> {
     // The first thread may have ended before the others.
     let states: Vec<char> = threads.filter(|state| !matches!(state, 'Z' | 'X')).collect();
@@ -133,7 +133,7 @@ fn hindrance_in(threads: impl Iterator<Item = char>) -> Option<Hindrance> {
     are_stopped.then_some(Hindrance::Stopped)
 }
 
-/// The state letter in `/proc/<pid>/stat`, which follows the name in parentheses; the name may hold parentheses too.
+/// The state letter in `/proc/<pid>/stat`. It follows the name in parentheses, which may contain parentheses too.
 fn state_in(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
@@ -148,7 +148,7 @@ fn answers_signals(process: u32) -> bool {
     )
 }
 
-/// Bytes of memory that this process may count on: the machine's, or less if its control group is limited.
+/// Bytes of memory that this process may use: the machine's, or less if its control group is limited.
 pub fn memory_limit_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     // The width of the fields differs between C libraries.
@@ -158,9 +158,9 @@ pub fn memory_limit_bytes() -> u64 {
     group_limit(&groups, Path::new("/sys/fs/cgroup")).map_or(physical, |limit| limit.min(physical))
 }
 
-/// The smallest memory limit of the control groups in `groups` (the text of `/proc/self/cgroup`) and their parents.
-/// In a container the path in that text may be the host's and not exist below `root`; the parents then still include
-/// the root of what the container sees.
+/// The smallest memory limit of the control groups in `groups` (the text of `/proc/self/cgroup`) and their parents. In
+/// a container the path in that text may be the host's and not exist below `root`. The parents then still include the
+/// root that the container sees.
 fn group_limit(groups: &str, root: &Path) -> Option<u64> {
     let mut limits = Vec::new();
     for line in groups.lines() {
@@ -213,7 +213,7 @@ const NETWORK_FILESYSTEMS: [(u32, &str); 17] = [
     (0x786f_4256, "VirtualBox shared folder"),
 ];
 
-/// The kind of network (or user-space) file system that `path` is on; none if it looks local.
+/// The kind of network (or user-space) file system that `path` is on. `None`: it looks local.
 pub fn is_network_filesystem(path: &Path) -> io::Result<Option<String>> {
     let kind = rustix::io::retry_on_intr(|| rustix::fs::statfs(path))?.f_type;
     // The field is signed and wider on some targets; the magic numbers have 32 bits.

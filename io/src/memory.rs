@@ -1,8 +1,8 @@
 //! Reserved address space: what keeps a [`Mapping`](crate::Mapping) mapped, for real and for simulated files.
 //!
-//! A reservation is a range of addresses that belongs to one owner from its creation until it is dropped; whatever was
-//! mapped over it in between goes with it. Invariant: `base` is a multiple of [`ALIGNMENT`], because the kernel maps
-//! files with 2 MiB page table entries only where address and file offset agree modulo 2 MiB.
+//! A reservation is a range of addresses that belongs to one owner from its creation until it is dropped. Dropping it
+//! also unmaps everything that was mapped over it. Invariant: `base` is a multiple of [`ALIGNMENT`], because the kernel
+//! maps files with 2 MiB page table entries only where address and file offset agree modulo 2 MiB.
 
 use std::ffi::c_void;
 use std::io;
@@ -18,7 +18,7 @@ pub(crate) const ALIGNMENT: usize = 2 << 20;
 
 const PAGE: usize = 4096;
 
-/// Below this a system call costs more than the faults that it saves.
+/// For fewer bytes a system call costs more than the faults that it saves.
 const POPULATED_BYTES_MIN: usize = 8 * PAGE;
 
 /// A range of addresses, unmapped on drop.
@@ -26,7 +26,7 @@ const POPULATED_BYTES_MIN: usize = 8 * PAGE;
 pub(crate) struct Reservation {
     base: *mut u8,
     length: usize,
-    /// What `mmap` returned: the alignment is made by reserving more than asked.
+    /// The result of `mmap`: a reservation takes more addresses than requested, to be aligned.
     start: *mut c_void,
     start_length: usize,
 }
@@ -39,12 +39,12 @@ unsafe impl Sync for Reservation {}
 impl MappedMemory for Reservation {}
 
 impl Reservation {
-    /// Takes `length` bytes of addresses (rounded up) that may not be touched until something is mapped there.
+    /// Reserves `length` bytes of addresses (rounded up) that may not be touched until something is mapped there.
     pub(crate) fn inaccessible(length: u64) -> io::Result<Reservation> {
         Reservation::new(length, ProtFlags::empty())
     }
 
-    /// Takes `length` bytes (rounded up) of zeroed memory that costs nothing until it is touched.
+    /// Reserves `length` bytes (rounded up) of zeroed memory that costs nothing until it is touched.
     pub(crate) fn zeroed(length: u64) -> io::Result<Reservation> {
         Reservation::new(length, ProtFlags::READ | ProtFlags::WRITE)
     }
@@ -71,8 +71,8 @@ impl Reservation {
         self.base
     }
 
-    /// Asks the kernel for the memory of a range that is about to be written, which costs less than a fault for each
-    /// page. A hint: where it fails the faults happen.
+    /// Asks the kernel for the memory of a range before it is written, which costs less than a fault for each page.
+    /// This is a hint: where it fails the page faults happen.
     pub(crate) fn populate(&self, offset: usize, length: usize) {
         // SAFETY: the range is inside our own.
         unsafe { populate(self.base, offset, (offset + length).min(self.length)) };
@@ -86,7 +86,8 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: the range is ours alone, and whoever used it kept this reservation alive until now.
+        // SAFETY: the range belongs to this reservation alone, and every user of it kept this reservation alive until
+        // now.
         let outcome = unsafe { munmap(self.start, self.start_length) };
         debug_assert!(outcome.is_ok(), "munmap of our own range failed: {outcome:?}");
     }
@@ -95,44 +96,45 @@ impl Drop for Reservation {
 /// Asks the kernel for the memory of a range, which costs less than a fault for each page.
 ///
 /// # Safety
-/// `base` is the first byte of a mapping that stays mapped meanwhile, and `start..end` lies in it.
+/// `base` is the first byte of a mapping that stays mapped meanwhile, and `start..end` is inside it.
 pub(crate) unsafe fn populate(base: *mut u8, start: usize, end: usize) {
     let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
     if end - start >= POPULATED_BYTES_MIN {
-        // SAFETY: a mapping consists of whole pages, so the rounded range lies in it too; populating changes no bytes.
+        // SAFETY: a mapping consists of whole pages, so the rounded range is inside it too; populating changes no
+        // bytes.
         let _ = unsafe { madvise(base.add(start).cast(), end - start, Advice::LinuxPopulateWrite) };
     }
 }
 
-/// Says whether a mapping is read in no order, so that nothing is read around a page that is missing.
+/// Says whether a mapping is read in random order, so that the kernel reads a missing page without its surroundings.
 ///
 /// # Safety
-/// `base` is the first byte of a mapping of so many bytes that stays mapped meanwhile.
+/// `base` is the first byte of a mapping of `length` bytes that stays mapped meanwhile.
 pub(crate) unsafe fn expect_random_reads(base: *mut u8, length: usize, random: bool) {
     let advice = if random { Advice::Random } else { Advice::Normal };
-    // SAFETY: the range is a mapping, says the caller; the advice changes no bytes.
+    // SAFETY: the caller guarantees that the range is a mapping; the advice changes no bytes.
     let _ = unsafe { madvise(base.cast(), length, advice) };
 }
 
 /// Asks the kernel to read a range of a mapped file in the background.
 ///
 /// # Safety
-/// `base` is the first byte of a mapping that stays mapped meanwhile, and `start..end` lies in it.
+/// `base` is the first byte of a mapping that stays mapped meanwhile, and `start..end` is inside it.
 pub(crate) unsafe fn read_ahead(base: *mut u8, start: usize, end: usize) {
     let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
-    // SAFETY: a mapping consists of whole pages, so the rounded range lies in it too; the advice changes no bytes.
+    // SAFETY: a mapping consists of whole pages, so the rounded range is inside it too; the advice changes no bytes.
     let _ = unsafe { madvise(base.add(start).cast(), end - start, Advice::WillNeed) };
 }
 
-/// Reads a range of a file, aligned to [`ALIGNMENT`], into the page cache in pieces of that size. It asks through a
-/// mapping of its own, because large pieces are a property of the mapping, and a store's mapping must not have it:
-/// later, when memory is short, every miss would read 2 MiB.
+/// Reads a range of a file, aligned to [`ALIGNMENT`], into the page cache in pieces of that size. It uses its own
+/// mapping, because large pieces are a property of the mapping. A store's mapping must not have this property: later,
+/// when memory is short, every miss would read 2 MiB.
 pub(crate) fn preload(file: &OwnedFd, offset: u64, length: usize) {
     let Ok(range) = Reservation::inaccessible(length as u64) else {
         return;
     };
     let (flags, base) = (MapFlags::SHARED | MapFlags::FIXED, range.base().cast::<c_void>());
-    // SAFETY: the addresses are our own until `range` is dropped, and no byte of the file is changed. A file that is
+    // SAFETY: the addresses belong to `range` until it is dropped, and no byte of the file is changed. A file that is
     // cut at this moment makes the last call an error, not a signal.
     unsafe {
         if mmap(base, length, ProtFlags::READ, flags, file, offset).is_ok() {
@@ -142,7 +144,7 @@ pub(crate) fn preload(file: &OwnedFd, offset: u64, length: usize) {
     }
 }
 
-/// The usable length and the length to ask for so that an aligned range of it is inside.
+/// The usable length, and the length to reserve so that an aligned range of the usable length fits inside.
 fn padded(length: u64) -> io::Result<(usize, usize)> {
     let invalid = || {
         io::Error::new(
@@ -188,7 +190,7 @@ mod tests {
         let base = reservation.base();
         let is_told = || {
             let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap();
-            // The mapping that the address lies in, and its flags; `rr` stands for reads at random.
+            // The mapping that contains the address, and its flags; `rr` stands for random reads.
             let begins = |line: &str| {
                 let (start, end) = line.split_once(' ')?.0.split_once('-')?;
                 let bound = |number| usize::from_str_radix(number, 16).ok();
@@ -199,7 +201,7 @@ mod tests {
             flags.next().unwrap().split_whitespace().any(|flag| flag == "rr")
         };
         for random in [false, true, false] {
-            // SAFETY: it is our own, and as long as it says.
+            // SAFETY: the range belongs to `reservation`, and has this length.
             unsafe { expect_random_reads(base, reservation.length(), random) };
             assert_eq!(is_told(), random);
         }

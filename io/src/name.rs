@@ -1,4 +1,4 @@
-//! What a file of a store may be called.
+//! Valid names of a store's files.
 
 use std::io;
 

@@ -1,11 +1,12 @@
-//! The machine itself: a directory of files through Linux system calls, its clocks and its random numbers.
+//! The real machine: a directory of files through Linux system calls, its clocks and its random numbers.
 //!
-//! Calls interrupted by a signal are made again, short reads and writes are continued. Errors keep the kind that the
-//! kernel's number stands for (a used-up quota, and a file that may not grow, count as a full disk) and say which call
-//! failed on which file.
+//! Calls interrupted by a signal are repeated; short reads and writes are continued. Errors keep the kind of the
+//! kernel's error number, and name the failed call and the file. An exhausted quota, and a file that may not grow,
+//! count as a full disk.
 //!
-//! A write beyond `RLIMIT_FSIZE` ends a process with the signal `SIGXFSZ`, unless the program handles it. How it does is
-//! not for a library to change. So no call is made that would cross the limit: the error is returned instead of it.
+//! A write beyond `RLIMIT_FSIZE` ends a process with the signal `SIGXFSZ`, unless the program handles it. A library
+//! must not change how the program handles the signal. So this module makes no call that would cross the limit, and
+//! returns the error instead.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -27,11 +28,11 @@ use crate::memory::{ALIGNMENT, Reservation};
 use crate::name::check_name;
 use crate::stores::{Stores, store_unit};
 
-/// Bytes written at once by `write_zeros`. The page cache takes a write as one folio when it can, and a later small
-/// write into a large folio costs in proportion to the folio (3 microseconds into 4 KiB, 17 into 4 MiB, on Linux 6.18).
+/// Bytes written at once by `write_zeros`. The page cache takes a write as one folio when it can. A later small write
+/// into a large folio costs in proportion to the folio: 3 microseconds into 4 KiB, 17 into 4 MiB, on Linux 6.18.
 const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
-/// Reads past the kernel's memory begin and end at multiples of this, on the device and in memory.
+/// Reads that bypass the page cache begin and end at multiples of this, on the device and in memory.
 const DIRECT_BYTES: u64 = 4096;
 
 /// Memory that begins at a multiple of [`DIRECT_BYTES`].
@@ -53,13 +54,13 @@ impl Aligned {
     }
 }
 
-/// The machine, seen from a store in `directory`, which must exist.
+/// The machine as a store in `directory` uses it. The directory must exist.
 pub fn real_platform(directory: &Path) -> io::Result<Platform> {
     platform(directory, true)
 }
 
-/// As [`real_platform`], but nothing can be changed, and only files that exist can be locked, in shared mode: for a
-/// directory without permission to write, or on a medium that cannot be written.
+/// The machine as a read-only store in `directory` uses it. Nothing can be changed, and only existing files can be
+/// locked, in shared mode. For a directory without write permission, or on a read-only medium.
 pub fn real_platform_read_only(directory: &Path) -> io::Result<Platform> {
     platform(directory, false)
 }
@@ -77,8 +78,8 @@ fn platform(directory: &Path, writable: bool) -> io::Result<Platform> {
     })
 }
 
-/// A file without a name, in memory, that goes when its last handle does: for what a process would share if it could
-/// write to the store's directory.
+/// A file without a name, in memory, that disappears with its last handle. It replaces what a process would share if it
+/// could write to the store's directory.
 pub fn memory_file() -> io::Result<Arc<dyn File>> {
     let name = "(memory)".to_string();
     let descriptor = rustix::fs::memfd_create("duramen", rustix::fs::MemfdFlags::CLOEXEC)
@@ -86,17 +87,17 @@ pub fn memory_file() -> io::Result<Arc<dyn File>> {
     Ok(Arc::new(RealFile::new(descriptor, name, true)))
 }
 
-/// Whether there is anything at a path.
+/// Whether a path exists.
 pub fn exists(path: &Path) -> bool {
     path.exists()
 }
 
-/// Whether there is a directory at a path.
+/// Whether a path is a directory.
 pub fn is_directory(path: &Path) -> bool {
     path.is_dir()
 }
 
-/// Whether a path, at which nothing need be, is a directory or lies in it.
+/// Whether a path is a directory or inside it. Nothing needs to exist at the path.
 pub fn is_within(path: &Path, directory: &Path) -> bool {
     let Ok(directory) = directory.canonicalize() else {
         return false;
@@ -106,12 +107,13 @@ pub fn is_within(path: &Path, directory: &Path) -> bool {
     existing.is_some_and(|path| path.starts_with(directory))
 }
 
-/// Whether there is a directory at a path, with something in it.
+/// Whether a path is a directory that is not empty.
 pub fn is_occupied(path: &Path) -> bool {
     std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// Makes a directory inside one that exists, and makes its name survive power loss. It may exist already.
+/// Creates a directory inside an existing directory, and makes its name survive power loss. The directory may already
+/// exist.
 pub fn create_directory(path: &Path) -> io::Result<()> {
     match std::fs::create_dir(path) {
         Err(error) if !(error.kind() == io::ErrorKind::AlreadyExists && path.is_dir()) => {
@@ -120,7 +122,7 @@ pub fn create_directory(path: &Path) -> io::Result<()> {
                 format!("create directory {}: {error}", path.display()),
             ));
         }
-        // One that exists may have been made a moment ago by somebody who has not synced its name yet.
+        // Another process may have just created an existing directory without having synced its name yet.
         _ => {}
     }
     let parent = match path.parent() {
@@ -138,7 +140,7 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
         .map_err(|error| failed(error, "open directory", path.display()))
 }
 
-/// The error for a failed system call: its kind, the call, the file, and the kernel's words.
+/// The error for a failed system call: its kind, the call, the file, and the kernel's message.
 pub(crate) fn failed(error: Errno, call: &str, name: impl std::fmt::Display) -> io::Error {
     let error = io::Error::from(error);
     let kind = match error.kind() {
@@ -163,26 +165,27 @@ impl std::fmt::Display for SizeLimit {
 
 impl std::error::Error for SizeLimit {}
 
-/// Whether an error that counts as a full disk is about the size of one file: a limit of the process or of the file system.
+/// Whether an error that counts as a full disk is about the size of one file: a limit of the process or of the file
+/// system.
 pub fn is_size_limit(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|cause| cause.is::<SizeLimit>())
 }
 
-/// `RLIMIT_FSIZE` as this process found it last. It is asked for again whenever a file is opened or grows, and before a
-/// write is refused.
+/// `RLIMIT_FSIZE` as this process last read it. It is read again whenever a file is opened or grows, and before a write
+/// is refused.
 static FILE_BYTES_MAX: AtomicU64 = AtomicU64::new(u64::MAX);
 
 fn ask_for_size_limit() -> u64 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
     let limit = limit.current.unwrap_or(u64::MAX);
-    // Relaxed: the number stands for itself.
+    // Relaxed: no other data depends on the number.
     FILE_BYTES_MAX.store(limit, Ordering::Relaxed);
     limit
 }
 
 #[derive(Debug)]
 struct RealStorage {
-    /// All names are resolved here, so that a change of the process's working directory does no harm.
+    /// All names are resolved here, so a change of the process's working directory has no effect.
     directory: OwnedFd,
     path: PathBuf,
     writable: bool,
@@ -196,7 +199,7 @@ impl RealStorage {
             .map_err(|error| failed(error, "open", self.path.join(name).display()))
     }
 
-    /// Size of a block of the file system; 0: it is not known.
+    /// Size of a block of the file system; 0: unknown.
     fn block_bytes(&self) -> u64 {
         rustix::fs::fstatvfs(&self.directory).map_or(0, |found| found.f_frsize)
     }
@@ -235,7 +238,7 @@ impl Storage for RealStorage {
                 let status = rustix::fs::statat(&self.directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
                 kind = FileType::from_raw_mode(status.map_err(context)?.st_mode);
             }
-            // Names that are no text are not ours.
+            // Names that are not text do not belong to the store.
             if kind == FileType::RegularFile
                 && let Ok(name) = entry.file_name().to_str()
             {
@@ -274,8 +277,8 @@ impl Storage for RealStorage {
         if mode == LockMode::Exclusive {
             self.check_writable("lock", name)?;
         }
-        // The lock belongs to the open file description, so a new one is opened for each lock: two locks of one
-        // process then exclude each other like those of two processes.
+        // The lock belongs to the open file description, so each lock opens a new description. Two locks of one process
+        // then exclude each other like those of two processes.
         let descriptor = keep_from_children(|| self.open_fd(name, flags))?;
         match set_lock(&descriptor, kind, WHOLE_FILE) {
             Ok(()) => Ok(Some(Lock {
@@ -295,7 +298,7 @@ impl Storage for RealStorage {
     }
 
     fn write_unit(&self) -> u64 {
-        // A device may have larger sectors than the file system has blocks: 4 KiB is the largest that is common.
+        // A device may have larger sectors than the file system has blocks. 4 KiB is the largest common size.
         self.block_bytes()
             .max(4096)
             .checked_next_power_of_two()
@@ -332,7 +335,7 @@ impl Storage for RealStorage {
     }
 }
 
-/// First byte and number of bytes of a lock; no number: all that come.
+/// First byte and number of bytes of a lock. 0 bytes: to the end of the file and beyond.
 type LockedRange = (i64, i64);
 const WHOLE_FILE: LockedRange = (0, 0);
 
@@ -341,7 +344,7 @@ fn set_lock(descriptor: &OwnedFd, kind: libc::c_int, range: LockedRange) -> Resu
     lock_call(descriptor, libc::F_OFD_SETLK, kind, range).map(drop)
 }
 
-/// One call for a lock of an open file description. Returns the request as the kernel left it.
+/// Makes one lock call for an open file description. Returns the request as the kernel left it.
 fn lock_call(
     descriptor: &OwnedFd,
     command: libc::c_int,
@@ -378,13 +381,13 @@ impl LockGuard for RealLock {}
 
 impl Drop for RealLock {
     fn drop(&mut self) {
-        // Not only by closing: a thread that is just starting another program has a copy of the descriptor for a moment.
-        // In a forked child the descriptor leads nowhere, and this does nothing.
+        // Closing alone is not enough: a thread that is just starting another program has a copy of the descriptor for
+        // a moment. In a forked child the descriptor leads nowhere, and this does nothing.
         let _ = set_lock(&self.descriptor, libc::F_UNLCK, WHOLE_FILE);
     }
 }
 
-/// One open file description, to which the locks belong.
+/// An open file description, to which the locks belong.
 #[derive(Debug)]
 struct RealByteLocks {
     descriptor: Kept,
@@ -422,9 +425,9 @@ pub(crate) struct RealFile {
     descriptor: OwnedFd,
     name: String,
     writable: bool,
-    /// Length that the file has had, as far as this handle knows: a write that ends below it makes it no longer.
+    /// Length that the file has had, as far as this handle knows: a write that ends below it does not extend the file.
     known_bytes: AtomicU64,
-    /// Made by the first store. `None`: there are no addresses left for it.
+    /// Created by the first store. `None`: no addresses are left for it.
     stores: OnceLock<Option<Stores>>,
 }
 
@@ -442,10 +445,10 @@ impl RealFile {
         }
     }
 
-    /// Refuses a call that would cross the limit for the size of a file. `may_be_inside`: a call that makes the file no
-    /// longer may end beyond the limit; the kernel refuses writes there, but neither allocating nor cutting.
+    /// Refuses a call that would cross the limit for the size of a file. `may_be_inside`: a call that does not extend
+    /// the file may end beyond the limit. The kernel refuses writes there, but neither allocating nor cutting.
     ///
-    /// The limit may be lowered while files are open that are longer already. That is noticed when one of them grows.
+    /// The limit may be lowered below the length of open files. This is noticed when such a file grows.
     #[inline]
     fn check_size(&self, call: &str, end: u64, may_be_inside: bool) -> io::Result<()> {
         let is_known = end <= self.known_bytes.load(Ordering::Relaxed);
@@ -510,7 +513,7 @@ impl File for RealFile {
 
     fn read_device(&self, buffer: &mut [u8], offset: u64) -> io::Result<bool> {
         assert!(offset.is_multiple_of(DIRECT_BYTES) && (buffer.len() as u64).is_multiple_of(DIRECT_BYTES));
-        // A description of its own: the flag would make writes through this one pass the kernel's memory, too.
+        // A separate description: on this descriptor the flag would also make writes bypass the kernel's page cache.
         let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
         let Ok(direct) = retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty())) else {
@@ -581,8 +584,8 @@ impl File for RealFile {
                 self.reaches(offset + length);
                 Ok(())
             }
-            // A file system that cannot: zeros beyond the end take blocks as well. Holes before the end stay, because
-            // they cannot be told from data that somebody else writes at this moment.
+            // Fallback for file systems without support: zeros beyond the end take blocks as well. Holes before the end
+            // stay, because they cannot be told from data that another thread or process writes at this moment.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                 let (length_now, end) = (self.len()?, offset + length);
                 self.write_zeros(length_now, end.saturating_sub(length_now))
@@ -656,7 +659,7 @@ impl File for RealFile {
         let reservation = Reservation::inaccessible(reserve)?;
         let (base, length) = (reservation.base(), reservation.length());
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the range replaced is exactly the one that `reservation` owns, and nobody uses it yet.
+        // SAFETY: the range replaced is exactly the range that `reservation` owns, and no thread uses it yet.
         unsafe { rustix::mm::mmap(base.cast(), length, protection, flags, &self.descriptor, 0) }
             .map_err(|error| failed(error, "map", format_args!("{length} bytes of {}", self.name)))?;
         Ok(Mapping {

@@ -1,10 +1,11 @@
-//! Files outside a store's directory that processes share as memory: for directories on file systems that copy on write.
+//! Files outside a store's directory that processes share as memory, for directories on copy-on-write file systems.
 //!
-//! There a store to a mapped file needs a new block whenever the old one is shared with a copy, or always; on a full disk
-//! it ends the process with `SIGBUS`. File systems that write in place keep the blocks that a file has.
+//! On such a file system a store to a mapped file needs a new block whenever the old block is shared with a copy, or
+//! always. On a full disk the store ends the process with `SIGBUS`. File systems that write in place keep a file's
+//! blocks.
 //!
-//! Each process that has such a file open holds a shared lock on it. So a file that a dead process left can be told from
-//! one that is in use: also where the directory that names it is a copy of another one.
+//! Each process that has such a file open holds a shared lock on it. The lock distinguishes a file that a dead process
+//! left from a file in use, even if the directory that names it is a copy of another directory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,7 @@ use crate::real::{RealFile, failed};
 
 /// ext2, ext3 and ext4; and tmpfs.
 const IN_PLACE: [u32; 2] = [0xef53, 0x0102_1994];
-/// btrfs, ZFS and bcachefs: no block that is in use is ever written again.
+/// btrfs, ZFS and bcachefs: they never overwrite a block that is in use.
 const COPY_ON_WRITE: [u32; 3] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e];
 
 fn kind_of(path: &Path) -> io::Result<u32> {
@@ -28,29 +29,29 @@ fn kind_of(path: &Path) -> io::Result<u32> {
     Ok(found.map_err(|error| failed(error, "stat", path.display()))?.f_type as u32)
 }
 
-/// Whether blocks that a file has are always written again where they are. Of file systems that are not known: no.
+/// Whether the file system always overwrites a file's blocks in place. False for unknown file systems.
 pub fn writes_in_place(path: &Path) -> io::Result<bool> {
     Ok(IN_PLACE.contains(&kind_of(path)?))
 }
 
-/// Whether no block that is in use is ever written again.
+/// Whether the file system never overwrites a block that is in use.
 pub fn copies_on_write(path: &Path) -> io::Result<bool> {
     Ok(COPY_ON_WRITE.contains(&kind_of(path)?))
 }
 
-/// Makes a file that processes share as memory. There must be nothing at `path`. Returns it with its inode number.
+/// Creates a file that processes share as memory. Nothing may exist at `path`. Returns the file with its inode number.
 pub fn create_shared_file(path: &Path, mode: u32) -> io::Result<(Arc<dyn File>, u64)> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(mode);
     let descriptor = retry_on_intr(|| rustix::fs::openat(CWD, path, flags, mode))
         .map_err(|error| failed(error, "create", path.display()))?;
-    // The process's mask is for files that others are not to write.
+    // The umask would remove permissions that other users of the store need.
     retry_on_intr(|| rustix::fs::fchmod(&descriptor, mode))
         .map_err(|error| failed(error, "change permissions of", path.display()))?;
     held(descriptor, path)
 }
 
-/// Opens a file that [`create_shared_file`] made. Returns it with its inode number.
+/// Opens a file that [`create_shared_file`] created. Returns it with its inode number.
 pub fn open_shared_file(path: &Path) -> io::Result<(Arc<dyn File>, u64)> {
     held(open(path)?, path)
 }
@@ -66,7 +67,7 @@ fn held(descriptor: OwnedFd, path: &Path) -> io::Result<(Arc<dyn File>, u64)> {
         .map_err(|error| failed(error, "lock", path.display()))?;
     let status = rustix::fs::fstat(&descriptor).map_err(|error| failed(error, "stat", path.display()))?;
     let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
-    // Another process may have removed it since it was opened.
+    // Another process may have removed the file since it was opened.
     if !is_file || status.st_nlink == 0 {
         return Err(failed(Errno::NOENT, "open", path.display()));
     }
@@ -74,7 +75,8 @@ fn held(descriptor: OwnedFd, path: &Path) -> io::Result<(Arc<dyn File>, u64)> {
     Ok((Arc::new(file), status.st_ino))
 }
 
-/// Removes a file that processes shared as memory, unless one of them is still there. `inode`: another file is left alone.
+/// Removes a file that processes shared as memory, unless a process still uses it. A file with another inode than
+/// `inode` is left alone.
 pub fn remove_if_unused(path: &Path, inode: u64) -> io::Result<()> {
     let descriptor = open(path)?;
     let status = rustix::fs::fstat(&descriptor).map_err(|error| failed(error, "stat", path.display()))?;

@@ -1,15 +1,16 @@
-//! Short writes one behind the other, as stores to a mapping of the file: a system call for each would be most of what
-//! writing a hundred bytes costs (ext4 on Linux 6.18: 0.6 us, against less than 0.1).
+//! Short consecutive writes, as stores to a mapping of the file. A system call for each would be most of the cost of
+//! writing a hundred bytes (ext4 on Linux 6.18: 0.6 us, against less than 0.1).
 //!
-//! A store either succeeds or ends in a signal, and a full disk or a broken device must not end a process. So before the first
-//! store to a page the kernel is asked to make it ready, some pages at a time (`MADV_POPULATE_WRITE`): what can fail fails there, and
-//! right after it the pages are in memory and have their place on the device. And once in a tenth of a second, and in 256 KiB, a
-//! system call writes: a file system that has stopped refuses it. All of this is done only where writing a byte again takes
-//! no new place on the device: other file systems get calls.
+//! A store either succeeds or raises a signal, and a full disk or a broken device must not end a process. So before the
+//! first store to a page, the kernel is asked to make it ready, some pages at a time (`MADV_POPULATE_WRITE`). Every
+//! possible failure happens there. Right after the call the pages are in memory and have their blocks on the device. In
+//! addition, a system call writes once every tenth of a second, and once every 256 KiB: a file system that has stopped
+//! refuses it. All this happens only on file systems that overwrite bytes in place. Other file systems get system
+//! calls.
 //!
-//! After a store the kernel writes the whole folio back that the page is part of. Its size depends on how the folio came
-//! into memory, so the largest one counts ([`STORE_UNIT`]), and [`crate::File::store_at`] leaves it to its caller to store
-//! only where nothing else in that unit may be destroyed by a power cut.
+//! After a store, the kernel writes back the whole folio that contains the page. Its size depends on how the folio came
+//! into memory, so the largest size counts ([`STORE_UNIT`]). The caller of [`crate::File::store_at`] must store only
+//! where a power cut may destroy everything else in that unit.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -22,50 +23,51 @@ use crate::memory::{ALIGNMENT, Reservation};
 
 const PAGE_BYTES: u64 = 4096;
 const WORD_BYTES: usize = 8;
-/// Bytes that are made ready at a time. With twice as much a put takes 3 % less on average, but the one that waits for the kernel
-/// half as long again.
+/// Bytes that are made ready at a time. With twice as much, a put takes 3 % less time on average, but a put that waits
+/// for the kernel takes half as long again.
 const READY_BYTES: u64 = 2 * PAGE_BYTES;
-/// Longer writes are system calls: they copy faster.
+/// Longer writes are system calls, which copy faster.
 const STORED_BYTES_MAX: u64 = PAGE_BYTES;
 /// Bytes of the file that are mapped at a time.
 const WINDOW_BYTES: u64 = 256 << 10;
-/// Where they are mapped: what stands in front of them in memory, and behind, may not be touched.
+/// Position of the window in the reservation: the memory before it and after it may not be touched.
 const WINDOW_AT: usize = ALIGNMENT / 2;
 
-/// So many milliseconds after a system call wrote, the pages that were made ready meanwhile are still in memory, dirty or just
-/// written back.
+/// For this many milliseconds after a write by system call, pages that were made ready in the meantime are still in
+/// memory, dirty or just written back.
 const WARM_MILLIS: u64 = 100;
 
-/// The largest folio of a machine with pages of 4 KiB: what one entry of the page table maps at most.
+/// The largest folio of a machine with pages of 4 KiB: the maximum that one page table entry maps.
 const STORE_UNIT: u64 = 2 << 20;
 
-/// What the kernel writes back at most when a byte of a mapping was stored to. `None`: it is not known, or stores may fail.
+/// Maximum bytes that the kernel writes back after a store to a byte of a mapping. `None`: unknown, or stores may fail.
 ///
-/// A store needs a place for each block of its page. Where blocks are smaller than pages, a system call that wrote to the
-/// page may have found one for its own blocks alone: the rest may be holes, in a log file that was restored from a copy. A
-/// store there ends the process with `SIGBUS` when the disk is full.
+/// A store needs a place for each block of its page. Where blocks are smaller than pages, a system call that wrote to
+/// the page may have allocated only its own blocks. The rest may be holes, in a log file that was restored from a copy.
+/// A store there ends the process with `SIGBUS` when the disk is full.
 pub(crate) fn store_unit(block_bytes: u64) -> Option<u64> {
     let are_whole_pages = rustix::param::page_size() as u64 == PAGE_BYTES && block_bytes >= PAGE_BYTES;
     are_whole_pages.then_some(STORE_UNIT)
 }
 
-/// What of a file is mapped for stores, and which part of that may be stored to. One caller at a time writes.
+/// The part of a file that is mapped for stores, and the part of it that is ready for stores. Only one caller at a time
+/// writes.
 #[derive(Debug)]
 pub(crate) struct Stores {
     range: ManuallyDrop<Reservation>,
-    /// Where in the file the window begins.
+    /// Position of the window in the file.
     window: AtomicU64,
-    /// What may be stored to: whole pages of the window.
+    /// The range that may be stored to: whole pages of the window.
     ready_from: AtomicU64,
     ready_to: AtomicU64,
-    /// Until when, in milliseconds.
+    /// End of the time in which stores are allowed, in milliseconds.
     warm_until: AtomicU64,
     /// The kernel may have given the addresses of the window to other code.
     is_lost: AtomicBool,
 }
 
 impl Stores {
-    /// `None`: there are no addresses left.
+    /// `None`: no addresses are left.
     pub(crate) fn new() -> Option<Stores> {
         Some(Stores {
             range: ManuallyDrop::new(Reservation::inaccessible(ALIGNMENT as u64).ok()?),
@@ -77,8 +79,9 @@ impl Stores {
         })
     }
 
-    /// Stores `bytes` at `offset` if that is sure to succeed, from the first word to the last: a process that is
-    /// killed in the middle leaves the front of them, as with a system call. `false`: nothing was done, and a system call has to.
+    /// Stores `bytes` at `offset` if that is sure to succeed, from the first word to the last. A process that is killed
+    /// in the middle leaves a prefix of the bytes, as with a system call. `false`: nothing was stored, and a system
+    /// call must write.
     #[inline]
     pub(crate) fn store(&self, bytes: &[u8], offset: u64) -> bool {
         let (words, rest) = bytes.as_chunks::<WORD_BYTES>();
@@ -96,14 +99,14 @@ impl Stores {
         let first = self.at(offset).cast::<u64>();
         for (at, word) in words.iter().enumerate() {
             // SAFETY: the range is part of the window, and its pages are part of the file, because they were just made
-            // ready. `File::store_at` asks that no program cuts the file meanwhile.
+            // ready. `File::store_at` requires that no program cuts the file meanwhile.
             unsafe { first.add(at).write_volatile(u64::from_ne_bytes(*word)) };
         }
         true
     }
 
-    /// Makes the pages from that of `offset` on ready for stores. `false`: they cannot be, or are not part of the file, or
-    /// the window ends.
+    /// Makes the pages from that of `offset` on ready for stores. `false`: this is not possible, or the pages are not
+    /// part of the file, or the window ends.
     #[cold]
     fn make_ready(&self, offset: u64) -> bool {
         let from = offset / PAGE_BYTES * PAGE_BYTES;
@@ -111,7 +114,7 @@ impl Stores {
         if to > self.window.load(Ordering::Relaxed) + WINDOW_BYTES {
             return false;
         }
-        // SAFETY: the range is part of the window, of which this changes no bytes.
+        // SAFETY: the range is part of the window, and this changes no bytes of it.
         let made = unsafe { madvise(self.at(from).cast(), READY_BYTES as usize, Advice::LinuxPopulateWrite) };
         if made.is_ok() {
             self.ready_from.store(from, Ordering::Relaxed);
@@ -120,13 +123,13 @@ impl Stores {
         made.is_ok()
     }
 
-    /// Where a byte of the window is.
+    /// Address of a byte of the window.
     fn at(&self, offset: u64) -> *mut u8 {
         let place = WINDOW_AT + (offset - self.window.load(Ordering::Relaxed)) as usize;
         self.range.base().wrapping_add(place)
     }
 
-    /// Notes that a system call wrote to the file up to `end`, and moves the window there when it must.
+    /// Records that a system call wrote to the file up to `end`, and moves the window there if necessary.
     pub(crate) fn written(&self, file: &OwnedFd, end: u64) {
         let from = end.saturating_sub(1) / PAGE_BYTES * PAGE_BYTES;
         let window = self.window.load(Ordering::Relaxed);
@@ -139,8 +142,8 @@ impl Stores {
         }
     }
 
-    /// Maps another part of the file. The kernel takes the right to store away from all pages that were mapped before, at
-    /// once. Otherwise it does so for each page that it writes back, and interrupts every processor for it (8 us in a
+    /// Maps another part of the file. The kernel revokes write access to all previously mapped pages at once. Otherwise
+    /// it would revoke access for each page that it writes back, and interrupt every processor each time (8 us in a
     /// virtual machine).
     fn move_window(&self, file: &OwnedFd, from: u64) -> bool {
         self.forget();
@@ -149,15 +152,15 @@ impl Stores {
         }
         let base = self.range.base().wrapping_add(WINDOW_AT).cast::<c_void>();
         let (protection, flags) = (ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the addresses are our own, and only this code stores there.
+        // SAFETY: the addresses belong to `range`, and only this code stores there.
         let mapped = unsafe { mmap(base, WINDOW_BYTES as usize, protection, flags, file, from) };
         self.window.store(from, Ordering::Relaxed);
-        // A kernel that failed may have taken away what was there before.
+        // A failed kernel call may have removed what was mapped there before.
         self.is_lost.store(mapped.is_err(), Ordering::Relaxed);
         mapped.is_ok()
     }
 
-    /// Nothing is ready any more.
+    /// Makes nothing ready any more.
     pub(crate) fn forget(&self) {
         self.ready_to.store(0, Ordering::Relaxed);
         self.warm_until.store(0, Ordering::Relaxed);
@@ -167,13 +170,13 @@ impl Stores {
 impl Drop for Stores {
     fn drop(&mut self) {
         if !*self.is_lost.get_mut() {
-            // SAFETY: once, and it is not used after this.
+            // SAFETY: this runs once, and the field is not used after this.
             unsafe { ManuallyDrop::drop(&mut self.range) };
         }
     }
 }
 
-/// Milliseconds of a clock that costs some nanoseconds.
+/// Milliseconds of a clock that takes a few nanoseconds to read.
 fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
@@ -278,12 +281,12 @@ mod tests {
                 stores.written(&file, offset + 8);
             }
         }
-        // One for each window, and some for a machine that is slow.
+        // One call for each window, and some for a slow machine.
         assert!(
             (LENGTH / WINDOW_BYTES..LENGTH / WINDOW_BYTES + 100).contains(&calls),
             "{calls}"
         );
-        // Back, as in a file that is used again.
+        // Back to the start, as in a reused file.
         stores.written(&file, 8);
         assert!(stores.store(&[7; 8], 16));
         for offset in (0..LENGTH - READY_BYTES).step_by(512) {

@@ -1,7 +1,7 @@
-//! Sleeping until a word in memory changes, and a lock made of one such word.
+//! Sleeping until a word in memory changes, and a lock made of a single such word.
 //!
-//! The words may lie in memory that several processes map, so the kernel's shared futex calls are used, not the
-//! private ones: the kernel then finds sleepers by file and offset instead of by address.
+//! The words may be in memory that several processes map. So this module uses the kernel's shared futex calls, not the
+//! private calls: the kernel then finds sleepers by file and offset instead of by address.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,11 +10,11 @@ use rustix::fs::Timespec;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-/// Sleeps while `word` is `expected`, until somebody calls [`wake`] on it. False: `timeout` passed first. True says
-/// only that it is time to look at the word again: it may have been different from the start, or nothing may have
-/// happened (a signal).
+/// Sleeps while `word` is `expected`, until a thread calls [`wake`] on it. False: `timeout` passed first. True means
+/// only that the caller should check the word again. The word may have been different from the start, or a signal may
+/// have ended the sleep.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> bool {
-    // A timeout that the kernel cannot count is as good as none.
+    // A timeout that is too long for the kernel counts as no timeout.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref()) {
         Err(Errno::TIMEDOUT) => false,
@@ -25,7 +25,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> bool 
 
 /// Wakes up to `count` threads, of any process, that sleep in [`wait`] on `word`.
 pub fn wake(word: &AtomicU32, count: u32) {
-    // The kernel takes a signed number and would wake a single thread for a negative one.
+    // The kernel takes a signed number and would wake a single thread for a negative number.
     let count = count.min(i32::MAX as u32);
     if count > 0 {
         futex::wake(word, futex::Flags::empty(), count).expect("futex wake on a mapped word failed");
@@ -33,38 +33,39 @@ pub fn wake(word: &AtomicU32, count: u32) {
 }
 
 const FREE: u32 = 0;
-/// Somebody may sleep until the lock is free. The other bits say who holds it.
+/// A thread may sleep until the lock is free. The other bits name the holder.
 const WAITERS: u32 = 1 << 31;
 
-/// How often `lock` looks at a held lock before it sleeps: about the length of the longest section worth waiting out,
-/// and far less than the 30 microseconds that waking a sleeping thread costs.
+/// How often `lock` checks a held lock before it sleeps. This takes about as long as the longest section worth waiting
+/// out, and far less than the 30 microseconds that waking a sleeping thread costs.
 const SPINS: u32 = 100;
 
-/// How often a waiter for a lock looks who has it. Whoever was woken and died before it took the lock leaves the others
-/// asleep for as long.
+/// How often a waiter checks the holder of a lock. If a woken thread dies before it takes the lock, the other waiters
+/// sleep for up to this long.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Who takes a [`WordLock`]: a number that means a process to those who share the lock.
+/// The owner of a [`WordLock`]: a number that identifies a process among those that share the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u32);
 
 impl Owner {
-    /// The owner of this number, which is below 2^16.
+    /// The owner with this number, which is below 2^16.
     pub fn new(number: u16) -> Owner {
         Owner(u32::from(number) + 1)
     }
 
-    /// Its number.
+    /// The number of this owner.
     pub fn number(self) -> u16 {
         (self.0 - 1) as u16
     }
 }
 
-/// A mutex in one word, which may lie in memory shared by processes: all zeros is a free lock. The holder's death does not
-/// free it, but the word names the holder, so that others can find out and [`WordLock::take_over`].
+/// A mutex in a single word, which may be in memory shared by processes: all zeros is a free lock. The holder's death
+/// does not free the lock. But the word names the holder, so that other processes can detect the death and
+/// [`WordLock::take_over`].
 ///
-/// The word is zero (free) or the holder's number, and says whether somebody may sleep, as in Drepper's "Futexes are
-/// tricky": a holder needs the kernel to unlock only then.
+/// The word is zero (free) or the holder's number, plus a bit that says whether a thread may sleep, as in Drepper's
+/// "Futexes are tricky". A holder needs the kernel to unlock only if that bit is set.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct WordLock {
@@ -88,9 +89,9 @@ impl WordLock {
         WordLockGuard { lock: self }
     }
 
-    /// The same, for at most as long as `look` returns nothing. It is called every [`LOOK_INTERVAL`] while somebody else
-    /// holds the lock, with who that is. What it returns is the error; it may take the lock over, too, and then waits for
-    /// nobody but itself.
+    /// Waits for the lock and takes it, unless `look` returns an error first. While another owner holds the lock,
+    /// `look` is called every [`LOOK_INTERVAL`] with that owner. What it returns is the error. `look` may also take the
+    /// lock over; the caller then waits for no other owner.
     #[inline]
     pub fn lock_unless<E>(
         &self,
@@ -111,7 +112,7 @@ impl WordLock {
         self.try_take(owner.0).ok().map(|_| WordLockGuard { lock: self })
     }
 
-    /// Who holds the lock.
+    /// The owner that holds the lock.
     pub fn holder(&self) -> Option<Owner> {
         match self.word.load(Ordering::Acquire) & !WAITERS {
             FREE => None,
@@ -119,17 +120,20 @@ impl WordLock {
         }
     }
 
-    /// Takes the lock from somebody who is dead, if it is still his. Whoever calls this answers for that, for nobody of
-    /// that number being alive until this returns, and for what the lock guards being put in order.
+    /// Takes the lock from the dead owner `dead`, if `dead` still holds it. The caller guarantees:
+    ///
+    /// - the process with that number is dead;
+    /// - no process with that number starts before this returns;
+    /// - the caller repairs what the lock guards.
     pub fn take_over(&self, dead: Owner, owner: Owner) -> Option<WordLockGuard<'_>> {
         let take = |word: u32| (word & !WAITERS == dead.0).then_some(owner.0 | WAITERS);
-        // Acquire: what the dead one stored before the kernel said that it is dead comes first anyway.
+        // Acquire: the dead owner's stores precede the kernel's report of its death anyway.
         let taken = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take);
         taken.ok().map(|_| WordLockGuard { lock: self })
     }
 
-    /// Frees a lock whose guard was forgotten. Whoever calls this answers for nobody being inside the section. Returns
-    /// whether somebody slept to get it.
+    /// Frees a lock whose guard was forgotten. The caller guarantees that no thread is inside the section. Returns
+    /// whether a thread slept to get the lock.
     pub fn unlock(&self) -> bool {
         // Release pairs with the Acquire of the next holder.
         let before = self.word.swap(FREE, Ordering::Release);
@@ -158,7 +162,7 @@ impl WordLock {
             std::hint::spin_loop();
         }
         loop {
-            // Saying that somebody sleeps although nobody else may costs one needless wake; not saying so while somebody
+            // Setting the bit while no other thread sleeps costs one needless wake. Leaving it clear while a thread
             // sleeps would leave that thread asleep.
             let found = match self.try_take(owner.0 | WAITERS) {
                 Ok(_) => return None,

@@ -1,4 +1,4 @@
-//! What the traits promise, checked on the real machine and on the simulated disk alike.
+//! The guarantees of the traits, checked on the real machine and on the simulated disk alike.
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -56,7 +56,7 @@ claims! {
 /// Bytes `offset..offset + length` through a mapping.
 fn mapped(mapping: &Mapping, offset: usize, length: usize) -> Vec<u8> {
     assert!(offset + length <= mapping.reserved());
-    // SAFETY: tests ask only for bytes below the end of the file, and nobody writes meanwhile.
+    // SAFETY: tests ask only for bytes below the end of the file, and no thread or process writes meanwhile.
     unsafe { std::slice::from_raw_parts(mapping.base().add(offset), length).to_vec() }
 }
 
@@ -250,7 +250,7 @@ fn short_writes_one_behind_the_other_are_read_back(machine: &Platform) {
     let mut expected = vec![0; LENGTH as usize];
     let mut end = 0;
     for number in 0_usize.. {
-        // Words and bytes, longer than a page now and then, with gaps, by one handle and the other.
+        // Words and bytes, longer than a page now and then, with gaps, through one handle and the other.
         let length = [8, 152, 16, 304, 7, 1, 4096, 5000, 80][number % 9];
         let bytes = vec![1 + (number % 255) as u8; length];
         if end + length > expected.len() {
@@ -266,7 +266,7 @@ fn short_writes_one_behind_the_other_are_read_back(machine: &Platform) {
     other.read_at(&mut found, 0).unwrap();
     assert!(found == expected);
     one.sync_data().unwrap();
-    // Cut and filled again, as a log file that is reused.
+    // Cut and filled again, like a reused log file.
     one.set_len(0).unwrap();
     one.write_zeros(0, LENGTH).unwrap();
     one.store_at(&[9; 8], 0).unwrap();
@@ -310,7 +310,7 @@ fn preloading_changes_no_bytes_and_writes_go_on(platform: &Platform) {
     assert!(mapped(&mapping, 4 << 20, 5 << 20).iter().all(|&byte| byte == 0));
     file.write_at(b"behind", (6 << 20) - 3).unwrap();
     assert_eq!(mapped(&mapping, (6 << 20) - 4, 8), b"\0behind\0");
-    // A range that holds no whole piece, one beyond the end, and none at all.
+    // A range without a whole piece, a range beyond the end, and an empty range.
     file.preload_in_large_pieces(4096, 8192);
     file.preload_in_large_pieces(8 << 20, 64 << 20);
     file.preload_in_large_pieces(0, 0);
@@ -520,7 +520,7 @@ fn read_only_platform_changes_nothing() {
 
 #[test]
 fn real_full_disk_is_a_storage_full_error() {
-    // The only file that every Linux has on which writing finds no space.
+    // The only file on every Linux where writing finds no space.
     let devices = real_platform(std::path::Path::new("/dev")).unwrap();
     let full = devices.storage.open("full", OpenMode::Write).unwrap();
     let error = full.write_at(b"x", 0).unwrap_err();
@@ -532,7 +532,7 @@ fn real_full_disk_is_a_storage_full_error() {
 fn lock_of_another_process_excludes_and_ends_with_it() {
     const DIRECTORY: &str = "DURAMEN_TEST_LOCK_DIRECTORY";
     if let Some(directory) = std::env::var_os(DIRECTORY) {
-        // This is the other process.
+        // This code runs in the other process.
         let storage = real_platform(directory.as_ref()).unwrap().storage;
         let _lock = storage.lock("lock", LockMode::Exclusive).unwrap().unwrap();
         storage.open("held", OpenMode::Create).unwrap();
@@ -599,10 +599,11 @@ fn byte_locks_exclude_other_holders_and_whole_locks(platform: &Platform) {
     assert!(three.take(0).unwrap());
 }
 
-/// Forks; the child sleeps, when it can tell that it is one, until it is killed. Returns its number.
+/// Forks. The child sleeps, once it can tell that it is a child, until it is killed. Returns the child's PID.
 fn fork_sleeper() -> libc::pid_t {
     let before = duramen_io::forks();
-    // SAFETY: the child only compares numbers, sleeps and leaves, which is allowed in one of a program with threads.
+    // SAFETY: the child only compares numbers, sleeps and leaves, which is allowed in a child of a program with
+    // threads.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let is_counted = duramen_io::forks() == before + 1;
@@ -631,11 +632,11 @@ fn parent_that_dies_lets_go_of_its_locks_while_its_forked_child_lives() {
         let locks = (whole().unwrap(), storage.byte_locks("bytes").unwrap());
         assert!(locks.1.take(7).unwrap());
         self::word(&shared, 0).store(fork_sleeper() as u32, Ordering::SeqCst);
-        // SAFETY: as a kill does, this runs no destructors.
+        // SAFETY: like a kill, this runs no destructors.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: the numbers of our own child and of its child, which sleeps until it is killed.
+    // SAFETY: the PIDs of our own child and of its child, which sleeps until it is killed.
     unsafe {
         assert_eq!(libc::waitpid(parent, &mut status, 0), parent);
         assert_eq!(status, 0);

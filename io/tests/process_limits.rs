@@ -1,7 +1,7 @@
-//! Limits that the kernel sets on a process (`ulimit`): each is an error while it lasts, and no more once it is lifted.
+//! Limits that the kernel sets on a process (`ulimit`): each limit causes errors only while it is set.
 //!
-//! A limit counts for a whole process, and some state is made once in the life of a process. So each case runs in a
-//! process of its own: the test program starts itself again, with the case in an environment variable.
+//! A limit applies to a whole process, and some state is created once per process. So each case runs in a separate
+//! process: the test program starts itself again, with the case in an environment variable.
 
 use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use duramen_io::{OpenMode, real_platform};
 
 const CASE: &str = "DURAMEN_TEST_LIMIT_CASE";
 
-/// Runs a test of this program again, alone in a new process, with a case for it.
+/// Runs a test of this program again, alone in a new process, with a case.
 fn in_new_process(test: &str, case: &str) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -29,7 +29,7 @@ fn limit(resource: libc::__rlimit_resource_t, to: u64) {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `found` is there for both calls.
+    // SAFETY: `found` exists for both calls.
     unsafe {
         assert_eq!(libc::getrlimit(resource, &mut found), 0);
         found.rlim_cur = to.min(found.rlim_max);
@@ -60,7 +60,7 @@ fn locks_can_be_taken_once_there_are_descriptors_again() {
     let storage = real_platform(directory.path()).unwrap().storage;
     limit(libc::RLIMIT_NOFILE, next_descriptor() + spare);
     for _ in 0..2 {
-        // Two for a pipe, of which one stays, and one for the file.
+        // Two descriptors for a pipe, one of which stays, and one for the file.
         let refused = storage.byte_locks("lock").err();
         assert_eq!(refused.is_some(), spare < 2, "{spare} descriptors: {refused:?}");
     }
@@ -96,13 +96,13 @@ fn file_that_may_not_grow_is_a_full_disk_and_no_signal() {
         assert_refused(file.allocate(LIMIT, 1));
         assert_refused(file.set_len(LIMIT + 1));
         assert_eq!(file.len().unwrap(), 0);
-        // To the last byte.
+        // Up to the last byte.
         file.write_at(&[1; 100], LIMIT - 100).unwrap();
         file.allocate(0, LIMIT).unwrap();
         file.set_len(LIMIT).unwrap();
         assert_refused(file.write_zeros(0, LIMIT + 1));
     }
-    // A file that is longer already can be read, allocated inside, and cut.
+    // A file that is already longer can be read, allocated inside, and cut.
     assert_refused(long.write_at(&[1], 2 * LIMIT - 1));
     long.allocate(LIMIT, LIMIT).unwrap();
     long.set_len(2 * LIMIT - 1).unwrap();

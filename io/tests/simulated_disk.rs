@@ -1,4 +1,4 @@
-//! What the simulated disk does that a real one does only on a bad day: power cuts, deaths, failures, full disks, lies.
+//! What the simulated disk does and a real disk rarely does: power cuts, deaths, failures, full disks, lies.
 //!
 //! Random tests print their seed when they fail; DURAMEN_SEED=n replays that one alone.
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use duramen_io::{Access, FailKind, FailSpan, File, LockMode, OpenMode, SimDisk};
 use fastrand::Rng;
 
-/// The seeds to try: all of the range, or the one asked for.
+/// The seeds to try: the whole range, or the requested seed.
 fn seeds(range: Range<u64>) -> Vec<u64> {
     match std::env::var("DURAMEN_SEED") {
         Ok(seed) => vec![seed.parse().expect("DURAMEN_SEED is a number")],
@@ -70,7 +70,7 @@ impl Oracle {
         self.moments = vec![self.now()];
     }
 
-    /// Every byte is one that was there at some moment, and the length is one of a moment.
+    /// Asserts that every byte is from some moment, and that the length is from some moment.
     fn check(&self, bytes: &[u8], context: &str) {
         let lengths: Vec<usize> = self.moments.iter().map(Vec::len).collect();
         assert!(
@@ -88,7 +88,7 @@ impl Oracle {
     }
 }
 
-/// Does one random thing to a file, and to its oracle. Sizes are such that several changes meet in a sector.
+/// Makes one random change to a file, and to its oracle. Sizes are such that several changes meet in a sector.
 fn random_change(random: &mut Rng, file: &dyn File, oracle: &mut Oracle) {
     let offset = random.usize(..3000);
     let length = random.usize(1..1500);
@@ -282,8 +282,8 @@ fn surviving_truncation_never_shows_old_bytes() {
         lengths.insert(bytes.len());
         assert!(bytes[..700].iter().all(|byte| *byte == 1));
         match bytes.len() {
-            // The truncation did not survive: nothing that came after it did. The file system may have begun by
-            // zeroing the rest of the sector that the file would end in.
+            // The truncation did not survive, so nothing after it did. The file system may have begun by zeroing the
+            // rest of the sector that the file would end in.
             4096 => assert!(bytes[1024..].iter().all(|byte| *byte == 1)),
             700 => {}
             3584 => assert!(bytes[700..3072].iter().all(|byte| *byte == 0)),
@@ -705,7 +705,7 @@ fn names_survive_as_a_history_of_changes_could_leave_them() {
     }
 }
 
-/// Sectors of a file that power cuts change although nothing but ten equal bytes was written since the last sync.
+/// Sectors of a file that power cuts change although only ten equal bytes were written since the last sync.
 fn sectors_at_risk(name: &str, unit: u64, write: impl Fn(&dyn File, &[u8])) -> Vec<usize> {
     let disk = SimDisk::new(1);
     disk.set_write_unit(unit);
@@ -713,7 +713,7 @@ fn sectors_at_risk(name: &str, unit: u64, write: impl Fn(&dyn File, &[u8])) -> V
     file.write_at(&[7; 256 << 10], 0).unwrap();
     file.sync_data().unwrap();
     disk.platform().storage.sync().unwrap();
-    // The bytes that are there already: a device that is asked to write them may tear them as well.
+    // The existing bytes: a device that is asked to write them may tear them as well.
     write(&*file, &[7; 10]);
     let mut at_risk = BTreeSet::new();
     for seed in 0..2_000 {

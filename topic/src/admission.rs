@@ -1,14 +1,14 @@
 //! Admission: whether a topic takes another message, or refuses it because it is full.
 //!
 //! Only topics with [`TopicOptions::discard_new`] or [`Retention::ProtectGroups`] refuse messages. A process remembers
-//! whether a topic has such an option, and reads the options again when any process created, configured or deleted a topic: so
-//! publishing to other topics costs a look at two words. For a topic that has such an option, each publish reads the options
-//! and the bounds of the topic, which other processes may have changed.
+//! whether a topic has such an option. It reads the options again after any process created, configured or deleted a
+//! topic. So publishing to other topics costs two loads. For a topic with such an option, each publish reads the
+//! options and the bounds of the topic, which other processes may have changed.
 //!
-//! Invariant, for messages that are published by themselves or in a transaction: `kept <= limit` after each commit. Such a
-//! commit conflicts with every append to the topic since the check (see `Transaction::depends_on`), and runs again. A batch
-//! and an asynchronous publish read before their commit only: those that pass the check at one time are not counted against
-//! each other.
+//! Invariant, for messages that are published individually or in a transaction: `kept <= limit` after each commit. Such
+//! a commit conflicts with every append to the topic since the check (see `Transaction::depends_on`), and runs again. A
+//! batch and an asynchronous publish only read before their commit: those that pass the check concurrently are not
+//! counted against each other.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -27,28 +27,28 @@ use crate::topic::Topic;
 const IS_KNOWN: u32 = 1;
 /// The topic may refuse messages.
 const REFUSES: u32 = 2;
-/// The topic takes messages that expire.
+/// The topic accepts messages that expire.
 const TAKES_EXPIRY: u32 = 4;
 /// The topic keeps the newest message of each key.
 const KEEPS_LATEST: u32 = 8;
 
-/// What a process remembers of the options of a topic. Orderings are relaxed: a publisher that sees old values acts on old
-/// options, as if it had published a little earlier.
+/// What a process remembers about the options of a topic. Orderings are relaxed: a publisher that sees old values uses
+/// old options, as if it had published a little earlier.
 #[derive(Debug, Default)]
 pub(crate) struct KnownOptions {
     flags: AtomicU32,
-    /// What the count of changes in all processes was before they were read.
+    /// The count of changes in all processes before the options were read.
     rings: AtomicU64,
 }
 
 impl KnownOptions {
-    /// Takes note of options that were read after the count of changes was this.
+    /// Records options that were read after the count of changes was `rings`.
     fn note(&self, options: &TopicOptions, rings: u64) {
         self.rings.store(rings, Ordering::Relaxed);
         self.flags.store(IS_KNOWN | flags_of(options), Ordering::Relaxed);
     }
 
-    /// Lets the next publisher read the options: this process changed them.
+    /// Makes the next publisher read the options: this process changed them.
     pub(crate) fn forget(&self) {
         self.flags.store(0, Ordering::Relaxed);
     }
@@ -61,8 +61,8 @@ fn flags_of(options: &TopicOptions) -> u32 {
         | flag(options.latest_per_key, KEEPS_LATEST)
 }
 
-/// Whether the options of a topic may be others than this process remembers, or the topic may refuse messages. The only
-/// place that decides when options are read again.
+/// Whether the options of a topic may differ from what this process remembers, or the topic may refuse messages. Only
+/// this function decides when options are read again.
 #[inline]
 fn options_may_have_changed(topic: &Topic) -> bool {
     let known = &topic.shared().known;
@@ -72,7 +72,7 @@ fn options_may_have_changed(topic: &Topic) -> bool {
     known.rings.load(Ordering::Relaxed) != topic.home().registry_rings()
 }
 
-/// What a topic keeps, or is asked to take.
+/// The amount that a topic keeps, or is asked to accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Amount {
     messages: u64,
@@ -88,7 +88,7 @@ impl Amount {
         }
     }
 
-    /// What a topic keeps from an offset on.
+    /// The amount that a topic keeps from an offset on.
     fn kept(reading: &Reading<'_>, bounds: &Bounds, first: u64) -> Result<Amount> {
         let next = bounds.state.next;
         let first = reading.first_with(first..next, |_| true)?;
@@ -103,7 +103,7 @@ impl Amount {
     }
 }
 
-/// An option that a topic has no room left under.
+/// An option whose limit a topic has reached.
 struct Full {
     option: &'static str,
     what: &'static str,
@@ -112,7 +112,7 @@ struct Full {
 }
 
 impl Full {
-    /// The first option that does not allow so much more.
+    /// The first option that does not allow `more`.
     fn find(options: &TopicOptions, kept: Amount, more: Amount) -> Option<Full> {
         let protected = match options.retention {
             Retention::ProtectGroups { max_bytes } => Some(max_bytes),
@@ -154,7 +154,7 @@ impl Full {
     }
 }
 
-/// What makes room.
+/// How to make room.
 fn cure(options: &TopicOptions, held_by: Option<&str>) -> String {
     match (held_by, options.drop_acknowledged) {
         (Some(group), _) => {
@@ -166,7 +166,7 @@ fn cure(options: &TopicOptions, held_by: Option<&str>) -> String {
 }
 
 impl Topic {
-    /// The options, and the snapshot that they were read in, when the topic may refuse messages.
+    /// The options, and the snapshot that they were read in, if the topic may refuse messages.
     #[inline]
     fn admission(&self) -> Result<Option<(Snapshot, TopicOptions)>> {
         match options_may_have_changed(self) {
@@ -175,7 +175,7 @@ impl Topic {
         }
     }
 
-    /// Refuses a message with a part for which the topic does not have the option.
+    /// Refuses a message with a part for which the topic lacks the option.
     pub(crate) fn check_parts(&self, message: &Message<'_>) -> Result<()> {
         let has_long_key = message.key_bytes() > LATEST_KEY_BYTES_MAX;
         match message.expires() || has_long_key {
@@ -259,7 +259,7 @@ impl Topic {
         Ok(bounds.state.next)
     }
 
-    /// Appends messages in a commit of their own.
+    /// Appends messages in a separate commit.
     pub(crate) fn append_admitted(&self, items: &[Item<'_>]) -> Result<Stamp> {
         match self.admission()? {
             None => self.shared().sequence.append(items, self.durability()),
@@ -267,8 +267,8 @@ impl Topic {
         }
     }
 
-    /// Appends messages to a topic that may refuse them. What retention can delete goes first where the topic is full, so
-    /// that not each of the next publishers has to look for it.
+    /// Appends messages to a topic that may refuse them. If the topic is full, it first deletes what retention can
+    /// delete, so that the next publishers need not search for it.
     #[cold]
     fn append_in_turn(&self, snapshot: &Snapshot, options: &TopicOptions, items: &[Item<'_>]) -> Result<Stamp> {
         let reading = Reading::new(self, snapshot);

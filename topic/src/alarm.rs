@@ -1,6 +1,7 @@
-//! A thread that rings at given times: it extends leases that are kept alive, and wakes tasks for what no commit announces.
+//! A thread that rings at given times: it extends leases that are kept alive, and wakes tasks for events without a
+//! commit.
 //!
-//! There is one for all topics of an open store. It runs only while something waits for a time.
+//! All topics of an open store share one thread. It runs only while something waits for a time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -13,9 +14,9 @@ use duramen_engine::Result;
 use crate::error::TopicError;
 use crate::topics::locked;
 
-/// What waits for a time.
+/// An object that waits for a time.
 pub(crate) trait Timed: Send + Sync {
-    /// Called when its time comes. Returns the next time to call it, if there is one.
+    /// Called at its time. Returns the next time to call it, if there is one.
     fn ring(&self) -> Option<Instant>;
 }
 
@@ -46,7 +47,7 @@ impl fmt::Debug for Alarm {
 }
 
 impl Alarm {
-    /// Rings at a time, unless what waits for it is dropped before.
+    /// Rings at a time, unless `timed` is dropped before.
     ///
     /// # Errors
     /// [`TopicError::NoThread`].
@@ -87,7 +88,7 @@ fn run(shared: &Shared) {
             continue;
         };
         let Some(rung) = timed.upgrade() else { continue };
-        // Outside the lock: what is rung may commit, or be dropped here.
+        // Outside the lock: the called object may commit, or be dropped here.
         drop(state);
         let next = rung.ring();
         drop(rung);

@@ -1,5 +1,5 @@
-//! Subscriptions as iterators and as streams. Which of them a subscription is, the program says: a type that is both has two
-//! methods of many names.
+//! Subscriptions as iterators and as streams. The program selects which: a type that is both would have two methods
+//! with each of many names.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,16 +10,16 @@ use futures_core::Stream;
 
 use crate::messages::Messages;
 
-/// What delivers batches, waiting or not.
+/// A source of batches, blocking or not.
 pub(crate) trait Source {
-    /// The next batch, as soon as there is one; `None`: it ended with an error.
+    /// Waits for the next batch; `None`: the source ended with an error.
     fn next_batch_or_end(&mut self) -> Option<Result<Messages>>;
 
-    /// The next batch; when there is none, wakes the task once there may be one.
+    /// Returns the next batch. If there is none, wakes the task once there may be one.
     fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Messages>>>;
 }
 
-/// The batches of a subscription one after the other: [`crate::Subscription::batches`].
+/// An iterator over the batches of a subscription: [`crate::Subscription::batches`].
 pub struct Batches<'a> {
     source: &'a mut dyn SourceOfThread,
 }
@@ -29,7 +29,7 @@ pub struct BatchStream<'a> {
     source: &'a mut dyn SourceOfThread,
 }
 
-/// A source that a task may take to another thread.
+/// A source that a task may move to another thread.
 trait SourceOfThread: Source + Send {}
 
 impl<S: Source + Send> SourceOfThread for S {}

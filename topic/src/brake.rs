@@ -1,8 +1,9 @@
-//! Slowing publishers down to a subscriber that wants them to wait, whatever process they are in; and who does.
+//! Holding publishers back for a slow subscriber, in whatever process each of them is; and listing what holds them
+//! back.
 //!
-//! A publisher waits before its commit, outside of all locks, and at most for a time that the subscriber gave. Publishers pay a
-//! load of a word that hardly ever changes while no subscriber wants it. Who waits for whom is in the store's shared memory:
-//! see [`duramen_engine::Brake`].
+//! A publisher waits before its commit, outside all locks, and at most for the time that the subscriber allows. While
+//! no subscriber holds publishers back, they pay a load of a word that hardly ever changes. The state is in the store's
+//! shared memory: see [`duramen_engine::Brake`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -16,50 +17,50 @@ use crate::record::Retention;
 use crate::topic::Topic;
 use crate::topics::{Topics, locked};
 
-/// A subscriber that did not ask for messages for so many times its timeout is called idle.
+/// A subscriber counts as idle when it asks for no messages for this many times its timeout.
 const IDLE_TIMEOUTS: u32 = 10;
 
-/// What can hold back those who publish to a topic: see [`Topic::holders`].
+/// A subscriber or group that can hold back the publishers of a topic: see [`Topic::holders`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holder {
     /// A subscription with [`crate::SlowPolicy::HoldBack`].
     Subscription {
-        /// The process that it is in, as that sees itself: in another container it has another number.
+        /// PID of its process, as that process sees it: in another container the process has another PID.
         process: u32,
         /// Messages that it has not read.
         lag: u64,
-        /// Publishers wait while it has not read so many.
+        /// Publishers wait while its lag is at least this.
         max: u64,
-        /// How long each publisher waits at most.
+        /// Maximum time that each publisher waits.
         timeout: Duration,
-        /// How long ago it asked for messages.
+        /// Time since it last asked for messages.
         idle: Duration,
-        /// Whether its process is suspended, as far as can be seen. It reads nothing until it goes on.
+        /// Whether its process is suspended, as far as can be seen. It reads nothing until it resumes.
         is_suspended: bool,
     },
-    /// The group or durable subscription that is the furthest behind, of a topic which keeps messages for its groups
+    /// The group or durable subscription with the largest lag, of a topic that keeps messages for its groups
     /// ([`crate::Retention::ProtectGroups`]).
     Group {
-        /// Its name.
+        /// Name of the group.
         name: String,
-        /// Whether it is paused. It acknowledges nothing new until it is resumed.
+        /// Whether the group is paused. It acknowledges nothing new until it is resumed.
         is_paused: bool,
         /// The first message that it has not acknowledged.
         acknowledged: u64,
-        /// Messages that are with members, or wait to be delivered again; of a durable subscription: none.
+        /// Messages that members hold, or that wait for redelivery; 0 for a durable subscription.
         pending: u64,
         /// Bytes that the topic keeps.
         kept_bytes: u64,
-        /// Bytes of a message that it keeps, on average.
+        /// Average bytes of a message that the topic keeps.
         mean_bytes: u64,
-        /// Bytes that it may keep. Publishers are refused when a message does not fit.
+        /// Maximum bytes that the topic keeps. Publishers are refused when a message does not fit.
         max_bytes: u64,
     },
 }
 
 impl Holder {
-    /// Whether publishers have to wait for it, or are refused, now. For a group: whether another message of the mean size does
+    /// Whether publishers now wait for it, or are refused. For a group: whether another message of the mean size does
     /// not fit.
     pub fn holds_now(&self) -> bool {
         match self {
@@ -73,7 +74,7 @@ impl Holder {
         }
     }
 
-    /// Why this cannot end by itself, and what ends it; `None`: it may.
+    /// Why this cannot end by itself, and what ends it; `None`: it may end by itself.
     pub fn stuck(&self) -> Option<String> {
         match self {
             Holder::Subscription { is_suspended: true, .. } => {
@@ -98,7 +99,7 @@ fn is_idle(idle: Duration, timeout: Duration) -> bool {
     idle > (timeout * IDLE_TIMEOUTS).max(Duration::from_secs(1))
 }
 
-/// Which thread of this process moved each brake last.
+/// The thread of this process that last moved each brake.
 #[derive(Debug, Default)]
 pub(crate) struct Movers(Mutex<HashMap<usize, ThreadId>>);
 
@@ -128,7 +129,7 @@ impl Topic {
         Ok(brake)
     }
 
-    /// Called by publishers before they commit.
+    /// Publishers call this before they commit.
     #[inline]
     pub(crate) fn wait_for_brakes(&self) -> Result<()> {
         let waited = self
@@ -159,9 +160,9 @@ impl Topic {
         subscription(by, held.lag).stuck().unwrap_or_else(|| usual.into())
     }
 
-    /// What can hold back those who publish to this topic, in all processes: subscriptions with
-    /// [`crate::SlowPolicy::HoldBack`], and, where the topic keeps messages for its groups, the group that is the furthest
-    /// behind. [`Holder::holds_now`] tells whether it does; [`Holder::stuck`] whether that cannot end by itself.
+    /// Lists what can hold back the publishers of this topic, in all processes: subscriptions with
+    /// [`crate::SlowPolicy::HoldBack`], and, if the topic keeps messages for its groups, the group with the largest
+    /// lag. [`Holder::holds_now`] tells whether it does; [`Holder::stuck`] whether that cannot end by itself.
     ///
     /// # Errors
     /// [`duramen_engine::Reason::TopicDeleted`], and those of [`duramen_engine::Store::snapshot`].
@@ -190,8 +191,8 @@ impl Topic {
 }
 
 impl Topics {
-    /// What can hold back publishers, with the names of topics, by which it is sorted: see [`Topic::holders`]. Costs by the
-    /// number of topics, and by the groups of those that keep messages for their groups.
+    /// Lists what can hold back publishers, with the names of topics, and sorted by them: see [`Topic::holders`]. The
+    /// cost depends on the number of topics, and on the groups of topics that keep messages for their groups.
     ///
     /// # Errors
     /// Those of [`duramen_engine::Store::snapshot`].
@@ -207,7 +208,7 @@ impl Topics {
             }
             match home.topic(record.id, &name)?.holders() {
                 Ok(holders) => found.extend(holders.into_iter().map(|holder| (name.clone(), holder))),
-                // Meanwhile.
+                // The topic was deleted meanwhile.
                 Err(error) if is_deleted(&error) => {}
                 Err(error) => return Err(error),
             }

@@ -1,9 +1,9 @@
-//! Reading and writing the small binary forms of this crate: messages and records of topics and groups. What is read came
-//! from a file, so everything that does not fit is damage, never a panic.
+//! Reading and writing the small binary forms of this crate: messages and records of topics and groups. The bytes come
+//! from a file, so everything malformed is damage, never a panic.
 
 use duramen_engine::{Error, Result};
 
-/// Appends a number of at most 64 bits, seven bits a byte, least first.
+/// Appends a number of at most 64 bits, with seven bits a byte, least significant first.
 pub(crate) fn put_number(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -12,7 +12,7 @@ pub(crate) fn put_number(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// Appends bytes behind their length.
+/// Appends bytes after their length.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_number(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
@@ -26,7 +26,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads `bytes`; `what` they are is for messages.
+    /// Reads `bytes`. `what` names them in error messages.
     pub(crate) fn new(bytes: &'a [u8], what: &'static str) -> Reader<'a> {
         Reader { rest: bytes, what }
     }
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         Err(self.damaged("has a number of more than 64 bits"))
     }
 
-    /// Bytes behind their length.
+    /// Reads bytes that follow their length.
     pub(crate) fn long(&mut self) -> Result<&'a [u8]> {
         let length = self.number()?;
         self.bytes(usize::try_from(length).unwrap_or(usize::MAX))
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Refuses every form but this one: forms before it had no release.
+    /// Refuses every form except `known`: earlier forms were never released.
     pub(crate) fn form(&mut self, known: u8) -> Result<()> {
         match self.byte()? {
             form if form == known => Ok(()),
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Refuses forms that are newer than this code.
+    /// Refuses forms that are newer than this version.
     pub(crate) fn version(&mut self, newest: u8) -> Result<()> {
         match self.byte()? {
             version if (1..=newest).contains(&version) => Ok(()),

@@ -1,6 +1,6 @@
-//! Delayed messages: those that wait until they are due, and moving them into their topics.
+//! Delayed messages: messages that wait until they are due, and moving them into their topics.
 //!
-//! A delayed message is a row of a map of its own:
+//! A delayed message is a row of a separate map:
 //!
 //! ```text
 //! key     8  due, milliseconds since 1970, big-endian
@@ -12,9 +12,9 @@
 //!        ..  payload that is too long for a head, to the end
 //! ```
 //!
-//! The key begins with the due time, so a look at the first row tells whether anything is due, however many messages wait.
-//! A due message is moved in one transaction that deletes its row and appends to its topic. Of two processes that move the
-//! same row, both delete it: the second one conflicts, runs again and finds no row. So each message is published once.
+//! The key begins with the due time. So the first row tells whether anything is due, however many messages wait. A due
+//! message is moved in one transaction that deletes its row and appends to its topic. If two processes move the same
+//! row, both delete it: the second process conflicts, runs again and finds no row. So each message is published once.
 
 use std::fmt;
 use std::str::FromStr;
@@ -36,8 +36,8 @@ use crate::topics::{Home, Inner, Topics};
 const FORM: u8 = 1;
 const KEY_BYTES: usize = 20;
 
-/// A delayed message: what [`Topic::publish_at`] returns and [`Topic::cancel`] takes. Its text form can be stored, and read
-/// back by any process.
+/// A delayed message: what [`Topic::publish_at`] returns and [`Topic::cancel`] takes. Its text form can be stored, and
+/// read back by any process.
 ///
 /// ```
 /// use duramen_topic::Scheduled;
@@ -52,7 +52,7 @@ pub struct Scheduled {
 }
 
 impl Scheduled {
-    /// When the message is due, in whole milliseconds.
+    /// Due time of the message, in whole milliseconds.
     pub fn due(&self) -> SystemTime {
         at(self.due)
     }
@@ -65,7 +65,7 @@ impl Scheduled {
         key
     }
 
-    /// Takes a key apart: the message, and the number of its topic.
+    /// Decodes a key: the message, and the number of its topic.
     fn of_key(key: &[u8]) -> Result<(Scheduled, u32)> {
         let mut reader = Reader::new(key, "the key of a delayed message");
         let mut word = || -> Result<u64> { Ok(u64::from_be_bytes(reader.bytes(8)?.try_into().expect("eight bytes"))) };
@@ -98,17 +98,17 @@ impl FromStr for Scheduled {
     }
 }
 
-/// The delayed messages of a topic.
+/// Counts of the delayed messages of a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ScheduledMessages {
-    /// How many wait.
+    /// Number of waiting messages.
     pub count: u64,
-    /// When the first of them is due; `None`: none waits.
+    /// Due time of the first message; `None`: no message waits.
     pub next: Option<SystemTime>,
 }
 
-/// The value of a row, taken apart.
+/// The decoded value of a row.
 pub(crate) struct Delayed<'a> {
     name: &'a str,
     item: Item<'a>,
@@ -142,7 +142,7 @@ impl<'a> Delayed<'a> {
         })
     }
 
-    /// Whether key and value are those of a delayed message. Returns the number of its topic.
+    /// Checks that key and value are those of a delayed message. Returns the number of its topic.
     pub(crate) fn check(key: &[u8], value: &[u8]) -> Result<u32> {
         let (_, topic) = Scheduled::of_key(key)?;
         Delayed::decode(value).map(|_| topic)
@@ -150,18 +150,18 @@ impl<'a> Delayed<'a> {
 }
 
 impl Topic {
-    /// Publishes a message at a later time: it waits in the store, survives crashes as other writes do, and is published
-    /// exactly once when it is due. In whole milliseconds, rounded up; a time in the past is due at once. In a commit of
-    /// its own, with the durability of the handle.
+    /// Publishes a message at a later time. The message waits in the store, survives crashes as other writes do, and is
+    /// published exactly once when it is due. The time is in whole milliseconds, rounded up; a time in the past is due
+    /// at once. Scheduling makes its own commit, with the durability of the handle.
     ///
-    /// The background thread of any process that has the store open publishes it, or [`Topics::publish_due`]. Where neither
-    /// runs, the message is late. Messages of one due time are published in the order of these calls; between processes,
-    /// the wall clock decides which call came first.
+    /// The background thread of any process that has the store open publishes the message, or [`Topics::publish_due`].
+    /// If neither runs, the message is late. Messages with the same due time are published in the order of these calls.
+    /// Between processes, the wall clock decides which call came first.
     ///
     /// A message with an id ([`Message::id`]) is dropped when it is due if its id was published within the window then.
     ///
-    /// A topic that refuses messages when it is full refuses delayed ones when they are scheduled, and takes them when they
-    /// are due. Deleting the topic drops its delayed messages.
+    /// A topic that refuses messages when it is full refuses delayed messages when they are scheduled, and accepts them
+    /// when they are due. Deleting the topic drops its delayed messages.
     ///
     /// # Errors
     /// As [`Topic::publish`].
@@ -169,7 +169,7 @@ impl Topic {
         self.publish_due_at(whole_millis(since_epoch(time)), &message.into())
     }
 
-    /// Publishes a message after a delay from now, as [`Topic::publish_at`] does. Now is the time of the wall clock.
+    /// Publishes a message after a delay from now, by the wall clock, as [`Topic::publish_at`] does.
     ///
     /// # Errors
     /// As [`Topic::publish`].
@@ -186,8 +186,8 @@ impl Topic {
             .transact_with(options, |tx| schedule_in(tx, self, due, message))
     }
 
-    /// Takes back a delayed message; `false`: it was published or cancelled before, or is not of this topic. In a commit of
-    /// its own. In a transaction: [`crate::TopicWrites::cancel`].
+    /// Cancels a delayed message, in its own commit. `false`: the message was published or cancelled before, or belongs
+    /// to another topic. In a transaction: [`crate::TopicWrites::cancel`].
     ///
     /// # Errors
     /// Those of a commit.
@@ -198,8 +198,8 @@ impl Topic {
             .transact_with(options, |tx| cancel_in(tx, self, scheduled))
     }
 
-    /// How many delayed messages of the topic wait, and when the first is due. Reads the keys of the delayed messages of all
-    /// topics.
+    /// Number of delayed messages of the topic, and due time of the first. Reads the keys of the delayed messages of
+    /// all topics.
     ///
     /// # Errors
     /// Those of [`duramen_engine::Store::snapshot`].
@@ -219,12 +219,12 @@ impl Topic {
 }
 
 impl Topics {
-    /// Publishes the delayed messages of all topics that are due now. Returns how many it published. Needed where no process
-    /// that has the store open has a background thread (see [`crate::TopicsOptions::background`]); calls at the same time,
-    /// also of several processes, publish each message once.
+    /// Publishes the delayed messages of all topics that are due now. Returns how many it published. Needed where no
+    /// process that has the store open runs a background thread (see [`crate::TopicsOptions::background`]). Concurrent
+    /// calls, also in several processes, publish each message once.
     ///
     /// # Errors
-    /// Those of a commit; [`Reason::Damaged`] for a row that cannot be understood, after all others were published.
+    /// Those of a commit; [`Reason::Damaged`] for a row that cannot be decoded, after all others were published.
     pub fn publish_due(&self) -> Result<u64> {
         publish_due(self.home(), &|| false)
     }
@@ -247,7 +247,7 @@ pub(crate) fn schedule_in(tx: &mut Transaction, topic: &Topic, due: u64, message
         loop {
             let scheduled = Scheduled { due, number };
             let key = scheduled.key(topic.shared().id);
-            // A clock that was set back may give a number again.
+            // A clock that was set back may produce a number again.
             if tx.get_ref(delayed, key)?.is_none() {
                 tx.put(delayed, key, Delayed::encode(topic.name(), &item))?;
                 return Ok(scheduled);
@@ -275,18 +275,18 @@ pub(crate) fn whole_millis(time: Duration) -> u64 {
 }
 
 impl Inner {
-    /// A number above all that this process drew before, and by the clock above those of others.
+    /// A number above all numbers that this process drew before, and by the clock above those of other processes.
     fn delayed_number(&self) -> u64 {
         let now = u64::try_from(self.store.wall_clock().as_nanos()).unwrap_or(u64::MAX);
         let draw = |last: u64| Some(now.max(last.saturating_add(1)));
-        // Relaxed: the number alone is shared, nothing is published by it.
+        // Relaxed: only the number is shared; it publishes no other data.
         let last = self
             .delayed_numbers
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, draw);
         now.max(last.unwrap_or_default().saturating_add(1))
     }
 
-    /// How long until the first delayed message is due; `None`: none waits.
+    /// Time until the first delayed message is due; `None`: no message waits.
     pub(crate) fn due_in(&self) -> Result<Option<Duration>> {
         let snapshot = self.store.snapshot()?;
         let mut cursor = snapshot.range(&self.tables.delayed, ..)?;
@@ -299,7 +299,7 @@ impl Inner {
     }
 }
 
-/// Publishes what is due, until `is_over`. Returns how many messages it published.
+/// Publishes due messages, until `is_over`. Returns how many messages it published.
 pub(crate) fn publish_due(home: &Home, is_over: &dyn Fn() -> bool) -> Result<u64> {
     let now = millis(home.store.wall_clock());
     let end = now.saturating_add(1).to_be_bytes();
@@ -308,14 +308,14 @@ pub(crate) fn publish_due(home: &Home, is_over: &dyn Fn() -> bool) -> Result<u64
     while !is_over() {
         let keys = due_keys(home, &from, &end)?;
         let Some(last) = keys.last() else { break };
-        // Rows behind this one: a row that is damaged stays, and does not keep others from being published.
+        // Continues after this row: a damaged row stays, and must not prevent others from being published.
         from = [&last[..], &[0]].concat();
         published += move_rows(home, &keys, &mut failed)?;
     }
     failed.map_or(Ok(published), Err)
 }
 
-/// Keys of the next rows before `end`, as many as are moved in one transaction.
+/// Keys of the next rows before `end`, limited to what one transaction moves.
 fn due_keys(home: &Home, from: &[u8], end: &[u8]) -> Result<Vec<Vec<u8>>> {
     let snapshot = home.store.snapshot()?;
     let mut cursor = snapshot.range(&home.tables.delayed, from..end)?;
@@ -328,8 +328,8 @@ fn due_keys(home: &Home, from: &[u8], end: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(keys)
 }
 
-/// Moves rows into their topics in one transaction. Returns how many messages it published; `failed` is the first row
-/// that cannot be understood.
+/// Moves rows into their topics in one transaction. Returns how many messages it published. `failed` gets the error of
+/// the first row that cannot be decoded.
 fn move_rows(home: &Home, keys: &[Vec<u8>], failed: &mut Option<Error>) -> Result<u64> {
     loop {
         let moved = home.store.transact(|tx| {
@@ -346,14 +346,14 @@ fn move_rows(home: &Home, keys: &[Vec<u8>], failed: &mut Option<Error>) -> Resul
             Ok(published)
         });
         match moved {
-            // Deleted since the transaction began: the next one drops its messages.
+            // Deleted since the transaction began: the next attempt drops its messages.
             Err(error) if is_deleted(&error) => {}
             moved => return moved,
         }
     }
 }
 
-/// Moves one row; `false`: it is gone, or its topic is, or the message is a duplicate.
+/// Moves one row. `false`: the row or its topic is gone, or the message is a duplicate.
 fn move_row(home: &Home, tx: &mut Transaction, key: &[u8]) -> Result<bool> {
     let (_, topic) = Scheduled::of_key(key)?;
     let Some(value) = tx.get_ref(&home.tables.delayed, key)?.map(|value| value.to_vec()) else {

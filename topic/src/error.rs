@@ -1,16 +1,16 @@
-//! What can go wrong with topics. All errors are the store's [`Error`], so that one type goes through a closure that
-//! writes to maps and topics; the facts of those that are about topics are in a [`TopicError`] inside.
+//! The errors of topics. All errors are the store's [`Error`], so a closure that writes to maps and topics has one
+//! error type. The facts of a topic error are in a [`TopicError`] inside.
 
 use duramen_engine::{Error, Kind, Reason};
 
-/// The facts of an error that is about topics; see [`TopicError::of`].
+/// The facts of a topic error; see [`TopicError::of`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopicError {
-    /// There is no topic of this name.
+    /// No topic has this name.
     #[error("there is no topic named {name:?}; create it, or let the store create topics when they are first used")]
     UnknownTopic {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// A topic of this name exists already.
@@ -19,9 +19,9 @@ pub enum TopicError {
         listed(differences)
     )]
     TopicExists {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// Each option that differs from what was asked for: `keep_messages is 5, asked for 500`.
+        /// Each option that differs from the requested options, such as `keep_messages is 5, asked for 500`.
         differences: Vec<String>,
     },
     /// A name that no topic or group can have.
@@ -31,31 +31,31 @@ pub enum TopicError {
     InvalidName {
         /// The name.
         name: String,
-        /// Where the mistake is.
+        /// Byte position of the mistake.
         at: usize,
-        /// What is wrong there.
+        /// Description of the mistake.
         cause: &'static str,
     },
-    /// A pattern that makes no sense.
+    /// An invalid pattern.
     #[error(
         "{pattern:?} is not a pattern: {cause} at byte {at}; `*` stands for one whole part, `>` for all parts from there on"
     )]
     InvalidPattern {
         /// The pattern.
         pattern: String,
-        /// Where the mistake is.
+        /// Byte position of the mistake.
         at: usize,
-        /// What is wrong there.
+        /// Description of the mistake.
         cause: &'static str,
     },
-    /// Messages that retention removed, or that were lost in an accident (see `duramen salvage`).
+    /// Messages that retention deleted, or that were lost through damage (see `duramen salvage`).
     #[error(
         "message {asked} of topic {topic:?} is no longer kept, the first that is has offset {first}; go on from there"
     )]
     Trimmed {
         /// The topic.
         topic: String,
-        /// The offset asked for.
+        /// The requested offset.
         asked: u64,
         /// The offset of the first message that is kept, or will be.
         first: u64,
@@ -65,19 +65,19 @@ pub enum TopicError {
     NotYetPublished {
         /// The topic.
         topic: String,
-        /// The offset asked for.
+        /// The requested offset.
         asked: u64,
         /// The offset of the next message.
         next: u64,
     },
-    /// A part of a message that the topic takes only with an option.
+    /// A part of a message that the topic accepts only with an option.
     #[error(
         "the message has {what}, and topic {topic:?} does not have the option {option}; set it, or publish without"
     )]
     OptionMissing {
         /// The topic.
         topic: String,
-        /// The part.
+        /// The part of the message.
         what: &'static str,
         /// The option, as in [`crate::TopicOptions`].
         option: &'static str,
@@ -85,90 +85,90 @@ pub enum TopicError {
     /// A message that this call cannot publish.
     #[error("the call cannot publish the message: {cause}")]
     InvalidMessage {
-        /// What is wrong, and what would do.
+        /// What is wrong, and what to do instead.
         cause: &'static str,
     },
-    /// Something of a message is too long.
+    /// A part of the message is too large.
     #[error("the message has {found} {what}, and {max} is the most; {cure}")]
     MessageTooLarge {
-        /// What it has too much of.
+        /// The part that is too large.
         what: &'static str,
-        /// How much.
+        /// Its size.
         found: u64,
-        /// The most.
+        /// The maximum.
         max: u64,
         /// What to do instead.
         cure: &'static str,
     },
-    /// A slow subscriber that wants the publisher to wait did not catch up in time.
+    /// A slow subscriber that holds back publishers did not catch up in time.
     #[error(
         "a subscriber of {topic:?} in process {process} lies {lag} messages behind, and the publisher waited for it {waited_millis} ms; {cure}"
     )]
     PublisherHeldBack {
         /// The topic.
         topic: String,
-        /// The process of the subscriber, as that sees itself; 0: the subscriber has just ended.
+        /// PID of the subscriber's process, as that process sees it; 0: the subscriber has just ended.
         process: u32,
-        /// How far the subscriber lies behind.
+        /// Lag of the subscriber in messages.
         lag: u64,
-        /// How long the publisher waited.
+        /// Time that the publisher waited, in milliseconds.
         waited_millis: u64,
         /// What ends the wait, and why it cannot end by itself, if it cannot.
         cure: String,
     },
-    /// The topic keeps as much as it may, and deletes nothing to make room (see [`crate::TopicOptions::discard_new`] and
+    /// The topic has reached its limit, and deletes nothing to make room (see [`crate::TopicOptions::discard_new`] and
     /// [`crate::Retention::ProtectGroups`]).
     #[error("topic {topic:?} is full: it keeps {kept} {what}, and its option {option} allows {max}; {cure}")]
     TopicFull {
         /// The topic.
         topic: String,
-        /// The option that has no room left.
+        /// The option whose limit is reached.
         option: &'static str,
-        /// What it counts.
+        /// The unit that the option counts.
         what: &'static str,
-        /// How much of it the topic keeps.
+        /// How much the topic keeps, in that unit.
         kept: u64,
-        /// How much it may keep.
+        /// The limit.
         max: u64,
-        /// The group or durable subscription that is the furthest behind, where deleting messages waits for it.
+        /// The group or durable subscription with the largest lag, if deleting messages waits for it.
         held_by: Option<String>,
-        /// What makes room.
+        /// How to make room.
         cure: String,
     },
-    /// As many subscribers hold publishers back as can.
+    /// The maximum number of subscribers hold publishers back already.
     #[error(
         "{max} subscriptions to topics of this store hold publishers back, which is the limit of all processes; end one, or take another policy"
     )]
     TooManyHoldBack {
-        /// How many there can be.
+        /// The maximum.
         max: usize,
     },
-    /// A subscriber lies further behind than its policy allows.
+    /// The lag of a subscriber is larger than its policy allows.
     #[error(
         "the subscriber of {topic:?} lies {lag} messages behind, and its policy disconnects it after {max}; subscribe again"
     )]
     TooSlow {
         /// The topic.
         topic: String,
-        /// How far it lies behind.
+        /// Lag of the subscriber in messages.
         lag: u64,
-        /// How far it may.
+        /// Maximum lag.
         max: u64,
     },
-    /// There is no group or durable subscription of this name.
+    /// No group or durable subscription has this name.
     #[error("topic {topic:?} has no group or subscription named {name:?}; create it, or look at the list of groups")]
     UnknownGroup {
         /// The topic.
         topic: String,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// There is no group over a pattern of this name.
+    /// No group over a pattern has this name.
     #[error(
         "no group over a pattern is named {name:?}; create it with `Topics::ensure_group`, or list those that exist"
     )]
     UnknownPatternGroup {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// The name belongs to the other kind of subscriber.
@@ -178,9 +178,9 @@ pub enum TopicError {
         topic: String,
         /// The name.
         name: String,
-        /// What has the name.
+        /// The kind that has the name.
         found: &'static str,
-        /// What was asked for.
+        /// The requested kind.
         asked: &'static str,
     },
     /// The name belongs to a durable subscription or group over another pattern.
@@ -190,9 +190,9 @@ pub enum TopicError {
     OtherPattern {
         /// The name.
         name: String,
-        /// Its pattern.
+        /// Pattern of the existing subscription or group.
         found: String,
-        /// What was asked for.
+        /// The requested pattern.
         asked: String,
     },
     /// A group of this name exists already.
@@ -204,9 +204,9 @@ pub enum TopicError {
         topic: String,
         /// The name.
         name: String,
-        /// What has the name.
+        /// The kind that has the name.
         kind: &'static str,
-        /// In what it differs from what was asked for; empty: in nothing.
+        /// Differences from the requested options. Empty: none.
         difference: String,
     },
     /// A group that was deleted while it was used.
@@ -217,26 +217,27 @@ pub enum TopicError {
         /// The name.
         name: String,
     },
-    /// The system has no thread to spare.
+    /// The system has no thread left.
     #[error("the system has no thread to spare for a dispatcher; end others, or raise the limit")]
     NoThread,
     /// The message is no longer leased to this member.
     #[error("message {offset} is no longer leased to this member: {cause}; drop the work on it")]
     LeaseLost {
-        /// The message.
+        /// Offset of the message.
         offset: u64,
-        /// Why.
+        /// Reason for the loss.
         cause: LeaseEnd,
     },
-    /// The message was acknowledged, or given up, before: by this member, or by another after the lease had ended.
+    /// The message was acknowledged or given up before, by this member or, after its lease had ended, by another
+    /// member.
     #[error(
         "message {offset} was settled before, by this member or, after its lease had ended, by another; drop the work on it"
     )]
     AlreadySettled {
-        /// The message.
+        /// Offset of the message.
         offset: u64,
     },
-    /// An acknowledgement of what the subscription has never seen.
+    /// An acknowledgement of a message that the subscription has not received.
     #[error("offset {offset} cannot be acknowledged, the topic ends before {next}; acknowledge what was received")]
     NotReceived {
         /// The offset.
@@ -244,10 +245,10 @@ pub enum TopicError {
         /// The end of the topic.
         next: u64,
     },
-    /// Options that contradict themselves, or ask for what cannot be.
+    /// Options that contradict each other, or that cannot be satisfied.
     #[error("options of a topic or group make no sense: {cause}")]
     InvalidOptions {
-        /// What is wrong, and what would do.
+        /// What is wrong, and what to do instead.
         cause: String,
     },
 }
@@ -259,19 +260,19 @@ pub enum LeaseEnd {
     /// The lease ended, and another member has the message now.
     #[error("its lease ended, and another member has it now")]
     TakenOver,
-    /// The lease ended, or this member failed the message or gave it back, and the message waits to be delivered again.
+    /// The lease ended, or this member failed or released the message. It waits for redelivery.
     #[error("its lease ended, or it was failed or given back before, and it waits to be delivered again")]
     Waits,
-    /// The group is ordered by key, and an earlier message of the key failed or was brought back: that one is delivered first.
+    /// The group is ordered by key. An earlier message of the key failed or was brought back, and is delivered first.
     #[error("an earlier message of its key failed or was brought back, and is delivered first")]
     EarlierFailed,
-    /// The group was reset to another place.
+    /// The group was reset to another position.
     #[error("the group was reset to another place")]
     Reset,
 }
 
 impl TopicError {
-    /// The facts, when an error is about topics.
+    /// The facts of an error, if it is a topic error.
     pub fn of(error: &Error) -> Option<&TopicError> {
         match error.reason() {
             Reason::Above { cause, .. } => cause.downcast_ref(),
@@ -279,7 +280,7 @@ impl TopicError {
         }
     }
 
-    /// Where a reader goes on that asked for a message which is not kept.
+    /// The offset where a reader continues after it asked for a message that is not kept.
     pub(crate) fn trimmed_to(error: &Error) -> Option<u64> {
         match TopicError::of(error) {
             Some(TopicError::Trimmed { first, .. }) => Some(*first),
@@ -300,7 +301,7 @@ impl TopicError {
     }
 }
 
-/// The differences between the options of a topic and those asked for, as the end of a clause.
+/// The differences between the options of a topic and the requested options, as the end of a clause.
 fn listed(differences: &[String]) -> String {
     match differences {
         [] => String::new(),

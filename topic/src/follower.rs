@@ -1,4 +1,4 @@
-//! A position in a topic, and how it moves on: what all subscriptions have in common.
+//! A position in a topic, and how it advances: the common part of all subscriptions.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,32 +11,32 @@ use crate::messages::Messages;
 use crate::read::{ReadLimits, Reading, Start};
 use crate::topic::Topic;
 
-/// What happens when a subscriber does not keep up with what is published. Whichever it is, the messages that wait for it
-/// are in the store; in memory there is at most one batch, of a megabyte or one message.
+/// What happens when a subscriber lags behind what is published. Under every policy the waiting messages are in the
+/// store. At most one batch, of a megabyte or one message, is in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SlowPolicy {
-    /// It reads what it has missed from the store, however far it lies behind. When retention removes what it has not
-    /// read, its next call says so with [`TopicError::Trimmed`].
+    /// The subscriber reads the messages it missed from the store, whatever its lag is. When retention deletes messages
+    /// that it has not read, its next call returns [`TopicError::Trimmed`].
     #[default]
     ReadOn,
-    /// It passes over all but the newest `max` messages, and is told which ones by [`Messages::gap`]. The same when
-    /// retention removed what it has not read, or it was lost.
+    /// The subscriber skips all but the newest `max` messages; [`Messages::gap`] names the skipped messages. It also
+    /// skips unread messages that retention deleted or that were lost.
     Skip {
-        /// Messages it may lie behind.
+        /// Maximum lag in messages.
         max: u64,
     },
-    /// Its next call ends with [`TopicError::TooSlow`] when it lies more than `max` messages behind.
+    /// The subscriber's next call returns [`TopicError::TooSlow`] when its lag is more than `max` messages.
     Disconnect {
-        /// Messages it may lie behind.
+        /// Maximum lag in messages.
         max: u64,
     },
-    /// Publishers, of all processes, wait before they publish until it lies less than `max` messages behind, and get
-    /// [`TopicError::PublisherHeldBack`] after `timeout`. A message counts as read when the next ones are asked for. A store
-    /// takes 255 such subscriptions at a time.
+    /// Publishers of all processes wait before they publish until the subscriber's lag is less than `max` messages.
+    /// After `timeout` they get [`TopicError::PublisherHeldBack`]. A message counts as read when the subscriber asks
+    /// for the next messages. A store takes 255 such subscriptions at a time.
     HoldBack {
-        /// Messages it may lie behind, about: publishers that pass the check at the same time are not counted.
+        /// Approximate maximum lag in messages: publishers that pass the check at the same time are not counted.
         max: u64,
-        /// How long a publisher waits at most.
+        /// Maximum time that a publisher waits.
         timeout: Duration,
     },
 }
@@ -62,7 +62,7 @@ impl Default for SubscribeOptions {
 }
 
 impl SubscribeOptions {
-    /// Everything as it comes, read on from the store when it lies behind.
+    /// Every message as it is published; a subscriber that lags reads from the store.
     pub fn new() -> SubscribeOptions {
         SubscribeOptions::default()
     }
@@ -73,19 +73,20 @@ impl SubscribeOptions {
         self
     }
 
-    /// Messages in one batch at most. Default: 4096.
+    /// Maximum messages in a batch. Default: 4096.
     pub fn batch_messages(mut self, messages: usize) -> SubscribeOptions {
         self.messages = messages;
         self
     }
 
-    /// Bytes after which a batch ends; one message is always in it. Default: a megabyte.
+    /// Bytes after which a batch ends. A batch always contains at least one message. Default: a megabyte.
     pub fn batch_bytes(mut self, bytes: usize) -> SubscribeOptions {
         self.bytes = bytes;
         self
     }
 
-    /// How long a blocking call waits for a batch to fill up once there is something; a stream does not. Default: not at all.
+    /// How long a blocking call waits for a batch to fill up once there is a message. A stream does not wait. Default:
+    /// no wait.
     pub fn linger(mut self, linger: Duration) -> SubscribeOptions {
         self.linger = linger;
         self
@@ -129,7 +130,7 @@ impl Follower {
         Follower::at(topic, position, options)
     }
 
-    /// At an offset that is there, or was.
+    /// Starts at an offset that exists, or existed.
     pub(crate) fn at(topic: &Topic, position: u64, options: SubscribeOptions) -> Result<Follower> {
         let brake = match options.policy {
             SlowPolicy::HoldBack { max, timeout } => Some(topic.brake(position, max, timeout)?),
@@ -143,7 +144,7 @@ impl Follower {
         })
     }
 
-    /// Moves to another place.
+    /// Moves to another position.
     pub(crate) fn seek(&mut self, start: Start) -> Result<()> {
         let snapshot = self.topic.snapshot()?;
         self.position = Reading::new(&self.topic, &snapshot).resolve(start)?;
@@ -151,7 +152,7 @@ impl Follower {
         Ok(())
     }
 
-    /// The next messages, if there are any, and moves behind them.
+    /// Returns the next messages, if there are any, and advances past them.
     pub(crate) fn take(&mut self) -> Result<Option<Messages>> {
         self.report();
         let snapshot = self.topic.snapshot()?;
@@ -169,7 +170,7 @@ impl Follower {
         Ok(Some(messages))
     }
 
-    /// Messages that are there and were not read.
+    /// Number of published messages that were not read.
     pub(crate) fn lag(&self) -> Result<u64> {
         Ok(self.topic.next()?.saturating_sub(self.position))
     }
@@ -190,9 +191,9 @@ impl Drop for Follower {
     }
 }
 
-/// What comes next for a subscriber at a position, and where that was looked for: behind what its policy makes it pass over.
-/// Where nothing comes next, the second is the offset from which on nothing was looked at; a subscriber goes on there. A
-/// subscriber with a gap stays where it is until there is a message that tells of the gap.
+/// Returns what comes next for a subscriber at a position, and the offset where the read started, after its policy
+/// skipped messages. If nothing comes next, the returned offset is the first that was not examined; the subscriber
+/// continues there. A subscriber with a gap keeps its position until a message can report the gap.
 pub(crate) fn read_on(
     reading: &Reading<'_>,
     policy: SlowPolicy,
@@ -205,7 +206,7 @@ pub(crate) fn read_on(
     let read = reading.read_through(from, limits, gap);
     let missing = read.as_ref().err().and_then(TopicError::trimmed_to);
     match (missing, policy) {
-        // What was lost between others.
+        // Messages that were lost between others.
         (Some(first), SlowPolicy::Skip { .. }) => Ok((first, reading.read(first, limits, Some(position..first))?)),
         _ => match read? {
             (messages, end) if messages.is_empty() => Ok((if is_told { position } else { end }, messages)),
@@ -214,7 +215,7 @@ pub(crate) fn read_on(
     }
 }
 
-/// Applies the policy of a subscriber. Returns what it is to pass over.
+/// Applies the policy of a subscriber. Returns the offsets that it must skip.
 fn pass_over(reading: &Reading<'_>, policy: SlowPolicy, position: u64) -> Result<Option<Range<u64>>> {
     match policy {
         SlowPolicy::ReadOn | SlowPolicy::HoldBack { .. } => Ok(None),

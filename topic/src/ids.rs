@@ -1,15 +1,15 @@
 //! Deduplication by the id of a message: within a window of time, each id is published once.
 //!
-//! The row of an id is read and written in the transaction that publishes, so two attempts at one time conflict, and the
-//! second one runs again and finds the row. A second row, ordered by time, leads the background to ids that are older than
-//! the window; it deletes both rows in one transaction.
+//! The transaction that publishes also reads and writes the row of the id. So of two concurrent attempts one conflicts,
+//! runs again and finds the row. A second row, ordered by time, leads the background to ids that are older than the
+//! window. It deletes both rows in one transaction.
 //!
 //! The value of the row of an id:
 //!
 //! ```text
 //!  1  form: 1
-//!  8  when it was published, milliseconds since 1970, big-endian
-//!  8  no message with the id has a lower offset than this, big-endian
+//!  8  time of publication, milliseconds since 1970, big-endian
+//!  8  lower bound of the offset of the message with the id, big-endian
 //! ```
 
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::topic::{Ticket, Topic};
 
 const FORM: u8 = 1;
 
-/// What is stored about an id.
+/// The stored state of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     time: u64,
@@ -49,20 +49,21 @@ impl Known {
         Ok(Known { time, at_least })
     }
 
-    /// Whether an id that was published then is still refused.
+    /// Whether an id that was published at `self.time` is still refused.
     fn is_within(&self, window: Duration, now: u64) -> bool {
         now.saturating_sub(self.time) < millis(window)
     }
 }
 
 impl Topic {
-    /// Publishes a message that has an id ([`Message::id`]), unless a message with this id was published within the window
-    /// of the topic ([`TopicOptions::deduplicate_for`]): then it is a duplicate, and nothing is published. In a commit of
-    /// its own, with the durability of the handle. Of two attempts at one time, also of several processes, one publishes.
+    /// Publishes a message that has an id ([`Message::id`]), unless a message with this id was published within the
+    /// window of the topic ([`TopicOptions::deduplicate_for`]). Then it is a duplicate, and nothing is published. It
+    /// makes its own commit, with the durability of the handle. Of two concurrent attempts, also in several processes,
+    /// one publishes.
     ///
     /// # Errors
-    /// As [`Topic::publish`]; [`TopicError::InvalidMessage`] when the message has no id, [`TopicError::OptionMissing`] when
-    /// the topic has no window.
+    /// As [`Topic::publish`]; [`TopicError::InvalidMessage`] when the message has no id, [`TopicError::OptionMissing`]
+    /// when the topic has no window.
     pub fn publish_by_id<'m>(&self, message: impl Into<Message<'m>>) -> Result<Outcome> {
         let message = message.into();
         let home = self.home();
@@ -87,7 +88,7 @@ impl Topic {
         let reading = Reading::new(self, &snapshot);
         let bounds = reading.bounds()?;
         let from = known.at_least.max(bounds.first);
-        // Only what others published while the transaction ran is in between.
+        // Only messages that others published while the transaction ran are in between.
         for offset in from..from.saturating_add(READ_MESSAGES as u64).min(bounds.state.next) {
             if let Some(head) = reading.existing_head(offset)?
                 && Stored::decode(&head)?.id == Some(id)
@@ -141,7 +142,7 @@ pub(crate) fn is_duplicate_in(tx: &Transaction, topic: &Topic, id: &[u8], window
     Ok(known.is_some_and(|known| known.is_within(window, millis(home.store.wall_clock()))))
 }
 
-/// Remembers an id that the transaction publishes.
+/// Stores an id that the transaction publishes.
 pub(crate) fn note_in(tx: &mut Transaction, topic: &Topic, id: &[u8]) -> Result<()> {
     let (home, number) = (topic.home(), topic.shared().id);
     let rows = &home.tables.index;
@@ -160,7 +161,7 @@ pub(crate) fn note_in(tx: &mut Transaction, topic: &Topic, id: &[u8]) -> Result<
     tx.put(rows, index::key(number, ID_TIME, &[&known.time.to_be_bytes(), id]), b"")
 }
 
-/// Forgets ids that are older than the window, some in each commit, until `is_over`.
+/// Deletes ids that are older than the window, some in each commit, until `is_over`.
 pub(crate) fn forget_old(topic: &Topic, options: &TopicOptions, is_over: &dyn Fn() -> bool) -> Result<()> {
     let Some(window) = options.deduplicate_for else {
         return Ok(());
@@ -195,7 +196,7 @@ pub(crate) fn forget_old(topic: &Topic, options: &TopicOptions, is_over: &dyn Fn
     Ok(())
 }
 
-/// Forgets an id, unless it was published again.
+/// Deletes an id, unless it was published again.
 fn forget_in(tx: &mut Transaction, topic: &Topic, time_key: &[u8]) -> Result<()> {
     let rows = &topic.home().tables.index;
     let (time, id) = index::timed(time_key)?;

@@ -5,11 +5,11 @@
 //! topic id, 0                   -> messages before this offset are in the index, 8 bytes, big-endian
 //! topic id, 1, key of messages  -> offset of the newest message of the key, 8 bytes, big-endian
 //! topic id, 2, time, offset     -> empty: when a message expires
-//! topic id, 3, id of a message  -> when it was published, and from which offset on (see `ids`)
+//! topic id, 3, id of a message  -> time of publication, and a lower bound of the offset (see `ids`)
 //! topic id, 4, time, id         -> empty: when an id was published
 //! ```
 //!
-//! Times have 8 bytes and are milliseconds since 1970, big-endian: rows of one kind are in the order of their times.
+//! Times have 8 bytes and are milliseconds since 1970, big-endian, so rows of one kind are in the order of their times.
 
 use duramen_engine::{Error, Result, Transaction};
 
@@ -45,7 +45,7 @@ pub(crate) fn offset_in(value: &[u8]) -> Result<u64> {
     offset.map_err(|_| Error::damaged("a row of the index of a topic has an offset of the wrong length"))
 }
 
-/// Deletes the rows of some kinds of a topic.
+/// Deletes the rows of a topic with kinds from `first` to `last`.
 pub(crate) fn clear_in(tx: &mut Transaction, tables: &Tables, topic: u32, first: u8, last: u8) -> Result<()> {
     let (low, high) = (key(topic, first, &[]), key(topic, last + 1, &[]));
     tx.delete_range(&tables.index, &low[..]..&high[..])

@@ -1,11 +1,11 @@
-//! The background thread of a process that deletes what topics do not have to keep, and publishes delayed messages.
+//! The background thread of a process: it deletes what retention removes from topics, and publishes delayed messages.
 //!
-//! It sleeps until the next look at retention, or until the first delayed message is due when that is sooner. Delayed
-//! messages of other processes it finds at its next look, at most a second late.
+//! The thread sleeps until the next retention check, or until the first delayed message is due if that is sooner. It
+//! finds delayed messages of other processes at its next check, at most a second late.
 //!
-//! It belongs to the handles that the program has: the last of them stops it, and waits for it, before it lets go of the
-//! store. So a program that drops everything finds the store closed. When the program closes the store instead, the thread
-//! finds that, wakes whoever waits for messages, and ends.
+//! The thread belongs to the program's handles. The last handle stops the thread, and waits for it, before it releases
+//! the store. So a program that drops everything finds the store closed. If the program closes the store instead, the
+//! thread notices, wakes all waiters for messages, and ends.
 
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -17,15 +17,14 @@ use crate::delayed;
 use crate::retention::Rounds;
 use crate::topics::{Home, Inner, locked};
 
-/// How often the thread looks.
+/// Time between two checks.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
-/// So many times as long as it worked the thread rests: it never takes more than this share of a processor.
+/// Rest time as a multiple of the work time. It bounds the thread's share of a processor.
 const REST: u32 = 20;
-/// The thread sleeps at least so long between two looks at delayed messages: those that follow each other closely are
-/// published together.
+/// Minimum sleep between two checks of delayed messages. Messages that are due close together are published together.
 const NAP: Duration = Duration::from_millis(1);
 
-/// What the handles of a program share beside what all share.
+/// State that the handles of the program share in addition to the common state.
 #[derive(Default)]
 pub(crate) struct Users {
     stop: Arc<Stop>,
@@ -38,11 +37,12 @@ struct Stop {
     changed: Condvar,
 }
 
-/// What the thread is told while it sleeps.
+/// What other threads tell the background thread while it sleeps.
 #[derive(Default)]
 struct Told {
     is_over: bool,
-    /// When the soonest delayed message is due that this process scheduled since the last look, in milliseconds since 1970.
+    /// Due time of the soonest delayed message that this process scheduled since the last check, in milliseconds since
+    /// 1970.
     due: Option<u64>,
 }
 
@@ -51,8 +51,8 @@ impl Stop {
         locked(&self.state).is_over
     }
 
-    /// Sleeps, until a message is scheduled at the longest; `true`: it is over. The first part of the sleep takes no notice
-    /// of messages: scheduling many of them wakes the thread once.
+    /// Sleeps for `rest`, or until a message is scheduled. `true`: the thread must end. The first part of the sleep
+    /// ignores messages, so scheduling many of them wakes the thread once.
     fn wait(&self, rest: Duration) -> bool {
         let told = locked(&self.state);
         let waited = self
@@ -66,14 +66,14 @@ impl Stop {
         waited.unwrap_or_else(|e| e.into_inner()).0.is_over
     }
 
-    /// What was scheduled since the last call.
+    /// Returns the due time of what was scheduled since the last call.
     fn take_due(&self) -> Option<u64> {
         locked(&self.state).due.take()
     }
 }
 
 impl Users {
-    /// Starts the thread, unless it runs. Where there is none to be had, trimming waits for the next start.
+    /// Starts the thread unless it runs. If the system has no thread left, trimming waits for the next start.
     pub(crate) fn start_keeper(&self, inner: &Arc<Inner>) {
         let mut keeper = locked(&self.keeper);
         if keeper.is_some() {
@@ -86,7 +86,7 @@ impl Users {
 }
 
 impl Users {
-    /// Tells the thread of a delayed message. The message is perhaps not committed yet.
+    /// Tells the thread of a delayed message, which may not be committed yet.
     pub(crate) fn expect(&self, due: u64) {
         let mut told = locked(&self.stop.state);
         told.due = Some(told.due.map_or(due, |known| known.min(due)));
@@ -100,7 +100,7 @@ impl Drop for Users {
         locked(&self.stop.state).is_over = true;
         self.stop.changed.notify_all();
         if let Some(keeper) = locked(&self.keeper).take() {
-            // Its panic was reported when it happened; what it was to do is done by the next one.
+            // Its panic was reported when it happened; the next background thread does the remaining work.
             let _ = keeper.join();
         }
     }
@@ -119,7 +119,7 @@ fn keep(stop: &Stop, inner: &Weak<Inner>) {
         match look.at(&inner, stop) {
             Ok(next) => rest = next,
             Err(Closed) => {
-                // A task that waits looks at nothing by itself, as a thread does.
+                // A task that waits checks nothing by itself, unlike a thread.
                 inner.tell_all();
                 return;
             }
@@ -130,18 +130,18 @@ fn keep(stop: &Stop, inner: &Weak<Inner>) {
 /// The store was closed.
 struct Closed;
 
-/// What the thread knows from one look to the next.
+/// State of the thread between two checks.
 struct Look {
     trims_at: Instant,
-    /// When a message is due that may be not committed yet, in milliseconds since 1970.
+    /// Due time of a message that may not be committed yet, in milliseconds since 1970.
     due: Option<u64>,
-    /// Whether the last look at delayed messages failed.
+    /// Whether the last check of delayed messages failed.
     has_failed: bool,
     rounds: Rounds,
 }
 
 impl Look {
-    /// Does what is to be done now. Returns how long the thread can sleep.
+    /// Does the work that is due now. Returns how long the thread can sleep.
     fn at(&mut self, inner: &Arc<Inner>, stop: &Stop) -> Result<Duration, Closed> {
         let home = Home::of_worker(inner);
         let due = self.due_in(&home, stop);
@@ -155,7 +155,7 @@ impl Look {
         }
         let began = Instant::now();
         if began >= self.trims_at {
-            // What went wrong, a full disk for instance, may go right the next time; and callers of the store hear of it.
+            // A failure, such as a full disk, may be gone at the next attempt. The store reports it to its callers.
             let trimmed = self.rounds.trim(&home, &|| stop.is_over());
             self.note(&home, "trimming the topics", trimmed)?;
             self.trims_at = Instant::now() + TICK.max(began.elapsed() * REST);
@@ -168,18 +168,18 @@ impl Look {
         Ok(next.min(trims_in).max(NAP))
     }
 
-    /// How long until a delayed message is due, or may be.
+    /// Time until a delayed message is due, or may be due.
     fn due_in(&mut self, home: &Home, stop: &Stop) -> Result<Option<Duration>, Error> {
         let now = home.store.wall_clock();
         self.due = [self.due, stop.take_due()].into_iter().flatten().min();
         let told = self.due.map(|due| Duration::from_millis(due).saturating_sub(now));
-        // Looked at now: the next look finds the row, if it is committed then.
+        // This check handles the due time now. The next check finds the row, if it is committed then.
         self.due = self.due.filter(|due| Duration::from_millis(*due) > now);
         let first = home.due_in()?;
         Ok([told, first].into_iter().flatten().min())
     }
 
-    /// Whether something failed; an error when the store was closed.
+    /// Returns whether the operation failed; an error when the store was closed.
     fn note(&self, home: &Home, during: &'static str, done: Result<(), Error>) -> Result<bool, Closed> {
         match done {
             Ok(()) => Ok(false),

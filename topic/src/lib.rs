@@ -1,11 +1,11 @@
 //! Durable publish/subscribe in the same transactions as the maps of a Duramen store.
 //!
-//! Programs use it through the `duramen` crate. A topic is a sequence of messages in the engine's one ordered map, and what
-//! groups know of messages are pairs in it too: so one commit covers maps, messages and acknowledgements, one recovery
-//! brings all of them back, and nothing here has a file of its own. `docs/internals/topics.md` tells how it works.
+//! Programs use it through the `duramen` crate. A topic is a sequence of messages in the engine's one ordered map, and
+//! the state of groups is pairs in it too. So one commit covers maps, messages and acknowledgements, one recovery
+//! restores all of them, and this crate has no separate files. `docs/internals/topics.md` explains how it works.
 //!
-//! Modules are declared bottom first, and each uses those above it; but for `topic` and `topics`, which hold the parts
-//! together and are known to those that work on them.
+//! Modules are declared bottom first, and each uses those above it. The exceptions are `topic` and `topics`, which hold
+//! the parts together; the modules that work on them use them too.
 
 mod limits;
 

@@ -1,11 +1,11 @@
-//! Listening to a bell for as long as a value is there.
+//! Listening to a bell for the lifetime of a value.
 
 use std::fmt;
 use std::sync::Arc;
 
 use duramen_engine::{Listener, Sequence, Store};
 
-/// A listener at the bell of a sequence; it leaves the bell when this is dropped.
+/// A listener at the bell of a sequence. Dropping this removes the listener from the bell.
 pub(crate) struct Listening {
     sequence: Sequence,
     listener: Arc<Listener>,

@@ -1,6 +1,6 @@
-//! Subscriptions to all topics whose names match a pattern, also those that are made later.
+//! Subscriptions to all topics whose names match a pattern, including topics that are created later.
 //!
-//! They begin where they are told to, or where a durable subscription has come to in each topic. Topics that may have
+//! They begin at a given position, or at the position of a durable subscription in each topic. Topics that may have
 //! messages take turns batch by batch: see [`crate::watched`].
 
 use std::fmt;
@@ -25,9 +25,9 @@ use crate::watched::{Begun, Watched, Watcher};
 
 /// A subscription to all topics of a pattern: every message of each of them, in the order of its topic.
 ///
-/// [`PatternSubscription::batches`] makes an iterator of it, and [`PatternSubscription::stream`] a stream for asynchronous
-/// programs. After an error that concerns one topic, as [`TopicError::Trimmed`], they go on with the others; any other error
-/// is the last item.
+/// [`PatternSubscription::batches`] makes an iterator of it, and [`PatternSubscription::stream`] a stream for
+/// asynchronous programs. After an error that concerns one topic, such as [`TopicError::Trimmed`], they continue with
+/// the other topics. Any other error is the last item.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -48,18 +48,18 @@ pub struct PatternSubscription {
     is_over: bool,
 }
 
-/// How it begins in a topic.
+/// Where a subscription begins in a topic.
 #[derive(Clone)]
 struct Begins {
     topics: Topics,
-    /// What remembers where it begins.
+    /// The durable subscription that stores the positions.
     durable: Option<DurablePattern>,
-    /// Where it begins otherwise.
+    /// Start position without a durable subscription.
     start: Start,
     options: SubscribeOptions,
 }
 
-/// A topic that it follows.
+/// A topic that the subscription follows.
 struct Followed {
     follower: Follower,
     _listening: Listening,
@@ -75,8 +75,8 @@ impl fmt::Debug for PatternSubscription {
 }
 
 impl Topics {
-    /// Subscribes to all topics of a pattern. `start` counts for those that are there now; of those that are made later
-    /// every message is delivered.
+    /// Subscribes to all topics of a pattern. `start` applies to topics that exist now. Of topics that are created
+    /// later, every message is delivered.
     ///
     /// # Errors
     /// Those of [`duramen_engine::Store::snapshot`].
@@ -84,7 +84,7 @@ impl Topics {
         self.subscribe_with(pattern, start, SubscribeOptions::new())
     }
 
-    /// [`Topics::subscribe`] with options, which count for every topic by itself.
+    /// Subscribes with options, which apply to each topic separately; see [`Topics::subscribe`].
     ///
     /// # Errors
     /// As [`Topics::subscribe`], [`crate::TopicError::InvalidOptions`].
@@ -99,7 +99,7 @@ impl Topics {
 }
 
 impl DurablePattern {
-    /// Messages of all topics, of each from the first one on that was not acknowledged.
+    /// Subscribes to all topics, in each from the first message that was not acknowledged.
     ///
     /// # Errors
     /// As [`Topics::subscribe`], [`TopicError::GroupDeleted`].
@@ -107,7 +107,7 @@ impl DurablePattern {
         self.subscribe_with(SubscribeOptions::new())
     }
 
-    /// [`DurablePattern::subscribe`] with options, which count for every topic by itself.
+    /// Subscribes with options, which apply to each topic separately; see [`DurablePattern::subscribe`].
     ///
     /// # Errors
     /// As [`DurablePattern::subscribe`], [`TopicError::InvalidOptions`].
@@ -148,18 +148,18 @@ impl PatternSubscription {
         self.watched.pattern()
     }
 
-    /// Topics that match it, as far as it has looked.
+    /// Number of followed topics, as of the last check.
     pub fn topics(&self) -> usize {
         self.watched.len()
     }
 
-    /// The next messages of some topic: those that are there, or, when there are none, what comes within `timeout`;
-    /// `None`: nothing did. A topic that is deleted is left out from then on.
+    /// Returns the next messages of some topic. If there are none, waits up to `timeout`; `None`: nothing arrived. A
+    /// topic that is deleted is left out from then on.
     ///
     /// # Errors
     /// As [`crate::Subscription::next_batch`]; [`TopicError::GroupDeleted`] when it is durable and was deleted. After
-    /// [`crate::TopicError::Trimmed`] and [`crate::TopicError::TooSlow`] the topic named there stays where it was, and
-    /// others go on; see [`PatternSubscription::seek`].
+    /// [`crate::TopicError::Trimmed`] and [`crate::TopicError::TooSlow`] the named topic keeps its position, and other
+    /// topics continue; see [`PatternSubscription::seek`].
     pub fn next_batch(&mut self, timeout: Duration) -> Result<Option<Messages>> {
         let began = Instant::now();
         loop {
@@ -173,13 +173,13 @@ impl PatternSubscription {
                 return Ok(None);
             }
             if tokens.is_empty() {
-                // Says so when the store was closed, or the durable subscription deleted.
+                // Fails when the store was closed, or the durable subscription deleted.
                 self.begins.snapshot()?;
             }
         }
     }
 
-    /// The batches one after the other. Each call of `next` waits for one.
+    /// Iterates over batches. Each call of `next` waits for a batch.
     pub fn batches(&mut self) -> Batches<'_> {
         Batches::of(self)
     }
@@ -189,12 +189,12 @@ impl PatternSubscription {
         BatchStream::of(self)
     }
 
-    /// The next messages of the first topic in the queue that has some. `prepare` is called before a topic is looked at.
+    /// The next messages of the first topic in the queue that has some. Calls `prepare` before it checks a topic.
     fn take_any(&mut self, prepare: impl Fn(&mut Self, u32) -> Result<()>) -> Result<Option<Messages>> {
         if self.watched.has_news() {
             self.watched.look_for_topics(&self.begins)?;
         } else if self.begins.durable.is_some() && self.watched.is_any_queued() {
-            // A durable subscription that was deleted delivers nothing more, also before the registry's ring arrives.
+            // A deleted durable subscription delivers nothing more, even before the registry's bell rings.
             self.begins.snapshot()?;
         }
         while let Some(id) = self.watched.dequeue() {
@@ -206,7 +206,7 @@ impl PatternSubscription {
         Ok(None)
     }
 
-    /// Waits for a batch of a topic to fill up, if that is wanted and there is something.
+    /// Waits for a batch of a topic to fill up, if the options ask for it and there is a message.
     fn linger(&mut self, id: u32) -> Result<()> {
         let lingers_since = Instant::now();
         let options = self.begins.options;
@@ -229,13 +229,14 @@ impl PatternSubscription {
         Ok(())
     }
 
-    /// What an iterator or stream delivers: it ends after an error, but for those that concern one topic alone.
+    /// Passes an item to an iterator or stream. The stream ends after an error, unless the error concerns one topic
+    /// alone.
     fn deliver(&mut self, taken: Result<Messages>) -> Option<Result<Messages>> {
         self.is_over = taken.as_ref().is_err_and(|error| !stays_behind(error));
         Some(taken)
     }
 
-    /// The next messages of a topic, which goes to the end of the queue when there were any.
+    /// The next messages of a topic. A topic with messages goes to the end of the queue.
     fn take(&mut self, id: u32) -> Result<Option<Messages>> {
         let Some(Followed { follower, .. }) = self.watched.get_mut(id) else {
             return Ok(None);
@@ -253,7 +254,7 @@ impl PatternSubscription {
             }
             Err(error) => {
                 if !stays_behind(&error) {
-                    // It may be over next time.
+                    // The error may be gone next time.
                     self.watched.enqueue(id);
                 }
                 Err(error)
@@ -261,7 +262,7 @@ impl PatternSubscription {
         }
     }
 
-    /// Goes on from another place in one topic; `false`: it follows no topic of this name.
+    /// Continues from another position in one topic; `false`: the subscription follows no topic of this name.
     ///
     /// # Errors
     /// As [`crate::Topic::subscribe`].
@@ -278,7 +279,7 @@ impl PatternSubscription {
 }
 
 impl Watcher<Followed> for Begins {
-    /// A snapshot, in which the durable subscription is there that it begins with.
+    /// A snapshot. If the subscription is durable, it must still exist in it.
     fn snapshot(&self) -> Result<Snapshot> {
         match &self.durable {
             None => self.topics.store().snapshot(),
@@ -289,7 +290,7 @@ impl Watcher<Followed> for Begins {
     fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Begun<Followed>> {
         let follower = match &self.durable {
             None => Follower::new(topic, self.start, self.options)?,
-            // Where that is not kept any more, the first look at the topic says so, and the others go on.
+            // If that message is no longer kept, the first read of the topic reports it, and other topics continue.
             Some(durable) => match durable.position_in(snapshot, topic)? {
                 Some(position) => Follower::at(topic, position, self.options)?,
                 None => return Ok(Begun::LeftOut),
@@ -320,7 +321,7 @@ impl Source for PatternSubscription {
             if let Some(taken) = self.take_any(|_, _| Ok(())).transpose() {
                 return Poll::Ready(self.deliver(taken));
             }
-            // Between the look and this call a commit may have rung.
+            // A commit may have rung the bell between the check and this call.
             let tokens = self.watched.listener().poll(context.waker());
             if tokens.is_empty() {
                 return Poll::Pending;
@@ -331,7 +332,7 @@ impl Source for PatternSubscription {
     }
 }
 
-/// Whether an error concerns one topic, which stays where it was, and no other.
+/// Whether an error concerns only one topic, which keeps its position.
 fn stays_behind(error: &duramen_engine::Error) -> bool {
     let error = TopicError::of(error);
     matches!(error, Some(TopicError::Trimmed { .. } | TopicError::TooSlow { .. }))
@@ -366,7 +367,7 @@ mod tests {
             }
             topics.create("reply.last", TopicOptions::new()).unwrap();
             if round == 1 {
-                // As if its entries were trimmed.
+                // As if the registry's entries were trimmed.
                 subscription.watched.lose_track();
             }
             look(&mut subscription);

@@ -8,14 +8,14 @@
 //!  1  parts: 1 key, 2 headers, 4 publisher, 8 the payload is in the map of long payloads, 16 id,
 //!     32 expiry
 //! ..  key: length, bytes                                         with part 1
-//! ..  headers: how many; each: length, name, length, value       with part 2
+//! ..  headers: count; each: length, name, length, value          with part 2
 //! ..  publisher: length, name, sequence                          with part 4
 //! ..  id: length, bytes                                          with part 16
-//! ..  expires so many milliseconds after its time                with part 32
-//! ..  payload, to the end; of a long one its length only         always
+//! ..  expires this many milliseconds after its time              with part 32
+//! ..  payload, to the end; only its length if it is long         always
 //! ```
 //!
-//! Numbers after the first 18 bytes have seven bits a byte, least first.
+//! Numbers after the first 18 bytes have seven bits a byte, least significant first.
 
 use std::time::Duration;
 
@@ -36,10 +36,10 @@ const HAS_PUBLISHER: u8 = 4;
 const IS_LONG: u8 = 8;
 const HAS_ID: u8 = 16;
 const HAS_EXPIRY: u8 = 32;
-/// Parts that this code knows.
+/// The parts that this version knows.
 const KNOWN_PARTS: u8 = HAS_KEY | HAS_HEADERS | HAS_PUBLISHER | IS_LONG | HAS_ID | HAS_EXPIRY;
 
-/// A message to publish: a payload, and if wanted a key and headers. Anything that is bytes can be published as it is.
+/// A message to publish: a payload, and optionally a key and headers. Any bytes can be published directly.
 ///
 /// ```
 /// use duramen_topic::Message;
@@ -65,27 +65,27 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Gives it a key, up to [`MESSAGE_KEY_BYTES_MAX`] bytes.
+    /// Sets the key, up to [`MESSAGE_KEY_BYTES_MAX`] bytes.
     pub fn key(mut self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
         self.key = Some(key.as_ref());
         self
     }
 
-    /// Gives it one more header. Names may repeat; up to [`HEADERS_MAX`] headers of [`HEADER_BYTES_MAX`] bytes together.
+    /// Adds a header. Names may repeat. Maximum: [`HEADERS_MAX`] headers of [`HEADER_BYTES_MAX`] bytes together.
     pub fn header(mut self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
         self.headers.push((name, value.as_ref()));
         self
     }
 
-    /// Gives it an id, up to [`MESSAGE_ID_BYTES_MAX`] bytes, by which the topic tells duplicates: see
+    /// Sets the id, up to [`MESSAGE_ID_BYTES_MAX`] bytes. The topic detects duplicates by it: see
     /// [`crate::Topic::publish_by_id`].
     pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Message<'a> {
         self.id = Some(id.as_ref());
         self
     }
 
-    /// Lets it expire so long after its commit: readers do not see it from then on, and it is deleted in the background. In
-    /// whole milliseconds, rounded up. Needs [`crate::TopicOptions::message_expiry`].
+    /// Makes the message expire this long after its commit. Readers do not see it from then on, and the background
+    /// deletes it. In whole milliseconds, rounded up. Needs [`crate::TopicOptions::message_expiry`].
     pub fn expires_after(mut self, time: Duration) -> Message<'a> {
         self.expires_after = Some(millis(time.saturating_add(Duration::from_nanos(999_999))));
         self
@@ -103,7 +103,7 @@ impl<'a> Message<'a> {
         self.id
     }
 
-    /// Says who published it, as which of his messages.
+    /// Sets the publisher and the sequence of the message.
     pub(crate) fn publisher(mut self, name: &'a str, sequence: u64) -> Message<'a> {
         self.publisher = Some((name, sequence));
         self
@@ -145,7 +145,7 @@ impl<'a> Message<'a> {
         Ok(())
     }
 
-    /// Appends the stored form to `out`. Returns what goes into the map of long payloads, if anything.
+    /// Appends the stored form to `out`. Returns the payload if it belongs in the map of long payloads.
     ///
     /// # Errors
     /// [`TopicError::MessageTooLarge`].
@@ -202,7 +202,7 @@ impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Message<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Encoded<'a> {
     bytes: Vec<u8>,
-    /// Where each one ends, and its long payload.
+    /// End of each message in the bytes, and its long payload.
     ends: Vec<(usize, Option<&'a [u8]>)>,
 }
 
@@ -224,24 +224,24 @@ impl<'a> Encoded<'a> {
     }
 }
 
-/// A stored message, taken apart.
+/// A decoded stored message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stored<'a> {
     pub(crate) time: u64,
     pub(crate) position: u64,
     pub(crate) key: Option<&'a [u8]>,
-    /// How many headers there are, and their bytes.
+    /// Number of headers, and their bytes.
     pub(crate) headers: (u64, &'a [u8]),
     pub(crate) publisher: Option<(&'a str, u64)>,
     pub(crate) id: Option<&'a [u8]>,
     /// Milliseconds after its time.
     pub(crate) expires_after: Option<u64>,
-    /// `Err`: the length of a payload that lies elsewhere.
+    /// `Err`: the length of a payload that is stored separately.
     pub(crate) payload: Result<&'a [u8], u64>,
 }
 
 impl<'a> Stored<'a> {
-    /// Takes a stored form apart.
+    /// Decodes a stored form.
     ///
     /// # Errors
     /// [`duramen_engine::Reason::Damaged`].
@@ -287,19 +287,19 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// When it expires, in milliseconds since 1970.
+    /// Expiry time in milliseconds since 1970.
     pub(crate) fn expires_at(&self) -> Option<u64> {
         self.expires_after.map(|after| self.time.saturating_add(after))
     }
 }
 
-/// Whether a stored form says when the message expires, from a look at one byte.
+/// Whether a stored form has an expiry time. Reads a single byte.
 #[inline]
 pub(crate) fn may_expire(head: &[u8]) -> bool {
     head.get(STAMP_BYTES + 1).is_some_and(|parts| parts & HAS_EXPIRY != 0)
 }
 
-/// Checks the headers and passes over them.
+/// Checks the headers and skips them.
 fn skip_headers<'a>(reader: &mut Reader<'a>) -> Result<(u64, &'a [u8])> {
     let count = reader.number()?;
     let before = reader.rest();
@@ -318,7 +318,7 @@ pub struct Headers<'a> {
 }
 
 impl<'a> Headers<'a> {
-    /// Headers that `Stored::decode` has seen.
+    /// Headers that `Stored::decode` has checked.
     pub(crate) fn new((left, bytes): (u64, &'a [u8])) -> Headers<'a> {
         Headers {
             left,

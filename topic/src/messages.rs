@@ -1,4 +1,4 @@
-//! Messages as they are received: read once from the store, then shared by all who want them.
+//! Received messages: read once from the store, then shared by all subscribers.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,26 +9,26 @@ use duramen_engine::{Error, Result};
 
 use crate::message::{Headers, Stored, may_expire};
 
-/// Some messages of one topic, in order. Clones and parts share the same memory, which is freed with the last of them.
+/// Some messages of one topic, in order. Clones and parts share the same memory. The last of them frees it.
 #[derive(Clone)]
 pub struct Messages {
     shared: Arc<Shared>,
     range: Range<usize>,
 }
 
-/// What clones share.
+/// State that clones share.
 struct Shared {
     topic: Arc<str>,
-    /// The number of the topic: another one may be given its name.
+    /// Number of the topic: another topic may get its name.
     topic_id: u32,
-    /// Heads, each with its payload where that was stored elsewhere.
+    /// Heads, each followed by its payload if that was stored separately.
     bytes: Vec<u8>,
     places: Vec<Place>,
-    /// Offsets that were passed over before the first message.
+    /// Offsets that were skipped before the first message.
     gap: Option<Range<u64>>,
 }
 
-/// Where the parts of a message lie in the bytes.
+/// Positions of a message's parts in the bytes.
 struct Place {
     offset: u64,
     time: u64,
@@ -48,7 +48,7 @@ impl fmt::Debug for Messages {
 }
 
 impl Messages {
-    /// The topic they are of.
+    /// Name of the topic.
     pub fn topic(&self) -> &str {
         &self.shared.topic
     }
@@ -57,17 +57,17 @@ impl Messages {
         self.shared.topic_id
     }
 
-    /// How many there are.
+    /// Number of messages.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no messages.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// From the offset of the first to behind that of the last.
+    /// The range from the first offset to one past the last offset.
     pub fn offsets(&self) -> Range<u64> {
         match (self.get(0), self.len().checked_sub(1).and_then(|last| self.get(last))) {
             (Some(first), Some(last)) => first.offset()..last.offset() + 1,
@@ -75,13 +75,13 @@ impl Messages {
         }
     }
 
-    /// Offsets that the subscriber was made to pass over right before the first of these messages, because it was too slow,
-    /// or they were lost (see [`crate::SlowPolicy::Skip`]).
+    /// Offsets that the subscriber skipped right before the first of these messages, because it was too slow or the
+    /// messages were lost (see [`crate::SlowPolicy::Skip`]).
     pub fn gap(&self) -> Option<Range<u64>> {
         self.shared.gap.clone().filter(|_| self.range.start == 0)
     }
 
-    /// The message at a place, counting from 0.
+    /// The message at a position, counting from 0.
     pub fn get(&self, place: usize) -> Option<Received<'_>> {
         let place = self.range.start + place;
         (place < self.range.end).then(|| Received {
@@ -90,13 +90,13 @@ impl Messages {
         })
     }
 
-    /// All of them, in order.
+    /// Iterates over all messages, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Received<'_>> + DoubleEndedIterator {
         let places = self.shared.places[self.range.clone()].iter();
         places.map(|place| Received { messages: self, place })
     }
 
-    /// A part of them, by places counting from 0. What lies outside is left out.
+    /// A part of the messages, by positions counting from 0. Positions outside are ignored.
     pub fn part(&self, places: Range<usize>) -> Messages {
         let start = (self.range.start + places.start).min(self.range.end);
         let end = (self.range.start + places.end).clamp(start, self.range.end);
@@ -106,13 +106,13 @@ impl Messages {
         }
     }
 
-    /// Those from an offset on.
+    /// The messages from an offset on.
     pub(crate) fn since(&self, offset: u64) -> Messages {
         let places = &self.shared.places[self.range.clone()];
         self.part(places.partition_point(|place| place.offset < offset)..self.len())
     }
 
-    /// Those whose offsets are wanted; a copy, unless that is all of them.
+    /// The messages whose offsets are wanted: a copy, unless all are wanted.
     pub(crate) fn only(&self, is_wanted: impl Fn(u64) -> bool) -> Messages {
         if self.iter().all(|message| is_wanted(message.offset())) {
             return self.clone();
@@ -144,28 +144,28 @@ impl fmt::Debug for Received<'_> {
 }
 
 impl<'a> Received<'a> {
-    /// The topic it was published to.
+    /// Name of the topic of the message.
     pub fn topic(&self) -> &'a str {
         self.messages.topic()
     }
 
-    /// Its place in the topic, counting from 0.
+    /// Offset of the message in the topic, counting from 0.
     #[inline]
     pub fn offset(&self) -> u64 {
         self.place.offset
     }
 
-    /// When it was published; never earlier than the message before it.
+    /// Publication time; never earlier than that of the previous message.
     pub fn time(&self) -> SystemTime {
         crate::time::at(self.place.time)
     }
 
-    /// The same in milliseconds since 1970.
+    /// Publication time in milliseconds since 1970.
     pub fn time_millis(&self) -> u64 {
         self.place.time
     }
 
-    /// What it says.
+    /// Payload of the message.
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         &self.messages.shared.bytes[self.place.payload..self.place.end]
@@ -181,12 +181,12 @@ impl<'a> Received<'a> {
         Headers::new(self.stored().headers)
     }
 
-    /// The first header of a name.
+    /// The first header with a name.
     pub fn header(&self, name: &str) -> Option<&'a [u8]> {
         self.headers().find(|(found, _)| *found == name).map(|(_, value)| value)
     }
 
-    /// Who published it, and as which of his messages, where that was said (see [`crate::Publisher`]).
+    /// Name of the publisher and sequence of the message, if it was published with them (see [`crate::Publisher`]).
     pub fn publisher(&self) -> Option<(&'a str, u64)> {
         self.stored().publisher
     }
@@ -196,7 +196,7 @@ impl<'a> Received<'a> {
         self.stored().id
     }
 
-    /// When it expires, if it does (see [`crate::Message::expires_after`]).
+    /// Expiry time, if the message has one (see [`crate::Message::expires_after`]).
     pub fn expires(&self) -> Option<SystemTime> {
         let at = self.stored().expires_at()?;
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(at))
@@ -213,7 +213,7 @@ pub(crate) struct Collecting {
     shared: Shared,
     /// Whether the caller knows the time, and pushes no expired message.
     knows_time: bool,
-    /// A message that may be expired came: it and those after it are left out.
+    /// A message arrived that may be expired. It and all later messages are left out.
     is_closed: bool,
 }
 
@@ -226,8 +226,8 @@ impl Collecting {
         }
     }
 
-    /// Of a topic with this name and number. It ends before the first message that expires at some time: its caller does not
-    /// know the time, and another reader takes such messages.
+    /// Collects messages of the topic with this name and number, up to before the first message with an expiry time.
+    /// The caller does not know the time; another reader handles such messages.
     pub(crate) fn new((topic, topic_id): (&Arc<str>, u32), gap: Option<Range<u64>>) -> Collecting {
         Collecting {
             shared: Shared {
@@ -246,12 +246,12 @@ impl Collecting {
         self.shared.places.len()
     }
 
-    /// Bytes of what was collected so far.
+    /// Bytes collected so far.
     pub(crate) fn bytes(&self) -> usize {
         self.shared.bytes.len()
     }
 
-    /// Takes a message; `fetch` gets the payload, of a length that is given, when it lies elsewhere.
+    /// Adds a message. If its payload is stored separately, `fetch` reads it, given its length.
     pub(crate) fn push(
         &mut self,
         offset: u64,
@@ -292,7 +292,7 @@ impl Collecting {
         Ok(())
     }
 
-    /// Takes a message that was read before.
+    /// Adds a message that was read before.
     fn copy(&mut self, bytes: &[u8], place: &Place) {
         let start = self.shared.bytes.len();
         self.shared.bytes.extend_from_slice(&bytes[place.head..place.end]);
@@ -305,7 +305,7 @@ impl Collecting {
         });
     }
 
-    /// The messages in the order of their offsets, in whatever order they were taken.
+    /// Returns the messages in the order of their offsets, in whatever order they were added.
     pub(crate) fn finish_sorted(mut self) -> Messages {
         self.shared.places.sort_unstable_by_key(|place| place.offset);
         self.finish()

@@ -1,7 +1,7 @@
-//! Names of topics, and patterns of them.
+//! Names of topics, and patterns of names.
 //!
-//! A name is one part or several, joined by dots: `orders.eu.created`. In a pattern `*` stands for exactly one part, and
-//! `>`, as the last part, for one part or more.
+//! A name has one or more parts, joined by dots: `orders.eu.created`. In a pattern `*` stands for exactly one part, and
+//! `>`, as the last part, for one or more parts.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use duramen_engine::Result;
 use crate::error::TopicError;
 use crate::limits::NAME_BYTES_MAX;
 
-/// Refuses what cannot name a topic or group, and says where the mistake is.
+/// Refuses text that cannot name a topic or group, and tells where the mistake is.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let refused = |(at, cause)| {
         let name = name.to_string();
@@ -22,7 +22,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     }
 }
 
-/// The first place where a text is neither name nor pattern.
+/// The first position where a text is neither a name nor a pattern.
 fn first_mistake(text: &str) -> Option<(usize, &'static str)> {
     if text.is_empty() {
         return Some((0, "there is nothing"));
@@ -47,7 +47,7 @@ fn wildcard(name: &str) -> Option<(usize, &'static str)> {
     name.find(['*', '>']).map(|at| (at, "a wildcard"))
 }
 
-/// A pattern of topic names: `orders.*.created`, `orders.>`, or a name that stands for itself.
+/// A pattern of topic names: `orders.*.created`, `orders.>`, or a plain name that matches only itself.
 ///
 /// ```
 /// use duramen_topic::Pattern;
@@ -63,10 +63,10 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Reads a pattern.
+    /// Parses a pattern.
     ///
     /// # Errors
-    /// [`TopicError::InvalidPattern`], with the place of the mistake.
+    /// [`TopicError::InvalidPattern`], with the position of the mistake.
     pub fn new(text: &str) -> Result<Pattern> {
         match first_mistake(text).or_else(|| misplaced(text)) {
             Some((at, cause)) => {
@@ -77,7 +77,7 @@ impl Pattern {
         }
     }
 
-    /// Whether a topic of this name is meant.
+    /// Whether a topic name matches.
     pub fn matches(&self, name: &str) -> bool {
         let mut parts = name.split('.');
         for wanted in self.text.split('.') {
@@ -91,12 +91,12 @@ impl Pattern {
         parts.next().is_none()
     }
 
-    /// The pattern as it was given.
+    /// The text of the pattern.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// What all names that match begin with.
+    /// The prefix that all matching names share.
     pub(crate) fn literal_start(&self) -> &str {
         let end = self.text.find(['*', '>']).unwrap_or(self.text.len());
         &self.text[..end]
@@ -109,7 +109,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The first wildcard that is not a whole part, or not where it may be.
+/// The first wildcard that is not a whole part, or is not allowed at its position.
 fn misplaced(text: &str) -> Option<(usize, &'static str)> {
     let mut start = 0;
     for part in text.split('.') {
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    /// The meaning of patterns, written down in another way: by trying every split of the parts.
+    /// The meaning of patterns, implemented differently: by trying every split of the parts.
     fn means(pattern: &[&str], name: &[&str]) -> bool {
         match (pattern, name) {
             ([], []) => true,

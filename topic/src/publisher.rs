@@ -1,16 +1,16 @@
-//! Publishing once, however often one tries: a publisher numbers its messages, and the store remembers the newest number.
+//! Publishing once despite retries: a publisher numbers its messages, and the store remembers the newest number.
 //!
-//! The number is read and written in the transaction that publishes, so it survives what the message survives. Two
-//! attempts at the same time conflict, and the second runs again and finds the number.
+//! The transaction that publishes also reads and writes the number, so the number survives what the message survives.
+//! Two concurrent attempts conflict; the second runs again and finds the number.
 //!
 //! ```text
 //!  1  form: 1
 //! ..  newest sequence
-//! ..  no message with that sequence has a lower offset than this
-//! ..  when that was, milliseconds since 1970
+//! ..  lower bound of the offset of the message with that sequence
+//! ..  time of that message, milliseconds since 1970
 //! ```
 //!
-//! Numbers have seven bits a byte, least first.
+//! Numbers have seven bits a byte, least significant first.
 
 use std::fmt;
 use std::time::Duration;
@@ -28,13 +28,13 @@ use crate::topic::{Published, Ticket, Topic, publish_in};
 use crate::topics::Home;
 
 const FORM: u8 = 1;
-/// Publishers that one part of a look forgets.
+/// Maximum publishers that one part of a check removes.
 const FORGOTTEN_AT_ONCE: usize = 1000;
-/// Publishers that one part of a look reads.
+/// Maximum publishers that one part of a check reads.
 const LOOKED_AT_ONCE: usize = 10_000;
 
-/// A publisher of a topic that has a name and numbers its messages: a message with a number that is not higher than one
-/// before is a duplicate, and is not published. Gaps between numbers are fine.
+/// A named publisher of a topic that numbers its messages. A message whose number is not above all earlier numbers is a
+/// duplicate, and is not published. Gaps between numbers are allowed.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -55,17 +55,17 @@ pub struct Publisher {
     name: String,
 }
 
-/// What became of a message that was to be published once.
+/// Result of publishing a message at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was published now.
     Published(Published),
-    /// It was published before, with this offset, as far as it is known: that of the publisher's newest message is, and that
-    /// of a message with an id, while the topic keeps them.
+    /// It was published before. The offset is known for the publisher's newest message, and for a message with an id,
+    /// while the topic keeps them.
     Duplicate(Option<u64>),
 }
 
-/// What is stored about a publisher.
+/// The stored state of a publisher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Newest {
     pub(crate) sequence: u64,
@@ -122,8 +122,8 @@ impl Publisher {
         name_key(self.topic.shared().id, &self.name)
     }
 
-    /// The sequence of its newest message, after which it goes on; `None`: it has published nothing, or was silent for so
-    /// long that it was forgotten (see [`crate::TopicOptions::remember_publishers_for`]).
+    /// The sequence of its newest message, after which it continues. `None`: it has published nothing, or was silent
+    /// for so long that the topic forgot it (see [`crate::TopicOptions::remember_publishers_for`]).
     ///
     /// # Errors
     /// Those of [`duramen_engine::Store::snapshot`].
@@ -135,8 +135,8 @@ impl Publisher {
             .map(|newest| newest.sequence))
     }
 
-    /// Publishes a message, unless it, or one with a higher sequence, was published before. In a commit of its own, with
-    /// the durability of the topic's handle.
+    /// Publishes a message, unless a message with this sequence or a higher one was published before. It makes its own
+    /// commit, with the durability of the topic's handle.
     ///
     /// # Errors
     /// As [`Topic::publish`].
@@ -175,7 +175,7 @@ impl Publisher {
         publish_in(tx, &self.topic, &message.publisher(&self.name, sequence)).map(Some)
     }
 
-    /// The offset of the newest message, if that is its sequence and it is still kept.
+    /// The offset of the newest message, if it has this sequence and is still kept.
     fn find(&self, sequence: u64) -> Result<Option<u64>> {
         let snapshot = self.topic.snapshot()?;
         let newest = snapshot.get(&self.topic.home().tables.publishers, self.key())?;
@@ -185,7 +185,7 @@ impl Publisher {
         };
         let reading = Reading::new(&self.topic, &snapshot);
         let from = newest.at_least.max(reading.bounds()?.first);
-        // Only what others published while the transaction ran lies in between.
+        // Only messages that others published while the transaction ran are in between.
         for offset in from..from.saturating_add(READ_MESSAGES as u64) {
             let Some(head) = reading.existing_head(offset)? else {
                 break;
@@ -198,7 +198,7 @@ impl Publisher {
     }
 }
 
-/// Forgets publishers of a topic that were silent for longer than it remembers them.
+/// Removes publishers of a topic that were silent for longer than `remembered`.
 pub(crate) fn forget_silent(home: &Home, topic: u32, remembered: Duration) -> Result<()> {
     let mut from = None;
     loop {
@@ -209,8 +209,8 @@ pub(crate) fn forget_silent(home: &Home, topic: u32, remembered: Duration) -> Re
     }
 }
 
-/// Looks at a limited number of publishers, and forgets those that were silent for too long. Returns the key with which the
-/// next look begins; `None`: there are no more.
+/// Checks a limited number of publishers, and removes those that were silent for too long. Returns the key where the
+/// next check begins; `None`: there are no more.
 pub(crate) fn forget_part(
     home: &Home,
     topic: u32,
@@ -238,7 +238,7 @@ pub(crate) fn forget_part(
     Ok(rest)
 }
 
-/// Forgets a publisher, unless it has published again.
+/// Removes a publisher, unless it has published again.
 fn forget(home: &Home, key: &[u8], since: u64) -> Result<()> {
     let options = TransactionOptions::new().durability(Durability::Written);
     home.store.transact_with(options, |tx| {

@@ -1,10 +1,14 @@
-//! Reading a topic in a snapshot: where it begins and ends, where a time lies in it, and its messages.
+//! Reading a topic in a snapshot: its first and next offset, the offset for a time, and its messages.
 //!
-//! Offsets from `first` to `next` are dense, none is missing in between, with two exceptions. A topic that removes expired
-//! messages or those with a newer one of their key is *sparse*: readers pass over what is missing there, and over messages
-//! that are expired when the read begins. A topic that was salvaged from a damaged store may have lost some. Whoever comes to such a gap is told so as if retention had removed what is not there: no read goes over
-//! it. `first` is the smallest key there is; a hint tells where to look for it, so that the search does not begin among all
-//! that was trimmed before.
+//! Offsets from `first` to `next` are dense: no message is missing in between. There are two exceptions:
+//!
+//! - A *sparse* topic removes expired messages, or messages with a newer message of the same key. Readers skip the
+//!   missing messages, and messages that are expired when the read begins.
+//! - A topic that was salvaged from a damaged store may have lost messages. No read crosses such a gap. A reader at a
+//!   gap gets the same error as if retention had deleted the missing messages.
+//!
+//! `first` is the smallest existing key. A hint tells where to search for it, so that the search does not begin among
+//! everything that was trimmed before.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -21,7 +25,7 @@ use crate::tables::{after_id, offset_key, offset_of};
 use crate::time::since_epoch;
 use crate::topic::Topic;
 
-/// Where to begin.
+/// Where a reader begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// With the first message that is kept.
@@ -32,11 +36,11 @@ pub enum Start {
     Offset(u64),
     /// With the first message that was published at this time or later.
     Time(SystemTime),
-    /// With the last so many messages.
+    /// With the last `n` messages.
     Last(u64),
 }
 
-/// How much one read returns at most.
+/// Maximum size of one read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadLimits {
     pub(crate) messages: usize,
@@ -52,12 +56,12 @@ impl Default for ReadLimits {
     }
 }
 
-/// What is kept of a topic.
+/// First and next offset of a topic.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Offset of the first message that is kept; `next` when none is.
+    /// Offset of the first message that is kept; `next` when no message is kept.
     pub(crate) first: u64,
-    /// How far the topic has come.
+    /// State of the topic's sequence.
     pub(crate) state: SequenceState,
 }
 
@@ -65,9 +69,9 @@ pub(crate) struct Bounds {
 pub(crate) struct Reading<'a> {
     pub(crate) topic: &'a Topic,
     pub(crate) snapshot: &'a Snapshot,
-    /// The time that decides what is expired, in milliseconds since 1970, from when it is first asked for.
+    /// The time that decides which messages are expired, in milliseconds since 1970. It is read at first use.
     now: OnceCell<u64>,
-    /// Whether messages may be missing between others, from when it is first asked for.
+    /// Whether messages may be missing between others. It is read at first use.
     is_sparse: OnceCell<bool>,
 }
 
@@ -81,7 +85,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// How far the topic has come.
+    /// Returns the state of the topic's sequence.
     ///
     /// # Errors
     /// [`Reason::TopicDeleted`].
@@ -98,12 +102,13 @@ impl<'a> Reading<'a> {
         let (low, high) = (offset_key(shared.id, hint), after_id(shared.id));
         let mut cursor = self.snapshot.range(shared.sequence.heads(), &low[..]..&high[..])?;
         let first = cursor.next()?.map_or(state.next, |(key, _)| offset_of(key));
-        // What was trimmed never comes back. A snapshot that is older than the hint only sees less than it could.
+        // Trimmed messages never come back. A snapshot that is older than the hint only sees fewer messages than it
+        // could.
         shared.first_hint.fetch_max(first, Ordering::Relaxed);
         Ok(Bounds { first, state })
     }
 
-    /// The offset at which to begin.
+    /// Returns the offset of a start position.
     ///
     /// # Errors
     /// [`TopicError::NotYetPublished`].
@@ -133,12 +138,13 @@ impl<'a> Reading<'a> {
         TopicError::Trimmed { topic, asked, first }.into()
     }
 
-    /// The first of some messages that was published at a time or later.
+    /// Returns the first message in `offsets` that was published at `time` or later.
     pub(crate) fn first_at(&self, offsets: Range<u64>, time: u64) -> Result<u64> {
         self.first_with(offsets, |message| message.time >= time)
     }
 
-    /// The first of some messages for which a condition holds, which holds for all after it; their end when there is none.
+    /// Returns the first message in `offsets` for which `holds` is true, or their end. `holds` must be true for all
+    /// later ones.
     pub(crate) fn first_with(&self, offsets: Range<u64>, holds: impl Fn(&Stored<'_>) -> bool) -> Result<u64> {
         let Range {
             start: mut low,
@@ -156,7 +162,7 @@ impl<'a> Reading<'a> {
         Ok(found)
     }
 
-    /// When the first message was published that is there from an offset on.
+    /// Publication time of the first existing message at `offset` or later.
     pub(crate) fn time_from(&self, offset: u64) -> Result<Option<u64>> {
         let next = self.state()?.next;
         if offset >= next {
@@ -166,7 +172,7 @@ impl<'a> Reading<'a> {
         head.map(|(_, head)| Ok(Stored::decode(&head)?.time)).transpose()
     }
 
-    /// The first message that is there from an offset on and before another, and its head.
+    /// Returns the first existing message from `from` to before `before`, and its head.
     fn head_from(&self, from: u64, before: u64) -> Result<Option<(u64, Value<'a>)>> {
         if let Some(head) = self.existing_head(from)? {
             return Ok(Some((from, head)));
@@ -177,7 +183,7 @@ impl<'a> Reading<'a> {
         Ok(cursor.next()?.map(|(key, head)| (offset_of(key), head)))
     }
 
-    /// The offset of the first message that is there from an offset on; `end` when there is none before it.
+    /// Returns the offset of the first existing message from `from` on; `end` when there is none before `end`.
     fn kept_from(&self, from: u64, end: u64) -> Result<u64> {
         if from >= end {
             return Ok(end);
@@ -185,7 +191,7 @@ impl<'a> Reading<'a> {
         Ok(self.head_from(from, end)?.map_or(end, |(offset, _)| offset))
     }
 
-    /// The head of a message that must be there.
+    /// The head of a message that must exist.
     pub(crate) fn head(&self, offset: u64) -> Result<Value<'a>> {
         self.existing_head(offset)?.ok_or_else(|| {
             let topic = self.topic.name();
@@ -222,8 +228,8 @@ impl<'a> Reading<'a> {
         Ok(*self.is_sparse.get_or_init(|| is_sparse))
     }
 
-    /// Messages from an offset on, as many as there are without one missing between them, and as the limits allow. Those of a
-    /// sparse topic may be missing. `gap` is what the reader was made to pass over before.
+    /// Reads messages from an offset on. The read ends at the first missing message, except in a sparse topic, and at
+    /// the limits. `gap` names the offsets that the reader skipped before.
     ///
     /// # Errors
     /// [`TopicError::Trimmed`], [`TopicError::NotYetPublished`], [`Reason::TopicDeleted`], [`Reason::Damaged`].
@@ -231,7 +237,7 @@ impl<'a> Reading<'a> {
         self.read_through(from, limits, gap).map(|(messages, _)| messages)
     }
 
-    /// [`Reading::read`], and the offset after the last message that it looked at.
+    /// Reads like [`Reading::read`], and also returns the offset after the last message that was examined.
     pub(crate) fn read_through(
         &self,
         from: u64,
@@ -252,7 +258,7 @@ impl<'a> Reading<'a> {
             if offset != expected && !self.is_sparse()? {
                 match collecting.len() {
                     0 => return Err(self.trimmed(expected, offset)),
-                    // The next read tells what is missing, or passes over it.
+                    // The next read reports the missing messages, or skips them.
                     _ => break,
                 }
             }
@@ -267,8 +273,8 @@ impl<'a> Reading<'a> {
         Ok((collecting.finish(), expected))
     }
 
-    /// Messages from an offset on, and the offset after the last one that it looked at. What is not kept is passed over, and
-    /// is the gap before the first of them.
+    /// Reads messages from an offset on. Also returns the offset after the last message that was examined. Messages
+    /// that are not kept are skipped, and become the gap before the first returned message.
     pub(crate) fn read_past(&self, from: u64, limits: ReadLimits) -> Result<(Messages, u64)> {
         match self.read_through(from, limits, None) {
             Err(error) => match TopicError::trimmed_to(&error) {
@@ -279,7 +285,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// How many messages are kept from an offset on.
+    /// Returns how many messages are kept from an offset on.
     pub(crate) fn kept_since(&self, offset: u64, next: u64) -> Result<u64> {
         if !self.is_sparse()? {
             return Ok(next.saturating_sub(offset));
@@ -289,7 +295,8 @@ impl<'a> Reading<'a> {
         self.snapshot.count(shared.sequence.heads(), &low[..]..&high[..])
     }
 
-    /// Where no message is: whether that is because the topic ends here. Returns where the next one will be.
+    /// Checks an offset without a message: whether the topic ends there. Returns the offset of the next message to
+    /// come.
     fn check_end(&self, from: u64) -> Result<u64> {
         let next = self.state()?.next;
         match from {
@@ -299,14 +306,14 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// One message, unless it was trimmed.
+    /// Reads one message, unless it was trimmed.
     pub(crate) fn one(&self, offset: u64) -> Result<Option<Messages>> {
         let (messages, _) = self.some(&[offset], usize::MAX)?;
         Ok(Some(messages).filter(|messages| !messages.is_empty()))
     }
 
-    /// Messages by their offsets, until they take so many bytes. Those that were trimmed or are expired are left out. Returns how
-    /// many offsets were looked at, too.
+    /// Reads messages by their offsets, until they take `bytes` bytes. Trimmed and expired messages are left out. Also
+    /// returns the number of offsets that were examined.
     pub(crate) fn some(&self, offsets: &[u64], bytes: usize) -> Result<(Messages, usize)> {
         let topic = self.topic.shared();
         let mut collecting = Collecting::knowing_time((&topic.name, topic.id), None);
@@ -325,7 +332,7 @@ impl<'a> Reading<'a> {
         Ok((collecting.finish(), looked_at))
     }
 
-    /// The payload of a message whose head says that it lies elsewhere.
+    /// Reads the payload of a message that is stored outside its head.
     fn fetch(&self, offset: u64, bytes: &mut Vec<u8>) -> Result<()> {
         let shared = self.topic.shared();
         let payload = self

@@ -1,20 +1,20 @@
-//! What is stored about a topic, and the options it has.
+//! The stored record of a topic, and the options of a topic.
 //!
 //! ```text
 //!  1  form: 2
 //!  4  id, big-endian
 //! ..  created, milliseconds since 1970
-//! ..  keep for so many milliseconds, plus one; 0: for ever
-//! ..  keep so many bytes, plus one; 0: all
-//! ..  keep so many messages, plus one; 0: all
-//!  1  flags: 1 drop what all groups have acknowledged, 2 refuse new messages when full,
+//! ..  keep_for in milliseconds, plus one; 0: no limit
+//! ..  keep_bytes, plus one; 0: no limit
+//! ..  keep_messages, plus one; 0: no limit
+//!  1  flags: 1 drop messages that all groups have acknowledged, 2 refuse new messages when full,
 //!     4 messages may expire, 8 keep the newest message of each key, 16 messages may be missing between others
-//! ..  remember publishers for so many milliseconds, plus one; 0: for ever
-//! ..  protect groups up to so many bytes, plus one; 0: limits delete regardless of groups
-//! ..  deduplicate ids for so many milliseconds, plus one; 0: not at all
+//! ..  remember_publishers_for in milliseconds, plus one; 0: without limit
+//! ..  protect groups up to this many bytes, plus one; 0: limits delete regardless of groups
+//! ..  deduplicate_for in milliseconds, plus one; 0: no message ids
 //! ```
 //!
-//! Numbers without a width have seven bits a byte, least first.
+//! Numbers without a width are encoded with seven bits a byte, least significant first.
 
 use std::time::Duration;
 
@@ -31,41 +31,42 @@ const DISCARD_NEW: u8 = 2;
 const MESSAGE_EXPIRY: u8 = 4;
 const LATEST_PER_KEY: u8 = 8;
 const IS_SPARSE: u8 = 16;
-/// Flags that this code knows.
+/// The flags that this version knows.
 const KNOWN_FLAGS: u8 = DROP_ACKNOWLEDGED | DISCARD_NEW | MESSAGE_EXPIRY | LATEST_PER_KEY | IS_SPARSE;
 
-/// How long publishers are remembered unless a topic says otherwise.
+/// Default for how long a topic remembers publishers.
 const REMEMBER_PUBLISHERS: Duration = Duration::from_secs(7 * 86_400);
 
-/// Whether retention asks groups before it deletes messages.
+/// Whether retention checks the groups of a topic before it deletes messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Retention {
     /// `keep_for`, `keep_bytes` and `keep_messages` delete messages whether or not a group has processed them. A group
-    /// skips what is deleted.
+    /// skips deleted messages.
     #[default]
     Limits,
-    /// `keep_for`, `keep_bytes` and `keep_messages` delete no message that some group or durable subscription of the topic
-    /// has not acknowledged. Publishers get [`TopicError::TopicFull`] when another message would make the kept messages
-    /// longer than `max_bytes`. Without a group or durable subscription the limits delete as in [`Retention::Limits`].
+    /// `keep_for`, `keep_bytes` and `keep_messages` delete only messages that every group and durable subscription of
+    /// the topic has acknowledged. Publishers get [`TopicError::TopicFull`] when a message would push the kept messages
+    /// over `max_bytes`. Without a group or durable subscription the limits delete as in [`Retention::Limits`].
     ProtectGroups {
-        /// Bytes that the topic keeps at most, counted as [`TopicOptions::keep_bytes`] counts them.
+        /// Maximum bytes that the topic keeps, counted as [`TopicOptions::keep_bytes`] counts them.
         max_bytes: u64,
     },
 }
 
-/// What a topic keeps. The default keeps every message for ever. Of several limits the one that is reached first counts.
+/// What a topic keeps. By default a topic keeps every message without limit. With several limits, the limit that is
+/// reached first applies.
 ///
-/// What a limit lets go is removed in the background, some time after it is reached.
+/// The background deletes messages some time after a limit is reached.
 ///
-/// To change one thing and keep the others, begin with the options that [`crate::Topic::describe`] returns.
+/// To change one option and keep the others, start with the options that [`crate::Topic::describe`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopicOptions {
-    /// See [`TopicOptions::keep_for`]; `None`: for ever.
+    /// See [`TopicOptions::keep_for`]; `None`: no limit.
     pub keep_for: Option<Duration>,
-    /// See [`TopicOptions::keep_bytes`]; `None`: without limit.
+    /// See [`TopicOptions::keep_bytes`]; `None`: no limit.
     pub keep_bytes: Option<u64>,
-    /// See [`TopicOptions::keep_messages`]; `None`: without limit.
+    /// See [`TopicOptions::keep_messages`]; `None`: no limit.
     pub keep_messages: Option<u64>,
     /// See [`TopicOptions::drop_acknowledged`].
     pub drop_acknowledged: bool,
@@ -101,40 +102,41 @@ impl Default for TopicOptions {
 }
 
 impl TopicOptions {
-    /// Keeps everything for ever.
+    /// Keeps every message without limit.
     pub fn new() -> TopicOptions {
         TopicOptions::default()
     }
 
-    /// Lets go of messages that are older. Counted in milliseconds.
+    /// Deletes messages that are older than `age`. Measured in milliseconds.
     pub fn keep_for(mut self, age: Duration) -> TopicOptions {
         self.keep_for = Some(age);
         self
     }
 
-    /// Lets go of the oldest messages while all of them take more bytes: keys, headers and payloads, and about 20 bytes
-    /// for each.
+    /// Deletes the oldest messages while all messages together take more than `bytes`. Counted are keys, headers and
+    /// payloads, and about 20 bytes for each message.
     pub fn keep_bytes(mut self, bytes: u64) -> TopicOptions {
         self.keep_bytes = Some(bytes);
         self
     }
 
-    /// Lets go of the oldest messages while there are more.
+    /// Deletes the oldest messages while the topic has more than `messages`.
     pub fn keep_messages(mut self, messages: u64) -> TopicOptions {
         self.keep_messages = Some(messages);
         self
     }
 
-    /// Deletes messages that every group and durable subscription of the topic has acknowledged. Without a group or durable
-    /// subscription it deletes nothing, and the first one that is created starts with what is kept then. A group that is
-    /// created later never sees what the others had acknowledged before.
+    /// Deletes messages that every group and durable subscription of the topic has acknowledged. Without a group or
+    /// durable subscription it deletes nothing, and the first group or subscription starts with the messages that are
+    /// kept at that time. A group that is created later never sees messages that the other groups had acknowledged
+    /// before.
     pub fn drop_acknowledged(mut self, drop: bool) -> TopicOptions {
         self.drop_acknowledged = drop;
         self
     }
 
-    /// How long the newest sequence of a publisher that is silent is remembered (see [`crate::Publisher`]); `None`: for
-    /// ever. Default: seven days.
+    /// How long the topic remembers the newest sequence of a silent publisher (see [`crate::Publisher`]). `None`:
+    /// without limit. Default: seven days.
     pub fn remember_publishers_for(mut self, time: Option<Duration>) -> TopicOptions {
         self.remember_publishers_for = time;
         self
@@ -146,53 +148,56 @@ impl TopicOptions {
         self
     }
 
-    /// Refuses new messages with [`TopicError::TopicFull`] where `keep_messages` or `keep_bytes` would delete the oldest.
-    /// Together with [`TopicOptions::drop_acknowledged`] this makes a bounded work queue. Messages that retention can delete
-    /// do not count. Default: no.
+    /// Refuses new messages with [`TopicError::TopicFull`] where `keep_messages` or `keep_bytes` would delete the
+    /// oldest. Together with [`TopicOptions::drop_acknowledged`] this makes a bounded work queue. Messages that
+    /// retention can delete do not count. Default: no.
     ///
-    /// The limit is exact for [`crate::Topic::publish`], [`crate::Topic::publish_all`] and transactions, which publish to
-    /// such a topic one after the other. Not counted are messages that the transaction itself published before, and those
-    /// of batches and asynchronous publishers that pass the check at one time.
+    /// The limit is exact for [`crate::Topic::publish`], [`crate::Topic::publish_all`] and transactions. They publish
+    /// to such a topic one after the other. The limit does not count:
+    ///
+    /// - messages that the transaction itself published before;
+    /// - messages of batches and asynchronous publishers that pass the check at the same time.
     pub fn discard_new(mut self, discard: bool) -> TopicOptions {
         self.discard_new = discard;
         self
     }
 
-    /// Publishes each message id ([`crate::Message::id`]) once within this time: see [`crate::Topic::publish_by_id`]. In whole
-    /// milliseconds of the wall clock. Each id takes two rows of about 60 bytes together until the time is over; the
-    /// background, or [`crate::Topic::trim`], deletes them then. Default: messages have no ids.
+    /// Publishes each message id ([`crate::Message::id`]) at most once within this time: see
+    /// [`crate::Topic::publish_by_id`]. The time is in whole milliseconds of the wall clock. Each id takes two rows of
+    /// about 60 bytes together until the time ends. The background, or [`crate::Topic::trim`], then deletes them.
+    /// Default: messages have no ids.
     pub fn deduplicate_for(mut self, window: Duration) -> TopicOptions {
         self.deduplicate_for = Some(window);
         self
     }
 
-    /// Takes messages that expire ([`crate::Message::expires_after`]). An expired message is invisible to each read that
-    /// begins after its time, by the wall clock; the background, or [`crate::Topic::trim`], deletes it. It is gone for
-    /// groups too, whether or not they processed it.
+    /// Accepts messages that expire ([`crate::Message::expires_after`]). An expired message is invisible to each read
+    /// that begins after its time, by the wall clock. The background, or [`crate::Topic::trim`], deletes it. An expired
+    /// message is gone for groups too, whether or not they processed it.
     ///
-    /// Readers pass over what is missing between other messages, without an error and without [`crate::Messages::gap`].
-    /// They do so too where `keep_for`, `keep_bytes` or `keep_messages` deleted messages: a reader of such a topic never gets
-    /// [`TopicError::Trimmed`], and that stays so when the option is taken back. Offsets count messages that are gone, so
-    /// `keep_messages`, `keep_bytes` and lags do too. Default: no.
+    /// Readers skip messages that are missing between others, without an error and without [`crate::Messages::gap`].
+    /// They also skip messages that `keep_for`, `keep_bytes` or `keep_messages` deleted. So a reader of such a topic
+    /// never gets [`TopicError::Trimmed`], even after the option is taken back. Offsets count deleted messages, so
+    /// `keep_messages`, `keep_bytes` and lags count them too. Default: no.
     pub fn message_expiry(mut self, expiry: bool) -> TopicOptions {
         self.message_expiry = expiry;
         self
     }
 
-    /// Keeps the newest message of each key, and all messages without a key. The background, or [`crate::Topic::trim`], reads
-    /// each new message once and deletes the message that it replaces, some time after it was published; until then
-    /// readers may see both. A message goes whether or not groups processed it. Keys have up to
-    /// [`crate::LATEST_KEY_BYTES_MAX`] bytes. Readers pass over what is missing, as in a topic with
+    /// Keeps the newest message of each key, and all messages without a key. The background, or [`crate::Topic::trim`],
+    /// reads each new message once and deletes the message that it replaces. This happens some time after the new
+    /// message was published; until then readers may see both. A message is deleted whether or not groups processed it.
+    /// Keys have up to [`crate::LATEST_KEY_BYTES_MAX`] bytes. Readers skip missing messages, as in a topic with
     /// [`TopicOptions::message_expiry`].
     ///
-    /// A message with an empty payload is a message as any other. To delete a key, publish a message of it that expires.
-    /// Default: no.
+    /// A message with an empty payload is an ordinary message. To delete a key, publish a message of that key that
+    /// expires. Default: no.
     pub fn latest_per_key(mut self, latest: bool) -> TopicOptions {
         self.latest_per_key = latest;
         self
     }
 
-    /// Whether messages are removed from the middle.
+    /// Whether an option removes messages from between others.
     pub(crate) fn is_sparse(&self) -> bool {
         self.message_expiry || self.latest_per_key
     }
@@ -202,7 +207,7 @@ impl TopicOptions {
         self.discard_new || matches!(self.retention, Retention::ProtectGroups { .. })
     }
 
-    /// What these options say otherwise than those asked for, an entry for each field.
+    /// Lists where these options differ from the requested options, an entry for each field.
     pub(crate) fn differences(&self, asked: &TopicOptions) -> Vec<String> {
         let mut differences = Vec::new();
         let mut compare = |field: &str, is: String, asked: String| {
@@ -241,17 +246,17 @@ impl TopicOptions {
         }
     }
 
-    /// Whether anything is ever let go.
+    /// Whether a retention option ever deletes messages.
     pub(crate) fn has_limits(&self) -> bool {
         self.keep_for.is_some() || self.keep_bytes.is_some() || self.keep_messages.is_some() || self.drop_acknowledged
     }
 
-    /// Whether retention depends on what groups have done.
+    /// Whether retention depends on the progress of groups.
     pub(crate) fn asks_groups(&self) -> bool {
         self.drop_acknowledged || matches!(self.retention, Retention::ProtectGroups { .. })
     }
 
-    /// Whether the background has anything to do for the topic.
+    /// Whether the background has work to do for the topic.
     pub(crate) fn needs_upkeep(&self) -> bool {
         self.has_limits() || self.is_sparse() || self.deduplicate_for.is_some()
     }
@@ -278,13 +283,13 @@ impl TopicOptions {
     }
 }
 
-/// What is stored about a topic.
+/// The stored record of a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TopicRecord {
     pub(crate) id: u32,
     pub(crate) created: u64,
     pub(crate) options: TopicOptions,
-    /// Messages may be missing between others: the topic has, or had, an option that removes them.
+    /// Whether messages may be missing between others: the topic has, or had, an option that removes them.
     pub(crate) is_sparse: bool,
 }
 
@@ -354,12 +359,12 @@ impl TopicRecord {
     }
 }
 
-/// An option as an error names it.
+/// An option's value as errors show it.
 fn shown(option: Option<impl std::fmt::Debug>) -> String {
     option.map_or_else(|| "none".into(), |value| format!("{value:?}"))
 }
 
-/// A limit as it is stored; the largest numbers are as good as one less.
+/// A limit as it is stored. The largest number is stored as one less, which makes no difference.
 pub(crate) fn plus_one(limit: Option<u64>) -> u64 {
     limit.map_or(0, |limit| limit.saturating_add(1))
 }

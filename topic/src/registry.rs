@@ -1,4 +1,4 @@
-//! The registry: a sequence of entries that tell which topics were created, configured and deleted.
+//! The registry: a sequence of entries that record which topics were created, configured and deleted.
 //!
 //! ```text
 //! message key  1  event: 1 created, 2 configured, 3 deleted, 4 exists
@@ -6,11 +6,11 @@
 //! payload     ..  name of the topic
 //! ```
 //!
-//! A store of an older version has entries without a key: the first one of a name says that its topic was created, the
-//! next one tells of its deletion, and so on.
+//! A store of an older version has entries without a key. The first entry of a name records the creation of its topic,
+//! the next entry its deletion, and so on.
 //!
-//! Trimming removes the oldest entries. It first appends an entry for each topic that exists and has one among them, so that
-//! the registry has an entry of every topic that exists, from which salvage takes its name.
+//! Trimming removes the oldest entries. It first appends an entry for each existing topic that has an entry among them.
+//! So the registry always has an entry for every existing topic, from which salvage takes the topic's name.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub(crate) enum Event {
     Created,
     Configured,
     Deleted,
-    /// Nothing happened: the entry stands for an older one that was trimmed.
+    /// Nothing happened: the entry replaces an older entry that was trimmed.
     Exists,
 }
 
@@ -64,28 +64,28 @@ impl Event {
     }
 }
 
-/// Entries that a reader of the registry reads one by one; beyond them it looks at all topics.
+/// Maximum entries that a reader of the registry reads one by one. With more entries it checks all topics.
 const NEWS_MAX: u64 = 4096;
-/// Entries that are kept beside two for each topic before the registry is trimmed.
+/// Number of entries, in addition to two for each topic, that are kept before the registry is trimmed.
 const KEPT_ENTRIES: u64 = 1_000;
-/// Entries that one commit trims. All of them fit into it, however long their names are.
+/// Number of entries that one commit trims. They fit into a commit however long their names are.
 const TRIMMED_AT_ONCE: u64 = 500;
 
-/// What happened to which topics since a reader looked at the registry.
+/// Changes of topics since a reader last read the registry.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Too much, or the reader cannot tell: it looks at all topics.
+    /// Too many changes, or the reader cannot tell: it checks all topics.
     Everything,
     /// Event, id and name, in order.
     Of(Vec<(Event, u32, String)>),
 }
 
-/// A trimming under way.
+/// The state of a trimming in progress.
 #[derive(Debug)]
 struct Trimming {
     /// The entries before this one are trimmed.
     end: u64,
-    /// Topics of which it has appended an entry.
+    /// Topics for which the trimming has appended an entry.
     moved: HashSet<u32>,
 }
 
@@ -127,15 +127,16 @@ impl Inner {
         tx.append_to(self.registry(), item).map(|_| ())
     }
 
-    /// Changes with every commit of any process that creates, configures or deletes a topic: one load of shared memory.
+    /// A number that changes with every commit of any process that creates, configures or deletes a topic. Reading it
+    /// is one load of shared memory.
     ///
-    /// Read this before the snapshot from which options are read. While the number stays, the options are current, but for
-    /// a process that dies right after its commit; see [`duramen_engine::Store::rings`].
+    /// Read this number before the snapshot from which options are read. While it stays the same, the options are
+    /// current. The exception is a process that dies right after its commit; see [`duramen_engine::Store::rings`].
     pub(crate) fn registry_rings(&self) -> u64 {
         self.store.rings(self.registry().bell())
     }
 
-    /// What the registry tells from entry `seen` on, and the entry with which the next look begins.
+    /// Returns the changes recorded from entry `seen` on, and the entry where the next call begins.
     pub(crate) fn news(&self, snapshot: &Snapshot, seen: Option<u64>) -> Result<(News, u64)> {
         let next = snapshot.sequence_state(self.registry())?.map_or(0, |state| state.next);
         let from = seen.filter(|seen| *seen <= next && next - seen <= NEWS_MAX);
@@ -155,7 +156,7 @@ impl Inner {
             };
             news.push((event, id, name.to_string()));
         }
-        // Some of them may be trimmed already.
+        // Some entries may be trimmed already.
         let is_whole = news.len() as u64 == next - from;
         Ok((if is_whole { News::Of(news) } else { News::Everything }, next))
     }
@@ -174,7 +175,7 @@ impl Inner {
             let Some(first) = oldest else { return Ok(()) };
             if trimming.as_ref().is_none_or(|trimming| trimming.end <= first) {
                 *trimming = None;
-                // Counting topics is not free, so the cheap condition comes first.
+                // Counting topics is expensive, so the cheap condition comes first.
                 let entries = next - first;
                 if entries <= KEPT_ENTRIES {
                     return Ok(());
@@ -195,8 +196,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Trims the oldest entries in one commit. Returns the topics of which it appended an entry; none of `moved` are among
-    /// them.
+    /// Trims the oldest entries in one commit. Returns the topics for which it appended an entry; none of them is in
+    /// `moved`.
     fn trim_entries(&self, part: Range<u64>, moved: &HashSet<u32>) -> Result<HashSet<u32>> {
         let tables = &self.tables;
         let (low, high) = (offset_key(REGISTRY, part.start), offset_key(REGISTRY, part.end));
@@ -205,7 +206,7 @@ impl Inner {
             let (mut exist, mut appended) = (Vec::new(), HashSet::new());
             let mut walk = tx.range(&tables.messages, &low[..]..&high[..])?;
             while let Some((_, head)) = walk.next()? {
-                // An entry that is damaged tells nothing; trimming it loses nothing.
+                // A damaged entry tells nothing; trimming it loses nothing.
                 let Ok(Entry { name, what }) = Entry::decode(&head) else {
                     continue;
                 };
@@ -220,7 +221,7 @@ impl Inner {
             }
             drop(walk);
             for (id, name) in exist {
-                // A topic that is deleted meanwhile must not get an entry after that of its end.
+                // A topic that is deleted meanwhile must not get an entry after its deletion entry.
                 tx.depends_on_key(&tables.topics, name.as_bytes())?;
                 self.register(tx, Event::Exists, id, &name)?;
             }
@@ -280,7 +281,7 @@ mod tests {
         assert!(last.0 != after.0 && last.1 != after.1, "{after:?} {last:?}");
     }
 
-    /// Ids and names in the registry: of how many entries, and the last word on each topic.
+    /// Number of entries in the registry, and the last entry of each topic.
     fn entries(topics: &Topics) -> (usize, std::collections::BTreeMap<u32, (Event, String)>) {
         let home = topics.home();
         let snapshot = home.store.snapshot().unwrap();

@@ -1,8 +1,8 @@
-//! Letting go of messages: which ones a topic does not have to keep, and removing them.
+//! Retention: which messages a topic no longer has to keep, and deleting them.
 //!
-//! Messages go from the front; from the middle only in topics that ask for it (see `sparse`). Times and positions grow with
-//! offsets, so each limit is a search by halves. Nothing is trimmed that is not below every offset kept: a crash in between
-//! leaves a topic that keeps a little more than it must.
+//! Messages are deleted from the front; from the middle only in topics that ask for it (see `sparse`). Times and
+//! positions grow with offsets, so each limit is a binary search. Only messages below all kept offsets are trimmed: a
+//! crash in between leaves a topic that keeps a little more than it must.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,30 +23,33 @@ use crate::tables::{offset_key, offset_of};
 use crate::topic::Topic;
 use crate::topics::Home;
 
-/// How often the background looks at the records of all topics, and for publishers that were silent for too long. A topic
-/// that remembers them for a shorter time is looked at more often.
+/// How often the background checks the records of all topics, and publishers that were silent for too long. A topic
+/// that remembers publishers for a shorter time is checked more often.
 const LOOK_AT_ALL_EVERY: Duration = Duration::from_secs(3600);
-/// So many looks for silent publishers fall into the time for which a topic remembers them.
+/// Number of checks for silent publishers within the time for which a topic remembers them.
 const LOOKS_AT_PUBLISHERS: u32 = 8;
-/// Topics at whose publishers one round looks.
+/// Maximum topics whose publishers one round checks.
 const TOPICS_AT_ONCE: usize = 1_000;
 
-/// What the background remembers between its rounds, so that a round costs by the topics that have something to trim.
+/// State of the background between its rounds. It makes the cost of a round depend on the topics with something to
+/// trim.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
-    /// How often the registry had rung before the last look at it, and the entry with which the next look begins.
+    /// How often the registry had rung before the last check of it, and the entry where the next check begins.
     rings: Option<u64>,
     seen: Option<u64>,
-    /// When it looks at everything again.
+    /// Time of the next check of everything.
     all_due: Duration,
     /// Topics with limits, by id.
     limited: BTreeMap<u32, String>,
-    /// For how long topics remember publishers, and when it looks at those: of topics that remember them for a short time.
+    /// For topics that remember publishers for a short time: that time, and the time of the next check of their
+    /// publishers.
     brief: BTreeMap<u32, (Duration, Duration)>,
-    /// Topics at whose publishers it has not looked since it looked at everything, and where it is in the last of them.
+    /// Topics whose publishers were not checked since the last check of everything, and the position in the last of
+    /// them.
     publishers_due: Vec<(u32, Duration)>,
     resume: Option<Vec<u8>>,
-    /// Topics that it looked at since it began.
+    /// Number of topics checked so far.
     #[cfg(test)]
     looks: u64,
 }
@@ -54,7 +57,7 @@ pub(crate) struct Rounds {
 impl Rounds {
     /// Trims every topic that has something to trim, until `is_over`.
     pub(crate) fn trim(&mut self, home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
-        // What is damaged in one place must not keep the rest from being trimmed.
+        // Damage in one place must not prevent trimming elsewhere.
         let failed = home.remove_rubbish(is_over).err();
         let failed = failed.or(home.trim_registry(is_over).err());
         let mut failed = failed.or(self.learn(home)?);
@@ -80,7 +83,8 @@ impl Rounds {
         }
     }
 
-    /// Learns which topics have something to trim, if any process changed that. Returns what is wrong with records.
+    /// Finds out which topics have something to trim, if any process changed that. Returns the error of a damaged
+    /// record.
     fn learn(&mut self, home: &Home) -> Result<Option<duramen_engine::Error>> {
         let now = home.store.monotonic_clock();
         let is_all_due = now >= self.all_due;
@@ -96,7 +100,7 @@ impl Rounds {
             News::Everything => {
                 let brief = std::mem::take(&mut self.brief);
                 self.limited.clear();
-                // A look at publishers that takes longer goes on before the next one begins.
+                // A slow check of publishers continues before the next check begins.
                 let begins_look = is_all_due && self.publishers_due.is_empty();
                 for (name, record) in home.records_in(&snapshot, "")? {
                     self.note_look();
@@ -111,7 +115,7 @@ impl Rounds {
                     }
                 }
                 self.all_due = now + LOOK_AT_ALL_EVERY;
-                // Looks that were due before stay due.
+                // Checks that were due before stay due.
                 for (id, (remembered, due)) in &mut self.brief {
                     let before = brief.get(id).filter(|before| before.0 == *remembered);
                     *due = before.map_or(*due, |before| before.1);
@@ -137,7 +141,7 @@ impl Rounds {
         Ok(failed)
     }
 
-    /// Notes what a topic needs.
+    /// Records what a topic needs.
     fn note(&mut self, record: TopicRecord, name: String, now: Duration) {
         if record.options.needs_upkeep() {
             self.limited.insert(record.id, name);
@@ -149,7 +153,7 @@ impl Rounds {
         }
     }
 
-    /// Forgets publishers that were silent for too long, as many as one round may look at.
+    /// Removes publishers that were silent for too long, limited to one round's share.
     fn forget_publishers(&mut self, home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
         let now = home.store.monotonic_clock();
         let mut failed = None;
@@ -180,7 +184,8 @@ impl Rounds {
     }
 }
 
-/// Removes what the topic does not have to keep, and what deleted topics left behind. Returns how many messages went.
+/// Deletes what the topic no longer has to keep, and what deleted topics left behind. Returns the number of deleted
+/// messages.
 pub(crate) fn trim(topic: &Topic) -> Result<u64> {
     let home = topic.home();
     home.remove_rubbish(&|| false)?;
@@ -192,7 +197,7 @@ pub(crate) fn trim(topic: &Topic) -> Result<u64> {
     trim_until(topic, &|| false)
 }
 
-/// Removes messages and ids that the topic does not have to keep, until `is_over`.
+/// Deletes messages and ids that the topic no longer has to keep, until `is_over`.
 fn trim_until(topic: &Topic, is_over: &dyn Fn() -> bool) -> Result<u64> {
     let snapshot = topic.snapshot()?;
     let record = topic.home().same_record(&snapshot, topic.name(), topic.shared().id)?;
@@ -209,13 +214,13 @@ fn trim_until(topic: &Topic, is_over: &dyn Fn() -> bool) -> Result<u64> {
     Ok(removed + (trimmed.end - trimmed.start))
 }
 
-/// Removes messages whatever groups have done. Returns which ones.
+/// Deletes messages regardless of groups. Returns their offsets.
 fn remove_what_limits_allow(topic: &Topic, options: &TopicOptions) -> Result<Range<u64>> {
     let snapshot = topic.snapshot()?;
     let trimmed = trimmable(topic, &snapshot, options)?;
     if !trimmed.is_empty() {
         let mut batch = Batch::new();
-        // What is not durable yet is removed again after a crash.
+        // After a crash, deletions that were not durable are made again.
         batch.durability(Durability::Written);
         remove(topic, &snapshot, &trimmed, &mut batch)?;
         topic.home().store.write(batch)?;
@@ -223,12 +228,12 @@ fn remove_what_limits_allow(topic: &Topic, options: &TopicOptions) -> Result<Ran
     Ok(trimmed)
 }
 
-/// Removes messages that groups are done with. A group that opens such a message again meanwhile, or is created at it, is a
-/// conflict: then this looks again, and keeps the message.
+/// Deletes messages that groups are done with. A group that opens such a message again meanwhile, or is created at it,
+/// causes a conflict. Then this checks again, and keeps the message.
 fn remove_what_groups_allow(topic: &Topic, options: &TopicOptions) -> Result<Range<u64>> {
     let written = TransactionOptions::new().durability(Durability::Written);
     topic.home().store.transact_with(written, |tx| {
-        // Newer than the snapshot of the transaction, since which nothing may have been opened.
+        // Newer than the snapshot of the transaction, since which no message may have been opened.
         let snapshot = topic.snapshot()?;
         let trimmed = trimmable(topic, &snapshot, options)?;
         if !trimmed.is_empty() {
@@ -239,7 +244,7 @@ fn remove_what_groups_allow(topic: &Topic, options: &TopicOptions) -> Result<Ran
     })
 }
 
-/// Messages that the topic does not have to keep, which its index forgets.
+/// Messages that the topic no longer has to keep. Removes them from the index.
 fn trimmable(topic: &Topic, snapshot: &Snapshot, options: &TopicOptions) -> Result<Range<u64>> {
     let reading = Reading::new(topic, snapshot);
     let bounds = reading.bounds()?;
@@ -280,7 +285,7 @@ pub(crate) fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &Topic
     Ok(kept)
 }
 
-/// What takes deletions: a batch or a transaction.
+/// Accepts deletions: a batch or a transaction.
 trait Deletes {
     fn delete(&mut self, map: &Map, key: &[u8]) -> Result<()>;
 
@@ -356,7 +361,7 @@ mod tests {
         });
         let home = topics.home();
         home.tables.topics.put(b"a", b"no record").unwrap();
-        // The search for the first message that is kept meets these.
+        // The search for the first kept message meets these.
         let b = made[1].shared();
         (0..8).for_each(|offset| {
             home.tables
@@ -403,7 +408,7 @@ mod tests {
         assert_eq!(limited.describe().unwrap().messages(), 3);
         other.delete("topic.7").unwrap();
         assert_eq!((looks(&mut rounds), looks(&mut rounds)), (1, 0));
-        // Once in a while it looks at everything, whatever the registry tells.
+        // From time to time it checks everything, whatever the registry records.
         disk.advance(LOOK_AT_ALL_EVERY);
         assert_eq!((looks(&mut rounds), looks(&mut rounds)), (499, 0));
     }
@@ -470,7 +475,7 @@ mod tests {
             let error = trims_beside(act).expect_err(name);
             assert!(matches!(error.reason(), Reason::Conflict { .. }), "{name}: {error}");
         }
-        // What groups do all the time is none.
+        // Ordinary work of groups causes no conflict.
         trims_beside(&|| reader.acknowledge_through(0).unwrap()).unwrap();
         let next = group.member("next").receive(1, Duration::ZERO).unwrap();
         trims_beside(&|| next.iter().for_each(|next| next.acknowledge().unwrap())).unwrap();

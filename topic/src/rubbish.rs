@@ -1,15 +1,16 @@
 //! What deleted groups leave behind, and how it is removed.
 //!
-//! A transaction can delete a limited number of ranges. A topic has any number of groups, and a group over a pattern is in any
-//! number of topics. So the transaction that deletes a topic, or such a group, deletes all records and cursors of its groups, which ends the groups for every reader. Of the other rows it deletes
-//! a limited number of ranges. For the rest it puts a row into the map `topics` for each range, and later transactions remove
-//! what these rows name: right after the delete, when a topic is trimmed, and in the background.
+//! A transaction can delete a limited number of ranges. A topic has any number of groups, and a group over a pattern is
+//! in any number of topics. So the transaction that deletes a topic, or such a group, deletes all records and cursors
+//! of its groups, which ends the groups for every reader. Of the other rows it deletes a limited number of ranges. For
+//! each remaining range it puts a row into the map `topics`. Later transactions remove what these rows name: right
+//! after the delete, when a topic is trimmed, and in the background.
 //!
 //! ```text
 //! 00 "gone" 00, first id, big-endian -> id after the last one, big-endian
 //! ```
 //!
-//! No id is given twice, so rows that are left take space and change nothing.
+//! Ids are never reused, so remaining rows take space and have no effect.
 
 use std::ops::Range;
 
@@ -21,21 +22,22 @@ use crate::limits::GROUPS_DELETED_AT_ONCE;
 use crate::tables::{GONE, Tables};
 use crate::topics::Inner;
 
-/// Deletes the rows of all groups and durable subscriptions of a topic, but not their records, or notes them for later.
+/// Deletes the rows of all groups and durable subscriptions of a topic, but not their records, or records them for
+/// later.
 pub(crate) fn delete_states(tx: &mut Transaction, tables: &Tables, topic: u32) -> Result<()> {
     let (mut all, mut groups, mut durables) = (Vec::new(), Vec::new(), Vec::new());
     let mut cursor = tx.prefix(&tables.groups, topic.to_be_bytes())?;
     while let Some((_, record)) = cursor.next()? {
         let record = GroupRecord::decode(&record)?;
         all.push(record.id);
-        // A durable subscription has no rows but its cursor and its anchor.
+        // A durable subscription has no rows except its cursor and its anchor.
         match record.kind {
             Kind::Group(_) => groups.push(record.id),
             Kind::Durable => durables.push(record.id),
         }
     }
     drop(cursor);
-    // A member that hands out messages meanwhile writes the cursor, so its commit conflicts.
+    // A member that delivers messages meanwhile writes the cursor, so its commit conflicts.
     all.iter()
         .try_for_each(|id| tx.delete(&tables.states, Cursor::key(*id)))?;
     durables
@@ -44,7 +46,7 @@ pub(crate) fn delete_states(tx: &mut Transaction, tables: &Tables, topic: u32) -
     delete_rows(tx, tables, groups)
 }
 
-/// Deletes the rows of groups, or notes them for later: [`Inner::remove_rubbish`].
+/// Deletes the rows of groups, or records them for later: [`Inner::remove_rubbish`].
 pub(crate) fn delete_rows(tx: &mut Transaction, tables: &Tables, groups: Vec<u32>) -> Result<()> {
     for (place, range) in joined(groups).into_iter().enumerate() {
         match place < GROUPS_DELETED_AT_ONCE {
@@ -55,7 +57,7 @@ pub(crate) fn delete_rows(tx: &mut Transaction, tables: &Tables, groups: Vec<u32
     Ok(())
 }
 
-/// Ids as ranges: as few of them as there can be.
+/// Joins ids into as few ranges as possible.
 fn joined(mut ids: Vec<u32>) -> Vec<Range<u32>> {
     ids.sort_unstable();
     let mut ranges: Vec<Range<u32>> = Vec::new();
@@ -123,7 +125,7 @@ mod tests {
     use crate::record::TopicOptions;
     use crate::topics::{Topics, TopicsOptions};
 
-    /// More than one transaction can delete the ranges of.
+    /// More groups than one transaction can delete the ranges of.
     const GROUPS: usize = 4_500;
 
     fn open(disk: &SimDisk) -> Topics {
@@ -134,7 +136,7 @@ mod tests {
         Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap()
     }
 
-    /// Two topics with groups whose ids take turns; each group has rows beside its cursor.
+    /// Two topics with groups whose ids alternate; each group has rows beside its cursor.
     fn with_groups(disk: &SimDisk) -> Topics {
         let topics = open(disk);
         let topic_names = ["one", "other"];
@@ -147,7 +149,7 @@ mod tests {
                     .ensure_group(&name, Start::Beginning, GroupOptions::new().discard_dead_letters())
                     .unwrap();
                 let taken = group.member("member").receive(1, std::time::Duration::ZERO).unwrap();
-                // A message that is given back has two rows.
+                // A returned message has two rows.
                 assert!(taken.is_some());
             }
         }

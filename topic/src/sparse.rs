@@ -1,12 +1,12 @@
-//! Topics whose messages are removed from the middle: those that expire, and those whose key has a newer message.
+//! Topics that remove single messages: expired messages, and messages whose key has a newer message.
 //!
-//! Neither happens where messages are published. The background reads each new message once, from a position of its own in
-//! the index, and notes when it expires and which message of its key is the newest. A replaced message is deleted in that
-//! step; an expired message is deleted when its row comes up. Each step is one transaction of ordinary
-//! deletes, with the position or the rows that led to it: a crash in between changes nothing, and of two processes that
-//! do one step, the second conflicts.
+//! Publishing does neither. The background reads each new message once, from a separate position in the index. It
+//! records when the message expires and which message of its key is the newest. It deletes a replaced message in that
+//! step, and an expired message when its row comes up. Each step is one transaction of ordinary deletes, together with
+//! the position or the rows that led to it. So a crash in between changes nothing, and of two processes that do one
+//! step, the second conflicts.
 //!
-//! A reader does not wait for any of it: an expired message is invisible at once (see `read`).
+//! A reader does not wait for any of this: an expired message is invisible at once (see `read`).
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use crate::topic::Topic;
 /// The parts of a message that the index needs.
 struct Facts {
     offset: u64,
-    /// Its key, if only the newest message of a key is kept.
+    /// Its key, if the topic keeps only the newest message of a key.
     key: Option<Vec<u8>>,
     expires_at: Option<u64>,
 }
@@ -53,8 +53,8 @@ impl Facts {
     }
 }
 
-/// Brings the index up to date, and removes messages that are expired or have a newer one of their key, until `is_over`.
-/// Returns how many it removed.
+/// Updates the index, and deletes messages that are expired or have a newer message of their key, until `is_over`.
+/// Returns how many it deleted.
 pub(crate) fn maintain(topic: &Topic, options: &TopicOptions, is_over: &dyn Fn() -> bool) -> Result<u64> {
     if !options.is_sparse() {
         return Ok(0);
@@ -74,7 +74,7 @@ pub(crate) fn maintain(topic: &Topic, options: &TopicOptions, is_over: &dyn Fn()
     Ok(removed)
 }
 
-/// Takes the next messages into the index, and removes those that they replace. `None`: there are no more.
+/// Adds the next messages to the index, and deletes those that they replace. `None`: there are no more.
 fn index_some(tx: &mut Transaction, topic: &Topic, options: &TopicOptions) -> Result<Option<u64>> {
     let (rows, shared) = (&topic.home().tables.index, topic.shared());
     let position_row = index::key(shared.id, POSITION, &[]);
@@ -113,7 +113,7 @@ fn index_some(tx: &mut Transaction, topic: &Topic, options: &TopicOptions) -> Re
     Ok(Some(removed))
 }
 
-/// Rows of messages that are expired now: the bounds of their keys.
+/// The key bounds of the rows of expired messages.
 fn expired_rows(topic: &Topic) -> (Vec<u8>, Vec<u8>) {
     let (home, id) = (topic.home(), topic.shared().id);
     let end = millis(home.store.wall_clock()).saturating_add(1).to_be_bytes();
@@ -151,7 +151,7 @@ fn remove_expired(tx: &mut Transaction, topic: &Topic) -> Result<u64> {
     Ok(removed)
 }
 
-/// Removes a message with its payload and the row of its expiry. `None`: it is not there.
+/// Deletes a message with its payload and the row of its expiry. `None`: it does not exist.
 fn remove(tx: &mut Transaction, topic: &Topic, offset: u64) -> Result<Option<Facts>> {
     let shared = topic.shared();
     let key = offset_key(shared.id, offset);
@@ -169,7 +169,7 @@ fn remove(tx: &mut Transaction, topic: &Topic, offset: u64) -> Result<Option<Fac
     Ok(Some(facts))
 }
 
-/// Forgets a message as the newest of its key.
+/// Deletes the row that names a message as the newest of its key.
 fn forget_key(tx: &mut Transaction, topic: &Topic, facts: &Facts) -> Result<()> {
     let rows = &topic.home().tables.index;
     let Some(row) = facts.key_row(topic) else {

@@ -1,7 +1,8 @@
-//! Subscriptions of this process alone: they wait for messages of one topic, and end with the program.
+//! Subscriptions of a single process: they wait for messages of one topic, and end with the program.
 //!
-//! A subscription holds no messages but those of the last batch, and costs a publisher nothing while it is busy: a commit
-//! reaches it only after it armed the topic's bell, which it does before it looks for messages a last time and sleeps.
+//! A subscription holds only the messages of the last batch, and costs a publisher nothing while it is busy. A commit
+//! notifies it only after it armed the topic's bell. It arms the bell before it checks for messages a last time and
+//! sleeps.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,15 +16,15 @@ use crate::messages::{Messages, Received};
 use crate::read::Start;
 use crate::topic::Topic;
 
-/// How long a wait lasts at most before the store is looked at again: it may have been closed.
+/// Maximum wait before the store is checked again: it may have been closed.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
-/// What a subscription's only bell says.
+/// The token of a subscription's only bell.
 const TOKEN: u64 = 0;
 
-/// A subscription to one topic, from some place on: every message, in order, each once.
+/// A subscription to one topic, from a position on: every message, in order, each once.
 ///
-/// [`Subscription::batches`] makes an iterator of it, and [`Subscription::stream`] a stream for asynchronous programs; neither
-/// ends before an error does it.
+/// [`Subscription::batches`] makes an iterator of it, and [`Subscription::stream`] a stream for asynchronous programs.
+/// They end only after an error.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -44,7 +45,7 @@ pub struct Subscription {
     follower: Follower,
     options: SubscribeOptions,
     listener: Arc<Listener>,
-    /// What `next_message` has yet to hand out.
+    /// Messages that `next_message` has yet to return.
     rest: Option<(Messages, usize)>,
     is_over: bool,
 }
@@ -82,7 +83,7 @@ impl Subscription {
         }
     }
 
-    /// Goes on from another place.
+    /// Continues from another position.
     ///
     /// # Errors
     /// As [`Topic::subscribe`].
@@ -92,7 +93,7 @@ impl Subscription {
         self.follower.seek(start)
     }
 
-    /// Messages that are there and were not delivered.
+    /// Number of published messages that were not delivered.
     ///
     /// # Errors
     /// [`duramen_engine::Reason::TopicDeleted`].
@@ -101,11 +102,11 @@ impl Subscription {
         Ok(self.follower.lag()? + waiting as u64)
     }
 
-    /// The next messages: those that are there, or, when there are none, what comes within `timeout`; `None`: nothing did.
+    /// Returns the next messages. If there are none, waits up to `timeout`; `None`: nothing arrived.
     ///
     /// # Errors
     /// [`crate::TopicError::Trimmed`], [`crate::TopicError::TooSlow`], [`duramen_engine::Reason::TopicDeleted`],
-    /// [`duramen_engine::Reason::Closed`], [`duramen_engine::Reason::Damaged`]. The position stays as it was.
+    /// [`duramen_engine::Reason::Closed`], [`duramen_engine::Reason::Damaged`]. The position does not change.
     pub fn next_batch(&mut self, timeout: Duration) -> Result<Option<Messages>> {
         if let Some((messages, place)) = self.rest.take().filter(|(messages, place)| *place < messages.len()) {
             return Ok(Some(messages.part(place..messages.len())));
@@ -123,7 +124,7 @@ impl Subscription {
         }
     }
 
-    /// Looks for messages, and for the last time after the bell was armed.
+    /// Checks for messages, and once more after it armed the bell.
     fn take_or_arm(&mut self, began: Instant) -> Result<Option<Messages>> {
         self.linger(began)?;
         if let Some(messages) = self.follower.take()? {
@@ -134,17 +135,17 @@ impl Subscription {
         self.follower.take()
     }
 
-    /// The batches one after the other. Each call of `next` waits for one; after an error there are no more.
+    /// Iterates over batches. Each call of `next` waits for a batch. An error is the last item.
     pub fn batches(&mut self) -> Batches<'_> {
         Batches::of(self)
     }
 
-    /// The batches as a stream, for any asynchronous runtime. After an error there are no more.
+    /// The batches as a stream, for any asynchronous runtime. An error is the last item.
     pub fn stream(&mut self) -> BatchStream<'_> {
         BatchStream::of(self)
     }
 
-    /// Waits for a batch to fill up, if that is wanted and there is something.
+    /// Waits for a batch to fill up, if the options ask for it and there is a message.
     fn linger(&mut self, began: Instant) -> Result<()> {
         if self.options.linger.is_zero() {
             return Ok(());
@@ -161,7 +162,7 @@ impl Subscription {
         }
     }
 
-    /// The next message, on the terms of [`Subscription::next_batch`].
+    /// Returns the next message; waits as [`Subscription::next_batch`] does.
     ///
     /// # Errors
     /// As [`Subscription::next_batch`].
@@ -219,7 +220,7 @@ impl Source for Subscription {
                     self.is_over = true;
                     return Poll::Ready(Some(Err(error)));
                 }
-                // Between the look and this call a commit may have rung.
+                // A commit may have rung the bell between the check and this call.
                 Ok(None) if self.listener.poll(context.waker()).is_empty() => return Poll::Pending,
                 Ok(None) => {}
             }

@@ -3,37 +3,37 @@
 //! ```text
 //! topics      name                       -> record of the topic (see `record`)
 //!             00 "next"                  -> id of the next topic or group, 4 bytes, big-endian
-//!             00 "creates"               -> present: topics are made when they are first used
+//!             00 "creates"               -> present: topics are created when they are first used
 //!             00 "durable" 00, name      -> durable subscription to a pattern (see `group::durable_pattern`)
 //!             00 "gone" 00, id           -> groups of deleted topics that have left rows (see `rubbish`)
 //! messages    topic id, offset           -> head of a message (see `message`)
 //! payloads    topic id, offset           -> payload that is too long for a head
 //! publishers  topic id, name             -> newest sequence of a publisher (see `publisher`)
 //! groups      topic id, name             -> record of a group or durable subscription (see `record`)
-//! states      group id, ...              -> what a group knows of single messages (see `group::state`)
+//! states      group id, ...              -> what a group stores about single messages (see `group::state`)
 //! delayed     due, number, topic id      -> message that waits until it is due (see `delayed`)
 //! index       topic id, kind, ...        -> ids, expiry and newest messages of keys (see `index`)
 //! ```
 //!
-//! Ids have 4 bytes, offsets 8, all big-endian, so that the order of keys is that of topics and offsets.
+//! Ids have 4 bytes, offsets 8, all big-endian, so keys sort by topic and then by offset.
 
 use duramen_engine::{Map, Result, Sequence, Store};
 
 use crate::error::TopicError;
 
-/// Id of the sequence that tells which topics were made and deleted.
+/// Id of the sequence that records which topics were created and deleted.
 pub(crate) const REGISTRY: u32 = 0;
 /// Id of the first topic.
 pub(crate) const FIRST_ID: u32 = 1;
 
 /// Key of the next id. No name begins with a zero.
 pub(crate) const NEXT_ID: &[u8] = b"\0next";
-/// Key of whether topics are made when they are first used.
+/// Key that is present if topics are created when they are first used.
 pub(crate) const CREATES: &[u8] = b"\0creates";
-/// What the keys of durable subscriptions to patterns begin with.
+/// Prefix of the keys of durable subscriptions to patterns.
 pub(crate) const RULES: &[u8] = b"\0durable\0";
 
-/// What the keys begin with that name groups of deleted topics.
+/// Prefix of the keys that name groups of deleted topics.
 pub(crate) const GONE: &[u8] = b"\0gone\0";
 
 /// Handles of the maps.
@@ -50,7 +50,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Opens the maps, making them when they are missing and the store can be written.
+    /// Opens the maps. Creates missing maps if the store is writable.
     pub(crate) fn open(store: &Store) -> Result<Tables> {
         let map = |name: &str| match store.is_read_only() {
             false => store.reserved_map(name),
@@ -82,9 +82,9 @@ impl Tables {
     }
 }
 
-/// Whether anybody has used topics in this store.
+/// Whether topics were ever used in this store.
 pub(crate) fn exist(store: &Store) -> Result<bool> {
-    // The last one that `open` makes.
+    // The last map that `open` creates.
     Ok(store.existing_reserved_map("index")?.is_some())
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn offset_key(id: u32, offset: u64) -> [u8; 12] {
     key
 }
 
-/// The key behind all offsets of an id.
+/// The key after all offsets of an id.
 pub(crate) fn after_id(id: u32) -> [u8; 4] {
     (id + 1).to_be_bytes()
 }

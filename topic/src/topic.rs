@@ -26,7 +26,7 @@ use crate::topics::{Home, Topics};
 
 /// A topic: an ordered, durable sequence of messages. Clones are handles of the same topic.
 ///
-/// Every method that publishes is a commit of its own, with the durability of the handle ([`Topic::with_durability`]); to
+/// Every method that publishes makes its own commit, with the durability of the handle ([`Topic::with_durability`]). To
 /// publish together with other writes see [`TopicBatch`] and [`TopicWrites`].
 #[derive(Clone)]
 pub struct Topic {
@@ -35,13 +35,13 @@ pub struct Topic {
     durability: Durability,
 }
 
-/// What the handles of one topic in this process share.
+/// State that the handles of one topic in this process share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) id: u32,
     pub(crate) name: Arc<str>,
     pub(crate) sequence: Sequence,
-    /// No message before this one is kept.
+    /// No message before this offset is kept.
     pub(crate) first_hint: AtomicU64,
     pub(crate) known: KnownOptions,
 }
@@ -67,10 +67,10 @@ impl fmt::Debug for Topic {
     }
 }
 
-/// Where a message went.
+/// Offset and time of a published message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Its offset in the topic.
+    /// Offset of the message in the topic.
     pub offset: u64,
     time: u64,
 }
@@ -83,13 +83,13 @@ impl Published {
         }
     }
 
-    /// When it was published.
+    /// Time of publication.
     pub fn time(&self) -> SystemTime {
         at(self.time)
     }
 }
 
-/// What a transaction or a batch published; it knows the offset once that has committed.
+/// A message that a transaction or a batch published. It knows the offset once the transaction or batch has committed.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     ticket: duramen_engine::Ticket,
@@ -100,49 +100,49 @@ impl Ticket {
         Ticket { ticket }
     }
 
-    /// Where the message went. `None` as long as the transaction or the batch has not committed, and for ever if it does
-    /// not, or if what it published was rolled back.
+    /// Offset and time of the message. `None` until the transaction or the batch has committed. It stays `None` if the
+    /// transaction or batch never commits, or if the message was rolled back.
     pub fn published(&self) -> Option<Published> {
         self.ticket.stamp().map(Published::of)
     }
 
-    /// The offset of the message, on the same terms.
+    /// The offset of the message. `None` in the same cases as [`Ticket::published`].
     pub fn offset(&self) -> Option<u64> {
         self.published().map(|published| published.offset)
     }
 }
 
-/// What a topic has and keeps.
+/// State and options of a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopicDescription {
-    /// Its name.
+    /// Name of the topic.
     pub name: String,
-    /// When it was made.
+    /// Time when the topic was created.
     pub created: SystemTime,
-    /// What it keeps.
+    /// Options of the topic.
     pub options: TopicOptions,
-    /// Offset of the first message that is kept; `next` when none is.
+    /// Offset of the first message that is kept; `next` when no message is kept.
     pub first: u64,
     /// Offset of the next message.
     pub next: u64,
-    /// Bytes of the messages that are kept, as [`TopicOptions::keep_bytes`] counts them: those that are missing between them
-    /// count.
+    /// Bytes of the messages that are kept, as [`TopicOptions::keep_bytes`] counts them. Messages that are missing
+    /// between them count.
     pub bytes: u64,
-    /// When the newest message was published.
+    /// Time when the newest message was published.
     pub newest: Option<SystemTime>,
 }
 
 impl TopicDescription {
-    /// Messages that are kept; and those that are missing between them, in a topic that removes messages from the middle (see
-    /// [`TopicOptions::message_expiry`]), or that was saved from a damaged store.
+    /// Number of kept messages. Missing messages between them count too. They occur in a topic that removes single
+    /// messages (see [`TopicOptions::message_expiry`]), or that was salvaged from a damaged store.
     pub fn messages(&self) -> u64 {
         self.next - self.first
     }
 }
 
 thread_local! {
-    /// The stored form of a single message is put together here.
+    /// Buffer for the stored form of a single message.
     static HEAD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -163,17 +163,17 @@ impl Topic {
         &self.shared
     }
 
-    /// The topics of its store.
+    /// The topics of the same store.
     pub fn topics(&self) -> Topics {
         Topics::of(&self.home)
     }
 
-    /// Its name.
+    /// Name of the topic.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// A handle of the same topic whose commits have another durability.
+    /// Returns a handle of the topic whose commits have another durability.
     pub fn with_durability(&self, durability: Durability) -> Topic {
         Topic {
             durability,
@@ -185,7 +185,7 @@ impl Topic {
         self.durability
     }
 
-    /// Publishes a message. Publishers of a topic never conflict, and the message is visible to subscribers as soon as it
+    /// Publishes a message. Publishers of a topic never conflict. The message is visible to subscribers as soon as it
     /// is written, whatever the durability.
     ///
     /// # Errors
@@ -198,10 +198,11 @@ impl Topic {
         })
     }
 
-    /// Publishes a message; it is visible when this returns, and the future resolves when it lasts. Any executor will do.
+    /// Publishes a message. It is visible when this returns. The future resolves when the message is durable, and runs
+    /// on any executor.
     ///
     /// # Errors
-    /// As [`Topic::publish`], but for what comes up while syncing: that is the future's.
+    /// As [`Topic::publish`], except for sync errors: the future returns those.
     pub fn publish_async<'m>(&self, message: impl Into<Message<'m>>) -> Result<(Published, CommitFuture)> {
         self.home.store.refuse_beside("topic.publish", self.name())?;
         self.with_item(&message.into(), |item| {
@@ -216,7 +217,7 @@ impl Topic {
         self.with_any_item(message, append)
     }
 
-    /// [`Topic::with_item`] for a caller that looks for duplicates.
+    /// Encodes a message and passes it to `append`. Accepts ids: the caller checks for duplicates.
     pub(crate) fn with_any_item<T>(
         &self,
         message: &Message<'_>,
@@ -233,8 +234,8 @@ impl Topic {
         appended
     }
 
-    /// Publishes several messages in one commit: their offsets follow each other, and all or none of them are there.
-    /// Returns where the first one went; `None` without messages.
+    /// Publishes several messages in one commit: their offsets are consecutive, and all or none of them are published.
+    /// Returns the offset and time of the first message; `None` without messages.
     ///
     /// # Errors
     /// As [`Topic::publish`].
@@ -255,10 +256,10 @@ impl Topic {
         Ok(Some(Published::of(self.append_admitted(&items)?)))
     }
 
-    /// A publisher whose messages are published once, however often he tries.
+    /// Returns a publisher whose messages are published once, however often it retries.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`] when his name is too long.
+    /// [`TopicError::MessageTooLarge`] when its name is too long.
     pub fn publisher(&self, name: &str) -> Result<Publisher> {
         Publisher::new(self, name)
     }
@@ -268,8 +269,8 @@ impl Topic {
         self.home.store.snapshot()
     }
 
-    /// Up to so many messages from a place on, as far as they are there now. A read also ends after a megabyte, and before
-    /// messages that were lost in an accident, and returns at least one message, whatever its length, unless there is none.
+    /// Reads up to `messages` existing messages, starting at `start`. A read also ends after a megabyte, and before
+    /// messages that were lost through damage. It returns at least one message, whatever its length, if there is one.
     ///
     /// # Errors
     /// [`TopicError::Trimmed`], [`TopicError::NotYetPublished`], [`duramen_engine::Reason::TopicDeleted`].
@@ -283,7 +284,7 @@ impl Topic {
         reading.read(reading.resolve(start)?, limits, None)
     }
 
-    /// What the topic has and keeps.
+    /// Returns the state and the options of the topic.
     ///
     /// # Errors
     /// [`duramen_engine::Reason::TopicDeleted`].
@@ -308,8 +309,7 @@ impl Topic {
         })
     }
 
-    /// Changes what the topic keeps, to all of these options. To keep some as they are, begin with those that
-    /// [`Topic::describe`] returns.
+    /// Replaces all options of the topic. To keep some options, start with those that [`Topic::describe`] returns.
     ///
     /// # Errors
     /// [`TopicError::InvalidOptions`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
@@ -317,8 +317,8 @@ impl Topic {
         self.home.configure(self, options)
     }
 
-    /// Lets go now of what the topic does not have to keep, which otherwise happens in the background. Returns how many
-    /// messages went.
+    /// Deletes now what retention no longer keeps. Otherwise the background deletes it. Returns the number of deleted
+    /// messages.
     ///
     /// # Errors
     /// [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
@@ -326,7 +326,7 @@ impl Topic {
         retention::trim(self)
     }
 
-    /// A subscription of this process alone, which ends with it.
+    /// Creates a subscription that belongs to this process and ends with it.
     ///
     /// # Errors
     /// [`TopicError::NotYetPublished`], [`duramen_engine::Reason::TopicDeleted`].
@@ -334,7 +334,7 @@ impl Topic {
         self.subscribe_with(start, SubscribeOptions::new())
     }
 
-    /// [`Topic::subscribe`] with options.
+    /// Creates a subscription with options; see [`Topic::subscribe`].
     ///
     /// # Errors
     /// As [`Topic::subscribe`], [`TopicError::InvalidOptions`].
@@ -343,8 +343,7 @@ impl Topic {
     }
 }
 
-/// Writes to topics in a transaction: they are made when it commits, all or none, together with everything else that it
-/// writes.
+/// Writes to topics in a transaction. They take effect when it commits, all or none, together with its other writes.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -361,16 +360,17 @@ impl Topic {
 /// # Ok::<(), duramen_engine::Error>(())
 /// ```
 pub trait TopicWrites {
-    /// Publishes a message when the transaction commits. It never conflicts with other publishers, and the transaction
-    /// itself does not see it.
+    /// Publishes a message when the transaction commits. The message never conflicts with other publishers. The
+    /// transaction itself does not see it.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of [`Transaction::put`]. If the topic
-    /// is deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of
+    /// [`Transaction::put`]. If the topic is deleted before the commit, the commit fails with
+    /// [`duramen_engine::Reason::TopicDeleted`].
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
 
-    /// Publishes messages one after the other, as `publish` does. After an error those before it are published if the transaction is
-    /// committed all the same.
+    /// Publishes messages one after the other, as [`TopicWrites::publish`] does. If a message fails and the transaction
+    /// still commits, the messages before it are published.
     ///
     /// # Errors
     /// As for a single message.
@@ -385,7 +385,7 @@ pub trait TopicWrites {
             .collect()
     }
 
-    /// Publishes a message of a publisher, unless it, or one with a higher sequence, was published before: then `None`.
+    /// Publishes a message of a publisher. `None`: a message with this sequence or a higher one was published before.
     ///
     /// # Errors
     /// As [`TopicWrites::publish`].
@@ -396,13 +396,13 @@ pub trait TopicWrites {
         message: impl Into<Message<'m>>,
     ) -> Result<Option<Ticket>>;
 
-    /// Publishes a message that has an id, unless a message with this id was published within the window of the topic
-    /// ([`TopicOptions::deduplicate_for`]): then `None`. Of two transactions that publish an id at one time, one conflicts,
+    /// Publishes a message that has an id. `None`: a message with this id was published within the window of the topic
+    /// ([`TopicOptions::deduplicate_for`]). If two concurrent transactions publish the same id, one of them conflicts,
     /// and finds the duplicate when it runs again.
     ///
     /// # Errors
-    /// As [`TopicWrites::publish`]; [`TopicError::InvalidMessage`] when the message has no id, [`TopicError::OptionMissing`]
-    /// when the topic has no window.
+    /// As [`TopicWrites::publish`]; [`TopicError::InvalidMessage`] when the message has no id,
+    /// [`TopicError::OptionMissing`] when the topic has no window.
     fn publish_by_id<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Option<Ticket>>;
 
     /// Schedules a message for a later time when the transaction commits (see [`Topic::publish_at`]).
@@ -412,18 +412,19 @@ pub trait TopicWrites {
     fn publish_at<'m>(&mut self, topic: &Topic, time: SystemTime, message: impl Into<Message<'m>>)
     -> Result<Scheduled>;
 
-    /// Takes back a delayed message when the transaction commits; `false`: it was published or cancelled before, or is not of
-    /// this topic. A transaction that is too late conflicts, and finds that when it runs again.
+    /// Cancels a delayed message when the transaction commits. `false`: the message was published or cancelled before,
+    /// or belongs to another topic. A transaction that is too late conflicts, and returns `false` when it runs again.
     ///
     /// # Errors
     /// Those of [`Transaction::delete`].
     fn cancel(&mut self, topic: &Topic, scheduled: &Scheduled) -> Result<bool>;
 
-    /// Acknowledges a message that a group delivered: with everything else that the transaction writes, or not at all.
+    /// Acknowledges a message that a group delivered, atomically with the transaction's other writes.
     ///
     /// # Errors
-    /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`]. If the lease is taken back
-    /// before the commit, that ends with a conflict, and when the transaction is run again, with one of these.
+    /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`]. If the lease
+    /// is taken back before the commit, the commit conflicts. When the transaction runs again, it gets one of these
+    /// errors.
     fn acknowledge(&mut self, delivery: &Delivery) -> Result<()>;
 
     /// Acknowledges messages that were delivered together.
@@ -432,35 +433,36 @@ pub trait TopicWrites {
     /// As [`TopicWrites::acknowledge`].
     fn acknowledge_all(&mut self, deliveries: &Deliveries) -> Result<()>;
 
-    /// Says that a message failed, with everything else that the transaction writes: it is delivered again after `delay`, or
-    /// after the time that the group's back-off list says. After the last try it goes to the dead-letter topic. `why` is kept
-    /// for people to read, cut after 512 bytes.
+    /// Marks a message as failed, atomically with the transaction's other writes. The group delivers it again after
+    /// `delay`, or after the time in the group's back-off list. After the last attempt it goes to the dead-letter
+    /// topic. `why` is kept for people to read, cut after 512 bytes.
     ///
     /// # Errors
     /// As [`TopicWrites::acknowledge`].
     fn retry(&mut self, delivery: &Delivery, delay: Option<Duration>, why: &str) -> Result<()>;
 
-    /// Sends a message to the dead-letter topic, with everything else that the transaction writes.
+    /// Sends a message to the dead-letter topic, atomically with the transaction's other writes.
     ///
     /// # Errors
     /// As [`TopicWrites::acknowledge`].
     fn give_up(&mut self, delivery: &Delivery, why: &str) -> Result<()>;
 
-    /// Gives messages back that were delivered together: they are delivered again at once, and this try does not count.
+    /// Releases messages that were delivered together: the group delivers them again at once, and this attempt does not
+    /// count.
     ///
     /// # Errors
     /// As [`TopicWrites::acknowledge`].
     fn release(&mut self, deliveries: &Deliveries) -> Result<()>;
 
-    /// Acknowledges every message up to and including this one for a durable subscription.
+    /// Acknowledges every message up to and including `offset` for a durable subscription.
     ///
     /// # Errors
     /// [`TopicError::AlreadySettled`], [`TopicError::NotReceived`], [`TopicError::GroupDeleted`].
     fn acknowledge_through(&mut self, durable: &Durable, offset: u64) -> Result<()>;
 }
 
-/// Publishing in a [`Batch`]: the message is there when the batch is committed, together with everything else in it, or not at
-/// all. A batch reads nothing and never conflicts, so it costs less than a transaction.
+/// Publishing in a [`Batch`]: the message is published when the batch commits, atomically with everything else in it. A
+/// batch reads nothing and never conflicts, so it costs less than a transaction.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -478,15 +480,17 @@ pub trait TopicWrites {
 /// # Ok::<(), duramen_engine::Error>(())
 /// ```
 pub trait TopicBatch {
-    /// Publishes a message when the batch is committed. Messages of a batch get their offsets in the order of the calls.
+    /// Publishes a message when the batch is committed. Messages of a batch get their offsets in the order of the
+    /// calls.
     ///
     /// # Errors
-    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of [`Batch::put`]. If the topic is
-    /// deleted before the commit, that ends with [`duramen_engine::Reason::TopicDeleted`].
+    /// [`TopicError::MessageTooLarge`], [`TopicError::PublisherHeldBack`], [`TopicError::TopicFull`], and those of
+    /// [`Batch::put`]. If the topic is deleted before the commit, the commit fails with
+    /// [`duramen_engine::Reason::TopicDeleted`].
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket>;
 
-    /// Publishes messages one after the other, as `publish` does. After an error those before it are published if the batch is
-    /// committed all the same.
+    /// Publishes messages one after the other, as [`TopicBatch::publish`] does. If a message fails and the batch is
+    /// still committed, the messages before it are published.
     ///
     /// # Errors
     /// As for a single message.
@@ -568,7 +572,7 @@ impl TopicWrites for Transaction {
     }
 }
 
-/// Refuses a message with an id in calls that look for no duplicates.
+/// Refuses a message with an id in calls that do not check for duplicates.
 fn refuse_id(message: &Message<'_>) -> Result<()> {
     match message.given_id() {
         None => Ok(()),
@@ -588,7 +592,7 @@ pub(crate) fn publish_in(tx: &mut Transaction, topic: &Topic, message: &Message<
     })
 }
 
-/// Publishes in a transaction, whatever would hold back other publishers.
+/// Publishes in a transaction. Nothing that holds back other publishers applies to it.
 pub(crate) fn publish_unhindered_in(tx: &mut Transaction, topic: &Topic, message: &Message<'_>) -> Result<()> {
     let mut head = Vec::new();
     let body = message.encode(&mut head)?;
@@ -603,7 +607,7 @@ impl Topic {
         Ok(Reading::new(self, &snapshot).state()?.next)
     }
 
-    /// Sets the hint of where the topic begins.
+    /// Raises the hint for the first offset of the topic.
     pub(crate) fn trimmed_to(&self, first: u64) {
         self.shared.first_hint.fetch_max(first, Ordering::Relaxed);
     }

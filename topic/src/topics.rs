@@ -1,4 +1,4 @@
-//! The topics of a store: make, look up, list, delete.
+//! The topics of a store: create, look up, list, delete.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,27 +22,28 @@ use crate::rubbish;
 use crate::tables::{self, CREATES, FIRST_ID, NEXT_ID, Tables, name_key};
 use crate::topic::{Shared, Topic};
 
-/// How the topics of a store are looked after.
+/// Options for the maintenance of a store's topics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TopicsOptions {
     no_background: bool,
 }
 
 impl TopicsOptions {
-    /// A background thread of this process deletes what topics do not have to keep, and publishes delayed messages.
+    /// A background thread of this process deletes expired contents of topics, and publishes delayed messages.
     pub fn new() -> TopicsOptions {
         TopicsOptions::default()
     }
 
-    /// Whether there is such a thread; without it, the program calls [`Topic::trim`] and [`Topics::publish_due`]. Default: yes.
+    /// Whether the background thread runs. Without it, the program calls [`Topic::trim`] and [`Topics::publish_due`].
+    /// Default: yes.
     pub fn background(mut self, background: bool) -> TopicsOptions {
         self.no_background = !background;
         self
     }
 }
 
-/// The topics of a store. Clones are handles of the same; the store stays open as long as one of them, or of what was got
-/// from them, is there.
+/// The topics of a store. Clones share the same topics. The store stays open while any clone, or any handle obtained
+/// from a clone, exists.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -61,11 +62,11 @@ pub struct Topics {
     home: Home,
 }
 
-/// What a handle needs to find its way about the topics of an open store.
+/// The link from a handle to the topics of an open store.
 #[derive(Clone)]
 pub(crate) struct Home {
     inner: Arc<Inner>,
-    /// Of handles that the program has: the last of them ends the background thread before it lets go of the store.
+    /// Set in handles that the program has. The last of them ends the background thread before it releases the store.
     _users: Option<Arc<Users>>,
 }
 
@@ -77,11 +78,11 @@ impl Deref for Home {
     }
 }
 
-/// What all handles of the topics of one open store share.
+/// State that all handles of the topics of one open store share.
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) tables: Tables,
-    /// Tells which topics were created, configured and deleted.
+    /// Records which topics were created, configured and deleted.
     registry: Sequence,
     pub(crate) registry_trimming: RegistryTrimming,
     topics: Mutex<HashMap<u32, Weak<Shared>>>,
@@ -100,11 +101,11 @@ impl fmt::Debug for Topics {
     }
 }
 
-/// The open stores of this process whose topics somebody has a handle of: all handles of one store share what they know.
+/// The open stores of this process with at least one handle of their topics. All handles of a store share their state.
 static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 impl Topics {
-    /// The topics of a store. The first call for a store prepares it for them.
+    /// Opens the topics of a store. The first call for a store prepares the store for topics.
     ///
     /// # Errors
     /// Those of a commit; [`TopicError::InvalidOptions`] when the store is read-only and was never prepared.
@@ -112,7 +113,7 @@ impl Topics {
         Topics::open_with(store, TopicsOptions::new())
     }
 
-    /// [`Topics::open`] with options. They count for the first handle; later ones share with it.
+    /// Opens the topics of a store with options. The options of the first handle apply; later handles share with it.
     ///
     /// # Errors
     /// As [`Topics::open`].
@@ -156,14 +157,14 @@ impl Topics {
     /// Creates a topic with these options, in one commit.
     ///
     /// # Errors
-    /// [`TopicError::TopicExists`] when there is a topic of this name; when its options differ from these, the error names
-    /// each difference. Nothing is changed then. [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of
-    /// a commit.
+    /// [`TopicError::TopicExists`] when a topic of this name exists; nothing is changed then. If its options differ
+    /// from `options`, the error names each difference. [`TopicError::InvalidName`], [`TopicError::InvalidOptions`],
+    /// and those of a commit.
     pub fn create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
         self.home.create(name, &options)
     }
 
-    /// A topic that exists; one that does not is made, if the store makes topics when they are first used (see
+    /// Returns an existing topic. A missing topic is created if the store creates topics when they are first used (see
     /// [`Topics::create_on_use`]).
     ///
     /// # Errors
@@ -179,9 +180,9 @@ impl Topics {
         self.get_or_create(name, TopicOptions::new())
     }
 
-    /// Makes sure that there is a topic of this name with all of these options: creates a missing topic, and configures an
-    /// existing one, as [`Topic::configure`] does. Both happen in one transaction. A topic that has these options already
-    /// costs a read and no commit.
+    /// Makes sure that there is a topic of this name with exactly these options. It creates a missing topic, and
+    /// configures an existing topic as [`Topic::configure`] does. The check and the change are one transaction. If the
+    /// topic already has these options, the call costs a read and no commit.
     ///
     /// # Errors
     /// [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], and those of a commit.
@@ -189,7 +190,7 @@ impl Topics {
         self.home.ensure(name, &options)
     }
 
-    /// A topic, created with these options when it is missing. The options of an existing topic stay as they are.
+    /// Returns a topic, creating a missing topic with these options. The options of an existing topic do not change.
     pub(crate) fn get_or_create(&self, name: &str, options: TopicOptions) -> Result<Topic> {
         loop {
             if let Some(topic) = self.get(name)? {
@@ -202,7 +203,7 @@ impl Topics {
         }
     }
 
-    /// The topic of a name, if there is one.
+    /// Returns the topic with a name, if it exists.
     ///
     /// # Errors
     /// [`TopicError::InvalidName`], and those of [`Store::snapshot`].
@@ -231,8 +232,8 @@ impl Topics {
         Ok(names.filter(|name| pattern.matches(name)).collect())
     }
 
-    /// Deletes a topic with its messages and groups. Handles of it answer [`Reason::TopicDeleted`] from then on. Costs by
-    /// pages, not by messages.
+    /// Deletes a topic with its messages and groups. From then on its handles return [`Reason::TopicDeleted`]. The cost
+    /// depends on the number of pages, not of messages.
     ///
     /// # Errors
     /// [`TopicError::UnknownTopic`], [`TopicError::InvalidName`], and those of a commit.
@@ -240,7 +241,7 @@ impl Topics {
         self.home.delete(name)
     }
 
-    /// Whether topics are made when they are first used.
+    /// Whether topics are created when they are first used.
     ///
     /// # Errors
     /// Those of [`Store::snapshot`].
@@ -248,8 +249,8 @@ impl Topics {
         Ok(self.home.tables.topics.get(CREATES)?.is_some())
     }
 
-    /// Says whether [`Topics::topic`] makes topics that are missing. The store remembers it. Default: no, so that a name
-    /// with a typing error is an error.
+    /// Sets whether [`Topics::topic`] creates missing topics. The store remembers the setting. Default: no, so a
+    /// misspelled name is an error.
     ///
     /// # Errors
     /// Those of a commit.
@@ -286,12 +287,12 @@ impl Inner {
         }))
     }
 
-    /// What tells which topics were made and deleted.
+    /// The sequence that records which topics were created, configured and deleted.
     pub(crate) fn registry(&self) -> &Sequence {
         &self.registry
     }
 
-    /// What the handles of a group share, made by `make` for the first of them.
+    /// Returns the state that the handles of a group share. `make` creates it for the first handle.
     pub(crate) fn group(&self, id: u32, make: impl FnOnce() -> Arc<crate::group::Shared>) -> Arc<crate::group::Shared> {
         let mut groups = locked(&self.groups);
         if let Some(shared) = groups.get(&id).and_then(Weak::upgrade) {
@@ -308,7 +309,7 @@ impl Inner {
         record.map(|record| TopicRecord::decode(&record)).transpose()
     }
 
-    /// The record of the topic of this name, if that is the one with this number.
+    /// Returns the record of the topic with this name, if the topic has this number.
     pub(crate) fn same_record(&self, snapshot: &Snapshot, name: &str, id: u32) -> Result<TopicRecord> {
         let record = self.record(snapshot, name)?;
         let is_it = record.id == id;
@@ -317,13 +318,13 @@ impl Inner {
             .ok_or_else(|| Reason::TopicDeleted { name: name.into() }.into())
     }
 
-    /// The record of a topic that somebody has a handle of.
+    /// Returns the record of a topic that a handle refers to.
     pub(crate) fn record(&self, snapshot: &Snapshot, name: &str) -> Result<TopicRecord> {
         let record = self.existing_record(snapshot, name)?;
         record.ok_or_else(|| Reason::TopicDeleted { name: name.into() }.into())
     }
 
-    /// Names and records of all topics whose names begin so. A record that is damaged is an error of its topic alone.
+    /// Names and records of all topics whose names begin with `start`. A damaged record is an error of its topic alone.
     pub(crate) fn records(&self, start: &str) -> Result<Vec<(String, Result<TopicRecord>)>> {
         self.records_in(&self.store.snapshot()?, start)
     }
@@ -341,15 +342,15 @@ impl Inner {
         Ok(records)
     }
 
-    /// Tells everybody who waits for messages or topics to look: the store was closed.
+    /// Wakes all waiters for messages or topics, because the store was closed.
     pub(crate) fn tell_all(&self) {
         let topics: Vec<_> = locked(&self.topics).values().filter_map(Weak::upgrade).collect();
         topics.iter().for_each(|topic| topic.sequence.bell().tell());
         self.registry.bell().tell();
     }
 
-    /// Tells the background thread of this process, if there is one, of a delayed message that is due before the thread
-    /// looks by itself.
+    /// Tells the background thread of this process, if there is one, of a delayed message that is due before the
+    /// thread's next check.
     pub(crate) fn wake_keeper(&self, due: u64) {
         if due > millis(self.store.wall_clock() + TICK) {
             return;
@@ -386,7 +387,7 @@ impl Inner {
         record.map(|record| TopicRecord::decode(&record)).transpose()
     }
 
-    /// Gives a topic these options in place of those in its record.
+    /// Replaces the options in a topic's record.
     fn configure_in(
         &self,
         tx: &mut Transaction,
@@ -410,7 +411,7 @@ impl Inner {
 }
 
 impl Home {
-    /// What the program gets. The background thread runs from then on, if it is wanted.
+    /// Creates the program's handle. The background thread runs from then on, if `background` is set.
     fn of_user(inner: Arc<Inner>, background: bool) -> Home {
         let mut known = locked(&inner.users);
         let users = known.upgrade().unwrap_or_default();
@@ -423,7 +424,7 @@ impl Home {
         Home { inner, _users }
     }
 
-    /// What a thread gets that the program does not know of.
+    /// Creates a handle for an internal thread, which does not keep the background thread running.
     pub(crate) fn of_worker(inner: &Arc<Inner>) -> Home {
         Home {
             inner: inner.clone(),
@@ -431,7 +432,7 @@ impl Home {
         }
     }
 
-    /// The handle of a topic that exists.
+    /// Returns the handle of an existing topic.
     pub(crate) fn topic(&self, id: u32, name: &str) -> Result<Topic> {
         let mut topics = locked(&self.topics);
         if let Some(shared) = topics.get(&id).and_then(Weak::upgrade) {
@@ -500,7 +501,7 @@ impl Home {
     fn delete(&self, name: &str) -> Result<()> {
         check_name(name)?;
         self.delete_in_one_commit(name)?;
-        // The topic is gone, whatever comes of this; what is left the background thread removes.
+        // The topic is deleted, whatever the result of this cleanup. The background thread removes the rest.
         let _ = self.remove_rubbish(&|| false);
         Ok(())
     }
@@ -519,7 +520,7 @@ impl Home {
     }
 }
 
-/// Takes an id for a topic or group. No id is given twice.
+/// Takes an id for a topic or group. Ids are never reused.
 pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
     let next = match tx.get_ref(topics, NEXT_ID)? {
         None => FIRST_ID,
@@ -529,7 +530,7 @@ pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
             u32::from_be_bytes(bytes.map_err(wrong)?)
         }
     };
-    // What comes after the highest id must be a key too.
+    // The number after the highest id must be usable as a key too.
     if next == u32::MAX {
         let cause = "four billion topics and groups were made, which is all there can be".into();
         return Err(TopicError::InvalidOptions { cause }.into());
@@ -538,8 +539,8 @@ pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
     Ok(next)
 }
 
-/// Forgets handles that are gone, when the map is full. Then it has room for as many again as are left, so that an insertion
-/// costs the same however many handles are open. Returns whether it looked at all of them.
+/// Removes dropped handles when the map is full, and then reserves room for as many handles as are left. So an
+/// insertion costs the same however many handles are open. Returns whether it checked all handles.
 fn prune<T>(handles: &mut HashMap<u32, Weak<T>>) -> bool {
     let is_full = handles.len() == handles.capacity();
     if is_full {
@@ -564,7 +565,7 @@ mod tests {
         let mut looks = 0;
         for id in 0..200_000 {
             looks += u32::from(prune(&mut handles));
-            // Beside those that stay open, others come and go.
+            // Other handles are created and dropped beside those that stay open.
             let shared = open.get(id as usize).cloned().unwrap_or_default();
             handles.insert(id, Arc::downgrade(&shared));
         }

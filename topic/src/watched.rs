@@ -1,7 +1,7 @@
-//! The topics of a pattern, as one reader watches them: those that exist, and those that are created later.
+//! The topics of a pattern, as one reader watches them: existing topics, and topics that are created later.
 //!
-//! One listener stands at the bells of all of them, and at that of the registry, which rings when a topic is created or deleted.
-//! Topics that may have something stand in a queue, each once, so that a reader can take them by turns.
+//! One listener listens to the bells of all of them, and to the registry's bell, which rings when a topic is created or
+//! deleted. Topics that may have messages are in a queue, each once, so a reader takes them in turn.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -16,22 +16,23 @@ use crate::tables::REGISTRY;
 use crate::topic::Topic;
 use crate::topics::Topics;
 
-/// What the registry's bell says; no topic has this id.
+/// The token of the registry's bell; no topic has this id.
 const REGISTRY_TOKEN: u64 = REGISTRY as u64;
 
-/// See the module. A `T` is what the reader has of each topic; it listens to the bells of its topic, with the id as token.
+/// The watched topics of a pattern. A `T` is the reader's state for a topic. It listens to the bells of its topic, with
+/// the id as token.
 pub(crate) struct Watched<T> {
     topics: Topics,
     pattern: Pattern,
     followed: HashMap<u32, T>,
-    /// Topics that may have something, each once.
+    /// Topics that may have messages, each once.
     queue: VecDeque<u32>,
     queued: HashSet<u32>,
-    /// Topics were created or deleted since it last looked.
+    /// Whether topics were created or deleted since the last check.
     registry_rang: bool,
-    /// The entry of the registry with which the next look begins.
+    /// The entry of the registry where the next check begins.
     seen: Option<u64>,
-    /// Topics match that the reader does not follow, and may later, which the registry does not tell.
+    /// Whether some matching topics are not followed now, but may be later, without a notice from the registry.
     leaves_topics_out: bool,
     listener: Arc<Listener>,
     _registry: Listening,
@@ -39,24 +40,24 @@ pub(crate) struct Watched<T> {
 
 /// What a reader does with topics.
 pub(crate) trait Watcher<T> {
-    /// A snapshot, unless the reader has nothing to read any more.
+    /// Returns a snapshot, unless the reader has nothing to read any more.
     fn snapshot(&self) -> Result<Snapshot>;
 
-    /// Begins in a topic.
+    /// Begins to read a topic.
     fn begin(&self, snapshot: &Snapshot, topic: &Topic, listener: &Arc<Listener>) -> Result<Begun<T>>;
 }
 
-/// What a reader does with a topic that matches.
+/// Result of beginning to read a matching topic.
 pub(crate) enum Begun<T> {
     Followed(T),
     /// The reader leaves it out for now.
     LeftOut,
-    /// The topic is none of the reader's, whatever happens.
+    /// The topic never concerns the reader.
     Foreign,
 }
 
 impl<T> Watched<T> {
-    /// Watches no topic yet: the next look finds all of them.
+    /// Watches no topic yet: the next check finds all of them.
     pub(crate) fn new(topics: &Topics, pattern: &Pattern) -> Watched<T> {
         let (home, listener) = (topics.home(), Listener::new());
         Watched {
@@ -85,7 +86,7 @@ impl<T> Watched<T> {
         &self.listener
     }
 
-    /// Topics that are followed.
+    /// Number of followed topics.
     pub(crate) fn len(&self) -> usize {
         self.followed.len()
     }
@@ -102,18 +103,18 @@ impl<T> Watched<T> {
         self.followed.iter_mut().map(|(id, followed)| (*id, followed))
     }
 
-    /// Whether topics were created or deleted since the last look.
+    /// Whether topics were created or deleted since the last check.
     pub(crate) fn has_news(&self) -> bool {
         self.registry_rang
     }
 
-    /// Whether a topic may have something.
+    /// Whether a topic may have messages.
     pub(crate) fn is_any_queued(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Begins to follow topics that it did not know, and forgets those that are gone. Reads what the registry tells since the
-    /// last look, and all topics only where that does not do.
+    /// Begins to follow new topics, and forgets deleted topics. Reads the registry's entries since the last check, and
+    /// all topics only if those entries are not enough.
     pub(crate) fn look_for_topics(&mut self, watcher: &dyn Watcher<T>) -> Result<()> {
         let home = self.topics.home().clone();
         home.registry().bell().arm();
@@ -127,7 +128,7 @@ impl<T> Watched<T> {
                     match event {
                         Event::Deleted => drop(self.forget(id)),
                         Event::Created if self.pattern.matches(&name) => {
-                            // Meanwhile it may be deleted, and created again: later entries tell.
+                            // It may be deleted meanwhile, and created again: later entries tell.
                             let record = home.existing_record(&snapshot, &name)?;
                             if record.is_some_and(|record| record.id == id) {
                                 self.follow(&snapshot, id, &name, watcher)?;
@@ -159,7 +160,7 @@ impl<T> Watched<T> {
         Ok(())
     }
 
-    /// Begins to follow a topic, unless it does already.
+    /// Begins to follow a topic, unless it is followed already.
     fn follow(&mut self, snapshot: &Snapshot, id: u32, name: &str, watcher: &dyn Watcher<T>) -> Result<()> {
         if self.followed.contains_key(&id) {
             return Ok(());
@@ -172,25 +173,25 @@ impl<T> Watched<T> {
                 self.followed.insert(id, followed);
                 self.enqueue(id);
             }
-            // Meanwhile.
+            // The topic was deleted meanwhile.
             Err(error) if is_deleted(&error) => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Forgets a topic that is gone.
+    /// Forgets a deleted topic.
     pub(crate) fn forget(&mut self, id: u32) -> Option<T> {
         self.followed.remove(&id)
     }
 
-    /// Forgets a topic that is there, and may be followed again.
+    /// Forgets an existing topic, which may be followed again.
     pub(crate) fn leave_out(&mut self, id: u32) -> Option<T> {
         self.leaves_topics_out = true;
         self.forget(id)
     }
 
-    /// Notes which bells rang, before anything can fail: none rings twice without being armed.
+    /// Records which bells rang, before anything can fail: a bell rings only once until it is armed again.
     pub(crate) fn note(&mut self, tokens: &[u64]) {
         self.registry_rang |= tokens.contains(&REGISTRY_TOKEN);
         for token in tokens.iter().filter(|token| **token != REGISTRY_TOKEN) {
@@ -198,7 +199,7 @@ impl<T> Watched<T> {
         }
     }
 
-    /// The topic whose turn it is. It leaves the queue.
+    /// Removes the next topic from the queue.
     pub(crate) fn dequeue(&mut self) -> Option<u32> {
         let id = self.queue.pop_front()?;
         self.queued.remove(&id);
@@ -217,7 +218,7 @@ impl<T> Watched<T> {
         all.into_iter().for_each(|id| self.enqueue(id));
     }
 
-    /// As if the registry had more news than its entries tell.
+    /// As if the registry had more changes than its entries record.
     #[cfg(test)]
     pub(crate) fn lose_track(&mut self) {
         self.seen = None;

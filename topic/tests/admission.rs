@@ -65,7 +65,7 @@ fn limits_delete_nothing_that_a_protected_group_has_not_acknowledged() {
     assert_eq!(topic.trim().unwrap(), 40);
     reader.acknowledge_through(99).unwrap();
     assert_eq!(topic.trim().unwrap(), 20);
-    // The other mode deletes regardless.
+    // The other mode deletes regardless of groups.
     topic.configure(options).unwrap();
     assert_eq!(topic.trim().unwrap(), 40);
     assert_eq!(work(&topic, "slow", 60), 0);
@@ -117,14 +117,14 @@ fn a_topic_that_protects_groups_is_full_at_its_bytes_and_names_the_group() {
     let is_slow = matches!(holder, Holder::Group { name, acknowledged: 0, .. } if name == "slow");
     assert!(is_slow && holder.holds_now(), "{holder:?}");
     assert!(holder.stuck().unwrap().contains("no member works on its messages"));
-    // Every way to publish is refused, and shorter messages that fit are taken.
+    // Every way to publish is refused; shorter messages that fit are accepted.
     full(topic.publish_all([&payload]));
     full(topic.publish_async(&payload).map(drop));
     full(store.transact(|tx| tx.publish(&topic, &payload).map(drop)));
     full(Batch::new().publish(&topic, &payload).map(drop));
     full(topic.publisher("till").unwrap().publish(1, &payload));
     topic.publish(b"short").unwrap();
-    // What every group has acknowledged makes room at once.
+    // Messages that every group has acknowledged make room at once.
     assert_eq!(work(&topic, "slow", 3), 3);
     store.transact(|tx| tx.publish(&topic, &payload).map(drop)).unwrap();
     topic.publish(&payload).unwrap();
@@ -249,7 +249,7 @@ fn what_another_handle_of_the_store_changes_counts() {
     // A topic that refuses messages reads its options each time.
     other.configure(TopicOptions::new()).unwrap();
     one.publish(b"x").unwrap();
-    // Otherwise the options count from some later message on.
+    // Otherwise the options apply from some later message on.
     let bounded = TopicOptions::new().keep_messages(1).discard_new(true);
     other.configure(bounded).unwrap();
     while one.publish(b"x").is_ok() {}

@@ -1,4 +1,4 @@
-//! Delayed messages: published when they are due, once, in order, whatever happens in between.
+//! Delayed messages: published when they are due, once, in order, even after crashes.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn messages_are_published_when_they_are_due_in_the_order_of_scheduling() {
     );
     assert!(message.payload() == long && message.time() == at);
     drop((topic, topics, store));
-    // Later than they are due: all at the first look.
+    // Later than their due times: the first check publishes all.
     let disk = disk.kill();
     disk.advance(100 * SECOND);
     let store = open(&disk);
@@ -184,7 +184,7 @@ struct Opened {
     store: Store,
     topics: Topics,
     topic: Topic,
-    /// Payload -> what its message is known by, in the transactions that schedule and cancel.
+    /// Payload -> the scheduled message, as stored by the transactions that schedule and cancel.
     expected: Map,
 }
 
@@ -241,7 +241,7 @@ fn any_expected(opened: &Opened, rng: &mut Rng) -> Result<Option<(Vec<u8>, Sched
     Ok(Some((key.to_vec(), text(&value).parse()?)))
 }
 
-/// Every message that was scheduled and not cancelled waits or is there, once.
+/// Asserts that every message that was scheduled and not cancelled waits or was published, once.
 fn compare(opened: &Opened) {
     let mut found = texts(&opened.topic);
     let published = found.len() as u64;

@@ -1,4 +1,4 @@
-//! The dispatcher: everybody is called with everything, and nobody suffers for another.
+//! The dispatcher: every subscriber is called with every message, and no subscriber suffers for another.
 
 mod common;
 
@@ -13,7 +13,7 @@ use duramen_topic::{
     Dispatcher, DispatcherOptions, Messages, SlowPolicy, Start, SubscriberId, Topic, TopicError, TopicOptions, Topics,
 };
 
-/// How long a test waits for what must happen.
+/// Maximum time that a test waits for an expected event.
 const LONG: Duration = Duration::from_secs(30);
 
 fn started(topics: &Topics) -> Dispatcher {

@@ -1,4 +1,5 @@
-//! Durable subscriptions to patterns: topics that come and go, acknowledgements, and what is kept for them.
+//! Durable subscriptions to patterns: topics that come and go, acknowledgements, and the messages that are kept for
+//! them.
 
 mod common;
 
@@ -19,7 +20,7 @@ fn make(topics: &Topics, name: &str, messages: u64) {
     publish(&topics.create(name, TopicOptions::new()).unwrap(), messages);
 }
 
-/// What is there, as topic:offset, sorted.
+/// The available messages, as topic:offset, sorted.
 fn collect(subscription: &mut PatternSubscription) -> Vec<String> {
     let mut found = Vec::new();
     while let Some(messages) = subscription.next_batch(Duration::ZERO).unwrap() {
@@ -30,7 +31,7 @@ fn collect(subscription: &mut PatternSubscription) -> Vec<String> {
     found
 }
 
-/// How far it has come, as topic:offset.
+/// The positions, as topic:offset.
 fn positions(durable: &DurablePattern) -> Vec<String> {
     let positions = durable.positions().unwrap();
     positions.iter().map(|at| format!("{}:{}", at.topic, at.next)).collect()
@@ -133,7 +134,7 @@ fn what_retention_took_is_told_and_other_topics_go_on() {
     let mut subscription = reader.subscribe().unwrap();
     let mut delivered = Vec::new();
     let trimmed = loop {
-        // A bell may ring for nothing, and who has not moved on is told once more.
+        // A bell may ring for nothing, and a topic that has not moved on reports its error once more.
         match subscription.next_batch(Duration::ZERO) {
             Ok(messages) => delivered.extend(
                 messages

@@ -1,4 +1,4 @@
-//! Times as long as a program can name: they stand for "for ever", and are never an error.
+//! The longest times that a program can name: they mean "without limit", and are never an error.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn a_message_can_be_put_off_and_kept_for_ever() {
     }
     assert_eq!(again.offset(), 2);
     again.acknowledge().unwrap();
-    // The rows say the same to who reads them anew.
+    // A member that reads the rows again sees the same.
     group.reset(Start::Beginning).unwrap();
     assert_eq!(one(&group).unwrap().offset(), 0);
 }

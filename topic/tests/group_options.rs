@@ -1,4 +1,4 @@
-//! Options of groups: how many messages are in flight, filters, order by key; and what retention does to groups.
+//! Options of groups: how many messages are in flight, filters, order by key; and the effect of retention on groups.
 
 mod common;
 
@@ -45,7 +45,7 @@ fn no_more_messages_are_in_flight_than_may_be() {
     first[1].retry("later").unwrap();
     let fifth = receive(&group, 10).unwrap();
     assert_eq!(offsets(&fifth), [5]);
-    // What a transaction settles is found out too.
+    // The group also notices what a transaction settles.
     store
         .transact(|tx| first[2..].iter().try_for_each(|delivery| tx.acknowledge(delivery)))
         .unwrap();
@@ -144,7 +144,7 @@ fn lag_counts_what_is_kept_and_what_was_skipped_is_counted_and_told() {
         (vec![90, 91, 92, 93], Some(0..90))
     );
     assert_eq!(described(), (6, 90, 4));
-    // What waits when retention deletes it is skipped as well.
+    // A waiting message that retention deletes is skipped as well.
     got.into_iter().for_each(|one| one.retry("no").unwrap());
     publish(&topic, 10);
     topic.trim().unwrap();
@@ -245,7 +245,7 @@ fn limits_of_filters_and_names_are_errors() {
     topic
         .ensure_group("group", Start::Beginning, options().filter(most))
         .unwrap();
-    // No name is left for its dead letters.
+    // The dead-letter topic's name would be too long.
     let long = topics.create(&"n".repeat(255), TopicOptions::new()).unwrap();
     let made = long.ensure_group("group", Start::Beginning, options()).map(|_| ());
     assert!(matches!(facts(made), TopicError::InvalidOptions { .. }));
@@ -268,7 +268,7 @@ fn a_group_that_allows_many_messages_counts_them_to_the_last_one() {
     }
     let count = |held: &[Deliveries]| held.iter().map(Deliveries::len).sum::<usize>();
     assert_eq!(count(&held), 10_001);
-    // In each way in which messages are closed, as many more are handed out.
+    // However messages are closed, the same number is delivered.
     held.pop().unwrap().acknowledge().unwrap();
     let some = held.pop().unwrap();
     store.transact(|tx| tx.acknowledge_all(&some)).unwrap();
@@ -283,7 +283,7 @@ fn a_group_that_allows_many_messages_counts_them_to_the_last_one() {
         held.push(some);
     }
     assert_eq!(count(&held), 10_001);
-    // What fails stays in flight.
+    // A failed message stays in flight.
     held.pop().unwrap().into_iter().for_each(|one| one.retry("no").unwrap());
     assert!(member.receive(1, NOW).unwrap().is_none());
     assert_eq!(group.describe().unwrap().pending, 10_001);
@@ -327,7 +327,7 @@ fn messages_of_a_key_are_with_one_member_in_order_and_other_keys_go_on() {
     disk.advance(SECOND / 10);
     let next_b = other.receive(9, NOW).unwrap().unwrap();
     assert_eq!(offsets(&next_b), [5, 7]);
-    // The failed message comes first again, so the member loses the later one, and that try does not count.
+    // The failed message comes first again, so the member loses the later message, and that attempt does not count.
     a.retry("no").unwrap();
     let cause = LeaseEnd::EarlierFailed;
     assert_eq!(facts(later_a.acknowledge()), TopicError::LeaseLost { offset: 1, cause });
@@ -351,7 +351,7 @@ fn a_batch_of_which_one_message_was_lost_is_not_acknowledged_as_a_whole() {
     }
     let later = member.receive(9, NOW).unwrap().unwrap();
     assert_eq!(offsets(&later), [1]);
-    // The earlier one comes back, and is first.
+    // The earlier message comes back, and is first.
     assert_eq!(group.redrive(9).unwrap().delivered, 1);
     let cause = LeaseEnd::EarlierFailed;
     let lost = TopicError::LeaseLost { offset: 1, cause };
@@ -403,7 +403,7 @@ fn an_ordered_group_sets_aside_a_limited_number_of_messages() {
         .unwrap();
     let mut member = group.member("member");
     let first = member.receive(1, NOW).unwrap().unwrap();
-    // One call sets a bounded number aside.
+    // One call sets a bounded number of messages aside.
     let mut next = 0;
     while next < group.describe().unwrap().next {
         next = group.describe().unwrap().next;

@@ -1,5 +1,5 @@
-//! Members of one group in several processes: limits hold for all of them, each learns at once of what the others do, and
-//! the messages of a process that is killed go to another.
+//! Members of one group in several processes. Limits apply to all of them together, and each learns at once what the
+//! others do. The messages of a killed process go to another.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -31,7 +31,7 @@ fn open(directory: &Path) -> (Store, Topic) {
     (store, topic)
 }
 
-/// Reads orders, line by line, and says what came of each. Not a test: what the tests start and kill.
+/// Reads orders, line by line, and reports the result of each. This is not a test: the tests start and kill it.
 #[test]
 #[ignore = "started, and killed, by the others"]
 fn child() {
@@ -78,7 +78,7 @@ fn child() {
     }
 }
 
-/// Holds publishers back, and reads what is there for each line.
+/// Holds publishers back, and reads the available messages for each line.
 fn hold_back(topic: &Topic) {
     let policy = SlowPolicy::HoldBack {
         max: 1,
@@ -93,7 +93,7 @@ fn hold_back(topic: &Topic) {
     }
 }
 
-/// Takes a message of whatever topic of a pattern has one, or creates a topic with a message, for each line.
+/// For each line, takes a message of any topic of a pattern that has one, or creates a topic with a message.
 fn everywhere(topics: &Topics) {
     let group = topics.existing_group("everywhere").expect("the group");
     let mut member = group.member("child");
@@ -110,7 +110,7 @@ fn everywhere(topics: &Topics) {
     }
 }
 
-/// Writes the steps of every account in the order in which they come, and that they are done, until it is killed.
+/// Writes the steps of every account in the order of arrival, and marks them done, until it is killed.
 fn account(store: &Store, topic: &Topic) {
     let steps = store.map("steps").expect("a map");
     let group = topic.existing_group("group").expect("the group");
@@ -176,7 +176,7 @@ impl Process {
         }
     }
 
-    /// Gives an order. Returns how many messages the child holds then.
+    /// Sends an order. Returns how many messages the child holds then.
     fn order(&mut self, order: &str) -> usize {
         writeln!(self.orders, "{order}").expect("the child listens");
         let mut line = String::new();
@@ -184,7 +184,7 @@ impl Process {
             line.clear();
             let read = self.answers.read_line(&mut line).expect("an answer");
             assert!(read > 0, "the child ended by itself");
-            // The harness writes its own lines before.
+            // The test harness writes its own lines before.
             if let Some((_, held)) = line.split_once("holds ") {
                 return held.trim().parse().expect("a number");
             }
@@ -206,7 +206,7 @@ impl Drop for Process {
     }
 }
 
-/// A store with so many messages, a group with these options, and so many children.
+/// A store with `messages` messages, a group with these options, and child processes.
 fn with_children(
     messages: usize,
     options: GroupOptions,
@@ -235,7 +235,7 @@ fn received(topic: &Topic, timeout: Duration) -> Option<(u64, u32)> {
 fn as_many_messages_are_in_flight_as_may_be_in_all_processes_together() {
     let (_directory, _store, topic, mut children) = with_children(20, GroupOptions::new().in_flight(2), 5);
     let group = topic.existing_group("group").unwrap();
-    // Each of them has seen the group while it was empty of leases.
+    // Each of them has seen the group without leases.
     for _ in 0..3 {
         let held: usize = children.iter_mut().map(|child| child.order("receive")).sum();
         assert_eq!(held, 2);
@@ -278,7 +278,7 @@ fn a_member_over_a_pattern_gets_at_once_what_a_killed_process_had_and_topics_tha
         got
     };
     got(&mut child, "jobs.one").release().unwrap();
-    // While the parent does not look, the child has one message of each of these topics.
+    // While the parent does not check, the child has one message of each of these topics.
     assert_eq!(child.order("receive"), 1);
     assert_eq!(child.order("jobs.two"), 1);
     assert_eq!(child.order("receive"), 2);
@@ -333,7 +333,7 @@ fn a_publisher_is_told_which_process_holds_it_back_and_that_it_is_suspended() {
         panic!("one holds back")
     };
     assert!(holder.holds_now() && holder.stuck().unwrap().contains("suspended"));
-    // A dead one holds nothing back.
+    // A dead process holds nothing back.
     drop(child);
     topic.publish(b"third").unwrap();
     assert_eq!(topic.holders().unwrap(), []);
@@ -345,7 +345,7 @@ fn a_message_that_fails_in_one_process_is_delivered_in_another_when_its_time_has
     let (_directory, _store, topic, mut children) = with_children(2, options, 1);
     assert_eq!(received(&topic, Duration::ZERO), Some((0, 1)));
     assert_eq!(children[0].order("receive"), 1);
-    // The parent waits already when the child says that it failed.
+    // The parent waits already when the child reports that the message failed.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| received(&topic, SOON));
         std::thread::sleep(Duration::from_millis(50));
@@ -386,8 +386,8 @@ fn a_guard_keeps_a_lease_as_long_as_its_process_lives() {
     assert_eq!(received(&topic, SOON), Some((0, 2)));
 }
 
-/// Steps of many accounts, of which each has its own order, are done by processes that are killed again and again: every step
-/// is done once, and those of one account in the order in which they were published.
+/// Steps of many accounts, each with its own order, are done by processes that are killed repeatedly. Every step is
+/// done once, and the steps of one account in the order in which they were published.
 #[test]
 fn messages_of_one_key_are_processed_in_order_and_once_by_processes_that_are_killed() {
     const ACCOUNTS: u32 = 12;

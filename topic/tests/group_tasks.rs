@@ -1,4 +1,4 @@
-//! Receiving as a member of a group in tasks, without a thread that waits.
+//! Receiving as a member of a group in tasks, without a blocked thread.
 
 mod common;
 
@@ -20,7 +20,7 @@ impl std::task::Wake for Unpark {
     }
 }
 
-/// Runs a future, which is polled only when it asked for that.
+/// Runs a future, and polls it only when it asks for that.
 fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
     let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
     let mut context = std::task::Context::from_waker(&waker);
@@ -52,7 +52,7 @@ fn a_task_receives_what_is_published_what_failed_and_what_a_lease_gives_back() {
         let first = block_on(member.receive_async(5)).unwrap();
         first.clone().into_iter().for_each(|first| first.retry("no").unwrap());
     });
-    // Nothing is published any more: only times wake the task.
+    // Nothing more is published: only times wake the task.
     let failed = block_on(member.receive_async(5)).unwrap();
     let tries = |deliveries: &Deliveries| deliveries.clone().into_iter().next().unwrap().tries();
     assert_eq!(tries(&failed), 2);

@@ -60,7 +60,7 @@ fn members_share_the_messages_and_what_is_acknowledged_stays_so() {
         (described.acknowledged, described.next, described.pending, described.lag),
         (1, 10, 3, 0)
     );
-    // After a crash the process is gone that had the messages, so they come back at once, and no others do.
+    // The process that held the messages is gone after a crash, so only these messages come back at once.
     let disk = disk.kill();
     let killed = open(&disk);
     let group = topics(&killed)
@@ -88,7 +88,7 @@ fn a_lease_that_ran_out_belongs_to_somebody_else() {
     let mut slow: Vec<Delivery> = receive(&group, 3).unwrap().into_iter().collect();
     slow[0].acknowledge().unwrap();
     disk.advance(11 * SECOND);
-    // Nobody has taken it back yet, so it can still be acknowledged.
+    // No member has taken it back yet, so it can still be acknowledged.
     slow[1].acknowledge().unwrap();
     assert!(receive(&group, 3).is_none());
     disk.advance(SECOND);
@@ -127,7 +127,7 @@ fn a_lease_of_a_redelivery_belongs_to_nobody_but_who_has_it() {
     assert!(is_lost(facts(late.acknowledge())));
     assert!(is_lost(facts(late.extend(SECOND))));
     holder.acknowledge().unwrap();
-    // Nor is what another member has settled taken for its own work.
+    // A message that another member has settled is not taken for its own work either.
     assert_eq!(
         facts(store.transact(|tx| tx.acknowledge_all(&late))),
         TopicError::AlreadySettled { offset: 0 }
@@ -155,7 +155,7 @@ fn a_message_handed_out_by_itself_is_settled_once_and_lost_by_a_reset() {
         tx.acknowledge(&lone)
     });
     assert_eq!(facts(twice), TopicError::AlreadySettled { offset: 1 });
-    // Who says that it failed, and who acknowledges it, meet.
+    // A failure and an acknowledgement of the same message conflict.
     let mut late = store.begin(TransactionOptions::new()).unwrap();
     late.acknowledge(&lone).unwrap();
     lone.retry("no").unwrap();
@@ -164,7 +164,7 @@ fn a_message_handed_out_by_itself_is_settled_once_and_lost_by_a_reset() {
         facts(lone.acknowledge()),
         TopicError::LeaseLost { offset: 1, .. }
     ));
-    // After a reset it is nobody's, or with somebody else, whether by itself or with others.
+    // After a reset no member holds it, or another member does, alone or together with others.
     let lone = one(&group);
     group.reset(Start::Beginning).unwrap();
     assert!(matches!(
@@ -214,7 +214,7 @@ fn a_lease_that_is_extended_in_one_process_is_not_taken_back_in_another() {
     one(&here).retry("no").unwrap();
     disk.advance(SECOND);
     let again = one(&here);
-    // Another process: it has nothing in common with this one but the disk.
+    // Another process: it shares only the disk with this one.
     let store = open(&disk);
     let there = topics(&store)
         .get("orders")
@@ -285,7 +285,7 @@ fn a_message_that_cannot_be_buried_keeps_no_other_from_being_handed_out() {
     let handed_out: Vec<_> = deliveries.messages().iter().map(|message| message.offset()).collect();
     assert_eq!(handed_out, [1]);
     deliveries.acknowledge().unwrap();
-    // With nothing else to hand out, what is wrong is told.
+    // With no other message to deliver, the member reports the error.
     let error = group.member("member").receive(1, Duration::ZERO);
     assert!(matches!(facts(error), TopicError::UnknownTopic { .. }));
     topics.create("orders.dead", TopicOptions::new()).unwrap();
@@ -333,7 +333,7 @@ fn the_last_try_ends_among_the_dead_letters_and_comes_back_on_demand() {
     assert_eq!(found.error, "it is poison");
     let described = group.describe().unwrap();
     assert_eq!((described.acknowledged, described.pending), (2, 0));
-    // Another group is not concerned.
+    // This does not concern another group.
     let without = options().discard_dead_letters();
     let other = topic.ensure_group("other", Start::Tail, without).unwrap();
     assert_eq!(group.redrive(10).unwrap(), Redriven { delivered: 1, gone: 0 });
@@ -378,14 +378,14 @@ fn a_member_that_dies_with_its_message_counts_as_a_try() {
         let topics = topics(&store);
         let group = topics.topic("orders").unwrap().existing_group("group").unwrap();
         if tries == 3 {
-            // A message that has ended two processes waits before it meets the next one.
+            // A message that has ended two processes waits before the next process gets it.
             assert!(receive(&group, 1).is_none());
             disk.advance(SECOND);
         }
         let delivery = receive(&group, 1).unwrap().into_iter().next().unwrap();
         assert_eq!(delivery.tries(), tries);
         let killed = disk.kill();
-        // What is dropped in a process that is gone changes nothing.
+        // Drops in a process that is gone change nothing.
         drop((delivery, group, topics, store));
         disk = killed;
     }
@@ -414,7 +414,8 @@ fn an_acknowledgement_in_a_transaction_is_made_with_it_or_not_at_all() {
     let mut dropped = store.begin(TransactionOptions::new()).unwrap();
     dropped.acknowledge(&deliveries[1]).unwrap();
     drop(dropped);
-    // A transaction that acknowledges what is taken back before it commits meets a conflict, and then the truth.
+    // A transaction acknowledges messages that are taken back before it commits. It gets a conflict, and then the
+    // actual error.
     let mut late = store.begin(TransactionOptions::new()).unwrap();
     late.put(&map, b"2", b"done late").unwrap();
     late.acknowledge(&deliveries[2]).unwrap();
@@ -505,7 +506,7 @@ fn a_group_pauses_is_set_back_and_is_deleted() {
         facts(topic.existing_group("group").map(|_| ())),
         TopicError::UnknownGroup { .. }
     ));
-    // A new one of the same name is another one.
+    // A new group of the same name is another group.
     let new = topic.ensure_group("group", Start::Beginning, options()).unwrap();
     assert!(matches!(facts(group.describe()), TopicError::GroupDeleted { .. }));
     assert_eq!(receive(&new, 10).unwrap().len(), 6);
@@ -532,7 +533,7 @@ fn a_clock_that_is_set_back_or_ahead_loses_nothing_and_delays_nothing_for_long()
         receive(&group, 3).is_none(),
         "a lease must not end because the clock was set"
     );
-    // A message that waits is not kept away for longer by a clock that is set back while no process has the store open.
+    // A clock that is set back while no process has the store open does not delay a waiting message.
     held.retry("no").unwrap();
     disk.set_wall(Duration::from_secs(1_600_000_000));
     let disk = disk.kill();
@@ -620,7 +621,7 @@ fn one_message_and_all_of_its_run_cannot_be_settled_by_two_at_once() {
         first.commit().unwrap();
         assert!(is_conflict(second.commit()), "{is_single_first}");
     }
-    // Messages of one run can be.
+    // Two single messages of one run can be settled concurrently.
     group.reset(Start::Beginning).unwrap();
     let both: Vec<Delivery> = receive(&group, 2).unwrap().into_iter().collect();
     let transactions = both.iter().map(|delivery| {
@@ -709,7 +710,7 @@ fn messages_are_given_back_without_a_try_when_the_member_and_all_that_it_has_are
         .map(|one| (one.offset(), one.tries()))
         .collect();
     assert_eq!(found, [(3, 1)]);
-    // As long as the member is there, dropped messages stay with it until their lease ends.
+    // While the member exists, dropped messages stay with it until their lease ends.
     let mut member = group.member("two");
     publish(&topic, 1);
     drop(member.receive(4, NOW).unwrap().unwrap());
@@ -731,7 +732,7 @@ fn messages_are_given_back_without_a_try_when_the_member_and_all_that_it_has_are
     disk.advance(Duration::from_millis(100));
     let last = receive(&group, 4).unwrap();
     assert_eq!(last.clone().into_iter().next().unwrap().tries(), 1);
-    // The last handle goes inside a transaction, which cannot commit anything else.
+    // The last handle is dropped inside a transaction, which cannot commit anything else.
     let mut last = Some(last);
     store
         .transact(|_| {
@@ -822,7 +823,7 @@ fn failing_and_giving_up_in_a_transaction_are_made_with_it_or_not_at_all() {
     disk.advance(SECOND);
     let again = one(&group);
     assert_eq!((again.offset(), again.tries()), (1, 2));
-    // What failed twice in one transaction failed once.
+    // Two failures in one transaction count as one.
     let twice = store.transact(|tx| {
         tx.retry(&again, None, "no")?;
         tx.retry(&again, None, "no")

@@ -20,7 +20,7 @@ fn is_published(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Published(_))
 }
 
-/// Rows that are kept of ids.
+/// Number of rows that are stored for ids.
 fn rows(store: &Store) -> u64 {
     store.existing_reserved_map("index").unwrap().unwrap().count().unwrap()
 }
@@ -43,7 +43,7 @@ fn an_id_is_published_once_within_the_window() {
         topic.read(Start::Last(1), 1).unwrap().get(0).unwrap().id(),
         Some(&b"2"[..])
     );
-    // A process that was killed, and one after the window.
+    // After a kill, and after the window.
     let killed = common::open(&disk.kill());
     let again = common::topics(&killed).topic("orders").unwrap();
     assert_eq!(
@@ -201,7 +201,7 @@ fn step(opened: &Opened, disk: &SimDisk, rng: &mut Rng) -> Result<(), Error> {
     }
 }
 
-/// Messages are there as often as transactions published them, and never twice within the window.
+/// Asserts that messages exist as often as transactions published them, and never twice within the window.
 fn compare(opened: &Opened) {
     let mut counts: BTreeMap<String, i64> = BTreeMap::new();
     let mut times = BTreeMap::new();

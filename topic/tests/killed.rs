@@ -1,6 +1,6 @@
-//! Exactly-once processing, shown by real consumers that share a group and are killed again and again: with the
-//! acknowledgement in the transaction that does the work every message is processed once; the same program without that
-//! processes some twice.
+//! Exactly-once processing by real consumers that share a group and are killed repeatedly. If the acknowledgement is in
+//! the transaction that does the work, every message is processed once. Otherwise the same program processes some
+//! messages twice.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use duramen_engine::{Durability, Map, Options, Store};
 use duramen_topic::{GroupOptions, Start, Topic, TopicError, TopicOptions, TopicWrites, Topics};
 
-/// Says to the program that it is to consume, and how.
+/// Tells the program that it must consume, and how.
 const CONSUMER: &str = "DURAMEN_TEST_CONSUMER";
-/// Where.
+/// Directory of the store.
 const DIRECTORY: &str = "DURAMEN_TEST_DIRECTORY";
 
-/// How many of them there are at any time.
+/// Number of consumers at any time.
 const CONSUMERS: usize = 3;
 
 fn kills() -> u32 {
@@ -43,7 +43,7 @@ fn open(directory: &Path) -> Opened {
     }
 }
 
-/// Publishes and consumes until it is killed. Not a test: what the tests start and kill.
+/// Publishes and consumes until it is killed. This is not a test: the tests start and kill it.
 #[test]
 #[ignore = "started, and killed, by the others"]
 fn consumer() {
@@ -76,7 +76,7 @@ fn consumer() {
                 }
             };
             if let Err(error) = done {
-                // Another one may have got it meanwhile, and settled it already.
+                // Another consumer may have got the message meanwhile, and settled it already.
                 let fact = TopicError::of(&error);
                 let is_lost = matches!(
                     fact,
@@ -88,7 +88,7 @@ fn consumer() {
     }
 }
 
-/// A consumer that runs, until it is killed or dropped.
+/// A consumer that runs until it is killed or dropped.
 struct Consumer(Child);
 
 impl Consumer {
@@ -116,8 +116,8 @@ impl Drop for Consumer {
     }
 }
 
-/// Starts consumers of one group and kills now this one and now that one, many times. Returns how many messages were
-/// published, and how often each was counted.
+/// Starts consumers of one group and kills them in turn, many times. Returns the number of published messages, and how
+/// often each was counted.
 fn killed_again_and_again(way: &str) -> (u64, Vec<i64>) {
     let directory = tempfile::tempdir().expect("a directory");
     let start = || Consumer::start(way, directory.path());

@@ -1,4 +1,4 @@
-//! Delayed messages are published once, shown by real processes that all move them and are killed again and again.
+//! Delayed messages are published once, even by real processes that all move them and are killed repeatedly.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use duramen_topic::{Start, Topic, TopicOptions, TopicWrites, Topics};
 
 /// Tells the program to schedule and publish, and where.
 const DIRECTORY: &str = "DURAMEN_TEST_DELAYED_DIRECTORY";
-/// Processes at any time.
+/// Number of processes at any time.
 const PROCESSES: usize = 3;
 
 fn kills() -> u32 {
@@ -36,7 +36,7 @@ fn open(directory: &Path) -> Opened {
     }
 }
 
-/// Schedules messages that it and the others publish, until it is killed. Not a test: what the test starts and kills.
+/// Schedules messages that all processes publish, until it is killed. This is not a test: the test starts and kills it.
 #[test]
 #[ignore = "started, and killed, by the other"]
 fn publisher() {
@@ -60,7 +60,7 @@ fn publisher() {
     }
 }
 
-/// A process that runs, until it is killed or dropped.
+/// A process that runs until it is killed or dropped.
 struct Publisher(Child);
 
 impl Publisher {

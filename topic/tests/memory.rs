@@ -1,4 +1,4 @@
-//! What very many subscribers take: counted by the allocator, so it is the same on every machine.
+//! Memory of very many subscribers: counted by the allocator, so it is the same on every machine.
 
 mod common;
 
@@ -15,17 +15,17 @@ struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is handed on to the system's allocator as it came; only a count is kept beside it.
+// SAFETY: every call goes unchanged to the system's allocator; only a count is kept beside it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller guarantees the contract of `alloc`; it is passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller guarantees the contract of `dealloc`; it is passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

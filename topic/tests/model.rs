@@ -1,13 +1,14 @@
 //! Topics and a group against a model, with crashes at any call of the disk, on simulated time.
 //!
-//! What is checked after every crash: every message whose commit was acknowledged is there (after a power cut: every one that
-//! was synced, and of the others a beginning), in the same order, without gaps; the map that was written with the messages
-//! says the same as the messages. At the end the group works off what is left, and then every message was processed exactly
-//! once, because the work and the acknowledgement are one transaction.
+//! After every crash the test checks that every message whose commit was acknowledged exists, in the same order,
+//! without gaps. After a power cut every synced message exists, and a prefix of the others. The map that was written
+//! with the messages agrees with the messages. At the end the group processes the rest. Then every message was
+//! processed exactly once, because the work and the acknowledgement are one transaction.
 //!
-//! Each run draws the options of the group: order by key, a filter, many messages in flight or few, synced acknowledgements,
-//! dead letters of its own or by default; and whether it is a group of the topic, or one over a pattern. A message that the filter passes over is never processed. In an ordered group the
-//! steps of each key are processed in their order, as long as none was given up and brought back.
+//! Each run draws the options of the group: order by key, a filter, many messages in flight or few, synced
+//! acknowledgements, its own dead letters or the default. It also draws whether the group belongs to the topic or to a
+//! pattern. A message that the filter skips is never processed. In an ordered group the steps of each key are processed
+//! in their order, as long as none was given up and brought back.
 
 mod common;
 
@@ -23,18 +24,18 @@ use duramen_topic::{
 };
 use fastrand::Rng;
 
-/// What the program was told.
+/// What the program knows from returned calls.
 #[derive(Clone, Debug, Default)]
 struct Model {
     /// Payloads of messages whose commits returned, in order.
     published: Vec<String>,
     /// How many of them survive a power cut.
     synced: usize,
-    /// What a commit was to publish that did not return.
+    /// Messages of a commit that did not return.
     unknown: Vec<String>,
     number: u64,
     options: GroupOptions,
-    /// Whether the group is one over a pattern.
+    /// Whether the group is a group over a pattern.
     has_pattern: bool,
     /// Whether a message may have overtaken others of its key: one was given up, or the group was reset.
     is_order_broken: bool,
@@ -42,7 +43,7 @@ struct Model {
 
 const KEYS: u64 = 5;
 
-/// The key of a message, by what it says. Some have none.
+/// The key of a message, derived from its payload. Some messages have none.
 fn key_of(payload: &str) -> Option<String> {
     let number: u64 = payload.strip_prefix("message ")?.parse().ok()?;
     (!number.is_multiple_of(6)).then(|| format!("key {}", number % KEYS))
@@ -87,7 +88,7 @@ struct Opened {
     held: Vec<Deliveries>,
 }
 
-/// A group of the topic, or one over a pattern that matches it.
+/// A group of the topic, or a group over a pattern that matches the topic.
 enum AnyGroup {
     One(Group),
     Pattern(PatternGroup),
@@ -109,7 +110,7 @@ impl AnyGroup {
     fn redrive(&self, most: u64) -> Result<Redriven, Error> {
         match self {
             AnyGroup::One(group) => group.redrive(most),
-            // In its topic too: both bring back each letter once.
+            // In its topic too: both bring back each dead letter once.
             AnyGroup::Pattern(group) if most.is_multiple_of(2) => group.redrive(most),
             AnyGroup::Pattern(group) => group.at("orders")?.redrive(most),
         }
@@ -166,7 +167,7 @@ impl Model {
         format!("message {}", self.number)
     }
 
-    /// Publishes, and notes what came of it.
+    /// Publishes, and records the result.
     fn publish(&mut self, count: usize, publish: impl FnOnce(&[String]) -> Result<(), Error>) -> Result<(), Error> {
         let payloads: Vec<String> = (0..count).map(|_| self.next()).collect();
         match publish(&payloads) {
@@ -182,7 +183,7 @@ impl Model {
     }
 }
 
-/// One thing that a program does.
+/// One action of a program.
 fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -> Result<(), Error> {
     match rng.u32(..100) {
         0..20 => model.publish(1, |payloads| {
@@ -217,7 +218,7 @@ fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -
             })
         }),
         40..60 => {
-            // Some members stay, some go at once; what they have, they give back with the last delivery.
+            // Some members stay, some are dropped at once. They return their messages with the last delivery.
             if opened.members.is_empty() || rng.u8(..4) == 0 {
                 opened.members.push(opened.group.member("member"));
             }
@@ -253,7 +254,7 @@ fn step(opened: &mut Opened, model: &mut Model, disk: &SimDisk, rng: &mut Rng) -
     }
 }
 
-/// Counts each message and acknowledges it, in one transaction; or leaves it to the next try.
+/// Counts each message and acknowledges it, in one transaction; or leaves it to the next attempt.
 fn settle(opened: &Opened, deliveries: Deliveries, model: &mut Model, rng: &mut Rng) -> Result<(), Error> {
     match rng.u32(..8) {
         0..2 => {
@@ -269,7 +270,7 @@ fn settle(opened: &Opened, deliveries: Deliveries, model: &mut Model, rng: &mut 
         3 => return unless_lost(opened.store.transact(|tx| tx.release(&deliveries))),
         _ => {}
     }
-    // A member that leaves a message keeps the order by leaving what follows of its key.
+    // A member that leaves a message keeps the order by also leaving the later messages of its key.
     let mut left = HashSet::new();
     for delivery in deliveries {
         let key = key_of(&text(delivery.message().payload()));
@@ -297,7 +298,7 @@ fn settle(opened: &Opened, deliveries: Deliveries, model: &mut Model, rng: &mut 
     Ok(())
 }
 
-/// The work of a message: it is counted, and noted behind the steps of its key.
+/// Processes a message: counts it, and appends it to the steps of its key.
 fn process(tx: &mut Transaction, opened: &Opened, payload: &[u8]) -> Result<(), Error> {
     tx.add(&opened.counts, payload, 1)?;
     let payload = text(payload);
@@ -309,7 +310,7 @@ fn process(tx: &mut Transaction, opened: &Opened, payload: &[u8]) -> Result<(), 
     tx.put(&opened.steps, key.as_bytes(), &steps)
 }
 
-/// A lease may have run out, and somebody else settled the message.
+/// Accepts a lost lease: it may have expired, and another member settled the message.
 fn unless_lost(done: Result<(), Error>) -> Result<(), Error> {
     match done {
         Err(error) => match TopicError::of(&error) {
@@ -320,7 +321,7 @@ fn unless_lost(done: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Compares the store with the model, and takes over what it shows of commits that did not return.
+/// Compares the store with the model, and adopts the visible results of commits that did not return.
 fn compare(opened: &Opened, model: &mut Model, is_power_cut: bool) {
     let found: Vec<String> = common::all(&opened.topic)
         .into_iter()
@@ -445,7 +446,7 @@ fn run(seed: u64) {
     check(&opened.store);
 }
 
-/// What a group says by number is what its rows say one by one.
+/// Asserts that the counts of a group match its rows.
 fn check_counts(opened: &Opened) {
     let group = opened.group.in_topic();
     let (described, pending) = (group.describe().unwrap(), group.pending().unwrap());

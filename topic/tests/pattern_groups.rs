@@ -24,7 +24,7 @@ fn create(topics: &Topics, name: &str, messages: u64) {
     publish(&topics.create(name, TopicOptions::new()).unwrap(), messages);
 }
 
-/// What there is to receive, as topic:offset, sorted; and the deliveries.
+/// Receives all available messages: as topic:offset, sorted; and the deliveries.
 fn collect(member: &mut PatternMember) -> (Vec<String>, Vec<Deliveries>) {
     let (mut found, mut all) = (Vec::new(), Vec::new());
     while let Some(deliveries) = member.receive(100, NOW).unwrap() {
@@ -56,7 +56,7 @@ fn members_share_the_messages_of_all_topics_also_of_those_that_are_created_later
         (described.pending(), described.lag(), described.topics.len()),
         (1, 0, 2)
     );
-    // The lease of the second ends, and its message waits.
+    // The lease of the second message ends, and the message waits.
     disk.advance(11 * SECOND);
     assert!(collect(&mut other).0.is_empty());
     disk.advance(2 * SECOND);

@@ -1,4 +1,4 @@
-//! Redrive: bringing dead letters back to the group that gave them up, and to nobody else.
+//! Redrive: bringing dead letters back to the group that gave them up, and to no other group.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn options() -> GroupOptions {
     GroupOptions::new().lease(10 * SECOND).tries(1).dead_letters("dead")
 }
 
-/// A group that has given every message of the topic up.
+/// A group that has given up every message of the topic.
 fn given_up(topic: &Topic, name: &str) -> Group {
     let group = topic.ensure_group(name, Start::Beginning, options()).unwrap();
     while let Some(deliveries) = group.member("member").receive(100, NOW).unwrap() {
@@ -37,7 +37,7 @@ fn what_a_member_has_in_its_hands_is_left_alone() {
     let (_, _, topic) = one_topic(&disk);
     publish(&topic, 3);
     let group = given_up(&topic, "group");
-    // From the beginning once more: a member has all of them, in a run.
+    // From the beginning once more: a member has all messages, in a run.
     group.reset(Start::Beginning).unwrap();
     let deliveries = group.member("member").receive(100, NOW).unwrap().unwrap();
     assert_eq!(deliveries.len(), 3);
@@ -85,7 +85,7 @@ fn letters_of_a_topic_that_was_deleted_are_not_taken_for_those_of_its_successor(
     deliveries.acknowledge().unwrap();
     assert_eq!(group.redrive(100).unwrap(), Redriven::default());
     assert_eq!(received(&group), [0; 0]);
-    // A group that was made again is of the same topic, and has what its predecessor gave up.
+    // A group that was created again belongs to the same topic, and has what its predecessor gave up.
     given_up(&topic, "other");
     topic.delete_group("other").unwrap();
     let other = topic.ensure_group("other", Start::Tail, options()).unwrap();

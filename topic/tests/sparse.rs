@@ -1,4 +1,4 @@
-//! Topics whose messages are removed from the middle: messages that expire, and topics that keep the newest of each key.
+//! Topics that remove single messages: expired messages, and older messages of each key.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn seen(topic: &Topic) -> Vec<u64> {
     messages.iter().map(|message| message.offset()).collect()
 }
 
-/// Publishes ten messages, of which every third expires after a second, and the last two.
+/// Publishes ten messages. Every third of them, and the last two, expire after a second.
 fn with_expiry(topic: &Topic) {
     topic.configure(TopicOptions::new().message_expiry(true)).unwrap();
     for number in 0..10 {
@@ -36,7 +36,7 @@ fn with_expiry(topic: &Topic) {
 
 const LEFT: [u64; 5] = [1, 2, 4, 5, 7];
 
-/// Rows of the index.
+/// Number of rows in the index.
 fn rows(store: &Store) -> u64 {
     store.existing_reserved_map("index").unwrap().unwrap().count().unwrap()
 }
@@ -53,7 +53,7 @@ fn expired_messages_are_invisible_at_once_and_removed_later() {
     assert_eq!(message.expires(), Some(message.time() + SECOND));
     assert_eq!(topic.trim().unwrap(), 0);
     disk.advance(Duration::from_millis(1));
-    // Before they are removed, and after.
+    // Before they are deleted, and after.
     for removed in [5, 0] {
         assert_eq!(seen(&topic), LEFT);
         assert_eq!(topic.read(Start::Offset(3), 1).unwrap().offsets(), 4..5);
@@ -181,7 +181,7 @@ fn messages_expire_only_in_topics_with_the_option_and_others_tell_what_is_trimme
         facts(topic.read(Start::Offset(0), 1)),
         TopicError::Trimmed { first: 3, .. }
     ));
-    // A topic that had the option goes on without errors: messages may be missing there.
+    // A topic that had the option continues without errors: messages may be missing there.
     topic.configure(TopicOptions::new().message_expiry(true)).unwrap();
     topic.publish(message).unwrap();
     disk.advance(SECOND);
@@ -225,7 +225,7 @@ fn a_topic_keeps_the_newest_message_of_each_key() {
     assert_eq!(topic.trim().unwrap(), 2);
     assert_eq!(seen(&topic), [2, 1004]);
     assert_eq!(rows(&store), 2, "the position, and the newest of b");
-    // What retention deletes leaves no row behind.
+    // Deletions by retention leave no row behind.
     topic
         .configure(TopicOptions::new().latest_per_key(true).keep_messages(1))
         .unwrap();
@@ -261,7 +261,7 @@ fn open(disk: &SimDisk) -> Result<Opened, Error> {
     })
 }
 
-/// One thing that a program does. A row of a map for each message is written with it.
+/// One action of a program. It also writes a row of a map for each message.
 fn step(opened: &Opened, disk: &SimDisk, number: &mut u64, rng: &mut Rng) -> Result<(), Error> {
     match rng.u32(..100) {
         0..65 => {
@@ -295,7 +295,8 @@ fn step(opened: &Opened, disk: &SimDisk, number: &mut u64, rng: &mut Rng) -> Res
 /// What a reader saw of a message: its key, when it expires, its payload.
 type Seen = BTreeMap<u64, (Option<Vec<u8>>, Option<u64>, String)>;
 
-/// Nothing is missing but what is expired or has a newer message of its key. `known` is what was seen before.
+/// Asserts that only messages are missing that expired or have a newer message of their key. `known` is what was seen
+/// before.
 fn compare(opened: &Opened, known: &mut Seen) {
     let now = opened.store.wall_clock().as_millis() as u64;
     let next = opened.topic.describe().unwrap().next;
@@ -312,7 +313,7 @@ fn compare(opened: &Opened, known: &mut Seen) {
     }
     for (offset, (key, expires, payload)) in known.iter() {
         let is_expired = expires.is_some_and(|at| at <= now);
-        // A newer one may have expired meanwhile, or been replaced itself.
+        // A newer message may have expired meanwhile, or been replaced itself.
         let may_be_newer = |newer| visible.get(&newer).is_none_or(|(other, ..)| other == key);
         let has_newer = key.is_some() && (offset + 1..next).any(may_be_newer);
         let is_there = visible.get(offset).is_some_and(|(_, _, found)| found == payload);
@@ -338,7 +339,7 @@ fn run(seed: u64) {
         let is_power_cut = rng.bool();
         disk = common::crash(&disk, is_power_cut, &mut rng);
         drop(opened);
-        // A power cut may take back what was not synced, and give its offsets to others.
+        // A power cut may undo what was not synced, and give its offsets to other messages.
         if is_power_cut {
             known.clear();
         }
@@ -349,7 +350,7 @@ fn run(seed: u64) {
     let opened = open(&disk).expect("the store opens at last");
     disk.advance(10 * SECOND);
     opened.topic.trim().unwrap();
-    // One message of each key is left, the newest, unless that one expired; and one row of the index for each.
+    // The newest message of each key is left, unless it expired; and one row of the index for each.
     let mut keys = BTreeMap::new();
     for message in opened.topic.read(Start::Beginning, usize::MAX).unwrap().iter() {
         assert_eq!(message.expires(), None);

@@ -1,4 +1,4 @@
-//! Subscriptions: what is delivered, in which order, and what happens to those that are slow.
+//! Subscriptions: what they deliver, in which order, and what happens to slow subscribers.
 
 mod common;
 
@@ -93,7 +93,7 @@ fn a_subscriber_that_sleeps_is_woken_by_a_transaction_too() {
     }
     publisher.join().unwrap();
     assert!(subscription.next_message(Duration::from_millis(5)).unwrap().is_none());
-    // A store that is closed ends the wait.
+    // Closing the store ends the wait.
     let closing = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(30));
         store.close().unwrap();
@@ -207,7 +207,7 @@ fn who_holds_publishers_back_does_so_for_a_while_and_no_longer() {
     let in_transaction = store.transact(|tx| tx.publish(&topic, b"one too many"));
     assert!(matches!(facts(in_transaction), TopicError::PublisherHeldBack { .. }));
     assert_eq!(subscription.next_batch(SECOND).unwrap().unwrap().len(), 3);
-    // What was handed out counts as read only when more is asked for.
+    // Returned messages count as read only when the subscriber asks for more.
     assert!(topic.publish(b"still").is_err());
     assert!(subscription.next_batch(Duration::ZERO).unwrap().is_none());
     publish(&topic, 3);
@@ -240,7 +240,7 @@ fn publishers_of_another_process_are_held_back_too() {
     assert_eq!(subscription.next_batch(SECOND).unwrap().unwrap().len(), 3);
     assert!(subscription.next_batch(Duration::ZERO).unwrap().is_none());
     publish(&elsewhere, 3);
-    // The others are not held back for a handle of a store that is closed.
+    // A handle of a closed store does not hold back other publishers.
     store.close().unwrap();
     publish(&elsewhere, 10);
 }
@@ -385,7 +385,7 @@ fn a_stream_that_waits_is_woken_when_the_store_is_closed() {
     let mut store = Some(store);
     let ended = block_on(|context| {
         let polled = Pin::new(&mut subscription.stream()).poll_next(context);
-        // It waits: closed only now.
+        // It waits now, so the store is closed only now.
         store.take().into_iter().for_each(|store| store.close().unwrap());
         polled
     });
@@ -450,7 +450,7 @@ fn a_pattern_follows_topics_that_are_there_and_those_that_come() {
     check(&store);
 }
 
-/// What a stream delivers next; `None`: nothing is there.
+/// What a stream delivers next; `None`: nothing is available.
 fn polled(subscription: &mut PatternSubscription) -> Option<Option<Result<Messages, Error>>> {
     match Pin::new(&mut subscription.stream()).poll_next(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(item) => Some(item),
@@ -461,7 +461,7 @@ fn polled(subscription: &mut PatternSubscription) -> Option<Option<Result<Messag
 #[test]
 fn a_pattern_is_a_stream_that_wakes_its_task_for_every_topic_and_ends_with_the_store() {
     let store = open(&SimDisk::new(91));
-    // With its thread, which wakes those who wait when the store is closed.
+    // With the background thread, which wakes waiters when the store is closed.
     let topics = Topics::open(&store).unwrap();
     let pattern = Pattern::new("orders.>").unwrap();
     let mut subscription = topics.subscribe(&pattern, Start::Beginning).unwrap();
@@ -607,7 +607,7 @@ fn a_durable_subscription_goes_on_where_it_was() {
     assert!(matches!(facts(reader.position()), TopicError::GroupDeleted { .. }));
 }
 
-/// Notes that a task was woken.
+/// Records that a task was woken.
 #[derive(Default)]
 struct Woken {
     is_woken: Mutex<bool>,
@@ -629,8 +629,8 @@ impl Woken {
     }
 }
 
-/// Polls a stream whenever its waker is called, and never otherwise. Calls `act` once the stream is pending and quiet, and
-/// returns what it delivers then; `None`: no wake-up came.
+/// Polls a stream only when its waker is called. Calls `act` once the stream is pending and quiet, and returns what it
+/// delivers then; `None`: no wake-up came.
 fn delivered_after<S: Stream + Unpin>(stream: &mut S, act: impl FnOnce()) -> Option<Option<S::Item>> {
     let mut act = Some(act);
     loop {
@@ -639,7 +639,7 @@ fn delivered_after<S: Stream + Unpin>(stream: &mut S, act: impl FnOnce()) -> Opt
         if let Poll::Ready(item) = Pin::new(&mut *stream).poll_next(&mut Context::from_waker(&waker)) {
             return Some(item);
         }
-        // The thread that rings for other processes begins with a ring of everything.
+        // The thread that rings for other processes starts by ringing everything.
         if !woken.wait(Duration::from_millis(300)) {
             act.take().map(|act| act())?;
             if !woken.wait(15 * SECOND) {

@@ -1,4 +1,4 @@
-//! Topics: making, publishing, reading, trimming, deleting.
+//! Topics: creating, publishing, reading, trimming, deleting.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn messages_come_back_whole_and_survive_a_crash() {
         let store = open(&disk.kill());
         let topic = topics(&store).topic("orders").unwrap();
         let messages = topic.read(Start::Beginning, 100).unwrap();
-        // The long one ends the read.
+        // The long message ends the read.
         assert_eq!(messages.len(), 3);
         let rich = messages.get(1).unwrap();
         assert_eq!((rich.key(), rich.payload()), (Some(&b"key"[..]), &b"rich"[..]));
@@ -98,7 +98,7 @@ fn a_batch_publishes_with_its_other_writes_or_not_at_all() {
     let other = topics.create("other", TopicOptions::new()).unwrap();
     let map = store.map("map").unwrap();
     let long = vec![7; 3 << 20];
-    // Each of these makes a batch something else than a row of puts, before, between or after messages.
+    // Each of these makes a batch more than a row of puts, before, between or after messages.
     type Write = fn(&mut Batch, &Map);
     let nothing: Write = |_, _| ();
     let range: Write = |batch, map| batch.delete_range(map, &b"a"[..]..&b"k"[..]).unwrap();
@@ -145,7 +145,7 @@ fn a_batch_publishes_with_its_other_writes_or_not_at_all() {
     let never = batch.publish(&topic, b"never").unwrap();
     drop(batch);
     assert_eq!(never.published(), None);
-    // What the first message of a batch that is refused had is not left to the next one of the thread.
+    // The first message of a refused batch leaves nothing to the next batch of the thread.
     let mut late = Batch::new();
     late.publish(&topic, b"late").unwrap();
     late.put(&map, b"key", b"late").unwrap();
@@ -267,7 +267,7 @@ fn retention_lets_go_of_the_oldest_and_says_what_is_left() {
         first: 2900,
     };
     assert_eq!(facts(topic.read(Start::Offset(5), 1)), trimmed);
-    // Whoever wants none is not told that there are none.
+    // A reader that asks for no messages gets no error about trimmed messages.
     assert!(topic.read(Start::Beginning, 0).unwrap().is_empty());
     disk.advance(100 * SECOND);
     assert_eq!(kept(TopicOptions::new().keep_for(SECOND)), 0);
@@ -366,7 +366,8 @@ fn a_deleted_topic_is_gone_for_its_handles_and_not_for_a_new_one() {
     assert_eq!(again.publisher("me").unwrap().newest().unwrap(), None);
     for name in ["messages", "publishers", "groups", "states"] {
         let map = store.existing_reserved_map(name).unwrap().unwrap();
-        // The registry has four messages: the topic was created, its dead-letter topic too, it was deleted, and created.
+        // The registry has four messages: the topic and its dead-letter topic were created, the topic was deleted, and
+        // created again.
         let expected = if name == "messages" { 5 } else { 0 };
         assert_eq!(map.count().unwrap(), expected, "{name}");
     }
@@ -396,7 +397,7 @@ fn a_publisher_publishes_once_however_often_it_tries() {
     assert_eq!(all(&again).len(), 4);
     let last = again.read(Start::Last(1), 1).unwrap();
     assert_eq!(last.get(0).unwrap().publisher(), Some(("till", 10)));
-    // Another topic and another name count for themselves.
+    // Another topic and another name have their own counters.
     assert!(published(again.publisher("other").unwrap().publish(1, b"d").unwrap()));
     drop(store);
 }
@@ -418,7 +419,7 @@ fn attempts_of_one_publisher_at_the_same_time_publish_once() {
         .into_iter()
         .map(|(_, text)| text.parse::<u64>().unwrap())
         .collect();
-    // A thread that lags behind finds its number taken; the newest is there once and order never breaks.
+    // A thread that lags finds its number taken. The newest message is there once, and the order never breaks.
     assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
     assert_eq!(found.last(), Some(&100));
 }

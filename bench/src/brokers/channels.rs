@@ -1,7 +1,7 @@
-//! A broker as the published ones are built that keep everything in memory: every message is kept for ever in the list of
-//! its topic, and every subscriber has a channel of its own, into which the publisher puts the message, and which a task
-//! empties. Tasks run on as many threads as there are processors. Who follows a topic in a thread of his own reads the list, and
-//! sleeps at its end until it is longer. Nothing survives anything.
+//! A broker built like the published in-memory brokers. Every message stays in the list of its topic. Every subscriber
+//! has its own channel: the publisher puts each message into it, and a task empties it. Tasks run on as many threads as
+//! there are processors. A thread that follows a topic reads the list, and sleeps at its end until the list grows.
+//! Nothing survives the process.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -15,9 +15,9 @@ use anyhow::{Result, bail};
 use crate::broker::{Broker, Receiver};
 use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
 
-/// How long a message is waited for.
+/// Maximum time to wait for a message.
 const WAIT: Duration = Duration::from_secs(20);
-/// Messages that are taken from the list together.
+/// Maximum number of messages taken from the list together.
 const FOLLOWED_AT_ONCE: usize = 4096;
 
 /// The driver.
@@ -66,7 +66,7 @@ struct Opened {
 #[derive(Default)]
 struct Topic {
     kept: Mutex<Kept>,
-    /// There is more, for those who sleep.
+    /// Signals new messages to sleeping threads.
     grown: Condvar,
     subscribers: RwLock<Vec<Arc<Subscriber>>>,
 }
@@ -76,12 +76,12 @@ type Message = Arc<[u8]>;
 #[derive(Default)]
 struct Kept {
     messages: Vec<Message>,
-    /// How many sleep until there are more.
+    /// Number of threads that sleep until there are more messages.
     asleep: usize,
 }
 
 impl Topic {
-    /// The messages from a place on, once there are any; none came for long: none.
+    /// Returns the messages from position `first` on, once there are any. Returns none if none arrived for a long time.
     fn since(&self, first: usize) -> Vec<Message> {
         let mut kept = locked(&self.kept);
         if kept.messages.len() <= first {
@@ -97,13 +97,14 @@ impl Topic {
 
 struct Subscriber {
     channel: Mutex<VecDeque<Message>>,
-    /// Whether its task is about to run, and will find what was put into the channel before this was set.
+    /// Whether the subscriber's task is about to run. The task will find what was put into the channel before this was
+    /// set.
     is_ready: AtomicBool,
-    /// Where it is and who it is.
+    /// Position of the receiver, and the receiver itself.
     receiver: Mutex<(u64, Receiver)>,
 }
 
-/// Tasks that have something to do.
+/// Tasks that have work to do.
 #[derive(Default)]
 struct Ready {
     state: Mutex<ReadyState>,
@@ -159,7 +160,7 @@ impl Broker for Opened {
     fn publish(&self, topic: usize, payload: &[u8]) -> Result<()> {
         let topic = &self.topics[topic];
         let message: Message = payload.into();
-        // Until it is in all channels, so that everybody has the same order.
+        // Holds the lock until the message is in all channels, so that every subscriber sees the same order.
         let mut kept = locked(&topic.kept);
         kept.messages.push(message.clone());
         if kept.asleep > 0 {

@@ -1,5 +1,5 @@
-//! Duramen's topics, through its public interface, with the options that they come with. Subscribers are those of a
-//! dispatcher; who waits for himself has a subscription.
+//! Duramen's topics, through its public interface, with the default options. Subscribers belong to a dispatcher; a
+//! thread that waits for itself has a subscription.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const WAIT: Duration = Duration::from_millis(20);
 const GROUP: &str = "group";
 
 struct Opened {
-    // The order matters: what calls receivers ends before the store is closed.
+    // The order matters: the dispatcher, which calls receivers, must end before the store is closed.
     dispatcher: Dispatcher,
     topics: Vec<Topic>,
     all: Topics,

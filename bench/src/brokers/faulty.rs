@@ -1,5 +1,5 @@
-//! Brokers with a planted fault, to test the workloads of messages. As with other faulty peers, they are reached by name
-//! only and never listed. They are Duramen, but for what they do with one message of fifty.
+//! Brokers with a planted fault, to test the workloads of messages. Like other faulty peers, they are reached by name
+//! only and never listed. They behave like Duramen, except for one message in fifty.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -11,16 +11,16 @@ use super::duramen;
 use crate::broker::{Broker, Member, Receiver, Together};
 use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
 
-/// What a faulty broker does wrong.
+/// The fault of a faulty broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// A message is acknowledged and not published.
     Gap,
-    /// It is published twice.
+    /// A message is published twice.
     Twice,
-    /// It is published after the one that follows.
+    /// A message is published after its successor.
     Swaps,
-    /// It is acknowledged, with its pair, before it is published; so a process that is killed loses it.
+    /// A message is acknowledged, with its pair, before it is published. A killed process therefore loses it.
     Late,
 }
 
@@ -81,7 +81,7 @@ struct Wrong {
     late: std::sync::Mutex<VecDeque<Late>>,
 }
 
-/// Acknowledged and not published.
+/// A message with its pair, acknowledged and not yet published.
 struct Late {
     how: Together,
     key: Vec<u8>,
@@ -90,7 +90,7 @@ struct Late {
     payload: Vec<u8>,
 }
 
-/// So many messages wait.
+/// Number of messages that wait.
 const LATE: usize = 16;
 
 impl Wrong {
@@ -98,7 +98,7 @@ impl Wrong {
         self.published.fetch_add(1, Ordering::Relaxed) % EVERY == EVERY / 2
     }
 
-    /// Publishes what was put off some messages before in place of this one.
+    /// Queues this message, and publishes the message queued `LATE` messages earlier.
     fn put_off(&self, message: Late) -> Result<()> {
         let mut late = self.late.lock().expect("nobody panics with it");
         late.push_back(message);

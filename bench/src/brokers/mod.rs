@@ -1,4 +1,4 @@
-//! The brokers, one file each. Those that are stores too have their driver among the peers.
+//! The brokers, one file each. Brokers that are also stores have their driver among the peers.
 
 pub mod channels;
 pub mod duramen;
@@ -7,5 +7,5 @@ pub mod null;
 
 use crate::peer::Driver;
 
-/// Brokers that are nothing else, in the order of the reports.
+/// Brokers that are not stores, in the order of the reports.
 pub const ALL: &[&dyn Driver] = &[&channels::Channels];

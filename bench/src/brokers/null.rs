@@ -1,4 +1,4 @@
-//! A broker that keeps nothing: publishing calls the receivers of the topic, one after the other. What it costs is the
+//! A broker that keeps nothing: publishing calls the receivers of the topic one after another. Its cost is that of the
 //! harness itself: payloads, clocks, and looking at every message.
 
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::broker::{Broker, Receiver};
 
-/// The receivers of each topic, and how many messages it had.
+/// The receivers of each topic, and the number of messages it had.
 #[derive(Default)]
 pub struct Null {
     topics: Vec<Mutex<(u64, Vec<Receiver>)>>,

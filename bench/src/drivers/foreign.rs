@@ -1,9 +1,9 @@
-//! A peer in a program of another language: the lab's end of it. It is described by what the program says, and looks to the
-//! workloads as every other peer, but hands whole loads over (`Outside`).
+//! The lab's end of a peer in a program of another language. The program describes itself. To the workloads it looks
+//! like every other peer, but it takes whole loads (`Outside`).
 //!
-//! One process serves one cell: it is started when the first store is opened, and stores that are opened after each other
-//! are opened in it, so that a program that is compiled while it runs is not measured cold in each row. What it wants to do
-//! for that beforehand (`warm_up`) is done on another store.
+//! One process serves one cell: it starts when the cell opens its first store. Stores that a cell opens one after
+//! another share the process, so that a program compiled at run time is not measured cold in each row. The program's
+//! own warm-up (`warm_up`) runs on another store.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,19 +26,20 @@ use crate::peer::{
 };
 use crate::scratch::Scratch;
 
-/// Keys that are read, and pairs that are listed, by one request outside of measured phases: bounds the files between us.
-/// Few where the lab is tested, so that its tests need several requests.
+/// Maximum number of keys read, or pairs listed, by one request outside measured phases. It bounds the exchanged files.
+/// It is small in tests of the lab, so that they need several requests.
 const AT_ONCE: usize = if cfg!(debug_assertions) { 500 } else { 500_000 };
 
-/// Operations of each kind with which a program warms up at most. A debug build of the lab measures nothing that counts.
+/// Maximum number of operations of each kind with which a program warms up. A debug build of the lab measures nothing
+/// that counts.
 const WARM_UP_MAX: u64 = if cfg!(debug_assertions) { 1_000 } else { 1_000_000 };
-/// The longest that a program warms up with single operations of one kind.
+/// Maximum time that a program warms up with single operations of one kind.
 const WARM_UP_NANOS_EACH: u64 = 1_000_000_000;
 
-/// More operations than a load can have: all of them in one commit.
+/// A number of operations larger than any load: all of them are in one commit.
 const COMMIT_MAX: usize = i32::MAX as usize;
 
-/// How a program is started, or why it cannot be.
+/// Starts a program, or says why it cannot.
 pub type Start = Box<dyn Fn() -> Result<Command> + Send + Sync>;
 
 /// A driver of another language.
@@ -54,12 +55,12 @@ pub struct Foreign {
 struct Shared {
     /// Processes without an open store.
     idle: Mutex<Vec<Session>>,
-    /// The process that was used last, or 0.
+    /// PID of the process used last, or 0.
     process: AtomicU32,
 }
 
 impl Foreign {
-    /// A driver of this name; nothing is built or started yet.
+    /// Creates a driver of this name. It builds and starts nothing yet.
     pub fn new(name: &str, start: Start) -> Foreign {
         Foreign {
             name: name.to_string(),
@@ -93,7 +94,7 @@ impl Foreign {
         })
     }
 
-    /// A process to open a store in: one that is idle, or a new one that was examined and is warm.
+    /// Returns a process to open a store in: an idle process, or a new process that was examined and is warm.
     fn ready(&self, directory: &Path, setting: Setting) -> Result<Session> {
         let idle = self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(session) = idle {
@@ -101,7 +102,7 @@ impl Foreign {
         }
         let (session, hello) = self.session()?;
         let beside = Scratch::new(directory.parent().unwrap_or(directory))?;
-        // Waiting for the disk warms nothing.
+        // Waiting for the disk warms nothing up.
         let is_written = hello.classes.iter().any(|(class, _)| *class == Class::Written);
         let setting = Setting {
             class: if is_written { Class::Written } else { setting.class },
@@ -165,7 +166,7 @@ impl Driver for Foreign {
     }
 }
 
-/// A store that is open in a driver's process.
+/// A store that is open in the process of a driver.
 struct Remote {
     session: Mutex<Session>,
     shared: Arc<Shared>,
@@ -183,18 +184,18 @@ impl Remote {
         self.ask::<Value>(request, Duration::ZERO).map(drop)
     }
 
-    /// Closes the store and gives back the process.
+    /// Closes the store and returns its process.
     fn closed(self) -> Result<Session> {
         self.done(&Request::Close)?;
         Ok(self.session.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Does the same to pairs that come in one call, as one commit.
+    /// Applies one operation to all pairs, in one commit.
     fn together<'a>(&self, operation: Operation, pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<()> {
         self.done_whole(&Load::of(operation, pairs, 1, COMMIT_MAX)?)
     }
 
-    /// Does it to one pair, with the call that the store has for one.
+    /// Applies an operation to one pair, with the store's call for single pairs.
     fn alone(&self, operation: Operation, key: &[u8], value: &[u8]) -> Result<()> {
         self.done_whole(&Load::of(operation, std::iter::once((key, value)), 1, 1)?)
     }
@@ -206,14 +207,14 @@ impl Remote {
         self.run(load, u64::MAX).map(drop)
     }
 
-    /// Asks for values that are not there: a driver that does not notice them would notice none later.
+    /// Asks for values that do not exist. A driver that does not notice them here would never notice a wrong value.
     fn examine(&self) -> Result<()> {
         let (key, other, value): (&[u8], &[u8], &[u8]) = (b"key 1", b"key 2", b"a value");
         self.alone(Operation::Put, key, value)?;
         self.alone(Operation::Get, key, value)?;
         self.alone(Operation::GetAbsent, other, value)?;
         match self.alone(Operation::Delete, key, value) {
-            // Its rows of deletes are not done; the others are.
+            // The rows of deletes are skipped; the other rows run.
             Err(error) if error.is::<Unsupported>() => {}
             deleted => {
                 deleted?;
@@ -239,12 +240,13 @@ impl Remote {
 
     fn answer(&self, load: &Load, nanos: u64) -> Result<RunAnswer> {
         let request = Request::Run(RunRequest::of(load, nanos));
-        // One without an end of its own is waited for as anything else.
+        // A load without an end of its own gets the usual patience.
         let time = if nanos == u64::MAX { 0 } else { nanos };
         self.ask(&request, Duration::from_nanos(time))
     }
 
-    /// Operations of every kind, as the workloads ask for them; first all puts in batches, for what follows.
+    /// Runs operations of every kind, as the workloads use them. Puts in batches come first, as the basis of the
+    /// others.
     fn warm_up(&self, count: usize) -> Result<()> {
         let keys = Generator::new(0, "warm-up").keys(count, 16);
         let values = Values::new(0, Length::Fixed(100));
@@ -260,7 +262,7 @@ impl Remote {
     }
 }
 
-/// What a driver said it did, or the error that makes a run fail.
+/// Checks a driver's answer. Returns what it did, or the error that fails the run.
 fn believed(load: &Load, nanos: u64, answer: RunAnswer) -> Result<Ran> {
     if let Some(wrong) = answer.wrong {
         return Err(wrong_value(load, &wrong)?);
@@ -293,7 +295,7 @@ fn believed(load: &Load, nanos: u64, answer: RunAnswer) -> Result<Ran> {
     })
 }
 
-/// The error of a wrong value, as a peer in this process would get it.
+/// Returns the error of a wrong value, as a peer in this process would report it.
 fn wrong_value(load: &Load, wrong: &Wrong) -> Result<anyhow::Error> {
     let (operation, key, value) = load.at(wrong.operation)?;
     let found = wrong.found.as_deref().map(unhex).transpose()?;
@@ -365,7 +367,7 @@ impl Reader for Remote {
                 from.clear();
                 from.extend_from_slice(key);
             }
-            // The first key behind the last one.
+            // The first key after the last one listed.
             from.push(0);
             left = if listed.count < asked { 0 } else { left - asked };
         }
@@ -390,7 +392,7 @@ impl Peer for Remote {
         self.together(Operation::Delete, keys.iter().map(|key| (key, &[][..])))
     }
 
-    /// Not one snapshot: nobody writes while the lab looks at what a driver holds.
+    /// This is not one snapshot, but no writer runs while the lab inspects what a driver holds.
     fn read(&self, reading: &mut Reading) -> Result<()> {
         reading(self)
     }

@@ -1,9 +1,9 @@
-//! The drivers in Go: one module in `bench/drivers/mmcmap`, built when it is first used, into a directory beside the lab's
-//! binary. What cannot be built here has no speed here: it is shown as `n/a` with the reason.
+//! The drivers in Go: one module in `bench/drivers/mmcmap`. The first use builds it into a directory beside the lab's
+//! binary. A driver that cannot be built here is shown as `n/a` with the reason.
 //!
-//! The module file that is built from is a copy in that directory: the go command writes the full version of the library
-//! into it, and the sums beside it, and nothing is written among the sources. With `LAB_MMCMAP_SOURCE` the copy says that
-//! the library is in that directory.
+//! The build uses a copy of the module file in that directory. The go command writes the full version of the library
+//! into the copy, and the sums beside it, and writes nothing among the sources. With `LAB_MMCMAP_SOURCE` the copy
+//! refers to the library in that directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use super::tools::{self, is_installed, newest};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/drivers/mmcmap");
 const LIBRARY: &str = "github.com/sirgallo/mmcmap";
-/// A directory with the sources of the library, to build against in place of the published version.
+/// A directory with the sources of the library, used instead of the published version.
 const LIBRARY_SOURCE: &str = "LAB_MMCMAP_SOURCE";
-/// What is built; it says its name itself.
+/// The program that is built, which is also its name.
 const PROGRAM: &str = "mmcmap";
 
 /// The driver for mmcmap.
@@ -26,7 +26,7 @@ pub fn mmcmap() -> Foreign {
     Foreign::new(PROGRAM, Box::new(|| built().map(Command::new)))
 }
 
-/// The program, which is built if it is not, or if its sources or those of the library are other ones.
+/// Returns the program. Builds it if it is missing, or if its sources or those of the library changed.
 fn built() -> Result<PathBuf> {
     ensure!(is_installed("go"), "go is not installed");
     let local = std::env::var_os(LIBRARY_SOURCE).map(PathBuf::from);
@@ -40,7 +40,7 @@ fn built() -> Result<PathBuf> {
     Ok(target.join(PROGRAM))
 }
 
-/// The module file to build from: that of the sources, with the library in a directory if it is in one.
+/// Returns the module file to build from: that of the sources, changed to a local library if there is one.
 fn module(local: Option<&Path>) -> Result<String> {
     let published =
         fs::read_to_string(Path::new(SOURCES).join("go.mod")).context("reading the module of the driver")?;
@@ -50,7 +50,7 @@ fn module(local: Option<&Path>) -> Result<String> {
         .to_str()
         .context("the module file names only directories that are text")?;
     let requires = format!("require {LIBRARY} ");
-    // Without its line nobody asks a registry which version was meant.
+    // Replaces the requirement, so that the go command does not ask a registry for the version.
     let rest: Vec<&str> = published.lines().filter(|line| !line.starts_with(&requires)).collect();
     Ok(format!(
         "{}\n{requires}v0.0.0\n\nreplace {LIBRARY} => {local:?}\n",
@@ -80,10 +80,10 @@ fn build(target: &Path, module: &str) -> Result<()> {
     bail!("go build failed ({}): {said}", output.status)
 }
 
-/// What a failed build said first about why, in one line.
+/// Returns the first line of a failed build that states a reason.
 fn said(talk: &str) -> &str {
     let mut lines = talk.lines().map(str::trim).filter(|line| !line.is_empty());
-    // A line that ends in a colon says where, and the next one why.
+    // A line that ends in a colon gives the place, and the next line the reason.
     let is_reason =
         |line: &&str| !line.starts_with('#') && !line.starts_with("go: downloading") && !line.ends_with(':');
     lines.find(is_reason).unwrap_or("it said nothing")

@@ -1,5 +1,5 @@
-//! The drivers in Java: one Maven project in `bench/drivers/java`, built when one of them is first used, into a directory
-//! beside the lab's binary. What cannot be built here has no speed here: it is shown as `n/a` with the reason.
+//! The drivers in Java: one Maven project in `bench/drivers/java`. The first use builds it into a directory beside the
+//! lab's binary. A driver that cannot be built here is shown as `n/a` with the reason.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,9 +10,9 @@ use super::foreign::Foreign;
 use super::tools::{self, is_installed, newest};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/drivers/java");
-/// What Maven makes; its name is in the project file.
+/// The archive that Maven makes, as named in the project file.
 const ARCHIVE: &str = "lab-drivers.jar";
-/// lmdbjava reads the address of a buffer by reflection, which its documentation asks to be allowed.
+/// Options for lmdbjava, which reads the address of a buffer by reflection. Its documentation requires this permission.
 const OPENED: [&str; 4] = [
     "--add-opens",
     "java.base/java.nio=ALL-UNNAMED",
@@ -20,7 +20,7 @@ const OPENED: [&str; 4] = [
     "java.base/sun.nio.ch=ALL-UNNAMED",
 ];
 
-/// The driver of this name.
+/// Returns the driver of this name.
 pub fn driver(name: &'static str) -> Foreign {
     Foreign::new(name, Box::new(move || command(name)))
 }
@@ -30,10 +30,10 @@ fn command(name: &str) -> Result<Command> {
     let mut command = Command::new("java");
     command
         .args(OPENED)
-        // Where both look for their libraries before they unpack another copy at every start.
+        // Both look for their libraries here before they unpack another copy at every start.
         .arg(format!("-Djava.library.path={}", built.display()))
         .arg(format!("-Dlmdbjava.native.lib={}", built.join("liblmdb.so").display()))
-        // What they unpack all the same goes with the cell.
+        // Files that they unpack nevertheless are removed with the cell.
         .arg(format!("-Djava.io.tmpdir={}", std::env::temp_dir().display()))
         .arg("-jar")
         .arg(built.join(ARCHIVE))
@@ -41,7 +41,7 @@ fn command(name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// The directory of the drivers, which are built if they are not or if their sources are other ones.
+/// Returns the directory of the drivers. Builds them if they are missing or their sources changed.
 fn built() -> Result<PathBuf> {
     for program in ["java", "mvn"] {
         ensure!(is_installed(program), "{program} is not installed");

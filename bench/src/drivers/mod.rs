@@ -1,9 +1,10 @@
-//! Peers in programs of other languages, for the systems of the documents whose loads are run here. The lab starts a
-//! driver, talks to it in the line protocol of `docs/lab/drivers.md`, and hands it whole loads in files; nothing of a load
-//! goes through the pipe.
+//! Peers in programs of other languages, for systems whose published loads the lab runs. The lab starts a driver, talks
+//! to it in the line protocol of `docs/lab/drivers.md`, and hands it whole loads in files. No part of a load goes
+//! through the pipe.
 //!
-//! `protocol.rs` is what is said, `session.rs` the process that says it, `foreign.rs` the peer that the workloads see,
-//! `java.rs` and `go.rs` how the drivers of `bench/drivers` are built and started, `serve.rs` a driver of our own.
+//! `protocol.rs` defines the messages, `session.rs` runs the driver's process, and `foreign.rs` is the peer that the
+//! workloads see. `java.rs` and `go.rs` build and start the drivers of `bench/drivers`, and `serve.rs` is a driver of
+//! our own.
 
 mod foreign;
 mod go;
@@ -28,16 +29,16 @@ static LMDBJAVA: LazyLock<Foreign> = LazyLock::new(|| java::driver("lmdbjava"));
 static ROCKSDBJNI: LazyLock<Foreign> = LazyLock::new(|| java::driver("rocksdbjni"));
 static MMCMAP: LazyLock<Foreign> = LazyLock::new(go::mmcmap);
 
-/// The drivers of other languages, in the order of the reports.
+/// Returns the drivers of other languages, in the order of the reports.
 pub fn all() -> [&'static dyn Driver; 3] {
     [&*LMDBJAVA, &*ROCKSDBJNI, &*MMCMAP]
 }
 
-/// What the name of a peer behind the lab's own driver begins with.
+/// Prefix of the name of a peer behind the lab's own driver.
 const SERVED: &str = "served-";
 
-/// The lab's own driver for a peer, by names as `served-lmdb` and, with a planted fault, `served-lmdb+dies`. They are
-/// reached by name only and never listed.
+/// Returns the lab's own driver for a peer, by a name such as `served-lmdb` or, with a planted fault,
+/// `served-lmdb+dies`. These drivers are reached by name only and never listed.
 pub fn served(name: &str) -> Option<&'static dyn Driver> {
     name.strip_prefix(SERVED)?;
     let served = name.to_string();
@@ -46,11 +47,11 @@ pub fn served(name: &str) -> Option<&'static dyn Driver> {
         command.args(["serve", &served]);
         Ok(command)
     };
-    // Once for each name that somebody asks for.
+    // Leaks once for each requested name.
     Some(Box::leak(Box::new(Foreign::new(name, Box::new(start)))))
 }
 
-/// The peer and the fault in the name of a served peer.
+/// Returns the peer and the fault in the name of a served peer.
 pub fn served_parts(name: &str) -> Result<(&str, Option<Fault>)> {
     let peer = name.strip_prefix(SERVED).context("the name of a served peer")?;
     match peer.split_once('+') {

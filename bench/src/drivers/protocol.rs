@@ -1,6 +1,6 @@
-//! The line protocol between the lab and a driver, as `docs/lab/drivers.md` states it: requests are words with a tab
-//! between them, answers are one JSON object in a line, bulk goes through files. Both ends of it here: what the lab sends
-//! and reads, and what the lab's own driver (`serve.rs`) reads and sends.
+//! The line protocol between the lab and a driver, as defined in `docs/lab/drivers.md`. A request is words separated by
+//! tabs, an answer is one JSON object on a line, and bulk data goes through files. This file has both ends: the lab's,
+//! and that of the lab's own driver (`serve.rs`).
 
 use std::path::{Path, PathBuf};
 
@@ -14,35 +14,35 @@ use crate::peer::Class;
 /// The version of the protocol. It grows when a request or an answer changes its meaning.
 pub const VERSION: u32 = 1;
 
-/// The length that stands for "nothing was found".
+/// The length that means "nothing was found".
 const ABSENT: u32 = u32::MAX;
 
-/// What the lab asks.
+/// A request of the lab.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// What are you?
+    /// Describe yourself.
     Hello,
-    /// Open the store in a directory, make it when there is none.
+    /// Open the store in a directory; create it when it is missing.
     Open {
         directory: PathBuf,
         class: Class,
         cache_bytes: u64,
     },
-    /// Do a load.
+    /// Run a load.
     Run(RunRequest),
-    /// Read these keys; write what was found.
+    /// Read these keys, and write what was found to a file.
     Fetch {
         keys: String,
         key_bytes: usize,
         out: String,
     },
-    /// Write pairs in key order, from a key on.
+    /// Write pairs in key order to a file, from a key on.
     List { from: Vec<u8>, limit: u64, out: String },
     /// Return when everything so far survives power loss.
     Sync,
     /// Make the files small.
     Compact,
-    /// Keep the present state as a store of its own.
+    /// Keep the present state as a separate store.
     Checkpoint { directory: PathBuf },
     /// Close the store.
     Close,
@@ -59,16 +59,16 @@ pub struct RunRequest {
     pub value_bytes: usize,
     /// The operations.
     pub operations: String,
-    /// Threads.
+    /// Number of threads.
     pub workers: usize,
     /// Operations in one commit.
     pub commit: usize,
-    /// When to stop.
+    /// Time after which the load stops.
     pub nanos: u64,
 }
 
 impl RunRequest {
-    /// The request for a load that may take `nanos`.
+    /// Creates the request for a load that may take `nanos`.
     pub fn of(load: &Load, nanos: u64) -> RunRequest {
         RunRequest {
             pairs: load.pairs_path(),
@@ -77,14 +77,14 @@ impl RunRequest {
             operations: load.operations_path(),
             workers: load.workers,
             commit: load.commit,
-            // The largest number of languages without unsigned ones.
+            // Limits the number to the largest one of languages without unsigned integers.
             nanos: nanos.min(i64::MAX as u64),
         }
     }
 }
 
 impl Request {
-    /// The line, without its end.
+    /// Returns the line, without its end.
     pub fn line(&self) -> Result<String> {
         let words: Vec<String> = match self {
             Request::Hello => vec!["hello".to_string()],
@@ -112,7 +112,7 @@ impl Request {
                 vec!["fetch".to_string(), keys.clone(), key_bytes.to_string(), out.clone()]
             }
             Request::List { from, limit, out } => {
-                // The largest number of languages without unsigned ones.
+                // Limits the number to the largest one of languages without unsigned integers.
                 let limit = (*limit).min(i64::MAX as u64);
                 vec!["list".to_string(), hex(from), limit.to_string(), out.clone()]
             }
@@ -124,7 +124,7 @@ impl Request {
         Ok(words.join("\t"))
     }
 
-    /// What a line asks.
+    /// Parses a line.
     pub fn parse(line: &str) -> Result<Request> {
         let words: Vec<&str> = line.split('\t').collect();
         Ok(match words.as_slice() {
@@ -164,7 +164,7 @@ impl Request {
     }
 }
 
-/// A path as it stands in a line: from the root, because a driver may work anywhere.
+/// Returns a path as it appears in a line. It is absolute, because a driver may run in any directory.
 fn path_word(path: &Path) -> Result<String> {
     let absolute = std::path::absolute(path)?;
     let text = absolute.to_str().context("a driver gets only paths that are text")?;
@@ -175,42 +175,42 @@ fn path_word(path: &Path) -> Result<String> {
     Ok(text.to_string())
 }
 
-/// What a driver says of itself.
+/// A driver's description of itself.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// The protocol that it speaks.
+    /// Version of the protocol that the driver speaks.
     pub protocol: u32,
-    /// Its name.
+    /// Name of the driver.
     pub name: String,
-    /// Versions of the store and of what it runs in.
+    /// Versions of the store and of its runtime.
     pub version: String,
-    /// The classes it can run in, each with how.
+    /// The classes the driver can run in, each with an explanation.
     pub classes: Vec<(Class, String)>,
     /// Every option that is not the default, with the reason.
     pub options: Vec<String>,
-    /// Whether its data is there after a close and open.
+    /// Whether the driver's data survives a close and open.
     pub persistent: bool,
-    /// Operations of each kind that it wants to do on another store before anything is measured: programs that are
-    /// compiled while they run are measured when they are.
+    /// Operations of each kind that the driver wants to run on another store before any measurement. Programs compiled
+    /// at run time are then measured in compiled form.
     #[serde(default)]
     pub warm_up: u64,
-    /// Why several operations cannot be one commit, where they cannot.
+    /// The reason why several operations cannot share a commit, if they cannot.
     #[serde(default)]
     pub single: Option<String>,
 }
 
-/// What a driver says after a load.
+/// A driver's answer after a load.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RunAnswer {
     /// Elapsed time.
     pub nanos: u64,
     /// Operations and processor time of each thread.
     pub workers: Vec<(u64, u64)>,
-    /// Nanoseconds, and how many operations took that long.
+    /// Times in nanoseconds, each with the number of operations that took that long.
     pub latencies: Vec<(u64, u64)>,
-    /// Operations that ended in each step of 50 ms.
+    /// Number of operations that ended in each step of 50 ms.
     pub timeline: TimelineCounts,
-    /// The first wrong value, at which it stopped.
+    /// The first wrong value, at which the driver stopped.
     #[serde(default)]
     pub wrong: Option<Wrong>,
 }
@@ -218,25 +218,25 @@ pub struct RunAnswer {
 /// A wrong value.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Wrong {
-    /// The place of the operation in the list.
+    /// Position of the operation in the list.
     pub operation: usize,
-    /// What was found, in hexadecimal.
+    /// The value found, in hexadecimal.
     pub found: Option<String>,
 }
 
 /// An answer that is a number of pairs.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Count {
-    /// How many.
+    /// The number.
     pub count: u64,
 }
 
-/// Bytes in hexadecimal.
+/// Formats bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes from hexadecimal.
+/// Parses bytes in hexadecimal.
 pub fn unhex(text: &str) -> Result<Vec<u8>> {
     ensure!(
         text.len().is_multiple_of(2) && text.is_ascii(),
@@ -249,14 +249,14 @@ pub fn unhex(text: &str) -> Result<Vec<u8>> {
         .collect()
 }
 
-/// Adds bytes with their length before them to what is found; nothing has a length of its own.
+/// Appends the length and the bytes of a found value. A missing value has a special length.
 pub fn push_found(out: &mut Vec<u8>, found: Option<&[u8]>) {
     let length = found.map_or(ABSENT, |bytes| bytes.len() as u32);
     out.extend_from_slice(&length.to_le_bytes());
     out.extend_from_slice(found.unwrap_or_default());
 }
 
-/// Takes bytes with their length before them.
+/// Reads the next length and bytes.
 pub fn next_found<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>> {
     let (length, after) = rest
         .split_first_chunk::<4>()

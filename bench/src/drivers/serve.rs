@@ -1,5 +1,5 @@
-//! The lab's own driver: any peer of the lab behind the line protocol. It is the example for drivers of other languages,
-//! shows what the protocol costs, and with a planted fault it tests the lab's end.
+//! The lab's own driver: any peer of the lab behind the line protocol. It is the example for drivers of other languages
+//! and shows the cost of the protocol. With a planted fault it tests the lab's end.
 
 use std::fs::{self, File};
 use std::io::{BufRead, Write};
@@ -41,7 +41,7 @@ pub struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Serves this peer under a name.
+    /// Creates a server for this peer under a name.
     pub fn new(driver: &'a dyn Driver, name: &str, fault: Option<Fault>) -> Server<'a> {
         Server {
             driver,
@@ -52,7 +52,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Answers requests until there are no more.
+    /// Answers requests until the input ends.
     pub fn serve(&mut self, requests: impl BufRead, mut answers: impl Write) -> Result<()> {
         for line in requests.lines() {
             let answer = match self.answer(&line?) {
@@ -155,7 +155,7 @@ impl<'a> Server<'a> {
     }
 }
 
-/// The file is there: it belongs to the lab.
+/// Writes to an existing file, which belongs to the lab.
 fn write_out(path: &str, bytes: &[u8]) -> Result<()> {
     let mut file = File::options().write(true).open(path)?;
     Ok(file.write_all(bytes)?)
@@ -170,7 +170,7 @@ fn keys_of(bytes: &[u8], width: usize) -> Result<Keys> {
     Ok(Keys::collect(width, bytes.chunks_exact(width)))
 }
 
-/// A load that is done.
+/// A load in progress.
 struct Work<'a> {
     peer: &'a dyn Peer,
     request: &'a RunRequest,
@@ -215,7 +215,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Whether it is one of a workload, not one by which the lab examines a driver.
+    /// Whether this is the load of a workload, and not one with which the lab examines a driver.
     fn is_large(&self) -> bool {
         self.operations.len() > 10
     }
@@ -249,7 +249,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// One thread's share, commit after commit.
+    /// Does the share of one thread, commit by commit.
     fn work(&self, pace: &Pace, from: usize, to: usize) -> Result<Worked> {
         let commit = self.request.commit;
         let commits = (to - from).div_ceil(commit);
@@ -303,7 +303,7 @@ impl<'a> Work<'a> {
         }))
     }
 
-    /// Writes of one kind, in one commit.
+    /// Does writes of one kind in one commit.
     fn together(&self, part: &[(Operation, usize)]) -> Result<()> {
         let kind = part[0].0;
         ensure!(

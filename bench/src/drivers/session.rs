@@ -1,7 +1,8 @@
-//! A driver's process: starting it, one request and one answer at a time, and never waiting for ever.
+//! The process of a driver: starts it, and exchanges one request and one answer at a time. Every wait has a limit.
 //!
-//! Its standard error is ours. It ends when its standard input ends, and is killed with the thread that started it and
-//! when the session is dropped, so that nothing goes on writing into a directory that is about to be removed.
+//! The driver shares our standard error. It ends when its standard input ends. It is also killed when the thread that
+//! started it ends, and when the session is dropped. It therefore cannot continue to write into a directory that is
+//! about to be removed.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -16,10 +17,10 @@ use super::protocol::{Hello, Request, VERSION};
 use crate::children::end_with_this_thread;
 use crate::peer::Unsupported;
 
-/// How long a driver may take for what has no time of its own, and for what it does beyond such a time.
+/// Maximum time of a request without a time of its own, and extra time of a request with one.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A driver that runs.
+/// A running driver.
 pub struct Session {
     name: String,
     child: Child,
@@ -29,7 +30,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts a driver and hears what it is.
+    /// Starts a driver and reads its description.
     pub fn start(name: &str, mut command: Command, patience: Duration) -> Result<(Session, Hello)> {
         end_with_this_thread(&mut command);
         let mut child = command
@@ -64,7 +65,7 @@ impl Session {
         Ok((session, hello))
     }
 
-    /// Its process.
+    /// Returns the PID of the driver.
     pub fn process(&self) -> u32 {
         self.child.id()
     }
@@ -73,7 +74,7 @@ impl Session {
     pub fn ask<T: DeserializeOwned>(&mut self, request: &Request, time: Duration) -> Result<T> {
         let line = request.line()?;
         let word = line.split('\t').next().unwrap_or_default().to_string();
-        // That the pipe is broken says less than how the process ended, which is found out below.
+        // A broken pipe says less than how the process ended, which is determined below.
         let _ = self.requests.write_all(format!("{line}\n").as_bytes());
         let answer = match self.answers.recv_timeout(self.patience.saturating_add(time)) {
             Ok(answer) => answer.with_context(|| format!("reading what the driver {} answers to {word}", self.name))?,
@@ -100,7 +101,7 @@ impl Session {
             bail!("the driver {name}: {word}: {error}");
         }
         if let Some(reason) = text("unsupported") {
-            // At most one for each phase of a run.
+            // Leaks at most once for each phase of a run.
             bail!(Unsupported(reason.to_string().leak()));
         }
         serde_json::from_value(object.clone())
@@ -108,14 +109,14 @@ impl Session {
     }
 }
 
-/// As much of a line as fits a message.
+/// Shortens a line so that it fits a message.
 fn shortened(line: &str) -> String {
     line.chars().take(200).collect()
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // It may have ended already; then there is nothing to kill, and nothing to say.
+        // The process may have ended already; then there is nothing to kill or report.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! What the building of drivers needs, whatever their language: whether a tool is there, where to build, and whether that
-//! was done, or tried, since the sources changed.
+//! Tools for building drivers of any language: whether a program is installed, where to build, and whether a build was
+//! done or tried since the sources changed.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail};
 
-/// A build that failed is not tried again for so long: each command asks every driver, and a build that waits for a network
-/// that does not answer takes its time.
+/// Time for which a failed build is not tried again. Each command asks every driver, and a build that waits for an
+/// unreachable network takes long.
 const FAILURE_COUNTS: Duration = Duration::from_secs(600);
 
-/// Whether the program can be started from the search path.
+/// Whether the program is on the search path.
 pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// A directory of this name beside the lab's binary.
+/// Returns a directory of this name beside the lab's binary.
 fn beside_the_lab(name: &str) -> Result<PathBuf> {
     let binary = std::env::current_exe().context("finding the lab's own place")?;
     let target = binary.parent().context("the lab is in a directory")?.join(name);
@@ -25,12 +25,12 @@ fn beside_the_lab(name: &str) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// A directory of this name beside the lab's binary, in which what is `wanted` was built, now or before. What is wanted says
-/// of which sources it is to be.
+/// Returns a directory of this name beside the lab's binary that contains the build of `wanted`. Builds it if
+/// necessary. `wanted` identifies the sources of the build.
 pub fn built(name: &str, wanted: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let target = beside_the_lab(name)?;
     let lock = File::create(target.join("lock"))?;
-    // Two labs that are started at once build once.
+    // The lock makes two labs started at once build only once.
     lock.lock()?;
     let (stamp, failure) = (target.join("built"), target.join("failed"));
     if fs::read_to_string(&stamp).is_ok_and(|built| built == wanted) {
@@ -42,7 +42,7 @@ pub fn built(name: &str, wanted: &str, build: impl FnOnce(&Path) -> Result<()>) 
             failure.display()
         );
     }
-    // A build that fails leaves something that is not what is wanted.
+    // A failed build leaves something other than what is wanted.
     fs::write(&stamp, "")?;
     if let Err(error) = build(&target) {
         fs::write(&failure, format!("{wanted}\n{error:#}"))?;
@@ -52,7 +52,7 @@ pub fn built(name: &str, wanted: &str, build: impl FnOnce(&Path) -> Result<()>) 
     Ok(target)
 }
 
-/// Why building what is wanted failed a short time ago.
+/// Returns why building `wanted` failed a short time ago.
 fn failed_lately(failure: &Path, wanted: &str) -> Option<String> {
     let age = fs::metadata(failure).ok()?.modified().ok()?.elapsed().ok()?;
     let text = fs::read_to_string(failure).ok()?;
@@ -60,7 +60,7 @@ fn failed_lately(failure: &Path, wanted: &str) -> Option<String> {
     (age < FAILURE_COUNTS).then(|| reason.to_string())
 }
 
-/// When the newest file below a directory was changed.
+/// Returns the modification time of the newest file below a directory.
 pub fn newest(directory: &Path) -> Result<SystemTime> {
     let mut newest = SystemTime::UNIX_EPOCH;
     let entries =
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn what_is_wanted_is_built_once_and_what_fails_is_not_tried_again_at_once() -> Result<()> {
         let scratch = Scratch::new(&std::env::temp_dir())?;
-        // A whole path is beside nothing.
+        // An absolute path replaces the directory beside the lab.
         let name = scratch.path().to_str().context("a path that is text")?;
         let built = |wanted: &str, is_refused: bool| {
             let mut is_tried = false;

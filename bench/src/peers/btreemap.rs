@@ -1,6 +1,6 @@
-//! The standard library's `BTreeMap` behind a lock: what a program has that needs no store.
+//! The standard library's `BTreeMap` behind a lock: what a program can use without a store.
 //!
-//! Its reads hold the lock for the whole snapshot, so it is a fair comparison only while nobody writes.
+//! A read holds the lock for its whole snapshot, so the comparison is fair only while there are no writers.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -15,7 +15,7 @@ use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, 
 /// The driver of the locked map.
 pub struct Locked;
 
-/// Of any length, as in a store: arrays of fixed length would be an advantage that no store has.
+/// Bytes of any length, as in a store: arrays of fixed length would be an advantage that no store has.
 type Bytes = Box<[u8]>;
 type Map = BTreeMap<Bytes, Bytes>;
 

@@ -1,8 +1,8 @@
 //! canopydb.
 //!
-//! `written` is canopydb as it comes: a commit is in the write-ahead log, without a sync. `synced` asks for the sync at
-//! each commit. Single writes use its concurrent transactions, so that committers can share a sync, and run again
-//! after a conflict.
+//! `written` is canopydb's default: a commit is in the write-ahead log, without a sync. `synced` requests the sync at
+//! each commit. Single writes use its concurrent transactions, so that committers can share a sync, and retry after a
+//! conflict.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ impl Driver for Canopydb {
             database,
             is_synced: setting.class == Class::Synced,
         };
-        // A reader finds no tree before somebody made it.
+        // Creates the tree, because a reader does not find a tree that was never created.
         let transaction = store.database.begin_write()?;
         drop(transaction.get_or_create_tree(PAIRS)?);
         transaction.commit_with(store.is_synced)?;
@@ -148,7 +148,7 @@ impl Peer for Store {
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        // Dropping the last handle closes it and waits for its threads.
+        // Dropping the last handle closes the database and waits for its threads.
         Ok(self.database.sync()?)
     }
 }

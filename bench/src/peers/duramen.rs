@@ -1,4 +1,4 @@
-//! Duramen, through its public interface, with the options that it comes with.
+//! Duramen, through its public interface, with its default options.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -14,7 +14,8 @@ use crate::peer::{
     Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting, decide,
 };
 
-/// Pairs beyond which a commit is a transaction, which may be larger than memory; a batch is one record of the log.
+/// Number of pairs beyond which a commit uses a transaction. A transaction may be larger than memory; a batch is one
+/// record of the log.
 const BATCH_PAIRS_MAX: usize = 200_000;
 
 /// The driver of Duramen.
@@ -23,7 +24,7 @@ pub struct Duramen;
 struct Opened {
     store: Store,
     pairs: Map,
-    /// A handle whose commits no sync follows.
+    /// A handle whose commits are not synced.
     unsynced: Map,
 }
 

@@ -1,9 +1,9 @@
-//! Peers with a planted fault, to test the workloads: each fault must be caught by those that the matrix in
-//! `workloads/tests.rs` names. They are reached by name only and never listed, so nobody can run one by accident.
+//! Peers with a planted fault, to test the workloads. The workloads that the matrix in `workloads/tests.rs` names must
+//! catch each fault. These peers are reached by name only and never listed, so no run includes one by accident.
 //!
-//! They claim every class. Most wrap the locked `BTreeMap`; those whose names end in `-kept` wrap LMDB, for the workloads
-//! that close and open the store or share it among processes. The one that acknowledges before it writes can be caught
-//! only by a crash, so it wraps LMDB too.
+//! They claim every class. Most wrap the locked `BTreeMap`. Those whose names end in `-kept` wrap LMDB, for the
+//! workloads that close and open the store or share it among processes. Only a crash can catch the peer that
+//! acknowledges before it writes, so it wraps LMDB too.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -17,17 +17,18 @@ use super::lmdb::Lmdb;
 use crate::data::KeySlice;
 use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
 
-/// What a faulty peer does wrong.
+/// The fault of a faulty peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Every 97th read of a key gives what was there before the last write to it.
+    /// Every 97th read of a key returns the value before the last write to it.
     Stale,
-    /// Every 10,000th write is acknowledged and not done, nor is any later one to its key: else a workload that overwrites for
-    /// a time, and so as often as the machine can, would heal it, and whether it is caught would be chance.
+    /// Every 10,000th write is acknowledged and not done, and so is every later write to its key. Otherwise a workload
+    /// that overwrites for a time, as fast as the machine can, would repair the loss, and catching it would depend on
+    /// chance.
     Loses,
     /// A deletion is acknowledged and not done.
     KeepsDeleted,
-    /// A deletion takes the pair that follows with it.
+    /// A deletion also deletes the next pair.
     DeletesNext,
     /// Writes are acknowledged while they are in the memory of the process.
     Early,
@@ -36,7 +37,7 @@ pub enum Fault {
 /// The driver of a faulty peer.
 pub struct Faulty {
     fault: Fault,
-    /// Whether it keeps its data in files, which several processes may share.
+    /// Whether the peer keeps its data in files, which several processes may share.
     is_kept: bool,
 }
 
@@ -62,7 +63,7 @@ const fn kept(fault: Fault) -> Faulty {
 
 const STALE_EVERY: u64 = 97;
 const LOSES_EVERY: u64 = 10_000;
-/// Writes that the early one keeps to itself.
+/// Number of acknowledged writes that [`Fault::Early`] holds in memory.
 const EARLY_WRITES: usize = 16;
 
 impl Driver for Faulty {
@@ -84,7 +85,7 @@ impl Driver for Faulty {
                 .map(|class| (class, "claimed, wrongly".to_string()))
                 .to_vec(),
             is_persistent: self.is_kept,
-            // What the early one keeps to itself, another process does not see.
+            // Another process does not see the writes that [`Fault::Early`] holds in memory.
             is_shared_by_processes: self.is_kept && self.fault != Fault::Early,
             ..Description::default()
         }
@@ -116,21 +117,21 @@ impl Driver for Faulty {
     }
 }
 
-/// Stands before a value that was there; where nothing was there, nothing stands.
+/// Prefix of a previous value. If there was no value, there is no prefix.
 const THERE: u8 = 1;
 
 struct Wrong {
     inner: Box<dyn Peer>,
     fault: Fault,
-    /// What was there before the last write to each key, kept as the pairs are.
+    /// The value of each key before its last write, kept in the way the pairs are.
     before: Box<dyn Peer>,
     reads: AtomicU64,
     writes: AtomicU64,
-    /// The keys whose writes it loses.
+    /// The keys whose writes the peer loses.
     lost: Mutex<HashSet<Vec<u8>>>,
 }
 
-/// A read of a peer that is sometimes stale.
+/// A read snapshot of a peer whose reads are sometimes stale.
 struct WrongMoment<'a> {
     inner: &'a dyn Reader,
     peer: &'a Wrong,
@@ -257,7 +258,7 @@ impl Peer for Wrong {
 
 type Kept = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
-/// Honest as long as its process lives.
+/// A peer that behaves correctly as long as its process lives.
 struct Early {
     inner: Box<dyn Peer>,
     kept: Mutex<Kept>,
@@ -267,7 +268,7 @@ impl Early {
     fn keep(&self, key: &[u8], value: Option<&[u8]>) -> Result<()> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push((key.to_vec(), value.map(<[u8]>::to_vec)));
-        // The newest ones stay, so that whoever kills it finds some missing, whenever that is.
+        // The newest writes stay in memory, so that a kill at any time loses some.
         let settled = kept.len().saturating_sub(EARLY_WRITES);
         self.settle(&mut kept, settled)
     }

@@ -1,6 +1,6 @@
 //! fjall.
 //!
-//! `written` is fjall as it comes: every insert hands its journal entry to the operating system. `synced` follows each
+//! `written` is fjall's default: every insert passes its journal entry to the operating system. `synced` follows each
 //! write with `persist(SyncData)`, the lightest call after which fjall promises that the write survives power loss.
 
 use std::path::Path;
@@ -146,7 +146,7 @@ impl Peer for Store {
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        // Dropping the last handle is how fjall is closed; it syncs its journal then.
+        // fjall is closed by dropping the last handle; it syncs its journal then.
         Ok(self.database.persist(PersistMode::SyncAll)?)
     }
 }

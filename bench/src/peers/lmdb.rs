@@ -1,8 +1,8 @@
 //! LMDB, through heed.
 //!
-//! `synced` is LMDB as it comes: two syncs per commit. `written` is MDB_NOSYNC without MDB_WRITEMAP: commits go to the
-//! file with `pwrite` and are never synced, so they survive the process; after a power cut, however, not only the
-//! newest commits but the whole store may be lost. It is weaker than the other peers' `written` in that.
+//! `synced` is LMDB's default: two syncs per commit. `written` is MDB_NOSYNC without MDB_WRITEMAP: LMDB writes commits
+//! to the file with `pwrite` and never syncs them, so they survive the process. After a power cut, however, the whole
+//! store may be lost, not only the newest commits. In this respect it is weaker than the other peers' `written`.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -16,9 +16,10 @@ use super::locked_version;
 use crate::data::KeySlice;
 use crate::peer::{Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
 
-/// Address space for the map. LMDB wants the largest size that the store will ever have; it takes no disk space.
+/// Address space for the map. LMDB needs the largest size that the store will ever have; it takes no disk space.
 const MAP_BYTES: usize = 64 << 30;
-/// Reader slots, as in the published settings of `mega`; the default of 126 is less than some workloads have threads.
+/// Number of reader slots, as in the published settings of `mega`. Some workloads have more threads than the default of
+/// 126.
 const READERS: u32 = 200;
 
 /// The driver of LMDB.
@@ -27,7 +28,7 @@ pub struct Lmdb;
 struct Store {
     environment: Env,
     pairs: Database<Bytes, Bytes>,
-    /// Whether the environment was told to leave out syncs, which is for all later commits.
+    /// Whether the environment leaves out syncs, which applies to all later commits.
     is_unsynced: AtomicBool,
 }
 
@@ -101,7 +102,7 @@ fn environment(directory: &Path, setting: Setting) -> Result<Env> {
 }
 
 impl Store {
-    /// Removes the pairs before `to` that `remove` chooses, through one cursor.
+    /// Removes the pairs before `to` that `remove` selects, through one cursor.
     fn remove_where(&self, to: Option<&[u8]>, remove: &mut Choice) -> Result<()> {
         let mut transaction = self.environment.write_txn()?;
         let mut pairs = self.pairs.iter_mut(&mut transaction)?;
@@ -126,7 +127,7 @@ impl Reader for Moment<'_> {
     }
 
     fn scan(&self, from: &[u8], limit: u64, pair: &mut Pair) -> Result<()> {
-        // LMDB refuses the empty key that stands for the beginning.
+        // LMDB refuses the empty key that denotes the beginning.
         let lower = if from.is_empty() {
             Bound::Unbounded
         } else {
@@ -207,7 +208,7 @@ impl Peer for Store {
                 .pairs
                 .put_with_flags(&mut transaction, PutFlags::APPEND, key, value)
             {
-                // The pairs are in order, but others are behind them.
+                // The pairs are in order, but the store has later keys.
                 Err(heed::Error::Mdb(MdbError::KeyExist)) => self.pairs.put(&mut transaction, key, value)?,
                 put => put?,
             }

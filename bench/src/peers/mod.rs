@@ -1,5 +1,5 @@
-//! The peers, one file each. An adapter states the version, every option that is not the default and how it reaches its
-//! durability classes; the classes it claims are proven by killing it and by tracing its syncs (`tests/classes.rs`).
+//! The peers, one file each. An adapter states the version, every option that is not the default, and how it achieves
+//! its durability classes. `tests/classes.rs` proves the claimed classes by killing the peer and by tracing its syncs.
 
 mod btreemap;
 mod canopydb;
@@ -19,7 +19,7 @@ use crate::brokers;
 use crate::drivers;
 use crate::peer::Driver;
 
-/// All peers, in the order of the reports; the first is the one that others are compared with.
+/// All peers, in the order of the reports. The first is the baseline of comparisons.
 pub const ALL: &[&dyn Driver] = &[
     &duramen::Duramen,
     &lmdb::Lmdb,
@@ -33,7 +33,7 @@ pub const ALL: &[&dyn Driver] = &[
     &null::Null,
 ];
 
-/// The names of all peers, those in programs of other languages after the others.
+/// Returns the names of all peers. Those in programs of other languages come last.
 pub fn names() -> Vec<String> {
     everybody().map(|driver| driver.name()).collect()
 }
@@ -43,8 +43,8 @@ fn everybody() -> impl Iterator<Item = &'static dyn Driver> {
     ALL.iter().copied().chain(brokers).chain(drivers::all())
 }
 
-/// The peers of these names, in the order of [`names`]. When there are no names, all of them; those in programs of other
-/// languages only when something is run that they take part in.
+/// Returns the peers of these names, in the order of [`names`]. Without names, returns all of them, but those in
+/// programs of other languages only with `with_drivers`.
 pub fn named(wanted: &[String], with_drivers: bool) -> Result<Vec<&'static dyn Driver>> {
     let known = names();
     if let Some(unknown) = wanted.iter().find(|name| !known.contains(name)) {
@@ -64,12 +64,12 @@ pub fn named(wanted: &[String], with_drivers: bool) -> Result<Vec<&'static dyn D
     Ok(everybody().filter(|driver| wanted.contains(&driver.name())).collect())
 }
 
-/// The brokers among all peers, in the order of [`names`].
+/// Returns the brokers among all peers, in the order of [`names`].
 pub fn of_messages() -> Vec<&'static dyn Driver> {
     everybody().filter(|driver| driver.describe().is_broker).collect()
 }
 
-/// The peer of this name; those with a planted fault and those behind the lab's own driver are found here too.
+/// Returns the peer of this name. Also finds peers with a planted fault, and those behind the lab's own driver.
 pub fn one(name: &str) -> Result<&'static dyn Driver> {
     let faulty = faulty::ALL.iter().chain(brokers::faulty::ALL);
     let faulty = faulty.copied().find(|driver| driver.name() == name);
@@ -81,7 +81,7 @@ pub fn one(name: &str) -> Result<&'static dyn Driver> {
     }
 }
 
-/// The version of a crate that was built in. It is read from the lock file, so it cannot be out of date.
+/// Returns the version of a built-in crate. It comes from the lock file, so it cannot be out of date.
 fn locked_version(name: &str) -> String {
     let wanted = format!("name = \"{name}\"");
     let mut lines = include_str!("../../Cargo.lock")
@@ -127,7 +127,7 @@ mod tests {
         values: Values,
     }
 
-    /// Every way of writing and reading, and the reopening of those that keep data.
+    /// Tests every way of writing and reading, and the reopening of peers that keep data.
     fn gives_back_what_was_stored(driver: &dyn Driver, class: Class) -> Result<()> {
         let scratch = Scratch::new(&std::env::temp_dir())?;
         let mut generator = Generator::new(11, "peer");
@@ -160,8 +160,8 @@ mod tests {
         peer.close()
     }
 
-    /// 500 pairs in a batch and 100 one by one; each key at first with the value of a later version, and some keys that
-    /// are deleted again.
+    /// Stores 500 pairs in a batch and 100 one by one. Each key first gets the value of a later version. Some keys are
+    /// stored and deleted again.
     fn store(peer: &dyn Peer, data: &Data) -> Result<()> {
         let Data { keys, absent, values } = data;
         let all = keys.all();
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// A checkpoint is opened as a store of its own, while the one it came from goes on changing.
+    /// Opens a checkpoint as a separate store while the original store changes.
     #[test]
     fn checkpoint_keeps_the_state_of_its_moment() -> Result<()> {
         let values = Values::new(1, Length::Fixed(100));

@@ -1,5 +1,5 @@
-//! A peer that stores nothing: what it costs is the harness itself. Nothing of what it answers is checked, but the
-//! checking is done on the expected values instead, so its time contains all that the harness does.
+//! A peer that stores nothing. Its cost is that of the harness itself. Its answers are not checked; the checks run on
+//! the expected values instead, so its time contains all the work of the harness.
 
 use std::hint::black_box;
 use std::path::Path;

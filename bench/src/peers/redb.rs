@@ -1,7 +1,7 @@
 //! redb.
 //!
-//! `synced` is redb as it comes (`Durability::Immediate`). `Durability::None` keeps a commit in the memory of the
-//! process until a durable one follows, so it is class `none`; redb has no `written`.
+//! `synced` is redb's default (`Durability::Immediate`). `Durability::None` keeps a commit in the memory of the process
+//! until a durable commit follows, so it is class `none`; redb has no `written`.
 
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
@@ -24,7 +24,7 @@ const PAIRS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("pairs");
 pub struct Redb;
 
 struct Store {
-    /// Compaction wants the database for itself; everything else shares it.
+    /// Compaction needs exclusive access to the database; everything else shares it.
     database: RwLock<Database>,
     durability: Durability,
 }
@@ -57,7 +57,7 @@ impl Driver for Redb {
             database: RwLock::new(database),
             durability,
         };
-        // Reading a table that nobody made is an error in redb.
+        // Creates the table, because reading a table that was never created is an error in redb.
         store.write(|transaction| {
             transaction.open_table(PAIRS)?;
             Ok(())
@@ -207,7 +207,7 @@ impl Peer for Store {
     }
 
     fn sync(&self) -> Result<()> {
-        // A durable commit takes all earlier ones with it.
+        // A durable commit makes all earlier ones durable.
         let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         let mut transaction = database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;

@@ -1,8 +1,8 @@
-//! RocksDB, behind the feature `rocksdb` because its library builds for 20 to 30 minutes.
+//! RocksDB, behind the feature `rocksdb` because its library takes 20 to 30 minutes to build.
 //!
-//! `written` is RocksDB as it comes: a write is in the write-ahead log, which is handed to the kernel but not synced.
-//! `synced` sets `sync` in the write options. A bloom filter of 10 bits a key is what everybody who reads at random
-//! sets, and what the published tables of its competitors give it.
+//! `written` is RocksDB's default: a write is in the write-ahead log, which is passed to the kernel but not synced.
+//! `synced` sets `sync` in the write options. The bloom filter of 10 bits a key is the usual setting for random reads,
+//! and the published tables of its competitors use it too.
 
 use std::path::Path;
 

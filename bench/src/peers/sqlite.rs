@@ -1,8 +1,8 @@
 //! SQLite, through rusqlite with its bundled library: one table of two blobs whose primary key is the key.
 //!
-//! `synced` is write-ahead logging with `synchronous=FULL`; `written` the same with `synchronous=NORMAL`, which syncs
-//! only at checkpoints. A connection belongs to one thread, so the adapter keeps a pool: a call takes one and gives it
-//! back. Statements are prepared once for each connection.
+//! `synced` is write-ahead logging with `synchronous=FULL`; `written` uses `synchronous=NORMAL` instead, which syncs
+//! only at checkpoints. A connection belongs to one thread, so the adapter keeps a pool: a call takes a connection and
+//! returns it. Each connection prepares its statements once.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +21,7 @@ const GET: &str = "SELECT value FROM pairs WHERE key = ?1";
 const SCAN: &str = "SELECT key, value FROM pairs WHERE key >= ?1 ORDER BY key LIMIT ?2";
 const SCAN_BACK: &str = "SELECT key, value FROM pairs ORDER BY key DESC LIMIT ?1";
 
-/// How long a writer waits for those of other processes.
+/// Maximum time a writer waits for writers of other processes.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The driver of SQLite.
@@ -31,8 +31,8 @@ struct Store {
     file: PathBuf,
     setting: Setting,
     idle: Mutex<Vec<Connection>>,
-    /// One writer at a time is SQLite's rule. Waiting for it here, in turn, is cheaper than in SQLite's busy handler,
-    /// which sleeps and tries again.
+    /// SQLite allows one writer at a time. Waiting in this queue is cheaper than SQLite's busy handler, which sleeps
+    /// and tries again.
     writer: Mutex<()>,
 }
 
@@ -160,7 +160,7 @@ impl Peer for Store {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let _turn = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         self.with(|connection| {
-            // A statement outside of a transaction is one.
+            // A statement outside a transaction is its own transaction.
             connection.prepare_cached(PUT)?.execute(params![key, value])?;
             Ok(())
         })
@@ -207,7 +207,7 @@ impl Peer for Store {
 
     fn sync(&self) -> Result<()> {
         self.with(|connection| {
-            // A checkpoint syncs the log before it copies pages from it, and the table's file after.
+            // A checkpoint syncs the log before it copies pages from it, and the database file afterwards.
             let (busy, frames, copied): (i64, i64, i64) =
                 connection.query_row("PRAGMA wal_checkpoint(FULL)", [], |row| {
                     Ok((row.get(0)?, row.get(1)?, row.get(2)?))

@@ -1,15 +1,15 @@
-//! A control thread, which only sleeps and wakes beside what is measured: how late it wakes is what the machine did to every
-//! thread that waited, whatever the store does. Where a store keeps all processors busy, that is in it too.
+//! A control thread that only sleeps and wakes beside the measured work. Its delay shows what the machine does to every
+//! waiting thread, whatever the store does. If a store keeps all processors busy, the delay includes that too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::measure::{Latencies, now_nanos};
 
-/// Between two looks of the control thread at the clock.
+/// Interval at which the control thread reads the clock.
 const CONTROL: Duration = Duration::from_millis(1);
 
-/// Does something while a control thread sleeps and wakes, and says how late that thread woke each time.
+/// Runs `work` while a control thread sleeps and wakes. Returns the delays of that thread.
 pub fn beside_control<T>(work: impl FnOnce() -> T) -> (T, Latencies) {
     let goes_on = AtomicBool::new(true);
     std::thread::scope(|scope| {

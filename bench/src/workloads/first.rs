@@ -1,6 +1,6 @@
-//! The first thing anybody tries: load pairs one by one, then read them at once.
+//! The first thing users try: load pairs one by one, then read them at once.
 //!
-//! Every put is a commit of its own, in random order. Nothing waits for the store to settle before the reads: a store
+//! Every put is a commit of its own, in random order. The reads begin without waiting for the store to settle. A store
 //! that leaves work behind pays for it in its reads, or in the close at the end.
 
 use anyhow::Result;
@@ -59,7 +59,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
             get_untimed(&*peer, missing.all(), absent)
         })?;
     }
-    // What was left behind is due now: making the rest durable, and an orderly end.
+    // Remaining work is due now: making the rest durable, and a clean close.
     recorder.phase("sync", Work::Writes, || peer.sync().map(|()| Done::untimed(1)))?;
     read_back_shares(&*peer, keys.all(), &acknowledged, present)?;
     recorder.phase("close", Work::Writes, || peer.close().map(|()| Done::untimed(1)))

@@ -1,8 +1,8 @@
-//! A snapshot that is held while random records are overwritten: what it costs in space beside what it sees, whether it
-//! still shows what it showed, and whether the writes that follow use the space again.
+//! A snapshot is held while random records are overwritten. The workload measures the space that this costs, checks
+//! that the snapshot still shows its state, and checks that later writes reuse the space.
 //!
-//! `held-snapshot/500k` has a number of overwrites, the same for everybody; `held-snapshot/1h` holds the snapshot for an hour
-//! of them. A store whose files grow without end is not waited for: the hour ends when they are as large as the form allows.
+//! `held-snapshot/500k` has a number of overwrites, equal for every peer. `held-snapshot/1h` holds the snapshot during
+//! an hour of overwrites. If a store's files grow without end, the hour ends when they reach the limit of the form.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,15 +18,15 @@ use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
 use crate::scratch::allocated_bytes;
 
-/// Overwrites at scale 1, each time, and all that follow the hour. As many for everybody, however fast: what a snapshot holds
-/// grows with them.
+/// Overwrites at scale 1, each time, and all overwrites after the hour. The number is equal for every peer, however
+/// fast, because it determines how much a snapshot holds.
 const OVERWRITES: usize = 500_000;
-/// Seconds of overwriting beside the snapshot in the long form at scale 1, and the least of any scale.
+/// Seconds of overwriting beside the snapshot in the long form at scale 1, and the minimum at any scale.
 const SECONDS: f64 = 3_600.0;
 const SECONDS_MIN: f64 = 0.2;
-/// Files beyond this end the hour.
+/// Size of the files that ends the hour.
 const FILES_BYTES_MAX: u64 = 16 << 30;
-/// Between two looks at the files.
+/// Interval between two checks of the files.
 const LOOK: Duration = Duration::from_secs(1);
 const LONG: &str = "1h";
 
@@ -56,9 +56,9 @@ struct Overwrites<'a> {
     context: &'a Context<'a>,
     keys: Keys,
     values: Values,
-    /// The records that are overwritten while the snapshot is held, and then, in their order.
+    /// The records to overwrite, in order: while the snapshot is held, and afterwards.
     picks: [Vec<u32>; 2],
-    /// How often each record was overwritten.
+    /// Number of overwrites of each record.
     versions: Mutex<Vec<u32>>,
 }
 
@@ -104,7 +104,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
             }
             Ok(Done::untimed(all.picks[1].len()))
         })?;
-        // Each of them, also when the limit of the cell stopped a row.
+        // Checks every record, even when the limit of the cell stopped a row.
         all.keys
             .iter()
             .try_for_each(|key| held.get(key, &mut |found| checker.present(key, 0, found)))
@@ -126,7 +126,7 @@ impl Overwrites<'_> {
         self.overwrite_while(peer, shift, picks, picks.len() as u64, &AtomicBool::new(true))
     }
 
-    /// For the time of the long form, or until the files are too large; says which.
+    /// Overwrites for the time of the long form, or until the files are too large. Returns whether they are.
     fn overwrite_for_long(&self, peer: &dyn Peer) -> Result<(Done, bool)> {
         let seconds = self.context.scaled_seconds(SECONDS, SECONDS_MIN);
         let shift = self.context.pace.shift(1, Some(seconds));
@@ -152,8 +152,8 @@ impl Overwrites<'_> {
         })
     }
 
-    /// Overwrites the picked records again and again, until as many are done as planned. In a thread of its own, because the
-    /// one that called may have a snapshot open, and not every store lets a thread do both.
+    /// Overwrites the picked records repeatedly, until `planned` overwrites are done. Runs in its own thread, because
+    /// the calling thread may have a snapshot open, and not every store lets a thread do both.
     fn overwrite_while(
         &self,
         peer: &dyn Peer,
@@ -172,7 +172,7 @@ impl Overwrites<'_> {
                 Ok(1)
             })?;
             if planned == u64::MAX {
-                // It was to work for a time; only the limit of the cell cuts that short.
+                // The plan was to work for a time; only the limit of the cell cuts that short.
                 worked.stopped_at_of = shift.is_at_limit().then_some(u64::MAX);
             }
             Ok(worked)

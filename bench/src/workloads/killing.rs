@@ -1,5 +1,5 @@
-//! Killing a process of the lab in the middle of its work: it writes a byte into a pipe for everything that the peer
-//! acknowledged, and gets SIGKILL when those are enough. What was acknowledged is what is in the pipe.
+//! Kills a process of the lab in the middle of its work. The process writes a byte into a pipe for everything that the
+//! peer acknowledged, and gets SIGKILL when there are enough bytes. The content of the pipe is what was acknowledged.
 
 use std::io::{BufReader, ErrorKind, Read};
 use std::os::unix::process::CommandExt as _;
@@ -11,35 +11,37 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::Context;
 use crate::children::end_with_this_thread;
 
-/// The writer is killed after this time, if it was not before.
+/// Maximum time after which the writer is killed.
 const WRITING_MAX: Duration = Duration::from_secs(10);
-/// What a pipe holds: the acknowledgements that the writer may be ahead of who counts them.
+/// Capacity of a pipe: the number of acknowledgements by which the writer may be ahead of the counting process.
 const PIPE_BYTES: usize = 1 << 16;
 
-/// What a writer is to do.
+/// The work of a writer.
 #[derive(Clone, Copy)]
 pub struct Writing {
-    /// Acknowledgements after which it is killed.
+    /// Number of acknowledgements after which the writer is killed.
     enough: usize,
-    /// What it would write if nobody killed it.
+    /// Number of writes the writer would do without the kill.
     pub planned: usize,
 }
 
 impl Writing {
-    /// Until it is killed after so many acknowledgements.
+    /// Plans a writer that is killed after `enough` acknowledgements.
     pub fn planned(enough: usize) -> Writing {
-        // So many that it must wait for us before it could end: on a busy machine it may run long before we do.
+        // There are so many writes that the writer must wait for us before it could end. On a busy machine it may run
+        // long before we do.
         let planned = enough + PIPE_BYTES;
         Writing { enough, planned }
     }
 }
 
-/// Starts the writer of a workload, kills it, and returns how much was acknowledged.
+/// Starts the writer of a workload, kills it, and returns the number of acknowledgements.
 pub fn kill_after(context: &Context, workload: &str, writing: Writing) -> Result<usize> {
     let mut writer = start_writer(context, workload, writing.planned)?;
     let pipe = writer.stdout.take().context("the writer's output is a pipe")?;
     let acknowledged = count_until(&writer, BufReader::new(pipe), writing.enough);
-    // On an error too: nothing may go on writing into a directory that is about to be removed.
+    // The kill also happens after an error: no process may continue to write into a directory that is about to be
+    // removed.
     kill_group(&writer);
     let status = writer.wait()?;
     wait_for_group(&writer);
@@ -57,7 +59,7 @@ fn start_writer(context: &Context, workload: &str, planned: usize) -> Result<Chi
     let mut command = Command::new("/proc/self/exe");
     end_with_this_thread(&mut command);
     command
-        // A driver of another language is a process of the writer's; both are killed at the same moment.
+        // A driver of another language is a child process of the writer; both are killed at the same moment.
         .process_group(0)
         .args([
             "writer",
@@ -87,15 +89,15 @@ fn kill_group(writer: &Child) {
     unsafe { libc::kill(-(writer.id() as libc::pid_t), libc::SIGKILL) };
 }
 
-/// Waits until no process of the writer's is left, after the writer was waited for: one that is still ending may hold the
-/// lock of its store.
+/// Waits until all processes of the writer's group have ended, after the writer itself was waited for. A process that
+/// is still ending may hold the lock of its store.
 fn wait_for_group(writer: &Child) {
     let group = -(writer.id() as libc::pid_t);
     // SAFETY: only processes of the group are waited for, which nobody else here knows.
     while unsafe { libc::waitpid(group, std::ptr::null_mut(), 0) } > 0 {}
 }
 
-/// Counts acknowledgements, kills the writer when there are enough, and counts what was still in the pipe.
+/// Counts acknowledgements, kills the writer when there are enough, and counts those left in the pipe.
 fn count_until(writer: &Child, mut pipe: impl Read, enough: usize) -> Result<usize> {
     let started = Instant::now();
     let mut acknowledged = 0;

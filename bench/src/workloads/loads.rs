@@ -1,4 +1,4 @@
-//! The parts that workloads are made of: putting, reading, deleting, each from one thread or many, each read verified.
+//! The building blocks of workloads: putting, reading and deleting, on one thread or many, with every read verified.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,17 +11,17 @@ use crate::load::{Load, Operation};
 use crate::measure::{Done, Work};
 use crate::peer::{Outside, Pairs, Peer, Reader};
 
-/// Pairs in one commit where a workload loads and the load is not what it is about.
+/// Number of pairs in one commit of a load that is not the subject of the workload.
 pub const BATCH_PAIRS: usize = 1000;
 
-/// How much of each worker's share was acknowledged.
+/// Number of acknowledged keys in each worker's share.
 pub type Acknowledged = Vec<u64>;
 
 fn acknowledged(crew: &[Worked]) -> Acknowledged {
     crew.iter().map(|worked| worked.operations).collect()
 }
 
-/// Has a load done in the process of a driver, by its clock, until the shift ends.
+/// Runs a load in the process of a driver, timed by its clock, until the shift ends.
 pub fn run_outside(outside: &dyn Outside, load: &Load, shift: Shift) -> Result<(Done, Acknowledged)> {
     let ran = outside.run(load, shift.nanos_left())?;
     let counts: Acknowledged = ran.workers.iter().map(|(operations, _)| *operations).collect();
@@ -38,13 +38,14 @@ pub fn run_outside(outside: &dyn Outside, load: &Load, shift: Shift) -> Result<(
     Ok((done, counts))
 }
 
-/// The same operation on each of these keys, each by itself, divided among workers as a crew divides them.
+/// Returns a load with one operation on each of these keys, each in its own commit, divided among workers as a crew
+/// divides them.
 fn load_of_each(operation: Operation, keys: KeySlice, values: Option<&Values>, workers: usize) -> Result<Load> {
     let value = |key| values.map_or(&[][..], |values| values.of(key, 0));
     Load::of(operation, keys.iter().map(|key| (key, value(key))), workers, 1)
 }
 
-/// Puts every key once, each in a commit of its own; each worker has a share of the keys.
+/// Puts every key once, each in its own commit; each worker has a share of the keys.
 pub fn put_each(
     context: &Context,
     peer: &dyn Peer,
@@ -67,7 +68,7 @@ pub fn put_each(
     Ok((together(worked), counts))
 }
 
-/// Deletes every key, each in a commit of its own; each worker has a share of the keys.
+/// Deletes every key, each in its own commit; each worker has a share of the keys.
 pub fn delete_each(context: &Context, peer: &dyn Peer, keys: KeySlice, workers: usize) -> Result<(Done, Acknowledged)> {
     if let Some(outside) = peer.outside() {
         let load = load_of_each(Operation::Delete, keys, None, workers)?;
@@ -84,7 +85,7 @@ pub fn delete_each(context: &Context, peer: &dyn Peer, keys: KeySlice, workers: 
     Ok((together(worked), counts))
 }
 
-/// Reads every key by itself, which must be there as it was first written; each worker has a share of the keys.
+/// Reads every key individually. The key must have its first value. Each worker has a share of the keys.
 pub fn get_each(context: &Context, peer: &dyn Peer, keys: KeySlice, values: &Values, workers: usize) -> Result<Done> {
     if let Some(outside) = peer.outside() {
         let load = load_of_each(Operation::Get, keys, Some(values), workers)?;
@@ -102,7 +103,7 @@ pub fn get_each(context: &Context, peer: &dyn Peer, keys: KeySlice, values: &Val
     Ok(together(worked))
 }
 
-/// Reads every key, each worker its share in one snapshot.
+/// Reads every key. Each worker reads its share in one snapshot.
 pub fn get_in_snapshots(
     context: &Context,
     peer: &dyn Peer,
@@ -125,7 +126,7 @@ pub fn get_in_snapshots(
     Ok(together(worked))
 }
 
-/// Reads every key in one snapshot without a clock in the loop: what a read costs when nobody measures each one.
+/// Reads every key in one snapshot without a clock in the loop, to find the cost of a read without its measurement.
 pub fn get_untimed(
     peer: &dyn Peer,
     keys: KeySlice,
@@ -146,7 +147,7 @@ pub fn read_back(peer: &dyn Peer, keys: KeySlice, check: impl Fn(&[u8], Option<&
     })
 }
 
-/// Reads back what each worker was acknowledged of its share.
+/// Reads back the acknowledged keys of each worker's share.
 pub fn read_back_shares(
     peer: &dyn Peer,
     keys: KeySlice,
@@ -159,7 +160,7 @@ pub fn read_back_shares(
         .try_for_each(|(done, _)| read_back(peer, done, check))
 }
 
-/// Reads every key, which must be there in its version.
+/// Reads every key, which must be present in its version.
 pub fn read_back_versions(peer: &dyn Peer, keys: &Keys, versions: &[u32], checker: Checker) -> Result<()> {
     peer.read(&mut |reader| {
         let mut pairs = keys.iter().zip(versions);
@@ -167,8 +168,8 @@ pub fn read_back_versions(peer: &dyn Peer, keys: &Keys, versions: &[u32], checke
     })
 }
 
-/// The share of each worker: what it was acknowledged, and the rest. A worker that was stopped had ended what it had begun,
-/// so none of it is in doubt.
+/// Returns the share of each worker: the acknowledged keys, and the rest. A stopped worker had finished every operation
+/// it began, so no key is in doubt.
 pub fn shares<'a>(keys: KeySlice<'a>, acknowledged: &[u64]) -> Vec<(KeySlice<'a>, KeySlice<'a>)> {
     let shares = acknowledged.iter().enumerate().map(|(worker, &count)| {
         let share = keys.share(worker, acknowledged.len());
@@ -190,8 +191,8 @@ pub fn put_batch(peer: &dyn Peer, keys: KeySlice, values: &Values) -> Result<()>
     peer.put_many(&mut pairs as &mut Pairs)
 }
 
-/// Loads keys in commits of `batch` pairs as one measured piece of work, which the limit of the cell can stop between
-/// two commits: what was acknowledged are the first keys, as many as there were operations. The latencies are those of the
+/// Loads keys in commits of `batch` pairs as one measured piece of work. The limit of the cell can stop it between two
+/// commits. The acknowledged keys are the first ones, as many as the operations. The latencies are those of the
 /// commits.
 pub fn load_measured(
     context: &Context,
@@ -215,8 +216,8 @@ pub fn load_measured(
     Ok(all)
 }
 
-/// Loads all keys, 1,000 a commit, as the first row. `false`: the limit of the cell stopped it; what was acknowledged has been
-/// read back, and nothing else can be done.
+/// Loads all keys, 1,000 a commit, as the first row. Returns `false` if the limit of the cell stopped it. The
+/// acknowledged keys have then been read back, and no more work is possible.
 pub fn load_row(
     context: &Context,
     recorder: &mut Recorder,
@@ -239,8 +240,8 @@ pub fn load_row(
     Ok(false)
 }
 
-/// Fails, naming a key where it can, unless a scan saw exactly `expected`. The second scan, for the culprit, is not
-/// timed.
+/// Fails unless a scan saw exactly `expected`, and names a wrong key if it can. The second scan, which finds that key,
+/// is not timed.
 pub fn verify_scan(
     peer: &dyn Peer,
     seen: &Tally,
@@ -275,9 +276,9 @@ pub fn scan_and_verify(peer: &dyn Peer, expected: &Tally, checker: Checker) -> R
     Ok(Done::untimed(seen.pairs() as usize))
 }
 
-/// Reads `limit` pairs from a loaded key on. `expected` are the loaded keys from there, as many as that if there are: the
-/// range begins with the first of them, is in order, skips none of them, and is short only at the end of the store.
-/// Keys that were stored later may lie between.
+/// Reads `limit` pairs, starting at a loaded key. `expected` has the loaded keys from there on, up to `limit` of them.
+/// The range must begin with the first, be in order, and skip none. It may be short only at the end of the store. Keys
+/// stored later may lie between them.
 pub fn verified_range(reader: &dyn Reader, expected: KeySlice, limit: u64, checker: Checker) -> Result<()> {
     let (mut pairs, mut due) = (0u64, expected.iter());
     let mut next = due.next();
@@ -304,7 +305,7 @@ pub fn verified_range(reader: &dyn Reader, expected: KeySlice, limit: u64, check
     Ok(())
 }
 
-/// So many pairs from each start on, a loaded key, in one snapshot.
+/// Reads `pairs` pairs from each start, which is a loaded key, in one snapshot.
 pub fn ranges_in_a_snapshot(
     context: &Context,
     peer: &dyn Peer,
@@ -327,11 +328,12 @@ pub fn ranges_in_a_snapshot(
 
 /// The versions of one key that a read may find while others write it, in one word.
 ///
-/// A read may not find a version when a write that began after that version was acknowledged was itself acknowledged
-/// before the read began. Writes of one key that overlap may end in either order, so versions are told apart by
-/// generations: a generation begins with a write that finds no other one under way, and all versions before it are
-/// `settled`. Once any write of the generation is acknowledged, none of the settled ones may be found: that is the
-/// `floor`. The invariants: `floor <= settled + 1` and `settled <= issued`; versions from `floor` to `issued` may be found.
+/// A read must not find a version in this case: a later write began after the version was acknowledged, and was itself
+/// acknowledged before the read began. Overlapping writes of one key may end in either order, so generations separate
+/// the versions. A generation begins with a write that finds no other write in progress, and all versions before it are
+/// `settled`. Once any write of the generation is acknowledged, a read must not find a settled version: that is the
+/// `floor`. The invariants: `floor <= settled + 1` and `settled <= issued`; a read may find versions from `floor` to
+/// `issued`.
 pub struct Versions(AtomicU64);
 
 const FIELD: u64 = (1 << 20) - 1;
@@ -364,7 +366,7 @@ impl Fields {
 }
 
 impl Versions {
-    /// Only the version 0, which was loaded.
+    /// Creates the state with version 0 only, which was loaded.
     pub fn new() -> Versions {
         Versions(AtomicU64::new(0))
     }
@@ -384,7 +386,7 @@ impl Versions {
         }
     }
 
-    /// A write begins; it writes the version that is returned.
+    /// Begins a write, and returns the version that it writes.
     pub fn begin(&self) -> u32 {
         let begun = self.change(|fields| {
             if fields.outstanding == 0 {
@@ -396,7 +398,7 @@ impl Versions {
         begun.issued as u32
     }
 
-    /// A write was acknowledged.
+    /// Records that a write was acknowledged.
     pub fn acknowledge(&self) {
         self.change(|fields| {
             fields.floor = fields.settled + 1;
@@ -404,12 +406,12 @@ impl Versions {
         });
     }
 
-    /// The oldest version that a read that begins now may find.
+    /// Returns the oldest version that a read beginning now may find.
     pub fn oldest(&self) -> u32 {
         Fields::of(self.0.load(Ordering::SeqCst)).floor as u32
     }
 
-    /// The newest version that a read that ends now may have found.
+    /// Returns the newest version that a read ending now may have found.
     pub fn newest(&self) -> u32 {
         Fields::of(self.0.load(Ordering::SeqCst)).issued as u32
     }
@@ -431,7 +433,7 @@ mod tests {
         );
         versions.acknowledge();
         assert_eq!((versions.oldest(), versions.newest()), (1, 1));
-        // Two writes at the same time may end in either order.
+        // Two concurrent writes may end in either order.
         versions.begin();
         versions.begin();
         versions.acknowledge();

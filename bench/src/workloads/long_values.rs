@@ -1,4 +1,4 @@
-//! Values of a mebibyte beside short ones: put one by one, read, and overwritten one by one.
+//! Values of a mebibyte beside short values: put one by one, read, and overwritten one by one.
 
 use anyhow::Result;
 
@@ -10,7 +10,7 @@ use crate::measure::Work;
 use crate::peer::Class;
 
 const VALUE_BYTES: usize = 1 << 20;
-/// Pairs with short values that are there before.
+/// Number of pairs with short values that the store already has.
 const SHORT: usize = 10_000;
 const SHORT_BYTES: usize = 100;
 

@@ -1,8 +1,8 @@
-//! mmcmap's published load: a concurrent map of random letters, value equal to key. Write all, read all and compare,
-//! close and reopen and read all, delete all; every operation a commit of its own, from many threads.
+//! mmcmap's published load: a concurrent map of random letters, value equal to key. It writes all, reads and compares
+//! all, closes, reopens and reads all, and deletes all. Every operation is its own commit, on many threads.
 //!
-//! Where the published test stopped at the acknowledgement of a delete, every key is read back here as absent; and the
-//! space that the files take after the delete and after compaction is part of the result.
+//! The published test stopped at the acknowledgement of a delete. Here the lab reads every key back as absent. The
+//! result includes the size of the files after the delete and after compaction.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -12,9 +12,9 @@ use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer, Unsupported};
 
-/// Threads of every phase. The published test starts a goroutine for each operation.
+/// Number of threads in every phase. The published test starts a goroutine for each operation.
 pub const THREADS: usize = 16;
-/// Letters of a key.
+/// Number of letters in a key.
 pub const LETTERS: usize = 32;
 
 pub const WORKLOAD: Workload = Workload {
@@ -81,7 +81,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         ensure!(context.driver.describe().is_persistent, Unsupported(NOT_KEPT));
         get_each(context, &*peer, keys.all(), &values, THREADS)
     })?;
-    // The published phases can be cut short; what was written is looked at in full.
+    // The published phases can be cut short; what was written is checked in full.
     read_back(&*peer, keys.all(), present)?;
 
     let mut deleted = Vec::new();
@@ -111,7 +111,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
 
 const NOT_KEPT: &str = "keeps nothing on disk";
 
-/// Closes and opens the store, unless it would be empty then.
+/// Closes and reopens the store, unless its data would be lost.
 fn reopen(context: &Context, recorder: &mut Recorder, peer: Box<dyn Peer>) -> Result<Box<dyn Peer>> {
     let mut held = Some(peer);
     recorder.phase("close and reopen", Work::Writes, || {

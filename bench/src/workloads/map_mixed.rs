@@ -1,4 +1,5 @@
-//! mmcmap's mixed load: N keys are there; then 0.8 N reads of them in parallel with 0.2 N writes of new keys.
+//! mmcmap's mixed load: the store has N keys. The workload does 0.8 N reads of them in parallel with 0.2 N writes of
+//! new keys.
 
 use anyhow::{Result, ensure};
 
@@ -10,7 +11,7 @@ use crate::data::{Generator, Length, Values};
 use crate::measure::Work;
 use crate::peer::Class;
 
-/// Of the 16 threads, those that write: as many as their share of the operations.
+/// Number of writers among the 16 threads, in proportion to their share of the operations.
 const WRITERS: usize = 3;
 const READERS: usize = THREADS - WRITERS;
 

@@ -1,11 +1,12 @@
 //! elmdb's published load: 16 writers, 20 readers and 8 listers at once on a store of 1,000,000 records.
 //!
-//! `mega/60s` runs 60 seconds with all three classes alive throughout; `mega/counts` has the published counts; and
-//! `mega/processes` is the first one with each of the 44 workers in a process of its own; they share one store.
+//! `mega/60s` runs 60 seconds with all three kinds of workers active throughout. `mega/counts` uses the published
+//! counts. `mega/processes` works like `mega/60s`, with each of the 44 workers in its own process; they share one
+//! store.
 //!
-//! Every value found is verified against its key. A key that its writer was acknowledged before the read began must be
-//! found; the number of acknowledged keys of each writer is kept in memory that all workers share, a mapped file when
-//! they are processes. A lister must see every loaded record, in order, and every record acknowledged before its pass.
+//! Every value found is verified against its key. A read must find a key that was acknowledged before the read began.
+//! All workers share the number of acknowledged keys of each writer in memory, or in a mapped file when they are
+//! processes. A lister must see every loaded record, in order, and every record acknowledged before its pass.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,13 +25,13 @@ use crate::shared::SharedCounters;
 const WRITERS: usize = 16;
 const READERS: usize = 20;
 const LISTERS: usize = 8;
-/// A process for each worker.
+/// Number of processes: one for each worker.
 const PROCESSES: usize = WRITERS + READERS + LISTERS;
 /// Single-record writes of a writer, and point reads of a reader, in the published counts.
 const OPERATIONS: usize = 250_000;
 /// Passes of a lister in the published counts.
 const PASSES: usize = 5;
-/// Writer `id` counts from `id` times this.
+/// Writer `id` counts from `id` times this number.
 const RANGE: usize = 10_000_000;
 /// Seconds of the timed forms at scale 1.
 const SECONDS: f64 = 60.0;
@@ -98,7 +99,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     peer.close()
 }
 
-/// Opens the store with the published settings: beside no sync and the reader slots, no read-ahead.
+/// Opens the store with the published settings: no read-ahead, in addition to no sync and the reader slots.
 fn open(context: &Context) -> Result<Box<dyn Peer>> {
     context.open_with(
         context.directory,
@@ -117,7 +118,7 @@ fn writer_key(writer: usize, number: usize) -> String {
     format!("mega_w{writer}_key{:010}", writer * RANGE + number)
 }
 
-/// Counts the number at the end of a key up by one, in place.
+/// Increments the number at the end of a key, in place.
 fn count_up(key: &mut [u8]) {
     for digit in key.iter_mut().rev() {
         if *digit != b'9' {
@@ -128,18 +129,18 @@ fn count_up(key: &mut [u8]) {
     }
 }
 
-/// What the workers share.
+/// The data that the workers share.
 struct Load<'a> {
     context: &'a Context<'a>,
     values: &'a Values,
     checker: Checker<'a>,
-    /// How many records of each writer were acknowledged.
+    /// Number of acknowledged records of each writer.
     acknowledged: &'a [AtomicU64],
     is_timed: bool,
     base: usize,
 }
 
-/// What the workers of one process did.
+/// The work of the workers of one process.
 #[derive(Default)]
 struct Team {
     writers: Crew,
@@ -153,7 +154,7 @@ impl Team {
     }
 }
 
-/// Ends a pass when the time is over.
+/// Ends a pass when its time is over.
 #[derive(Debug)]
 struct PassEnded;
 
@@ -190,7 +191,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Does the share of one of `processes`, which has every so-manieth worker.
+    /// Does the share of one of `processes` processes: every `processes`-th worker.
     fn team(&self, peer: &dyn Peer, process: usize, processes: usize) -> Result<Team> {
         let all = [WRITERS, READERS, LISTERS].into_iter().enumerate();
         let all = all.flat_map(|(kind, count)| (0..count).map(move |id| (kind, id)));
@@ -251,14 +252,14 @@ impl<'a> Load<'a> {
 
     fn list(&self, peer: &dyn Peer) -> Result<Worked> {
         if self.context.is_exempt() {
-            // A store of nothing has no rows; its writers and readers are what it is run for.
+            // A peer that stores nothing has no rows; the workload runs it for its writers and readers.
             return Ok(Worked::default());
         }
         let shift = self.shift(LISTERS);
         shift.work_while(self.planned(PASSES), &true.into(), |_| self.pass(peer, &shift))
     }
 
-    /// One walk over the whole store; how many rows it saw.
+    /// Walks over the whole store once, and returns the number of rows it saw.
     fn pass(&self, peer: &dyn Peer, shift: &Shift) -> Result<u64> {
         let acknowledged: u64 = self
             .acknowledged
@@ -293,7 +294,7 @@ impl<'a> Load<'a> {
         Ok(rows)
     }
 
-    /// After the clock: everything loaded and everything acknowledged is there.
+    /// Verifies, after the clock, that everything loaded and everything acknowledged is present.
     fn verify_all(&self, peer: &dyn Peer, base: &Keys) -> Result<()> {
         let present = |key: &[u8], found: Option<&[u8]>| self.checker.present(key, 0, found);
         read_back(peer, base.all(), present)?;
@@ -310,16 +311,16 @@ impl<'a> Load<'a> {
     }
 }
 
-/// What a read must find.
+/// The result that a read must have.
 #[derive(Clone, Copy)]
 enum Expected {
     Always,
     Never,
-    /// The record with this number of this writer, once that was acknowledged.
+    /// The record with this number of this writer, once it was acknowledged.
     OnceWritten(usize, u64),
 }
 
-/// The reads of one reader, drawn before the clock starts; in the timed forms they come again and again.
+/// The reads of one reader, drawn before the clock starts. In the timed forms they repeat.
 struct Reads {
     base: Keys,
     first: (Keys, Vec<u32>),
@@ -368,7 +369,7 @@ impl Reads {
     }
 }
 
-/// One process of `mega/processes`: opens the store, says so, waits for a line, works, and tells what it did.
+/// Runs one process of `mega/processes`: opens the store, reports that, waits for a line, works, and reports its work.
 pub fn run_member(context: &Context, arguments: &MemberArguments) -> Result<()> {
     let values = Values::new(context.seed, Length::Mega);
     let counters = SharedCounters::open(&arguments.counters, WRITERS)?;

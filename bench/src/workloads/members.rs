@@ -1,10 +1,10 @@
-//! Workers in processes of their own: how they are started, told to begin, and tell what they did.
+//! Workers in separate processes: how the cell starts them and tells them to begin, and how they report their work.
 //!
 //! ```text
 //! cell ── starts ──▶ member ── "ready" ──▶ cell ── a line: begin ──▶ member ── a line: what its crews did ──▶ cell
 //! ```
 //!
-//! The last two steps may be repeated. Members are ended with the cell, whatever happens to it.
+//! The last two steps may be repeated. The members end with the cell, however it ends.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub struct MemberArguments {
     pub(super) counters: PathBuf,
 }
 
-/// What a member tells when it has done something.
+/// A member's report of its work.
 #[derive(Serialize, Deserialize)]
 struct Told {
     crews: Vec<ToldCrew>,
@@ -70,7 +70,7 @@ impl Crew {
         }
     }
 
-    /// What was left becomes what was planned, now that it is known how much was done.
+    /// Converts the remaining operations to the planned ones, now that the number done is known.
     pub(super) fn into_done(mut self) -> Done {
         let done = self.done.operations;
         self.done.stopped_at_of = self.done.stopped_at_of.map(|left| left.saturating_add(done));
@@ -104,14 +104,14 @@ impl ToldCrew {
     }
 }
 
-/// For a member: waits until the cell says that it is to begin.
+/// Waits, in a member, until the cell says that it should begin.
 pub(super) fn await_start() -> Result<()> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
     Ok(())
 }
 
-/// For a member: tells the cell what its crews did.
+/// Reports, in a member, the work of its crews to the cell.
 pub(super) fn tell(crews: impl IntoIterator<Item = Crew>) -> Result<()> {
     let told = Told {
         crews: crews.into_iter().map(ToldCrew::of).collect(),
@@ -121,8 +121,8 @@ pub(super) fn tell(crews: impl IntoIterator<Item = Crew>) -> Result<()> {
     Ok(())
 }
 
-/// Processes that are ended when this is dropped, so that none goes on writing into a directory that is removed. When this
-/// process is killed, the kernel ends them.
+/// Processes that are killed on drop, so that none continues to write into a directory that is removed. When this
+/// process is killed, the kernel kills them.
 pub(super) struct Members {
     children: Vec<Child>,
     lines: Vec<Lines<BufReader<ChildStdout>>>,
@@ -131,7 +131,7 @@ pub(super) struct Members {
 impl Drop for Members {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // One that has ended already cannot be ended again.
+            // Killing a process that has already ended fails harmlessly.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -139,7 +139,7 @@ impl Drop for Members {
 }
 
 impl Members {
-    /// Starts so many members of a workload, and waits until all of them are ready.
+    /// Starts `count` members of a workload, and waits until all of them are ready.
     pub(super) fn start(context: &Context, workload: &str, counters: &Path, count: usize) -> Result<Members> {
         let mut members = Members {
             children: Vec::new(),
@@ -160,7 +160,8 @@ impl Members {
         Ok(members)
     }
 
-    /// Has all of them work; what each kind of crew did, and the processor time of all processes since they were started.
+    /// Makes all members work. Returns the work of each kind of crew, and the processor time of all processes since
+    /// their start.
     pub(super) fn work(&mut self) -> Result<(Vec<Crew>, u64)> {
         for child in &mut self.children {
             let input = child.stdin.as_mut().context("a member's input is a pipe")?;
@@ -181,7 +182,7 @@ impl Members {
         Ok((crews, cpu))
     }
 
-    /// Waits until all have ended.
+    /// Waits until all members have ended.
     pub(super) fn end(&mut self) -> Result<()> {
         for child in &mut self.children {
             drop(child.stdin.take());

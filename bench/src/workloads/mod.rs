@@ -1,9 +1,9 @@
-//! The workloads, one file each, and what they share: the context of a run and the record of its phases.
+//! The workloads, one file each, and their shared parts: the context of a run and the record of its phases.
 //!
-//! A workload runs for one peer in a process of its own. It makes its data from the seed, does its phases through a
-//! [`Recorder`], verifies everything it reads, reads back everything it wrote after the clock, and fails on the first
-//! wrong value; when the limit of the cell stopped a row, it reads back what was acknowledged until then. The workloads of
-//! brokers are in `messages`; where those of clusters go is in `docs/lab/adding-a-workload.md`.
+//! A workload runs for one peer in its own process. It makes its data from the seed and runs its phases through a
+//! [`Recorder`]. It verifies everything it reads, reads back everything it wrote after the clock, and fails on the
+//! first wrong value. If the limit of the cell stopped a row, it reads back what was acknowledged by then. The
+//! workloads of brokers are in `messages`; `docs/lab/adding-a-workload.md` says where those of clusters go.
 
 mod control;
 mod first;
@@ -51,30 +51,30 @@ pub use open::write_until_killed;
 pub struct Workload {
     /// The name on the command line.
     pub name: &'static str,
-    /// What it does, in a sentence.
+    /// Description in a sentence.
     pub about: &'static str,
     /// The sizes or forms in which it runs: a label, which follows the name after a slash, and the number of records.
     pub variants: &'static [Variant],
-    /// The classes that it is meant for: a peer runs in the first of them that it has.
+    /// The classes that the workload is meant for. A peer runs in the first of them that it has.
     pub classes: &'static [Class],
-    /// Whether it makes sense only for data that outlives a close.
+    /// Whether the workload makes sense only for data that survives a close.
     pub needs_persistence: bool,
-    /// Whether its measured phases are whole loads, which drivers of other languages can do in their own process.
+    /// Whether its measured phases are whole loads, which drivers of other languages can run in their own process.
     pub has_drivers: bool,
-    /// Whether operations can be given at a fixed rate.
+    /// Whether operations can be issued at a fixed rate.
     pub has_open_loop: bool,
-    /// What its cells have of the machine.
+    /// The machine resources of its cells.
     pub resources: Resources,
-    /// Does it.
+    /// Runs the workload.
     pub run: fn(&Context, &mut Recorder) -> Result<()>,
 }
 
-/// What a cell has of the machine.
+/// The machine resources of a cell.
 #[derive(Clone, Copy)]
 pub struct Resources {
-    /// Cache of the stores that have one of their own, in a cell with so many records.
+    /// Cache size, for this number of records, of stores that have a cache of their own.
     pub cache_bytes: fn(usize) -> u64,
-    /// The memory of a cell with so many records, where that is limited.
+    /// Memory of a cell with this number of records, where it is limited.
     pub memory_bytes: Option<fn(usize) -> u64>,
 }
 
@@ -89,13 +89,13 @@ impl Resources {
 /// One form of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
-    /// What follows the workload's name after a slash; empty when there is one form only.
+    /// Text after the workload's name and a slash; empty when there is only one form.
     pub label: &'static str,
     /// Records at scale 1.
     pub records: usize,
 }
 
-/// The only form of a workload.
+/// Returns the only form of a workload.
 const fn only(records: usize) -> &'static [Variant] {
     match records {
         1_000_000 => &[Variant {
@@ -160,7 +160,7 @@ pub const ALL: &[Workload] = &[
     messages::killed_publisher::WORKLOAD,
 ];
 
-/// Does the share of one of several processes that share a store.
+/// Does the share of one process of a workload whose processes share a store.
 pub fn run_member(task: &Task, context: &Context, arguments: &MemberArguments) -> Result<()> {
     match task.workload.name {
         name if name == mega::WORKLOAD.name => mega::run_member(context, arguments),
@@ -174,23 +174,23 @@ pub fn run_member(task: &Task, context: &Context, arguments: &MemberArguments) -
 pub struct Task {
     /// What to run.
     pub workload: &'static Workload,
-    /// In which form.
+    /// The form.
     pub variant: Variant,
 }
 
 impl Task {
-    /// The memory that its process may have at a scale, where that is limited.
+    /// Returns the memory that the process may have at a scale, where it is limited.
     pub fn memory_bytes(&self, scale: f64) -> Option<u64> {
         let of_records = self.workload.resources.memory_bytes?;
         Some(of_records(scaled(self.variant.records, scale)))
     }
 
-    /// Cache of the stores that have one of their own, at a scale.
+    /// Returns the cache size at a scale, for stores that have a cache of their own.
     pub fn cache_bytes(&self, scale: f64) -> u64 {
         (self.workload.resources.cache_bytes)(scaled(self.variant.records, scale))
     }
 
-    /// Its name, as on the command line.
+    /// Returns the name, as on the command line.
     pub fn name(&self) -> String {
         match self.variant.label {
             "" => self.workload.name.to_string(),
@@ -199,7 +199,7 @@ impl Task {
     }
 }
 
-/// The tasks of a name: of a workload all forms, of `workload/form` that one.
+/// Returns the tasks of a name: all forms of a workload, or the form of `workload/form`.
 pub fn named(name: &str) -> Result<Vec<Task>> {
     let (base, label) = name
         .split_once('/')
@@ -231,12 +231,12 @@ impl Workload {
         self.name == state::WORKLOAD.name
     }
 
-    /// Whether it works on brokers, and not on stores.
+    /// Whether it uses brokers instead of stores.
     pub fn is_of_messages(&self) -> bool {
         messages::NAMES.contains(&self.name)
     }
 
-    /// The class that a peer runs in, or why it does not run.
+    /// Returns the class that a peer runs in, or why it does not run.
     pub fn class_for(&self, driver: &dyn Driver, wanted: Option<Class>) -> Result<Class, String> {
         let description = driver.describe();
         if description.is_outside && !self.has_drivers {
@@ -271,23 +271,23 @@ impl Workload {
     }
 }
 
-/// What one run works with.
+/// The environment of one run.
 pub struct Context<'a> {
     /// The peer.
     pub driver: &'a dyn Driver,
     /// Its durability class.
     pub class: Class,
-    /// Size of its cache, if it has one of its own.
+    /// Size of the peer's cache, if it has its own.
     pub cache_bytes: u64,
-    /// An empty directory of its own.
+    /// An empty directory for the run.
     pub directory: &'a Path,
     /// The form of the workload.
     pub variant: Variant,
     /// Factor on all counts and times.
     pub scale: f64,
-    /// Where all data comes from.
+    /// Seed of all data.
     pub seed: u64,
-    /// How long and how fast.
+    /// Duration and rate.
     pub pace: Pace,
 }
 
@@ -297,12 +297,12 @@ impl Context<'_> {
         self.open_in(self.directory)
     }
 
-    /// Opens the peer in a directory, which is made when it is missing.
+    /// Opens the peer in a directory, which is created when it is missing.
     pub fn open_in(&self, directory: &Path) -> Result<Box<dyn Peer>> {
         self.open_with(directory, self.setting())
     }
 
-    /// How the peer is opened unless the workload says otherwise.
+    /// Returns the default setting for opening the peer.
     pub fn setting(&self) -> Setting {
         Setting {
             class: self.class,
@@ -311,55 +311,56 @@ impl Context<'_> {
         }
     }
 
-    /// Opens the peer in a directory, in another way than the usual.
+    /// Opens the peer in a directory with another setting.
     pub fn open_with(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
         std::fs::create_dir_all(directory)?;
         self.driver.open(directory, setting)
     }
 
-    /// Records of the form that runs, at the scale of the run.
+    /// Returns the records of the form, at the scale of the run.
     pub fn records(&self) -> usize {
         self.scaled(self.variant.records)
     }
 
-    /// A count at the scale of the run.
+    /// Returns a count at the scale of the run.
     pub fn scaled(&self, count: usize) -> usize {
         scaled(count, self.scale)
     }
 
-    /// A time in seconds at the scale of the run, but no less than `least`.
+    /// Returns a time in seconds at the scale of the run, but at least `least`.
     pub fn scaled_seconds(&self, seconds: f64, least: f64) -> f64 {
         (seconds * self.scale).max(least)
     }
 
-    /// What checks reads of these values. To be made once, not for each read: the peer is asked to describe itself.
+    /// Returns the checker for reads of these values. Create it once, not for each read, because it asks the peer for
+    /// its description.
     pub fn checker<'v>(&self, values: &'v Values) -> Checker<'v> {
         Checker::new(values, self.is_exempt())
     }
 
-    /// Whether the peer stores nothing, so that nothing is expected of it.
+    /// Whether the peer stores nothing, so that no answer is checked.
     pub fn is_exempt(&self) -> bool {
         self.driver.describe().is_exempt
     }
 }
 
-/// A count at a scale.
+/// Returns a count at a scale.
 fn scaled(count: usize, scale: f64) -> usize {
     ((count as f64 * scale).round() as usize).max(1)
 }
 
-/// What came out of one run.
+/// The result of one run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Record {
-    /// What was measured.
+    /// The measurements.
     pub phases: Vec<Phase>,
-    /// Phases that were not done: the peer could not, or the limit of the cell was reached; with the reason.
+    /// Phases that did not run, with the reason: the peer cannot run them, or the cell reached its limit.
     pub unsupported: Vec<(String, String)>,
-    /// Facts beside the measurements.
+    /// Facts in addition to the measurements.
     pub notes: Vec<String>,
 }
 
-/// How reasons end when it is the limit of the cell that kept a phase from being done.
+/// End of a reason when the limit of the cell prevented a phase.
 pub const BY_LIMIT: &str = "within the time limit of the cell";
 
 /// Measures the phases of one run.
@@ -371,7 +372,7 @@ pub struct Recorder<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// Nothing recorded yet; the store's files are in `directory`, and the process to measure is the driver's.
+    /// Creates an empty recorder. The store's files are in `directory`, and the process to measure is the driver's.
     pub fn new(directory: &'a Path, driver: &'a dyn Driver) -> Recorder<'a> {
         Recorder {
             directory,
@@ -381,13 +382,13 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Measures `run`. A peer that cannot do it gets `n/a` for this phase; any other error ends the run. Nothing is
-    /// measured once a phase was stopped by the limit: what follows would run on something else than was meant.
+    /// Measures `run`. A peer that cannot run the phase gets `n/a` for it; any other error ends the run. After the
+    /// limit stopped a phase, nothing more is measured, because later phases would not have the data they need.
     pub fn phase(&mut self, name: &str, work: Work, run: impl FnOnce() -> Result<Done>) -> Result<()> {
         self.phases(&[(name, work)], || Ok(vec![run()?]))
     }
 
-    /// Measures phases that are done at the same time; `run` gives one piece of work for each name.
+    /// Measures phases that run at the same time; `run` returns one piece of work for each name.
     pub fn phases(&mut self, names: &[(&str, Work)], run: impl FnOnce() -> Result<Vec<Done>>) -> Result<()> {
         if self.is_stopped {
             self.not_done(names, &format!("not reached {BY_LIMIT}"));
@@ -413,7 +414,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Notes phases that are not done.
+    /// Records phases that did not run.
     pub fn not_done(&mut self, names: &[(&str, Work)], reason: &str) {
         let entry = |(name, _): &(&str, Work)| (name.to_string(), reason.to_string());
         self.record.unsupported.extend(names.iter().map(entry));
@@ -424,18 +425,18 @@ impl<'a> Recorder<'a> {
         self.is_stopped
     }
 
-    /// Notes a fact.
+    /// Records a fact.
     pub fn note(&mut self, fact: String) {
         self.record.notes.push(fact);
     }
 
-    /// What was recorded.
+    /// Returns the record.
     pub fn finish(self) -> Record {
         self.record
     }
 }
 
-/// Scans everything, looking at every byte.
+/// Scans everything, and looks at every byte.
 pub(crate) fn tally_scan(peer: &dyn Peer) -> Result<Tally> {
     let mut tally = Tally::new();
     peer.read(&mut |reader| {

@@ -1,9 +1,10 @@
-//! Opening a store that is already large: after an orderly close, and after its writer was killed.
+//! Opening a store that is already large: after a clean close, and after its writer was killed.
 //!
-//! The writer is a second process of the lab. It reports every acknowledged put through a pipe; after a number of them
+//! The writer is a second process of the lab. It reports every acknowledged put through a pipe. After a number of puts
 //! the run kills it with SIGKILL in the middle of its work, opens the store, and looks for everything that was
-//! acknowledged. For the classes `synced` and `written` a missing pair fails the run: this is the proof that a peer has
-//! the class it claims (for `synced` only the part of it that a killed process can show: nobody cuts the power).
+//! acknowledged. For the classes `synced` and `written` a missing pair fails the run: this proves that a peer has the
+//! class it claims. For `synced` it proves only the part that a killed process can show, because the test does not cut
+//! the power.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -17,7 +18,7 @@ use crate::data::{Checker, Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
 
-/// The writer is killed after one put for so many pairs in the store.
+/// The writer is killed after one put for this many pairs in the store.
 const PAIRS_PER_PUT: usize = 10;
 
 pub const WORKLOAD: Workload = Workload {
@@ -52,7 +53,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         return peer.close();
     }
     if loaded.is_none() {
-        // A peer without commits of many: that row is not done, and what follows needs the pairs all the same.
+        // A peer without commits of several operations skips that row, but the next rows need the pairs.
         keys.iter().try_for_each(|key| peer.put(key, values.of(key, 0)))?;
     }
     recorder.phase("close", Work::Writes, || peer.close().map(|()| Done::untimed(1)))?;
@@ -102,7 +103,7 @@ impl Run<'_> {
         Ok(peer)
     }
 
-    /// How many of the acknowledged puts are gone. Only a peer that promises nothing may lose any.
+    /// Returns the number of acknowledged puts that are gone. Only a peer that promises nothing may lose any.
     fn count_lost(&self, peer: &dyn Peer, acknowledged: &Keys) -> Result<usize> {
         let lost = Cell::new(0);
         let class = self.context.class;
@@ -118,12 +119,12 @@ impl Run<'_> {
     }
 }
 
-/// The keys of the writer: four times what is waited for, so that it is killed while it writes.
+/// Returns the keys of the writer: four times as many as awaited, so that it is killed while it writes.
 fn writer_keys(seed: u64, puts: usize) -> Keys {
     Generator::new(seed, "writer").keys(puts * 4, 16)
 }
 
-/// Kills a writer after `puts` acknowledgements, and returns the keys that were acknowledged.
+/// Kills a writer after `puts` acknowledgements, and returns the acknowledged keys.
 fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
     let writing = Writing::planned(puts);
     let acknowledged = kill_after(context, WORKLOAD.name, writing)?;
@@ -131,7 +132,7 @@ fn kill_a_writer(context: &Context, puts: usize) -> Result<Keys> {
     Ok(Keys::collect(16, keys.iter().take(acknowledged)))
 }
 
-/// The writing process: puts its keys one by one and writes one byte to `acknowledgements` after each.
+/// Runs the writing process: puts its keys one by one, and writes one byte to `acknowledgements` after each.
 pub fn write_until_killed(context: &Context, puts: usize, mut acknowledgements: impl Write) -> Result<()> {
     let keys = writer_keys(context.seed, puts);
     let values = Values::new(context.seed, Length::Fixed(100));

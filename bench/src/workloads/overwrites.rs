@@ -1,8 +1,8 @@
-//! Overwriting random records one by one for a minute: whether a store stays as fast as it begins, what its slowest
-//! writes take, and what a write costs when all that it leaves behind is counted too.
+//! Overwriting random records one by one for a minute. It shows whether a store keeps its initial speed, how long its
+//! slowest writes take, and what a write costs including the work it leaves behind.
 //!
-//! A control thread sleeps a millisecond at a time beside the writes; how late it wakes is what the machine did to
-//! everybody, whatever the store does.
+//! A control thread sleeps a millisecond at a time beside the writes. Its delays show what the machine does to every
+//! thread, whatever the store does.
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Latencies, Work};
 use crate::peer::Class;
 
-/// Seconds of overwriting at scale 1, and the least of any scale.
+/// Seconds of overwriting at scale 1, and the minimum at any scale.
 const SECONDS: f64 = 60.0;
 const SECONDS_MIN: f64 = 0.2;
 
@@ -59,7 +59,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         });
         late = lateness;
         let mut worked = worked?;
-        // It was to work for a time; only the limit of the cell cuts that short.
+        // The plan was to work for a time; only the limit of the cell cuts that short.
         worked.stopped_at_of = shift.is_at_limit().then_some(u64::MAX);
         Ok(alone(worked))
     })?;

@@ -1,5 +1,5 @@
-//! Taking the first or the last pair of a store again and again, as work queues, timers and expiry indexes do: everything beyond
-//! it was deleted a moment ago, and a store that looks at all of that gets slower with each.
+//! Takes the first or the last pair of a store repeatedly, as work queues, timers and expiry indexes do. Everything
+//! beyond that pair was just deleted, and a store that looks at all of it gets slower with each step.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use crate::data::{Checker, KeySlice, Keys, Length, Values, key_text};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, End, Peer};
 
-/// Pairs that are pushed and popped at scale 1.
+/// Number of pairs pushed and popped at scale 1.
 const TURNS: usize = 200_000;
 
 pub const QUEUE: Workload = Workload {
@@ -63,11 +63,11 @@ pub const EXPIRE: Workload = Workload {
     run: run_expire,
 };
 
-/// Pairs that are deleted at a time, and that are scanned.
+/// Number of pairs deleted at a time, and number of pairs scanned.
 const EXPIRED: usize = 100;
 const READERS: usize = 2;
 
-/// Keys in order.
+/// Returns keys in order.
 fn numbered(count: usize) -> Keys {
     Keys::collect(8, (0..count as u64).map(u64::to_be_bytes))
 }
@@ -145,7 +145,7 @@ fn run_drain(context: &Context, recorder: &mut Recorder) -> Result<()> {
     peer.close()
 }
 
-/// The key that is taken after so many from an end.
+/// Returns the next key to take from an end after `taken` keys.
 fn next(keys: &Keys, end: End, taken: usize) -> &[u8] {
     match end {
         End::Last => keys.at(keys.len() - 1 - taken),
@@ -163,7 +163,7 @@ fn is_expected(key: &[u8], expected: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Takes a pair from an end, which is that of a key.
+/// Takes the pair at an end, whose key must be the expected one.
 fn pop(context: &Context, peer: &dyn Peer, (end, expected): (End, &[u8]), checker: Checker) -> Result<()> {
     let mut is_next = context.is_exempt();
     peer.read(&mut |reader| {
@@ -190,7 +190,7 @@ fn run_expire(context: &Context, recorder: &mut Recorder) -> Result<()> {
         return peer.close();
     }
     let checker = context.checker(&values);
-    // How many pairs were begun and acknowledged, the first one left, and whether pairs still come.
+    // The number of begun and of acknowledged pairs, the first remaining pair, and whether more pairs follow.
     let (begun, put, oldest) = (
         AtomicU64::new(backlog as u64),
         AtomicU64::new(backlog as u64),
@@ -222,7 +222,7 @@ fn run_expire(context: &Context, recorder: &mut Recorder) -> Result<()> {
             worked
         })?;
         let mut readers = worked.split_off(1);
-        // They work for as long as the writer does.
+        // The readers work for as long as the writer does.
         readers.iter_mut().for_each(|worked| worked.stopped_at_of = None);
         Ok(vec![together(worked), together(readers)])
     })?;
@@ -236,7 +236,8 @@ fn run_expire(context: &Context, recorder: &mut Recorder) -> Result<()> {
     peer.close()
 }
 
-/// The newest pairs, one after the other without a gap: the first was begun, and is not older than the last acknowledged one.
+/// Scans the newest pairs, which must be consecutive. The first one must have been begun, and must not be older than
+/// the last acknowledged pair.
 fn scan_newest(
     context: &Context,
     peer: &dyn Peer,

@@ -1,7 +1,7 @@
-//! Reads as programs do them: in one snapshot, each in a snapshot of its own from 1, 4 and 32 threads, of what is not there,
-//! of ranges, of everything, and beside somebody who writes at a fixed rate.
+//! Reads as programs do them: in one snapshot; each in its own snapshot on 1, 4 and 32 threads; of missing keys; of
+//! ranges; of everything; and beside a writer with a fixed rate.
 //!
-//! The pairs are loaded by single puts in random order, and nothing waits for the store to settle before the reads.
+//! The pairs are loaded by single puts in random order, and the reads begin without waiting for the store to settle.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,11 +16,11 @@ use crate::data::{Checker, Generator, Keys, Length, Tally, Values};
 use crate::measure::Work;
 use crate::peer::{Class, Peer, Unsupported};
 
-/// Threads that read in snapshots of their own.
+/// Numbers of threads that read in snapshots of their own.
 const THREADS: [usize; 3] = [1, 4, 32];
-/// Writes a second beside which is read.
+/// Writes per second beside the reads.
 const RATES: [u32; 2] = [10_000, 100_000];
-/// Ranges at scale 1, and pairs in each.
+/// Number of ranges at scale 1, and pairs in each.
 const RANGES: usize = 500_000;
 const RANGE_PAIRS: u64 = 10;
 
@@ -50,7 +50,7 @@ struct Reads<'a> {
     context: &'a Context<'a>,
     keys: Keys,
     values: Values,
-    /// The records that are read, in their order; a million at scale 1, however many there are.
+    /// The records to read, in order: a million at scale 1, whatever the number of records.
     picks: Vec<u32>,
     peer: Box<dyn Peer>,
 }
@@ -124,8 +124,8 @@ impl Reads<'_> {
         })
     }
 
-    /// Reads one by one while a second thread overwrites random records, so many a second, until the reads are done. How
-    /// many it managed is a row of its own.
+    /// Reads one by one while a second thread overwrites random records at `rate` per second, until the reads are done.
+    /// The number of writes it achieved is a separate row.
     fn beside_writes(&self, recorder: &mut Recorder, rate: u32, versions: &[Versions]) -> Result<()> {
         let (read, written) = (
             format!("reads beside {}k writes/s", rate / 1000),

@@ -1,7 +1,7 @@
-//! The load behind redb's published table: 24-byte keys, 150-byte values, 5M records. Bulk load in one commit, single
-//! and batch writes right after it, sorted inserts, writes that are not synced, `len`, random reads and ranges, reads at 4 to
-//! 32 threads, removal of half, `retain`, `extract_if` and pops, each in one commit, size before and after compaction. The
-//! caches are as large as in the published table.
+//! The load behind redb's published table: 24-byte keys, 150-byte values, 5M records. It includes the bulk load in one
+//! commit, single and batch writes right after it, sorted inserts, and unsynced writes. It goes on with `len`, random
+//! reads and ranges, and reads on 4 to 32 threads. Removal of half, `retain`, `extract_if` and pops follow, each in one
+//! commit. The last rows are the size before and after compaction. The caches are as large as in the published table.
 
 use std::collections::HashSet;
 
@@ -14,13 +14,13 @@ use crate::data::{Generator, Keys, Length, Values, key_text};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, End, Peer};
 
-/// As large as in the published table.
+/// Cache size of the published table.
 const CACHE_BYTES: u64 = 4 << 30;
 const READS: usize = 1_000_000;
 const RANGES: usize = 500_000;
 const RANGE_PAIRS: u64 = 10;
 const SORTED: usize = 1_000_000;
-/// Pairs that are popped, at most.
+/// Maximum number of pairs to pop.
 const POPS: usize = 500_000;
 const THREADS: [usize; 4] = [4, 8, 16, 32];
 
@@ -46,9 +46,9 @@ struct Table<'a> {
     values: Values,
     bulk: Keys,
     peer: Box<dyn Peer>,
-    /// All that is there.
+    /// All present keys.
     present: HashSet<Vec<u8>>,
-    /// What was there, and was removed.
+    /// Keys that were present and then removed.
     removed: Vec<Vec<u8>>,
 }
 
@@ -86,12 +86,12 @@ impl Table<'_> {
         move |key, found| checker.present(key, 0, found)
     }
 
-    /// Notes that these keys are there.
+    /// Records that these keys are present.
     fn are_there<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
         self.present.extend(keys.map(<[u8]>::to_vec));
     }
 
-    /// Notes that a key is not there any more.
+    /// Records that a key is no longer present.
     fn is_gone(&mut self, key: Vec<u8>) {
         self.present.remove(&key);
         self.removed.push(key);
@@ -102,7 +102,7 @@ impl Table<'_> {
             put_batch(&*self.peer, self.bulk.all(), &self.values)?;
             Ok(Done::untimed(self.bulk.len()))
         })?;
-        // One commit, as published, which nothing can stop: it is done in full, and what comes after it is stopped.
+        // The published load is one commit, which cannot be stopped. It runs in full, and later work is stopped.
         if self.context.pace.is_over() {
             recorder.note("the bulk load, one commit, ended beyond the limit of the cell".to_string());
         }
@@ -142,7 +142,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// In one commit, between the others.
+    /// Inserts sorted keys, which lie between the existing ones, in one commit.
     fn sorted_inserts(&mut self, recorder: &mut Recorder) -> Result<()> {
         let keys = Generator::new(self.context.seed, "sorted").keys(self.context.scaled(SORTED), 24);
         let keys = keys.sorted();
@@ -175,7 +175,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// The first count that is asked for.
+    /// Counts the pairs for the first time.
     fn len(&self, recorder: &mut Recorder) -> Result<()> {
         recorder.phase("len", Work::Reads, || {
             self.check_len(self.peer.len()?)?;
@@ -213,7 +213,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// Everything that was written is there, what was removed is not, and there is nothing else.
+    /// Verifies that everything written is present, everything removed is absent, and the store has nothing else.
     fn verify(&self) -> Result<()> {
         let list = |keys: &mut dyn Iterator<Item = &Vec<u8>>| Keys::collect(24, keys);
         let checker = self.context.checker(&self.values);
@@ -239,7 +239,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// Every second pair stays. Operations are the pairs that are looked at, as published.
+    /// Keeps every second pair. The operations are the pairs that the call looks at, as published.
     fn retain(&mut self, recorder: &mut Recorder) -> Result<()> {
         let (mut gone, mut seen) = (Vec::new(), 0);
         recorder.phase("retain", Work::Writes, || {
@@ -263,7 +263,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// Every second pair of the first third of the keys.
+    /// Extracts every second pair of the first third of the keys.
     fn extract(&mut self, recorder: &mut Recorder) -> Result<()> {
         let mut sorted: Vec<&Vec<u8>> = self.present.iter().collect();
         sorted.sort_unstable();
@@ -294,7 +294,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// The first and the last pair in turn.
+    /// Pops the first and the last pair in turn.
     fn pop(&mut self, recorder: &mut Recorder) -> Result<()> {
         let mut sorted: Vec<&Vec<u8>> = self.present.iter().collect();
         sorted.sort_unstable();
@@ -319,7 +319,7 @@ impl Table<'_> {
     }
 }
 
-/// What was taken are the keys that were to be taken, in that order; or nothing, where that was not done.
+/// Checks that the taken keys are the expected ones in the expected order. Nothing is taken when the row did not run.
 fn check_taken(taken: &[Vec<u8>], expected: &[Vec<u8>], is_exempt: bool) -> Result<()> {
     if is_exempt || taken.is_empty() {
         return Ok(());

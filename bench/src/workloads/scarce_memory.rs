@@ -1,5 +1,5 @@
-//! Five times as much data as memory: the process of the cell, with the page cache of its files, gets a control group with a
-//! limit. Reads and overwrites are of random records, so most of them miss.
+//! Five times as much data as memory. A control group limits the process of the cell, including the page cache of its
+//! files. Reads and overwrites use random records, so most of them miss.
 
 use anyhow::Result;
 
@@ -13,19 +13,19 @@ use crate::peer::Class;
 const KEY_BYTES: usize = 20;
 const VALUE_BYTES: usize = 1_000;
 const DATA_PER_MEMORY: usize = 5;
-/// What the lab itself has in memory: its program, and for each record the key and a place in each list.
+/// Memory of the lab itself: its program, and for each record the key and a place in each list.
 const OWN_BYTES: usize = 40 << 20;
 const OWN_BYTES_EACH: usize = 40;
-/// The least of any scale: with less, stores end by what they need for themselves, however little data there is.
+/// Minimum at any scale. With less, stores fail because of their own needs, however little data there is.
 const MEMORY_BYTES_MIN: usize = 72 << 20;
-/// Reads at scale 1, and the threads that share them.
+/// Number of reads at scale 1, and the threads that share them.
 const READS: usize = 200_000;
 const READERS: usize = 4;
-/// Seconds of overwriting at scale 1, and the least of any scale.
+/// Seconds of overwriting at scale 1, and the minimum at any scale.
 const SECONDS: f64 = 30.0;
 const SECONDS_MIN: f64 = 0.2;
 
-/// What a cell with so many records may have.
+/// Returns the memory of a cell with this number of records.
 fn memory_bytes(records: usize) -> u64 {
     let data = records * (KEY_BYTES + VALUE_BYTES);
     let memory = data / DATA_PER_MEMORY + OWN_BYTES + records * OWN_BYTES_EACH;
@@ -42,7 +42,7 @@ pub const WORKLOAD: Workload = Workload {
     has_drivers: false,
     has_open_loop: true,
     resources: Resources {
-        // SQLite has one for each thread.
+        // SQLite has one cache for each thread.
         cache_bytes: |records| memory_bytes(records) / 8,
         memory_bytes: Some(memory_bytes),
     },
@@ -76,7 +76,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
             versions[record] += 1;
             Ok(())
         })?;
-        // It was to work for a time; only the limit of the cell cuts that short.
+        // The plan was to work for a time; only the limit of the cell cuts that short.
         worked.stopped_at_of = shift.is_at_limit().then_some(u64::MAX);
         Ok(alone(worked))
     })?;
@@ -88,11 +88,11 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     })?;
     let seen = match scanned {
         Some(seen) => seen,
-        // The limit of the cell came before it.
+        // The cell reached its limit before the scan.
         None => tally_scan(&*peer)?,
     };
     if seen != expected {
-        // In the order of their keys: four bytes each, because memory is scarce here too.
+        // Sorts the records by key: four bytes each, because memory is scarce here too.
         let mut records: Vec<u32> = (0..count as u32).collect();
         records.sort_unstable_by_key(|&record| keys.at(record as usize));
         verify_scan(&*peer, &seen, &expected, |key, found| {

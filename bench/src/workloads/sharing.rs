@@ -1,8 +1,8 @@
-//! Four threads of one process, or four processes with a thread each, on one store of a million pairs: what it costs to have
-//! the store open in several processes. Everybody reads, each read in a snapshot of its own; then everybody puts.
+//! Four threads of one process, or four processes with one thread each, on one store of a million pairs: the cost of
+//! having the store open in several processes. All workers read, each read in its own snapshot; then all workers put.
 //!
-//! Both forms do the same to the same pairs. Every value that is read is verified, and every acknowledged put is read back
-//! by one that opens the store afterwards.
+//! Both forms do the same work on the same pairs. Every value read is verified. A process that opens the store
+//! afterwards reads back every acknowledged put.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,11 +22,11 @@ const KEY_BYTES: usize = 16;
 const VALUE_BYTES: Length = Length::Fixed(100);
 /// Seconds of each phase at scale 1.
 const STEP: f64 = 5.0;
-/// Below this a phase would be a handful of syncs.
+/// Below this a phase would be only a few syncs.
 const STEP_MIN: f64 = 0.2;
-/// Keys that can be put at scale 1: more than anybody puts in that time.
+/// Number of keys to put at scale 1: more than any worker puts in that time.
 const KEYS: usize = 4_000_000;
-/// Reads of a worker before it begins with the first one again.
+/// Number of reads of a worker before it repeats them.
 const PICKS: usize = 500_000;
 
 const READS: (&str, Work) = ("reads in own snapshots", Work::Reads);
@@ -54,7 +54,7 @@ pub const WORKLOAD: Workload = Workload {
     run,
 };
 
-/// What all workers work with; each process makes it from the seed.
+/// The data of all workers; each process makes it from the seed.
 struct Load<'a> {
     context: &'a Context<'a>,
     values: Values,
@@ -97,7 +97,7 @@ fn by_threads(load: &Load, recorder: &mut Recorder) -> Result<Vec<u64>> {
 }
 
 fn by_processes(context: &Context, recorder: &mut Recorder) -> Result<Vec<u64>> {
-    // What members are acknowledged they tell; nobody looks at it meanwhile.
+    // Members report their acknowledgements; no process reads the counters meanwhile.
     let file = context.directory.with_extension("counters");
     let counters = SharedCounters::create(&file, WORKERS)?;
     let mut members = Members::start(context, "sharing/processes", &file, WORKERS)?;
@@ -141,7 +141,7 @@ fn together(worked: Vec<Worked>) -> Done {
     all.into_done()
 }
 
-/// One process of `sharing/processes`.
+/// Runs one process of `sharing/processes`.
 pub fn run_member(context: &Context, arguments: &MemberArguments) -> Result<()> {
     let load = Load::new(context);
     let counters = SharedCounters::open(&arguments.counters, WORKERS)?;
@@ -178,8 +178,9 @@ impl<'a> Load<'a> {
         Some(self.context.scaled_seconds(STEP, STEP_MIN))
     }
 
-    /// What values are cut from fills a quarter of a processor's second-level cache. Threads would share it, processes that
-    /// take turns on a processor would each fetch their own: so that the forms differ in the store alone, threads have one each as well.
+    /// Returns a separate pool of values. The pool fills a quarter of a processor's second-level cache. Threads would
+    /// share it, while processes that take turns on a processor would each fetch their own. Each thread therefore has
+    /// its own pool too, so that the forms differ in the store alone.
     fn own_values(&self) -> Values {
         Values::new(self.context.seed, VALUE_BYTES)
     }
@@ -188,8 +189,8 @@ impl<'a> Load<'a> {
         let values = self.own_values();
         let checker = self.context.checker(&values);
         let picks = Generator::new(self.context.seed, &format!("reads of {worker}")).picks(PICKS, self.loaded.len());
-        // In the order in which they are read: a list of all, which threads share and each process has for itself, would be
-        // looked up at random as the store is, and slow processes down by itself.
+        // The keys are in the order of the reads. Threads would share a list of all keys, and each process would have
+        // its own. Random accesses to it, like those to the store, would by themselves slow processes down.
         let keys = Keys::collect(KEY_BYTES, picks.iter().map(|&pick| self.loaded.at(pick as usize)));
         let shift = self.context.pace.shift(WORKERS, self.seconds());
         shift.work(u64::MAX, |at| {

@@ -1,5 +1,5 @@
-//! How much room the files take: at most while random pairs are put one by one, once nothing changes any more, and the same
-//! for deleting everything. Nothing is compacted and nothing closed in between.
+//! The size of the files: the maximum while random pairs are put one by one, and the size once it no longer changes.
+//! Then both again for deleting everything. Nothing is compacted or closed in between.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,12 +15,12 @@ use crate::measure::{Done, Work, now_nanos};
 use crate::peer::Class;
 use crate::scratch::allocated_bytes;
 
-/// Between two looks at the files.
+/// Interval between two checks of the files.
 const LOOK: Duration = Duration::from_millis(50);
-/// A store has settled when its files have not changed for so long, and is waited for so long, at scale 1.
+/// Time without a change of the files after which a store has settled, and maximum time to wait for that, at scale 1.
 const QUIET_SECONDS: f64 = 10.0;
 const SETTLING_SECONDS_MAX: f64 = 60.0;
-/// The least of any scale.
+/// The minimum at any scale.
 const QUIET_SECONDS_MIN: f64 = 0.2;
 /// The form with long values.
 const LONG: &str = "1kB";
@@ -103,7 +103,7 @@ struct Files<'a> {
     directory: &'a Path,
     /// Bytes of all keys and values.
     data: u64,
-    /// What they took at most since that was last noted.
+    /// Maximum size of the files since it was last noted.
     most: AtomicU64,
 }
 
@@ -114,7 +114,7 @@ impl Files<'_> {
         Ok(bytes)
     }
 
-    /// Does something, with a look at the files now and then.
+    /// Does `work`, and checks the files now and then.
     fn watched<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let goes_on = AtomicBool::new(true);
         std::thread::scope(|scope| {
@@ -132,7 +132,7 @@ impl Files<'_> {
         })
     }
 
-    /// Waits until nothing changes any more. The time it took ends with the last change.
+    /// Waits until the files no longer change. The measured time ends with the last change.
     fn settle(&self, context: &Context) -> Result<Done> {
         let quiet = context.scaled_seconds(QUIET_SECONDS, QUIET_SECONDS_MIN);
         let longest = context.scaled_seconds(SETTLING_SECONDS_MAX, 2.0 * QUIET_SECONDS_MIN);
@@ -152,7 +152,7 @@ impl Files<'_> {
         })
     }
 
-    /// The most that they took since the last note.
+    /// Describes the maximum size since the last note.
     fn note(&self, during: &str) -> String {
         let most = self.most.swap(0, Ordering::Relaxed);
         let times = most as f64 / self.data as f64;

@@ -1,13 +1,13 @@
 //! GeaFlow's published state store load: 4-byte keys in big-endian order, values of 100 bytes, one thread. A flush is a
 //! commit in the class of the run.
 //!
-//! Every row has a store of its own, as each of the published tests has; the reading rows read what the row of
-//! sequential writes stored. At 1M and 10M a flush comes after every 100,000 puts, because several stores cannot hold more
-//! in one commit. The `large` rows keep the published flush after 10,000 puts and one read for ten puts; their records
-//! are the published 100,000, 1M and 10M.
+//! Every row has its own store, like each of the published tests. The reading rows read what the row of sequential
+//! writes stored. At 1M and 10M there is a flush after every 100,000 puts, because several stores cannot hold more in
+//! one commit. The `large` rows keep the published flush after 10,000 puts and one read for ten puts; their records are
+//! the published 100,000, 1M and 10M.
 //!
-//! A commit that has begun is ended and counted, also when the limit of the cell comes meanwhile. So after a row that was
-//! stopped, exactly the puts that were counted are there, and they are read back like those of any other row.
+//! A commit that has begun is finished and counted, even if the cell reaches its limit meanwhile. After a stopped row,
+//! exactly the counted puts are present, and they are read back like those of any other row.
 
 use std::path::{Path, PathBuf};
 
@@ -21,11 +21,11 @@ use crate::load::{Load, LoadWriter, Operation};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Outside, Pairs, Peer};
 
-/// Puts in one commit at most, at scale 1 and above.
+/// Maximum number of puts in one commit, at scale 1 and above.
 const COMMIT_MAX: usize = 100_000;
-/// Puts in one commit of the `large` rows.
+/// Number of puts in one commit of the `large` rows.
 const LARGE_COMMIT: usize = 10_000;
-/// Records of the `large` rows at least.
+/// Minimum number of records of the `large` rows.
 const LARGE_MIN: usize = 100_000;
 
 pub const WORKLOAD: Workload = Workload {
@@ -55,7 +55,7 @@ pub const WORKLOAD: Workload = Workload {
     run,
 };
 
-/// What every row works with.
+/// The data of all rows.
 struct Rows<'a> {
     context: &'a Context<'a>,
     values: Values,
@@ -77,17 +77,17 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     rows.random(recorder)?;
     rows.mixed(recorder)?;
     rows.batches(recorder)?;
-    // Before the large rows, which may use up the time of the cell.
+    // Runs before the large rows, which may use up the time of the cell.
     rows.checkpoint(recorder)?;
     rows.large(recorder)
 }
 
-/// Numbers as 4-byte keys.
+/// Returns numbers as 4-byte keys.
 fn numbers(numbers: impl Iterator<Item = u32>) -> Keys {
     Keys::collect(4, numbers.map(u32::to_be_bytes))
 }
 
-/// Puts with a flush after so many of them, made before the clock starts.
+/// Puts with a flush after every `each` of them, made before the clock starts.
 struct Flushes<'a> {
     keys: &'a Keys,
     values: Vec<Vec<u8>>,
@@ -100,8 +100,8 @@ impl<'a> Flushes<'a> {
         Flushes { keys, values, each }
     }
 
-    /// Puts keys in one commit after another. What was acknowledged are the first keys, as many as there were operations.
-    /// The latencies are those of the commits.
+    /// Puts keys in one commit after another. The acknowledged keys are the first ones, as many as the operations. The
+    /// latencies are those of the commits.
     fn put(&self, context: &Context, peer: &dyn Peer) -> Result<Done> {
         let Flushes { keys, values, each } = self;
         let shift = context.pace.whole_shift(1);
@@ -121,7 +121,7 @@ impl<'a> Flushes<'a> {
         Ok(of_puts(worked, keys.len()))
     }
 
-    /// Puts them as a row of its own, and returns how many were acknowledged before the limit of the cell.
+    /// Puts the keys as a row of their own, and returns the number acknowledged before the limit of the cell.
     fn measured(&self, context: &Context, recorder: &mut Recorder, row: &str, peer: &dyn Peer) -> Result<usize> {
         let mut acknowledged = 0;
         recorder.phase(row, Work::Writes, || {
@@ -133,7 +133,7 @@ impl<'a> Flushes<'a> {
     }
 }
 
-/// A stopped shift counted commits; what was left are puts.
+/// Converts the plan of a stopped shift, which counted commits, to puts.
 fn of_puts(worked: Worked, planned: usize) -> Done {
     let mut done = alone(worked);
     done.stopped_at_of = done.stopped_at_of.map(|_| planned as u64);
@@ -182,7 +182,7 @@ impl Rows<'_> {
         let peer = self.open("random")?;
         let picks = Generator::new(self.context.seed, "writes").picks(self.count, self.count);
         let keys = numbers(picks.iter().copied());
-        // A number that comes again is written in its next version.
+        // A number that occurs again is written in its next version.
         let mut last = vec![None::<u32>; self.count];
         let versions: Vec<u32> = picks
             .iter()
@@ -205,7 +205,7 @@ impl Rows<'_> {
         peer.close()
     }
 
-    /// Every number is there in its last version, or not at all.
+    /// Verifies that every number is present in its last version, or absent if it was never written.
     fn verify_versions(&self, peer: &dyn Peer, last: &[Option<u32>]) -> Result<()> {
         let checker = self.context.checker(&self.values);
         read_back(peer, self.sequential.all(), |key, found| {
@@ -217,7 +217,7 @@ impl Rows<'_> {
         })
     }
 
-    /// Reads and writes of records that are there, 7 to 3; each write a commit of its own.
+    /// Reads and writes existing records, 7 to 3; each write is its own commit.
     fn mixed(&self, recorder: &mut Recorder) -> Result<()> {
         if recorder.is_stopped() {
             recorder.not_done(&[("mixed", Work::Writes)], &format!("not reached {BY_LIMIT}"));
@@ -258,7 +258,7 @@ impl Rows<'_> {
         peer.close()
     }
 
-    /// The same operations in the process of a driver; each version of a record is a pair of its own.
+    /// Runs the mixed operations in the process of a driver. Each version of a record is a pair of its own.
     fn mixed_outside(
         &self,
         outside: &dyn Outside,
@@ -298,8 +298,8 @@ impl Rows<'_> {
         peer.close()
     }
 
-    /// As many records as the form has, but the published 100,000 at least; a flush after every 10,000 puts, and one read
-    /// for ten of them.
+    /// Runs the `large` rows. They have as many records as the form, but at least the published 100,000. A flush
+    /// follows every 10,000 puts, and there is one read for ten puts.
     fn large(&self, recorder: &mut Recorder) -> Result<()> {
         let peer = self.open("large")?;
         let count = self.count.max(self.context.scaled(LARGE_MIN));
@@ -315,7 +315,8 @@ impl Rows<'_> {
         peer.close()
     }
 
-    /// 1,000 records: keep a checkpoint, lose the live store, recover from the checkpoint, which must stay as it was.
+    /// Keeps a checkpoint of 1,000 records, loses the live store, and recovers from the checkpoint, which must stay
+    /// unchanged.
     fn checkpoint(&self, recorder: &mut Recorder) -> Result<()> {
         let names = [
             ("create checkpoint", Work::Writes),
@@ -356,7 +357,7 @@ impl Rows<'_> {
     }
 }
 
-/// Copies the files of a directory: a recovery that leaves the checkpoint as it is.
+/// Copies the files of a directory, for a recovery that leaves the checkpoint unchanged.
 pub fn copy_directory(from: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from)? {
@@ -370,7 +371,7 @@ pub fn copy_directory(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Every byte below a directory, by name.
+/// Returns every byte below a directory, by file name.
 fn contents(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(directory)? {

@@ -1,5 +1,5 @@
 //! GeaFlow's published stability load: many small flushes, checkpoints, growth, a mix of reads and writes, memory, and
-//! large values. What the published test only ran, this one reads back.
+//! large values. The published test only ran this load; this workload also reads it back.
 
 use anyhow::{Context as _, Result};
 
@@ -44,7 +44,7 @@ fn open(context: &Context, row: &str) -> Result<Box<dyn Peer>> {
     context.open_in(&context.directory.join(row))
 }
 
-/// Steps that each do several operations; the latency is that of a step.
+/// Runs steps of several operations each; the latency is that of a step.
 fn steps(context: &Context, count: usize, mut step: impl FnMut(u64) -> Result<u64>) -> Result<(Done, usize)> {
     let mut done_steps = 0;
     let shift = context.pace.whole_shift(1);
@@ -83,7 +83,7 @@ fn flushes(context: &Context, recorder: &mut Recorder) -> Result<()> {
     peer.close()
 }
 
-/// Each round keeps a checkpoint, drops the store, and recovers it from there, with everything it held so far.
+/// Runs rounds that each keep a checkpoint, drop the store, and recover it from the checkpoint with all its data.
 fn checkpoints(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let rounds = context.scaled(20).min(20);
     let keys = numbers(0..rounds * 100);
@@ -163,7 +163,7 @@ fn mix(context: &Context, recorder: &mut Recorder) -> Result<()> {
     peer.close()
 }
 
-/// 50 rounds of 200 puts of 500 bytes and 200 gets, with a checkpoint every 10 rounds.
+/// Runs 50 rounds of 200 puts of 500 bytes and 200 gets, with a checkpoint every 10 rounds.
 fn memory(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let rounds = context.scaled(50).min(50);
     let keys = numbers(0..rounds * 200);
@@ -186,7 +186,7 @@ fn memory(context: &Context, recorder: &mut Recorder) -> Result<()> {
         })?;
         Ok(done)
     })?;
-    // Of a peer without checkpoints, which shows `n/a`, the first round.
+    // For a peer without checkpoints, which shows `n/a`, this covers the first round.
     read_back(&*peer, keys.all().part(0, written), |key, found| {
         checker.present(key, 0, found)
     })?;

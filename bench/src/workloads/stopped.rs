@@ -1,8 +1,8 @@
-//! Tests of rows that the limit of the cell stopped: what was acknowledged until then is read back.
+//! Tests of rows that the limit of the cell stopped: what was acknowledged by then is read back.
 //!
-//! The peer of these tests waits for the limit in the middle of a row, so that the row is stopped at the same place on every
-//! machine; and at that moment a pair vanishes that was acknowledged long before, which nothing but the reading back can
-//! find. Without that, the same run must pass and show the row as stopped.
+//! The peer of these tests waits for the limit in the middle of a row, so that the row stops at the same place on every
+//! machine. At that moment a pair vanishes that was acknowledged long before, and only the read-back can notice it.
+//! Without the loss, the run must pass and show the row as stopped.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ use crate::peers;
 
 /// Time that a run has until the write that waits for the limit.
 const LIMIT: Duration = Duration::from_secs(6);
-/// For a row that is not stopped, but not done either.
+/// For a row that is neither stopped nor done.
 const NEVER: u64 = u64::MAX;
 
 /// Where a run is stopped: in which row, and at which write to which of the stores that the workload opens.
@@ -33,7 +33,7 @@ struct Case {
     row: &'static str,
     store: usize,
     waits: u64,
-    /// The number of the write whose pair vanishes at `waits`; where nothing waits, it is lost at once.
+    /// The number of the write whose pair vanishes at `waits`; if no write waits, the pair is lost at once.
     vanishes: u64,
 }
 
@@ -56,7 +56,7 @@ const fn case(
 const STATE: (&str, f64) = ("state/1M", 0.0002);
 const STABILITY: (&str, f64) = ("state-stability", 0.1);
 
-/// Each with pairs enough before the write that waits, and as many after it.
+/// Each case has enough pairs before the write that waits, and as many after it.
 const CASES: &[Case] = &[
     case(("first", 0.0002), "single puts", 1, (5, 50)),
     case(("synced-puts", 0.0002), "1 thread", 1, (5, 50)),
@@ -64,13 +64,13 @@ const CASES: &[Case] = &[
     case(("open", 0.0002), "load in batches of 1,000", 1, (5, 500)),
     case(("mega/counts", 0.0005), "writes", 1, (505, 600)),
     case(("map/100k", 0.016), "write", 1, (5, 500)),
-    // What was not deleted must be there. The write that ended last is not the first one of any thread's share, and each
-    // thread deletes only that.
+    // The remaining keys must be present. The write that ended last is not the first one of any thread's share, and
+    // each thread deletes only its first one.
     case(("map/100k", 0.016), "delete", 1, (1_599, 1_600)),
     case(("map-mixed/100k", 0.002), "mixed write", 1, (205, 215)),
     case(STATE, "seq-write", 1, (5, 50)),
     case(STATE, "rand-write", 2, (5, 50)),
-    // Its load was stopped.
+    // The load of this row was stopped.
     case(STATE, "mixed", 3, (5, 50)),
     case(STATE, "mixed", 3, (205, 220)),
     case(STATE, "batch", 4, (5, 50)),
@@ -104,7 +104,7 @@ const CASES: &[Case] = &[
     case(("ycsb-e", 0.002), "95 % scans, 5 % inserts", 1, (2_005, 2_010)),
 ];
 
-/// Opens peers of which one waits.
+/// A driver that opens peers, of which one waits.
 struct Waiting {
     case: Case,
     is_honest: bool,
@@ -112,10 +112,10 @@ struct Waiting {
     opened: AtomicUsize,
 }
 
-/// Has its pairs in another peer.
+/// A peer that keeps its pairs in another peer.
 struct WaitingPeer {
     inner: Box<dyn Peer>,
-    /// At which write, and until when; none in the stores that do not wait.
+    /// The write that waits, and until when; `None` in stores that do not wait.
     waits: Option<(u64, u64)>,
     vanishes: Option<u64>,
     writes: AtomicU64,
@@ -130,7 +130,7 @@ impl Driver for Waiting {
             classes: [Class::Synced, Class::Written, Class::None]
                 .map(|class| (class, "claimed, wrongly".to_string()))
                 .to_vec(),
-            // As some want it, which are stopped before they close the store.
+            // Some workloads require this, but are stopped before they close the store.
             is_persistent: ["open", "held-snapshot/500k", "scarce-memory", "sizes/100B"].contains(&self.case.workload),
             ..Description::default()
         }
@@ -138,7 +138,7 @@ impl Driver for Waiting {
 
     fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {
         let is_it = self.opened.fetch_add(1, Ordering::Relaxed) + 1 == self.case.store;
-        // The map shuts writers out as long as there is a snapshot.
+        // `btreemap` locks writers out as long as there is a snapshot.
         let inner = if self.case.workload == "held-snapshot/500k" {
             "lmdb"
         } else {
@@ -155,7 +155,7 @@ impl Driver for Waiting {
 }
 
 impl WaitingPeer {
-    /// Does one write, or what is done in its place.
+    /// Does one write, or its replacement.
     fn write(&self, key: &[u8], write: impl FnOnce() -> Result<()>) -> Result<()> {
         let number = self.writes.fetch_add(1, Ordering::SeqCst);
         let (waits, limit) = self.waits.unwrap_or((NEVER, 0));
@@ -176,7 +176,7 @@ impl WaitingPeer {
         Ok(())
     }
 
-    /// The key whose pair vanishes; another thread may be about to write it.
+    /// Returns the key whose pair vanishes; another thread may be about to write it.
     fn vanishing(&self) -> Vec<u8> {
         loop {
             if let Some(key) = self.vanishing.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -217,7 +217,7 @@ impl Peer for WaitingPeer {
 
     fn checkpoint(&self, directory: &Path) -> Result<()> {
         match self.waits {
-            // For the row that goes on with them; nobody opens this one.
+            // The next row needs this directory; no code opens this store.
             Some((waits, _)) if waits != NEVER => Ok(std::fs::create_dir(directory)?),
             _ => self.inner.checkpoint(directory),
         }
@@ -236,7 +236,7 @@ fn run(case: Case, is_honest: bool) -> Result<Record> {
         limit,
         opened: AtomicUsize::new(0),
     };
-    // What runs for a time goes on until the limit.
+    // Timed work continues until the limit.
     let seconds = Some(2.0 * LIMIT.as_secs_f64());
     let pace = Pace {
         limit,
@@ -246,7 +246,7 @@ fn run(case: Case, is_honest: bool) -> Result<Record> {
     run_paced(case.workload, &driver, case.scale, pace)
 }
 
-/// All at the same time: they do little but wait.
+/// Checks all cases in parallel, because they mostly wait.
 fn for_each_case(check: impl Fn(Case) + Sync) {
     std::thread::scope(|scope| {
         for case in CASES {
@@ -263,7 +263,7 @@ fn pair_that_vanished_from_a_stopped_row_is_found() {
         let error = run(case, false)
             .err()
             .unwrap_or_else(|| panic!("{name}: it was not noticed"));
-        // Who lists or scans counts what there is.
+        // Workloads that list or scan count the pairs.
         let error = format!("{error:#}");
         let is_named = ["key ", "a list saw", "a scan saw"]
             .iter()
@@ -293,7 +293,7 @@ fn stopped_row_of_an_honest_peer_is_shown_as_such_and_fails_nothing() {
 
 #[test]
 fn bulk_load_beyond_the_limit_is_shown_as_done_and_all_of_it_is_read_back() {
-    // It is one commit, which waits in its middle.
+    // The bulk load is one commit, which waits in its middle.
     let case = case(("redb-table", 0.00004), "bulk load", 1, (5, 100));
     let record = run(case, true).expect("an honest peer");
     let [bulk, single] = record.phases.as_slice() else {

@@ -1,7 +1,7 @@
-//! Single puts that survive power loss, from 1, 8 and 32 threads: what one sync costs, and whether committers share it.
+//! Single puts that survive power loss, on 1, 8 and 32 threads: the cost of one sync, and whether committers share it.
 //!
-//! Every step runs for a time or until its keys are used up, whichever comes first, on a store that holds some pairs
-//! already. After each step every acknowledged key is read back, and at the end those that were there before.
+//! Every step runs for a time or until its keys are used up, whichever comes first, on a store that already holds some
+//! pairs. After each step every acknowledged key is read back, and at the end the initial pairs.
 
 use anyhow::{Context as _, Result};
 
@@ -13,11 +13,11 @@ use crate::measure::Work;
 use crate::peer::Class;
 
 const THREADS: [usize; 3] = [1, 8, 32];
-/// Keys for a step at scale 1: more than any disk can sync in its time.
+/// Number of keys for a step at scale 1: more than any disk can sync in its time.
 const KEYS: usize = 1_000_000;
 /// Seconds of a step at scale 1.
 const STEP: f64 = 5.0;
-/// Below this a step would be a handful of syncs.
+/// Below this a step would be only a few syncs.
 const STEP_MIN: f64 = 0.2;
 
 pub const WORKLOAD: Workload = Workload {

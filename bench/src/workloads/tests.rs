@@ -1,4 +1,4 @@
-//! Tests of the workloads: honest peers pass every one, and each planted fault is caught by the workloads of the matrix.
+//! Tests of the workloads: honest peers pass all of them, and the workloads of the matrix catch each planted fault.
 
 use anyhow::Result;
 
@@ -43,7 +43,7 @@ fn run(name: &str, driver: &dyn Driver, scale: f64) -> Result<Record> {
     run_paced(name, driver, scale, pace())
 }
 
-/// Every peer that takes part passes, and shows the same phases.
+/// Checks that every participating peer passes, and that all show equal phases.
 fn honest_peers_pass(name: &str, scale: f64) {
     let mut shown: Option<Vec<String>> = None;
     for driver in peers::ALL.iter().chain(brokers::ALL) {
@@ -62,7 +62,7 @@ fn honest_peers_pass(name: &str, scale: f64) {
 
 macro_rules! honest {
     ($($test:ident: $name:literal at $scale:literal,)*) => {
-        /// The workloads, each at a scale at which it takes no time.
+        /// The workloads, each at a scale at which it takes little time.
         const TINY: &[(&str, f64)] = &[$(($name, $scale)),*];
 
         $(#[test]
@@ -113,7 +113,8 @@ honest! {
     honest_peers_pass_growth_of_sizes: "growth/size-64kB" at 0.001,
 }
 
-/// Wherever the limit of a cell falls, also between two measured phases, an honest peer does not fail for it.
+/// Checks that an honest peer never fails because of the cell's limit, wherever it falls, including between two
+/// measured phases.
 #[test]
 fn limit_at_any_time_fails_nobody() {
     for name in ["state/10k", "map/100k", "redb-table", "reads/1M", "overwrites"] {
@@ -158,7 +159,7 @@ fn limit_of_the_cell_stops_workloads_of_messages_at_any_time_and_fails_none() {
     }
 }
 
-/// The error with which a workload ends on a faulty peer, if it ends so.
+/// Returns the error with which a workload fails on a faulty peer, if it fails.
 fn caught(name: &str, fault: &str, scale: f64) -> Option<String> {
     let driver = peers::one(fault).expect("a faulty peer");
     run(name, driver, scale).err().map(|error| format!("{error:#}"))
@@ -172,10 +173,10 @@ fn must_catch(name: &str, fault: &str, scale: f64) {
     assert!(names_it, "{name}: {fault}: {error}");
 }
 
-/// The matrix: one test for each workload and each fault that it must catch. Not in it, but tested below: a workload without
-/// deletes cannot see what is wrong with them, and what was acknowledged too early only a crash can show
-/// (`tests/classes.rs`). The cells of `open`, `killed-publisher`, `mega/processes` and `sharing`, which start the lab again, are in
-/// `tests/faults.rs`, and those of rows that were stopped in `stopped.rs`.
+/// The matrix: one test for each workload and each fault that it must catch. Two kinds of cells are not in it and are
+/// tested below. A workload without deletes cannot notice faulty deletes. Only a crash can show an acknowledgement that
+/// came too early (`tests/classes.rs`). The cells of `open`, `killed-publisher`, `mega/processes` and `sharing`, which
+/// start the lab again, are in `tests/faults.rs`. Those of stopped rows are in `stopped.rs`.
 macro_rules! matrix {
     ($($test:ident: $name:literal catches $fault:literal at $scale:literal,)*) => {
         const MATRIX: &[(&str, &str)] = &[$(($name, $fault)),*];
@@ -296,7 +297,7 @@ fn every_workload_is_in_the_matrix_with_each_fault_of_its_reads_and_writes() {
     }
 }
 
-/// What no test of the matrix says must be caught, and the workload cannot see.
+/// Checks that workloads outside the matrix do not catch this fault.
 fn cannot_see(fault: &str) {
     let driver = peers::one(fault).expect("a faulty peer");
     let runs = |name: &str| named(name).expect("known")[0].workload.class_for(driver, None).is_ok();
@@ -311,7 +312,8 @@ fn workloads_without_deletes_cannot_see_that_none_are_done() {
     cannot_see("faulty-keeps-deleted");
 }
 
-/// One of them is not in the matrix though it deletes: where everything is deleted, nothing is left that could be missed.
+/// One of these workloads deletes and is still not in the matrix: it deletes everything, so no remaining pair can be
+/// missing.
 #[test]
 fn workloads_that_delete_nothing_or_everything_cannot_see_what_else_a_delete_takes() {
     cannot_see("faulty-deletes-next");

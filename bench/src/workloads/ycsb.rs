@@ -1,8 +1,8 @@
-//! The Yahoo Cloud Serving Benchmark's workloads A, C and E: 1M records of 1,000 bytes (its ten fields as one value), 1M
-//! operations from 8 threads, records chosen by Zipf's law.
+//! The Yahoo Cloud Serving Benchmark's workloads A, C and E: 1M records of 1,000 bytes (its ten fields as one value),
+//! 1M operations on 8 threads, records chosen by Zipf's law.
 //!
-//! While others write a key, a read may find any version that was not yet replaced when the read began; which those are
-//! is kept by the lab (`Versions`). A scan must give every loaded record in its range.
+//! While other workers write a key, a read may find any version that was not yet replaced when the read began. The lab
+//! tracks these versions (`Versions`). A scan must return every loaded record in its range.
 
 use anyhow::Result;
 
@@ -18,7 +18,7 @@ const THREADS: usize = 8;
 const VALUE_BYTES: usize = 1_000;
 /// `user` and 20 digits.
 const KEY_BYTES: usize = 24;
-/// A scan asks for 1 to so many records.
+/// A scan asks for 1 to `SCAN_MAX` records.
 const SCAN_MAX: usize = 100;
 
 /// Half reads, half updates.
@@ -50,7 +50,8 @@ pub const E: Workload = Workload {
     ..A
 };
 
-/// The key of a record. YCSB hashes the record's number, so that neighbours in number are not neighbours in order.
+/// Returns the key of a record. YCSB hashes the record's number, so that neighbours in number are not neighbours in
+/// order.
 fn key_of(number: usize) -> String {
     format!("user{:020}", scrambled(number as u64))
 }
@@ -83,8 +84,8 @@ impl<'a> Loaded<'a> {
         self.context.scaled(OPERATIONS).div_ceil(THREADS)
     }
 
-    /// The records that a worker turns to, drawn before the clock starts. The hash in the key is what scatters the
-    /// often chosen ones over the store.
+    /// Returns the records that a worker uses, drawn before the clock starts. The hash in the key scatters the frequent
+    /// ones over the store.
     fn choices(&self, worker: usize) -> Vec<u32> {
         let mut generator = Generator::new(self.context.seed, &format!("choices {worker}"));
         (0..self.operations())
@@ -117,7 +118,7 @@ fn run_a(context: &Context, recorder: &mut Recorder) -> Result<()> {
             let mine = &choices[worker];
             context.pace.shift(THREADS, None).work(mine.len() as u64, |at| {
                 let record = mine[at as usize] as usize;
-                // Which it is must not depend on the record, or one half of the records would never be written.
+                // The choice must not depend on the record, or half of the records would never be written.
                 if scrambled(at ^ (worker as u64) << 32) & 1 == 0 {
                     read(record)
                 } else {
@@ -153,7 +154,7 @@ fn run_c(context: &Context, recorder: &mut Recorder) -> Result<()> {
     loaded.peer.close()
 }
 
-/// What a worker of E does: a scan from a loaded record, or the insert of the next new one.
+/// A step of a worker of E: a scan from a loaded record, or the insert of the next new record.
 #[derive(Clone, Copy)]
 enum Step {
     Scan { rank: u32, pairs: u32 },

@@ -1,6 +1,6 @@
-//! What the suites share: calling the lab, in a directory of its own that is removed afterwards.
+//! Shared code of the test suites: calls the lab in a separate directory that is removed afterwards.
 
-// Each suite is a crate of its own and uses a part of this.
+// Each suite is a separate crate and uses only a part of this.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ impl Place {
         self.0.join(name)
     }
 
-    /// The lab with these arguments, working here.
+    /// Returns a command for the lab with these arguments, working in this directory.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
         command.args(arguments).current_dir(&self.0);
@@ -38,13 +38,13 @@ impl Place {
         self.command(arguments).output().expect("the lab starts")
     }
 
-    /// `lab run` with these arguments; results in `results.json`.
+    /// Runs `lab run` with these arguments; results go to `results.json`.
     pub fn run(&self, arguments: &[&str]) -> Output {
         let own = ["--json", "results.json", "--directory", "."];
         self.lab(&[&["run"], arguments, &own].concat())
     }
 
-    /// One cell in a process of its own, with its store in `store`.
+    /// Returns a command for one cell in its own process, with its store in `store`.
     pub fn once(&self, workload: &str, peer: &str, class: &str, more: &[&str]) -> Command {
         std::fs::create_dir(self.file("store")).expect("a directory");
         let own = ["once", workload, "--peer", peer, "--durability", class];
@@ -60,7 +60,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // A directory that stays behind in the temporary one is no reason to fail a test.
+        // A leftover directory in the temporary directory is not a reason to fail a test.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -69,7 +69,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether the drivers in Java can be built here; where tests are run for a change to land, they must be.
+/// Whether the drivers in Java can be built here. Where tests run before a change lands, they must be.
 pub fn has_java() -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has = |program: &str| std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
@@ -86,8 +86,8 @@ pub fn has_java() -> bool {
 /// The drivers in Java.
 pub const JAVA: [&str; 2] = ["lmdbjava", "rocksdbjni"];
 
-/// Whether the driver in Go can be built here against a library that is in a directory: what a registry serves is not
-/// tested, so that no test depends on one.
+/// Whether the driver in Go can be built here against a local library. The tests do not use a registry's version, so
+/// that no test depends on a registry.
 pub fn has_mmcmap() -> bool {
     let has_source = std::env::var_os("LAB_MMCMAP_SOURCE").is_some();
     if !has_source {

@@ -1,4 +1,4 @@
-//! What the commands have in common that change something by its name: maps, topics, groups.
+//! Shared code of the commands that change an object by name: maps, topics, groups.
 
 use duramen::Store;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 
-/// Closes the store, and says what was done to those who read JSON; others see that nothing was wrong.
+/// Closes the store. With `--json` it prints what was done; otherwise success prints nothing.
 pub fn finish(store: Store, done: &Value, output: &mut Output) -> Outcome {
     store.close()?;
     if output.is_json {
@@ -15,7 +15,8 @@ pub fn finish(store: Store, done: &Value, output: &mut Output) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// Refuses to remove what holds something, unless that is meant: `held` says what it holds, and `remedy` what `--force` does.
+/// Refuses to remove an object that is not empty, unless the user forces it: `held` says what the object holds, and
+/// `remedy` what `--force` does.
 pub fn refuse_unless(is_meant: bool, held: &str, remedy: &str) -> Outcome<()> {
     match is_meant {
         true => Ok(()),

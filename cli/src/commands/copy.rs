@@ -1,4 +1,4 @@
-//! `duramen copy`: a consistent, densely filled copy of a store.
+//! `duramen copy`: makes a consistent, densely filled copy of a store.
 
 use std::path::PathBuf;
 

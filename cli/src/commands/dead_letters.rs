@@ -14,7 +14,7 @@ const EXAMPLES: &str = r"Examples:
     $ duramen dead-letters shop sales.dead
     $ duramen dead-letters shop sales.dead --json";
 
-/// Letters read at once.
+/// Maximum number of dead letters read at once.
 const BATCH: usize = 1000;
 
 /// Print which messages failed the last time, and why

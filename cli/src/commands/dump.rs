@@ -80,15 +80,15 @@ impl Dump {
         Ok(Exit::Done)
     }
 
-    /// Whoever relies on a dump should know what is not in it.
+    /// Tells the user that the dump contains no topics, because users who rely on a dump must know what it lacks.
     fn tell_of_topics(&self, store: &Store) {
-        // Where that cannot be read there may be some.
+        // An unreadable store may have topics.
         if self.map.is_empty() && Topics::exist(store).unwrap_or(true) {
             say("topics are not in a dump; `duramen copy` takes them along");
         }
     }
 
-    /// Writes what can be read, and lists the rest.
+    /// Writes what is readable, and lists the rest.
     fn salvage(&self, snapshot: &Snapshot, output: &mut Output) -> Outcome {
         let lost = Lost::new();
         let mut maps = snapshot.salvage_maps(&lost)?;
@@ -132,7 +132,7 @@ fn announced(snapshot: &Snapshot, map: &Map) -> Outcome<AnnouncedMap> {
     })
 }
 
-/// How many pairs can be read shows only at the end.
+/// Announces a map without its number of pairs: the number of readable pairs is known only at the end.
 fn without_count(map: &Map) -> AnnouncedMap {
     AnnouncedMap {
         name: map.name().into(),

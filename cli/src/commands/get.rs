@@ -1,4 +1,4 @@
-//! `duramen get`: one value.
+//! `duramen get`: prints one value.
 
 use std::io::{self, Read, Write};
 
@@ -79,7 +79,7 @@ impl Get {
     }
 }
 
-/// `io::copy`, but errors of the store and errors of the output stay apart.
+/// Copies a value to the output, like `io::copy`, but keeps store errors apart from output errors.
 fn copy_out(value: &mut dyn Read, output: &mut Output) -> Outcome<()> {
     let mut buffer = vec![0; 1 << 20];
     loop {
@@ -91,7 +91,8 @@ fn copy_out(value: &mut dyn Read, output: &mut Output) -> Outcome<()> {
     }
 }
 
-/// A stream wraps the engine's errors, because `Read` knows only those of input and output.
+/// Unwraps the engine's error from a stream error. `Read` knows only input/output errors, so the stream wraps the
+/// engine's.
 fn of_store(error: io::Error) -> Failure {
     match error.downcast::<duramen::Error>() {
         Ok(error) => error.into(),

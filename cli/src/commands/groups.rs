@@ -1,5 +1,5 @@
-//! `duramen groups`: lists groups and durable subscriptions, of all topics or one; creates, configures, pauses, resumes, resets
-//! and deletes them.
+//! `duramen groups`: lists groups and durable subscriptions of one topic or of all topics. It also creates, configures,
+//! pauses, resumes, resets and deletes them.
 
 use std::time::Duration;
 
@@ -158,7 +158,7 @@ fn header(text: &str) -> Result<(String, String), String> {
 }
 
 impl Delivers {
-    /// These options, with what was given in place of what they say.
+    /// Returns `options` with the values given on the command line in place of its own.
     fn changed(self, mut options: GroupOptions) -> Outcome<GroupOptions> {
         if let Some(lease) = self.lease {
             options.lease = lease;
@@ -273,7 +273,7 @@ impl Groups {
     }
 }
 
-/// Lists groups of topics, and then rows that are ready.
+/// Lists the groups of `topics`, followed by the prepared rows in `more`.
 fn list(topics: &[Topic], more: Vec<Vec<String>>, describes: bool, output: &mut Output) -> Outcome<()> {
     let mut rows = Vec::new();
     for topic in topics {
@@ -321,7 +321,7 @@ fn row(topic: &Topic, group: &GroupDescription) -> Vec<String> {
     names.into_iter().chain(counts.map(|count| count.to_string())).collect()
 }
 
-/// How it delivers, as it would be given.
+/// Formats the delivery settings as command-line options.
 fn settings(options: Option<&GroupOptions>) -> String {
     let Some(options) = options else {
         return "-".into();
@@ -355,7 +355,7 @@ fn filter(filter: &Filter) -> String {
     key.into_iter().chain(headers).collect::<Vec<_>>().join(" ")
 }
 
-/// How it delivers; `whose`: the name that the default dead-letter topic has after `dead.`.
+/// Returns the delivery settings as JSON. `whose` is the suffix of the default dead-letter topic, after `dead.`.
 fn settings_object(options: &GroupOptions, whose: &str) -> Value {
     json!({
         "lease_seconds": seconds(options.lease),
@@ -403,7 +403,7 @@ fn pending_row(pending: &Pending) -> Vec<String> {
     ]
 }
 
-/// A time in milliseconds since 1970.
+/// Returns a time in milliseconds since 1970.
 fn millis(time: std::time::SystemTime) -> u64 {
     let since = time.duration_since(std::time::SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
@@ -495,16 +495,17 @@ impl Change {
     }
 }
 
-/// The group that a call names.
+/// The group that a command names.
 pub enum Meant {
-    /// One over a pattern, in all its topics.
+    /// A group over a pattern, in all topics that match.
     Everywhere(PatternGroup),
-    /// One of this topic, if there is one.
+    /// A group of this topic, which may not exist.
     InTopic(Topic),
 }
 
 impl Meant {
-    /// A pattern may be the name of a topic; then a group over it is meant, where there is one.
+    /// Finds the group that a command names. A pattern can look like a topic name; a group over the pattern then takes
+    /// precedence.
     pub fn find(store: &Store, topic: &str, name: &str) -> Outcome<Meant> {
         let known = match Topics::exist(store)? {
             true => Topics::open(store)?.pattern_groups()?,
@@ -533,12 +534,12 @@ fn reset(topic: &Topic, name: &str, to: Start) -> Outcome<()> {
     Ok(())
 }
 
-/// Rows of the groups over patterns; as JSON they are printed here.
+/// Returns the rows of groups over patterns. With JSON, prints the groups directly.
 fn pattern_groups(topics: &Topics, describes: bool, output: &mut Output) -> Outcome<Vec<Vec<String>>> {
     let mut rows = Vec::new();
     for group in topics.pattern_groups()? {
         let group = match group.describe() {
-            // Deleted meanwhile.
+            // The group was deleted meanwhile.
             Err(error) if matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })) => continue,
             group => group?,
         };
@@ -578,7 +579,7 @@ fn list_all(store: &Store, describes: bool, output: &mut Output) -> Outcome {
     let mut everywhere = pattern_groups(&topics, describes, output)?;
     for durable in topics.durables()? {
         let positions = match durable.positions() {
-            // Deleted meanwhile.
+            // The subscription was deleted meanwhile.
             Err(error) if matches!(TopicError::of(&error), Some(TopicError::GroupDeleted { .. })) => continue,
             positions => positions?,
         };

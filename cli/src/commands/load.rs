@@ -1,9 +1,9 @@
-//! `duramen load`: puts a dump into a store, in batches.
+//! `duramen load`: writes a dump into a store, in batches.
 //!
-//! A dump is as long as its store was, so it is not one transaction: the maps are checked before anything is written,
-//! and the pairs come in batches as they are read. Whether the dump is whole is known at its end only; when it turns
-//! out not to be, the failure says how much of it is in the store. Batches are `Written`; closing the store makes all
-//! durable before success is reported.
+//! A dump can be as large as its store, so a load is not one transaction. The load checks the maps before it writes
+//! anything, and commits the pairs in batches as it reads them. Only the end of the dump shows whether it is complete.
+//! If it is incomplete, the failure reports how much of it is in the store. Batches are `Written`; closing the store
+//! makes all of them durable before the load reports success.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal};
@@ -30,10 +30,11 @@ const EXAMPLES: &str = r"Examples:
 
 Exit code 5 when the dump was cut off or changed: the message says how much of it was loaded until then.";
 
-/// Longest batch. The time for a batch grows with the square of its length; at this one that does not show yet.
+/// Maximum number of pairs in a batch. The time for a batch grows with the square of its length; this length is still
+/// cheap.
 const BATCH_PAIRS_MAX: usize = 256;
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Values of this length go on their own, because a batch would hold a copy.
+/// Values of at least this length are written on their own, because a batch would hold a copy.
 const LONE_VALUE_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -58,7 +59,7 @@ pub struct Load {
 
 impl Load {
     pub fn run(self, output: &mut Output) -> Outcome {
-        // The head first: what is no dump must not leave a new store behind.
+        // Reads the head first, so that invalid input does not leave a new store behind.
         let reader = DumpReader::new(self.input()?)?;
         let maps = self.selected(reader.maps())?;
         let store = self
@@ -100,7 +101,7 @@ impl Load {
         }
     }
 
-    /// The announced maps that are asked for.
+    /// Returns the announced maps that the user asked for.
     fn selected(&self, announced: &[AnnouncedMap]) -> Outcome<Vec<AnnouncedMap>> {
         let is_announced = |name: &&String| announced.iter().any(|map| map.name == **name);
         if let Some(missing) = self.map.iter().find(|name| !is_announced(name)) {
@@ -131,13 +132,13 @@ impl Load {
     }
 }
 
-/// A load under way.
+/// A load in progress.
 struct Loading<'a> {
     store: Store,
     selected: &'a [AnnouncedMap],
     batch: Batch,
     batch_bytes: usize,
-    /// Pairs in committed batches.
+    /// Number of pairs in committed batches.
     pairs: u64,
     meter: Meter,
     total: u64,
@@ -152,7 +153,7 @@ impl Loading<'_> {
             batch_bytes: 0,
             pairs: 0,
             meter: Meter::new("loading", "pairs"),
-            // Unknown as soon as one map does not say.
+            // The total is unknown if any map does not announce its count.
             total: selected.iter().map(|map| map.pairs).sum::<Option<u64>>().unwrap_or(0),
         }
     }

@@ -57,7 +57,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does it.
+    /// Runs the command.
     pub fn run(self, output: &mut Output) -> Outcome {
         match self {
             Command::Get(get) => get.run(output),

@@ -103,7 +103,7 @@ impl Publish {
     pub fn run(self, output: &mut Output) -> Outcome {
         let key = self.key.as_ref().map(|key| self.notation.notation().parse("key", key));
         let key = key.transpose()?;
-        // Before the store is opened: a pipe may be slow.
+        // Reads the payloads before it opens the store, because a pipe may be slow.
         let payloads = self.payloads()?;
         if self.id.is_some() && payloads.len() != 1 {
             return Err(Failure::wrong_call(
@@ -127,7 +127,7 @@ impl Publish {
         Ok(Exit::Done)
     }
 
-    /// What is to be published, but for lines, which are read as they come.
+    /// Returns the messages to publish. Lines are not included; they are read as they arrive.
     fn payloads(&self) -> Outcome<Vec<Vec<u8>>> {
         let dashes = self.messages.iter().filter(|text| *text == "-").count();
         if dashes > 1 {
@@ -153,7 +153,7 @@ impl Publish {
                 DuramenOutcome::Published(published) => Some(published),
                 DuramenOutcome::Duplicate(offset) => return self.duplicate(offset, output),
             },
-            // Without a copy: it may be long.
+            // Publishes without a copy, because the message may be long.
             [one] => Some(topic.publish(self.dress(one, key))?),
             all => topic.publish_all(all.iter().map(|payload| self.dress(payload, key)))?,
         };
@@ -166,7 +166,7 @@ impl Publish {
         Ok(())
     }
 
-    /// Tells that a message was published before.
+    /// Reports that the message was published before.
     fn duplicate(&self, offset: Option<u64>, output: &mut Output) -> Outcome<()> {
         if output.is_json {
             return output.json(&json!({"topic": self.topic, "offset": offset, "duplicate": true}));
@@ -218,7 +218,7 @@ impl Publish {
         message
     }
 
-    /// Publishes lines as they come; the sync at the end makes all of them last.
+    /// Publishes lines as they arrive. The sync at the end makes all of them durable.
     fn publish_lines(&self, topic: &Topic, key: Option<&[u8]>, output: &mut Output) -> Outcome<()> {
         let topic = topic.with_durability(Durability::Written);
         let began = Instant::now();
@@ -243,7 +243,8 @@ impl Publish {
     }
 }
 
-/// Standard input, up to one byte more than a message may have: then publishing it says so.
+/// Reads standard input, up to one byte more than the message limit. Publishing then reports that the message is too
+/// long.
 fn from_stdin() -> Outcome<Vec<u8>> {
     if io::stdin().is_terminal() {
         say("reading the message from the terminal; end it with Ctrl-D");

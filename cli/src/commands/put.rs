@@ -51,7 +51,7 @@ pub struct Put {
     notation: NotationArguments,
 }
 
-/// A value that is ready: its length is known.
+/// A value that is ready to store, with its length.
 struct Source {
     bytes: u64,
     stream: Box<dyn Read>,
@@ -60,7 +60,7 @@ struct Source {
 impl Put {
     pub fn run(self, output: &mut Output) -> Outcome {
         let key = self.notation.notation().parse("key", &self.key)?;
-        // Before the store is opened, so that nobody is shut out while a pipe is slow.
+        // Reads the source before it opens the store, so that a slow pipe blocks no other process.
         let mut source = self.source()?;
         let store = self.store.open_or_create(Options::new())?;
         let map = self.map.existing_or_new(&store)?;
@@ -112,12 +112,12 @@ fn of_stdin() -> Outcome<Source> {
     spooled(io::stdin())
 }
 
-/// Something without a length: short in memory, long in a temporary file, until its end is seen.
+/// Reads a stream of unknown length to its end: in memory while it is short, in a temporary file when it is long.
 fn spooled(stream: impl Read) -> Outcome<Source> {
     const IN_MEMORY_BYTES_MAX: usize = 8 << 20;
     let failed = |error: io::Error| Failure::of_io("reading the value", &error);
     let mut spool = tempfile::spooled_tempfile(IN_MEMORY_BYTES_MAX);
-    // One byte more than a value may have is enough for the engine to refuse it with its own words.
+    // One byte more than the maximum is enough for the engine to refuse the value with its own message.
     let bytes = io::copy(&mut stream.take(VALUE_BYTES_MAX + 1), &mut spool).map_err(failed)?;
     spool.rewind().map_err(failed)?;
     Ok(Source {

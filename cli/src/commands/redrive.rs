@@ -1,4 +1,4 @@
-//! `duramen redrive`: brings back what a group gave up.
+//! `duramen redrive`: returns the messages that a group gave up.
 
 use clap::Args;
 use serde_json::json;

@@ -1,7 +1,8 @@
-//! `duramen salvage`: copies what can be read of a damaged store into a new one, topics included, and lists what was lost.
+//! `duramen salvage`: copies the readable content of a damaged store, topics included, into a new store, and lists what
+//! was lost.
 //!
-//! Everything is read by system calls, page by page; what cannot be read is passed over and noted. The new store is
-//! written in batches and closed, which makes it durable, before success or loss is reported.
+//! It reads everything with system calls, page by page, and skips and notes what is unreadable. It writes the new store
+//! in batches and closes it, which makes it durable, before it reports success or loss.
 
 use std::path::{Path, PathBuf};
 
@@ -29,10 +30,10 @@ Messages that were lost are missing between the others, and readers that come to
 told so; a group of which something was lost delivers messages again, those too that were
 acknowledged.";
 
-/// Longest batch; the same as that of `load`, for the same reason.
+/// Maximum number of pairs in a batch, chosen for the same reason as in `load`.
 const BATCH_PAIRS_MAX: usize = 256;
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Values of this length go on their own, because a batch would hold a copy.
+/// Values of at least this length are written on their own, because a batch would hold a copy.
 const LONE_VALUE_BYTES: usize = 1 << 20;
 
 /// Copy what can be read of a damaged store into a new one
@@ -69,8 +70,8 @@ impl Salvage {
         Ok(if lost.is_empty() { Exit::Done } else { Exit::Damaged })
     }
 
-    /// What could not be read, and what the checker finds beside that: of a page that another one took the place of,
-    /// nobody who only reads knows.
+    /// Lists what was unreadable, and the checker's further findings. Reading alone cannot notice a page that another
+    /// page overwrote.
     fn all_lost(&self, store: &Store, lost: &Lost, topics: &SavedTopics) -> Vec<String> {
         let mut all = lost.list();
         let problems = match store.check(&mut |_| ()) {
@@ -112,14 +113,14 @@ impl Salvage {
     }
 }
 
-/// What is in the new store.
+/// The content of the new store.
 struct Copied {
     maps: u64,
     pairs: u64,
     topics: SavedTopics,
 }
 
-/// Makes the new store, where there is nothing yet.
+/// Creates the new store. The directory must be missing or empty.
 fn make_target(directory: &Path) -> Outcome<Store> {
     if directory.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
         let message = format!("{} is not empty; nothing was copied", directory.display());
@@ -128,12 +129,12 @@ fn make_target(directory: &Path) -> Outcome<Store> {
     Ok(Options::new().durability(Durability::Written).open(directory)?)
 }
 
-/// A copy under way.
+/// A copy in progress.
 struct Copying {
     target: Store,
     batch: Batch,
     batch_bytes: usize,
-    /// Pairs in committed batches.
+    /// Number of pairs in committed batches.
     pairs: u64,
     meter: Meter,
 }
@@ -149,7 +150,7 @@ impl Copying {
         }
     }
 
-    /// Copies topics, and takes those of the maps out that belong to them.
+    /// Copies topics, and removes the maps that belong to topics from `maps`.
     fn copy_topics(&self, snapshot: &Snapshot, maps: &mut Vec<Map>, lost: &Lost) -> Outcome<SavedTopics> {
         let mut meter = Meter::new("copying", "messages");
         let mut progress = |messages| meter.update(messages, 0);

@@ -1,4 +1,4 @@
-//! `duramen scan`: pairs in key order, one a line.
+//! `duramen scan`: prints pairs in key order, one a line.
 
 use std::io::Write;
 
@@ -69,7 +69,7 @@ impl Scan {
         Ok(Exit::Done)
     }
 
-    /// Prints one pair; `false` at the end.
+    /// Prints one pair. Returns `false` at the end.
     fn print_next(&self, cursor: &mut Cursor<'_>, output: &mut Output) -> Outcome<bool> {
         let pair = if self.reverse { cursor.prev()? } else { cursor.next()? };
         let Some((key, value)) = pair else { return Ok(false) };

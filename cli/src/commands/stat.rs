@@ -1,4 +1,4 @@
-//! `duramen stat`: what a store is made of.
+//! `duramen stat`: shows what a store consists of.
 
 use clap::Args;
 use duramen::topic::{Holder, Topics};
@@ -90,7 +90,7 @@ fn print_figures(statistics: &Statistics, output: &mut Output) -> Outcome<()> {
     Ok(())
 }
 
-/// The processes that have the store open, but for the one that was started to ask.
+/// Returns the processes that have the store open, except this one.
 fn others(statistics: &Statistics) -> impl Iterator<Item = &ProcessStatistics> {
     statistics.processes.iter().filter(|process| !process.is_this)
 }
@@ -109,7 +109,7 @@ fn print_processes(statistics: &Statistics, output: &mut Output) -> Outcome<()> 
     Ok(())
 }
 
-/// What can hold publishers back, where there is anything.
+/// Prints what can block publishers, if anything can.
 fn print_holders(holders: &[(String, Holder)], output: &mut Output) -> Outcome<()> {
     for (topic, holder) in holders {
         let what = match holder.holds_now() {
@@ -132,7 +132,8 @@ fn counted_processes(count: u64) -> String {
     }
 }
 
-/// Only what says something about the store on disk: figures of a process that was opened for this are not its.
+/// Formats the statistics as JSON. Contains only facts about the store on disk; counters of this short-lived process
+/// are not among them.
 fn to_json(statistics: &Statistics, holders: &[(String, Holder)]) -> Value {
     let maps: Vec<Value> = statistics
         .maps

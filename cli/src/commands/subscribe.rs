@@ -1,5 +1,5 @@
-//! `duramen subscribe`: prints messages of a topic, or of all topics of a pattern, once or as a durable subscription, or takes
-//! them as a member of a group.
+//! `duramen subscribe`: prints messages of a topic, or of all topics that match a pattern. It reads once, as a durable
+//! subscription, or as a member of a group.
 
 use std::io::Write;
 use std::time::{Duration, SystemTime};
@@ -38,7 +38,7 @@ const EXAMPLES: &str = r"Examples:
     $ duramen groups create shop 'sales.*' shippers
     $ duramen subscribe shop 'sales.*' --group shippers";
 
-/// Messages received at once by a member of a group.
+/// Maximum number of messages that a group member receives at once.
 const BATCH: usize = 1000;
 /// How long one call waits for messages with `--follow`.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -83,17 +83,17 @@ pub struct Subscribe {
     notation: NotationArguments,
 }
 
-/// Whether a topic was not named, but described: no name has these letters.
+/// Whether the text is a pattern: no topic name has these characters.
 pub fn is_pattern(topic: &str) -> bool {
     topic.contains(['*', '>'])
 }
 
-/// A reader that goes on behind what retention took, and is told of it: nobody is there to decide.
+/// Options of a reader that skips messages deleted by retention and is told of it. A command cannot ask what to do.
 fn passing_over() -> SubscribeOptions {
     SubscribeOptions::new().slow(SlowPolicy::Skip { max: u64::MAX })
 }
 
-/// The durable subscription of a name to a pattern, if there is one.
+/// Returns the durable subscription of a name to a pattern, if it exists.
 pub fn durable_pattern(store: &Store, pattern: &str, name: &str) -> Outcome<Option<DurablePattern>> {
     let known = match Topics::exist(store)? {
         true => Topics::open(store)?.durables()?,
@@ -110,7 +110,7 @@ pub fn no_durable_pattern(pattern: &str, name: &str) -> Failure {
     .hint("`duramen groups DIR` lists them")
 }
 
-/// A place in a topic.
+/// Parses a position in a topic.
 pub fn start(text: &str) -> Result<Start, String> {
     let wrong = || "not beginning, tail, an offset, last:COUNT or time:SECONDS".to_string();
     let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
@@ -132,7 +132,8 @@ pub fn start(text: &str) -> Result<Start, String> {
 
 impl Subscribe {
     pub fn run(self, output: &mut Output) -> Outcome {
-        // Whoever only reads keeps out those who want to write, when he comes first: nothing would ever come.
+        // A process that opens the store only to read, and opens it first, keeps writers out. With `--follow`, no
+        // message would ever arrive.
         let store = match self.follow || self.group.is_some() || self.durable.is_some() {
             true => self.store.open_to_write()?,
             false => self.store.open_to_read()?,
@@ -166,7 +167,7 @@ impl Subscribe {
         Ok(Exit::Done)
     }
 
-    /// Who only looks makes none.
+    /// Opens the durable subscription. With `--no-ack`, it must exist already.
     fn durable_pattern(&self, store: &Store, name: &str) -> Outcome<DurablePattern> {
         match self.no_ack {
             true => durable_pattern(store, &self.topic, name)?.ok_or_else(|| no_durable_pattern(&self.topic, name)),
@@ -176,7 +177,7 @@ impl Subscribe {
 
     fn read_all(&self, store: &Store, output: &mut Output) -> Outcome<()> {
         let pattern = Pattern::new(&self.topic)?;
-        // Who only reads cannot make what topics need, and finds nothing where there are none.
+        // A read-only process cannot create what topics need. It finds nothing where there are no topics.
         if !self.follow && !Topics::exist(store)? {
             return Ok(());
         }
@@ -184,7 +185,7 @@ impl Subscribe {
         self.read(|patience| subscription.next_batch(patience), |_| Ok(()), output)
     }
 
-    /// Prints what `next` returns until it has no more, or without end with `--follow`, and acknowledges it.
+    /// Prints what `next` returns and acknowledges it. Ends when there is no more; with `--follow` it never ends.
     fn read(
         &self,
         mut next: impl FnMut(Duration) -> Result<Option<Messages>>,
@@ -213,7 +214,7 @@ impl Subscribe {
                 self.print(&message, output)?;
             }
             if self.follow || self.durable.is_some() {
-                // What a reader that went away has not seen is not acknowledged.
+                // Flushes before it acknowledges, so that messages a closed pipe did not take stay unacknowledged.
                 output.flush()?;
             }
             if !self.no_ack {
@@ -238,7 +239,7 @@ impl Subscribe {
         }
     }
 
-    /// Prints what `receive` returns, until it has no more, or without end with `--follow`.
+    /// Prints what `receive` returns. Ends when there is no more; with `--follow` it never ends.
     fn take_with(
         &self,
         mut receive: impl FnMut(usize, Duration) -> Result<Option<Deliveries>>,
@@ -256,7 +257,7 @@ impl Subscribe {
             for message in deliveries.messages().iter() {
                 self.print(&message, output)?;
             }
-            // What a reader that went away has not seen is not acknowledged.
+            // Flushes before it acknowledges, so that messages a closed pipe did not take stay unacknowledged.
             output.flush()?;
             if !self.no_ack {
                 deliveries.acknowledge()?;
@@ -284,7 +285,7 @@ impl Subscribe {
     }
 }
 
-/// A message as JSON.
+/// Returns a message as JSON.
 pub fn object(message: &Received<'_>, notation: Notation) -> Value {
     let headers = message
         .headers()

@@ -145,7 +145,7 @@ enum Change {
 }
 
 impl Keeps {
-    /// These options, with what was given in place of what they say.
+    /// Returns `options` with the values given on the command line in place of its own.
     fn changed(&self, mut options: TopicOptions) -> TopicOptions {
         if let Some(Limit(time)) = self.keep_for {
             options.keep_for = time;
@@ -229,7 +229,7 @@ fn line(topic: &TopicDescription, holders: &[Holder]) -> String {
     )
 }
 
-/// What can hold publishers back, for people.
+/// Describes in words what can block publishers.
 pub fn holder_text(holder: &Holder) -> String {
     let what = match holder {
         Holder::Subscription {
@@ -302,7 +302,7 @@ pub fn holder_object(holder: &Holder) -> Value {
     }
 }
 
-/// What differs from a topic that keeps everything, as it would be given.
+/// Formats the options that differ from the default, as command-line options. The default topic keeps everything.
 fn settings(options: &TopicOptions) -> String {
     let usual = TopicOptions::new();
     let given = [
@@ -335,7 +335,8 @@ fn settings(options: &TopicOptions) -> String {
     }
 }
 
-/// Bytes up to which a topic keeps messages for its groups; `None`: limits delete regardless of groups.
+/// Returns the number of bytes up to which a topic keeps messages for its groups. `None` means that limits delete
+/// messages regardless of groups.
 fn protected_bytes(options: &TopicOptions) -> Option<u64> {
     match options.retention {
         Retention::ProtectGroups { max_bytes } => Some(max_bytes),
@@ -365,12 +366,12 @@ fn object(topic: &TopicDescription, holders: &[Holder]) -> Value {
     })
 }
 
-/// The topic of a name, or an error that says how to find the others.
+/// Returns the topic named `name`, or an error that says how to list the topics.
 pub fn existing(store: &Store, name: &str) -> Outcome<Topic> {
     find(store, name)?.ok_or_else(|| unknown(name).hint("`duramen topics DIR` lists them"))
 }
 
-/// The same for who publishes: it is made when it is missing, if the store makes topics on use.
+/// Returns the topic named `name` for a publisher. Creates a missing topic if the store creates topics on use.
 pub fn for_use(store: &Store, name: &str) -> Outcome<Topic> {
     match find(store, name)? {
         Some(topic) => Ok(topic),
@@ -379,7 +380,8 @@ pub fn for_use(store: &Store, name: &str) -> Outcome<Topic> {
     }
 }
 
-/// The topic of a name, created with the usual options when it is missing. An existing topic keeps its options.
+/// Returns the topic named `name`, and creates a missing topic with the default options. An existing topic keeps its
+/// options.
 pub fn created_when_missing(topics: &TopicsOfStore, name: &str) -> Outcome<Topic> {
     loop {
         if let Some(topic) = topics.get(name)? {

@@ -1,4 +1,5 @@
-//! `duramen torture`: kills processes that share a store until something is lost; and the hidden command of its members.
+//! `duramen torture`: kills processes that share a store until something is lost. Also the hidden command of its
+//! members.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `duramen tour`: the tour, in a temporary directory or one to keep; and the hidden command of its child process.
+//! `duramen tour`: takes the tour, in a temporary or a named directory. Also the hidden command of its child process.
 
 use std::path::PathBuf;
 

@@ -1,22 +1,23 @@
-//! What the store of a torture holds. Everything follows from the seed, the place of the writer and the number of its
-//! transaction, so that whoever reads it can tell whether it is right.
+//! The content of the store under torture. The seed, the slot of the writer and the transaction number determine all of
+//! it, so any process that reads the store can verify it.
 
 use duramen::{Kind, Map, Store};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Transactions of each writer that are kept; each transaction removes the one so far back.
+/// Number of transactions kept for each writer. Each transaction removes the one `KEPT` transactions before it.
 pub const KEPT: u64 = 500;
-/// Accounts between which money is moved, and what each begins with.
+/// Number of accounts between which money moves, and the initial balance of each.
 pub const ACCOUNTS: u32 = 64;
 pub const BALANCE: i64 = 1_000;
 /// Lists that transactions append to.
 pub const LISTS: u8 = 24;
-/// One transaction in so many replaces a long value, of which each writer has so many.
+/// Each writer has `LONG_VALUES` long values. One transaction in `LONG_EVERY` replaces one of them.
 pub const LONG_EVERY: u64 = 16;
 pub const LONG_VALUES: u64 = 4;
 const LONG_BYTES: std::ops::Range<u64> = 66_000..300_000;
-/// Records of each writer that its transactions replace in turn, all over the keys: so many that folds of the store are divided
-/// into steps, and at times so many at once that they go to the data file before the commit.
+/// Records of each writer that its transactions replace in turn, spread over the whole key range. There are enough of
+/// them for the store to divide folds into steps. Some transactions write so many at once that the records reach the
+/// data file before the commit.
 pub const RECORDS: [Records; 2] = [
     Records {
         family: 0,
@@ -31,27 +32,27 @@ pub const RECORDS: [Records; 2] = [
         groups: 25,
     },
 ];
-/// What a transaction that writes many at once has in memory.
+/// Memory limit of a transaction that writes many records at once.
 pub const MEMORY_BYTES: usize = 16 << 10;
 
-/// The maps.
+/// The maps of the store.
 pub struct Maps {
-    /// Writer and number of a transaction: bytes that follow from both.
+    /// Key: writer and transaction number. Value: bytes derived from both.
     pub ledger: Map,
-    /// Writer: how many transactions it has committed.
+    /// Key: writer. Value: number of transactions it has committed.
     pub counts: Map,
-    /// Account: its balance.
+    /// Key: account. Value: its balance.
     pub accounts: Map,
-    /// See `lists`.
+    /// The lists that transactions append to; see `lists`.
     pub lists: Map,
-    /// Writer and which: the number of a transaction, and bytes that follow from it.
+    /// Key: writer and index of the long value. Value: a transaction number, and bytes derived from it.
     pub long: Map,
-    /// See [`RECORDS`].
+    /// The records that transactions replace; see [`RECORDS`].
     pub records: Map,
 }
 
 impl Maps {
-    /// Opens them, making those that are missing, however often somebody is in the way.
+    /// Opens the maps and creates those that are missing. Retries for as long as another process blocks it.
     pub fn open(store: &Store) -> duramen::Result<Maps> {
         let map = |name| {
             loop {
@@ -72,7 +73,7 @@ impl Maps {
     }
 }
 
-/// Key of a transaction in the ledger.
+/// Returns the key of a transaction in the ledger.
 pub fn ledger_key(slot: u32, number: u64) -> [u8; 12] {
     let mut key = [0; 12];
     key[..4].copy_from_slice(&slot.to_be_bytes());
@@ -80,13 +81,13 @@ pub fn ledger_key(slot: u32, number: u64) -> [u8; 12] {
     key
 }
 
-/// What a transaction writes to the ledger.
+/// Returns the value that a transaction writes to the ledger.
 pub fn ledger_value(slot: u32, number: u64) -> Vec<u8> {
     let length = hash(slot, number, 0) % 400;
     bytes(slot, number, length)
 }
 
-/// The long value that a transaction writes, if it is one that does.
+/// Returns the long value that a transaction writes, or `None` if it writes none.
 pub fn long_value(slot: u32, number: u64) -> Option<Vec<u8>> {
     number.is_multiple_of(LONG_EVERY).then(|| {
         let length = LONG_BYTES.start + hash(slot, number, 1) % (LONG_BYTES.end - LONG_BYTES.start);
@@ -96,54 +97,55 @@ pub fn long_value(slot: u32, number: u64) -> Option<Vec<u8>> {
     })
 }
 
-/// Under which key.
+/// Returns the key of the long value that a transaction writes.
 pub fn long_key(slot: u32, number: u64) -> [u8; 12] {
     ledger_key(slot, number / LONG_EVERY % LONG_VALUES)
 }
 
-/// The newest transaction that wrote to a place, when one in `every` writes to one of `places` in turn.
+/// Returns the newest transaction that wrote to `place`, when one transaction in `every` writes to one of `places` in
+/// turn.
 pub fn last_writer(newest: u64, place: u64, every: u64, places: u64) -> Option<u64> {
-    // The greatest number up to the newest that comes to this place.
+    // The greatest transaction number, at most `newest`, that writes to this place.
     let number = newest
         .checked_sub(place * every)
         .map(|above| place * every + above / (every * places) * (every * places));
     number.filter(|number| *number > 0)
 }
 
-/// Records that are written in the same way, in groups: all of one by one transaction.
+/// A family of records, divided into groups. One transaction writes all records of a group.
 pub struct Records {
     family: u8,
-    /// One transaction in so many writes a group.
+    /// One transaction in `every` writes a group.
     every: u64,
-    /// Records of a group.
+    /// Number of records in a group.
     together: u64,
     pub groups: u64,
 }
 
 impl Records {
-    /// One transaction in so many writes a group.
+    /// Returns the interval: one transaction in this many writes a group.
     pub fn every(&self) -> u64 {
         self.every
     }
 
-    /// The group that a transaction writes, if it does.
+    /// Returns the group that a transaction writes, or `None` if it writes none.
     pub fn group_of(&self, number: u64) -> Option<u64> {
         number
             .is_multiple_of(self.every)
             .then_some(number / self.every % self.groups)
     }
 
-    /// Whether a group is more than a transaction is to have in memory.
+    /// Whether a group exceeds the memory limit of a transaction.
     pub fn are_many(&self) -> bool {
         self.together > 100
     }
 
-    /// The transaction that wrote a group last.
+    /// Returns the transaction that last wrote a group.
     pub fn last_writer(&self, newest: u64, group: u64) -> Option<u64> {
         last_writer(newest, group, self.every, self.groups)
     }
 
-    /// Keys of a group.
+    /// Returns the keys of a group.
     pub fn keys(&self, slot: u32, group: u64) -> impl Iterator<Item = [u8; 21]> {
         let family = self.family;
         (group * self.together..(group + 1) * self.together).map(move |record| {
@@ -155,7 +157,7 @@ impl Records {
         })
     }
 
-    /// What a transaction writes under one of them.
+    /// Returns the value that a transaction writes under `key`.
     pub fn value(&self, key: &[u8], slot: u32, number: u64) -> Vec<u8> {
         let mut value = number.to_be_bytes().to_vec();
         value.extend_from_slice(key);
@@ -179,7 +181,7 @@ fn bytes(slot: u32, number: u64, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// A number as it is stored.
+/// Decodes a stored number.
 pub fn number_of(bytes: &[u8]) -> Result<i64, String> {
     let bytes = bytes
         .try_into()

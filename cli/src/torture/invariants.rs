@@ -1,4 +1,4 @@
-//! What every snapshot of the store of a torture must show, whoever was killed when.
+//! Invariants that every snapshot of the store under torture must satisfy, after any sequence of kills.
 
 use duramen::Snapshot;
 
@@ -8,10 +8,11 @@ use super::content::{
 };
 use super::lists::{List, Lists, check, check_growth};
 
-/// Groups of records of each writer that are looked at each time, half of them the newest; of groups of many one.
+/// Number of record groups checked for each writer in each pass; half of them are the newest. For families with many
+/// records per group, a pass checks only 1 group.
 const GROUPS_LOOKED_AT: u64 = 16;
 
-/// What a snapshot showed, for comparison with the next one.
+/// What a snapshot showed, for comparison with the next snapshot.
 #[derive(Default)]
 pub struct Seen {
     /// Newest transaction of each writer.
@@ -23,7 +24,8 @@ fn told<T>(what: &str, result: duramen::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
-/// Looks at everything but records, of which it takes some, and at what became of what was `seen` before.
+/// Checks a snapshot, and checks that it continues what an earlier snapshot showed (`seen`). It checks everything
+/// except records, of which it samples some.
 pub fn look(snapshot: &Snapshot, maps: &Maps, slots: u32, seen: &Seen) -> Result<Seen, String> {
     check_accounts(snapshot, maps)?;
     let newest: Vec<u64> = (0..slots)
@@ -39,7 +41,7 @@ pub fn look(snapshot: &Snapshot, maps: &Maps, slots: u32, seen: &Seen) -> Result
     for (slot, newest) in (0..slots).zip(&newest) {
         check_long(snapshot, maps, slot, *newest)?;
         for records in &RECORDS {
-            // Those that were written last, and as many from anywhere.
+            // Checks the groups written last, and as many groups from anywhere.
             let last = records.group_of(newest - newest % records.every()).unwrap_or(0);
             let looked_at = if records.are_many() { 1 } else { GROUPS_LOOKED_AT };
             for back in 0..looked_at {
@@ -56,7 +58,7 @@ pub fn look(snapshot: &Snapshot, maps: &Maps, slots: u32, seen: &Seen) -> Result
     Ok(Seen { newest, lists })
 }
 
-/// No money comes or goes.
+/// Checks that the total balance is constant.
 fn check_accounts(snapshot: &Snapshot, maps: &Maps) -> Result<(), String> {
     let mut cursor = told("accounts", snapshot.range(&maps.accounts, ..))?;
     let (mut sum, mut count) = (0, 0);
@@ -64,7 +66,7 @@ fn check_accounts(snapshot: &Snapshot, maps: &Maps) -> Result<(), String> {
         sum += number_of(&balance)?;
         count += 1;
     }
-    // Nobody has made them yet, or all of them are there.
+    // Either no process has created the accounts yet, or all of them exist.
     let expected = if count == 0 { 0 } else { i64::from(ACCOUNTS) * BALANCE };
     if sum != expected || (count != 0 && count != ACCOUNTS) {
         return Err(format!("{count} accounts hold {sum}, not {expected}"));
@@ -72,7 +74,8 @@ fn check_accounts(snapshot: &Snapshot, maps: &Maps) -> Result<(), String> {
     Ok(())
 }
 
-/// The newest transaction of a writer: all that are kept are there, without a gap, as they were written, and counted.
+/// Returns the newest transaction of a writer. Checks that all kept transactions are present without a gap, unchanged,
+/// and counted.
 pub fn newest_of(snapshot: &Snapshot, maps: &Maps, slot: u32) -> Result<u64, String> {
     let counted = told("counts", snapshot.get(&maps.counts, slot.to_be_bytes()))?;
     let newest = counted.map_or(Ok(0), |count| number_of(&count))? as u64;
@@ -99,7 +102,7 @@ pub fn newest_of(snapshot: &Snapshot, maps: &Maps, slot: u32) -> Result<u64, Str
     Ok(newest)
 }
 
-/// Each long value is that of the newest transaction that wrote it.
+/// Checks that each long value is that of the newest transaction that wrote it.
 fn check_long(snapshot: &Snapshot, maps: &Maps, slot: u32, newest: u64) -> Result<(), String> {
     for which in 0..LONG_VALUES {
         let number = last_writer(newest, which, LONG_EVERY, LONG_VALUES);
@@ -115,7 +118,7 @@ fn check_long(snapshot: &Snapshot, maps: &Maps, slot: u32, newest: u64) -> Resul
     Ok(())
 }
 
-/// Each record of each writer, whose newest transactions these are; and there are no others.
+/// Checks every record of every writer against that writer's newest transaction, and that there are no other records.
 pub fn check_records(snapshot: &Snapshot, maps: &Maps, newest: &[u64]) -> Result<(), String> {
     let mut expected = 0;
     for (slot, &newest) in (0..).zip(newest) {
@@ -134,7 +137,7 @@ pub fn check_records(snapshot: &Snapshot, maps: &Maps, newest: &[u64]) -> Result
     Ok(())
 }
 
-/// The records of a group are those of the newest transaction that wrote it.
+/// Checks that the records of a group are those of the newest transaction that wrote it.
 fn check_group(
     snapshot: &Snapshot,
     maps: &Maps,

@@ -1,18 +1,18 @@
-//! What was acknowledged, held by the supervisor, who is never killed.
+//! The record of acknowledged commits. The supervisor holds it, and the supervisor is never killed.
 
-/// The place of a writer. Whoever takes it over from a dead one goes on with its numbers.
+/// The slot of a writer. A writer that takes over the slot of a dead one continues its numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Newest transaction whose commit returned.
     acknowledged: u64,
-    /// Newest one whose commit began.
+    /// Newest transaction whose commit began.
     begun: u64,
-    /// How many commits returned.
+    /// Number of commits that returned.
     pub commits: u64,
 }
 
 impl Place {
-    /// Its commit begins.
+    /// Records that the commit of `number` begins.
     pub fn begins(&mut self, number: u64) -> Result<(), String> {
         if number != self.acknowledged + 1 {
             return Err(format!("began {number} after {} was acknowledged", self.acknowledged));
@@ -21,7 +21,7 @@ impl Place {
         Ok(())
     }
 
-    /// Its commit returned.
+    /// Records that the commit of `number` returned.
     pub fn is_acknowledged(&mut self, number: u64) -> Result<(), String> {
         if number != self.begun {
             return Err(format!("{number} was acknowledged, begun was {}", self.begun));
@@ -31,13 +31,13 @@ impl Place {
         Ok(())
     }
 
-    /// Whether a commit has begun that has not returned.
+    /// Whether a commit has begun and has not returned.
     pub fn is_in_flight(&self) -> bool {
         self.begun > self.acknowledged
     }
 
-    /// Somebody looked, and found this one to be the newest: it must be one that was acknowledged, or the one that was in
-    /// flight when the writer died.
+    /// Records that a process found `newest` to be the newest transaction in the store. It must be the newest
+    /// acknowledged transaction, or the one in flight when the writer died.
     pub fn is_found(&mut self, newest: u64) -> Result<(), String> {
         if newest < self.acknowledged {
             return Err(format!(

@@ -1,12 +1,12 @@
-//! Lists to which transactions append, several in one transaction, so that their order in each list tells the order of the
-//! transactions, and no two lists may tell different ones.
+//! Lists that transactions append to. A transaction appends to several lists, so the order of elements in each list
+//! shows the order of the transactions. No two lists may contradict each other.
 //!
-//! An element says which transaction appended it, and to which other lists at which positions. What a snapshot shows is
-//! checked in three ways:
-//! - *atomic*: an element that is in one of its lists is in all of them, at the positions it names;
-//! - *ordered*: the orders of all lists together have no cycle (what Adya calls G0 and G1c; the method is that of Kingsbury
-//!   and Alvaro, "Elle: Inferring Isolation Anomalies from Experimental Observations", 2020, for appends);
-//! - *growing*: the list of an earlier snapshot is a beginning of that of a later one.
+//! An element names the transaction that appended it, and the other lists and positions it was appended to. Each
+//! snapshot is checked in three ways:
+//! - *atomic*: an element in one of its lists is in all of them, at the positions it names;
+//! - *ordered*: the orders of all lists together have no cycle (what Adya calls G0 and G1c; the method is that of
+//!   Kingsbury and Alvaro, "Elle: Inferring Isolation Anomalies from Experimental Observations", 2020, for appends);
+//! - *growing*: the list of an earlier snapshot is a prefix of the list of a later one.
 //!
 //! ```text
 //! list     elements that were cut off u64 | element*
@@ -15,23 +15,23 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-/// Elements that a list holds at most, and how many are cut off its front then.
+/// Maximum number of elements in a list, and the number of elements removed from its front when it is full.
 const LENGTH_MAX: usize = 48;
 const CUT: usize = 16;
 
-/// A transaction that appended.
+/// A transaction that appended to lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
-    /// Its writer and number.
+    /// Writer and transaction number.
     pub by: (u32, u64),
-    /// Lists and positions.
+    /// Lists and positions the transaction appended to.
     pub places: Vec<(u8, u64)>,
 }
 
-/// A list as it is stored.
+/// A list as stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct List {
-    /// Elements that were cut off the front.
+    /// Number of elements removed from the front.
     cut: u64,
     elements: Vec<Element>,
 }
@@ -73,7 +73,7 @@ impl List {
         bytes
     }
 
-    /// Position of the next element.
+    /// Returns the position of the next element.
     pub fn end(&self) -> u64 {
         self.cut + self.elements.len() as u64
     }
@@ -86,7 +86,8 @@ impl List {
         }
     }
 
-    /// The element at a position; `Err`: it was cut off, so nobody can tell.
+    /// Returns the element at a position. `Err` means the element was removed from the front, so its content is
+    /// unknown.
     fn at(&self, position: u64) -> Result<Option<&Element>, ()> {
         let index = position.checked_sub(self.cut).ok_or(())?;
         Ok(self.elements.get(index as usize))
@@ -102,7 +103,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], String> {
 /// All lists of a snapshot.
 pub type Lists = BTreeMap<u8, List>;
 
-/// What is wrong with the lists of one snapshot, if anything is.
+/// Checks the lists of one snapshot, and describes the first problem.
 pub fn check(lists: &Lists) -> Result<(), String> {
     for (name, list) in lists {
         for (position, element) in (list.cut..).zip(&list.elements) {
@@ -127,7 +128,7 @@ pub fn check(lists: &Lists) -> Result<(), String> {
     check_order(lists)
 }
 
-/// Whether some order of all transactions agrees with every list (Kahn's algorithm).
+/// Checks that some order of all transactions agrees with every list (Kahn's algorithm).
 fn check_order(lists: &Lists) -> Result<(), String> {
     let mut before: HashMap<(u32, u64), usize> = HashMap::new();
     let mut after: HashMap<(u32, u64), Vec<(u32, u64)>> = HashMap::new();
@@ -170,7 +171,7 @@ fn check_order(lists: &Lists) -> Result<(), String> {
     ))
 }
 
-/// Whether each list of `later` goes on where that of `earlier` ended.
+/// Checks that each list of `later` continues the list of `earlier`.
 pub fn check_growth(earlier: &Lists, later: &Lists) -> Result<(), String> {
     for (name, old) in earlier {
         let Some(new) = later.get(name) else {

@@ -1,5 +1,5 @@
-//! What members tell the supervisor: a letter and a number, or a text, on a line of the pipe each. A line is written by one
-//! call, so that a member that is killed leaves whole lines.
+//! Messages from members to the supervisor. Each is a letter with a number or a text, on its own line of the pipe. A
+//! member writes each line with one call, so a killed member leaves only whole lines.
 
 use std::fmt;
 use std::io::Write;
@@ -21,24 +21,24 @@ pub enum Role {
 /// A line from a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// It looked, and this is the number of the newest transaction of its place that it found.
+    /// The member checked the store; this is the newest transaction of its slot that it found.
     Found(u64),
     /// The commit of this transaction begins.
     Begins(u64),
-    /// That commit returned.
+    /// The commit of this transaction returned.
     Acknowledged(u64),
-    /// It has looked at everything in so many snapshots.
+    /// The member has checked everything in this many snapshots.
     Looked(u64),
-    /// Somebody who was stopped held it up.
+    /// A suspended process blocked the member.
     Busy,
-    /// It closed the store.
+    /// The member closed the store.
     Ended,
-    /// Something is wrong.
+    /// The member found a problem.
     Failed(String),
 }
 
 impl Message {
-    /// What a line says.
+    /// Parses a line.
     pub fn parse(line: &str) -> Option<Message> {
         let (letter, rest) = line.split_at_checked(1)?;
         let number = || rest.trim_start().parse().ok();
@@ -69,7 +69,7 @@ impl fmt::Display for Message {
     }
 }
 
-/// A member's end of the pipe.
+/// The member's end of the pipe.
 pub struct Reporter<'a> {
     output: &'a mut Output,
 }
@@ -79,7 +79,7 @@ impl<'a> Reporter<'a> {
         Reporter { output }
     }
 
-    /// Tells something. An error means that the supervisor is gone, and so is the reason to go on.
+    /// Sends a message. An error means that the supervisor has died, so the member has no reason to continue.
     pub fn tell(&mut self, message: &Message) -> Result<(), String> {
         let told = self.output.line(message).map_err(|failure| failure.message);
         told.and_then(|()| self.output.flush().map_err(|error| error.to_string()))

@@ -1,5 +1,5 @@
-//! `duramen torture`: several processes write and read one store while a supervisor kills, stops and restarts them at random,
-//! and holds the ledger of what was acknowledged.
+//! `duramen torture`: several processes write and read one store. A supervisor kills, suspends and restarts them at
+//! random, and keeps the ledger of acknowledged commits.
 //!
 //! ```text
 //! supervisor ── starts, kills, stops ──▶ writers and readers, processes of their own, on one store
@@ -7,9 +7,10 @@
 //!     └── what they began, what they were acknowledged, what they found wrong: a line each, by pipe
 //! ```
 //!
-//! A line is written to the pipe before a commit and after it returned, and the kernel keeps what is in the pipe when the
-//! writer dies. So the supervisor knows what must be there, and what may be; whoever takes the place of a dead writer looks
-//! (see [`ledger`]). Readers look at everything in a snapshot, again and again (see [`invariants`] and [`lists`]).
+//! A writer sends a line before each commit and after the commit returned. The kernel keeps the pipe's content when the
+//! writer dies. The supervisor therefore knows which transactions must be in the store, and which may be. The writer
+//! that takes over the slot of a dead one checks them (see [`ledger`]). Readers check whole snapshots, again and again
+//! (see [`invariants`] and [`lists`]).
 
 mod content;
 mod invariants;
@@ -35,11 +36,11 @@ use crate::exit::{Exit, Outcome};
 use crate::output::Output;
 use messages::Reporter;
 
-/// How long a member tries to open the store: recovery of a killed group takes its time.
+/// Maximum time a member tries to open the store. Recovery after a kill of all members takes time.
 const OPENING_MAX: Duration = Duration::from_secs(60);
 const OPENING_STEP: Duration = Duration::from_millis(10);
 
-/// Opens the store as all members do.
+/// Opens the store with the options that all members use.
 fn open(directory: &Path) -> Result<Store, String> {
     let began = Instant::now();
     loop {
@@ -53,7 +54,7 @@ fn open(directory: &Path) -> Result<Store, String> {
     }
 }
 
-/// Does the work of a member until its standard input ends, or it is killed.
+/// Does the work of a member until its standard input ends or the supervisor kills it.
 pub fn be_member(directory: &Path, role: Role, slot: u32, slots: u32, seed: u64, output: &mut Output) -> Outcome {
     let goes_on = until_input_ends();
     let mut reporter = Reporter::new(output);
@@ -71,7 +72,8 @@ pub fn be_member(directory: &Path, role: Role, slot: u32, slots: u32, seed: u64,
     Ok(Exit::Done)
 }
 
-/// True until nobody can write to our standard input any more: the supervisor closes it, or is dead.
+/// Returns a flag that is true while a process can write to our standard input. It becomes false when the supervisor
+/// closes the pipe or dies.
 fn until_input_ends() -> Arc<AtomicBool> {
     let goes_on = Arc::new(AtomicBool::new(true));
     let ended = Arc::clone(&goes_on);

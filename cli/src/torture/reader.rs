@@ -1,4 +1,4 @@
-//! A reader: looks at everything in a snapshot, again and again.
+//! A reader: checks whole snapshots, again and again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::content::Maps;
 use super::invariants::{Seen, look};
 use super::messages::{Message, Reporter};
 
-/// Between two looks: readers are to see many moments, and not to keep the processors from the writers.
+/// Pause between two checks. Readers should see many moments without taking the processors from the writers.
 const PAUSE: Duration = Duration::from_millis(5);
 
 pub fn read(store: &Store, slots: u32, goes_on: &AtomicBool, reporter: &mut Reporter<'_>) -> Result<(), String> {

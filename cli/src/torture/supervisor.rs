@@ -1,4 +1,4 @@
-//! The supervisor: starts the members, does them harm by the seed, and judges what they tell.
+//! The supervisor: starts the members, harms them as the seed determines, and judges their messages.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -17,18 +17,19 @@ use super::open;
 use crate::exit::{Failure, Outcome};
 use crate::progress::Meter;
 
-/// Between two deeds of the supervisor, on average.
+/// Mean time between two actions of the supervisor.
 const PAUSE_MEAN: Duration = Duration::from_millis(60);
-/// A stopped member goes on after at most this: mostly soon, sometimes so late that others are told that it is in their way.
+/// Maximum time a member stays suspended. Most suspensions are short. Some last so long that other members get an error
+/// that names the suspended process.
 const STOP_SHORT: Duration = Duration::from_millis(50);
 const STOP_LONG: Duration = Duration::from_secs(7);
-/// Whoever says nothing for so long hangs.
+/// A member that sends nothing for this long counts as hung.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
-/// Between two looks the supervisor itself did not run, if it took so long: then nobody else may have.
+/// If the time between two checks exceeds this, the supervisor itself did not run. The members may not have run either.
 const SUSPENDED_AFTER: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(20);
 
-/// What is to be done.
+/// What to do: the store, the time, the seed, and the number of members.
 pub struct Plan {
     pub directory: PathBuf,
     pub time: Duration,
@@ -37,28 +38,28 @@ pub struct Plan {
     pub readers: u32,
 }
 
-/// What was done.
+/// What happened.
 #[derive(Default)]
 pub struct Sum {
     pub elapsed: Duration,
     pub commits: u64,
     pub looks: u64,
-    /// Members killed, of them writers, and of these with a commit in flight.
+    /// Members killed; writers among them; and writers among those with a commit in flight.
     pub kills: u64,
     pub writer_kills: u64,
     pub kills_in_flight: u64,
-    /// Times that all members were killed at once.
+    /// Times the supervisor killed all members at once.
     pub massacres: u64,
     pub stops: u64,
-    /// Members that were asked to end, and did.
+    /// Members that ended when asked to.
     pub endings: u64,
-    /// Times that a call said that a stopped process was in its way.
+    /// Times a call reported that a suspended process blocked it.
     pub busy: u64,
-    /// What is wrong; empty: nothing.
+    /// Problems found; empty if there are none.
     pub problems: Vec<String>,
 }
 
-/// How a member is to end.
+/// How the supervisor expects a member to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     GoesOn,
@@ -71,7 +72,7 @@ struct Member {
     slot: u32,
     child: Child,
     stdin: Option<ChildStdin>,
-    /// Which one of those that had this seat: what an earlier one said comes with another number.
+    /// Number of the process in this seat. A message from an earlier process in the seat carries another number.
     life: u64,
     fate: Fate,
     stopped_until: Option<Instant>,
@@ -86,7 +87,7 @@ impl Member {
     }
 }
 
-/// A line of a member, or the end of its pipe.
+/// A line from a member, or `None` at the end of its pipe.
 type Told = (usize, u64, Option<String>);
 
 struct Supervisor<'p> {
@@ -97,12 +98,12 @@ struct Supervisor<'p> {
     told: Receiver<Told>,
     tell: Sender<Told>,
     lives: u64,
-    /// When it was last looked for those who hang.
+    /// Time of the last check for hung members.
     looked: Instant,
     sum: Sum,
 }
 
-/// Tortures a store, and looks what is left.
+/// Tortures a store, and checks what is left.
 pub fn torture(plan: &Plan) -> Outcome<Sum> {
     let (tell, told) = channel();
     let mut supervisor = Supervisor {
@@ -203,7 +204,7 @@ impl Supervisor<'_> {
         })
     }
 
-    /// Takes what members tell, for about so long.
+    /// Processes messages from members for about `time`.
     fn listen(&mut self, time: Duration) -> Outcome<()> {
         let until = Instant::now() + time;
         loop {
@@ -253,7 +254,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// All that a member said has been taken. Another one comes in its place.
+    /// Handles the end of a member, after all its messages are processed. Starts another member in its seat.
     fn has_died(&mut self, seat: usize) -> Outcome<()> {
         let member = &mut self.members[seat];
         let status = member.child.wait();
@@ -279,20 +280,20 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Lets those go on who were stopped for long enough.
+    /// Resumes members that have been suspended for long enough.
     fn let_go_on(&mut self) {
         for member in &mut self.members {
             if member.stopped_until.is_some_and(|until| Instant::now() >= until) {
                 member.stopped_until = None;
                 member.heard = Instant::now();
-                // It may have been killed meanwhile.
+                // The member may have been killed meanwhile.
                 let _ = member.signal(Signal::CONT);
             }
         }
     }
 
     fn find_silent(&mut self) {
-        // Whoever stops the supervisor, by Ctrl-Z for example, stops those with it who have the same terminal.
+        // A user who suspends the supervisor, for example with Ctrl-Z, also suspends the members on the same terminal.
         let gap = self.looked.elapsed();
         self.looked = Instant::now();
         if gap > SUSPENDED_AFTER {
@@ -309,13 +310,13 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Does something bad to somebody.
+    /// Harms a random member, or kills all of them.
     fn do_harm(&mut self) -> Result<(), String> {
         if self.random.u32(..40) == 0 {
             self.sum.massacres += 1;
             return (0..self.members.len()).try_for_each(|seat| self.kill(seat));
         }
-        // Writers mostly: they are the ones who leave something half done.
+        // Mostly harms writers, because writers leave unfinished work.
         let seat = match self.random.u32(..5) {
             0 => self.random.usize(..self.members.len()),
             _ => self.random.usize(..self.plan.writers as usize),
@@ -358,7 +359,7 @@ impl Supervisor<'_> {
         member.signal(Signal::STOP)
     }
 
-    /// Asks everybody to end, and waits until they have.
+    /// Asks all members to end, and waits until they have.
     fn end_all(&mut self) -> Outcome<()> {
         let lives: Vec<u64> = self.members.iter().map(|member| member.life).collect();
         for member in &mut self.members {
@@ -371,7 +372,7 @@ impl Supervisor<'_> {
             member.stdin = None;
             member.heard = Instant::now();
         }
-        // Whoever ends is replaced; the new one is asked to end at once.
+        // A member that ends is replaced. The new member is asked to end at once.
         let all_first_lives_ended =
             |members: &[Member]| members.iter().zip(&lives).all(|(member, life)| member.life != *life);
         while self.sum.problems.is_empty() && !all_first_lives_ended(&self.members) {
@@ -381,7 +382,7 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Kills whoever is left.
+    /// Kills all remaining members.
     fn kill_all(&mut self) {
         for member in &mut self.members {
             let _ = member.child.kill();
@@ -392,7 +393,7 @@ impl Supervisor<'_> {
     /// Opens the store alone and compares it with the ledger.
     fn look_at_what_is_left(&mut self) -> Result<(), String> {
         self.kill_all();
-        // What the last ones said, who had hardly begun.
+        // Messages from the last members, which had hardly started.
         while let Ok((seat, life, line)) = self.told.recv_timeout(TICK) {
             if self.members[seat].life == life
                 && let Some(line) = line

@@ -1,5 +1,5 @@
-//! A writer: one transaction after the other, each touching several maps, each told to the supervisor before and after its
-//! commit.
+//! A writer: runs transactions one after another. Each touches several maps, and the writer reports it to the
+//! supervisor before and after its commit.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,13 +13,13 @@ use super::invariants::newest_of;
 use super::lists::{Element, List};
 use super::messages::{Message, Reporter};
 
-/// One commit in so many is synced, and one in so many of the others is of a transaction that is serialisable.
+/// One commit in `SYNCED_EVERY` is synced. One transaction in `SERIALIZABLE_EVERY` is serialisable.
 const SYNCED_EVERY: u32 = 4;
 const SERIALIZABLE_EVERY: u32 = 8;
 
-/// Why a transaction was not done.
+/// Why a transaction did not commit.
 enum Obstacle {
-    /// Nothing is wrong: it is to be done again.
+    /// Nothing is wrong; the writer retries the transaction.
     Again(Error),
     Wrong(String),
 }
@@ -39,7 +39,7 @@ impl From<String> for Obstacle {
     }
 }
 
-/// Goes on where whoever had this place before ended, until it is told to end.
+/// Continues where the previous writer in this slot ended, until it is told to end.
 pub fn write(
     store: &Store,
     slot: u32,
@@ -79,7 +79,7 @@ pub fn write(
     Ok(())
 }
 
-/// Whoever comes first gives each account its money.
+/// Gives each account its initial balance. The first writer to commit does this.
 fn make_accounts(store: &Store, maps: &Maps) -> Result<(), String> {
     loop {
         let made = store.transact(|tx| -> duramen::Result<()> {
@@ -91,7 +91,7 @@ fn make_accounts(store: &Store, maps: &Maps) -> Result<(), String> {
             Ok(())
         });
         match made {
-            // Made and not known to be synced counts the next time as made.
+            // After a failed sync, the next attempt finds the accounts created.
             Err(error) if matches!(error.kind(), Kind::Retry | Kind::Sync) => {}
             made => return made.map_err(|error| format!("making the accounts: {error}")),
         }
@@ -130,13 +130,13 @@ impl Writer<'_> {
         }
         reporter.tell(&Message::Begins(number))?;
         match tx.commit() {
-            // It stands whoever is killed, which is all that is done here.
+            // The commit survives any kill, and kills are the only faults here.
             Err(error) if error.kind() == Kind::Sync => Ok(reporter.tell(&Message::Busy)?),
             committed => Ok(committed.map(drop)?),
         }
     }
 
-    /// Writes the transaction down with all that it replaces, counts it, and removes an old one.
+    /// Records the transaction and all that it replaces, increments the counter, and removes an old transaction.
     fn enter(&self, tx: &mut Transaction, number: u64) -> Result<(), Obstacle> {
         let maps = &self.maps;
         tx.put(

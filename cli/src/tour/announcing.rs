@@ -1,9 +1,9 @@
-//! Sixth chapter: what happened is announced in the transaction in which it happens, and counted once by whoever hears of
-//! it; both are killed in the middle of it, many times.
+//! Sixth chapter: a process announces each sale in the transaction that makes the sale. Another process counts each
+//! sale once. Both are killed in the middle of their work, many times.
 //!
-//! There is no outbox: a sale and the message of it are one commit, so after any number of kills there are as many messages
-//! as sales, each with the sale that it is of. And there is no table of what was processed: the count and the
-//! acknowledgement are one commit, so in the end every sale is counted exactly once.
+//! There is no outbox: a sale and its message are one commit. After any number of kills there are as many messages as
+//! sales, and each message carries its sale. There is no table of processed messages either: the count and the
+//! acknowledgement are one commit. In the end every sale is counted exactly once.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -63,7 +63,7 @@ pub fn announce(stage: &mut Stage<'_>, store: Store, directory: &Path) -> Outcom
     Ok(store)
 }
 
-/// What the child does that sells.
+/// The work of the child that sells.
 pub fn sell_until_killed(directory: &Path) -> Outcome {
     let store = Options::new().durability(Durability::Written).open(directory)?;
     let (sales, sold) = (store.map("sales")?, Topics::open(&store)?.topic("plums.sold")?);
@@ -79,7 +79,7 @@ pub fn sell_until_killed(directory: &Path) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// What the child does that counts.
+/// The work of the child that counts.
 pub fn account_until_killed(directory: &Path) -> Outcome {
     let store = Options::new().durability(Durability::Written).open(directory)?;
     account(&store, || true)?;
@@ -108,7 +108,8 @@ fn account(store: &Store, goes_on: impl Fn() -> bool) -> Outcome<()> {
     }
 }
 
-/// A lease that ran out, because the machine was busy with something else, is no error: the message comes again.
+/// Ignores the error of an expired lease. Leases expire when the machine is busy with something else; the message is
+/// then delivered again.
 fn unless_lost(counted: Result<(), duramen::Error>) -> Result<(), duramen::Error> {
     match counted {
         Err(error) if matches!(TopicError::of(&error), Some(TopicError::LeaseLost { .. })) => Ok(()),
@@ -120,13 +121,13 @@ fn sale(number: u64) -> String {
     format!("{} plums, sale {number}", number * 7919 % 97 + 1)
 }
 
-/// How many plums were sold.
+/// Returns the number of plums in a sale.
 fn pieces(sale: &[u8]) -> i64 {
     let digits = sale.iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0, |pieces, digit| pieces * 10 + i64::from(digit - b'0'))
 }
 
-/// Compares sales and messages, one by one. Returns how many plums were sold.
+/// Compares sales and messages one by one. Returns the number of plums sold.
 fn compare(stage: &mut Stage<'_>, store: &Store, acknowledged: u64) -> Outcome<i64> {
     let (sales, sold) = (store.map("sales")?, Topics::open(store)?.topic("plums.sold")?);
     let (stored, published) = (sales.count()?, sold.describe()?.next);

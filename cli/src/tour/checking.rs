@@ -1,4 +1,4 @@
-//! Last chapter: everything is read and verified, and the store closed.
+//! Last chapter: reads and verifies everything, and closes the store.
 
 use duramen::Store;
 use serde_json::json;

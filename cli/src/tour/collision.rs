@@ -55,7 +55,7 @@ fn by_closure(stage: &mut Stage<'_>, store: &Store) -> Outcome<()> {
     stage.result(format!("ran {runs} times; apples: {}", Notation::Escapes.show(&apples)))
 }
 
-/// A number that was stored as text, so that `duramen scan` shows it.
+/// Parses a number stored as text. It is stored as text so that `duramen scan` shows it.
 fn number(value: Option<impl AsRef<[u8]>>) -> i64 {
     let text = value.map(|value| String::from_utf8_lossy(value.as_ref()).into_owned());
     text.and_then(|text| text.parse().ok()).unwrap_or(0)

@@ -1,8 +1,8 @@
-//! Fifth chapter: a process is killed in the middle of writing, many times, and nothing acknowledged is lost.
+//! Fifth chapter: a process is killed in the middle of writing, many times, and no acknowledged commit is lost.
 //!
-//! The child (see `victim`) acknowledges each commit by sending its number down a pipe after the commit returned. What
-//! the ledger has must be in the store; the store may have one order more a kill, which was committed but not acknowledged any more. Each order
-//! is written together with a counter, so half a transaction would show.
+//! The child (see `victim`) acknowledges each commit by sending its number down a pipe after the commit returned. Every
+//! order in the ledger must be in the store. For each kill, the store may have one more order that was committed but
+//! not yet acknowledged. Each order is written together with a counter, so half a transaction would show.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,10 +22,10 @@ use crate::text::grouped;
 const SOURCE: &str = include_str!("killing.rs");
 
 const KILLS: u32 = 25;
-/// Every so many kills, nobody repairs the store before the next child gets it.
+/// After one kill in this many, the tour does not repair the store before the next child opens it.
 const UNATTENDED_EVERY: u32 = 4;
 
-/// What was acknowledged, and how long the recoveries took.
+/// The acknowledged orders, and the duration of each recovery.
 #[derive(Default)]
 struct Ledger {
     acknowledged: Vec<u64>,
@@ -59,7 +59,7 @@ pub fn kill(stage: &mut Stage<'_>, store: Store, directory: &Path) -> Outcome<St
     Ok(store)
 }
 
-/// What the child does.
+/// The work of the child.
 pub fn write_until_killed(directory: &Path) -> Outcome {
     let store = Options::new().durability(Durability::Written).open(directory)?;
     let (orders, totals) = (store.map("orders")?, store.map("totals")?);

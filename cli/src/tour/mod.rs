@@ -1,14 +1,14 @@
-//! The tour: a program that uses a store, shows each call it makes, what came out, and what it cost.
+//! The tour: a program that uses a store, and shows each call it makes with its result and its cost.
 //!
-//! The chapters are ordinary code. `shown!` wraps the statements to be seen: it prints them, from this very source,
-//! runs them, and prints the time they took. What is not wrapped is only preparation and proof reading.
+//! The chapters are ordinary code. `shown!` wraps the statements to show: it prints them, from this very source, runs
+//! them, and prints the time they took. Code outside `shown!` only prepares and verifies.
 
 mod source;
 mod stage;
 
 /// Prints statements, runs them (their `let`s stay), and prints the time; with a number of calls, the time per call.
 ///
-/// The statements stand on lines of their own, and the file has its own text in `SOURCE`.
+/// The statements must stand on lines of their own, and the file must have its own text in `SOURCE`.
 macro_rules! shown {
     ($stage:ident, $calls:expr; $($code:tt)*) => {
         $stage.begin(source::shown(SOURCE, line!(), stringify!($($code)*)))?;

@@ -1,9 +1,10 @@
-//! Where the tour's listings come from: its own source, taken into the binary as text.
+//! The source of the tour's listings: its own source code, included in the binary as text.
 //!
-//! [`shown`] cuts out the statements that a `shown!` runs and compares them, white space and comments aside, with the
-//! tokens that the compiler got, so a listing cannot differ from what runs. [`function`] cuts out a whole function.
+//! [`shown`] cuts out the statements that a `shown!` runs. It compares them with the tokens that the compiler got,
+//! ignoring white space and comments, so a listing cannot differ from what runs. [`function`] cuts out a whole
+//! function.
 
-/// The lines inside of the `shown! { ... }` that begins in a line (counted from 1).
+/// Returns the lines inside the `shown! { ... }` that begins in `line` (counted from 1).
 pub fn shown(source: &str, line: u32, tokens: &str) -> String {
     let lines: Vec<&str> = source.lines().collect();
     let first = line as usize;
@@ -12,7 +13,7 @@ pub fn shown(source: &str, line: u32, tokens: &str) -> String {
     text
 }
 
-/// A function at the top level of a file, without what is before its `fn`.
+/// Returns a function at the top level of a file, without anything before its `fn`.
 pub fn function(source: &str, name: &str) -> String {
     let lines: Vec<&str> = source.lines().collect();
     let is_head = |line: &&str| line.contains(&format!("fn {name}(")) && indent(line) == 0;
@@ -30,7 +31,7 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// The lines up to the one that closes a block of some indent, moved to the left.
+/// Returns the lines before the closing brace of a block with this indentation, unindented.
 fn until_closed(lines: &[&str], indent_of_block: usize) -> String {
     let is_inside = |line: &&&str| !(indent(line) == indent_of_block && line.trim_start() == "}");
     let inside: Vec<&str> = lines.iter().take_while(is_inside).copied().collect();

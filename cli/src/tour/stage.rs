@@ -1,5 +1,5 @@
-//! Where the tour is shown: listings with their cost at the right margin, results below, colours on a terminal only.
-//! With `--json` nothing is shown; everything is collected and printed as one object at the end.
+//! The display of the tour: listings with their cost at the right margin and results below. Colours appear only on a
+//! terminal. With `--json` the tour displays nothing, collects everything, and prints it as one object at the end.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::exit::Outcome;
 use crate::output::Output;
 use crate::text::grouped;
 
-/// Columns of everything the tour prints.
+/// Width, in columns, of everything the tour prints.
 const WIDTH: usize = 96;
 const INDENT: &str = "    ";
 
@@ -20,7 +20,7 @@ const DIM: &str = "\x1b[2m";
 const CODE: &str = "\x1b[36m";
 const RESULT: &str = "\x1b[32m";
 
-/// The tour as it goes.
+/// The tour in progress.
 pub struct Stage<'a> {
     output: &'a mut Output,
     has_colours: bool,
@@ -28,7 +28,7 @@ pub struct Stage<'a> {
     chapter: &'static str,
     steps: Vec<Value>,
     figures: Map<String, Value>,
-    /// Column behind the listing that runs now.
+    /// Column after the end of the listing that runs now.
     column: usize,
 }
 
@@ -54,7 +54,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Shows something at once; with JSON not at all.
+    /// Displays text at once; does nothing with JSON.
     fn show(&mut self, text: &str) -> Outcome<()> {
         if !self.output.is_json {
             self.output.write_all(text.as_bytes())?;
@@ -63,7 +63,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// A heading.
+    /// Displays a heading.
     pub fn title(&mut self, title: &str, about: &str) -> Outcome<()> {
         let title = self.styled(BOLD, title);
         self.show(&format!("\n{title}\n{about}\n"))
@@ -81,7 +81,7 @@ impl<'a> Stage<'a> {
         self.show(&format!("\n{title}\n{about}\n"))
     }
 
-    /// Shows code that is not run here.
+    /// Displays code that does not run here.
     pub fn listing(&mut self, code: &str) -> Outcome<()> {
         let lines: String = code
             .lines()
@@ -90,12 +90,12 @@ impl<'a> Stage<'a> {
         self.show(&format!("{lines}\n"))
     }
 
-    /// Shows a remark.
+    /// Displays a remark.
     pub fn remark(&mut self, text: &str) -> Outcome<()> {
         self.show(&format!("{INDENT}{text}\n"))
     }
 
-    /// Shows code that is about to run; its last line stays open for the cost.
+    /// Displays code that is about to run. Its last line stays open for the cost.
     pub fn begin(&mut self, code: String) -> Outcome<()> {
         let lines: Vec<String> = code
             .lines()
@@ -107,7 +107,7 @@ impl<'a> Stage<'a> {
         self.show(&lines.join("\n"))
     }
 
-    /// Shows what it cost.
+    /// Displays the cost of the code.
     pub fn end(&mut self, took: Duration, calls: u64) -> Outcome<()> {
         let each = took.as_nanos() as f64 / calls.max(1) as f64;
         let cost = match calls {
@@ -122,7 +122,7 @@ impl<'a> Stage<'a> {
         self.show(&format!("{:gap$}{cost}\n", ""))
     }
 
-    /// Shows what came out.
+    /// Displays a result.
     pub fn result(&mut self, text: impl AsRef<str>) -> Outcome<()> {
         let text = text.as_ref();
         let step = self.steps.last_mut().expect("a result has its step");
@@ -136,12 +136,12 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// A figure for those who read the JSON.
+    /// Adds a figure for readers of the JSON.
     pub fn figure(&mut self, name: &str, value: Value) {
         self.figures.insert(name.into(), value);
     }
 
-    /// Ends the tour: JSON comes now.
+    /// Ends the tour; prints the JSON if asked for.
     pub fn finish(mut self, seconds: f64) -> Outcome<()> {
         self.figures.insert("seconds".into(), json!(seconds));
         self.figures
@@ -153,7 +153,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Text in lines that are not longer than `width`, unless one word is.
+/// Wraps text into lines of at most `width` columns. A longer word gets a line of its own.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -170,7 +170,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A duration with three digits that count.
+/// Formats a duration with three significant digits.
 pub fn duration(nanoseconds: f64) -> String {
     let (value, unit) = match nanoseconds {
         short if short < 1e3 => return format!("{short:.0} ns"),

@@ -1,7 +1,7 @@
-//! Third chapter: a snapshot stands still while writers go on.
+//! Third chapter: a snapshot does not change while writers continue.
 //!
-//! Two threads move money between accounts. The sum over all accounts is the same at every moment, so a snapshot that
-//! mixed two moments would show; and the old snapshot must show the very same bytes at the end.
+//! Two threads move money between accounts. The sum over all accounts is constant, so a snapshot that mixed two moments
+//! would show it. The old snapshot must also show exactly its original bytes at the end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -20,7 +20,7 @@ const SOURCE: &str = include_str!("stillness.rs");
 const ACCOUNTS: u32 = 100;
 const IN_EACH: i64 = 1_000;
 const WRITERS: usize = 2;
-/// How long the writers go on.
+/// How long the writers run.
 const LASTING: Duration = Duration::from_millis(1_000);
 
 pub fn stand_still(stage: &mut Stage<'_>, store: &Store) -> Outcome<()> {
@@ -92,7 +92,7 @@ fn transfer_until(stop: &AtomicBool, store: &Store, accounts: &Map) -> Outcome<u
     Ok(transfers)
 }
 
-/// Looks at the old snapshot and at new ones all the time. Returns how often.
+/// Checks the old snapshot and new snapshots continuously. Returns the number of checks.
 fn watch(stage: &mut Stage<'_>, store: &Store, accounts: &Map, before: &Snapshot) -> Outcome<u64> {
     let print = all(before, accounts)?;
     let until = Instant::now() + LASTING;
@@ -146,7 +146,7 @@ fn changed(before: &Snapshot, now: &Snapshot, accounts: &Map) -> Outcome<usize> 
     Ok(before.iter().zip(&now).filter(|(before, now)| before != now).count())
 }
 
-/// The tour proves what it says, or fails.
+/// Fails the tour unless a claim holds.
 fn expect(holds: bool) -> Outcome<()> {
     match holds {
         true => Ok(()),

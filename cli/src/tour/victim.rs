@@ -1,7 +1,7 @@
 //! Processes of the tour that are killed in the middle of their work.
 //!
-//! Such a child is this binary again, with a hidden command. It says what it has done by sending numbers down a pipe; the
-//! pipe, and so what was said, outlives the child.
+//! Such a child is this binary again, with a hidden command. It reports its work by sending numbers down a pipe. The
+//! pipe, and so every report in it, outlives the child.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -37,7 +37,7 @@ impl Part {
     }
 }
 
-/// Ends the child whatever happens here.
+/// Kills the child when dropped, whatever happens here.
 struct Victim(Child);
 
 impl Drop for Victim {
@@ -59,7 +59,7 @@ pub fn let_run_and_kill(part: Part, directory: &Path) -> Outcome<Vec<u64>> {
         .spawn();
     let mut victim = Victim(child.map_err(failed)?);
     let mut pipe = victim.0.stdout.take().expect("stdout was asked for");
-    // The pipe is emptied while the child lives, or it would stand still when the pipe is full.
+    // A thread empties the pipe while the child lives; otherwise the child would block on a full pipe.
     let reader = thread::spawn(move || {
         let mut bytes = Vec::new();
         pipe.read_to_end(&mut bytes).map(|_| bytes)

@@ -10,7 +10,7 @@ use crate::exit::Outcome;
 
 const SOURCE: &str = include_str!("writing.rs");
 
-/// How many events are written and read one by one.
+/// Number of events that are written and read one by one.
 pub const EVENTS: usize = 20_000;
 
 /// The keys of the events, in order.

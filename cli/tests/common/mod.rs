@@ -1,4 +1,4 @@
-//! Runs the real binary in a scratch directory, for all suites of the command.
+//! Runs the real binary in a scratch directory, for all test suites of the command.
 
 #![allow(dead_code, reason = "each suite uses some of it")]
 
@@ -12,12 +12,12 @@ use tempfile::TempDir;
 /// The binary under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_duramen");
 
-/// A scratch directory in which commands run; relative paths in their arguments lie in it.
+/// A scratch directory in which commands run. Relative paths in their arguments resolve against it.
 pub struct Scratch {
     directory: TempDir,
 }
 
-/// How a command ended, and what it said.
+/// The exit code and the output of a command.
 #[derive(Debug)]
 pub struct Ended {
     pub code: i32,
@@ -57,7 +57,7 @@ impl Scratch {
         self.directory.path().join(name)
     }
 
-    /// A program that is to run in the scratch directory, where `duramen` is the binary under test.
+    /// Prepares a program to run in the scratch directory, with the binary under test as `duramen` on its path.
     pub fn command(&self, program: &str) -> Command {
         let binaries = Path::new(BINARY).parent().expect("the binary lies in a directory");
         let mut command = Command::new(program);
@@ -75,14 +75,14 @@ impl Scratch {
         Ended::of(self.command(BINARY).args(arguments).output().expect("the binary runs"))
     }
 
-    /// Runs `duramen` and insists on success.
+    /// Runs `duramen` and requires success.
     pub fn done(&self, arguments: &[&str]) -> Ended {
         let ended = self.run(arguments);
         assert_eq!(ended.code, 0, "{arguments:?}: {}", ended.stderr);
         ended
     }
 
-    /// Runs `duramen` with something on standard input.
+    /// Runs `duramen` with `input` on standard input.
     pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ended {
         let mut command = self.command(BINARY);
         command
@@ -93,7 +93,7 @@ impl Scratch {
         let mut child = command.spawn().expect("the binary runs");
         let mut stdin = child.stdin.take().expect("asked for");
         let input = input.to_vec();
-        // A command that refuses its call reads nothing.
+        // A command that refuses its call does not read its input.
         let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
         let output = child.wait_with_output().expect("the binary ends");
         writer.join().expect("the writer does not panic");
@@ -113,7 +113,7 @@ impl Scratch {
     }
 }
 
-/// The seed of a random test: from the environment, or new; printed either way.
+/// The seed of a random test, from the environment or random. Prints the seed in both cases.
 pub fn seed() -> u64 {
     let seed = std::env::var("DURAMEN_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().expect("a number"));
     println!("DURAMEN_SEED={seed}");

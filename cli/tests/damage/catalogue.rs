@@ -1,19 +1,19 @@
-//! The catalogue: every kind of damage that a store can have, how to plant it, and what must be said of it.
+//! The catalogue: every kind of damage that a store can have, how to plant it, and what the report must say.
 
 use crate::image::{Image, PAGE, TO_COPY_B, TO_OTHER_SEQUENCE};
 
-/// Who must notice a damage, with words that one line about it must contain: what it is, and where.
+/// What must notice a damage, with words that one line of its report must contain: the kind of damage and its place.
 pub enum Noticed {
     /// The checker, in a store that opens.
     Checking(Vec<String>),
-    /// Whoever opens the store.
+    /// The process that opens the store.
     Opening(Vec<String>),
 }
 
-/// A damage of the data file.
+/// A kind of damage to the data file.
 pub struct Damage {
     pub name: &'static str,
-    /// Plants it, and says what must be said.
+    /// Plants the damage, and returns the expected report.
     pub plant: fn(&mut Image) -> Noticed,
 }
 
@@ -29,9 +29,9 @@ fn page(number: u32) -> String {
     format!("page {number} ")
 }
 
-/// All of them.
+/// All kinds of damage.
 pub const CATALOGUE: &[Damage] = &[
-    // Bytes that rotted.
+    // Corrupted bytes.
     Damage {
         name: "a leaf rotted",
         plant: |image| {
@@ -135,7 +135,7 @@ pub const CATALOGUE: &[Damage] = &[
     Damage {
         name: "the device has lost a write of a page",
         plant: |image| {
-            // Its own older version: sound, but not what the branch above it refers to.
+            // An older version of the same page: valid, but not the version that its parent branch refers to.
             let leaf = image.leaf();
             let sound = image.data.clone();
             image.put(leaf as usize * PAGE + 8, &1u64.to_le_bytes());

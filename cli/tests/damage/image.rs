@@ -1,5 +1,5 @@
-//! The data file of a store at rest, and how to change it so that its checksums still say that all is well: what a bug, a
-//! misdirected write or somebody with a hex editor leaves, and no checksum finds.
+//! The data file of a store at rest, and ways to change it and keep its checksums valid. A bug, a misdirected write or
+//! a hex editor leaves such changes, and no checksum finds them.
 //!
 //! The layouts are drawn in `engine/src/datafile/meta.rs` and `engine/src/btree/{page,leaf,branch}.rs`.
 
@@ -7,15 +7,15 @@ use std::path::Path;
 
 pub const PAGE: usize = 4096;
 const BRANCH: usize = 4 * PAGE;
-/// Bytes from a meta page to that of the other sequence number, and from its copy A to its copy B.
+/// Bytes from a meta page to the meta page of the other sequence number, and from its copy A to its copy B.
 pub const TO_OTHER_SEQUENCE: usize = 16 * PAGE;
 pub const TO_COPY_B: usize = 32 * PAGE;
 /// Bytes of a page before its arrays.
 const HEADER: usize = 64;
-/// Value field of a record whose value has pages of its own.
+/// Value field of a record whose value is stored in pages of its own.
 const EXTENT: u16 = 0x8000;
 
-/// See the file's head.
+/// The data file of a store at rest; see the head of this file.
 pub struct Image {
     pub data: Vec<u8>,
 }
@@ -24,9 +24,9 @@ pub struct Image {
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     pub page: u32,
-    /// Where the reference is in the data file.
+    /// Position of the reference in the data file.
     pub reference: usize,
-    /// Page of the leaf that holds it.
+    /// Page number of the leaf that holds the reference.
     pub leaf: u32,
 }
 
@@ -63,7 +63,7 @@ impl Image {
 
     // Meta pages.
 
-    /// Place of the first copy of the newest meta page.
+    /// Returns the position of the first copy of the newest meta page.
     pub fn newest_meta(&self) -> usize {
         [0, TO_OTHER_SEQUENCE]
             .into_iter()
@@ -95,7 +95,7 @@ impl Image {
         self.meta_word(80)
     }
 
-    /// First page and number of pages of the saved bitmap.
+    /// Returns the first page and the number of pages of the saved bitmap.
     pub fn bitmap(&self) -> (u32, u32) {
         (self.meta_word(84), self.meta_word(88))
     }
@@ -105,7 +105,7 @@ impl Image {
         self.data[at] >> (page % 8) & 1 == 1
     }
 
-    /// Says in the saved bitmap that a page is used, or that it is free.
+    /// Marks a page as used or free in the saved bitmap.
     pub fn set_used(&mut self, page: u32, is_used: bool) {
         let (first, pages) = self.bitmap();
         let at = first as usize * PAGE + page as usize / 8;
@@ -127,7 +127,7 @@ impl Image {
 
     // Pages of the tree.
 
-    /// Makes the checksum of a page right again, and that of the pages above it, up to the meta page.
+    /// Corrects the checksum of a page, and those of the pages above it, up to the meta page.
     pub fn seal(&mut self, page: u32) {
         let above = self.branches_above(page, self.root(), self.height());
         for page in [page].into_iter().chain(above) {
@@ -143,13 +143,13 @@ impl Image {
         }
     }
 
-    /// Begins the checksums of what is in the data file.
+    /// Returns the seed of the checksums in the data file.
     fn checksum_seed(&self) -> u32 {
         let store = &self.data[self.newest_meta() + 16..][..16];
         xxhash_rust::xxh3::xxh3_64_with_seed(store, 3) as u32
     }
 
-    /// The branches above a page, the lowest first, among those of a tree of this height.
+    /// Returns the branches above a page, the lowest first, within a tree of this height.
     fn branches_above(&self, page: u32, top: u32, height: u32) -> Vec<u32> {
         if page == top || height < 2 {
             return Vec::new();
@@ -177,14 +177,14 @@ impl Image {
         }
     }
 
-    /// Place of the checksum of a child's page.
+    /// Returns the position of the checksum of a child page.
     fn child_checksum(&self, branch: u32, index: usize) -> usize {
         let (count, level) = (self.count(branch), self.data[branch as usize * PAGE + 17]);
         let counts = if level == 1 { 2 * count } else { 8 * count };
         self.child(branch, count) + 2 * (count - 1) + counts + 4 * index
     }
 
-    /// Lets a branch refer to another page, as that page is.
+    /// Makes a branch refer to another page, with that page's current checksum.
     pub fn put_child(&mut self, branch: u32, index: usize, page: u32) {
         let (at, sum_at) = (self.child(branch, index), self.child_checksum(branch, index));
         let sum = self
@@ -204,12 +204,12 @@ impl Image {
         self.u16_at(page as usize * PAGE + 20) as usize
     }
 
-    /// Place of the head of separator `index` (from 1) of a branch.
+    /// Returns the position of the head of separator `index` (from 1) of a branch.
     pub fn separator(&self, branch: u32, index: usize) -> usize {
         branch as usize * PAGE + HEADER + 8 * (index - 1)
     }
 
-    /// Place of the number of a child's page.
+    /// Returns the position of a child's page number.
     pub fn child(&self, branch: u32, index: usize) -> usize {
         branch as usize * PAGE + HEADER + 8 * (self.count(branch) - 1) + 4 * index
     }
@@ -218,13 +218,13 @@ impl Image {
         self.u32_at(self.child(branch, index))
     }
 
-    /// Place of the count of pairs under a child of a lowest branch.
+    /// Returns the position of the pair count of a child, in a branch directly above the leaves.
     pub fn child_count(&self, branch: u32, index: usize) -> usize {
         let count = self.count(branch);
         branch as usize * PAGE + HEADER + 8 * (count - 1) + 4 * count + 2 * (count - 1) + 2 * index
     }
 
-    /// The branch above the leaves in the middle of the tree.
+    /// Returns a branch directly above the leaves, in the middle of the tree.
     pub fn lowest_branch(&self) -> u32 {
         let mut page = self.root();
         for _ in 2..self.height() {
@@ -233,7 +233,7 @@ impl Image {
         page
     }
 
-    /// The leaves under that branch.
+    /// Returns the leaves under [`Image::lowest_branch`].
     pub fn leaves(&self) -> Vec<u32> {
         let branch = self.lowest_branch();
         (0..self.count(branch))
@@ -241,7 +241,7 @@ impl Image {
             .collect()
     }
 
-    /// A leaf in the middle that holds several ordinary pairs.
+    /// Returns a leaf in the middle of the tree that holds several ordinary pairs.
     pub fn leaf(&self) -> u32 {
         let leaves = self.leaves();
         let is_ordinary = |&&leaf: &&u32| {
@@ -270,12 +270,12 @@ impl Image {
         leaf as usize * PAGE + HEADER + 3 * self.count(leaf) + 4 * index
     }
 
-    /// Place of a record: length of the rest of its key, value field, rest of its key, value.
+    /// Returns the position of a record. A record is: length of the key's rest, value field, rest of the key, value.
     pub fn record(&self, leaf: u32, index: usize) -> usize {
         leaf as usize * PAGE + self.u16_at(self.slot(leaf, index)) as usize
     }
 
-    /// Swaps two neighbours of a leaf, with everything that is said of them.
+    /// Swaps two neighbouring pairs of a leaf, with all their fields.
     pub fn swap_pairs(&mut self, leaf: u32, index: usize) {
         for (place, width) in [
             (self.tag(leaf, index), 1),
@@ -287,7 +287,8 @@ impl Image {
         }
     }
 
-    /// Gives the last pair of a leaf a key that is greater than all keys of all maps, and says so wherever it counts.
+    /// Gives the last pair of a leaf a key greater than all keys of all maps, and updates all fields derived from the
+    /// key.
     pub fn enlarge_last_key(&mut self, leaf: u32) {
         let index = self.count(leaf) - 1;
         let record = self.record(leaf, index);
@@ -302,7 +303,7 @@ impl Image {
         self.data[leaf as usize * PAGE + HEADER + index] = (hash >> 56) as u8;
     }
 
-    /// A value in pages of its own with more than `length` bytes.
+    /// Returns a value in pages of its own, with more than `length` bytes.
     pub fn extent(&self, length: u64) -> Extent {
         let all = (0..self.data.len() / PAGE).map(|page| page as u32);
         let leaves = all.filter(|&page| self.is_used(page) && self.is_leaf(page));
@@ -321,7 +322,7 @@ impl Image {
         }
     }
 
-    /// Whether this is a leaf and no piece of something else that looks like one.
+    /// Whether a page is a leaf, and not part of something else that looks like a leaf.
     pub fn is_leaf(&self, page: u32) -> bool {
         let at = page as usize * PAGE;
         let sum = crc32c::crc32c_append(self.checksum_seed(), &self.data[at + 4..at + PAGE]);

@@ -1,4 +1,4 @@
-//! Damage of the log: of a store that was killed with commits in it, and of one that is in use.
+//! Damage to the log: in a store whose process was killed with commits in the log, and in a store in use.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -8,12 +8,13 @@ use duramen::{Durability, Kind, Store};
 use crate::common::Scratch;
 use crate::{checked, content, copy_files, is_said, options, salvaged};
 
-/// What each record of the log holds, so that its place can be found.
+/// Content of a log record, by which the test finds its position.
 fn mark(number: u8) -> Vec<u8> {
     [&b"record of the log "[..], &[number; 100]].concat()
 }
 
-/// A store that was killed after ten commits that are in its log alone. All but the last are known to be synced.
+/// Makes a store whose process was killed after ten commits that exist only in the log. All but the last are known to
+/// be synced.
 fn make_killed_store(path: &Path) {
     let store = options().open(path).unwrap();
     let map = store.map("map").unwrap();
@@ -24,7 +25,7 @@ fn make_killed_store(path: &Path) {
     let long = vec![9; 100_000];
     synced.put(b"long", &long).unwrap();
     synced.put(b"last", b"value").unwrap();
-    // Its files as a kill leaves them.
+    // Copies the files as a kill leaves them.
     std::mem::forget((store, map, synced));
 }
 
@@ -33,7 +34,7 @@ fn killed_store(scratch: &Scratch) {
     copy_files(&scratch.path("running"), &scratch.path("store"));
 }
 
-/// The log file that holds these bytes, and where.
+/// Returns the log file that holds these bytes, and their position.
 pub fn find(store: &Path, wanted: &[u8]) -> (String, usize) {
     let files = std::fs::read_dir(store)
         .unwrap()

@@ -1,8 +1,8 @@
-//! Damage of every kind, planted in stores on disk: the checker finds each, says where it is, and the command ends as it
-//! says; `salvage` makes a sound store of what is left, and names what is not in it.
+//! Damage of every kind, planted in stores on disk. The checker finds each one and reports its place, and the command
+//! exits with the documented code. `salvage` makes a valid store of the remains, and names what is missing.
 //!
-//! Rot of any single byte is for `engine/tests/every_byte.rs`; here checksums are made right again where that hides the
-//! damage from everything but the checker.
+//! `engine/tests/every_byte.rs` covers corruption of any single byte. Here the checksums are corrected where that hides
+//! the damage from everything but the checker.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -39,7 +39,7 @@ fn value(name: &str, number: u32) -> Vec<u8> {
     }
 }
 
-/// A closed store with a tree of three levels, long values, and free pages.
+/// Makes a closed store with a tree of three levels, long values, and free pages.
 fn make_store(path: &Path) {
     let store = options().open(path).unwrap();
     for name in ["first", "second"] {
@@ -47,7 +47,7 @@ fn make_store(path: &Path) {
         (0..KEYS).for_each(|number| map.put(number.to_be_bytes(), value(name, number)).unwrap());
     }
     store.maintain().unwrap();
-    // Pages in the middle become free.
+    // Frees pages in the middle.
     store
         .map("first")
         .unwrap()
@@ -56,7 +56,7 @@ fn make_store(path: &Path) {
     store.close().unwrap();
 }
 
-/// Everything in a store.
+/// Returns everything in a store.
 pub fn content(store: &Store) -> Content {
     let snapshot = store.snapshot().unwrap();
     let mut content = Content::new();
@@ -71,7 +71,7 @@ pub fn content(store: &Store) -> Content {
     content
 }
 
-/// Copies the files of a store that nobody has open.
+/// Copies the files of a store that no process has open.
 pub fn copy_files(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     for file in std::fs::read_dir(from).unwrap() {
@@ -80,14 +80,14 @@ pub fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Whether all words are in one of the lines.
+/// Whether one of the lines contains all words.
 fn is_said(lines: &[String], words: &[String]) -> bool {
     lines
         .iter()
         .any(|line| words.iter().all(|word| line.contains(word.as_str())))
 }
 
-/// What the command says of a store: the problems, and the exit code.
+/// Runs `duramen check` and returns the reported problems and the exit code.
 pub fn checked(scratch: &Scratch, name: &str) -> (Vec<String>, i32) {
     let ended = scratch.run(&["check", name, "--json"]);
     if ended.code == 5 {
@@ -101,7 +101,7 @@ pub fn checked(scratch: &Scratch, name: &str) -> (Vec<String>, i32) {
     (problems, ended.code)
 }
 
-/// Salvages a store: what is in the new one, which is sound, and what is said to be lost.
+/// Salvages a store. Checks that the new store is valid, and returns its content and the reported losses.
 pub fn salvaged(scratch: &Scratch, name: &str) -> (Content, Vec<String>) {
     let ended = scratch.run(&["salvage", name, "rest", "--json"]);
     let report = &ended.json()[0];
@@ -118,8 +118,8 @@ pub fn salvaged(scratch: &Scratch, name: &str) -> (Content, Vec<String>) {
     (content, lost)
 }
 
-/// Nothing is in the rest that was not in the store, but for pairs whose keys were changed, unless it is said that only an
-/// older state could be had; what is missing is named.
+/// Asserts that the salvaged content was in the store, except pairs with changed keys. A report that only an older
+/// state was readable lifts this. The report must name what is missing.
 fn assert_is_the_rest(name: &str, rest: &Content, lost: &[String], whole: &Content) {
     let mut missing = 0;
     for (map, pairs) in whole {
@@ -180,7 +180,7 @@ fn every_damage_of_the_catalogue_is_found_and_its_place_is_said() {
             damage.name
         );
         if let Noticed::Checking(words) = &noticed {
-            // The same in a program that has a store like that open for writing.
+            // Checks the same damage in a program that has such a store open for writing.
             copy_files(&scratch.path("damaged"), &scratch.path("opened"));
             let store = options().open(scratch.path("opened")).unwrap();
             let problems = store.check(&mut |_| ()).unwrap().problems;

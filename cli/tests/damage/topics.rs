@@ -1,4 +1,4 @@
-//! Topics in damaged stores: what `salvage` saves of them goes on where it was, and what is not as it was is named.
+//! Topics in damaged stores: what `salvage` saves continues where it was, and the report names what differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,9 +16,9 @@ use crate::image::{Image, PAGE};
 use crate::log::{find, flip};
 
 const MESSAGES: u64 = 400;
-/// The first message of `orders` that retention left.
+/// The first message of `orders` that retention kept.
 const FIRST: u64 = 40;
-/// Topics beside `orders`.
+/// Number of topics beside `orders`.
 const OTHERS: u64 = 60;
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -51,8 +51,9 @@ fn publish_orders(orders: &Topic) {
     }
 }
 
-/// Messages 60 and 62 are acknowledged alone, 61 failed and is due again at once, 63 in an hour; 70 to 79 are leased for an
-/// hour, 76 of them acknowledged; everything else before 80 is acknowledged.
+/// Brings messages into every state. Messages 60 and 62 are acknowledged individually. Message 61 failed and is due at
+/// once, 63 in an hour. Messages 70 to 79 are leased for an hour, except 76, which is acknowledged. Everything else
+/// before 80 is acknowledged.
 fn consume(group: &Group) {
     let mut member = group.member("worker of stock");
     member
@@ -69,13 +70,13 @@ fn consume(group: &Group) {
             _ => delivery.acknowledge().unwrap(),
         }
     }
-    // What is due goes first.
+    // Messages that are due are delivered first.
     let again = member.receive(1, Duration::ZERO).unwrap().unwrap();
     again.into_iter().for_each(|again| {
         assert_eq!((again.offset(), again.tries()), (61, 2));
         again.retry_after(Duration::ZERO, "out of plums again").unwrap();
     });
-    // New messages come by turns with those that failed.
+    // New messages and failed messages are delivered in turn.
     let leased = member.receive(10, Duration::ZERO).unwrap().unwrap();
     assert_eq!(leased.messages().offsets(), 70..80);
     let again = member.receive(1, Duration::ZERO).unwrap().unwrap();
@@ -91,7 +92,7 @@ fn consume(group: &Group) {
     }
 }
 
-/// A closed store with topics, groups, a durable subscription and publishers in more pages than one each.
+/// Makes a closed store whose topics, groups, durable subscription and publishers occupy more than one page each.
 fn make_store(path: &Path) {
     let (store, topics) = open(path);
     store.map("stock").unwrap().put(b"apples", b"12").unwrap();
@@ -157,7 +158,7 @@ type Seen = (
 
 #[derive(Debug, PartialEq)]
 struct GroupView {
-    /// `None`: a durable subscription.
+    /// `None` for a durable subscription.
     options: Option<GroupOptions>,
     is_paused: bool,
     next: u64,
@@ -165,7 +166,7 @@ struct GroupView {
 }
 
 impl GroupView {
-    /// Messages that it delivers some day, of those that are kept.
+    /// Returns the kept messages that the group will still deliver.
     fn delivers(&self, kept: &BTreeMap<u64, Seen>) -> BTreeSet<u64> {
         let pending: BTreeSet<u64> = self.pending.iter().map(|pending| pending.offset).collect();
         let is_open = |offset: &&u64| **offset >= self.next || pending.contains(offset);
@@ -183,7 +184,7 @@ struct TopicView {
     publishers: BTreeMap<String, Option<u64>>,
 }
 
-/// All messages, across gaps.
+/// Returns all messages, across gaps.
 fn messages(topic: &Topic) -> BTreeMap<u64, Seen> {
     let mut found = BTreeMap::new();
     let mut from = topic.describe().unwrap().first;
@@ -320,7 +321,7 @@ fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
     let ended = scratch.run(&["salvage", "store", "rest", "--json"]);
     assert_eq!(lost(&ended), [""; 0]);
     let report = &ended.json()[0];
-    // Each topic that has a group has a dead-letter topic, but for `stock`, which shares one that is named.
+    // Each topic with a group has a dead-letter topic, except `stock`, which shares a named one.
     assert_eq!(
         (&report["pairs"], &report["topics"]),
         (&1.into(), &(2 * OTHERS + 3).into())
@@ -346,7 +347,7 @@ fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
         delivered.extend(deliveries.messages().iter().map(|message| message.offset()));
         deliveries.acknowledge().unwrap();
     }
-    // The process is gone that had leased messages, so they come back at once.
+    // The process that leased the messages has ended, so they are delivered again at once.
     delivered.sort_unstable();
     let leased = (70..80).filter(|offset| *offset != 76);
     assert_eq!(delivered, leased.chain(80..=next).collect::<Vec<_>>());
@@ -365,7 +366,7 @@ fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
     assert_eq!((first.name(), first.pattern().as_str()), ("first", "other.0.*"));
     topics.create("other.0.more", TopicOptions::new()).unwrap();
     assert_eq!(first.positions().unwrap().len(), 2);
-    // What is made now has numbers of its own.
+    // Newly created topics and groups get numbers of their own, so they start empty.
     for number in 0..5 {
         let fresh = topics.create(&format!("fresh.{number}"), TopicOptions::new()).unwrap();
         assert_eq!(fresh.publish(b"first").unwrap().offset, 0);
@@ -378,7 +379,7 @@ fn topics_of_a_sound_store_are_saved_whole_and_go_on() {
     drop((member, group, till, orders, topics));
 }
 
-/// Whether a line tells of this message of this topic.
+/// Whether a line reports this message of this topic.
 fn tells_of(line: &str, topic: &str, offset: u64) -> bool {
     let Some(rest) = line.strip_prefix(&format!("topic {topic:?}: message")) else {
         return false;
@@ -395,7 +396,7 @@ fn tells_of(line: &str, topic: &str, offset: u64) -> bool {
     }
 }
 
-/// What must hold of what is left, whatever was lost.
+/// Asserts what must hold for the salvaged topics, whatever was lost.
 fn assert_is_left(name: &str, whole: &TopicView, rest: &TopicView, lost: &[String]) {
     let said = |what: &str| {
         lost.iter()
@@ -462,7 +463,7 @@ fn whichever_page_rots_topics_go_on_and_what_is_not_as_it_was_is_named() {
     let whole = views(&scratch.path("store"));
     let image = Image::read(&scratch.path("store"));
     let (mut records, mut groups_set_back, mut gaps) = (0, 0, 0);
-    // Of branches and long values, some.
+    // All leaves, and some of the branches and long values.
     let pages = (64..(image.data.len() / PAGE) as u32).filter(|page| image.is_used(*page));
     let pages = pages
         .filter(|page| image.is_leaf(*page) || page % 19 == 0)
@@ -482,7 +483,7 @@ fn whichever_page_rots_topics_go_on_and_what_is_not_as_it_was_is_named() {
             "page {page}: {lost:#?}"
         );
         if !rest.is_empty() && !is_told {
-            // The topic that it has goes on with it, whatever was lost of that.
+            // A salvaged topic keeps the durable subscription, whatever was lost.
             let first = whole.keys().find(|name| name.starts_with("other.0.")).unwrap();
             let durables = rest.get(first).map(|topic| topic.groups.contains_key("first"));
             assert!(durables != Some(false), "page {page}: {lost:#?}");
@@ -490,12 +491,12 @@ fn whichever_page_rots_topics_go_on_and_what_is_not_as_it_was_is_named() {
         if lost.is_empty() {
             assert!(rest == whole, "page {page}: something is missing without a word");
         }
-        // Whatever else rots, something tells which maps are those of topics.
+        // Any other corruption leaves enough to tell which maps belong to topics.
         assert!(!rest.is_empty() || page == image.root(), "page {page}: {lost:#?}");
         for (name, before) in &whole {
             match rest.get(name) {
                 Some(after) => assert_is_left(name, before, after, &lost),
-                // The registry has the names of topics whose records are lost; not the numbers of those that are empty.
+                // The registry has the names of topics whose records are lost. It lacks the numbers of empty topics.
                 None => {
                     let is_told = |line: &String| line.starts_with("which topics") && line.contains(name.as_str());
                     let is_nameless = |line: &String| line.starts_with("the name of topic number");
@@ -521,7 +522,7 @@ fn topics_whose_names_are_nowhere_left_are_saved_under_their_numbers() {
     let whole = views(&scratch.path("store"));
     copy_files(&scratch.path("store"), &scratch.path("damaged"));
     let mut image = Image::read(&scratch.path("damaged"));
-    // Records of topics and the registry; and groups, which are called like them. And some messages.
+    // Pages with records of topics, the registry, and groups with the same names; and some pages with messages.
     let has = |page: &[u8], what: &[u8]| page.windows(what.len()).any(|bytes| bytes == what);
     let pages = (64..(image.data.len() / PAGE) as u32).filter(|page| image.is_used(*page) && image.is_leaf(*page));
     let pages: Vec<u32> = pages
@@ -553,13 +554,13 @@ fn topics_whose_names_are_nowhere_left_are_saved_under_their_numbers() {
     assert!(found.messages.len() as u64 > MESSAGES - FIRST);
     let gap = |lost: &[String]| lost.iter().find(|line| tells_of(line, name, 200)).cloned();
     assert!(gap(&lost).is_some(), "{lost:#?}");
-    // They are among those that the next salvage finds, under these names, and the gap is still one.
+    // The next salvage finds them under these names, and the gap remains a gap.
     let again = scratch.run(&["salvage", "rest", "again", "--json"]);
     assert!(rest == views(&scratch.path("again")), "{}", again.text());
     assert_eq!(gap(&self::lost(&again)), gap(&lost));
 }
 
-/// A topic and a group that are in the log alone, in a store that was killed.
+/// Makes a store whose process was killed, with a topic and a group that exist only in the log.
 fn make_killed_store(path: &Path) {
     let store = Options::new().maintenance(Maintenance::Manual).open(path).unwrap();
     let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();

@@ -1,12 +1,12 @@
 //! A checker for histories of transactions that read and append to lists, after Elle (Kingsbury and Alvaro, VLDB 2020).
 //!
-//! A list that only grows tells in which order its elements came, so the final lists give the order of the versions of
-//! every key, and every read tells which version it saw. From these follow the dependencies between transactions:
-//! `ww` (wrote the next version), `wr` (read what the other wrote), `rw` (read what the other then overwrote), and `so`
+//! A list that only grows shows the order of its elements. The final lists therefore give the order of the versions of
+//! every key, and every read shows which version it saw. This determines the dependencies between transactions: `ww`
+//! (wrote the next version), `wr` (read what the other wrote), `rw` (read what the other then overwrote), and `so`
 //! (came after it in the same thread).
 //!
-//! A history is serialisable if these have no cycle. For snapshot isolation each says something about the moments at
-//! which transactions start (take their snapshot) and commit, and the history holds if an order of those exists:
+//! A history is serialisable if these have no cycle. For snapshot isolation each dependency constrains the moments at
+//! which transactions start (take their snapshot) and commit. The history is valid if an order of those moments exists:
 //!
 //! ```text
 //! every t          start(t)  before commit(t)
@@ -16,11 +16,11 @@
 //!                  commit(a) before commit(b) where the writes commute
 //! ```
 //!
-//! This refuses G0, G1, lost updates, read skew and long forks, and lets write skew pass.
+//! This rejects G0, G1, lost updates, read skew and long forks, and accepts write skew.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What one committed transaction did. `id` is what it appended.
+/// The work of one committed transaction. `id` is the value it appended.
 #[derive(Clone, Debug, Default)]
 pub struct Done {
     pub id: u64,
@@ -29,10 +29,10 @@ pub struct Done {
     pub appends: BTreeSet<u32>,
 }
 
-/// The lists at the end, by key.
+/// The final lists, by key.
 pub type Lists = BTreeMap<u32, Vec<u64>>;
 
-/// What must come before what: transactions, or their starts and commits.
+/// Order constraints between transactions, or between their starts and commits.
 type Graph = BTreeMap<u64, BTreeSet<u64>>;
 
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ struct Dependencies {
     anti: Graph,
 }
 
-/// Fails unless the history is one of snapshot isolation. `commutes` tells whose appends never conflict.
+/// Fails unless the history satisfies snapshot isolation. `commutes` says for which lists appends never conflict.
 #[track_caller]
 pub fn assert_snapshot_isolated(history: &[Done], lists: &Lists, commutes: fn(u32) -> bool) {
     assert_eq!(snapshot_isolation_violation(history, lists, commutes), None);
@@ -65,7 +65,7 @@ fn commit(id: u64) -> u64 {
     2 * id + 1
 }
 
-/// What speaks against snapshot isolation, if anything.
+/// Returns a violation of snapshot isolation, if there is one.
 pub fn snapshot_isolation_violation(history: &[Done], lists: &Lists, commutes: fn(u32) -> bool) -> Option<String> {
     let dependencies = match Dependencies::of(history, lists, commutes) {
         Ok(dependencies) => dependencies,
@@ -85,7 +85,7 @@ pub fn snapshot_isolation_violation(history: &[Done], lists: &Lists, commutes: f
     explain(cycle(&order)?.into_iter().map(|event| event / 2), history)
 }
 
-/// What speaks against serialisability, if anything.
+/// Returns a violation of serialisability, if there is one.
 pub fn serializability_violation(history: &[Done], lists: &Lists) -> Option<String> {
     let dependencies = match Dependencies::of(history, lists, |_| false) {
         Ok(dependencies) => dependencies,
@@ -107,7 +107,7 @@ fn each(graph: &Graph, mut visit: impl FnMut(u64, u64)) {
 }
 
 impl Dependencies {
-    /// The dependencies, or what makes no sense at any level.
+    /// Returns the dependencies, or a contradiction that no isolation level allows.
     fn of(history: &[Done], lists: &Lists, commutes: fn(u32) -> bool) -> Result<Dependencies, String> {
         let mut dependencies = Dependencies::default();
         check_appends(history, lists)?;
@@ -147,7 +147,7 @@ impl Dependencies {
     }
 }
 
-/// Every append of a committed transaction is in its list, once, and nothing else is.
+/// Checks that every append of a committed transaction is in its list, once, and that the lists have nothing else.
 fn check_appends(history: &[Done], lists: &Lists) -> Result<(), String> {
     let mut expected: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
     for done in history {
@@ -174,7 +174,8 @@ fn check_appends(history: &[Done], lists: &Lists) -> Result<(), String> {
     }
 }
 
-/// A cycle, if there is one: what is left when all that nobody left must precede was taken away, again and again.
+/// Returns a cycle, if there is one. Repeatedly removes the nodes without a remaining predecessor; a cycle is in the
+/// rest.
 fn cycle(graph: &Graph) -> Option<Vec<u64>> {
     let mut incoming: BTreeMap<u64, usize> = graph.keys().map(|id| (*id, 0)).collect();
     for target in graph.values().flatten() {
@@ -198,7 +199,7 @@ fn cycle(graph: &Graph) -> Option<Vec<u64>> {
     walk_back(graph, &incoming)
 }
 
-/// Everything left has a predecessor that is left; going back from one to the next ends in a cycle.
+/// Finds a cycle by walking from node to predecessor: every remaining node has a remaining predecessor.
 fn walk_back(graph: &Graph, left: &BTreeMap<u64, usize>) -> Option<Vec<u64>> {
     let mut path = vec![*left.keys().next()?];
     loop {
@@ -228,7 +229,7 @@ fn explain(cycle: impl IntoIterator<Item = u64>, history: &[Done]) -> Option<Str
 mod tests {
     use super::*;
 
-    /// A transaction as (id, reads, appends), each in a thread of its own.
+    /// A transaction as (id, reads, appends), each in its own thread.
     type Brief<'a> = (u64, &'a [(u32, &'a [u64])], &'a [u32]);
 
     fn history(of: &[Brief<'_>]) -> Vec<Done> {

@@ -1,6 +1,7 @@
-//! What the suites share: stores to test on, seeds that can be replayed, and ways to write keys and read ranges.
+//! Shared code of the test suites: stores to test on, seeds that can be replayed, and ways to write keys and read
+//! ranges.
 //!
-//! Nothing here knows what a suite claims; every suite uses a part of it.
+//! Nothing here depends on the claims of a suite; every suite uses a part of it.
 
 #![allow(dead_code, reason = "each suite is a program of its own and uses a part of this")]
 
@@ -14,10 +15,10 @@ use std::thread::Thread;
 
 use duramen::{Cursor, Durability, Maintenance, Options, Store};
 
-/// A pair as a test compares it.
+/// A pair in the form that tests compare.
 pub type Pair = (Vec<u8>, Vec<u8>);
 
-/// Seed from `DURAMEN_SEED`, or one of its own; printed, so that a failure can be replayed.
+/// Returns the seed from `DURAMEN_SEED`, or a random seed. Prints it, so that a failure can be replayed.
 pub fn seed() -> u64 {
     let given = std::env::var("DURAMEN_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
@@ -25,7 +26,7 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// A number from the environment, for runs that are longer than the everyday one.
+/// Returns a number from the environment, for runs longer than the everyday run.
 pub fn number_from_environment(name: &str, otherwise: usize) -> usize {
     std::env::var(name)
         .ok()
@@ -33,32 +34,32 @@ pub fn number_from_environment(name: &str, otherwise: usize) -> usize {
         .unwrap_or(otherwise)
 }
 
-/// A directory that goes away at the end of the test, and the place of a store in it.
+/// A directory that is removed at the end of the test, and the path of a store in it.
 pub struct Place {
     directory: tempfile::TempDir,
 }
 
 impl Place {
-    /// An empty place.
+    /// Creates an empty place.
     pub fn new() -> Place {
         Place {
             directory: tempfile::tempdir().expect("a temporary directory"),
         }
     }
 
-    /// Where the store is, or will be.
+    /// Returns the path of the store, which may not exist yet.
     pub fn path(&self) -> PathBuf {
         self.directory.path().join("store")
     }
 
-    /// A path beside the store.
+    /// Returns a path beside the store.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }
 
-/// Everything in the background, generations so small that they fill up all the time, freed pages overwritten, so that
-/// whoever reads one too late sees it.
+/// Options with everything in the background and with generations so small that they fill up constantly. Freed pages
+/// are overwritten, so that a reader that reads a freed page too late notices it.
 pub fn restless() -> Options {
     Options::new()
         .durability(Durability::Written)
@@ -66,7 +67,7 @@ pub fn restless() -> Options {
         .generation_bytes(64 << 10, 128 << 10)
 }
 
-/// Maintenance only when the test says so, and no waiting for the device.
+/// Options with maintenance only on request, and without waiting for the device.
 pub fn by_hand() -> Options {
     Options::new()
         .durability(Durability::Written)
@@ -74,7 +75,7 @@ pub fn by_hand() -> Options {
         .maintenance(Maintenance::Manual)
 }
 
-/// The rest of a cursor's range, forwards.
+/// Returns the rest of a cursor's range, forwards.
 pub fn forwards(cursor: &mut Cursor<'_>) -> Vec<Pair> {
     let mut pairs = Vec::new();
     while let Some((key, value)) = cursor.next().unwrap() {
@@ -83,7 +84,7 @@ pub fn forwards(cursor: &mut Cursor<'_>) -> Vec<Pair> {
     pairs
 }
 
-/// The rest of a cursor's range, backwards.
+/// Returns the rest of a cursor's range, backwards.
 pub fn backwards(cursor: &mut Cursor<'_>) -> Vec<Pair> {
     let mut pairs = Vec::new();
     while let Some((key, value)) = cursor.prev().unwrap() {
@@ -92,21 +93,21 @@ pub fn backwards(cursor: &mut Cursor<'_>) -> Vec<Pair> {
     pairs
 }
 
-/// Pairs of text, to compare with.
+/// Returns pairs of text, for comparisons.
 pub fn pairs(of: &[(&str, &str)]) -> Vec<Pair> {
     of.iter()
         .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))
         .collect()
 }
 
-/// Fails when the store finds anything wrong with itself.
+/// Fails if the checker finds any problem in the store.
 #[track_caller]
 pub fn assert_sound(store: &Store) {
     let report = store.check(&mut |_| ()).unwrap();
     assert!(report.problems.is_empty(), "{:#?}", report.problems);
 }
 
-/// What the files of a directory take on the device, together and each.
+/// Returns the space that the files of a directory take on the device, in total and each.
 pub fn directory_bytes(path: &Path) -> (u64, Vec<(String, u64)>) {
     let entry = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry.unwrap();
@@ -120,7 +121,7 @@ pub fn directory_bytes(path: &Path) -> (u64, Vec<(String, u64)>) {
     (files.iter().map(|(_, bytes)| bytes).sum(), files)
 }
 
-/// Drives a future on this thread: the smallest executor there is.
+/// Drives a future on this thread: a minimal executor.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {

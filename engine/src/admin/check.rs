@@ -6,17 +6,18 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::api::map::map_id;
-use crate::api::snapshot::{Pinned, Purpose};
+use crate::api::snapshot::Pinned;
 use crate::api::store::Store;
 use crate::btree::{self, Root, Visit};
 use crate::core::Core;
+use crate::core::catalog::map_id;
+use crate::core::pins::Purpose;
 use crate::datafile::meta::{META_PAGES, Meta, MetaPages};
 use crate::error::{Error, Result};
 use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange};
+use crate::log::decode_root;
 use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, scan};
 use crate::progress::{Progress, with_progress};
-use crate::read::view::decode_root;
 use crate::read::write_set::OwnWrites;
 use crate::region::{GenerationState, Version};
 

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::allocator::{Claim, Slack};
-use crate::api::options::{Maintenance, Options};
-use crate::api::snapshot::{Pinned, Purpose};
+use crate::api::options::Options;
+use crate::api::snapshot::Pinned;
 use crate::api::store::Store;
 use crate::btree::{self, ChangeStream, PageSink, Root, Stored};
+use crate::core::pins::Purpose;
 use crate::core::{Core, MaintenanceState};
 use crate::error::{Kind, Reason, Result};
 use crate::fold::NewTree;
@@ -19,6 +20,7 @@ use crate::progress::{Progress, with_progress};
 use crate::read::scan::Scan;
 use crate::read::value::{Source, Value};
 use crate::read::view::View;
+use crate::settings::Maintenance;
 
 /// What a compaction did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +37,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Reason::InvalidArgument`] when the directory is not empty, or is this store's directory or inside it.
-    /// [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`] when this store is damaged. Remove what a copy that failed has left.
+    /// [`Reason::Full`], [`Reason::Io`], [`Reason::Damaged`] when this store is damaged. Remove what a copy that failed
+    /// has left.
     pub fn copy(&self, directory: impl AsRef<Path>, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let directory = directory.as_ref();
         let pinned = Pinned::new(self, &self.core().control().visible.0, Purpose::Snapshot)?;
@@ -149,7 +152,7 @@ impl Core {
         if let Err(error) = &rewritten
             && error.kind() == Kind::MakeSpace
         {
-            // What the file has grown by is not needed; why there was no room is what the caller is to know.
+            // What the file has grown by is not needed; the caller must learn why there was no room.
             let _ = self.give_space_back(state, Slack::Least);
         }
         rewritten?;

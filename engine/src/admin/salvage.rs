@@ -10,16 +10,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::api::map::{Map, counters_of, map_id};
-use crate::api::sequence::SequenceState;
+use crate::api::map::{Map, counters_of};
 use crate::api::snapshot::Snapshot;
 use crate::api::store::Store;
 use crate::btree::{Extent, PageSource};
-use crate::core::catalog::{LONG_AGO, RESERVED, is_reserved};
+use crate::commit::sequence_state::SequenceState;
+use crate::core::catalog::LONG_AGO;
+use crate::core::catalog::map_id;
 use crate::datafile::pages::VerifiedPages;
 use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::MAP_ID_BYTES;
+use crate::map_name::{RESERVED, is_reserved};
 use crate::read::scan::Scan;
 use crate::read::value::{Source, Value};
 
@@ -166,7 +168,7 @@ impl Snapshot {
         Ok(Salvage::over(self, range, lost))
     }
 
-    /// The same for the keys of a map that begin with a prefix.
+    /// Reads what is left of the pairs of a map whose keys begin with a prefix.
     #[doc(hidden)]
     pub fn salvage_prefix<'a>(&'a self, map: &Map, prefix: &[u8], lost: &'a Lost) -> Result<Salvage<'a>> {
         self.pinned().alive()?;
@@ -244,7 +246,7 @@ impl Snapshot {
             rest.scan.seek(&FullRange::map(id).high);
         }
         let store = Store::behind(&self.pinned().handle);
-        // Nobody knows what others did to the maps since the snapshot was taken.
+        // Other processes may have changed the maps since the snapshot was taken.
         let core = store.core();
         let changes = if core.is_shared() {
             LONG_AGO

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use duramen_io::Owner;
 
-use crate::api::map::map_id;
-use crate::api::snapshot::{Pinned, Purpose};
+use crate::api::snapshot::Pinned;
 use crate::api::store::Store;
 use crate::core::Core;
-use crate::core::catalog::is_reserved;
+use crate::core::catalog::map_id;
+use crate::core::pins::Purpose;
 use crate::core::watch::BackgroundError;
 use crate::error::Result;
 use crate::key::full_key::{CATALOG, FullRange};
 use crate::limits::PAGE_BYTES;
+use crate::map_name::is_reserved;
 use crate::read::write_set::OwnWrites;
 use crate::region::GenerationState;
 use crate::region::processes::ProcessEntry;
@@ -52,8 +53,8 @@ pub struct Statistics {
     pub generations: GenerationStatistics,
     /// Open snapshots, transactions and streams.
     pub snapshots: Vec<SnapshotStatistics>,
-    /// The processes that have the store open. One that is dead is listed until another has given back what it had: for a
-    /// tenth of a second or two, while any of them writes.
+    /// The processes that have the store open. A dead process is listed until another process has given back what it
+    /// held: for a tenth of a second or two, while any of them writes.
     pub processes: Vec<ProcessStatistics>,
     /// Memory by part, without the kernel's page cache.
     pub memory: MemoryStatistics,
@@ -83,7 +84,7 @@ pub struct GenerationStatistics {
     pub folded: u64,
 }
 
-/// A snapshot, transaction or commit stream that somebody holds.
+/// A snapshot, transaction or commit stream that is open.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SnapshotStatistics {
@@ -115,7 +116,7 @@ pub struct ProcessStatistics {
     pub version: String,
     /// Snapshots, transactions and streams that it holds.
     pub snapshots: usize,
-    /// Whether it is the one that asks.
+    /// Whether it is the calling process.
     pub is_this: bool,
 }
 

@@ -1,4 +1,5 @@
-//! What a process that died leaves in the allocator: a step half done, a tree that was not published, pages and promises.
+//! What a process that died leaves in the allocator: a step half done, a tree that was not published, pages and
+//! promises.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -8,8 +9,9 @@ use duramen_io::Owner;
 use super::Space;
 use super::retired::StoredRetired;
 use crate::datafile::bitmap::Blocks;
-use crate::datafile::promises::{FoldCosts, Room};
+use crate::datafile::promises::Room;
 use crate::error::Result;
+use crate::log::FoldCosts;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 
 impl Space {
@@ -18,7 +20,7 @@ impl Space {
         self.region.free_if_dead(&self.head().lock.0, || self.undo());
     }
 
-    /// Takes back the step in which somebody died who had the lock, which the caller has now.
+    /// Undoes the step in which a process died with the lock. The caller holds the lock now.
     pub(super) fn undo(&self) {
         let head = self.head();
         let step = head.step.load(Ordering::Acquire);
@@ -47,7 +49,7 @@ impl Space {
         self.mirror(&state);
     }
 
-    /// Takes back what is promised beyond what is `known`, by which nobody has less than he was promised.
+    /// Takes back what is promised beyond what is `known`, after which every commit still has what it was promised.
     pub(crate) fn promised_at_most(&self, known: impl Fn() -> FoldCosts) {
         self.head().promises.at_most(known);
     }
@@ -58,7 +60,7 @@ impl Space {
         let count = state.retired_count();
         state.retired.resize(count, StoredRetired::default());
         state.staged = 0;
-        // Whoever dies between two steps leaves too few blocks counted, not too many; and pages count once.
+        // A process that dies between two steps leaves too few blocks counted, never too many; and pages count once.
         state.taken.blocks = Blocks::default();
         state.taken_value_pages = 0;
         for index in 0..state.taken_bits.len() {
@@ -90,7 +92,7 @@ impl Space {
     pub(crate) fn free_loose_pages_of(&self, owner: Owner, is_referred_to: impl Fn(u32) -> bool) -> Result<()> {
         let mut state = self.lock()?;
         let dead = u64::from(owner.number());
-        // What was given back since it was taken may be somebody else's.
+        // What was given back since it was taken may have another owner.
         let others: HashSet<u32> = state.loose_pages(|found| found != dead).collect();
         let lost: Vec<u32> = state
             .loose_pages(|found| found == dead)

@@ -17,7 +17,7 @@ pub(crate) enum Slack {
     Usual,
     /// When it was quiet for long, or is closed.
     Least,
-    /// When somebody asked for it, or pages were moved for nothing else.
+    /// When a caller asked for it, or when pages were moved for nothing else.
     Nothing,
 }
 
@@ -41,7 +41,7 @@ impl Space {
         let lower = state
             .find(Want::Piece(count), count, kept)
             .map_or(u32::MAX, |(page, _)| page);
-        // Saving the bitmap anew moves it, and the place kept for it, as near to the front as there is room.
+        // Saving the bitmap again moves it, and the place kept for it, as near to the front as there is room.
         let (page, length) = state.for_bitmap;
         let target = if length >= count { lower.min(page) } else { lower };
         let mut end = state.bitmap.end_of_used();
@@ -94,7 +94,7 @@ impl Space {
         let pages = state.bitmap.pages() - surplus as u32;
         state.cut(pages);
         self.mirror(state);
-        // First it is known, then it is done: whoever dies in between leaves a file that is longer than it must be.
+        // First noted, then done: a process that dies in between leaves a file that is longer than needed.
         state.end_step();
         self.head().preloaded.fetch_min(pages as u64, Ordering::Relaxed);
         self.file

@@ -1,11 +1,11 @@
-//! Which pages of the data file are free, which wait until nobody can see them, and how many are promised.
+//! Which pages of the data file are free, which wait until no reader can see them, and how many are promised.
 //!
 //! Three kinds of pages: *free*; *used* by the newest base, by values and runs that the log refers to, or being
 //! written; *retired*: replaced by version `death`, but perhaps still read by a snapshot, or needed by the durable
-//! base. A retired page born in version `birth` becomes free when no pinned version lies in `birth..death`, and one that
-//! the log refers to (of a long value, or of a run) only when nobody follows the log from before `death` either; the
-//! version of the durable base always counts as pinned. Versions count published roots, not commits: a fold gives the
-//! same commits a new root.
+//! base. A retired page born in version `birth` becomes free when no pinned version lies in `birth..death`, and one
+//! that the log refers to (of a long value, or of a run) only when no stream follows the log from before `death`
+//! either; the version of the durable base always counts as pinned. Versions count published roots, not commits: a fold
+//! gives the same commits a new root.
 //!
 //! Before a commit is accepted, the room that folding it may take is promised (see `promises`): `needed(pending) +
 //! reserve <= available`, in pages and in blocks of them, where available are the free pages, those that the running
@@ -23,9 +23,10 @@ use crate::checksum::checksum_with;
 use crate::datafile::bitmap::{self, Bitmap, Blocks, LARGE_BLOCK_PAGES, LONG_RUN_PAGES};
 use crate::datafile::meta::{META_PAGES, SavedBitmap};
 use crate::datafile::pages::Pages;
-use crate::datafile::promises::{FoldCosts, Room};
+use crate::datafile::promises::Room;
 use crate::error::{Error, Reason, Result, unless_full};
 use crate::limits::{BRANCH_PAGES, DATA_PAGES_MAX, PAGE_BYTES};
+use crate::log::FoldCosts;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::shared_array::SharedArray;
 use crate::region::{Pins, Region, SpaceHead, full_or_io};
@@ -53,9 +54,9 @@ const LARGE_FILE_PAGES: u64 = 4 * LARGE_PIECE_PAGES;
 pub(crate) struct Space {
     file: Arc<dyn File>,
     region: Arc<Region>,
-    /// Fill pages that come free with 0xDD, so that tests notice whoever still reads them.
+    /// Fill pages that come free with 0xDD, so that tests notice readers that still use them.
     overwrites: bool,
-    /// Pages that are to be given back, while somebody who was stopped has the lock.
+    /// Pages to give back, while a suspended process holds the lock.
     owed: Mutex<Vec<(u32, u32)>>,
 }
 
@@ -64,10 +65,10 @@ pub(crate) struct Space {
 pub(crate) enum Claim {
     /// From what was promised to the fold of the commits that a new tree holds.
     Promised,
-    /// From the same, for a part of the tree. Parts together may need more than was promised: for that the file grows, and
-    /// if it cannot, one thread folds, which needs no more.
+    /// From the same, for a part of the tree. Parts together may need more than was promised: for that the file grows,
+    /// and if it cannot, one thread folds, which needs no more.
     Part,
-    /// From what is left beyond all promises, for a new tree: nobody asked for a rewrite before.
+    /// From what is left beyond all promises, for a new tree: no commit reserved room for a rewrite.
     Beyond,
     /// From the same, but behind all other pages while the file can grow.
     Behind,
@@ -117,7 +118,7 @@ impl Want {
         }
     }
 
-    /// The same when blocks are not spared.
+    /// Room that the request takes when blocks are not spared.
     fn room_in_blocks(self) -> Room {
         let blocks = |pages: u32| (self.pages() / pages) as u64 + 2;
         Room {
@@ -338,7 +339,7 @@ impl Space {
         self.head().promises.fold_in_one();
     }
 
-    /// The base has another height, and so many branches, if somebody could count them.
+    /// Notes the height of the new base, and the number of its branches, if they could be counted.
     pub(crate) fn tree_is(&self, height: u8, branches: Option<u64>) {
         self.head().promises.tree_is(height, branches);
     }
@@ -490,8 +491,8 @@ impl Space {
 
     /// Brings the part of the file up to page `end`, when it is about to be written for the first time, into memory in
     /// large pieces. Only in large files: a small one would occupy several times its size. Here and not when the file
-    /// grows, because that is in the way of a commit. Not for long values and runs: they are written in long pieces, and read so,
-    /// and the kernel would clear memory first that they fill right after.
+    /// grows, because that is in the way of a commit. Not for long values and runs: they are written in long pieces,
+    /// and read so, and the kernel would clear memory first that they fill right after.
     fn preload(&self, end: u64, file_pages: u64, claim: Claim) {
         let whole = file_pages / LARGE_PIECE_PAGES * LARGE_PIECE_PAGES;
         let end = end.next_multiple_of(LARGE_PIECE_PAGES).min(whole);
@@ -507,8 +508,8 @@ impl Space {
         }
     }
 
-    /// Loose pages that were taken and are not needed after all. When somebody who was stopped has the lock, they are given
-    /// back with the next ones; the latest moment is the end of this process.
+    /// Loose pages that were taken and are not needed after all. While a suspended process holds the lock, they wait,
+    /// and are given back with later pages, or when this process ends.
     ///
     /// This process forgets that it verified them: another process may take them without counting them as freed.
     pub(crate) fn give_back(&self, page: u32, count: u32, pages: &Pages) {
@@ -547,8 +548,8 @@ impl Space {
         Ok(())
     }
 
-    /// Notes what becomes of pages when a tree is published that is ready now: those that are retired then, and those that a
-    /// commit brought and it refers to.
+    /// Notes what becomes of pages when a tree is published that is ready now: those that are retired then, and those
+    /// that a commit brought and it refers to.
     pub(crate) fn stage(&self, retired: impl IntoIterator<Item = Retired>, adopted: &[Extent]) -> Result<()> {
         let retired = retired.into_iter().map(Retired::encode);
         let adopted = adopted
@@ -563,9 +564,9 @@ impl Space {
         Ok(())
     }
 
-    /// The tree was published as version `death`: what was taken for it belongs to the base, and what it does not hold is
-    /// retired. `pins` are those of snapshots, looked up after it was published. Whoever dies in here is followed by
-    /// another one, who goes on.
+    /// The tree was published as version `death`: what was taken for it belongs to the base, and what it does not hold
+    /// is retired. `pins` are those of snapshots, looked up after it was published. If this process dies here, the next
+    /// holder of the maintenance lock continues.
     pub(crate) fn install(&self, death: u64, pins: &Pins) -> Result<()> {
         let mut state = self.lock()?;
         while state.staged > 0 {
@@ -584,7 +585,7 @@ impl Space {
         state.taken_value_pages = 0;
         state.taken_beyond = 0;
         state.forget_needless_runs();
-        // Not noted: whoever finds it half done does it again.
+        // Not noted: a process that finds it half done repeats it.
         state.taken_bits.fill(0);
         kill_point();
         self.mirror(&state);
@@ -643,16 +644,16 @@ impl Space {
     pub(crate) fn reclaim(&self, pins: &Pins, durable_version: u64, pages: &Pages) -> Result<u64> {
         let mut state = self.lock()?;
         assert_eq!(state.staged, 0, "nothing is freed while a tree is published");
-        // As long as no base of `death` or later is durable, recovery may go back to one that refers to these pages, or
-        // replay records that do.
+        // As long as no base of `death` or later is durable, recovery may go back to a base that refers to these pages,
+        // or replay records that do.
         let is_kept = |item: &Retired| item.is_held(pins) || item.death > durable_version;
         let awaited = state.all_retired().filter(|item| is_kept(item) && !item.is_held(pins));
-        // Before anything is free: whoever dies in the middle leaves too little counted, not too much.
+        // Before anything is free: a process that dies halfway leaves the count too low, never too high.
         state.awaited = awaited.fold(Room::default(), |room, item| room.and(item.room()));
         let (mut freed, mut overwritten, mut index) = (0, Ok(()), 0);
         if state.all_retired().any(|item| !is_kept(&item)) {
-            // Before anybody can take them. First what this process has seen: a snapshot that begins between the two would
-            // forget all that was verified here. Nobody else counts without the lock.
+            // Before any process can take them. First what this process has seen: a snapshot that begins between the
+            // two would forget all that was verified here. No process counts without the lock.
             let count = &self.region.control().freed;
             pages.freed_here(count.load(Ordering::Relaxed));
             // Release: pairs with the load in `cover_data`.
@@ -690,7 +691,7 @@ impl Space {
     pub(crate) fn save(&self, previous: SavedBitmap, pages: &Pages) -> Result<(SavedBitmap, u32)> {
         let mut state = self.lock()?;
         let (page, count) = self.room_for_bitmap(&mut state, pages)?;
-        // Until it is what counts. Whoever dies before that leaves the place to the next one.
+        // Until it is the bitmap in use. A process that dies before that leaves the place to the next one.
         state.for_bitmap = (page, count);
         let mut durable = state.bitmap.copy();
         for item in state.all_retired() {
@@ -754,12 +755,12 @@ impl Space {
         Ok(())
     }
 
-    /// A meta page that refers to this bitmap, and to no page from `end` on, is durable. The pages of the bitmap that no
-    /// meta page needs any more take the next one.
+    /// A meta page that refers to this bitmap, and to no page from `end` on, is durable. The pages of the bitmap that
+    /// no meta page needs any more take the next one.
     pub(crate) fn saved(&self, bitmap: SavedBitmap, end: u32) -> Result<()> {
         let mut state = self.lock()?;
         if state.saved == (bitmap.page, bitmap.pages) {
-            // Somebody died right after this.
+            // A process died right after this.
             return Ok(());
         }
         state.for_bitmap = (0, 0);

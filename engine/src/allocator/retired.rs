@@ -17,7 +17,7 @@ pub(crate) struct Retired {
 }
 
 impl Retired {
-    /// Whether a snapshot, or somebody who follows the log, may still read these pages.
+    /// Whether a snapshot, or a stream that follows the log, may still read these pages.
     pub(super) fn is_held(&self, pins: &Pins) -> bool {
         pins.hold(self.birth, self.death) || self.is_logged && pins.hold_logged(self.death)
     }
@@ -66,8 +66,8 @@ impl Retired {
     }
 }
 
-/// A [`Retired`] as the region keeps it: page and number of pages, birth, death. The highest bit of the first number says
-/// whether it is logged.
+/// A [`Retired`] as the region keeps it: page and number of pages, birth, death. The highest bit of the first number
+/// says whether it is logged.
 pub(super) type StoredRetired = [u64; 3];
 
 const LOGGED: u64 = 1 << 63;

@@ -1,5 +1,5 @@
-//! What the allocator knows while its lock is held: the pages, what the running fold took, and where free ones are found.
-//! When the lock is let go, the numbers go back to the shared region.
+//! What the allocator knows while its lock is held: the pages, what the running fold took, and where free ones are
+//! found. When the lock is released, the numbers go back to the shared region.
 
 use std::collections::HashSet;
 use std::ops::{Deref, DerefMut, Range};
@@ -34,14 +34,15 @@ impl Words for SharedArray<'_, u64> {
     }
 }
 
-/// What the allocator knows, in the hands of whoever holds its lock.
+/// The allocator's state, as the holder of its lock sees it.
 #[derive(Debug)]
 pub(super) struct State<'a> {
     pub(super) bitmap: Bitmap<SharedArray<'a, u64>>,
     /// Used pages that no base refers to yet: values and runs of commits that are not folded or not even made.
     pub(super) loose: Bitmap<SharedArray<'a, u64>>,
-    /// Where a process took loose pages that were loose when a tree was last published, or since: page and pages, and whose
-    /// they are. Some of them may be free, or somebody else's, by now. Empty where nobody else can have the store open.
+    /// Where a process took loose pages that were loose when a tree was last published, or since: page and pages, and
+    /// whose they are. Some of them may be free, or belong to another process, by now. Empty where no other process can
+    /// have the store open.
     pub(super) loose_runs: SharedArray<'a, [u64; 2]>,
     /// Pages that a tree took which is being written: a bit for each.
     pub(super) taken_bits: SharedArray<'a, u64>,
@@ -59,7 +60,7 @@ pub(super) struct State<'a> {
     pub(super) taken_value_pages: u64,
     /// Pages of a tree that is being written beyond all promises.
     pub(super) taken_beyond: u64,
-    /// Where the next bitmap goes: pages that count as used, so that nobody else takes them. Empty: not yet chosen.
+    /// Where the next bitmap goes: pages that count as used, so that no other thread takes them. Empty: not yet chosen.
     pub(super) for_bitmap: (u32, u32),
     /// The pages of the bitmap that the newest meta page refers to.
     pub(super) saved: (u32, u32),
@@ -163,7 +164,7 @@ impl<'a> DerefMut for Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// What was done so far stands, whoever dies; what comes is another step.
+    /// Ends a step: what was done so far stands if this process dies. The next change begins another step.
     pub(super) fn end_step(&mut self) {
         debug_assert!(self.state.is_each_page_counted_once(), "{:?}", self.state);
         kill_point();
@@ -171,7 +172,7 @@ impl Locked<'_> {
         let places = self.head.counts[next as usize % 2].iter().zip(self.state.counts());
         places.for_each(|(place, count)| place.store(count, Ordering::Relaxed));
         kill_point();
-        // Release: all of it is there for whoever sees the number.
+        // Release: a process that sees the number sees all of the step.
         self.head.step.store(next, Ordering::Release);
         kill_point();
         self.undo.begin(next);
@@ -292,9 +293,9 @@ impl State<'_> {
         }
     }
 
-    /// A long run for leaves that are content with nothing shorter. Scraps are for those who want little, and for the time
-    /// when there is nothing else: each is a write. But the end of a file that is far too long for what is in it must come
-    /// free, so there is a limit.
+    /// A long run for leaves that are content with nothing shorter. Scraps are for those who want little, and for the
+    /// time when there is nothing else: each is a write. But the end of a file that is far too long for what is in it
+    /// must come free, so there is a limit.
     fn find_long(&mut self, wanted: u32, enough: u32) -> Option<(u32, u32)> {
         if enough < LONG_RUN_PAGES || wanted < enough {
             return None;
@@ -332,8 +333,8 @@ impl State<'_> {
         self.retired.reserve(pages as usize)
     }
 
-    /// Makes room to note a long value in every place that the file has for one. A disk that is full later then refuses no
-    /// value for which there are free pages.
+    /// Makes room to note a long value in every place that the file has for one. A disk that is full later then refuses
+    /// no value for which there are free pages.
     pub(super) fn reserve_loose_runs(&mut self, pages: u64) -> Result<()> {
         self.loose_runs.reserve(long_values_in(pages))
     }
@@ -451,13 +452,13 @@ mod tests {
     use crate::allocator::Claim;
     use crate::{Maintenance, Options};
 
-    /// Whoever dies in the middle of it, and whoever dies in taking over from him, leaves counts that can be taken over.
+    /// A process that dies halfway, and a process that dies while it takes over, leave counts that can be taken over.
     #[test]
     fn every_step_of_giving_up_a_tree_counts_each_page_once() {
         let options = Options::new().maintenance(Maintenance::Manual);
         let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
         let core = store.core();
-        let before = core.space.lock().expect("nobody else").bitmap.free();
+        let before = core.space.lock().expect("no other process").bitmap.free();
         for (claim, wants) in [(Claim::Promised, 400), (Claim::Beyond, 300)] {
             for _ in 0..wants {
                 let taken = core.space.take(claim, Want::Leaves(9), &core.pages);
@@ -465,10 +466,10 @@ mod tests {
             }
         }
         let steps = core.control().space.step.load(Ordering::Relaxed);
-        core.space.give_up_tree().expect("nobody else");
+        core.space.give_up_tree().expect("no other process");
         let steps = core.control().space.step.load(Ordering::Relaxed) - steps;
         assert!(steps > 3, "{steps} steps: too little for more than one");
-        let state = core.space.lock().expect("nobody else");
+        let state = core.space.lock().expect("no other process");
         let grown = u64::from(state.bitmap.pages()) - state.bitmap.free();
         assert!(state.bitmap.free() > before && grown < 100, "{:?}", &*state);
         assert_eq!((state.taken.pages, state.taken_beyond), (0, 0));
@@ -481,7 +482,7 @@ mod tests {
     fn leaves_beside_a_run(run: u32) -> Vec<u32> {
         let options = Options::new().maintenance(Maintenance::Manual);
         let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
-        let mut state = store.core().space.lock().expect("nobody else");
+        let mut state = store.core().space.lock().expect("no other process");
         let before = state.bitmap.pages();
         let free: Vec<u32> = (0..before).filter(|&page| !state.bitmap.is_used(page)).collect();
         free.iter().for_each(|&page| state.bitmap.set(page, 1, true));

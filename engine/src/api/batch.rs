@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use crate::api::future::CommitFuture;
 use crate::api::map::{Map, check_value};
-use crate::api::sequence::{Item, Place, Sequence, Ticket, check_item, draft_item};
+use crate::api::sequence::{Item, Sequence, Ticket, check_item, draft_item};
 use crate::api::store::{Store, keep_draft, take_draft};
 use crate::btree::Extent;
 use crate::commit::draft::{AddTo, Draft};
-use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
+use crate::commit::sequence_state::Place;
+use crate::commit::{Commit, NOT_EXCLUSIVE};
 use crate::core::Core;
 use crate::core::catalog::MapInfo;
 use crate::error::{Reason, Result};
@@ -18,6 +19,7 @@ use crate::key::bounds::KeyBounds;
 use crate::key::full_key::{FullKey, FullRange, check_key, check_prefix, split};
 use crate::limits::{FULL_KEY_BYTES_MAX, LOG_SPAN_BYTES, LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
+use crate::settings::Durability;
 
 /// Writes to any maps of one store that are committed together by [`Store::write`]. They take effect in the order of
 /// the calls.
@@ -36,7 +38,8 @@ use crate::log::OperationKind;
 /// ```
 #[derive(Debug)]
 pub struct Batch {
-    /// Puts, deletions and short appends to sequences as the log will have them, while there is nothing else in the batch.
+    /// Puts, deletions and short appends to sequences as the log will have them, while there is nothing else in the
+    /// batch.
     plain: Box<Draft>,
     /// All writes, once what becomes of some of them depends on others.
     mixed: Option<Mixed>,
@@ -149,8 +152,8 @@ impl Batch {
         self.write(map, What::Delete, key, &[])
     }
 
-    /// Removes all keys of a range, but not those that later calls put there. Pairs that the same batch appends stay, also
-    /// those appended before: they get their keys only at the commit.
+    /// Removes all keys of a range, but not those that later calls put there. Pairs that the same batch appends stay,
+    /// also those appended before: they get their keys only at the commit.
     ///
     /// # Errors
     /// As [`Batch::put`].

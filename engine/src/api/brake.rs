@@ -1,11 +1,11 @@
 //! Holding those back that append to a sequence, whatever process they are in.
 //!
-//! The simple version: who wants others to wait for him has an entry in the shared region, with his position and how far they
-//! may be ahead of it. Whoever is about to append looks at the entries of that sequence, and waits; before its commit, outside
-//! of all locks, and at most for the time that the entry says.
+//! The simple version: who wants others to wait for him has an entry in the shared region, with his position and how
+//! far they may be ahead of it. An appending thread checks the entries of that sequence, and waits; before its commit,
+//! outside of all locks, and at most for the time that the entry says.
 //!
-//! Nothing is promised to the last message: those who look at the same time do not count each other. A process that dies holds
-//! nobody back: those who wait look whether it lives, and whoever buries it frees its entries.
+//! Nothing is promised to the last message: those who look at the same time do not count each other. A process that
+//! dies holds no writer back: waiting writers check whether it lives, and the process that buries it frees its entries.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ impl Brake {
 
     fn entry(&self, act: impl FnOnce(&SharedBrake)) {
         let core = self.store.core();
-        // The entry is the parent's; and that of a process which has left is somebody else's by now.
+        // The entry is the parent's; and the entry of a process that detached may have a new owner by now.
         if !core.region.is_forked() && core.healthy().is_ok() {
             act(core.region.brakes().entry(self.entry));
         }
@@ -140,11 +140,11 @@ impl Store {
         })
     }
 
-    /// Waits, before something is appended to a sequence, while somebody holds that back. `next` says which number it would
-    /// get. Costs a load where nobody ever did.
+    /// Waits, before something is appended to a sequence, while a brake holds it back. `next` says which number it
+    /// would get. Costs one load where no brake ever existed.
     ///
     /// # Errors
-    /// Those of `next`. The inner one: nobody moved on in time.
+    /// Those of `next`. The inner error: no consumer progressed in time.
     #[doc(hidden)]
     #[inline]
     pub fn wait_for_brakes(
@@ -239,7 +239,7 @@ mod tests {
         );
         assert!(found[0].idle >= Duration::from_secs(5), "{found:?}");
         let held = other.wait_for_brakes(SEQUENCE, || Ok(20)).expect("a store");
-        let by = held.expect_err("it is held back").by.expect("one that lives");
+        let by = held.expect_err("it is held back").by.expect("a living process");
         assert_eq!((by.number, by.position), (brake.number(), 10));
         brake.reached(12);
         let found = one.brakes().expect("a store");
@@ -321,10 +321,10 @@ mod tests {
         assert_eq!(all.len(), BRAKES_MAX);
         assert!(take(&other).is_none());
         all.truncate(BRAKES_MAX - 1);
-        let last = take(&other).expect("the one that is free");
+        let last = take(&other).expect("the free entry");
         assert!(take(&one).is_none());
         one.close().expect("an end");
-        // Not those of somebody else.
+        // Not those of another process.
         drop(all);
         assert_eq!(lag_of(&other, SEQUENCE, 50), Some(50));
         let all: Vec<Brake> = (0..BRAKES_MAX).map_while(|_| take(&other)).collect();

@@ -4,7 +4,7 @@
 //! commit before.
 //!
 //! Why it is hard: the log is there to be folded and reused, so a stream must hold what it has yet to read and nothing
-//! else; a stream that nobody reads must not hold the log for ever; and a commit must not pay for streams.
+//! else; a stream that is not read must not hold the log without limit; and a commit must not pay for streams.
 //!
 //! What a stream holds is a pin of some version whose base is not newer than the stream's position, and, through
 //! `follow`, the generations after that version. The old value of a key changed by commit `c` is then what that base
@@ -12,14 +12,14 @@
 //! their pages for all who follow.
 //!
 //! As soon as a newer version's base is not newer than the position, the pin moves there: after every commit that is
-//! delivered, and before every reclaim for streams that are not being read just then. So one that has delivered
-//! everything holds only what is current anyway. One that falls behind by more than `CHECKABLE_GENERATIONS_MAX` folded
+//! delivered, and before every reclaim for streams that are not being read just then. So a stream that has delivered
+//! everything holds only what is current anyway. A stream that lags by more than `CHECKABLE_GENERATIONS_MAX` folded
 //! generations loses them, and with them its pin; its next call says so.
 //!
 //! Waiting: a stream that has nothing to deliver sets `waiting` *under the commit lock* and sleeps on `word`. A commit
-//! looks at `waiting` after it released that lock (one relaxed load). Either it held the lock first, and the stream sees
-//! the commit, or the stream did, and the commit sees the flag. The first commit takes the flag down and wakes all, so
-//! a stream that is busy reading costs the commits after it nothing.
+//! looks at `waiting` after it released that lock (one relaxed load). Either it held the lock first, and the stream
+//! sees the commit, or the stream did, and the commit sees the flag. The first commit takes the flag down and wakes
+//! all, so a stream that is busy reading costs the commits after it nothing.
 //!
 //! Invariants: `base commit of the pinned version <= position <= visible`. Generations are read, and their set is
 //! looked at, only while [`Core::keep_generations`] keeps them. Locks are taken in the order list of streams, stream,
@@ -34,37 +34,40 @@ use std::time::Duration;
 
 use duramen_io::{wait, wake};
 
-use crate::api::map::{Map, map_id};
-use crate::api::snapshot::{Purpose, describe};
+use crate::api::map::Map;
 use crate::api::store::Handle;
 use crate::btree::{Cursor, Root};
 use crate::checksum::key_hash;
 use crate::core::Core;
-use crate::core::catalog::is_reserved;
+use crate::core::catalog::map_id;
+use crate::core::pins::{Purpose, describe};
+use crate::core::streams::{Follower, Hold, State};
 use crate::error::{Error, Reason, Result};
 use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::{MAP_ID_BYTES, STREAM_KEYS_MAX};
+use crate::log::decode_root;
 use crate::log::{
     LOG_START, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, SegmentHeader, first_record, record_bytes,
 };
+use crate::map_name::is_reserved;
 use crate::read::deleted::{Deleted, Replayed};
 use crate::read::scan::Scan;
 use crate::read::value::{Entry, Source};
-use crate::read::view::{GenerationView, decode_root, entry_at, in_tree, recent};
+use crate::read::view::{GenerationView, entry_at, in_tree, recent};
 use crate::read::write_set::OwnWrites;
-use crate::region::{GenerationEntry, GenerationState, Patience, Pin, Version};
+use crate::region::{GenerationEntry, GenerationState, Patience, Version};
 
 /// How long a stream waits at a time while generations are freed.
 const FREEING_WAIT: Duration = Duration::from_millis(10);
-/// How long whoever frees a generation waits for streams, each of which reads one commit at a time.
-/// So many of those are as long as the time between two looks at who is waited for.
+/// Number of waits of [`FREEING_WAIT`] for streams, each of which reads one commit at a time, between two checks of the
+/// process that is waited for.
 const FREEING_WAITS_PER_LOOK: u32 = 10;
 const FREEING_STEP: Duration = Duration::from_micros(200);
 const FREEING_ROUNDS_MAX: u32 = 500;
 
-/// Commits that a stream lies behind when it begins to remember what it read (see [`Latest`]).
+/// Commits by which a stream lags when it begins to remember what it read (see [`Latest`]).
 const FAR_BEHIND: u64 = 256;
-/// How long a stream sleeps that nobody will wake.
+/// How long a stream sleeps that no writer will wake.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Where a stream of commits begins.
@@ -72,8 +75,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub enum ChangesFrom {
     /// After the newest commit that is visible now.
     Now,
-    /// After this commit. It can be any of which the store's base holds nothing yet, or the newest one that it holds, and
-    /// with [`crate::Options::retain_log_bytes`] an older one. After the store is opened anew this goes back to the base
+    /// After this commit. It can be any commit that the base does not hold yet, or the newest commit in the base, and
+    /// with [`crate::Options::retain_log_bytes`] an older one. After the store is reopened this goes back to the base
     /// that was durable then: what was kept beyond it is gone.
     After(u64),
 }
@@ -106,12 +109,12 @@ pub struct Change {
 ///
 /// Commits are delivered once they are visible, whether or not they are durable yet: a power cut may take back a
 /// commit that was delivered, if it was not `Synced` ([`Changes::durable_only`] avoids that). A commit is delivered as
-/// a whole and is in memory as a whole, with the old and new values of all its keys: one that replaces or removes a
-/// gigabyte takes that much. The stream itself needs almost nothing.
+/// a whole and is in memory as a whole, with the old and new values of all its keys. A commit that replaces or removes
+/// a gigabyte takes that much. The stream itself needs almost nothing.
 ///
 /// A stream holds what it has yet to deliver: the log of it, and the values and pages that were replaced in it. It is
-/// a handle: the store stays open as long as it lives. One that is not read keeps this for about 16 folded generations
-/// of the log and then loses its place, so that a forgotten stream cannot fill the disk.
+/// a handle: the store stays open as long as it lives. A stream that is not read keeps this for about 16 folded
+/// generations of the log and then loses its place, so that a forgotten stream cannot fill the disk.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -206,8 +209,8 @@ impl Changes {
         Ok(())
     }
 
-    /// Whether to deliver commits only once they survive power loss. Commits that nobody asked to be `Synced` become
-    /// so with the next that is, by [`crate::Store::sync`], or when the log is folded. Default: no.
+    /// Whether to deliver commits only once they survive power loss. `Written` commits become durable
+    /// with the next `Synced` commit, by [`crate::Store::sync`], or when the log is folded. Default: no.
     pub fn durable_only(&mut self, durable_only: bool) {
         self.durable_only = durable_only;
     }
@@ -261,7 +264,7 @@ impl Changes {
     /// found that there is nothing.
     fn wait(&self, core: &Core, word: u32, timeout: Duration) -> bool {
         let Some(guard) = core.hold_commits_soon() else {
-            // Somebody was stopped inside a commit, perhaps, and is not waited for: this looks again by itself.
+            // A process may be suspended inside a commit. This does not wait for it, and checks again later.
             wait(&core.control().streams_word, word, Some(timeout.min(LOOK_AGAIN)));
             return true;
         };
@@ -356,26 +359,14 @@ impl Drop for Changes {
     }
 }
 
-/// The streams that this process has of a store.
-#[derive(Debug, Default)]
-pub(crate) struct Streams {
-    followers: Mutex<Vec<Weak<Mutex<Follower>>>>,
-}
-
-impl Streams {
-    fn list(&self) -> MutexGuard<'_, Vec<Weak<Mutex<Follower>>>> {
-        self.followers.lock().unwrap_or_else(|e| e.into_inner())
-    }
-}
-
-/// Generations that stay as they are while somebody reads them who may not have them pinned.
+/// Keeps generations from being freed while a stream reads them without a pin.
 pub(crate) struct KeptGenerations<'a> {
     reading: &'a AtomicU32,
 }
 
 impl Drop for KeptGenerations<'_> {
     fn drop(&mut self) {
-        // Release: who finds nobody reading comes after what was read.
+        // Release: a thread that finds no readers runs after their reads.
         self.reading.fetch_sub(1, Ordering::Release);
     }
 }
@@ -399,8 +390,8 @@ impl Core {
         wake(&control.streams_word, u32::MAX);
     }
 
-    /// Keeps all generations as they are while a stream reads. Whoever frees one waits for that, and first lets nobody
-    /// else begin.
+    /// Keeps all generations as they are while a stream reads. A thread that frees a generation first blocks new reads,
+    /// and then waits for those in progress.
     ///
     /// # Errors
     /// [`Reason::Busy`] when a process was stopped while it freed one.
@@ -409,7 +400,8 @@ impl Core {
         let reading = &self.region.process(self.region.me()).reading;
         let freeing = &self.control().freeing;
         loop {
-            // SeqCst, as in `while_nobody_reads`: either we see that somebody frees, or that one sees us.
+            // SeqCst, as in `while_nobody_reads`: either this thread sees the freeing thread, or that thread sees this
+            // one.
             reading.fetch_add(1, Ordering::SeqCst);
             let kept = KeptGenerations { reading };
             if freeing.load(Ordering::SeqCst) == 0 {
@@ -430,8 +422,7 @@ impl Core {
         }
     }
 
-    /// Frees something that streams read without having it pinned, with the maintenance lock. `false`: somebody reads
-    /// and does not come to an end.
+    /// Frees something that streams read without a pin, under the maintenance lock. `false`: a stream keeps reading.
     pub(crate) fn while_nobody_reads(&self, free: impl FnOnce()) -> bool {
         let freeing = &self.control().freeing;
         freeing.store(1, Ordering::SeqCst);
@@ -497,23 +488,6 @@ impl Core {
     }
 }
 
-/// What a stream shares with the folding thread.
-#[derive(Debug)]
-struct Follower {
-    state: State,
-    /// The last commit that was delivered or skipped.
-    position: u64,
-}
-
-#[derive(Debug)]
-enum State {
-    Following(Hold),
-    /// Generations that it had yet to read are gone.
-    Lost,
-    /// Somebody ended it.
-    Ended,
-}
-
 impl Follower {
     /// What it holds, or why it holds nothing any more.
     fn hold(&mut self, core: &Core) -> Result<&Hold> {
@@ -561,15 +535,6 @@ impl Follower {
             core.unpin(&next.pin);
         }
     }
-}
-
-/// A pinned version, whose following generations are kept.
-#[derive(Debug)]
-struct Hold {
-    pin: Pin,
-    version: Version,
-    /// The newest commit when it was pinned: the generations of the version go at least that far.
-    commit: u64,
 }
 
 impl Hold {
@@ -689,8 +654,8 @@ impl LogCursor {
 }
 
 impl Reader {
-    /// The body of the record of a commit, and its position in the log. The caller holds the version, the retention lock, and keeps both as long
-    /// as it uses the body.
+    /// The body of the record of a commit, and its position in the log. The caller holds the version, the retention
+    /// lock, and keeps both as long as it uses the body.
     fn record<'a>(&mut self, core: &'a Core, version: &Version, commit: u64) -> Result<(u32, &'a [u8])> {
         self.enter(core, version, commit)?;
         let damaged = || Error::damaged(format!("the log has no intact record of commit {commit}"));
@@ -802,7 +767,7 @@ impl Filter {
             || map >= FIRST_USER_MAP && self.maps.as_ref().is_none_or(|maps| maps.binary_search(&map).is_ok())
     }
 
-    /// The same as ranges of full keys.
+    /// The watched keys as ranges of full keys.
     fn ranges(&self) -> Vec<FullRange> {
         let mut ranges = vec![FullRange::map(CATALOG)];
         match &self.maps {
@@ -1006,7 +971,7 @@ mod tests {
         let disk = SimDisk::new(1);
         let open = || Options::new().maintenance(Maintenance::Manual).open_on(disk.platform());
         let (store, other) = (open().expect("a store"), open().expect("a store"));
-        let _maintenance = store.core().hold_maintenance().expect("nobody else has it");
+        let _maintenance = store.core().hold_maintenance().expect("no other process has it");
         let freeing = &store.core().control().freeing;
         freeing.store(1, Ordering::SeqCst);
         std::thread::scope(|scope| {
@@ -1019,7 +984,11 @@ mod tests {
                 }
                 freeing.store(0, Ordering::SeqCst);
             });
-            other.core().keep_generations().map(drop).expect("nobody was stopped");
+            other
+                .core()
+                .keep_generations()
+                .map(drop)
+                .expect("no process is suspended");
         });
     }
 }

@@ -7,25 +7,26 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use crate::api::store::Handle;
+use crate::commit::Commit;
 use crate::commit::background::sync_loop;
-use crate::commit::{Commit, Durability};
 use crate::error::{Reason, Result};
+use crate::settings::Durability;
 
 /// A commit that is made, and visible, but perhaps not yet durable. It resolves when it is as durable as was asked for.
 /// Dropping it takes nothing back. It needs no particular executor. A thread of the store syncs for it; where the
 /// system gives none, polling it does, and takes as long as a sync does.
 ///
 /// # Errors
-/// Resolves to [`Reason::Unknown`] when the sync failed, and to [`Reason::NotSynced`] when another process was stopped and
-/// keeps it from being known.
+/// Resolves to [`Reason::Unknown`] when the sync failed, and to [`Reason::NotSynced`] when another process was stopped
+/// and keeps it from being known.
 #[must_use = "the commit is made, but only the future tells when it is durable"]
 #[derive(Debug)]
 pub struct CommitFuture {
     handle: Arc<Handle>,
     commit: Commit,
     durability: Durability,
-    /// How many attempts to sync for futures had come to an end when it first asked for one. What came of those is not an
-    /// answer to it: the process that was in the way may have gone on since.
+    /// How many attempts to sync for futures had come to an end when it first asked for one. What came of those is not
+    /// an answer to it: the process that was in the way may have gone on since.
     asked_after: Option<u64>,
 }
 
@@ -34,7 +35,7 @@ impl CommitFuture {
         let runs = &handle.core.syncer_runs;
         if durability == Durability::Synced && !runs.load(Ordering::Acquire) {
             handle.opened.spawn("duramen-sync", runs, sync_loop);
-            // A future that met the thread while it was being started, in vain, waits for nobody.
+            // A future that arrived while the thread failed to start has no thread that wakes it.
             if !runs.load(Ordering::Acquire) {
                 handle.core.wake_futures();
             }

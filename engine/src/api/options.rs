@@ -6,23 +6,13 @@ use std::time::Duration;
 use duramen_io::Platform;
 
 use crate::api::store::Store;
-use crate::commit::Durability;
 use crate::error::{Error, Reason, Result};
 use crate::index::Index;
 use crate::limits::{
     FOLDED_AT_CLOSE_MAX, GENERATION_BYTES_MAX, GENERATION_BYTES_MIN, GENERATIONS_MAX, LOCK_TIMEOUT, MEMORY_BYTES_MIN,
     PAGE_BYTES, STANDBY_GENERATIONS, WAITING_GENERATIONS_MAX,
 };
-
-/// Who folds the log into the base and frees space.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Maintenance {
-    /// A background thread of the store.
-    #[default]
-    Background,
-    /// The caller, by [`Store::maintain`]; and a commit that finds the log full. For tests and single-threaded hosts.
-    Manual,
-}
+use crate::settings::{Durability, Maintenance, Settings};
 
 /// How often opening a store for reading is tried, while others come and go.
 const READING_ATTEMPTS: u32 = 3;
@@ -94,11 +84,11 @@ impl Options {
         self
     }
 
-    /// Opens the store for reading only. While nobody else has it open, nothing in its directory is written, which may be
-    /// read-only itself, and commits that a crash left in the log are read from there; whoever wants to write then is
-    /// refused with [`Reason::InUse`]. Beside others that have it open, this one takes part in the memory that they
-    /// share: it sees each commit as they do and keeps nobody out, and it must be allowed to write the store's files.
-    /// Default: no.
+    /// Opens the store for reading only. While no other process has it open, nothing in its directory is written, which
+    /// may be read-only itself, and commits that a crash left in the log are read from there; a process that wants to
+    /// write then is refused with [`Reason::InUse`]. Beside others that have it open, this one takes part in the memory
+    /// that they share: it sees each commit as they do and excludes no other process, and it must be allowed to write
+    /// the store's files. Default: no.
     pub fn read_only(mut self, read_only: bool) -> Options {
         self.read_only = read_only;
         self
@@ -118,12 +108,12 @@ impl Options {
         self
     }
 
-    /// Bytes that the data may take: the pages of the data file that are in use, and what waits in the log to be folded into
-    /// them. A commit that would go beyond is refused with [`Reason::QuotaExceeded`], of kind
-    /// [`MakeSpace`](crate::Kind::MakeSpace), unless it only deletes. What was deleted or overwritten counts until a fold, which
-    /// the commit makes before it is refused; so writing at the very edge of the quota is slow. Files may be larger: free pages,
-    /// and log files that are kept for use, do not count. The quota is one of this handle: other processes have theirs.
-    /// Default: none.
+    /// Bytes that the data may take: the pages of the data file that are in use, and what waits in the log to be folded
+    /// into them. A commit that would go beyond is refused with [`Reason::QuotaExceeded`], of kind
+    /// [`MakeSpace`](crate::Kind::MakeSpace), unless it only deletes. What was deleted or overwritten counts until a
+    /// fold, which the commit makes before it is refused; so writing at the very edge of the quota is slow. Files may
+    /// be larger: free pages, and log files that are kept for use, do not count. The quota is one of this handle: other
+    /// processes have theirs. Default: none.
     ///
     /// ```
     /// # let directory = tempfile::tempdir().unwrap();
@@ -143,9 +133,9 @@ impl Options {
     /// what those commits replaced is kept with them, while the store is open. At most 32 generations of the log are
     /// kept, however small they are. Default: 0.
     ///
-    /// Where several processes share the store, each keeps what it folds itself, by its own number, for streams that begin in
-    /// it; and any process may be the one that folds. So a stream that begins later finds what its own process has kept, and
-    /// otherwise [`Reason::NotRetained`]. A stream that is open keeps what it needs, whoever folds.
+    /// Where several processes share the store, each keeps what it folds itself, by its own number, for streams that
+    /// begin in it; and any process may fold. So a stream that begins later finds what its own process has kept, and
+    /// otherwise [`Reason::NotRetained`]. An open stream keeps what it needs, whichever process folds.
     pub fn retain_log_bytes(mut self, bytes: u64) -> Options {
         self.retain_log_bytes = bytes;
         self
@@ -157,25 +147,25 @@ impl Options {
         self
     }
 
-    /// How long a call waits for a lock, or for an exclusive transaction, that another thread or process has. After that
-    /// it returns [`Reason::LockTimeout`], which names the process. Default: 30 seconds.
+    /// How long a call waits for a lock, or for an exclusive transaction, that another thread or process has. After
+    /// that it returns [`Reason::LockTimeout`], which names the process. Default: 30 seconds.
     ///
     /// - Zero: a call does not wait for an exclusive transaction. A lock that commits hold for microseconds is still
     ///   waited for, about a tenth of a second.
     /// - A process that was seen to be suspended gives [`Reason::Busy`] after five seconds, if that is earlier.
     /// - Locks that only maintenance takes are waited for at least five seconds, so that a short timeout cannot stop
-    ///   folding. Waits for a fold itself, and for messages, are not limited by this, except that a put on a full disk waits
-    ///   so long for the fold that goes on.
+    ///   folding. Waits for a fold itself, and for messages, are not limited by this, except that a put on a full disk
+    ///   waits so long for the fold that goes on.
     pub fn lock_timeout(mut self, timeout: Duration) -> Options {
         self.lock_timeout = timeout;
         self
     }
 
-    /// Where the processes that have the store open keep the memory that they share: a directory on tmpfs or ext4, which
-    /// all of them see. The first process that opens the store decides, and the others follow it.
+    /// Where the processes that have the store open keep the memory that they share: a directory on tmpfs or ext4,
+    /// which all of them see. The first process that opens the store decides, and the others follow it.
     ///
-    /// By default that is the file `shared` in the store's directory, on ext4 and tmpfs. On other file systems it is a file
-    /// in `/dev/shm`, because a full disk would end a process that writes to mapped memory there
+    /// By default that is the file `shared` in the store's directory, on ext4 and tmpfs. On other file systems it is a
+    /// file in `/dev/shm`, because a full disk would end a process that writes to mapped memory there
     /// (`docs/guide/accidents.md`).
     pub fn region_directory(mut self, directory: impl AsRef<Path>) -> Options {
         let directory = directory.as_ref();
@@ -193,9 +183,9 @@ impl Options {
     /// Opens what is left of a damaged store, for [`Snapshot::salvage`](crate::Snapshot::salvage): read-only, and
     /// what opening finds damaged is noted by
     /// [`Snapshot::salvage_maps`](crate::Snapshot::salvage_maps) where it is an error otherwise: a bitmap of used pages
-    /// that rotted, a data file that was cut off, a hole in the log, behind which nothing is shown. What other calls show
-    /// of such a store may be older than what was acknowledged. A store without any intact meta page cannot be opened so
-    /// either. Default: no.
+    /// that rotted, a data file that was cut off, a hole in the log, behind which nothing is shown. What other calls
+    /// show of such a store may be older than what was acknowledged. A store without any intact meta page cannot be
+    /// opened so either. Default: no.
     pub fn salvage(mut self, salvage: bool) -> Options {
         self.salvage = salvage;
         self
@@ -243,10 +233,10 @@ impl Options {
         self
     }
 
-    /// Opens the store for this process alone: while others have it open this is refused, and while this one has it open
-    /// they are, with [`Reason::InUse`] and the number of the process. Default: no, other processes may open the store
-    /// with the same call, and all of them read and write. With [`Options::read_only`] it only keeps writers out: others
-    /// that open the store so may read it too.
+    /// Opens the store for this process alone: while others have it open this is refused, and while this one has it
+    /// open they are, with [`Reason::InUse`] and the number of the process. Default: no, other processes may open the
+    /// store with the same call, and all of them read and write. With [`Options::read_only`] it only keeps writers out:
+    /// others that open the store so may read it too.
     pub fn exclusive(mut self, exclusive: bool) -> Options {
         self.exclusive = exclusive;
         self
@@ -297,8 +287,8 @@ impl Options {
         self.open_to_read(beside_others, alone)
     }
 
-    /// Opens a new store in a directory of its own, below the system's directory for temporary files. The directory is removed
-    /// when the last handle is dropped; a process that is killed leaves it there.
+    /// Opens a new store in a directory of its own, below the system's directory for temporary files. The directory is
+    /// removed when the last handle is dropped; a process that is killed leaves it there.
     ///
     /// # Errors
     /// As [`Options::open`].
@@ -318,7 +308,7 @@ impl Options {
         }
     }
 
-    /// Somebody may open the store, or close it, between the two attempts.
+    /// Another process may open the store, or close it, between the two attempts.
     fn open_to_read(self, beside_others: Platform, alone: Platform) -> Result<Store> {
         let mut attempt = 0;
         loop {
@@ -382,8 +372,8 @@ impl Options {
     }
 }
 
-/// Refuses a file system that writes blocks in place which are larger than a page. The data file is written in pages, and
-/// a power cut may destroy all of a block that is being written: also pages beside it that were durable.
+/// Refuses a file system that writes blocks in place which are larger than a page. The data file is written in pages,
+/// and a power cut may destroy all of a block that is being written: also pages beside it that were durable.
 fn check_blocks(directory: &Path, block: u64) -> Result<()> {
     if block <= PAGE_BYTES as u64 {
         return Ok(());
@@ -419,38 +409,6 @@ fn generation_bytes(memory_bytes: u64) -> u64 {
 fn memory_taken(generation_bytes: u64) -> u64 {
     let index = Index::bytes_for(generation_bytes) as u64;
     (WAITING_GENERATIONS_MAX as u64 + 1) * (generation_bytes + index) + STANDBY_GENERATIONS as u64 * index
-}
-
-/// The options as the store uses them.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) create: bool,
-    pub(crate) read_only: bool,
-    /// Whether what is damaged is passed over.
-    pub(crate) is_salvage: bool,
-    pub(crate) durability: Durability,
-    pub(crate) memory_bytes: u64,
-    /// What the machine has, or the control group may have.
-    pub(crate) machine_bytes: u64,
-    pub(crate) retain_log_bytes: u64,
-    pub(crate) background: bool,
-    pub(crate) processors: usize,
-    /// Parts that a fold divides the tree into whatever it has to do, and from how many operations on.
-    pub(crate) fold_parts: Option<(usize, u64)>,
-    /// Operations in the log that closing folds, at most.
-    pub(crate) folded_at_close: u64,
-    pub(crate) overwrite_freed: bool,
-    pub(crate) generation_bytes_min: u64,
-    pub(crate) generation_bytes_max: u64,
-    pub(crate) log_files_max: usize,
-    /// Whether no other process may have the store open too.
-    pub(crate) is_exclusive: bool,
-    /// How long calls wait for locks and exclusive transactions.
-    pub(crate) lock_timeout: Duration,
-    /// Where the memory of the region is; `None`: in the store's directory, if its file system writes in place.
-    pub(crate) region_directory: Option<PathBuf>,
-    /// What the data may take; `None`: whatever the disk has.
-    pub(crate) quota_bytes: Option<u64>,
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Sequences: appends that carry time and place, for layers above the engine that keep messages.
 //!
-//! A sequence is a prefix in a map of *heads*. An append stores a head under the prefix and the next number, and may store
-//! a *body* under the same key in a second map, for what is too long for a record. Number, time and position are filled
-//! in under the commit lock, as numbers of ordinary appends are: so appends never conflict, numbers have no gaps, and
-//! neither time nor position runs back. All of it is stored as ordinary puts.
+//! A sequence is a prefix in a map of *heads*. An append stores a head under the prefix and the next number, and may
+//! store a *body* under the same key in a second map, for what is too long for a record. Number, time and position are
+//! filled in under the commit lock, as numbers of ordinary appends are: so appends never conflict, numbers have no
+//! gaps, and neither time nor position runs back. All of it is stored as ordinary puts.
 //!
 //! ```text
 //! counter  8  number of the next append, big-endian
@@ -14,8 +14,8 @@
 //!          .. what the layer above put there
 //! ```
 //!
-//! A sequence exists while its counter does: it is begun and ended by transactions, and who appends to one that is not
-//! there is told so at commit.
+//! A sequence exists while its counter does: transactions begin and end it. An append to a sequence that does not exist
+//! fails at commit.
 
 use std::sync::{Arc, OnceLock};
 
@@ -26,81 +26,16 @@ use crate::api::snapshot::Snapshot;
 use crate::api::store::{Store, with_draft};
 use crate::btree::Extent;
 use crate::commit::draft::{Draft, counter_of};
-use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
+use crate::commit::sequence_state::Place;
+pub use crate::commit::sequence_state::{STAMP_BYTES, SequenceState, Stamp};
+use crate::commit::{Commit, NOT_EXCLUSIVE};
 use crate::core::Core;
 use crate::core::bell::Bell;
 use crate::error::{Error, Result};
 use crate::index::KeptFingers;
 use crate::limits::LOGGED_VALUE_BYTES_MAX;
 use crate::log::OperationKind;
-
-/// Bytes at the front of a head that the commit fills in.
-pub const STAMP_BYTES: usize = 16;
-/// Bytes of a counter.
-const STATE_BYTES: usize = 24;
-
-/// What an append got from the commit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stamp {
-    /// Its place in the sequence, counting from 0.
-    pub number: u64,
-    /// Milliseconds since 1970 in UTC; never less than that of an append before it.
-    pub time: u64,
-}
-
-/// How far a sequence has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SequenceState {
-    /// Number of the next append.
-    pub next: u64,
-    /// Time of the newest append; 0 before the first.
-    pub time: u64,
-    /// Bytes of all appends so far.
-    pub bytes: u64,
-}
-
-impl SequenceState {
-    pub(crate) fn encode(self) -> [u8; STATE_BYTES] {
-        let mut bytes = [0; STATE_BYTES];
-        bytes[..8].copy_from_slice(&self.next.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.time.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.bytes.to_be_bytes());
-        bytes
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Result<SequenceState> {
-        let words = bytes.as_chunks::<8>();
-        let ([next, time, bytes], []) = words else {
-            return Err(Error::damaged("the counter of a topic has the wrong length"));
-        };
-        Ok(SequenceState {
-            next: u64::from_be_bytes(*next),
-            time: u64::from_be_bytes(*time),
-            bytes: u64::from_be_bytes(*bytes),
-        })
-    }
-
-    /// What the next append gets.
-    pub(crate) fn stamp(&self) -> Stamp {
-        Stamp {
-            number: self.next,
-            time: self.time,
-        }
-    }
-
-    /// The same as it stands at the front of the head.
-    pub(crate) fn stamp_bytes(&self) -> [u8; STAMP_BYTES] {
-        let mut bytes = [0; STAMP_BYTES];
-        bytes[..8].copy_from_slice(&self.time.to_be_bytes());
-        bytes[8..].copy_from_slice(&self.bytes.to_be_bytes());
-        bytes
-    }
-
-    pub(crate) fn advance(&mut self, bytes: u64) {
-        self.next += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
-    }
-}
+use crate::settings::Durability;
 
 /// What a transaction or a batch appended; it knows its place once that is committed.
 #[derive(Clone, Debug, Default)]
@@ -163,16 +98,6 @@ pub struct Sequence {
     place: Arc<Place>,
 }
 
-/// Where a sequence is, for those who append to it.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) prefix: Arc<[u8]>,
-    /// Full key of the counter.
-    pub(crate) counter: Box<[u8]>,
-    pub(crate) bell: Arc<Bell>,
-    pub(crate) fingers: KeptFingers,
-}
-
 impl Sequence {
     /// The sequence of a prefix, whether it has begun or not. `name` is for messages.
     ///
@@ -182,8 +107,8 @@ impl Sequence {
         Sequence::with(heads, bodies, prefix, name, false)
     }
 
-    /// A sequence whose rings count whether or not any process listens, so that [`Store::rings`] tells of every commit that
-    /// appends to it. Every such commit writes to memory that all processes share.
+    /// A sequence whose rings count whether or not any process listens, so that [`Store::rings`] tells of every commit
+    /// that appends to it. Every such commit writes to memory that all processes share.
     ///
     /// # Errors
     /// As [`Sequence::new`].
@@ -252,7 +177,7 @@ impl Sequence {
         Ok(stamp)
     }
 
-    /// The same; the future resolves when they last.
+    /// Appends items as [`Sequence::append`] does. The future resolves when they are durable.
     ///
     /// # Errors
     /// As [`Sequence::append`], but for what comes up while syncing: that is the future's.
@@ -262,7 +187,7 @@ impl Sequence {
     }
 
     fn append_written(&self, items: &[Item<'_>], durability: Durability) -> Result<(Stamp, Commit)> {
-        assert!(!items.is_empty(), "somebody appends something");
+        assert!(!items.is_empty(), "there is something to append");
         let core = self.store().core();
         core.writable()?;
         core.refuse_beside("topic.publish", || self.place.bell.name().into())?;
@@ -327,6 +252,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commit::sequence_state::STATE_BYTES;
 
     #[test]
     fn a_counter_of_another_length_is_damage() {

@@ -10,6 +10,7 @@ use crate::api::pairs::Pairs;
 use crate::api::store::{Handle, Store};
 use crate::btree::{Extent, count_below};
 use crate::checksum::{checksum_with, key_hash};
+use crate::core::pins::{Purpose, describe};
 use crate::core::{Core, keep_generations};
 use crate::datafile::pages::{MappedPages, extent_table};
 use crate::error::{Error, Reason, Result};
@@ -21,14 +22,6 @@ use crate::read::value::{Entry, Source, Value};
 use crate::read::view::View;
 use crate::read::write_set::OwnWrites;
 use crate::region::Pin;
-
-/// What a pin is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    Snapshot = 0,
-    Transaction = 1,
-    Changes = 2,
-}
 
 /// A pinned view that keeps the store open. Its pin is given back on drop.
 #[derive(Debug)]
@@ -70,7 +63,7 @@ impl Pinned {
         &self.handle.core
     }
 
-    /// Refuses to go on once somebody ended the snapshot.
+    /// Refuses to go on once the snapshot was ended.
     #[inline]
     pub(crate) fn alive(&self) -> Result<()> {
         self.core().own()?;
@@ -107,15 +100,6 @@ impl Drop for Pinned {
         self.handle.core.unpin(&self.pin);
         keep_generations(std::mem::take(&mut self.view.generations));
     }
-}
-
-/// Notes in a pin's slot whose it is, for statistics.
-pub(crate) fn describe(core: &Core, pin: &Pin, purpose: Purpose) {
-    let slot = core.region.pinned(pin);
-    slot.purpose.store(purpose as u32, Ordering::Relaxed);
-    slot.process.store(core.process, Ordering::Relaxed);
-    let since = core.platform.clock.wall().as_millis() as u64;
-    slot.since.store(since, Ordering::Relaxed);
 }
 
 fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Result<u64> {
@@ -429,8 +413,8 @@ impl<'a> Cursor<'a> {
         self.scan.is_before(other.scan.key())
     }
 
-    /// An iterator over all pairs of the range, wherever the cursor stands: from both ends, and fused: after an error there
-    /// is nothing more. `for pair in cursor` begins where the cursor stands.
+    /// An iterator over all pairs of the range, wherever the cursor stands: from both ends, and fused: after an error
+    /// there is nothing more. `for pair in cursor` begins where the cursor stands.
     pub fn iter(&self) -> Pairs<'a> {
         Pairs::new(self.fresh())
     }

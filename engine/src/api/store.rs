@@ -13,17 +13,19 @@ use tempfile::TempDir;
 use crate::allocator::Slack;
 use crate::api::changes::{Changes, ChangesFrom};
 use crate::api::map::{Map, Maps};
-use crate::api::options::{Options, Settings};
+use crate::api::options::Options;
 use crate::api::snapshot::Snapshot;
 use crate::api::transaction::{Transaction, TransactionOptions};
+use crate::commit::Commit;
 use crate::commit::background;
 use crate::commit::draft::Draft;
-use crate::commit::{Commit, Durability};
 use crate::core::Core;
-use crate::core::catalog::reserved;
 use crate::core::watch::Begun;
 use crate::error::{Error, Reason, Result};
+use crate::map_name::reserved;
 use crate::recovery;
+use crate::settings::Durability;
+use crate::settings::Settings;
 use crate::{Batch, CloseFuture, CommitFuture};
 
 /// An open store. Clones are handles of the same store; it closes when the last handle of any kind (clone, map,
@@ -82,8 +84,8 @@ impl Store {
         Options::new().open(directory)
     }
 
-    /// Opens a new store in a temporary directory, which is removed when the last handle is dropped: for tests, and for data
-    /// that needs to outlive nothing. Its commits are [`Durability::Written`] unless asked for otherwise;
+    /// Opens a new store in a temporary directory, which is removed when the last handle is dropped: for tests, and for
+    /// data that needs to outlive nothing. Its commits are [`Durability::Written`] unless asked for otherwise;
     /// [`Options::temporary`] takes other options.
     ///
     /// ```
@@ -103,7 +105,7 @@ impl Store {
         kept.expect("a store that was just opened has no such directory yet");
     }
 
-    /// Opens a store for reading that others have open; `None`: nobody has whom this process can join.
+    /// Opens a store for reading that other processes have open. `None`: there is no process to join.
     pub(crate) fn open_beside_others(platform: &Platform, settings: &Settings) -> Result<Option<Store>> {
         Ok(recovery::attach_to_read(platform, settings)?.map(Store::over))
     }
@@ -196,7 +198,7 @@ impl Store {
         }
     }
 
-    /// The same for those who only look; `None`: nobody made it yet.
+    /// The reserved map of a name, without creating it; `None`: it does not exist yet.
     #[doc(hidden)]
     pub fn existing_reserved_map(&self, name: &str) -> Result<Option<Map>> {
         self.maps().named(&reserved(name))
@@ -214,13 +216,14 @@ impl Store {
         self.core().platform.clock.monotonic()
     }
 
-    /// A number that nobody can guess.
+    /// An unpredictable number.
     #[doc(hidden)]
     pub fn random_number(&self) -> u64 {
         self.core().platform.random.next_u64()
     }
 
-    /// Refuses a commit beside an exclusive transaction of the same thread, for layers above: `call` and `what` name it.
+    /// Refuses a commit beside an exclusive transaction of the same thread, for layers above: `call` and `what` name
+    /// it.
     #[doc(hidden)]
     pub fn refuse_beside(&self, call: &'static str, what: &str) -> Result<()> {
         self.core().refuse_beside(call, || what.to_string())
@@ -277,9 +280,9 @@ impl Store {
     /// then once with all other writers shut out, where no conflict can be. The closure may therefore run several
     /// times and should have no other effects. When it returns an error, or panics, nothing is written.
     ///
-    /// The error is any type that a [`crate::Error`] can become, so the closure can fail for reasons of its own; it can roll
-    /// back with a value, too ([`crate::Rollback`]). Where it ends with `Ok(..)` the compiler asks which error is meant:
-    /// end with a call that returns a `Result` (`tx.put(..)`), or write `Ok::<_, duramen::Error>(..)`.
+    /// The error is any type that a [`crate::Error`] can become, so the closure can fail for reasons of its own; it can
+    /// roll back with a value, too ([`crate::Rollback`]). Where it ends with `Ok(..)` the compiler asks which error is
+    /// meant: end with a call that returns a `Result` (`tx.put(..)`), or write `Ok::<_, duramen::Error>(..)`.
     ///
     /// ```
     /// # let directory = tempfile::tempdir().unwrap();
@@ -355,8 +358,8 @@ impl Store {
     /// Makes everything committed so far survive power loss.
     ///
     /// # Errors
-    /// [`Reason::Unknown`] when the sync failed; [`Reason::Busy`] when another process was stopped and keeps it from being
-    /// known.
+    /// [`Reason::Unknown`] when the sync failed; [`Reason::Busy`] when another process was stopped and keeps it from
+    /// being known.
     pub fn sync(&self) -> Result<()> {
         self.core().sync()
     }
@@ -369,7 +372,7 @@ impl Store {
         Changes::new(self.handle(), from)
     }
 
-    /// Ends a snapshot that somebody else forgot: its next call returns [`Reason::SnapshotEnded`]. What it holds is
+    /// Ends a snapshot that its owner forgot: its next call returns [`Reason::SnapshotEnded`]. What it holds is
     /// freed when its owner drops it, because values that were borrowed from it must stay. Ids are in
     /// [`crate::Statistics::snapshots`]. `false`: there is no such snapshot.
     ///
@@ -387,20 +390,21 @@ impl Store {
         Ok(false)
     }
 
-    /// Folds what is in the log, makes the result durable and frees what nobody needs, now.
+    /// Folds what is in the log, makes the result durable and frees what is no longer needed, now.
     ///
     /// # Errors
-    /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Poisoned`], [`Reason::Io`]; [`Reason::Busy`] when another process was
-    /// stopped while it did so.
+    /// [`Reason::Full`], [`Reason::Damaged`], [`Reason::Poisoned`], [`Reason::Io`]; [`Reason::Busy`] when another
+    /// process was stopped while it did so.
     pub fn maintain(&self) -> Result<()> {
         self.core().maintain()
     }
 
-    /// Makes everything that was committed survive power loss, and closes the store. Little is folded: most of a large log
-    /// stays, with the memory that processes shared, and the next opening on this machine goes on with both. Call
-    /// [`Store::maintain`] before for the smallest files. Later calls through any handle return [`Reason::Closed`], and others can open the store at once, unless a snapshot, transaction or stream is
-    /// still open: snapshots stay valid, and all of them hold the store's lock until they are dropped. Dropping the
-    /// last handle closes as well, but cannot report errors.
+    /// Makes everything that was committed survive power loss, and closes the store. Little is folded: most of a large
+    /// log stays, with the memory that processes shared, and the next opening on this machine goes on with both. Call
+    /// [`Store::maintain`] before for the smallest files. Later calls through any handle return [`Reason::Closed`], and
+    /// others can open the store at once, unless a snapshot, transaction or stream is still open: snapshots stay valid,
+    /// and all of them hold the store's lock until they are dropped. Dropping the last handle closes as well, but
+    /// cannot report errors.
     ///
     /// # Errors
     /// As [`Store::maintain`] and [`Store::sync`]. The store is closed all the same, and nothing acknowledged is lost.
@@ -408,8 +412,8 @@ impl Store {
         self.handle().opened.close()
     }
 
-    /// Closes the store on a thread of its own, as [`Store::close`] does, and resolves when it is closed. Closing goes on when
-    /// the future is dropped. It needs no particular executor.
+    /// Closes the store on a thread of its own, as [`Store::close`] does, and resolves when it is closed. Closing goes
+    /// on when the future is dropped. It needs no particular executor.
     ///
     /// ```
     /// async fn stop(store: duramen_engine::Store) -> duramen_engine::Result<()> {
@@ -441,7 +445,7 @@ impl Opened {
 
     fn close(&self) -> Result<()> {
         self.core.own()?;
-        // From here on other handles are refused; whoever is committing here has the lock.
+        // From here on other handles are refused. A thread that is committing now holds the lock.
         if self.core.closed.swap(true, Ordering::SeqCst) {
             return Err(Reason::Closed.into());
         }
@@ -484,13 +488,13 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         if self.core.region.is_forked() {
-            // The threads are not here, and must not even be let go of.
+            // The threads do not exist in this process, and must not even be detached.
             let threads = self.threads.get_mut().unwrap_or_else(|e| e.into_inner());
             std::mem::forget(std::mem::take(threads));
             std::mem::forget(self.temporary.take());
             return;
         }
-        // Nobody is there to hear of an error; the log has everything.
+        // No caller receives an error here; the log has everything.
         if !self.core.closed.load(Ordering::Acquire) {
             let _ = self.close();
         }
@@ -504,8 +508,8 @@ impl Core {
         history.into_iter().for_each(|(pin, ..)| self.region.unpin(&pin));
     }
 
-    /// Whoever only reads folds nothing; but the memory that was shared goes with the last one. The gate is as after
-    /// [`Core::settle_or_leave`].
+    /// Closes a read-only store, which folds nothing. The last process leaves the shared memory as it is. The gate is
+    /// as after [`Core::settle_or_leave`].
     fn leave_as_reader(&self) {
         let seat = self.region.seat();
         if seat.is_shared() && seat.close_gate() && !seat.is_anybody_else_alive() && !self.is_in_use() {
@@ -514,8 +518,8 @@ impl Core {
         }
     }
 
-    /// Leaves nothing that a power cut could take: little is folded; where it is more, or others go on with the store, the log
-    /// is synced. From here on the gate is closed, if this is the last one, until it has left.
+    /// Leaves nothing that a power cut could take: little is folded; where it is more, or others go on with the store,
+    /// the log is synced. From here on the gate is closed, if this is the last one, until it has left.
     fn settle_or_leave(&self) -> Result<()> {
         let seat = self.region.seat();
         let is_last = !seat.is_shared() || seat.close_gate() && !seat.is_anybody_else_alive();
@@ -551,7 +555,7 @@ impl Core {
         self.forget_history();
         if self.region.seat().is_shared() {
             if self.is_in_use() {
-                // Whoever opens the store while a snapshot is held here goes on with what there is.
+                // A process that opens the store while a snapshot is held here goes on with the region.
                 return Ok(());
             }
             self.region.goes_with_this_process();
@@ -559,9 +563,6 @@ impl Core {
         self.empty_log_files()
     }
 }
-
-/// How long the background thread sleeps when nothing is asked of it.
-pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 thread_local! {
     static DRAFT: Cell<Option<Box<Draft>>> = const { Cell::new(None) };
@@ -575,16 +576,16 @@ pub(crate) fn with_draft<T>(use_draft: impl FnOnce(&mut Draft) -> T) -> T {
     done
 }
 
-/// An empty draft, in the memory that the thread keeps unless somebody has it already: a closure of the user that runs inside
-/// an operation may begin another one.
+/// An empty draft, in the memory that the thread keeps unless it is in use: a closure of the user that runs inside
+/// an operation may begin another operation.
 #[inline]
 pub(crate) fn take_draft() -> Box<Draft> {
     // A thread that is ending keeps none.
     DRAFT.try_with(Cell::take).ok().flatten().unwrap_or_default()
 }
 
-/// Gives a draft to the thread for the next commit, unless it has become large: a thread may live long, and never again commit
-/// as much as it once did.
+/// Gives a draft to the thread for the next commit, unless it has become large: a thread may live long, and never again
+/// commit as much as it once did.
 #[inline]
 pub(crate) fn keep_draft(mut draft: Box<Draft>) {
     if !draft.is_large() {

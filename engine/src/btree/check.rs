@@ -46,7 +46,8 @@ pub(crate) fn walk<S: PageSource>(source: S, root: Root, visit: &mut dyn FnMut(V
     walk_newer(source, root, 0, visit)
 }
 
-/// The same without pages that version `than` or an older one wrote, and what is under them: that is as old, or older.
+/// Visits a tree as [`walk`] does, without pages that version `than` or an older version wrote, and without what is
+/// under them: that is as old, or older.
 pub(crate) fn walk_newer<S: PageSource>(
     source: S,
     root: Root,
@@ -92,7 +93,8 @@ fn walk_node<S: PageSource>(
     Ok(())
 }
 
-/// Asks for the leaves of a branch that is walked through, some at a time, where they are likely to be missing in memory.
+/// Asks for the leaves of a branch that is walked through, some at a time, where they are likely to be missing in
+/// memory.
 fn ask_for_leaves<S: PageSource>(source: S, branch: Branch<'_>, level: u8, index: usize) {
     if level == 1 && index.is_multiple_of(READ_AHEAD_LEAVES_MAX) && source.wants_read_ahead() {
         let end = (index + READ_AHEAD_LEAVES_MAX).min(branch.count());

@@ -36,7 +36,8 @@ pub(crate) struct Cursor<S: PageSource> {
     key: KeyBuffer,
 }
 
-/// The leaf that comes next when moving on in the same direction, as far as its parent says; it is asked for part by part.
+/// The leaf that comes next when moving on in the same direction, as far as its parent says; it is asked for part by
+/// part.
 struct Ahead {
     leaf: u32,
     /// Parts that were asked for, and that are asked for at each step.
@@ -109,8 +110,8 @@ struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// The cursor moved on to a leaf, after which `left` more follow in its branch. Which of them to ask for now: the further
-    /// it has moved, the more, because it will move on.
+    /// The cursor moved on to a leaf, after which `left` more follow in its branch. Which of them to ask for now: the
+    /// further it has moved, the more, because it will move on.
     fn moved_on(&mut self, left: usize) -> Option<Range<usize>> {
         self.moves += 1;
         self.asked = self.asked.saturating_sub(1);
@@ -380,7 +381,7 @@ impl<S: PageSource> Cursor<S> {
         Ok(())
     }
 
-    /// Asks for leaves that come after the one that is moved to, of which `left` more are in its branch.
+    /// Asks for leaves after the leaf that the cursor moves to; `left` more of them are in its branch.
     fn ask_ahead(&mut self, left: usize, leaf_after: impl Fn(usize) -> u32) {
         if self.source.wants_read_ahead()
             && let Some(asked) = self.read_ahead.moved_on(left)

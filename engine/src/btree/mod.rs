@@ -179,8 +179,8 @@ pub(crate) trait PageSource: Copy {
     type Page: Deref<Target = [u8]> + Clone;
 
     /// The page, or run of pages, of `bytes` bytes that begins at page `number`. It passed [`verify_page`], with this
-    /// number and checksum, at its first touch or later, or this process sealed it. `checksum` looks up what refers to the
-    /// page: it costs a line of memory, so only a page that is verified now has it called.
+    /// number and checksum, at its first touch or later, or this process sealed it. `checksum` looks up what refers to
+    /// the page: it costs a line of memory, so only a page that is verified now has it called.
     fn page(self, number: u32, bytes: usize, checksum: impl FnOnce() -> u32) -> Result<Self::Page>;
 
     /// Whether walks pass over what this error kept from being read: a page with everything under it. Only for saving
@@ -191,7 +191,8 @@ pub(crate) trait PageSource: Copy {
         false
     }
 
-    /// Whether pages that are needed soon should be asked for with [`PageSource::read_ahead`]: not where most are in memory.
+    /// Whether pages that are needed soon should be asked for with [`PageSource::read_ahead`]: not where most are in
+    /// memory.
     #[inline]
     fn wants_read_ahead(self) -> bool {
         false
@@ -207,7 +208,7 @@ pub(crate) trait PageSource: Copy {
         let _ = number;
     }
 
-    /// The same for some lines of the leaf; those behind its end are left out.
+    /// Asks for some lines of the leaf; lines behind its end are left out.
     fn prefetch_lines(self, number: u32, lines: Range<usize>) {
         let _ = (number, lines);
     }

@@ -72,7 +72,7 @@ pub(super) struct Window {
     /// Bytes that came since it was last measured, as if there were no prefix.
     unmeasured: usize,
     /// New content comes behind all old content and more of that kind will follow: pages are filled to the end,
-    /// because nobody would come back to fill the second half of an even split.
+    /// because no later key would fill the second half of an even split.
     pub(super) appending: bool,
 }
 
@@ -311,7 +311,7 @@ impl Window {
         ends
     }
 
-    /// Ends of the pages that all of it is to be written to: as few as possible, and about equally full unless it is
+    /// Ends of the pages for all of it: as few as possible, and about equally full unless it is
     /// appending.
     pub(super) fn plan(&self) -> Vec<usize> {
         let mut ends = Vec::new();

@@ -7,15 +7,17 @@ use std::time::Duration;
 use duramen_io::wait;
 
 use crate::allocator::Slack;
-use crate::api::store::TICK;
 use crate::core::{Core, MaintenanceGuard};
 use crate::error::{Error, Kind, Reason, Result, unless_full};
 use crate::limits::PAGE_BYTES;
 
+/// How long the background thread sleeps when nothing is asked of it.
+const TICK: Duration = Duration::from_millis(100);
 /// Ticks without a commit after which what is in the log is folded, so that a quiet store has a short log.
 const QUIET_TICKS: u32 = 10;
-/// The same where that is so much that many of its pairs share a page: reading what is not folded costs a second search,
-/// and whoever loads a store often reads it at once. Less waits longer, because folding it would write a page for each.
+/// Ticks without a commit after which a large log is folded. Many of its pairs share a page then; reading what is not
+/// folded costs a second search; and programs that load a store often read it at once. Less waits longer, because
+/// folding it would write a page for each.
 const SOON_TICKS: u32 = 2;
 const SOON_BYTES_MIN: u64 = 1 << 20;
 const SOON_SHARE_OF_BASE: u64 = 16;
@@ -99,7 +101,7 @@ fn is_time_to_tidy(quiet_ticks: u32) -> bool {
     quiet_ticks.is_multiple_of(QUIET_TICKS) && (quiet_ticks / QUIET_TICKS).is_power_of_two()
 }
 
-/// Whether so little of the data file is used that writing it anew costs next to nothing.
+/// Whether so little of the data file is used that rewriting it costs next to nothing.
 fn is_nearly_empty(core: &Core) -> Result<bool> {
     let file_bytes = core.space.figures()?.file_pages * PAGE_BYTES as u64;
     Ok(core.space.used_bytes() < file_bytes / NEARLY_EMPTY_PARTS)
@@ -111,8 +113,8 @@ fn has_much_to_fold(core: &Core) -> bool {
     figures.is_ok_and(|figures| figures.pending_bytes >= share.max(SOON_BYTES_MIN))
 }
 
-/// A full disk may get room again, a process that was stopped may go on, and damage keeps only writers out; with any other
-/// error nothing is certain any more.
+/// A full disk may get room again, a process that was stopped may go on, and damage keeps only writers out; with any
+/// other error nothing is certain any more.
 fn give_up_or_pause(core: &Core, error: Error) {
     if !matches!(error.kind(), Kind::Closed) {
         core.note_background_error("folding the log", &error);

@@ -1,26 +1,25 @@
 //! A commit being put together: the encoded body of its record, and what the commit lock's holder still has to fill in
-//! (numbers of appends, sums of additions). Made outside the lock by `map`, `batch` and `transaction`; written by `commit`.
+//! (numbers of appends, sums of additions). Made outside the lock by `map`, `batch` and `transaction`; written by
+//! `commit`.
 
 use std::sync::Arc;
 
-use crate::api::sequence::{Place, SequenceState, Stamp};
 use crate::btree::Stored;
 use crate::checksum::key_hash;
+use crate::commit::sequence_state::{Place, SequenceState, Stamp};
 use crate::core::bell::Bell;
 use crate::core::catalog::MapInfo;
-use crate::datafile::promises::FoldCosts;
 use crate::error::Result;
 use crate::index::{Finger, Fingers};
 use crate::key::full_key::{COUNTERS, FullKey, check_key_bytes, check_prefix};
-use crate::limits::{INLINE_VALUE_BYTES_MAX, PAGE_BYTES};
 use crate::log::{Body, Operation, OperationKind};
-use crate::read::view::decode_root;
+use crate::log::{FoldCosts, fold_costs};
 
 /// Bytes of the number at the end of the key of an append.
 const NUMBER_BYTES: usize = 8;
 
-/// Bytes of a body, and operations, up to which the memory of a draft is kept for the next one: beside a larger commit it
-/// does not count what asking for memory costs.
+/// Bytes of a body, and operations, up to which the memory of a draft is kept for the next one: beside a larger commit
+/// it does not count what asking for memory costs.
 const BODY_BYTES_KEPT: usize = 1 << 20;
 const OPERATIONS_KEPT: usize = 16 << 10;
 
@@ -47,23 +46,6 @@ pub(crate) struct Draft {
     pub(crate) runs: u64,
     /// What folding the draft takes beyond what its operations and bytes say; see [`fold_costs`].
     pub(crate) costs: FoldCosts,
-}
-
-/// What folding an operation takes beyond one operation and its bytes: a run counts with all its pairs, and a value
-/// that is too long for a leaf takes whole pages.
-pub(crate) fn fold_costs(kind: OperationKind, value: &[u8]) -> FoldCosts {
-    match kind {
-        OperationKind::Run => FoldCosts {
-            operations: decode_root(value).pairs,
-            ..FoldCosts::default()
-        },
-        OperationKind::Put if value.len() > INLINE_VALUE_BYTES_MAX => FoldCosts {
-            operations: 0,
-            bytes: (value.len().next_multiple_of(PAGE_BYTES) - value.len()) as u64,
-            value_pages: value.len().div_ceil(PAGE_BYTES) as u64,
-        },
-        _ => FoldCosts::default(),
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -197,7 +179,7 @@ impl Draft {
         self.costs = FoldCosts::default();
     }
 
-    /// Whether it has more memory than is to be kept for the next one.
+    /// Whether it has too much memory to keep for the next draft.
     pub(crate) fn is_large(&self) -> bool {
         let operations = [
             self.planned.capacity(),
@@ -211,7 +193,8 @@ impl Draft {
         self.body.capacity() > BODY_BYTES_KEPT || operations.iter().any(|&capacity| capacity > OPERATIONS_KEPT)
     }
 
-    /// Says whether values and runs that the operations that follow refer to are synced only after the record is written.
+    /// Says whether values and runs that the operations that follow refer to are synced only after the record is
+    /// written.
     pub(crate) fn values_may_tear(&mut self, may_tear: bool) {
         self.body.values_may_tear = may_tear;
     }
@@ -338,8 +321,8 @@ impl Draft {
         self.heads.iter().map(|head| head.stamp)
     }
 
-    /// Tells those who wait for appends to the sequences of the draft, which is committed: those in this process, and by
-    /// `elsewhere`, which gets the bell of each sequence, those in others.
+    /// Tells those who wait for appends to the sequences of the draft, which is committed: those in this process, and
+    /// by `elsewhere`, which gets the bell of each sequence, those in others.
     #[inline]
     pub(crate) fn ring(&self, elsewhere: impl Fn(&Bell)) {
         let appended = self.sequences.iter().map(|sequence| &sequence.place.bell);

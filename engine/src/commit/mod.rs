@@ -1,7 +1,7 @@
 //! The commit pipeline: how a set of operations becomes durable, visible and ordered.
 //!
 //! The simple version: take the lock, check conflicts, write one record to the log, put its operations into the index,
-//! publish the commit number, let go of the lock, and for `Synced` wait until the log has been synced that far.
+//! publish the commit number, release the lock, and for `Synced` wait until the log has been synced that far.
 //!
 //! Why it is hard: whatever can fail must fail before the record is written, because afterwards the commit stands;
 //! what is slow must happen outside the lock; and what is acknowledged must be in the kernel (`Written`) or on the
@@ -15,27 +15,26 @@
 //! 2. under the lock: maps still exist; conflicts; room in the generation, rotating to the next one when it is full
 //!    (or waiting, outside the lock, for a fold); numbers for `append` and sums for `add` are filled in;
 //! 3. the record is written with one call; index; notes; `visible`;
-//! 4. outside the lock: one waiter syncs for all who wait (no timer: whoever comes while a sync runs is served by the
-//!    next one; compare arXiv 2606.18187).
+//! 4. outside the lock: one waiter syncs for all who wait (no timer: a commit that arrives while a sync runs is served
+//!    by the next sync; compare arXiv 2606.18187).
 
 pub(crate) mod background;
 pub(crate) mod conflict;
 pub(crate) mod draft;
+pub(crate) mod sequence_state;
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, wait, wake};
 
-use crate::api::sequence::SequenceState;
 use crate::btree::Stored;
 use crate::checksum::key_hash;
 use crate::commit::conflict::Checks;
 use crate::commit::draft::{Add, AddTo, Draft, Numbering};
+use crate::commit::sequence_state::SequenceState;
 use crate::core::Core;
 use crate::core::watch::Begun;
-use crate::datafile::promises::FoldCosts;
 use crate::error::{Error, Kind, Reason, Result, printable, unless_full};
 use crate::index::{Finger, Version};
 use crate::key::full_key::FullRange;
@@ -43,6 +42,7 @@ use crate::limits::{
     LOG_GROWTH_BYTES, LOG_OVERHEAD_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, RUNS_PER_GENERATION_MAX,
     STANDBY_GENERATIONS, WAIT_ROUNDS_MAX, WAITING_GENERATIONS_MAX,
 };
+use crate::log::FoldCosts;
 use crate::log::{
     LogView, OperationKind, RECORD_HEADER_BYTES, RecordHeader, body_checksum, first_record, record_bytes,
 };
@@ -51,12 +51,13 @@ use crate::read::scan::Scan;
 use crate::read::value::{Source, Value};
 use crate::read::view::View;
 use crate::region::{GenerationEntry, GenerationState, Patience};
+use crate::settings::Durability;
 
 /// Numbers of appends that are looked for are below this.
 const NUMBERS_END: u64 = 1 << 48;
 /// A pause is made in steps of this: it is over when the fold is.
 const PAUSE_STEP: Duration = Duration::from_millis(5);
-/// Whoever has waited so long for a fold, and was not woken, looks who folds.
+/// A commit that has waited for a fold this long, and was not woken, checks which process folds.
 const FOLD_LOOK: Duration = Duration::from_millis(90);
 /// How long a process that has the store to itself may be stopped before others give up.
 const STOPPED_FOR: Duration = Duration::from_secs(5);
@@ -102,26 +103,6 @@ impl Commit {
     }
 }
 
-/// How long a commit must last before its call returns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// The commit, and every one before it, survives power loss.
-    #[default]
-    Synced,
-    /// The commit is in the kernel's memory of a file in the store's directory: it survives the death of every
-    /// process. A power cut may take the newest such commits, always a suffix, never a mix.
-    Written,
-}
-
-impl fmt::Display for Durability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Durability::Synced => "synced",
-            Durability::Written => "written",
-        })
-    }
-}
-
 /// How a call has waited for exclusive transactions so far.
 #[derive(Default)]
 struct ExclusiveWait {
@@ -136,8 +117,8 @@ enum Room {
     Ready,
     /// A fold must free a generation first.
     Wait,
-    /// The next generation but one is to be prepared first, so that deletions have it when the disk is full. Not under
-    /// the lock: files are made for it.
+    /// The generation after the next must be prepared first, so that deletions have it when the disk is full. Not under
+    /// the lock, because this creates files.
     Prepare,
 }
 
@@ -167,7 +148,7 @@ impl Core {
             return Err(Reason::InvalidArgument(cause).into());
         }
         // First in the name of this process, and taken back there last: what is promised in all is then never more than
-        // what is promised to somebody, as `recount_promises` relies on.
+        // what is promised to a commit, as `recount_promises` relies on.
         self.note_promised(costs);
         self.promise(costs, draft.adds_anything)
             .inspect_err(|_| self.note_not_promised(costs))?;
@@ -187,7 +168,7 @@ impl Core {
         }
         if let Err(error) = &appended {
             self.space.settle(costs);
-            // After a write that failed the store has stopped, and nobody counts any more.
+            // After a failed write the store has stopped, and the counts no longer matter.
             if error.kind() != Kind::Reopen {
                 self.note_not_promised(costs);
             }
@@ -241,7 +222,8 @@ impl Core {
         promise()
     }
 
-    /// Refuses what would make the data larger than the quota. Retired pages do not count: they come free by themselves.
+    /// Refuses what would make the data larger than the quota. Retired pages do not count: they come free by
+    /// themselves.
     fn stay_within_quota(&self, costs: FoldCosts) -> Result<()> {
         let Some(quota) = self.settings.quota_bytes else {
             return Ok(());
@@ -253,10 +235,10 @@ impl Core {
         Ok(())
     }
 
-    /// Tries again what brings something and found too little room, after what is deleted has come free: pages that waited
-    /// for a durable base, and what a fold of the log frees. Waits for what others fold just now, a few times and up to
-    /// [`crate::Options::lock_timeout`]. A fold that did not help is not made again before there is another commit: calls
-    /// that meet a disk that is full of data are refused at once. `error`, if it is another one, stays.
+    /// Tries again what brings something and found too little room, after what is deleted has come free: pages that
+    /// waited for a durable base, and what a fold of the log frees. Waits for what others fold just now, a few times
+    /// and up to [`crate::Options::lock_timeout`]. A fold that did not help is not made again before there is another
+    /// commit: calls that meet a disk that is full of data are refused at once. `error`, if it is another one, stays.
     pub(crate) fn after_folding<T>(&self, error: Error, mut again: impl FnMut() -> Result<T>) -> Result<T> {
         // Not where snapshots hold the log, or a file may not grow: a fold is no cure for that.
         let is_full = |error: &Error| matches!(error.reason(), Reason::Full { .. } | Reason::QuotaExceeded { .. });
@@ -405,8 +387,9 @@ impl Core {
     /// Waits for the exclusive transaction of this token for a while: the caller looks again.
     ///
     /// # Errors
-    /// [`Reason::WouldWaitForItself`] when it is the calling thread's; [`Reason::LockTimeout`] when the call has waited for
-    /// exclusive transactions as long as it may; [`Reason::Busy`] when the process has been stopped for about five seconds.
+    /// [`Reason::WouldWaitForItself`] when it is the calling thread's; [`Reason::LockTimeout`] when the call has waited
+    /// for exclusive transactions as long as it may; [`Reason::Busy`] when the process has been stopped for about five
+    /// seconds.
     fn wait_for_exclusive(&self, token: u32, so_far: &mut ExclusiveWait) -> Result<()> {
         let word = &self.control().exclusive.0;
         let holder = owner_of(token);
@@ -460,7 +443,7 @@ impl Core {
         self.folder_runs.load(Ordering::Relaxed)
     }
 
-    /// Waits until a fold freed a generation, or folds where nobody does it in the background.
+    /// Waits until a fold freed a generation, or folds where no background thread does.
     ///
     /// # Errors
     /// What keeps the log from being folded; [`Reason::Busy`] when a process was stopped while it folds.
@@ -560,14 +543,14 @@ impl Core {
         self.generations_alive() <= WAITING_GENERATIONS_MAX
     }
 
-    /// Generations that recovery would replay, and those that the fold which goes on is about to free: until then they take
-    /// memory.
+    /// Generations that recovery would replay, and those that the fold which goes on is about to free: until then they
+    /// take memory.
     pub(crate) fn generations_alive(&self) -> usize {
         let folding = self.pace.oldest_folding().filter(|_| self.folds_in_background());
         self.generations_to_replay() + folding.map_or(0, |oldest| self.generations_about_to_go(oldest))
     }
 
-    /// Generations from number `oldest` on that are folded for good and that nobody reads.
+    /// Generations from number `oldest` on that are durably folded and have no readers.
     fn generations_about_to_go(&self, oldest: u32) -> usize {
         let durable = self.control().durable.0.load(Ordering::Acquire);
         let is_done = |entry: &GenerationEntry| {
@@ -589,7 +572,7 @@ impl Core {
         entries.filter(|(_, entry)| is_done(entry) && !is_needed(entry)).count()
     }
 
-    /// Whether there are generations that nobody needs any more, and that are free soon.
+    /// Whether there are generations that are no longer needed, and will be free soon.
     fn is_about_to_recycle(&self) -> bool {
         let pins = self.region.pins();
         self.region.generations().any(|(_, entry)| match entry.state() {
@@ -699,7 +682,8 @@ impl Core {
         Ok(())
     }
 
-    /// Numbers, times and positions of what is appended to sequences. Their time never goes back, whatever the clock does.
+    /// Numbers, times and positions of what is appended to sequences. Their time never goes back, whatever the clock
+    /// does.
     fn fill_in_sequences<'a>(&'a self, draft: &mut Draft, newest: &mut Newest<'a>) -> Result<()> {
         if draft.sequences.is_empty() {
             return Ok(());
@@ -784,7 +768,8 @@ impl Core {
         let commit = control.visible.0.load(Ordering::Relaxed) + 1;
         let start = next_position(entry, self.unit);
         let wall = self.platform.clock.wall().as_micros() as u64;
-        // A commit that rings may hold times of the shared clock, which must not run back when the store is opened again.
+        // A commit that rings may hold times of the shared clock, which must not run back when the store is opened
+        // again.
         let shared = if draft.rung.is_empty() { 0 } else { self.shared_micros() };
         let time = wall.max(shared).max(tail.time.load(Ordering::Relaxed));
         let header = RecordHeader {
@@ -844,15 +829,17 @@ impl Core {
         entry.tail.store(start + length, Ordering::Release);
         kill_point();
         self.enter_in_index(slot, log, draft, commit, start as u32 + RECORD_HEADER_BYTES as u32);
-        // Before the commit is visible: whoever died in between would leave others with handles of maps that are gone.
+        // Before the commit is visible: a process that died in between would leave other processes with handles of
+        // dropped maps.
         if !(draft.created.is_empty() && draft.dropped.is_empty() && draft.renamed.is_empty()) {
             self.catalog
                 .has_changed(control.catalog.swap(commit, Ordering::AcqRel), commit);
         }
-        // Whoever finds the name of a new map from here on gets a handle that works.
+        // A thread that finds the name of a new map from here on gets a working handle.
         draft.created.iter().for_each(|&id| self.catalog.created(id, commit));
         kill_point();
-        // Release: pairs with the acquire in `read_version`; everything above is visible to whoever sees the number.
+        // Release: pairs with the acquire in `read_version`; everything above is visible to a reader that sees the
+        // number.
         control.visible.0.store(commit, Ordering::Release);
         draft.dropped.iter().for_each(|&id| self.catalog.dropped(id));
         draft
@@ -906,7 +893,7 @@ impl<'a> Newest<'a> {
         self.get_near(full_key, hash, Finger::NONE)
     }
 
-    /// The same; in the generation that takes commits, the finger may lead to the key.
+    /// Looks a key up; in the active generation the search begins at the writer's last position.
     fn get_near(&mut self, full_key: &[u8], hash: u64, finger: Finger) -> Result<Option<Value<'a>>> {
         let core = self.core;
         let active = core.generation_view(core.control().tail.0.slot.load(Ordering::Relaxed) as u16)?;
@@ -949,9 +936,9 @@ pub(crate) fn numbered(prefix: &[u8]) -> FullRange {
     }
 }
 
-/// The number that appends begin with where there is no counter: 0, or the one after the greatest that is there, because a
-/// store that was loaded or salvaged has the pairs of appends without their counters. `scan` walks through [`numbered`], of a
-/// prefix with so many bytes.
+/// The number that appends begin with where there is no counter: 0, or the one after the greatest that is there,
+/// because a store that was loaded or salvaged has the pairs of appends without their counters. `scan` walks through
+/// [`numbered`], of a prefix with so many bytes.
 pub(crate) fn number_behind<'a, S: Source<'a>>(scan: &mut Scan<'a, S>, prefix_bytes: usize) -> Result<u64> {
     scan.seek_end();
     while scan.prev()?.is_some() {
@@ -974,8 +961,8 @@ fn next_position(entry: &GenerationEntry, unit: u64) -> u64 {
     }
 }
 
-/// Whether the next record may be stored to a mapping: the kernel then writes the whole store unit back, in which no bytes
-/// may be that a sync made durable, or is about to.
+/// Whether the next record may be stored to a mapping: the kernel then writes the whole store unit back, in which no
+/// bytes may be that a sync made durable, or is about to.
 fn may_be_stored(entry: &GenerationEntry, start: u64, unit: Option<u64>) -> bool {
     let is_apart = |unit: u64| entry.syncing_tail() <= start / unit * unit;
     unit.is_some_and(|unit| is_apart(unit) || is_planted(PlantedBug::StoredBesideSynced))
@@ -1066,8 +1053,8 @@ mod tests {
         }
     }
 
-    /// The header of the log file that an opening begins is the only place that names the new epoch, and is synced before
-    /// there are records.
+    /// The header of the log file that an opening begins is the only place that names the new epoch, and is synced
+    /// before there are records.
     #[test]
     fn records_after_an_opening_put_its_epoch_at_no_risk() {
         for seed in 0..100 {

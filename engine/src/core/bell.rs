@@ -1,18 +1,19 @@
 //! How those who wait for appends to a sequence learn of them, without a call of the kernel for each.
 //!
-//! The simple version: a commit that appended to a sequence rings its *bell*, and every *listener* of the bell wakes up.
+//! The simple version: a commit that appended to a sequence rings its *bell*, and every *listener* of the bell wakes
+//! up.
 //!
-//! Why it is hard: a commit must not pay for listeners that are not there, nor for those that are busy; and none may sleep
-//! through an append. A bell is therefore *armed* by whoever is about to look for new appends, and only the first commit
-//! after that reaches the listeners.
+//! Why it is hard: a commit must not pay for listeners that are not there, nor for those that are busy; and none may
+//! sleep through an append. A listener therefore *arms* the bell before it looks for new appends, and only the first
+//! commit after that reaches the listeners.
 //!
 //! Nothing is lost, because of two rules:
 //! - `watched` is set under the commit lock. A commit looks at it after it released that lock: either it held the lock
 //!   first, and the listener, who looks for appends only afterwards, sees what it appended; or it sees that there is a
 //!   listener.
 //! - `armed` is only exchanged, never just read. If the exchange of a commit comes before that of a listener, the
-//!   listener's (Acquire) sees what the commit's (Release) published, and finds the append; if it comes after, the commit
-//!   finds the bell armed, and tells the listeners.
+//!   listener's (Acquire) sees what the commit's (Release) published, and finds the append; if it comes after, the
+//!   commit finds the bell armed, and tells the listeners.
 //!
 //! A bell is memory of one process; what other processes append rings it too, see `ringing`. What is needed to find new
 //! appends is in the store.
@@ -37,7 +38,7 @@ pub struct Bell {
     pub(crate) is_counted: bool,
     /// How many listeners there are. Changed under the commit lock.
     watched: AtomicU32,
-    /// 1: somebody may be about to sleep.
+    /// 1: a listener may be about to sleep.
     armed: AtomicU32,
     listeners: Mutex<Vec<(u64, Weak<Listener>)>>,
 }
@@ -64,7 +65,7 @@ impl Bell {
         self.armed.swap(1, Ordering::AcqRel);
     }
 
-    /// Called by every commit that appended, after it became visible and let go of the commit lock.
+    /// Called by every commit that appended, after it became visible and released the commit lock.
     #[inline]
     pub(crate) fn ring(&self) {
         if self.watched.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::AcqRel) != 0 {
@@ -195,7 +196,7 @@ impl Listener {
         rung.take()
     }
 
-    /// The same for a task: when there are none, its waker is kept, and woken at the next one.
+    /// Takes new rings for a task. When there are none, keeps its waker, and wakes it at the next ring.
     pub fn poll(&self, waker: &Waker) -> Vec<u64> {
         let mut rung = locked(&self.state);
         if rung.tokens.is_empty() {
@@ -209,7 +210,7 @@ impl Listener {
     }
 }
 
-/// The bells that somebody of this process has a handle of, by the key of the counter.
+/// The bells that have handles in this process, by the key of the counter.
 type Known = HashMap<Vec<u8>, Weak<Bell>>;
 
 /// All of them, apart by where their sequences are counted for.

@@ -1,23 +1,23 @@
 //! Commits that a thread makes beside a transaction of its own.
 //!
-//! A thread that has an exclusive transaction open would wait for itself if it committed in any other way. Such a commit is
-//! refused at once ([`Reason::WouldWaitForItself`]). [`crate::Store::transact`] runs exclusively only after ten conflicts,
-//! so the mistake would stay hidden until then: debug builds panic on every commit inside a closure of `transact`, from its
-//! first run on.
+//! A thread that has an exclusive transaction open would wait for itself if it committed in any other way. Such a
+//! commit is refused at once ([`Reason::WouldWaitForItself`]). [`crate::Store::transact`] runs exclusively only after
+//! ten conflicts, so the mistake would stay hidden until then: debug builds panic on every commit inside a closure of
+//! `transact`, from its first run on.
 //!
-//! Which thread has an exclusive transaction: the thread that made the last call on it. Transactions are `Send`, and the
-//! engine cannot see a move, only the next call. The number is kept per open handle of a store ([`Core`]), so a commit
-//! through another handle of the same store, opened by the same process, is not recognised: it waits for
+//! Which thread has an exclusive transaction: the thread that made the last call on it. Transactions are `Send`, and
+//! the engine cannot see a move, only the next call. The number is kept per open handle of a store ([`Core`]), so a
+//! commit through another handle of the same store, opened by the same process, is not recognised: it waits for
 //! [`crate::Options::lock_timeout`], as other processes do.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::Core;
-use crate::core::catalog::is_reserved;
 use crate::error::{Reason, Result};
 #[cfg(debug_assertions)]
 use crate::error::{cure, on_map};
+use crate::map_name::is_reserved;
 
 /// The number of no thread.
 const NO_THREAD: u64 = 0;
@@ -93,7 +93,8 @@ impl Drop for Closure {
 }
 
 impl Core {
-    /// Refuses a commit for which the calling thread would wait for its own exclusive transaction. `call` and `map` name it.
+    /// Refuses a commit for which the calling thread would wait for its own exclusive transaction. `call` and `map`
+    /// name it.
     ///
     /// # Errors
     /// [`Reason::WouldWaitForItself`].

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::limits::MAP_NAME_BYTES_MAX;
 
 /// What the handles of one map share.
@@ -42,11 +42,11 @@ impl MapInfo {
 
 /// The maps that this process has handles of.
 ///
-/// Changes of the catalogue are numbered by the commits that make them ([`crate::region::Control::catalog`]). A number is
-/// announced before its commit is visible, so a snapshot shows change `n` if and only if its commit is `n` or later.
+/// Changes of the catalogue are numbered by the commits that make them ([`crate::region::Control::catalog`]). A number
+/// is announced before its commit is visible, so a snapshot shows change `n` if and only if its commit is `n` or later.
 ///
-/// An entry goes when its map is dropped. A handle that is made later, from an old snapshot, gets another entry, and the
-/// newest catalogue says that the map is dropped: its id is not there, and ids are never used again.
+/// An entry goes when its map is dropped. A handle that is made later, from an old snapshot, gets another entry, and
+/// the newest catalogue says that the map is dropped: its id is not there, and ids are never used again.
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
     known: Mutex<HashMap<u32, Arc<MapInfo>>>,
@@ -73,7 +73,7 @@ impl Catalog {
         self.known_or(id, name, ALIVE, since)
     }
 
-    /// The same for a map that a transaction is making.
+    /// The entry of a map that a transaction is making.
     pub(crate) fn pending(&self, id: u32, name: &str) -> Arc<MapInfo> {
         self.known_or(id, name, PENDING, NOT_YET)
     }
@@ -111,8 +111,9 @@ impl Catalog {
         self.looked.load(Ordering::Acquire) == change
     }
 
-    /// Learns from the catalogue at `commit` which maps there are, by id, and what they are called. `change` was the newest
-    /// change before that commit was chosen. No lock is needed: others may learn, and change the catalogue, meanwhile.
+    /// Learns from the catalogue at `commit` which maps there are, by id, and what they are called. `change` was the
+    /// newest change before that commit was chosen. No lock is needed: others may learn, and change the catalogue,
+    /// meanwhile.
     pub(crate) fn learn(&self, names: &HashMap<u32, String>, commit: u64, change: u64) {
         let mut known = self.known.lock().unwrap_or_else(|e| e.into_inner());
         let seen = self.seen.load(Ordering::Acquire);
@@ -146,8 +147,8 @@ impl Catalog {
         gone.push_back((info.id, info.name()));
     }
 
-    /// Notes a change that this process makes itself, and knows of. `before` was the newest one before it. Under the commit
-    /// lock, before the change is visible.
+    /// Notes a change that this process makes itself, and knows of. `before` was the newest one before it. Under the
+    /// commit lock, before the change is visible.
     pub(crate) fn has_changed(&self, before: u64, change: u64) {
         // Not what is in doubt.
         let _ = self
@@ -163,8 +164,8 @@ impl Catalog {
         }
     }
 
-    /// Marks a map as dropped for all handles. Those that are still made from what an older snapshot shows are in doubt,
-    /// see [`Catalog::doubt`].
+    /// Marks a map as dropped for all handles. Those that are still made from what an older snapshot shows are in
+    /// doubt, see [`Catalog::doubt`].
     pub(crate) fn dropped(&self, id: u32) {
         if let Some(info) = self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(&id) {
             self.is_gone(&info);
@@ -177,7 +178,7 @@ impl Catalog {
         self.known.lock().unwrap_or_else(|e| e.into_inner()).len()
     }
 
-    /// Marks a map as dropped whose transaction did not commit: nobody else can learn its id.
+    /// Marks a map as dropped whose transaction did not commit: no other transaction can learn its id.
     pub(crate) fn discarded(&self, id: u32) {
         if let Some(info) = self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(&id) {
             info.state.store(DROPPED, Ordering::Release);
@@ -208,18 +209,12 @@ impl Catalog {
     }
 }
 
-/// Names of maps that layers above the engine keep for themselves begin with this. No user can give such a name: it has a
-/// control character.
-pub(crate) const RESERVED: char = '\u{1}';
-
-/// The name of a map that a layer above the engine keeps for itself.
-pub(crate) fn reserved(name: &str) -> String {
-    format!("{RESERVED}{name}")
-}
-
-/// Whether a map belongs to a layer above the engine.
-pub(crate) fn is_reserved(name: &str) -> bool {
-    name.starts_with(RESERVED)
+/// The id stored under a map's name.
+pub(crate) fn map_id(bytes: &[u8]) -> Result<u32> {
+    let bytes = bytes
+        .try_into()
+        .map_err(|_| Error::damaged("a map's id has the wrong length"))?;
+    Ok(u32::from_le_bytes(bytes))
 }
 
 /// Refuses what cannot name a map.
@@ -295,7 +290,7 @@ mod tests {
         );
         other.maps().drop("dropped").expect("it is there");
         other.maps().rename("before", "after").expect("it is there");
-        let held = other.core().hold_commits().expect("nobody else has it");
+        let held = other.core().hold_commits().expect("no other process has it");
         let error = dropped.get(b"key").expect_err("it was dropped");
         assert!(matches!(error.reason(), Reason::MapDropped { .. }), "{error}");
         assert_eq!(renamed.get(b"key").expect("a read"), None);

@@ -1,6 +1,6 @@
-//! Writing long values: from the caller's stream, or from a fold, into pages of their own in the data file, in parts that
-//! each get a checksum. They are *loose* until a base refers to them: whoever fails before the commit gives them back.
-//! Reading them is in `value` and `pages`.
+//! Writing long values: from the caller's stream, or from a fold, into pages of their own in the data file, in parts
+//! that each get a checksum. They are *loose* until a base refers to them: a commit that fails gives them back. Reading
+//! them is in `value` and `pages`.
 
 use std::io::Read;
 use std::sync::atomic::Ordering;
@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use crate::allocator::{Claim, Want};
 use crate::btree::Extent;
 use crate::checksum::checksum_with;
-use crate::commit::Durability;
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES, VALUES_TO_SYNC_BYTES, VALUES_UNSYNCED_BYTES_MAX};
 use crate::planted::{PlantedBug, is_planted};
+use crate::settings::Durability;
 
 impl Core {
     /// Writes a long value to pages of its own, ahead of the commit that will refer to it.
@@ -71,10 +71,10 @@ impl Core {
         Ok(written)
     }
 
-    /// When the values of a commit are to be durable: before its record, or, for a commit that need not be, with the next
-    /// sync of the log, which syncs the data file first. A power cut before that may keep the record and take the values;
-    /// the record says so. Not with runs: an extent is known by its checksum, but a page of a tree that lay there
-    /// before is as good as the right one.
+    /// When the values of a commit are to be durable: before its record, or, for a commit that need not be, with the
+    /// next sync of the log, which syncs the data file first. A power cut before that may keep the record and take the
+    /// values; the record says so. Not with runs: an extent is known by its checksum, but a page of a tree that lay
+    /// there before is as good as the right one.
     pub(crate) fn value_durability(&self, commit: Durability) -> Durability {
         let waiting = self.control().values_unsynced_bytes.load(Ordering::Relaxed);
         let most = match self.settings.background {
@@ -102,7 +102,7 @@ impl Core {
         let control = self.control();
         let bytes = u64::from(pages) * PAGE_BYTES as u64;
         let waited = control.values_unsynced_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // Release: whoever syncs a record that refers to them sees this number, or a later one.
+        // Release: a thread that syncs a record that refers to them sees this number, or a later one.
         control.values_written.fetch_add(1, Ordering::Release);
         if (waited..waited + bytes).contains(&VALUES_TO_SYNC_BYTES) {
             self.ask_for_fold();

@@ -5,7 +5,10 @@ pub(crate) mod beside;
 pub(crate) mod catalog;
 pub(crate) mod long_value;
 pub(crate) mod pace;
+pub(crate) mod pins;
 pub(crate) mod repair;
+pub(crate) mod streams;
+pub(crate) mod syncs;
 pub(crate) mod watch;
 
 use std::collections::{HashMap, VecDeque};
@@ -17,15 +20,14 @@ use std::time::Duration;
 use duramen_io::{File, Lock, Platform, WordLockGuard, wait, wake};
 
 use crate::allocator::Space;
-use crate::api::changes::Streams;
-use crate::api::map::map_id;
-use crate::api::options::Settings;
 use crate::btree::Root;
 use crate::checksum::StoreSeeds;
 use crate::core::bell::Bells;
 use crate::core::beside::ExclusiveThread;
-use crate::core::catalog::Catalog;
+use crate::core::catalog::{Catalog, map_id};
 use crate::core::pace::Pace;
+use crate::core::streams::Streams;
+use crate::core::syncs::Syncs;
 use crate::core::watch::Watch;
 use crate::datafile::meta::{Meta, MetaPages};
 use crate::datafile::pages::{MappedPages, Pages};
@@ -39,7 +41,7 @@ use crate::read::deleted::{Deleted, Deletions};
 use crate::read::scan::Scan;
 use crate::read::view::{GenerationView, View};
 use crate::region::{Control, GenerationEntry, Pin, Region, Version};
-use crate::sync::Syncs;
+use crate::settings::Settings;
 
 /// See the module.
 #[derive(Debug)]
@@ -59,7 +61,7 @@ pub(crate) struct Core {
     pub(crate) unit: u64,
     /// What no store to a mapping shares with synced bytes, see [`duramen_io::Storage::store_unit`].
     pub(crate) store_unit: Option<u64>,
-    /// What the one who folds, makes durable and reclaims in this process remembers; see [`Core::hold_maintenance`].
+    /// State of maintenance in this process; see [`Core::hold_maintenance`].
     maintenance: Mutex<MaintenanceState>,
     /// Woken when the thread that syncs has something to do.
     pub(crate) work: (Mutex<Work>, Condvar),
@@ -86,8 +88,8 @@ pub(crate) struct Core {
     pub(crate) deletions: Deletions,
     pub(crate) pace: Pace,
     pub(crate) syncs: Syncs,
-    /// Whether the kernel may have told others, and not this process, of pages of the data file that it could not write:
-    /// until the first sync in a process that attached to a store which others had open.
+    /// Whether the kernel may have told others, and not this process, of pages of the data file that it could not
+    /// write: until the first sync in a process that attached to a store which others had open.
     pub(crate) data_is_unreported: AtomicBool,
     /// Which thread of this process has the exclusive transaction.
     pub(crate) exclusive_thread: ExclusiveThread,
@@ -336,14 +338,15 @@ impl Core {
         Ok(())
     }
 
-    /// Makes sure that all of the data file is mapped, which another process may have made longer, and that no page counts as
-    /// verified here which another process has written anew since.
+    /// Makes sure that all of the data file is mapped, which another process may have made longer, and that no page
+    /// counts as verified here that another process has rewritten since.
     #[inline]
     pub(crate) fn cover_data(&self) -> Result<()> {
         if !self.is_shared() {
             return Ok(());
         }
-        // After the version was read: whoever wrote a page of it anew had found it free, and the count says so.
+        // After the version was read: a process that rewrote one of its pages had found the page free, and the count
+        // says so.
         let freed = self.control().freed.load(Ordering::Acquire);
         if !self.pages.has_seen_freed(freed) {
             self.pages.forget_freed(freed);
@@ -372,7 +375,8 @@ impl Core {
     pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View)> {
         self.own()?;
         let (pin, version, commit) = self.region.pin(slot_hint(), limit)?;
-        // Looked at after the pin was set: either it is seen to be closed here, or whoever closes it sees the pin.
+        // Checked after the pin was set: either this thread sees that the store is closed, or the closing thread sees
+        // the pin.
         if self.closed.load(Ordering::SeqCst) {
             self.unpin(&pin);
             return Err(Reason::Closed.into());
@@ -421,7 +425,7 @@ impl Core {
         self.let_go_if_unused();
     }
 
-    /// Lets others open the store, if it is closed and nobody uses anything of it.
+    /// Lets other processes open the store, if it is closed and no handle of it is in use.
     #[cold]
     fn let_go_if_unused(&self) {
         if self.settled.load(Ordering::SeqCst) && !self.region.is_forked() && !self.is_in_use() {
@@ -439,17 +443,13 @@ impl Core {
         }
     }
 
-    /// Leaves the region to the next opening, if this process does not use the store any more. The caller is the last process
-    /// that has the store open. It keeps others out until [`Core::let_go`], and makes the log durable before that.
+    /// Leaves the region to the next opening, if this process does not use the store any more. The caller is the last
+    /// process that has the store open. It keeps others out until [`Core::let_go`], and makes the log durable before
+    /// that.
     pub(crate) fn will_leave_warm(&self) {
         if !self.is_in_use() {
             self.left_memory.get_or_init(|| self.region.hash_of_memory());
         }
-    }
-
-    /// Keeps the generations after a pinned view, for conflict checks. While the pin is held they cannot have gone.
-    pub(crate) fn follow_from(&self, pinned: &crate::api::snapshot::Pinned) {
-        self.region.follow(&pinned.pin, Some(pinned.newest_generation));
     }
 
     /// Runs a read on what is visible now.
@@ -472,7 +472,7 @@ impl Core {
         Ok(())
     }
 
-    /// Refuses work in a process that was forked from the one that opened the store.
+    /// Refuses work in a fork of the process that opened the store.
     #[inline]
     pub(crate) fn own(&self) -> Result<()> {
         if self.region.is_forked() {
@@ -535,7 +535,7 @@ impl Core {
         self.report_progress();
     }
 
-    /// Stops the store: after a failed write or sync nobody knows what the device holds (a second sync may succeed
+    /// Stops the store: after a failed write or sync the content of the device is unknown (a second sync may succeed
     /// without having written anything; see Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
     pub(crate) fn poison(&self, cause: &Error) {
         let cause = cause.to_string();
@@ -556,7 +556,7 @@ impl Core {
         Reason::Poisoned { cause }.into()
     }
 
-    /// The same, unless another process was only in the way: then nothing happened.
+    /// Stops the store for `cause`, unless another process was only in the way: then nothing happened.
     pub(crate) fn poisoned_unless_busy(&self, cause: Error) -> Error {
         match cause.reason() {
             _ if cause.waited_for().is_some() => cause,
@@ -564,8 +564,8 @@ impl Core {
         }
     }
 
-    /// Does what must not end halfway, under a lock that a panic frees: stops the store when it panics. Whoever took the lock
-    /// next would go on with what was left half done; closing the store and opening it again puts that in order.
+    /// Runs a step that must not end halfway, under a lock that a panic releases. A panic stops the store, because the
+    /// next holder of the lock would continue with a half-done step. Closing and opening the store repairs it.
     #[inline]
     pub(crate) fn whole_or_stopped<T>(&self, doing: &'static str, body: impl FnOnce() -> T) -> T {
         let unfinished = Unfinished { core: self, doing };
@@ -585,7 +585,7 @@ impl Core {
     /// Tells those who wait for room that there may be some.
     pub(crate) fn report_progress(&self) {
         let word = &self.control().progress.0;
-        // Release: whoever sees the new number sees what was done before.
+        // Release: a thread that sees the new number sees what was done before.
         word.fetch_add(1, Ordering::Release);
         wake(word, u32::MAX);
     }
@@ -624,8 +624,8 @@ impl Core {
         self.learn_maps(&self.view_under_lock()?, changes)
     }
 
-    /// Makes sure that handles of maps know what other processes did to those, without any lock: what a snapshot shows that is
-    /// taken now.
+    /// Makes sure that handles of maps know what other processes did to those, without any lock: what a snapshot shows
+    /// that is taken now.
     #[inline]
     pub(crate) fn know_maps(&self) -> Result<()> {
         // Before the snapshot is taken.
@@ -686,13 +686,14 @@ impl Core {
             .hold_in_time(lock, "the commit lock", || self.repair_commits())
     }
 
-    /// The same for who has something else to do when it is not free soon.
+    /// As [`Core::hold_commits`], for callers that can do without the lock. `None`: it was not free soon.
     pub(crate) fn hold_commits_soon(&self) -> Option<WordLockGuard<'_>> {
         let lock = &self.control().commit_lock.0;
         self.region.hold_soon(lock, || self.repair_commits())
     }
 
-    /// Waits until nobody else folds, makes durable or reclaims. The newest durable meta page is the memory of who does.
+    /// Waits until no other thread folds, makes the base durable or reclaims. Maintenance remembers the newest durable
+    /// meta page.
     ///
     /// # Errors
     /// [`Reason::Busy`] when a process was stopped in that; those of putting in order what was left half done, and of
@@ -711,13 +712,14 @@ impl Core {
         self.control().maintenance_beat.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Leaves it to whoever has the maintenance lock next to put in order what was begun.
+    /// Tells the next holder of the maintenance lock to finish the interrupted step.
     pub(crate) fn owe_maintenance(&self) {
         // Before the lock is free: pairs with the load in `remember`, which has the lock.
         self.control().maintenance_owed.store(1, Ordering::Release);
     }
 
-    /// The same if it was given up because another process was in the way.
+    /// Tells the next holder of the maintenance lock to finish a step that failed because another process was in the
+    /// way.
     pub(crate) fn owed_if_busy<T>(&self, done: Result<T>) -> Result<T> {
         done.inspect_err(|error| {
             if error.waited_for().is_some() {
@@ -735,7 +737,7 @@ impl Core {
     /// Puts in order what was left half done, and learns what other processes have done meanwhile.
     fn remember<'a>(&'a self, word: WordLockGuard<'a>) -> Result<MaintenanceGuard<'a>> {
         self.beat();
-        // Nobody has it for long who does not have the word.
+        // Only the holder of the word keeps this lock for long.
         let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
         let mut held = MaintenanceGuard {
             _owed: OwedByPanic {
@@ -766,12 +768,12 @@ impl Core {
         self.control().durable_version.load(Ordering::Relaxed)
     }
 
-    /// Notes it, for whoever holds the maintenance next.
+    /// Notes the durable version for the next holder of the maintenance lock.
     pub(crate) fn durable_is(&self, version: u64) {
         self.control().durable_version.store(version, Ordering::Relaxed);
     }
 
-    /// Waits until nobody else prepares generations.
+    /// Waits until no other thread prepares generations.
     ///
     /// # Errors
     /// [`Reason::Busy`].
@@ -779,7 +781,7 @@ impl Core {
         self.region.hold(&self.control().preparing_lock.0, || ())
     }
 
-    /// The same, unless somebody does so just now.
+    /// As [`Core::hold_maintenance`]. `None`: another process has the lock now.
     pub(crate) fn try_hold_maintenance(&self) -> Result<Option<MaintenanceGuard<'_>>> {
         let lock = &self.control().maintenance_lock.0;
         let mut word = lock.try_lock(self.region.me());
@@ -834,16 +836,16 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-/// The right to fold, to make durable and to reclaim, and what whoever has it remembers.
+/// The right to fold, to make the base durable and to reclaim, with the state of maintenance.
 pub(crate) struct MaintenanceGuard<'a> {
     _owed: OwedByPanic<'a>,
     state: MutexGuard<'a, MaintenanceState>,
-    /// Let go after that, so that nobody waits for the state who has the word.
+    /// Released after `state`, so that a holder of the word never waits for the state.
     _word: WordLockGuard<'a>,
 }
 
-/// Leaves it to the next holder of the maintenance lock to put in order what a panic left half done, as after the death of a
-/// process.
+/// Leaves it to the next holder of the maintenance lock to put in order what a panic left half done, as after the death
+/// of a process.
 struct OwedByPanic<'a> {
     core: &'a Core,
     /// A destructor may fold while a thread unwinds: that is no panic of the fold.

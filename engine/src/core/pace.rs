@@ -7,11 +7,11 @@
 //! time. The quotient is the price of a byte, in time. Commits that come more slowly than that do not pause; the others
 //! do (a token bucket), all in proportion to their bytes. With no fold going on a commit pays one load.
 //!
-//! The price aims at half of the log (`LogRoom::planned`): then the next fold has as much to do as this one, and the rate
-//! does not change from fold to fold. A fifth of what is left is for a fold that takes longer than was foreseen. The price
-//! is set again every few milliseconds while the fold goes on, and when a generation is full. It lies in the shared region:
-//! whichever process folds, the commits of all pay. Commits that came more slowly
-//! than they might have may make up for that, up to a quarter of the room.
+//! The price aims at half of the log (`LogRoom::planned`): then the next fold has as much to do as this one, and the
+//! rate does not change from fold to fold. A fifth of what is left is for a fold that takes longer than was foreseen.
+//! The price is set again every few milliseconds while the fold goes on, and when a generation is full. It lies in the
+//! shared region: whichever process folds, the commits of all pay. Commits that came more slowly than they might have
+//! may make up for that, up to a quarter of the room.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -21,16 +21,16 @@ use crate::region::{PaceWords, Region};
 
 /// Shorter pauses are left to the commits that follow: a sleep wakes up late by a good part of this.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// What a commit pauses at most for bytes of others, and how many others of its own size it waits for beyond that: a put
-/// must not pause for a batch, but batches of several threads must wait for each other.
+/// What a commit pauses at most for bytes of others, and how many others of its own size it waits for beyond that: a
+/// put must not pause for a batch, but batches of several threads must wait for each other.
 const PAUSE_FOR_OTHERS_MAX: Duration = Duration::from_millis(4);
 const OTHERS_MAX: u64 = 16;
 /// The most for which a single commit pays, and which all together can be behind: an estimate may be wrong.
 const DEBT_MAX: Duration = Duration::from_secs(1);
 /// Time that was not used, and may be made up for, at least: pauses end late.
 const CREDIT_MIN: Duration = Duration::from_millis(2);
-/// While a fold goes on and commits come more slowly than they may, so much of the log can be filled at once: one part in
-/// this many.
+/// While a fold goes on and commits come more slowly than they may, so much of the log can be filled at once: one part
+/// in this many.
 const BURST_PARTS: u32 = 4;
 /// With less room than this, no byte gets dearer.
 const ROOM_BYTES_MIN: u64 = 64 << 10;
@@ -99,8 +99,8 @@ impl Fold {
             Stage::Idle => Duration::ZERO,
             Stage::Begun => self.expected().unwrap_or_default() + self.finish_time,
             Stage::Merging(began, done) => {
-                // Of the whole merge: what earlier folds took, and, once some of it is done, what this one takes. Others
-                // may have kept the processors from one, and not from the other.
+                // Of the whole merge: what earlier folds took, and, once some of it is done, what this one takes.
+                // Others may have kept the processors from one, and not from the other.
                 let own = now.saturating_sub(began).div_f64(done.max(0.01));
                 let trust = (done * TRUSTED_PARTS).min(1.0);
                 let all = match self.expected() {
@@ -111,7 +111,7 @@ impl Fold {
             }
             Stage::Finishing(since) => {
                 let elapsed = now.saturating_sub(since);
-                // One that takes longer than expected is expected to take half as long again.
+                // A fold that takes longer than expected is expected to take half as long again.
                 self.finish_time.saturating_sub(elapsed).max(elapsed / 2)
             }
         }
@@ -119,7 +119,8 @@ impl Fold {
 }
 
 impl Pace {
-    /// That of a store, which all who share the store keep to. The fold that goes on is one of this process, or of another.
+    /// That of a store, which all who share the store keep to. The fold that goes on is one of this process, or of
+    /// another.
     pub(crate) fn new(region: Arc<Region>) -> Pace {
         Pace {
             region,
@@ -196,7 +197,7 @@ impl Pace {
         self.costs_nothing();
     }
 
-    /// Nobody folds: the last one who did is done, or dead.
+    /// No process folds: the last one is done, or dead.
     pub(crate) fn costs_nothing(&self) {
         self.words().price.store(0, Ordering::Relaxed);
     }
@@ -242,7 +243,7 @@ impl Pace {
         self.words().price.load(Ordering::Relaxed) > 0
     }
 
-    /// The pause that a commit of `bytes` is to make.
+    /// The pause of a commit of `bytes`.
     pub(crate) fn pause(&self, bytes: u64, now: impl Fn() -> Duration) -> Option<Duration> {
         let words = self.words();
         let price = words.price.load(Ordering::Relaxed);
@@ -349,7 +350,7 @@ mod tests {
         let price = time_for(&folding, 16, second(4.0));
         assert!(price > Duration::ZERO && other.is_on());
         assert_eq!(time_for(&other, 16, second(4.0)), price);
-        // The one that folded is dead.
+        // The folding process is dead.
         other.costs_nothing();
         assert_eq!(time_for(&other, 16, second(5.0)), Duration::ZERO);
     }

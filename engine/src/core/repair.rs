@@ -1,18 +1,18 @@
-//! Putting in order what a process leaves behind that dies inside a commit, by whoever takes the commit lock from it.
+//! Repair after a process died inside a commit. The next holder of the commit lock does it.
 //!
 //! The simple version: what was published is done, what was not has never begun.
 //!
-//! Why it is hard: a commit stands from the moment its record is in the log, and then its operations have still to go into
-//! the index, one by one, before one store makes it visible. So the record is looked for where the dead one was going to
-//! write it. A whole record that continues the chain is the next commit, and what was left of it is done (nobody was told of
-//! it, but a power cut later would bring it back too, so it must not be there in one way and not in the other). Anything else
-//! is the beginning of a record, which the next one overwrites.
+//! Why it is hard: a commit stands from the moment its record is in the log, and then its operations have still to go
+//! into the index, one by one, before one store makes it visible. So the repair looks for the record where the dead
+//! process was going to write it. A whole record that continues the chain is the next commit, and the repair completes
+//! it. (No caller was told of it. But recovery after a later power cut would find it too, so it must count here as
+//! well.) Anything else is the beginning of a record, which the next one overwrites.
 //!
 //! What the dead one had already done is done again: the index recognises operations that it has, and of the numbers
 //! that a commit adds to, those from before are kept in `Tail` until the next commit begins.
 //!
-//! Everything else that happens under the commit lock changes the published version, or is about generations that no version
-//! names; there the published version says how far it came.
+//! Everything else that happens under the commit lock changes the published version, or is about generations that no
+//! version names; there the published version says how far it came.
 //!
 //! Invariant: whatever is found, doing this again from the beginning, after dying in it, leaves the same.
 
@@ -20,12 +20,12 @@ use std::sync::atomic::Ordering;
 
 use duramen_io::{File, wake};
 
-use crate::commit::draft::fold_costs;
 use crate::core::Core;
 use crate::datafile::meta::MetaPages;
-use crate::datafile::promises::FoldCosts;
 use crate::error::{Error, Result};
 use crate::limits::LOG_SPAN_BYTES;
+use crate::log::FoldCosts;
+use crate::log::fold_costs;
 use crate::log::{Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{GenerationState, Tail};
@@ -40,7 +40,7 @@ struct Left {
 }
 
 impl Core {
-    /// Puts in order what somebody left who died with the commit lock, which the caller has now.
+    /// Repairs what a process left that died with the commit lock. The caller holds the lock now.
     pub(crate) fn repair_commits(&self) {
         self.settle_version();
         if let Err(error) = self.finish_commit() {
@@ -53,7 +53,7 @@ impl Core {
     fn settle_version(&self) {
         let control = self.control();
         let version = self.region.version();
-        // A tree whose publication was prepared, and did not happen, is given up by whoever takes the maintenance over.
+        // The next holder of the maintenance lock gives up a tree whose publication was prepared and did not happen.
         if control.installing.load(Ordering::Relaxed) > version.number {
             control.installing.store(0, Ordering::Relaxed);
         }
@@ -149,7 +149,7 @@ impl Core {
             let position = body_start + position as u32;
             costs.operations += 1;
             costs += fold_costs(operation.kind, operation.value);
-            // Each death in the middle of an insert may have left memory behind that nobody uses.
+            // Each process that died in an insert may have left memory that nothing refers to.
             if !generation.index.has_room(1) {
                 return Err(Error::damaged(format!(
                     "processes died so often in commit {commit} that its index has no room left"
@@ -170,14 +170,14 @@ impl Core {
 }
 
 impl Core {
-    /// Puts in order what somebody left who died with the maintenance lock, or gave up because another process was in the
-    /// way. The caller has the lock.
+    /// Repairs what a process left that died with the maintenance lock, or that gave up because another process was in
+    /// the way. The caller holds the lock.
     ///
     /// # Errors
-    /// Those of that. It is to be done again then.
+    /// Those of taking locks and of publishing. The caller must repeat the repair then.
     pub(crate) fn repair_maintenance(&self) -> Result<()> {
         let control = self.control();
-        // It may have had the commit lock too: whoever takes that over says whether a tree was published.
+        // The dead process may have held the commit lock too. Taking that over decides whether a tree was published.
         drop(self.hold_commits()?);
         control.freeing.store(0, Ordering::SeqCst);
         wake(&control.freeing, u32::MAX);
@@ -195,8 +195,8 @@ impl Core {
         Ok(())
     }
 
-    /// Takes back what is promised to nobody: to commits of dead processes, or to generations that they folded. With the
-    /// maintenance lock: whoever folds settles what he has folded.
+    /// Takes back promises that no commit needs: those of dead processes, and of generations that they folded. Under
+    /// the maintenance lock, because a fold settles what it folded.
     pub(crate) fn recount_promises(&self) -> Result<()> {
         // What is in the log changes under this lock alone.
         let _commits = self.hold_commits()?;
@@ -214,8 +214,8 @@ impl Core {
         Ok(())
     }
 
-    /// Makes a meta page durable that was written, or was being written: a power cut may bring it back, so nothing must be
-    /// overwritten that it refers to before there is a newer one.
+    /// Makes a meta page durable that was written, or was being written: a power cut may bring it back, so nothing must
+    /// be overwritten that it refers to before there is a newer one.
     fn finish_meta(&self) -> Result<()> {
         let control = self.control();
         let known = control.tail.0.meta_sequence.load(Ordering::Acquire);
@@ -229,7 +229,7 @@ impl Core {
 }
 
 impl Tail {
-    /// Notes what a commit is about to do, for whoever takes the commit lock over.
+    /// Notes what a commit is about to do, for the repair of the commit lock.
     pub(crate) fn begin_writing(&self, commit: u64, start: u64, costs: FoldCosts) {
         self.writing_at.store(start, Ordering::Relaxed);
         self.writing_previous
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn map_that_a_dead_writer_dropped_is_dropped_for_those_who_have_handles_of_it() {
         let disk = SimDisk::new(4);
-        // Nothing was promised for the record, so nobody folds it.
+        // Nothing was promised for the record, so no fold takes it.
         let (store, other) = (ManuallyDrop::new(open(&disk)), ManuallyDrop::new(open(&disk)));
         let map = other.map("map").expect("a map");
         map.put(b"key", b"value").expect("a put");
@@ -319,8 +319,8 @@ mod tests {
         assert!(matches!(error.reason(), Reason::MapDropped { .. }), "{error}");
     }
 
-    /// Found by `duramen torture`: what was committed after that was not found in the log, by recovery, by streams of commits,
-    /// and by whoever looked which pages the log refers to.
+    /// Found by `duramen torture`: what was committed after that was not found in the log, by recovery, by streams of
+    /// commits, and by the search for pages that the log refers to.
     #[test]
     fn front_of_a_record_that_a_dead_writer_left_before_a_sync_hides_nothing() {
         let disk = SimDisk::new(1);
@@ -328,7 +328,7 @@ mod tests {
         let map = store.map("map").expect("a map");
         map.put(b"before", b"value").expect("a put");
         leave_the_front_of_a_record(store.core());
-        // Whoever writes next begins at the next sector.
+        // The next writer begins at the next sector.
         store.sync().expect("a durable log");
         let mut changes = store.changes(ChangesFrom::Now).expect("a stream");
         map.put(b"long", vec![3; 100_000]).expect("a put");
@@ -367,7 +367,7 @@ mod tests {
         map.put(b"key", b"value").expect("a put");
         let (core, theirs) = (store.core(), other.core());
         let lock = &theirs.control().maintenance_lock.0;
-        std::mem::forget(lock.try_lock(theirs.region.me()).expect("nobody else has it"));
+        std::mem::forget(lock.try_lock(theirs.region.me()).expect("no other process has it"));
         theirs.control().freeing.store(1, Ordering::SeqCst);
         theirs.pace.begins(1, 1, 1 << 20, Duration::ZERO);
         theirs.pace.merges(Duration::ZERO);
@@ -375,13 +375,13 @@ mod tests {
         theirs.pace.set_price(Duration::from_secs(1), room);
         assert!(core.pace.is_on());
         theirs.region.seat().stand_up();
-        // Whoever comes first need not be the one who buries.
+        // The first process that comes need not be the process that buries.
         drop(
             core.try_hold_maintenance()
                 .expect("all is in order")
-                .expect("nobody has it"),
+                .expect("it is free"),
         );
-        assert!(!core.pace.is_on(), "commits pause for nobody");
+        assert!(!core.pace.is_on(), "commits pause for no process");
         assert_eq!(core.control().freeing.load(Ordering::SeqCst), 0);
         assert!(changes.next(Duration::ZERO).expect("a whole log").is_some());
     }
@@ -404,13 +404,15 @@ mod tests {
         };
         put_all(1);
         let core = store.core();
-        let mut state = core.hold_maintenance().expect("nobody else has it");
+        let mut state = core.hold_maintenance().expect("no other process has it");
         let lock = &other.core().control().commit_lock.0;
-        let stopped = lock.try_lock(other.core().region.me()).expect("nobody else has it");
+        let stopped = lock
+            .try_lock(other.core().region.me())
+            .expect("no other process has it");
         let error = core.fold(&mut state).expect_err("it cannot be published");
         assert!(matches!(error.reason(), Reason::Busy { .. }), "{error}");
         drop((state, stopped));
-        // By whoever comes next.
+        // By the next process that folds.
         other.maintain().expect("a fold");
         put_all(2);
         store.maintain().expect("a fold");

@@ -1,8 +1,8 @@
 //! One bit per page of the data file (set = used), and the search for free ones.
 //!
-//! Free pages in one piece are precious: a branch takes four, a value of middling size up to sixteen, and on a disk that
-//! is full the file cannot grow to have them. So aligned blocks of four and of sixteen pages that are wholly free are
-//! counted, and a search can be told to leave them alone as long as there are others.
+//! Free pages in one piece are precious: a branch takes four, a value of middling size up to sixteen, and on a disk
+//! that is full the file cannot grow to have them. So aligned blocks of four and of sixteen pages that are wholly free
+//! are counted, and a search can be told to leave them alone as long as there are others.
 //!
 //! Invariant: `free` and `blocks` count what `words` says of the pages before `pages`; bits behind them are clear.
 
@@ -17,8 +17,8 @@ use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 
 /// A run of this many pages is worth a system call of its own.
 pub(crate) const LONG_RUN_PAGES: u32 = 16;
-/// After so many pages without a run that is long enough, the longest one so far will do: looking through all of a large
-/// and scattered file for each run costs more than writing in shorter ones.
+/// After so many pages without a run that is long enough, the longest one so far will do: looking through all of a
+/// large and scattered file for each run costs more than writing in shorter ones.
 const SEARCHED_PAGES_MAX: u32 = 64 * 256;
 /// What is looked through of that for one run.
 const SEARCHED_PIECE_PAGES: u32 = SEARCHED_PAGES_MAX / 8;
@@ -89,8 +89,8 @@ pub(crate) struct Counts {
     pub(crate) first: usize,
     /// No run of [`LONG_RUN_PAGES`] begins below this word.
     pub(crate) first_long: usize,
-    /// Where the next search for a run that may be short goes on: what is below was looked through since a page there came
-    /// free.
+    /// Where the next search for a run that may be short goes on: what is below was looked through since a page there
+    /// came free.
     pub(crate) searched: usize,
 }
 
@@ -100,7 +100,7 @@ fn small_blocks(free: u64) -> u64 {
     pairs & pairs >> 2 & 0x1111_1111_1111_1111
 }
 
-/// The same of the large blocks.
+/// Counts of the large blocks.
 fn large_blocks(free: u64) -> u64 {
     let small = small_blocks(free);
     let pairs = small & small >> 4;
@@ -124,7 +124,8 @@ impl Bitmap {
         bitmap
     }
 
-    /// Loads a saved bitmap, for a file that now has `pages` pages, and marks its own pages. Its checksum is begun with `seed`.
+    /// Loads a saved bitmap, for a file that now has `pages` pages, and marks its own pages. Its checksum is begun with
+    /// `seed`.
     pub(crate) fn load(file: &dyn File, saved: SavedBitmap, pages: u32, seed: u32) -> Result<Bitmap> {
         if saved.page as u64 + saved.pages as u64 > pages as u64 {
             return Err(Error::damaged(format!(
@@ -327,7 +328,7 @@ impl<W: Words> Bitmap<W> {
         self.end_of_used_before(self.pages())
     }
 
-    /// The same of the pages before `limit`.
+    /// Free pages before `limit`.
     pub(crate) fn end_of_used_before(&self, limit: u32) -> u32 {
         let (whole, rest) = (limit as usize / 64, limit % 64);
         let last = match self.words.get(whole).map_or(0, |word| word & !(u64::MAX << rest)) {
@@ -342,8 +343,9 @@ impl<W: Words> Bitmap<W> {
         last as u32 * 64 + 64 - bits.leading_zeros()
     }
 
-    /// A run of free pages of at most `wanted`, but at least [`LONG_RUN_PAGES`]: the first one that begins before `limit`.
-    /// `None`: there is none, or it lies far behind what was looked through by now, and the next call goes on there.
+    /// A run of free pages of at most `wanted`, but at least [`LONG_RUN_PAGES`]: the first one that begins before
+    /// `limit`. `None`: there is none, or it lies far behind what was looked through by now, and the next call goes on
+    /// there.
     pub(crate) fn find_long(&mut self, wanted: u32, limit: u32) -> Option<(u32, u32)> {
         let mut page = self.next_free(self.counts.first_long as u32 * 64, Spared::Nothing);
         let far = page.saturating_add(SEARCHED_PAGES_MAX).min(limit);
@@ -360,10 +362,10 @@ impl<W: Words> Bitmap<W> {
         found
     }
 
-    /// A run of free pages of at most `wanted`: the first that has `enough`, or else a long one that has at least `least`.
-    /// Low pages first, so that the end of the file comes free. But who is content with less than `enough` gets what the
-    /// next piece of the lowest part has, because to look through all of it for each run costs more than a shorter run; it
-    /// begins again where a page comes free.
+    /// A run of free pages of at most `wanted`: the first that has `enough`, or else a long one that has at least
+    /// `least`. Low pages first, so that the end of the file comes free. But who is content with less than `enough`
+    /// gets what the next piece of the lowest part has, because to look through all of it for each run costs more than
+    /// a shorter run; it begins again where a page comes free.
     pub(crate) fn find(&mut self, least: u32, enough: u32, wanted: u32, spared: Spared) -> Option<(u32, u32)> {
         let sought = Sought {
             least,
@@ -391,7 +393,8 @@ impl<W: Words> Bitmap<W> {
             .or_else(|| self.search(&sought, rest, far).0)
     }
 
-    /// The first run in a range that has enough; or the longest one up to `far`; or else the first. And where the search ended.
+    /// The first run in a range that has enough; or the longest one up to `far`; or else the first. And where the
+    /// search ended.
     fn search(&self, sought: &Sought, range: Range<u32>, far: u32) -> (Option<(u32, u32)>, u32) {
         let mut best: Option<(u32, u32)> = None;
         let mut page = self.next_free(range.start, sought.spared);

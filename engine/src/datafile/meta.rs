@@ -9,17 +9,17 @@
 //! meta page   0 magic u64 | 8 format u32 | 12 checksum u32 | 16 the rest, by format
 //! ```
 //!
-//! The other pages below [`META_PAGES`] are reserved and never written, so each meta page is alone in every unit of up to
-//! 64 KiB that a device or a file system writes back as a whole.
+//! The other pages below [`META_PAGES`] are reserved and never written, so each meta page is alone in every unit of up
+//! to 64 KiB that a device or a file system writes back as a whole.
 //!
-//! Every future format keeps the line "meta page" and the place of page 0, and how the checksum is made: CRC-32C of bytes
-//! 16..4096, begun with the number of the format less one. It covers the format too, so that a page of a newer format can
-//! be told from one that rotted. Format 1 had its four meta pages in pages 0 to 3.
+//! Every future format keeps the line "meta page" and the place of page 0, and how the checksum is made: CRC-32C of
+//! bytes 16..4096, begun with the number of the format less one. It covers the format too, so that a page of a newer
+//! format can be told from a page that rotted. Format 1 had its four meta pages in pages 0 to 3.
 //!
 //! Meta page N replaces meta page N - 2 after everything that it refers to is durable: the writer writes copy A, syncs,
-//! writes copy B, and syncs. **Invariant**: at any time at most one of the four pages has been written and not been synced,
-//! so a power cut destroys at most one of them. A writer that begins with N has found N - 1 in both of its copies, or has
-//! written them again.
+//! writes copy B, and syncs. **Invariant**: at any time at most one of the four pages has been written and not been
+//! synced, so a power cut destroys at most one of them. A writer that begins with N has found N - 1 in both of its
+//! copies, or has written them again.
 //!
 //! So these are the only states that a sound device can show, with N the newest intact sequence number:
 //!
@@ -30,19 +30,17 @@
 //! | N, N - 2 | N - 1, N - 1 | copy A of N is durable, copy B was not begun |
 //! | N, torn | N - 1, N - 1 | a power cut while copy B of N was written |
 //!
-//! In each of them N - 1 is intact somewhere. Where it is not, both copies of the other parity are lost, and they may have
-//! held N + 1: opening the store refuses that as damage ([`MetaPages::verify`]).
+//! In each of them N - 1 is intact somewhere. Where it is not, both copies of the other parity are lost, and they may
+//! have held N + 1: opening the store refuses that as damage ([`MetaPages::verify`]).
 
 use duramen_io::File;
 
 use crate::btree::Root;
 use crate::checksum::checksum_with;
 use crate::error::{Error, Reason, Result};
-use crate::limits::{LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
+use crate::limits::{FORMAT, LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 
-/// Format of the files. Stores of a newer format are refused; see `docs/reference/format.md` for the policy.
-pub(crate) const FORMAT: u32 = 2;
 /// Name of the data file.
 pub(crate) const DATA_FILE: &str = "data";
 /// Copies of each meta page.
@@ -81,8 +79,8 @@ pub(crate) struct Meta {
     pub(crate) next_map: u32,
     pub(crate) epoch: u32,
     pub(crate) next_generation: u32,
-    /// Newest commit of which the base holds anything: when it is newer than `base_commit`, the commits between the two are in
-    /// parts of the base, and in the log up to there.
+    /// Newest commit of which the base holds anything: when it is newer than `base_commit`, the commits between the two
+    /// are in parts of the base, and in the log up to there.
     pub(crate) reaches: u64,
     /// Microseconds since the Unix epoch, not before the commit time of any commit in the base.
     pub(crate) time: u64,
@@ -189,11 +187,12 @@ impl Meta {
         [slot(0), slot(1)]
     }
 
-    /// Writes both copies one after the other, and calls `sync`, which makes the data file durable, after each. The caller
-    /// has synced what the meta page refers to.
+    /// Writes both copies one after the other, and calls `sync`, which makes the data file durable, after each. The
+    /// caller has synced what the meta page refers to.
     ///
-    /// A file system that copies on write may have no room for a copy, although the file has the page. Without room for the
-    /// first one nothing has changed. Without room for the second one the first stands alone, until the next meta page.
+    /// A file system that copies on write may have no room for a copy, although the file has the page. Without room for
+    /// the first one nothing has changed. Without room for the second one the first stands alone, until the next meta
+    /// page.
     pub(crate) fn write(&self, data: &dyn File, sync: &dyn Fn() -> Result<()>) -> Result<()> {
         let [first, second] = self.pages();
         self.write_copy(data, first, sync)?;
@@ -321,9 +320,9 @@ impl MetaPages {
             .map(|slot| slot * u64::from(META_DISTANCE))
     }
 
-    /// Writes what is not as it is at rest, and both copies of the newest meta page, with a `sync` before the first and after
-    /// each, so that at most one page is in danger at any time. Pages that hold nothing come first: while they are written,
-    /// the other copy is not in danger.
+    /// Writes what is not as it is at rest, and both copies of the newest meta page, with a `sync` before the first and
+    /// after each, so that at most one page is in danger at any time. Pages that hold nothing come first: while they
+    /// are written, the other copy is not in danger.
     pub(crate) fn write_again(&self, data: &dyn File, sync: &dyn Fn() -> Result<()>) -> Result<()> {
         // A process may have died between writing a copy and syncing it.
         sync()?;

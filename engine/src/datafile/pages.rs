@@ -27,8 +27,9 @@ pub(crate) struct Pages {
     mappings: Mutex<Vec<Arc<Mapping>>>,
     /// A file of more bytes does not stay in memory as a whole.
     kept_bytes: u64,
-    /// Whether the file is larger than that. What is read is then likely to be missing in memory, and what is read around it
-    /// for nothing would drive out what is needed: so pages are read alone, and ahead only where it is known which come.
+    /// Whether the file is larger than that. What is read is then likely to be missing in memory, and what is read
+    /// around it for nothing would drive out what is needed: so pages are read alone, and ahead only where it is known
+    /// which come.
     exceeds_memory: AtomicBool,
     verified: VerifiedBits,
     /// How often pages had come free when `verified` was last made to agree with that.
@@ -175,8 +176,8 @@ impl Pages {
         (page..page + pages).for_each(|page| self.verified.clear(page));
     }
 
-    /// Whether this process knows of all pages that came free, of which another one may have written some anew; `freed`
-    /// counts how often some did.
+    /// Whether this process knows of all pages that came free, some of which another process may have rewritten;
+    /// `freed` counts how often some did.
     #[inline]
     pub(crate) fn has_seen_freed(&self, freed: u64) -> bool {
         // Acquire: pairs with the Release in `forget_freed`.
@@ -187,7 +188,7 @@ impl Pages {
     #[cold]
     pub(crate) fn forget_freed(&self, freed: u64) {
         self.verified.clear_all();
-        // Release, and afterwards: whoever finds the number finds the bits cleared.
+        // Release, and afterwards: a thread that finds the number finds the bits cleared.
         self.seen_freed.fetch_max(freed, Ordering::AcqRel);
     }
 
@@ -420,7 +421,8 @@ impl Drop for VerifiedBits {
         for piece in &mut self.pieces {
             let piece = *piece.get_mut();
             if !piece.is_null() {
-                // SAFETY: non-null pieces come from `Box::into_raw` in `piece_or_new`, and nobody else uses them now.
+                // SAFETY: non-null pieces come from `Box::into_raw` in `piece_or_new`, and no other thread uses them
+                // now.
                 drop(unsafe { Box::from_raw(piece) });
             }
         }
@@ -469,7 +471,7 @@ impl VerifiedBits {
     }
 
     /// Relaxed: a bit says only that this process looked at the page before; looking twice does no harm, and pages
-    /// get new content only after nobody can reach them.
+    /// get new content only after no reader can reach them.
     #[inline]
     fn get(&self, page: u32) -> bool {
         let bit = page as usize % PIECE_BITS;

@@ -3,63 +3,20 @@
 //!
 //! Pages alone are not enough on a disk that is full: a branch takes an aligned block of four, and a value that is too
 //! long for a leaf takes its pages in one piece. So both are promised as well. Branches give back as many blocks as
-//! they take, once nobody sees the old ones; leaves and other pages are taken from what is no whole block as long as
+//! they take, once no reader sees the old ones; leaves and other pages are taken from what is no whole block as long as
 //! there is such (`space`), so the blocks that are there stay.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::datafile::bitmap::{Blocks, LARGE_BLOCK_PAGES};
 use crate::limits::{BRANCH_PAGES, DELETE_RESERVE_BLOCKS, DELETE_RESERVE_PAGES, LOGGED_VALUE_BYTES_MAX, PAGE_BYTES};
+use crate::log::FoldCosts;
 use crate::planted::kill_point;
 
 const _: () = assert!(
     LOGGED_VALUE_BYTES_MAX <= LARGE_BLOCK_PAGES as usize * PAGE_BYTES,
     "a fold finds room for a value in one large block"
 );
-
-/// Operations, bytes, and pages of values too long for a leaf.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FoldCosts {
-    pub(crate) operations: u64,
-    pub(crate) bytes: u64,
-    pub(crate) value_pages: u64,
-}
-
-impl FoldCosts {
-    fn of([operations, bytes, value_pages]: [u64; 3]) -> FoldCosts {
-        FoldCosts {
-            operations,
-            bytes,
-            value_pages,
-        }
-    }
-
-    fn numbers(self) -> [u64; 3] {
-        [self.operations, self.bytes, self.value_pages]
-    }
-
-    /// The lesser of each.
-    pub(crate) fn min(self, other: FoldCosts) -> FoldCosts {
-        let (ours, theirs) = (self.numbers(), other.numbers());
-        FoldCosts::of(std::array::from_fn(|index| ours[index].min(theirs[index])))
-    }
-}
-
-impl std::ops::SubAssign for FoldCosts {
-    fn sub_assign(&mut self, other: FoldCosts) {
-        self.operations -= other.operations;
-        self.bytes -= other.bytes;
-        self.value_pages -= other.value_pages;
-    }
-}
-
-impl std::ops::AddAssign for FoldCosts {
-    fn add_assign(&mut self, other: FoldCosts) {
-        self.operations += other.operations;
-        self.bytes += other.bytes;
-        self.value_pages += other.value_pages;
-    }
-}
 
 /// Costs in the shared region, where others may die between one of the numbers and the next. All zeros: nothing.
 #[derive(Debug)]
@@ -89,8 +46,8 @@ impl SharedCosts {
         places.for_each(|(place, number)| _ = place.fetch_sub(number, Ordering::Relaxed));
     }
 
-    /// Takes back what is more than what is `known`. Others may add meanwhile, which they tell first, and subtract, which
-    /// shows.
+    /// Takes back what is more than what is `known`. Others may add meanwhile, which they tell first, and subtract,
+    /// which shows.
     fn at_most(&self, known: impl Fn() -> FoldCosts) {
         for (index, place) in self.0.iter().enumerate() {
             loop {
@@ -167,7 +124,7 @@ pub(crate) struct Promises {
 /// A pair that comes into the middle of a full leaf can leave three behind.
 pub(crate) const LEAVES_PER_OPERATION: u64 = 3;
 
-/// When nobody has counted the branches.
+/// When the branches were not counted.
 const UNKNOWN: u64 = u64::MAX;
 
 /// Changes to all of a large base are folded in so many steps at most, each of which is published.
@@ -176,7 +133,7 @@ const FOLD_STEPS_MAX: u64 = 32;
 const STEP_PAGES_MIN: u64 = 1536;
 
 impl Promises {
-    /// Nothing is promised, and nobody has counted the branches.
+    /// Nothing is promised, and the branches were not counted.
     pub(crate) fn begin(&self) {
         self.pending.store(FoldCosts::default());
         self.height.store(0, Ordering::Relaxed);
@@ -199,14 +156,14 @@ impl Promises {
         }
     }
 
-    /// Pages that rewriting all of a base of so many pages takes at once, with so many blocks for branches. What is rewritten
-    /// comes out eight ninths full.
+    /// Pages that rewriting all of a base of so many pages takes at once, with so many blocks for branches. What is
+    /// rewritten comes out eight ninths full.
     fn rewritten_at_once(&self, base: u64, branches: u64) -> u64 {
         let all = base + base / 8 + 12;
         match self.fold_steps(base) {
             1 => all,
-            // Steps are not equal, and what one has replaced comes free when the next one is done. Never less than of a smaller
-            // base.
+            // Steps are not equal, and what one has replaced comes free when the next one is done. Never less than of a
+            // smaller base.
             steps => (all * 5 / 2 / steps + branches * BRANCH_PAGES as u64).max(3 * STEP_PAGES_MIN * 9 / 8 + 12),
         }
     }
@@ -236,9 +193,9 @@ impl Promises {
     }
 
     /// What folding all that is pending may take from a file of which `base` pages are in use. Each operation rewrites
-    /// a leaf and its branches and makes them split; but the tree is rewritten at most once, a large one step by step, and where
-    /// neighbours are rewritten together, they come out eight ninths full (see `btree::merge`), which also holds for what is
-    /// new. And the bitmap may get longer.
+    /// a leaf and its branches and makes them split; but the tree is rewritten at most once, a large one step by step,
+    /// and where neighbours are rewritten together, they come out eight ninths full (see `btree::merge`), which also
+    /// holds for what is new. And the bitmap may get longer.
     pub(crate) fn needed(&self, base: u64) -> Room {
         let FoldCosts {
             operations,

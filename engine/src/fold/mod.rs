@@ -1,4 +1,4 @@
-//! Folding: moving frozen generations into the base, making the result durable, and freeing what nobody needs.
+//! Folding: moving frozen generations into the base, making the result durable, and freeing what is no longer needed.
 //!
 //! The simple version: walk the frozen generations in key order, newest version of each key first, merge them into a
 //! new tree that shares all untouched pages with the old one, publish its root, sync the file, write the meta page,
@@ -6,16 +6,16 @@
 //!
 //! Why it is hard: readers go on with the old root and the old generations; commits go on in the active generation;
 //! and a crash may come between any two steps. So the order is: (1) sync the log up to the last frozen commit, so
-//! that the base never holds what a power cut may take from the log; (2) write all new pages, to places nobody reads;
-//! (3) publish the version {root, L, remaining generations} under the commit lock; (4) only then retire what it
-//! replaced, with that version as its death; (5) sync the data file, write the meta page, sync again; (6) only then
+//! that the base never holds what a power cut may take from the log; (2) write all new pages, to places that have no
+//! readers; (3) publish the version {root, L, remaining generations} under the commit lock; (4) only then retire what
+//! it replaced, with that version as its death; (5) sync the data file, write the meta page, sync again; (6) only then
 //! count the older durable version as forgotten and the log up to L as free. Whatever comes in between, the last
 //! durable meta page and the log after it are complete.
 //!
-//! Invariant: the published root, with the generations of its version above it, is exactly what was committed; by itself it is
-//! the state after commit L, or, while a fold goes on step by step (`fold_parts`) or did not come to its end, that state
-//! with some ranges of keys as they are after the last commit that is folded, which is `reaches`: `durable <= L <= reaches
-//! <= synced`.
+//! Invariant: the published root, with the generations of its version above it, is exactly what was committed; by
+//! itself it is the state after commit L, or, while a fold goes on step by step (`fold_parts`) or did not come to its
+//! end, that state with some ranges of keys as they are after the last commit that is folded, which is `reaches`:
+//! `durable <= L <= reaches <= synced`.
 
 pub(crate) mod newest;
 pub(crate) mod page_sink;
@@ -28,19 +28,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::allocator::{Claim, Retired, Slack};
-use crate::api::snapshot::describe;
 use crate::btree::{self, ChangeStream, Extent, MergeOptions, PageSink, PageSource, Root, Stored};
+use crate::core::pins::{Purpose, describe};
 use crate::core::watch::Begun;
 use crate::core::{Core, MaintenanceState};
 use crate::datafile::meta::Meta;
 use crate::datafile::pages::MappedPages;
-use crate::datafile::promises::{FoldCosts, LEAVES_PER_OPERATION};
+use crate::datafile::promises::LEAVES_PER_OPERATION;
 use crate::error::{Error, Reason, Result, unless_full};
 use crate::fold::newest::NewestChanges;
 use crate::fold::page_sink::FileSink;
 use crate::fold::scout::Scout;
 use crate::key::full_key::FullRange;
 use crate::limits::{PAGE_BYTES, PAGES_AT_CLOSE_MAX, RETAINED_GENERATIONS_MAX};
+use crate::log::FoldCosts;
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::read::write_set::Layer;
 use crate::region::{GenerationEntry, GenerationState, Pin, Pins, Version};
@@ -49,6 +50,11 @@ use crate::region::{GenerationEntry, GenerationState, Pin, Pins, Version};
 const BEGINNING_ROUNDS_MAX: u32 = 100;
 /// How often a merge says how far it is, at most: in operations, so that the clock is not asked for each, and in time.
 const REPORT_OPERATIONS: u64 = 256;
+/// How often, and for how long each time, a fold waits for a sync of the log before it gives more pages to the device.
+const SYNC_LOOKS: u32 = 10;
+const SYNC_PAUSE: Duration = Duration::from_micros(100);
+/// Generations of a log that is folded in time: the active one, those that a fold takes, and one that waits.
+const GENERATIONS_IN_TIME: usize = 3;
 pub(crate) const REPORT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What was folded: all, or a part.
@@ -61,8 +67,8 @@ pub(crate) struct Folded<'c, T> {
     pub(crate) sink: FileSink<'c>,
 }
 
-/// What becomes of the long values among changes, once all of them are folded: until then recovery would replay records that
-/// refer to them.
+/// What becomes of the long values among changes, once all of them are folded: until then recovery would replay records
+/// that refer to them.
 #[derive(Default)]
 pub(crate) struct Values {
     /// Nothing refers to them then.
@@ -83,10 +89,10 @@ pub(crate) struct NewTree<'a> {
 impl MaintenanceState {
     /// The version as which the tree of a page was published that is retired now.
     ///
-    /// No snapshot of a version between that one and the one in which its pages say that they were born sees the tree. So
-    /// its pages, when they are retired one day, are retired as born when they were published. That holds for pages of
-    /// trees alone: values are seen in the log first. What another process published is not known here, and its pages
-    /// may wait for more snapshots than they must.
+    /// No snapshot of a version between that one and the one in which its pages say that they were born sees the tree.
+    /// So its pages, when they are retired one day, are retired as born when they were published. That holds for pages
+    /// of trees alone: values are seen in the log first. What another process published is not known here, and its
+    /// pages may wait for more snapshots than they must.
     fn published_as(&self, item: Retired) -> u64 {
         if item.is_logged {
             return item.birth;
@@ -97,7 +103,7 @@ impl MaintenanceState {
 }
 
 impl Core {
-    /// One round of everything that is due: fold what is there, make it durable, free what nobody needs.
+    /// One round of everything that is due: fold what is there, make it durable, free what is no longer needed.
     pub(crate) fn maintain(&self) -> Result<()> {
         self.writable()?;
         let _user = self.enter()?;
@@ -108,13 +114,13 @@ impl Core {
         unless_full(self.keep_spare()).map(drop)
     }
 
-    /// The same for a store that may be closing.
+    /// Runs [`Core::maintain`] on a store that may be closing.
     pub(crate) fn maintain_all(&self) -> Result<()> {
         let mut state = self.hold_maintenance()?;
         self.maintain_holding(&mut state)
     }
 
-    /// Folds all of the log, makes that durable, and frees what nobody needs.
+    /// Folds all of the log, makes that durable, and frees what is no longer needed.
     pub(crate) fn maintain_holding(&self, state: &mut MaintenanceState) -> Result<()> {
         let is_frozen = match self.freeze_active() {
             // Folding what is frozen frees a log file, so that it needs no new one.
@@ -143,7 +149,8 @@ impl Core {
         self.space.cut(slack, &self.pages)
     }
 
-    /// Lets the log have what the data file does not need, on a disk that has no room for both. `false`: that is nothing.
+    /// Lets the log have what the data file does not need, on a disk that has no room for both. `false`: that is
+    /// nothing.
     pub(crate) fn give_end_back(&self) -> Result<bool> {
         if !self.space.has_surplus(Slack::Least)? {
             return Ok(false);
@@ -154,7 +161,7 @@ impl Core {
         Ok(self.space.figures()?.file_pages < before)
     }
 
-    /// The same without closing the active generation.
+    /// Folds the frozen generations, makes that durable, and frees space. The active generation stays active.
     pub(crate) fn maintain_frozen(&self, state: &mut MaintenanceState) -> Result<()> {
         self.unpoisoned()?;
         self.undamaged()?;
@@ -201,8 +208,8 @@ impl Core {
         self.region.version().is_begun()
     }
 
-    /// Folds what the base holds a part of. That must come before anything else is done to the base: records that refer to
-    /// long values are still in the log, while the base refers to the same ones.
+    /// Folds what the base holds a part of. That must come before anything else is done to the base: records that refer
+    /// to long values are still in the log, while the base refers to the same ones.
     pub(crate) fn finish_begun(&self, state: &mut MaintenanceState) -> Result<()> {
         if self.is_begun() {
             self.fold(state)?;
@@ -279,7 +286,7 @@ impl Core {
                 // The next opening goes on from the log.
                 return Err(Reason::Closed.into());
             }
-            // For commits that go on. On a full disk the one that needs a generation says so.
+            // For commits that continue. On a full disk the commit that needs a generation reports it.
             if can_prepare && self.folds_in_background() && !self.closed.load(Ordering::Relaxed) {
                 can_prepare = self.keep_growing_spare_if_possible()?;
             }
@@ -318,7 +325,8 @@ impl Core {
         Ok((folded.merged, sink))
     }
 
-    /// Merges the changes of frozen generations in a range of keys with what the tree at `root` holds there, as `merge` does.
+    /// Merges the changes of frozen generations in a range of keys with what the tree at `root` holds there, as `merge`
+    /// does.
     pub(crate) fn fold_range<'c, T>(
         &'c self,
         root: Root,
@@ -350,7 +358,8 @@ impl Core {
         })
     }
 
-    /// Says what becomes of the long values and of the runs among changes that are folded: the tree of the sink holds them.
+    /// Says what becomes of the long values and of the runs among changes that are folded: the tree of the sink holds
+    /// them.
     pub(crate) fn retire_folded<'c>(
         &self,
         values: Values,
@@ -389,11 +398,12 @@ impl Core {
         published.map(drop)
     }
 
-    /// Publishes a tree, and puts everything in order that this changes. From the publication on it stands, whoever dies.
+    /// Publishes a tree, and updates everything that depends on it. Once published, the tree stands, even if this
+    /// process dies.
     ///
     /// # Errors
-    /// [`crate::Reason::Busy`], before the publication or after it: whoever has the maintenance next gives the tree up, or
-    /// puts in order what it changed.
+    /// [`crate::Reason::Busy`], before the publication or after it. The next holder of the maintenance lock gives the
+    /// tree up, or finishes the updates.
     pub(crate) fn publish_tree(
         &self,
         state: &mut MaintenanceState,
@@ -434,8 +444,8 @@ impl Core {
         Ok(next)
     }
 
-    /// Puts in order what a published tree changes: generations that it holds are folded, and pages that it does not hold
-    /// are retired. With the maintenance lock; whoever dies in here is followed by another one, who does it again.
+    /// Puts in order what a published tree changes: generations that it holds are folded, and pages that it does not
+    /// hold are retired. Under the maintenance lock. If this process dies here, the next holder repeats it.
     pub(crate) fn finish_install(&self) -> Result<()> {
         let death = self.control().installing.load(Ordering::Acquire);
         let version = self.region.version();
@@ -463,14 +473,14 @@ impl Core {
         entry.death.store(death, Ordering::Relaxed);
         entry.set_state(GenerationState::Folded);
         kill_point();
-        // Whoever dies right before this leaves room promised to nobody, and not the other way round.
+        // A process that dies right before this leaves too much promised, never too little.
         self.space.settle(costs);
     }
 
     /// Looks how many blocks rewriting the base takes.
     pub(crate) fn count_branches(&self, root: Root) {
         let counted = btree::count_branches(self.source(), root);
-        // Whoever reads the damaged page for its pairs reports it.
+        // A read of the damaged page's pairs reports the damage.
         self.space.tree_is(root.height, counted.ok());
     }
 
@@ -478,7 +488,7 @@ impl Core {
     pub(crate) fn note_published(&self, state: &mut MaintenanceState, birth: u64, published: u64) {
         let pins = self.pins();
         state.published.push((birth, published));
-        // For whoever comes later the two versions are one.
+        // Later processes see the two versions as one.
         let oldest = if pins.everything {
             0
         } else {
@@ -487,8 +497,8 @@ impl Core {
         state.published.retain(|&(_, published)| published > oldest);
     }
 
-    /// Everything that snapshots pin. Somebody who is just beginning pins everything, for less than a microsecond: that
-    /// is waited for, but not for ever, because a thread can be stopped at any instruction.
+    /// Everything that snapshots pin. A reader that is just beginning pins everything for less than a microsecond. This
+    /// waits for it, for a limited time, because a thread can be suspended at any instruction.
     fn pins(&self) -> Pins {
         for _ in 0..BEGINNING_ROUNDS_MAX {
             let pins = self.region.pins();
@@ -500,7 +510,7 @@ impl Core {
         self.region.pins()
     }
 
-    /// Keeps the version that the fold is about to replace for commit streams, and lets go of the oldest ones.
+    /// Keeps the version that the fold is about to replace for commit streams, and releases the oldest versions.
     fn keep_history(&self, state: &mut MaintenanceState, frozen: &[u16]) -> Result<()> {
         if self.settings.retain_log_bytes == 0 {
             return Ok(());
@@ -510,7 +520,7 @@ impl Core {
             .map(|&slot| self.entry(slot).tail.load(Ordering::Relaxed))
             .sum();
         let (pin, version, _) = self.region.pin(0, &self.control().visible.0)?;
-        describe(self, &pin, crate::api::snapshot::Purpose::Changes);
+        describe(self, &pin, Purpose::Changes);
         state.history.push_back((pin, version, bytes));
         let too_much = |history: &VecDeque<(Pin, Version, u64)>| {
             let bytes: u64 = history.iter().map(|(_, _, bytes)| bytes).sum();
@@ -539,7 +549,7 @@ impl Core {
     pub(crate) fn make_durable(&self, state: &mut MaintenanceState) -> Result<()> {
         let version = self.region.version();
         if version.base_commit == state.durable.base_commit && version.root == state.durable.root {
-            // Nothing was folded in between but generations without a commit, which nobody misses.
+            // Only generations without a commit were folded in between, and no reader needs them.
             self.durable_is(version.number);
             return Ok(());
         }
@@ -606,8 +616,8 @@ impl Core {
         Ok(())
     }
 
-    /// A meta page is durable. First the allocator learns of it: the place of the next bitmap must never be that of one that
-    /// counts.
+    /// A meta page is durable. First the allocator learns of it: the next bitmap must never overwrite a bitmap that is
+    /// in use.
     pub(crate) fn is_durable(&self, meta: &Meta) -> Result<()> {
         kill_point();
         self.space.saved(meta.bitmap, meta.data_pages)?;
@@ -616,7 +626,7 @@ impl Core {
         let control = self.control();
         control.durable.0.store(meta.base_commit, Ordering::Release);
         kill_point();
-        // Last: whoever finds another number than in the file does all of this again.
+        // Last: a process that finds another number than the file's repeats all of this.
         control
             .tail
             .0
@@ -651,7 +661,7 @@ impl Core {
         Ok(())
     }
 
-    /// Frees pages and generations that nobody needs any more.
+    /// Frees pages and generations that are no longer needed.
     pub(crate) fn reclaim(&self, state: &mut MaintenanceState) -> Result<()> {
         self.move_streams();
         let mut pins = self.pins();
@@ -660,6 +670,20 @@ impl Core {
         }
         self.space.reclaim(&pins, self.durable_version(), &self.pages)?;
         self.recycle(state)
+    }
+
+    /// Waits a moment while a sync of the log is in progress, before more pages go to the device. Otherwise each commit
+    /// that waits for its sync would wait for the device to take what a fold writes. A fold that is behind does not
+    /// wait.
+    pub(crate) fn let_syncs_pass(&self) {
+        let lock = &self.control().sync_lock.0;
+        for _ in 0..SYNC_LOOKS {
+            let is_behind = self.region.version().generations.len() > GENERATIONS_IN_TIME;
+            if is_behind || lock.holder().is_none() {
+                return;
+            }
+            std::thread::sleep(SYNC_PAUSE);
+        }
     }
 
     /// Writes all layers of a transaction as one sorted run.
@@ -682,7 +706,8 @@ impl Core {
 
     /// Gives back the pages of a run that only the caller has seen, but not those of its values.
     pub(crate) fn drop_run(&self, root: Root) -> Result<()> {
-        // First all of them are found: a page that is given back may be somebody else's at once, and others are found by it.
+        // Find all pages first: another process may take a page as soon as it is given back, and the page leads to
+        // others.
         let mut found = Vec::new();
         btree::walk(self.source(), root, &mut |visit| {
             if let btree::Visit::Page { number, pages, .. } = visit {

@@ -1,12 +1,13 @@
-//! The newest change of every key, in key order: what a fold merges into the base, and what a transaction writes as a run.
+//! The newest change of every key, in key order: what a fold merges into the base, and what a transaction writes as a
+//! run.
 //!
 //! Inputs and ranks are those of `above`. Values that lose are named, because nothing refers to their pages any more.
 
 use crate::btree::{ChangeStream, Extent, Location, PageSource, Root, Stored};
-use crate::datafile::promises::FoldCosts;
 use crate::error::Result;
 use crate::key::full_key::FullRange;
 use crate::limits::INLINE_VALUE_BYTES_MAX;
+use crate::log::FoldCosts;
 use crate::read::above::{Above, Input};
 use crate::read::deleted::{Around, Deleted};
 use crate::read::view::GenerationView;
@@ -90,8 +91,8 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
         Ok(self)
     }
 
-    /// Puts an input where its key belongs in the queue. Transactions may have many runs: looking at each for each key would cost
-    /// more than all else.
+    /// Puts an input where its key belongs in the queue. Transactions may have many runs: looking at each for each key
+    /// would cost more than all else.
     fn enqueue(&mut self, input: usize) {
         let inputs = &self.above.inputs;
         let Some(key) = inputs[input].key() else { return };

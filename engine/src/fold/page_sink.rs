@@ -1,5 +1,6 @@
-//! Where a merge writes its pages: free places of the data file, in runs. It remembers what it took, so that a merge that
-//! fails leaves nothing behind, and what the new tree no longer holds, so that it can be retired once that is published.
+//! Where a merge writes its pages: free places of the data file, in runs. It remembers what it took, so that a merge
+//! that fails leaves nothing behind, and what the new tree no longer holds, so that it can be retired once that is
+//! published.
 
 use std::ops::Range;
 
@@ -13,8 +14,8 @@ use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 const LEAF_RUN_PAGES: (u32, u32) = (8, 64);
 /// Branches, which are few, in runs of about this many pages.
 const BRANCH_RUN_PAGES: (u32, u32) = (BRANCH_PAGES, 16);
-/// The device is asked to begin with pages when so many were written. Where free places are short, one request for many of
-/// them costs the kernel a fraction of one for each: it goes through all of a large piece of its cache every time.
+/// The device is asked to begin with pages when so many were written. Where free places are short, one request for many
+/// of them costs the kernel a fraction of one for each: it goes through all of a large piece of its cache every time.
 const WRITEBACK_PAGES: u32 = 64;
 
 /// Writes pages to free places of the data file, in runs: leaves in long ones, branches in blocks of their own, so that
@@ -165,6 +166,9 @@ impl<'a> FileSink<'a> {
         };
         *pages += count;
         if *pages >= WRITEBACK_PAGES {
+            if self.claim != Claim::Loose {
+                self.core.let_syncs_pass();
+            }
             self.core.data.start_writeback(bytes.start, bytes.end - bytes.start);
             *pages = 0;
         }
@@ -177,14 +181,15 @@ impl<'a> FileSink<'a> {
         self.leave(branches).map(drop)
     }
 
-    /// Gives everything back: nobody will refer to it.
+    /// Gives everything back: nothing will refer to it.
     pub(crate) fn abandon(&mut self) {
         (self.leaves, self.branches) = (Run::default(), Run::default());
         for (want, page, count) in std::mem::take(&mut self.taken) {
             let (space, pages) = (&self.core.space, &self.core.pages);
             // First: what cannot be given back now is given up by another process, which does not know these bits.
             pages.forget(page, count);
-            // What could not be given back now is given up with the whole tree by whoever has the maintenance next.
+            // What could not be given back now is given up with the whole tree by the next holder of the maintenance
+            // lock.
             let given_back = space.give_back_run(self.claim, want, page, count, pages);
             let _ = self.core.owed_if_busy(given_back);
         }

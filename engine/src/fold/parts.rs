@@ -1,22 +1,23 @@
-//! Folding in parts: the tree is divided into parts by key, each part is merged on its own with the changes in its range,
-//! by one thread or several, and the parts are put together under new upper branches.
+//! Folding in parts: the tree is divided into parts by key, each part is merged on its own with the changes in its
+//! range, by one thread or several, and the parts are put together under new upper branches.
 //!
 //! Of a large tree that is done step by step: a few parts are merged, the tree with these and the others as they are is
 //! published and made durable beside the next step, and what it replaced comes free long before all is folded. The
-//! generations stay in the version, and in the log, until the last step. So readers find the newest change of a key there
-//! before they look into the tree, and it does not matter whether the tree holds it too; and after a crash the log is
-//! replayed above a base that holds a part of it, which changes nothing.
+//! generations stay in the version, and in the log, until the last step. So readers find the newest change of a key
+//! there before they look into the tree, and it does not matter whether the tree holds it too; and after a crash the
+//! log is replayed above a base that holds a part of it, which changes nothing.
 //!
-//! Why that is not quite so simple: (1) A base that holds anything of commit `reaches` must not be without the log up to there.
-//! The log is synced before the first step; the meta page names that commit, and recovery says what is missing. (2) A long
-//! value that a commit wrote is referred to by a record that may be replayed. So those that lose against a newer one
-//! are retired in the last step, and the tree refers to others that the allocator still counts as the log's. (3) A fold
-//! that did not come to its end is done again from its beginning, with just the same generations: with newer ones among
-//! them, a value that the base holds would lose both as one of the base and as one of the log, and be retired twice.
+//! Why that is not quite so simple: (1) A base that holds anything of commit `reaches` must not be without the log up
+//! to there. The log is synced before the first step; the meta page names that commit, and recovery says what is
+//! missing. (2) A long value that a commit wrote is referred to by a record that may be replayed. So those that lose
+//! against a newer one are retired in the last step, and the tree refers to others that the allocator still counts as
+//! the log's. (3) A fold that did not come to its end is done again from its beginning, with just the same generations:
+//! with newer ones among them, a value that the base holds would lose both as one of the base and as one of the log,
+//! and be retired twice.
 //!
-//! The result holds the same pairs as that of one merge, but not the same pages: content is never shared across the border
-//! of two parts, so a page there may be less full; the branches above the parts are written anew even if nothing under
-//! them changed; and after mass deletion each part may leave a chain of branches with one child.
+//! The result holds the same pairs as that of one merge, but not the same pages: content is never shared across the
+//! border of two parts, so a page there may be less full; the branches above the parts are rewritten even if nothing
+//! under them changed; and after mass deletion each part may leave a chain of branches with one child.
 //!
 //! Why: one thread folded 350,000 to 650,000 changes a second where it was measured, and one thread that puts is faster
 //! than that. Closing a store, which waits for nothing but the fold, then takes less time.
@@ -29,11 +30,12 @@ use crate::allocator::Claim;
 use crate::btree::{self, Division, MergeOptions, MergedPart, Part, Root};
 use crate::core::{Core, MaintenanceState};
 use crate::datafile::meta::Meta;
-use crate::datafile::promises::{FoldCosts, LEAVES_PER_OPERATION};
+use crate::datafile::promises::LEAVES_PER_OPERATION;
 use crate::error::{Error, Kind, Result};
 use crate::fold::page_sink::FileSink;
 use crate::fold::{Folded, NewTree, REPORT_INTERVAL, Values};
 use crate::limits::{BRANCH_PAGES, FOLD_PART_OPERATIONS, FOLD_THREADS_MAX, PAGE_BYTES};
+use crate::log::FoldCosts;
 use crate::planted::kill_point;
 use crate::read::view::GenerationView;
 use crate::region::Version;
@@ -222,14 +224,15 @@ impl Core {
         }
     }
 
-    /// A tree was published that holds operations of generations that are being folded: what they cost is promised no more.
+    /// A tree was published that holds operations of generations that are being folded: what they cost is promised no
+    /// more.
     fn is_folded_in_part(&self, frozen: &[u16], mut costs: FoldCosts) {
         for entry in frozen.iter().map(|&slot| self.entry(slot)) {
             let settled = entry.costs.load().min(costs);
             costs -= settled;
             entry.costs.subtract(settled);
             kill_point();
-            // Whoever dies right before this leaves room promised to nobody, and not the other way round.
+            // A process that dies right before this leaves too much promised, never too little.
             self.space.settle(settled);
         }
     }
@@ -382,8 +385,8 @@ impl<'c> InParts<'c, '_> {
         Ok(root)
     }
 
-    /// Publishes a tree with the parts that are merged so far: what it replaces comes free before all is folded. The log
-    /// stays what it was, and says the same of these parts once more.
+    /// Publishes a tree with the parts that are merged so far: what it replaces comes free before all is folded. The
+    /// log stays what it was, and says the same of these parts once more.
     fn publish<'s>(&mut self, scope: &'s Scope<'s, '_>, state: &mut MaintenanceState) -> Result<Option<Pending<'s>>>
     where
         'c: 's,
@@ -527,7 +530,8 @@ mod tests {
         vec![fill; length]
     }
 
-    /// Puts every pair twice, those of a range before and after they are deleted: in a batch, in commits of one, and as a run.
+    /// Puts every pair twice, those of a range before and after they are deleted: in a batch, in commits of one, and as
+    /// a run.
     fn put_all(store: &Store, map: &Map, fill: u8) -> crate::Result<()> {
         let mut batch = Batch::new();
         for key in 0..KEYS {

@@ -1,12 +1,12 @@
 //! Moving what lies at the end of the data file to free places in front of it, so that the file can be cut.
 //!
-//! A fold writes what changes to other places, so a base that was loaded or changed in random order leaves a file of which up to
-//! half is free, all over. Rewriting the base would write all of it, twice; this writes the pages behind the size that the
-//! file is to have, once.
+//! A fold writes what changes to other places, so a base that was loaded or changed in random order leaves a file of
+//! which up to half is free, all over. Rewriting the base would write all of it, twice; this writes the pages behind
+//! the new end of the file, once.
 //!
 //! It is a merge whose changes put one pair of each such leaf as it is: a leaf in which nothing but values of the same
-//! length is put is copied as a whole (`base/merge/overwrite.rs`), and the branches on the way are written anew. Values in
-//! pages of their own stay where they are.
+//! length is put is copied as a whole (`btree/merge/overwrite.rs`), and the branches on the way are rewritten. Values
+//! in pages of their own stay where they are.
 
 use std::sync::atomic::Ordering;
 
@@ -18,18 +18,18 @@ use crate::fold::NewTree;
 use crate::fold::page_sink::FileSink;
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 
-/// The file is to be longer than what is used by one part in so many: then the next commits find room.
+/// The file stays longer than its used pages by this fraction, so that the next commits find room.
 const ROOM_PARTS: u64 = 16;
 /// It is worth the writing when more than one page in so many can be given back.
 const WORTH_PARTS: u64 = 10;
 /// And so many bytes.
 const WORTH_BYTES_MIN: u64 = 1 << 20;
-/// After so many leaves is looked whether there is something to fold: then that is more urgent, and what was moved so far is
-/// moved.
+/// After so many leaves is looked whether there is something to fold: then that is more urgent, and what was moved so
+/// far is moved.
 const LEAVES_BETWEEN_LOOKS: u64 = 64;
 
 impl Core {
-    /// Whether work on the file that nobody asked for is in nobody's way.
+    /// Whether optional work on the file delays no other work.
     fn has_nothing_to_fold(&self) -> bool {
         self.region.version().generations.len() == 1 && !self.closed.load(Ordering::Relaxed)
     }
@@ -41,8 +41,8 @@ impl Core {
         let wanted = used + used / ROOM_PARTS + WORTH_BYTES_MIN / PAGE_BYTES as u64;
         let surplus = figures.file_pages.saturating_sub(wanted);
         let is_worth_it = surplus > figures.file_pages / WORTH_PARTS && surplus * PAGE_BYTES as u64 > WORTH_BYTES_MIN;
-        // Readers may hold what is moved: the file is cut when they end. Until then nothing more is moved, since what they hold
-        // is retired. Looking for what to move reads the whole base.
+        // Readers may hold what is moved: the file is cut when they end. Until then nothing more is moved, since what
+        // they hold is retired. Looking for what to move reads the whole base.
         let is_possible = figures.retired_pages == 0 && !self.pages.exceeds_memory();
         let version = self.region.version();
         let seen = (version.root, figures.file_pages);
@@ -100,7 +100,7 @@ fn unless_it_is_not_to_be(done: Result<bool>) -> Result<bool> {
     }
 }
 
-/// One pair of each leaf that lies behind a page, or under a branch that does, as it is.
+/// One unchanged pair of each leaf that lies behind a page, or whose branch lies behind it.
 struct Touches<'w, S: PageSource> {
     cursor: Cursor<S>,
     behind: u32,
@@ -190,7 +190,7 @@ mod tests {
 
     fn shrink(store: &Store) -> bool {
         let core = store.core();
-        let mut state = core.hold_maintenance().expect("nobody else");
+        let mut state = core.hold_maintenance().expect("no other process");
         core.shrink(&mut state).expect("room")
     }
 
@@ -229,9 +229,9 @@ mod tests {
     fn file_with_free_pages_all_over_is_cut_and_holds_what_it_held() {
         let disk = SimDisk::new(1);
         let (store, model) = scattered(&disk);
-        let before = store.core().space.figures().expect("nobody else");
+        let before = store.core().space.figures().expect("no other process");
         assert!(shrink(&store));
-        let after = store.core().space.figures().expect("nobody else");
+        let after = store.core().space.figures().expect("no other process");
         let used = after.file_pages - after.free_pages;
         assert!(after.file_pages < before.file_pages * 4 / 5, "{before:?} {after:?}");
         assert!(after.file_pages < used * 5 / 4 + 300, "{after:?}");
@@ -262,7 +262,7 @@ mod tests {
     fn what_a_reader_holds_is_moved_once_and_the_file_cut_when_he_ends() {
         let disk = SimDisk::new(1);
         let (store, model) = scattered(&disk);
-        let before = store.core().space.figures().expect("nobody else");
+        let before = store.core().space.figures().expect("no other process");
         let (map, snapshot) = (store.map("map").expect("a map"), store.snapshot().expect("a snapshot"));
         assert!(shrink(&store));
         assert!(
@@ -270,17 +270,17 @@ mod tests {
             "moved again, for a reader who still holds the first places"
         );
         for (key, value) in &model {
-            let held = snapshot.get(&map, key).expect("what nobody overwrote").expect("a pair");
+            let held = snapshot.get(&map, key).expect("a pair that stayed").expect("a pair");
             assert_eq!(&*held, value);
         }
-        assert!(store.core().space.figures().expect("nobody else").file_pages > before.file_pages * 9 / 10);
+        assert!(store.core().space.figures().expect("no other process").file_pages > before.file_pages * 9 / 10);
         drop(snapshot);
         // As the thread that folds does in a quiet store.
-        let mut state = store.core().hold_maintenance().expect("nobody else");
+        let mut state = store.core().hold_maintenance().expect("no other process");
         store.core().reclaim(&mut state).expect("nothing in the way");
         store.core().give_space_back(&mut state, Slack::Least).expect("room");
         drop(state);
-        let after = store.core().space.figures().expect("nobody else");
+        let after = store.core().space.figures().expect("no other process");
         assert!(after.file_pages < before.file_pages * 4 / 5, "{before:?} {after:?}");
         assert_holds(&store, &model);
     }
@@ -292,7 +292,7 @@ mod tests {
         let core = store.core();
         // All of it at the front, but for an end that is shorter than the file may keep.
         assert!(shrink(&store));
-        let dense = core.space.figures().expect("nobody else").file_pages;
+        let dense = core.space.figures().expect("no other process").file_pages;
         let snapshot = store.snapshot().expect("a snapshot");
         for _ in 0..3 {
             let map = store.map("map").expect("a map");
@@ -302,19 +302,19 @@ mod tests {
             store.maintain().expect("a fold");
         }
         drop(snapshot);
-        let mut state = core.hold_maintenance().expect("nobody else");
+        let mut state = core.hold_maintenance().expect("no other process");
         core.reclaim(&mut state).expect("nothing in the way");
         drop(state);
-        let long = core.space.figures().expect("nobody else").file_pages;
+        let long = core.space.figures().expect("no other process").file_pages;
         assert!(long > dense * 9 / 8, "{dense} {long}");
         let held = store.snapshot().expect("a snapshot");
         while shrink(&store) {}
         drop(held);
-        let mut state = core.hold_maintenance().expect("nobody else");
+        let mut state = core.hold_maintenance().expect("no other process");
         core.reclaim(&mut state).expect("nothing in the way");
         drop(state);
         while shrink(&store) {}
-        let after = core.space.figures().expect("nobody else");
+        let after = core.space.figures().expect("no other process");
         let used = after.file_pages - after.free_pages;
         assert!(after.file_pages < used * 9 / 8 + 300, "{after:?}");
         assert_holds(&store, &model);
@@ -337,14 +337,14 @@ mod tests {
         disk.write_raw("data", place.expect("its leaf") as u64, b"A");
         let store = open(&disk);
         let pages_in_use = || {
-            let figures = store.core().space.figures().expect("nobody else");
+            let figures = store.core().space.figures().expect("no other process");
             figures.file_pages - figures.free_pages
         };
         let before = pages_in_use();
         assert!(!shrink(&store));
         assert_eq!(pages_in_use(), before);
         let map = store.map("map").expect("a map");
-        map.put(b"other", b"value").expect("nobody was stopped");
+        map.put(b"other", b"value").expect("no process is suspended");
         assert_eq!(map.get(key).expect_err("damage").kind(), Kind::Damaged);
     }
 
@@ -360,7 +360,7 @@ mod tests {
             let store = open(&before);
             before.stop_after(calls);
             let core = store.core();
-            let mut state = core.hold_maintenance().expect("nobody else");
+            let mut state = core.hold_maintenance().expect("no other process");
             is_done = core.shrink(&mut state).is_ok();
             drop(state);
             let after = before.power_cut(calls);

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 
 use crate::core::pace::LogRoom;
 use crate::core::{Core, MaintenanceState};
-use crate::datafile::promises::FoldCosts;
 use crate::error::{Error, Kind, Result};
 use crate::index::Index;
 use crate::limits::{
     CHECKABLE_GENERATIONS_MAX, LOG_FILES_KEPT, LOG_FILES_OPEN_MAX, LOG_FILES_UNUSED_MAX, LOG_GROWTH_BYTES,
     LOG_RESERVE_BYTES, LOG_SPAN_BYTES, STANDBY_GENERATIONS, WAITING_GENERATIONS_MAX,
 };
+use crate::log::FoldCosts;
 use crate::log::{LOG_START, SegmentHeader, file_name, first_record};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{GenerationEntry, GenerationState, full_or_io};
@@ -22,7 +22,7 @@ use crate::region::{GenerationEntry, GenerationState, full_or_io};
 /// Bytes of a log file that are there before it takes commits, in the ordinary case: also on a full disk it then has
 /// room for deletions.
 const FIRST_FILLED_BYTES: u64 = LOG_START + LOG_GROWTH_BYTES / 2;
-/// The same where the disk has no room for that.
+/// Bytes of a new log file that are filled where the disk has no room for [`FIRST_FILLED_BYTES`].
 const LEAST_FILLED_BYTES: u64 = LOG_START + LOG_RESERVE_BYTES;
 
 /// Bytes of index memory that the kernel is asked for when a generation is prepared. The rest comes as it is written.
@@ -30,17 +30,17 @@ const POPULATED_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(LOG_GROWTH_BYTES >= LOG_RESERVE_BYTES * 2);
 
-/// How many times as large the next generation is while a store is written to: what folds of small ones move one page at a
-/// time is then a small part of all.
+/// How many times as large the next generation is while a store is written to: what folds of small ones move one page
+/// at a time is then a small part of all.
 const GROWTH: u64 = 4;
-/// Not much of a store is to wait in the log: a generation holds one part in so many of the base.
+/// A generation holds at most this fraction of the base, so that only a small part of a store waits in the log.
 const BASE_PARTS: u64 = 9;
 /// Generations of a small store that is written to grow to so many times the smallest size.
 const GROWN_FACTOR: u64 = 4;
 
 impl Core {
-    /// Makes the standby generation the active one, preparing it first when nobody has. `false`: no log file is free,
-    /// because snapshots hold them all. Under the commit lock, or before anybody else uses the store.
+    /// Makes the standby generation the active one, preparing it first if needed. `false`: no log file is free,
+    /// because snapshots hold them all. Under the commit lock, or before any other thread uses the store.
     pub(crate) fn rotate(&self, bytes: u64, entries: usize) -> Result<bool> {
         let needed = first_record(self.unit) + bytes;
         let Some(slot) = self.standby(needed, entries)? else {
@@ -112,8 +112,9 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the header of a new generation durable, where nothing else that is durable names the epoch: one that a power
-    /// cut takes back would be given out again, and records of the lost one be taken for records of the new one.
+    /// Makes the header of a new generation durable, where nothing else that is durable names the epoch. An epoch that
+    /// a power cut took back would be assigned again, and records of the lost one would pass for records of the new
+    /// one.
     pub(crate) fn sync_epoch(&self, slot: u16) -> Result<()> {
         let entry = self.entry(slot);
         // No store to a mapping may write that header to the device again.
@@ -146,7 +147,7 @@ impl Core {
         }
     }
 
-    /// Of the generations that wait to be used, the one that is used first.
+    /// The standby generation that is used next.
     fn next_standby(&self) -> Option<(u16, &GenerationEntry)> {
         let entries = self.region.generations();
         let standbys = entries.filter(|(_, entry)| entry.state() == GenerationState::Standby);
@@ -169,19 +170,21 @@ impl Core {
         self.give_memory_back(entry);
     }
 
-    /// From here on nobody takes or reads a generation but this process. Under the commit lock, under which others look.
+    /// Makes this process the only user of a generation. Under the commit lock, which other processes hold when they
+    /// look.
     fn take_back(&self, entry: &GenerationEntry) {
         entry.set_prepared_by(self.region.me());
         kill_point();
     }
 
-    /// The rest, without the commit lock where there is a choice: cutting the file that is the memory takes milliseconds, for
-    /// which every commit would wait. Whoever dies in here is buried as one who prepared the generation.
+    /// Gives back the memory of a generation that [`Core::take_back`] claimed. Preferably without the commit lock:
+    /// truncating the memory's file takes milliseconds, and every commit would wait. If this process dies here, burial
+    /// treats it as a process that prepared the generation.
     fn give_memory_back(&self, entry: &GenerationEntry) {
-        // While somebody who was stopped keeps it from being given back, whoever prepares the entry next does that first.
+        // A suspended process may block this. The next process that prepares the entry gives the memory back first.
         let _ = self.region.give_back(&entry.memory);
         kill_point();
-        // Last: from here on somebody else may prepare it, with other memory.
+        // Last: from here on another process may prepare the entry with other memory.
         entry.set_state(GenerationState::Unused);
     }
 
@@ -192,7 +195,7 @@ impl Core {
         let least = self.settings.generation_bytes_min;
         self.control().next_capacity.store(least, Ordering::Relaxed);
         self.keep_spare()?;
-        // The one that follows may have been prepared behind the large one; the next one after that is not.
+        // The next standby may have been prepared after the large one. The standby after that was not.
         for _ in 0..2 {
             if self.leave_large_active()? {
                 self.maintain_frozen(state)?;
@@ -254,10 +257,10 @@ impl Core {
         Ok(())
     }
 
-    /// The same while generations fill up in the ordinary course of writing: each is four times as large as the one before, up
-    /// to a part of the base, so that folding rewrites the base a bounded number of times per byte written and not
-    /// much of a store waits in the log. In a small store up to a few times the smallest size, because of batches: before
-    /// one is taken, a generation must have room for the worst that it can do to the index.
+    /// Capacity of the next generation while writes fill generations at the usual pace: four times that of the previous
+    /// one, up to a part of the base, so that folding rewrites the base a bounded number of times per byte written and
+    /// not much of a store waits in the log. In a small store up to a few times the smallest size, because of batches:
+    /// before one is taken, a generation must have room for the worst that it can do to the index.
     pub(crate) fn keep_growing_spare(&self) -> Result<()> {
         let settings = &self.settings;
         let share = self.space.used_bytes() / BASE_PARTS;
@@ -290,8 +293,8 @@ impl Core {
         Ok(())
     }
 
-    /// The same ahead of commits that go on; one that needs a generation says what is missing. `false`: it is of no use to
-    /// try again soon.
+    /// Prepares generations ahead of commits that continue. A commit that needs a generation reports what is missing.
+    /// `false`: trying again soon is of no use.
     pub(crate) fn keep_growing_spare_if_possible(&self) -> Result<bool> {
         match self.keep_growing_spare() {
             Err(error) if error.kind() == Kind::MakeSpace || error.waited_for().is_some() => Ok(false),
@@ -299,7 +302,8 @@ impl Core {
         }
     }
 
-    /// Prepares a generation as large as the next one shall be. On a full disk a small one, and small ones from then on.
+    /// Prepares a generation as large as the next one shall be. On a full disk a small one, and small ones from then
+    /// on.
     fn prepare_next(&self) -> Result<Option<u16>> {
         let next = self.control().next_capacity.load(Ordering::Relaxed);
         let least = self.settings.generation_bytes_min;
@@ -370,7 +374,7 @@ impl Core {
         prepared.map(|()| Some(slot))
     }
 
-    /// Takes an unused log file for preparation, one that was never used if need be.
+    /// Claims an unused log file for preparation, or a new one if needed.
     fn claim_unused(&self, capacity: u64) -> Result<Option<u16>> {
         loop {
             // Files that exist are preferred: their blocks are there already.
@@ -388,8 +392,8 @@ impl Core {
                 None if next >= self.settings.log_files_max => return Ok(None),
                 None => next as u16,
             };
-            // Before the claim, which needs the entry's memory; and after it, because somebody may have forgotten the
-            // entry between the two.
+            // Before the claim, which needs the entry's memory; and after it, because another process may have
+            // forgotten the entry between the two.
             self.region.use_generation(slot)?;
             if self.entry(slot).start_preparing(self.region.me()) {
                 let used = self.region.use_generation(slot);
@@ -404,8 +408,8 @@ impl Core {
         let file = self.create_log_file(slot)?;
         kill_point();
         let first = FIRST_FILLED_BYTES.min(capacity);
-        // A file that was cut, or written on another machine, may end in the middle of a unit. That unit is filled again: what
-        // is filled after records were written must not share a unit with them.
+        // A file that was cut, or written on another machine, may end in the middle of a unit. That unit is filled
+        // again: what is filled after records were written must not share a unit with them.
         let filled = entry.filled.load(Ordering::Relaxed) / self.unit * self.unit;
         entry.filled.store(filled, Ordering::Relaxed);
         if filled < first {
@@ -428,8 +432,8 @@ impl Core {
         if !names_synced || filled == 0 && !is_planted(PlantedBug::DirectoryNotSynced) {
             self.platform.storage.sync().map_err(|error| {
                 if filled == 0 {
-                    // The sync may have dropped the name: the next one would succeed without it, and a power cut take the
-                    // file. So whoever opens the store next makes it anew.
+                    // The sync may have dropped the name. The next sync would succeed without it, and a power cut could
+                    // take the file. So the next opening creates the file again.
                     self.segments.forget(slot);
                     let _ = self.platform.storage.remove(&file_name(slot));
                 }
@@ -464,7 +468,7 @@ impl Core {
         Ok(())
     }
 
-    /// Frees generations that are in the durable base and that nobody reads any more.
+    /// Frees generations that are in the durable base and have no readers.
     pub(crate) fn recycle(&self, state: &MaintenanceState) -> Result<()> {
         let mut pins = self.region.pins();
         if pins.everything {
@@ -501,10 +505,10 @@ impl Core {
         let entry = self.entry(slot);
         // Each may take a while, and there may be hundreds.
         self.beat();
-        // Under the commit lock, because conflict checks walk the generations under it; and while no commit stream reads.
-        // One that goes on for long is left alone: there is another time.
+        // Under the commit lock, because conflict checks walk the generations under it; and while no commit stream
+        // reads. A stream that reads for long is not waited for; a later call frees the generations.
         self.while_nobody_reads(|| {
-            // Whoever was stopped inside a commit keeps it from being freed now.
+            // A process that was suspended inside a commit blocks this now.
             let Some(commits) = self.hold_commits_soon() else {
                 return;
             };
@@ -515,7 +519,7 @@ impl Core {
         });
     }
 
-    /// Removes log files that nobody uses when there are more of them than the next generations can take.
+    /// Removes unused log files when there are more of them than the next generations need.
     fn remove_surplus_log_files(&self) {
         let is_empty = |entry: &GenerationEntry| {
             entry.state() == GenerationState::Unused && entry.filled.load(Ordering::Relaxed) > 0
@@ -526,8 +530,8 @@ impl Core {
         }
     }
 
-    /// Removes the log files from number `first` on that nobody uses. They hold nothing that is not in the durable
-    /// base, so it does no harm when one of them stays, or is there again after a power cut.
+    /// Removes unused log files from number `first` on. All they hold is in the durable base. So a file that stays, or
+    /// that reappears after a power cut, does no harm.
     fn remove_unused_log_files(&self, first: usize) {
         for slot in (first..self.region.generations_used()).rev() {
             let slot = slot as u16;
@@ -550,7 +554,7 @@ impl Core {
         }
     }
 
-    /// Cuts the log files that nobody uses down to their headers.
+    /// Truncates unused log files to their headers.
     pub(crate) fn trim_log_files(&self) -> Result<()> {
         self.remove_unused_log_files(LOG_FILES_KEPT);
         for (slot, entry) in self.region.generations() {
@@ -576,8 +580,8 @@ impl Core {
         Ok(())
     }
 
-    /// Writes into the header of the log, which has no records, which meta page is the newest. So whoever opens a store that
-    /// was closed, of which that page has rotted, both copies, does not take the one before for it.
+    /// Writes into the header of the log, which has no records, which meta page is the newest. So an opening
+    /// that finds both copies of that page damaged does not take the previous meta page for the newest.
     ///
     /// The header was synced, and is written over: that it may be torn by a power cut is no harm, because the meta page
     /// has everything else that it says.
@@ -666,7 +670,7 @@ mod tests {
         assert!((LEAST * GROWTH + 1..MOST).contains(&part), "{part}");
         let mut capacities = Vec::new();
         for _ in 0..8 {
-            core.discard_standbys(|_| true).expect("nobody else");
+            core.discard_standbys(|_| true).expect("no other process");
             core.keep_growing_spare().expect("room");
             let mut standbys = standbys(core);
             standbys.sort_unstable();
@@ -774,14 +778,14 @@ mod tests {
         assert_eq!(largest, LEAST * GROWN_FACTOR);
     }
 
-    /// Two processes, and a log file that nobody uses, of which the second one is about to prepare a generation.
+    /// Two processes, and an unused log file for which the second process is about to prepare a generation.
     fn about_to_prepare(disk: &SimDisk) -> (Store, ManuallyDrop<Store>, u16) {
         let store = store(disk, MOST);
         let options = Options::new().maintenance(Maintenance::Manual);
         let other = options.generation_bytes(LEAST, MOST).open_on(disk.platform());
         let other = ManuallyDrop::new(other.expect("a store"));
         let theirs = other.core();
-        theirs.discard_standbys(|_| true).expect("nobody else");
+        theirs.discard_standbys(|_| true).expect("no other process");
         let is_unused = |entry: &GenerationEntry| {
             entry.state() == GenerationState::Unused && entry.filled.load(Ordering::Relaxed) > 0
         };
@@ -796,7 +800,7 @@ mod tests {
         file.and_then(|file| file.len()).unwrap_or(0)
     }
 
-    /// What a dead process was preparing is nobody's again, and can be prepared and used.
+    /// A generation that a dead process was preparing is free again, and can be prepared and used.
     fn assert_given_up(store: Store, disk: &SimDisk, slot: u16, incarnation: u32) {
         let (core, map) = (store.core(), store.map("map").expect("a map"));
         core.bury_the_dead();
@@ -847,8 +851,8 @@ mod tests {
         assert_given_up(store, &disk, slot, incarnation);
     }
 
-    /// The memory of an index cannot be given back while somebody is stopped who has the lock for that. By the place of the
-    /// dead process it is found later.
+    /// The memory of an index cannot be given back while a suspended process holds the lock for that. The entry of the
+    /// dead process leads to it later.
     #[test]
     fn dead_process_whose_memory_cannot_be_given_back_is_buried_another_time() {
         let disk = SimDisk::new(9);
@@ -860,7 +864,9 @@ mod tests {
         let stopped = stopped.expect("a store");
         theirs.region.seat().stand_up();
         let lock = &stopped.core().control().growth_lock.0;
-        let held = lock.try_lock(stopped.core().region.me()).expect("nobody else has it");
+        let held = lock
+            .try_lock(stopped.core().region.me())
+            .expect("no other process has it");
         core.bury_the_dead();
         assert_eq!(core.region.processes().count(), 3);
         assert_ne!(core.entry(slot).state(), GenerationState::Unused);
@@ -875,8 +881,8 @@ mod tests {
         let store = store(&disk, MOST);
         let core = store.core();
         core.control().next_capacity.store(MOST, Ordering::Relaxed);
-        core.discard_standbys(|_| true).expect("nobody else");
-        core.region.cut_memory().expect("nobody else");
+        core.discard_standbys(|_| true).expect("no other process");
+        core.region.cut_memory().expect("no other process");
         disk.set_capacity(Some(disk.allocated_bytes() + MOST / 4));
         core.keep_spare().expect("room for two small ones");
         assert_eq!(standbys(core), [LEAST; 2]);

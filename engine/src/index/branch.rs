@@ -1,18 +1,19 @@
 //! A branch: up to 63 children, each with a separator, the least key of its range.
 //!
 //! ```text
-//! slots (count and how many of them are sorted), frame, built | 63 heads of 8 bytes | 63 separators | 63 children | newest commit
+//! slots (count and how many of them are sorted), frame, built | 63 heads of 8 bytes | 63 separators | 63 children |
+//! newest commit
 //! ```
 //! The first `sorted` slots are in the order of their separators, the few behind them (at most [`TAIL_SLOTS`]) in the
 //! order in which they arrived. Slots are only added, never changed. When a child is divided, *two* slots are added:
 //! (separator of the child, left half) and (separator of the right half, right half); of slots with the same separator
 //! the latest counts. Both become visible with the one Release store of the slot word. A reader that read the word
-//! before goes to the old child, which nobody changes any more and which holds all that was there when it read the
+//! before goes to the old child, which no longer changes and which holds all that was there when it read the
 //! word; it cannot end up in the left half without knowing of the right one, as it could if a child were replaced in
 //! its slot.
 //!
-//! A separator is the log position of a key that is in the index, in the leaf that the separator leads to, for ever,
-//! because entries are never removed. The first separator of the leftmost branches is `NONE`, below every key.
+//! A separator is the log position of a key that is in the index, in the leaf that the separator leads to, at all
+//! times, because entries are never removed. The first separator of the leftmost branches is `NONE`, below every key.
 
 use std::cmp::Ordering;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -95,7 +96,7 @@ pub(super) struct Placed {
 pub(super) type Children = ArrayVec<Placed, { BRANCH_SLOTS + 2 }>;
 
 impl Branch {
-    /// Prepares a branch that nobody can see yet, of children in order, whose heads were taken by `frame`.
+    /// Prepares a branch that no reader can see yet, of children in order, whose heads were taken by `frame`.
     pub(super) fn format(&self, frame: Frame, children: impl ExactSizeIterator<Item = Placed>, newest: u64) {
         let count = children.len();
         assert!(count > 0 && count <= BUILT_SLOTS_MAX);
@@ -277,7 +278,7 @@ impl Branch {
     }
 
     /// Adds one or two children and publishes them together. Declines when they do not fit, and when the heads have
-    /// turned out to be useless and taking them anew is due.
+    /// turned out to be useless and taking them again is due.
     pub(super) fn append<'a, K: Keys<'a>>(&self, keys: K, slots: Slots, children: &[Child]) -> bool {
         let (count, sorted) = (slots.count as usize, slots.sorted as usize);
         if count + children.len() > BRANCH_SLOTS {

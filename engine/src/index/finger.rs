@@ -1,12 +1,12 @@
 //! Fingers: where the writer was, so that what it does next nearby need not begin at the root.
 //!
-//! The rows of a topic are written one behind the other and their counter again and again, so nearly always the leaf is the
-//! one of the time before (the fingers of Huddleston and Mehlhorn, "A new data structure for representing sorted lists",
-//! 1982). Why a finger stays true: a leaf that is copied says so before its copies can be reached, so one that does not say
-//! so is part of the tree, and what it holds is there and nowhere else. And as long as it has room, it also lies between the
-//! same two separators as when the finger was made: only a full leaf gets another one beside it.
+//! The rows of a topic are written one behind the other and their counter again and again, so nearly always the leaf is
+//! the one of the time before (the fingers of Huddleston and Mehlhorn, "A new data structure for representing sorted
+//! lists", 1982). Why a finger stays true: a leaf that is copied says so before its copies can be reached, so one that
+//! does not say so is part of the tree, and what it holds is there and nowhere else. And as long as it has room, it
+//! also lies between the same two separators as when the finger was made: only a full leaf gets another one beside it.
 //!
-//! For whoever holds the commit lock: to readers, who do not, the leaf could be copied in between.
+//! For holders of the commit lock only: readers do not hold it, and the leaf could be copied in between.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

@@ -75,7 +75,7 @@ impl Frame {
     }
 
     /// The frame for a node that takes over heads made by this frame while `wanted` would suit it best: this one's skip
-    /// with what is sure now, unless heads would gain `gain_min` bytes or more. Taking them anew costs a read in the
+    /// with what is sure now, unless heads would gain `gain_min` bytes or more. Taking them again costs a read in the
     /// log for every key.
     pub(super) fn kept_for(self, wanted: Frame, gain_min: usize) -> Option<Frame> {
         let gain = wanted.skip.saturating_sub(self.skip) as usize;

@@ -8,7 +8,7 @@
 //! ```
 //! A new entry is written into the slot `count`, then `count` is stored with Release: that store publishes it. A new
 //! version of an entry is one Release store of its reference. Slots below `count` change in no other way, slots from
-//! `count` on are read by nobody but the writer. A search for one key looks at the tags; heads serve the order only,
+//! `count` on are read by the writer only. A search for one key looks at the tags; heads serve the order only,
 //! for which four bytes are enough in so narrow a range of keys. The position is also in the version record; it is here
 //! so that a find waits for the key and for the version at the same time and not one after the other.
 
@@ -84,7 +84,7 @@ impl Ranked {
 pub(super) type Order = ArrayVec<Ranked, LEAF_ENTRIES>;
 
 impl Leaf {
-    /// Prepares a leaf that nobody can see yet.
+    /// Prepares a leaf that no reader can see yet.
     pub(super) fn format(&self, frame: Frame, entries: &[Entry], newest: u64) {
         assert!(entries.len() <= LEAF_ENTRIES);
         self.frame.set(frame);
@@ -152,7 +152,8 @@ impl Leaf {
         self.state.load(Relaxed) == COPIED
     }
 
-    /// To be called before the copies can be reached, so that no writer after this one takes the leaf for one of the tree.
+    /// To be called before the copies can be reached, so that no writer after this one takes the leaf for one of the
+    /// tree.
     pub(super) fn is_being_copied(&self) {
         self.state.store(COPIED, Relaxed);
     }

@@ -1,8 +1,9 @@
 //! The ordered index of one log generation ("M"): which keys the generation's log holds, and where each version lies.
 //!
 //! Data comes from the writer, which inserts every operation of a commit after its record is in the log and before the
-//! commit becomes visible. It goes to readers (point reads and cursors), to conflict checks and to the fold, which walks
-//! a frozen generation in key order. Keys and values are not here: they are in the log and reached through [`Keys`].
+//! commit becomes visible. It goes to readers (point reads and cursors), to conflict checks and to the fold, which
+//! walks a frozen generation in key order. Keys and values are not here: they are in the log and reached through
+//! [`Keys`].
 //!
 //! The memory is one piece that several processes map, each at its own address: offsets, no pointers, all state inside.
 //! There is one writer at a time (the caller holds the commit lock) and any number of readers that take no lock, never
@@ -15,12 +16,13 @@
 //! the old one is abandoned where it is: a reader inside it goes on undisturbed.
 //!
 //! Why an abandoned node is as good as a new one: a reader takes its commit number first and descends afterwards. When
-//! it reads the word that leads it to a node, the node holds everything inserted until then, in particular everything up
-//! to its commit number; what is inserted into the copies later has higher numbers, which it ignores. So the only rule
-//! is that one word leads either to the old node or to *all* of its copies; `branch.rs` says how.
+//! it reads the word that leads it to a node, the node holds everything inserted until then, in particular everything
+//! up to its commit number; what is inserted into the copies later has higher numbers, which it ignores. So the only
+//! rule is that one word leads either to the old node or to *all* of its copies; `branch.rs` says how.
 //!
-//! The same makes the death of a writer harmless at any instruction: what it stored is the index before or after its
-//! insert. Its successor inserts the operations of the interrupted commit again; those that are there are recognised.
+//! These rules also make the death of a writer harmless at any instruction: what it stored is the index before or after
+//! its insert. Its successor inserts the operations of the interrupted commit again; those that are there are
+//! recognised.
 //!
 //! # Invariants
 //! - The versions of an entry have commits that do not increase from the newest to the oldest.
@@ -61,10 +63,10 @@ use leaf::Leaf;
 /// Gives the keys of a generation by their positions in its log.
 pub(crate) trait Keys<'a>: Copy {
     /// Full key of the operation at `position` of the generation's log. Positions come from [`Index::insert`] and lead
-    /// to the same bytes for ever. `u32::MAX` is not a position.
+    /// to the same bytes while the index exists. `u32::MAX` is not a position.
     fn key(self, position: u32) -> &'a [u8];
 
-    /// Says that this key, and what lies behind it, will be wanted soon.
+    /// Says that this key, and the bytes after it, will be read soon.
     #[inline]
     fn prefetch(self, _position: u32) {}
 }
@@ -98,7 +100,7 @@ type Path = ArrayVec<Step, HEIGHT_MAX>;
 
 /// "durindx" and the version of the layout.
 const MAGIC: u64 = u64::from_be_bytes(*b"durindx\x03");
-/// A log of a quiet store, whose index is to be small.
+/// Size of the log of a quiet store, whose index should be small.
 const SMALL_LOG_BYTES: usize = 1 << 20;
 /// One part in this many of the memory is the filter: a 64th of the log or a little more.
 const FILTER_PART: usize = 25;
@@ -125,7 +127,7 @@ impl Index {
     ///
     /// # Safety
     /// `memory` starts at a cache line (64 bytes); `bytes` bytes from it on are readable and writable for as long as
-    /// this handle or a copy of it is used; nobody uses an index that was there before.
+    /// this handle or a copy of it is used; no thread uses an index that was there before.
     pub(crate) unsafe fn create(memory: *mut u8, bytes: usize) -> Index {
         assert!(
             bytes >= room::BYTES_MIN,
@@ -166,7 +168,7 @@ impl Index {
         self.set_root(offset, 0);
     }
 
-    /// Handle of the index that somebody created in this memory; `None` when there is none of this size and layout.
+    /// Handle of the index that was created in this memory; `None` when there is none of this size and layout.
     ///
     /// # Safety
     /// As for [`Index::create`], but an index may be there and in use.
@@ -254,7 +256,7 @@ impl Index {
     }
 
     /// Keys in order that divide the index into pieces of so many leaves; the first of them is empty. Of an index that
-    /// nobody adds to.
+    /// takes no more entries.
     pub(crate) fn samples<'a, K: Keys<'a>>(&self, keys: K, every: usize) -> Vec<&'a [u8]> {
         let mut samples: Vec<&[u8]> = vec![&[]];
         let (mut path, mut start) = (Path::new(), samples[0]);

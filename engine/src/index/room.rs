@@ -28,7 +28,7 @@ pub(super) const BYTES_MIN: usize = 4096;
 
 /// What a small index has beside what its entries take on average, so that `has_room` does not refuse too soon.
 pub(super) const RESERVE_BYTES: usize = 32 << 10;
-/// The same for a large one: a batch of 1,000 pairs is promised 2 MB.
+/// Memory that a large commit is promised: a batch of 1,000 pairs is promised 2 MB.
 pub(super) const LARGE_RESERVE_BYTES: usize = 2 << 20;
 
 const LEAF_BYTES: u64 = size_of::<Leaf>() as u64;

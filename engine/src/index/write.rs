@@ -39,7 +39,7 @@ impl Index {
         self.insert_in(leaf, &path, keys, full_key, hash, Version { commit, position });
     }
 
-    /// The same for a key that may belong where a finger leads to. Returns the finger to where it does belong. Conditions
+    /// Inserts a key that may belong where a finger leads to. Returns the finger to where it does belong. Conditions
     /// as for [`Index::insert`].
     pub(crate) fn insert_near<'a, K: Keys<'a>>(
         &self,
@@ -266,7 +266,8 @@ impl Index {
         offset
     }
 
-    /// Tells the branch at the end of `path` of new children, and publishes. `key` is the one being inserted, by this commit.
+    /// Tells the branch at the end of `path` of new children, and publishes. `key` is the one being inserted, by this
+    /// commit.
     fn add_children<'a, K: Keys<'a>>(&self, keys: K, key: &[u8], path: &[Step], additions: Additions, commit: u64) {
         let Some((step, above)) = path.split_last() else {
             return self.add_root(keys, &additions);

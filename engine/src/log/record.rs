@@ -6,21 +6,22 @@
 //!          24 body length u32 | 28 body checksum u32 | 32 checksum of the previous record's header u32
 //!          36 generation u32 | 40 epoch u32 | 44 meta sequence u32 | 48 commit time u64
 //! body     operations, one after the other
-//! operation 0 kind u8 | 1 flags u8 | 2 user key length u16 | 4 value length u32 | 8 map id u32 big-endian | key | value
+//! operation 0 kind u8 | 1 flags u8 | 2 user key length u16 | 4 value length u32 | 8 map id u32 big-endian | key |
+//! value
 //! ```
 //!
-//! Flags: bit 0, of an operation that refers to pages of the data file: they were not synced before the record was written.
-//! All numbers are little-endian but the map id, which is the first part of the full key: `operation[8..12 + key
-//! length]` *is* the full key, so that an index entry needs only the operation's position. Each header names the
-//! header before it (a chain from the beginning of the store), the generation and the epoch, so that neither a
-//! leftover of an earlier use of the file nor a record written before a crash can be taken for its continuation.
-//! The magic number and the start of both checksums come from the random id of the store ([`StoreSeeds`]), so that a
-//! header inside a user's value, or inside a block of a deleted store, is never taken for a header of this log.
-//! The commit time is in microseconds since the Unix epoch and never goes back from one record to the next.
-//! `synced` says how far the log was known to be durable when the record was written: a hole at or below it is damage,
-//! a hole above it is a tail that a power cut tore off.
+//! Flags: bit 0, of an operation that refers to pages of the data file: they were not synced before the record was
+//! written. All numbers are little-endian but the map id, which is the first part of the full key: `operation[8..12 +
+//! key length]` *is* the full key, so that an index entry needs only the operation's position. Each header names the
+//! header before it (a chain from the beginning of the store), the generation and the epoch, so that neither a leftover
+//! of an earlier use of the file nor a record written before a crash can be taken for its continuation. The magic
+//! number and the start of both checksums come from the random id of the store ([`StoreSeeds`]), so that a header
+//! inside a user's value, or inside a block of a deleted store, is never taken for a header of this log. The commit
+//! time is in microseconds since the Unix epoch and never goes back from one record to the next. `synced` says how far
+//! the log was known to be durable when the record was written: a hole at or below it is damage, a hole above it is a
+//! tail that a power cut tore off.
 
-use crate::btree::{EXTENT_BYTES, Extent, Stored};
+use crate::btree::{EXTENT_BYTES, Extent, Root, Stored};
 use crate::checksum::{StoreSeeds, checksum_with};
 use crate::error::{Error, Result};
 use crate::limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
@@ -266,7 +267,7 @@ impl Body {
         self.push_joined(kind, [full_key], value)
     }
 
-    /// The same for a full key in several parts.
+    /// Appends an operation whose full key comes in several parts.
     #[inline]
     pub(crate) fn push_joined<const N: usize>(&mut self, kind: OperationKind, key: [&[u8]; N], value: &[u8]) -> usize {
         let position = self.len();
@@ -303,5 +304,24 @@ impl Body {
     /// Makes the body `length` bytes long again, as it was before it was sealed and padded.
     pub(crate) fn unseal(&mut self, length: usize) {
         self.bytes.truncate(RECORD_HEADER_BYTES + length);
+    }
+}
+
+/// A run's root as stored in its log operation.
+pub(crate) fn encode_root(root: Root) -> [u8; 20] {
+    let mut out = [0u8; 20];
+    out[0..4].copy_from_slice(&root.page.to_le_bytes());
+    out[4] = root.height;
+    out[8..16].copy_from_slice(&root.pairs.to_le_bytes());
+    out[16..20].copy_from_slice(&root.checksum.to_le_bytes());
+    out
+}
+
+pub(crate) fn decode_root(bytes: &[u8]) -> Root {
+    Root {
+        page: u32::from_le_bytes(bytes[0..4].try_into().expect("a run operation has twenty bytes")),
+        height: bytes[4],
+        pairs: u64::from_le_bytes(bytes[8..16].try_into().expect("a run operation has twenty bytes")),
+        checksum: u32::from_le_bytes(bytes[16..20].try_into().expect("a run operation has twenty bytes")),
     }
 }

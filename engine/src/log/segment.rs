@@ -20,9 +20,9 @@ use duramen_io::{Access, File, Mapping, OpenMode, Platform, WRITE_UNITS, prefetc
 use super::record::{Operation, OperationKind, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
 use crate::btree::Stored;
 use crate::checksum::{StoreSeeds, checksum};
-use crate::datafile::meta::FORMAT;
+
 use crate::error::{Error, Result};
-use crate::limits::{GENERATIONS_MAX, LOG_SPAN_BYTES, LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
+use crate::limits::{FORMAT, GENERATIONS_MAX, LOG_SPAN_BYTES, LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
 use crate::planted::{PlantedBug, is_planted};
 
 /// Bytes of the page with the header of a log file, with which the first record begins at the earliest.
@@ -109,8 +109,8 @@ impl SegmentHeader {
 
 /// The log files that this process uses, by slot.
 ///
-/// Another process may remove a file and make one of that name again. So each has an incarnation, of which the shared region
-/// says the newest, and one that this process opened or mapped before that is not used any more.
+/// Another process may remove a file and make one of that name again. So each has an incarnation, of which the shared
+/// region says the newest, and one that this process opened or mapped before that is not used any more.
 ///
 /// A generation is read through its mapping alone, so the file behind one that only readers need can be closed: there
 /// may be more of them than a process may have open files.
@@ -127,7 +127,7 @@ pub(crate) struct Segments {
 /// One log file, or the place for one.
 #[derive(Debug, Default)]
 struct Segment {
-    /// First byte of the mapping; null while there is none. Release: whoever acquires it finds the file mapped.
+    /// First byte of the mapping; null while there is none. Release: a thread that acquires it finds the file mapped.
     base: AtomicPtr<u8>,
     /// Of the file that is mapped. Read before `base`, and changed while that is null.
     incarnation: AtomicU32,
@@ -144,8 +144,8 @@ struct Open {
 #[derive(Clone, Debug)]
 pub(crate) struct OpenFile {
     pub(crate) file: Arc<dyn File>,
-    /// The generation that was in the file when it was opened, until a sync of it through this description has succeeded.
-    /// The kernel does not report to this description what it failed to write of that generation before.
+    /// The generation that was in the file when it was opened, until a sync of it through this description has
+    /// succeeded. The kernel does not report to this description what it failed to write of that generation before.
     pub(crate) unreported: Option<u32>,
 }
 
@@ -180,7 +180,7 @@ impl Segments {
         let segment = self.places[slot as usize].get_or_init(Default::default);
         let mut open = segment.lock();
         if segment.incarnation.load(Ordering::Relaxed) != incarnation {
-            // Nobody reads the old one: it was removed because nobody did.
+            // The old file has no readers: that is why it was removed.
             self.forget_open(segment, &mut open);
             // Release: who sees this number sees that the old mapping is gone.
             segment.incarnation.store(incarnation, Ordering::Release);
@@ -212,8 +212,8 @@ impl Segments {
         }
     }
 
-    /// The bytes of a generation that is alive or held. `filled` says how long its file is at least. `None`: this process
-    /// has not mapped the file yet.
+    /// The bytes of a generation that is alive or held. `filled` says how long its file is at least. `None`: this
+    /// process has not mapped the file yet.
     ///
     /// # Safety
     /// `filled` stays where it is for as long as the view, or a copy of it, is used.
@@ -239,7 +239,7 @@ impl Segments {
         }
     }
 
-    /// Closes a file of which nobody reads anything any more, and lets its mapping go.
+    /// Closes a file that has no readers any more, and unmaps it.
     pub(crate) fn forget(&self, slot: u16) {
         if let Some(segment) = self.places[slot as usize].get() {
             self.forget_open(segment, &mut segment.lock());
@@ -258,9 +258,10 @@ impl Segments {
 /// The bytes of one log file as mapped. Positions handed to it come from the index of that generation, which learns
 /// them after the record was written, so they always lie in written bytes.
 ///
-/// What stands there may be something else all the same: when the kernel could not write a page back, and dropped it from
-/// memory, the mapping shows what the device had before. So lengths are checked before they are used. A key of such a place
-/// is cut off at the end of the file, and equals none that is looked for; what is asked of the operation itself is damage.
+/// What stands there may be something else all the same: when the kernel could not write a page back, and dropped it
+/// from memory, the mapping shows what the device had before. So lengths are checked before they are used. A key of
+/// such a place is cut off at the end of the file, and equals none that is looked for; what is asked of the operation
+/// itself is damage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogView {
     base: *const u8,
@@ -280,8 +281,8 @@ impl LogView {
     /// `position` is that of an operation in a record of this generation, and the generation stays pinned for `'a`.
     #[inline]
     pub(crate) unsafe fn full_key<'a>(self, position: u32) -> &'a [u8] {
-        // SAFETY: by the contract the header of the operation lies in the file, and so does what is left of the key after the
-        // cut.
+        // SAFETY: by the contract the header of the operation lies in the file, and so does what is left of the key
+        // after the cut.
         unsafe {
             let operation = self.base.add(position as usize);
             let key_length = u16::from_le_bytes([*operation.add(2), *operation.add(3)]) as usize;
@@ -293,8 +294,8 @@ impl LogView {
     /// Bytes of the file from a position on.
     #[inline(always)]
     fn left_from(self, position: u32) -> usize {
-        // SAFETY: the number outlives the view, by the contract of `Segments::view`. Relaxed: it covers the record of each
-        // position that the index hands out, because it is stored before the record is written.
+        // SAFETY: the number outlives the view, by the contract of `Segments::view`. Relaxed: it covers the record of
+        // each position that the index hands out, because it is stored before the record is written.
         let filled = unsafe { (*self.filled).load(Ordering::Relaxed) };
         filled.saturating_sub(position.into()) as usize
     }
@@ -474,9 +475,9 @@ struct FoundRecord<'a> {
     body: Option<&'a [u8]>,
 }
 
-/// The record at `position`, or, where a sync made the writer skip the rest of a unit, at the next unit. A process that died
-/// while it wrote may have left the beginning of a record at the first of these places before that sync: so a whole record
-/// counts before a torn one.
+/// The record at `position`, or, where a sync made the writer skip the rest of a unit, at the next unit. A process that
+/// died while it wrote may have left the beginning of a record at the first of these places before that sync: so a
+/// whole record counts before a torn one.
 fn next_record<'a>(
     bytes: &'a [u8],
     position: u64,

@@ -1,8 +1,8 @@
 //! The walk through a view in key order, in both directions: the base, the generations above it and (in a
 //! transaction) its own writes, merged.
 //!
-//! Every source holds its keys in order, with ranks as in `above`: 0 in the base, and above all commits in the layers of a
-//! transaction.
+//! Every source holds its keys in order, with ranks as in `above`: 0 in the base, and above all commits in the layers
+//! of a transaction.
 //!
 //! A scan is a gap between two keys. While it moves forward all sources stand at their first key after the gap, but
 //! those that gave the key just returned, which stand on it until the next step (so that the key can be borrowed).
@@ -46,8 +46,8 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     gap: Gap,
     /// The sources that stand on the current key: `BASE`, and indexes of `others` behind it.
     standing: Vec<usize>,
-    /// Steps forward, and steps backward, that only the standing source has anything for, all of them inside its leaf. They are
-    /// steps in the direction of the gap; the other number is 0.
+    /// Steps forward, and steps backward, that only the standing source has anything for, all of them inside its leaf.
+    /// They are steps in the direction of the gap; the other number is 0.
     ahead: usize,
     behind: usize,
     /// Keys in a row that only one source gave, and which.
@@ -60,7 +60,8 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     damage: Option<String>,
     /// Who learns where nothing lives.
     learner: Option<Learner<'a>>,
-    /// Keys that the current step passed one by one because nothing lives there, and the first that it passed in any way.
+    /// Keys that the current step passed one by one because nothing lives there, and the first that it passed in any
+    /// way.
     passed: usize,
     first_passed: Option<Vec<u8>>,
 }
@@ -96,7 +97,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         )
     }
 
-    /// The same of a base and any number of generations above it, oldest first, up to the commit `limit`.
+    /// A scan of `range` over a base and any number of generations above it, oldest first, up to the commit `limit`.
     pub(crate) fn over(
         source: S,
         root: Root,
@@ -235,8 +236,8 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         self.step_among_all(direction)
     }
 
-    /// A step of the only source that has anything here, above the base; `None`, and no step, where the next key is deleted or
-    /// newer than the view.
+    /// A step of the only source that has anything here, above the base; `None`, and no step, where the next key is
+    /// deleted or newer than the view.
     #[inline(never)]
     fn step_alone_above(&mut self, direction: Direction) -> Option<Entry<'a>> {
         let is_forward = direction == Direction::Forward;
@@ -265,8 +266,8 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         stepped
     }
 
-    /// Finds out how many steps the source that stands alone can take before anything else counts, once it gave some keys in a
-    /// row: where sources take turns, asking would cost more than it saves.
+    /// Finds out how many steps the source that stands alone can take before anything else counts, once it gave some
+    /// keys in a row: where sources take turns, asking would cost more than it saves.
     fn note_alone(&mut self, direction: Direction) {
         let &[source] = &self.standing[..] else {
             self.in_a_row.0 = 0;
@@ -358,7 +359,8 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         self.left = left;
     }
 
-    /// What comes next could not be read: whoever asks again is told again, and whoever turns round goes back.
+    /// Puts the gap behind the last key, because what comes next could not be read. The next step in this direction
+    /// fails again.
     #[cold]
     fn stay_behind(&mut self, direction: Direction) {
         self.gap = Gap::Before(match direction {
@@ -464,7 +466,8 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         Ok(best)
     }
 
-    /// Remembers where the step began to pass what does not live, once it has passed so many keys one by one: most pass few.
+    /// Remembers where the step began to pass what does not live, once it has passed so many keys one by one: most pass
+    /// few.
     #[inline]
     fn note_passed(&mut self, from: usize) {
         if self.learner.is_some() && self.first_passed.is_none() && self.passed >= from {
@@ -496,8 +499,8 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         }
     }
 
-    /// Jumps over what a range delete of this rank covers around the last place, with those sources that have nothing newer: they
-    /// may hold millions of keys there.
+    /// Jumps over what a range delete of this rank covers around the last place, with those sources that have nothing
+    /// newer: they may hold millions of keys there.
     fn skip(&mut self, direction: Direction, deleted: u64) -> Result<()> {
         let Some(deletes) = &self.deletes else {
             return Ok(());

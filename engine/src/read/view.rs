@@ -9,7 +9,7 @@ use crate::checksum::key_hash;
 use crate::error::Result;
 use crate::index::{Finger, Index, Keys, Version};
 use crate::key::full_key::FullRange;
-use crate::log::{LogView, Operation, OperationKind, changed};
+use crate::log::{LogView, Operation, OperationKind, changed, decode_root};
 use crate::read::deleted::Deleted;
 use crate::read::value::{Entry, Source, Value};
 
@@ -93,26 +93,7 @@ impl GenerationView {
     }
 }
 
-/// A run's root as stored in its log operation.
-pub(crate) fn encode_root(root: Root) -> [u8; 20] {
-    let mut out = [0u8; 20];
-    out[0..4].copy_from_slice(&root.page.to_le_bytes());
-    out[4] = root.height;
-    out[8..16].copy_from_slice(&root.pairs.to_le_bytes());
-    out[16..20].copy_from_slice(&root.checksum.to_le_bytes());
-    out
-}
-
-pub(crate) fn decode_root(bytes: &[u8]) -> Root {
-    Root {
-        page: u32::from_le_bytes(bytes[0..4].try_into().expect("a run operation has twenty bytes")),
-        height: bytes[4],
-        pairs: u64::from_le_bytes(bytes[8..16].try_into().expect("a run operation has twenty bytes")),
-        checksum: u32::from_le_bytes(bytes[16..20].try_into().expect("a run operation has twenty bytes")),
-    }
-}
-
-/// A moment of the store. Whoever holds one holds a pin for it.
+/// A moment of the store. Its holder has a pin for it.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     /// Newest commit that is seen.
@@ -181,7 +162,8 @@ impl GenerationView {
         self.index.has_keys() || self.index.has_notes()
     }
 
-    /// The newest commit up to `limit` in this generation that wrote a key, range deletes not counted, and what it left there.
+    /// The newest commit up to `limit` in this generation that wrote a key, range deletes not counted, and what it left
+    /// there.
     #[inline]
     pub(crate) fn written<'a, S: Source<'a>>(
         self,
@@ -194,7 +176,8 @@ impl GenerationView {
         self.after_runs(source, full_key, hash, single, limit)
     }
 
-    /// The newest commit of all in this generation that wrote a key, looked for at a finger first. Under the commit lock.
+    /// The newest commit of all in this generation that wrote a key, looked for at a finger first. Under the commit
+    /// lock.
     #[inline]
     pub(crate) fn written_near<'a, S: Source<'a>>(
         self,
@@ -247,8 +230,8 @@ impl GenerationView {
     }
 }
 
-/// The newest commit in generations, oldest first, that touched a key, and what it left there. In a commit range deletes come
-/// before everything else.
+/// The newest commit in generations, oldest first, that touched a key, and what it left there. In a commit range
+/// deletes come before everything else.
 #[inline]
 pub(crate) fn recent<'a, S: Source<'a>>(
     source: S,

@@ -1,8 +1,9 @@
 //! What a dead process had of a store that others share: locks, snapshots, log files that it prepared, room that it was
-//! promised, and its place among the processes. Whoever notices the death gives all of it back, within about a second.
+//! promised, and its place among the processes. The process that notices the death gives all of it back, within about a
+//! second.
 //!
-//! Nobody waits for this: who needs a lock that a dead process has takes it over at once, in the same way. What is done
-//! here once more does no harm, because whoever does it may die as well.
+//! No thread waits for this. A thread that needs a lock of a dead process takes it over at once, in the same way. Every
+//! step can be repeated without harm, because the process that does it may die as well.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -12,11 +13,11 @@ use duramen_io::{OpenMode, Owner, WordLock, wake};
 use crate::btree;
 use crate::commit::{NOT_EXCLUSIVE, is_token_of};
 use crate::core::Core;
-use crate::datafile::promises::FoldCosts;
 use crate::error::{Error, Result};
+use crate::log::FoldCosts;
+use crate::log::decode_root;
 use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
 use crate::planted::{PlantedBug, is_planted, kill_point};
-use crate::read::view::decode_root;
 use crate::recovery::extent_of;
 use crate::region::{GenerationEntry, GenerationState, Version};
 use crate::sync::Synced;
@@ -39,12 +40,12 @@ impl Core {
             return;
         }
         let lock = &self.control().burial_lock.0;
-        // Whoever was at it may be dead itself.
+        // The process that buried may be dead itself.
         self.region.free_if_dead(lock, || ());
         let Some(burying) = lock.try_lock(self.region.me()) else {
             return;
         };
-        // Somebody else may have buried one meanwhile, and another process may sit in its place.
+        // Another process may have buried it meanwhile, and a new process may have taken its entry.
         for owner in dead.into_iter().filter(|&owner| is_dead(owner)) {
             self.bury(owner);
         }
@@ -71,11 +72,11 @@ impl Core {
         self.region.bells().forget(owner);
         self.region.brakes().forget(owner);
         let Ok(Some(maintenance)) = self.try_hold_maintenance() else {
-            // Somebody folds just now: another time.
+            // Another thread folds now: a later round does this.
             return;
         };
-        // Somebody else may have taken the commit lock over and not have decided yet whether the last commit stands. Until then
-        // it is not known what the log refers to.
+        // Another process may have taken the commit lock over and not have decided yet whether the last commit stands.
+        // Until then it is unknown what the log refers to.
         let Ok(decided) = self.hold_commits() else {
             return;
         };
@@ -95,18 +96,19 @@ impl Core {
         if !are_given_up {
             return;
         }
-        // Who is about to take a lock over has looked who is dead, and must find the same one in this place until it has.
+        // Who is about to take a lock over has looked who is dead, and must find the same one in this place until it
+        // has.
         let Some(burial) = self.region.seat().bury() else {
             return;
         };
-        // Somebody else may have been taking over just when one of the locks was to be freed: then another time.
+        // Another process may have been taking over when this freed one of the locks: then a later round does it.
         if !self.has_locks(owner) {
             entry.leave();
         }
         drop(burial);
     }
 
-    /// Whether any lock names a process. One that takes its place would be taken for it.
+    /// Whether any lock names a process. A new process in the same entry would be mistaken for the dead one.
     fn has_locks(&self, owner: Owner) -> bool {
         let control = self.control();
         let locks = [
@@ -122,8 +124,8 @@ impl Core {
         locks.into_iter().any(|lock| lock.0.holder() == Some(owner))
     }
 
-    /// Takes all locks that dead processes have, in the order in which each can be put in order with those before it, and
-    /// lets go of them.
+    /// Takes all locks that dead processes have, in the order in which each can be put in order with those before it,
+    /// and releases them.
     fn free_locks_of_the_dead(&self) {
         let control = self.control();
         self.region.free_locks_of_dead();
@@ -148,19 +150,19 @@ impl Core {
             Ok(referred_to) => self
                 .space
                 .free_loose_pages_of(owner, |page| referred_to.contains(&page)),
-            // They are only lost until the store is opened anew, and whoever reads what is damaged says so.
+            // They are only lost until the store is reopened. A read of what is damaged reports it.
             Err(_) => Ok(()),
         }
     }
 
-    /// Pages that records refer to which are not folded in a version. The caller has the maintenance lock, or a pin of that
-    /// version; records that come meanwhile are of the living.
+    /// Pages that records refer to which are not folded in a version. The caller has the maintenance lock, or a pin of
+    /// that version; records that come meanwhile are of the living.
     pub(crate) fn pages_in_log(&self, version: &Version) -> Result<HashSet<u32>> {
         let mut pages = HashSet::new();
         for &slot in &version.generations {
             let end = self.entry(slot).tail.load(Ordering::Acquire);
-            // SAFETY: below the end of the records everything was written, and as long as the caller has one of those, no
-            // generation of the version goes.
+            // SAFETY: below the end of the records everything was written, and as long as the caller has one of those,
+            // no generation of the version goes.
             let bytes = unsafe { self.log_view(slot)?.bytes(0, end) };
             let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
             let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;
@@ -235,7 +237,7 @@ mod tests {
         let (store, other) = (open(&disk), open(&disk));
         let map = store.map("map").expect("a map");
         let exclusive = other.begin(TransactionOptions::new().exclusive());
-        std::mem::forget(exclusive.expect("nobody else writes"));
+        std::mem::forget(exclusive.expect("no other writer"));
         other.core().region.seat().stand_up();
         let core = store.core();
         core.bury_the_dead();
@@ -255,7 +257,7 @@ mod tests {
         core.bury_the_dead();
         let third = open(&disk);
         assert_eq!(third.core().region.me(), theirs.me());
-        let _maintenance = core.hold_maintenance().expect("nobody else has it");
-        assert!(core.while_nobody_reads(|| ()), "somebody seems to read");
+        let _maintenance = core.hold_maintenance().expect("no other process has it");
+        assert!(core.while_nobody_reads(|| ()), "a stream seems to read");
     }
 }

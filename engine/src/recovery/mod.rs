@@ -40,29 +40,30 @@ use std::sync::atomic::Ordering;
 use duramen_io::{File, Lock, LockMode, OpenMode, Platform};
 
 use crate::allocator::Space;
-use crate::api::options::Settings;
 use crate::btree::{self, Extent, Root};
 use crate::checksum::{StoreSeeds, checksum_with};
-use crate::commit::draft::fold_costs;
 use crate::core::{Core, StoreLock};
 use crate::datafile::bitmap::Bitmap;
 use crate::datafile::meta::{DATA_FILE, META_PAGES, Meta, MetaPages, SavedBitmap};
 use crate::datafile::pages::Pages;
-use crate::datafile::promises::FoldCosts;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
 use crate::index::Index;
 use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::{
     GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_OPEN_MAX, LOG_SPAN_BYTES, PAGE_BYTES, REPLAYED_MAX,
 };
+use crate::log::FoldCosts;
+use crate::log::decode_root;
+use crate::log::fold_costs;
 use crate::log::{
     LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, first_record,
     headers_from, scan,
 };
 use crate::planted::{PlantedBug, is_planted};
-use crate::read::view::{GenerationView, decode_root};
+use crate::read::view::GenerationView;
 use crate::region::processes::{LOCK_FILE, Seat};
 use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version, remove_stale};
+use crate::settings::Settings;
 use crate::sync::unsynced::make_durable;
 
 /// The data file of a store that is being made.
@@ -98,7 +99,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     };
     // Before a lock is left in a directory that is not ours.
     look()?;
-    // Nobody can attach to private memory.
+    // No other process can attach to private memory.
     let (seat, lock) = if !settings.is_exclusive && !has_private_region {
         (take_seat(&platform, &path)?, StoreLock::Seat)
     } else {
@@ -113,7 +114,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     if !exists {
         make_store(&platform)?;
     } else if !settings.read_only && !files.iter().any(|name| slot_of(name).is_some()) {
-        // Whoever made it may have been killed before its name was durable, and no log may outlast that.
+        // Its creator may have been killed before the name was durable, and no log may outlast the name.
         platform.storage.sync().map_err(doing)?;
     }
     let mode = if settings.read_only {
@@ -218,7 +219,7 @@ fn open_with(platform: Platform, settings: Settings, has_private_region: bool) -
     Ok(core)
 }
 
-/// Where the memory of the region is to be that is not in the store's directory.
+/// Directory for the memory of the region where it cannot lie in the store's directory.
 fn memory_directory(platform: &Platform, settings: &Settings) -> Result<PathBuf> {
     let directory = settings.region_directory.clone();
     let directory = directory.unwrap_or_else(|| PathBuf::from(MEMORY_DIRECTORY));
@@ -257,8 +258,8 @@ fn in_use(platform: &Platform, path: &str) -> Error {
     Reason::InUse { path, holder }.into()
 }
 
-/// Opens a store for reading that others have open, as one of those who share it. `None`: nobody has, or nobody who shares
-/// it, or this process may not write their memory.
+/// Opens a store for reading that other processes share, as one more process. `None`: no process has it open, or none
+/// shares it, or this process may not write their memory.
 pub(crate) fn attach_to_read(platform: &Platform, settings: &Settings) -> Result<Option<Core>> {
     let path = platform.storage.path().display().to_string();
     // Where there is none, none is made.
@@ -285,7 +286,7 @@ enum Warm {
     Cold(Seat, StoreLock),
 }
 
-/// Opens a store with the region that was left when it was closed, if there is one that can be relied on.
+/// Opens a store with the region that was left when it was closed, if there is such a region and it is trustworthy.
 fn open_warm(platform: &Platform, settings: &Settings, path: &str, seat: Seat, lock: StoreLock) -> Result<Warm> {
     let region = match Region::take_warm(platform, seat) {
         Ok(region) => region,
@@ -327,14 +328,14 @@ fn join(platform: Platform, settings: Settings, path: &str, region: Region, lock
     core.data_is_unreported.store(true, Ordering::Relaxed);
     core.region.seat().open_gate();
     if core.settings.read_only {
-        // Whoever only reads waits for nobody who is alive.
+        // A read-only process does not wait for living processes.
         let commits = &core.control().commit_lock.0;
         core.region.free_if_dead(commits, || core.repair_commits());
         return Ok(core);
     }
     core.bury_the_dead();
-    // When this returns it is decided whether the last commit of a process stands that had died before. Whoever is stopped
-    // inside a commit of his own is waited for, and not for ever.
+    // When this returns it is decided whether the last commit of a dead process stands. A process that is suspended
+    // inside a commit is waited for, for a limited time.
     if !is_planted(PlantedBug::OpenedUndecided) {
         drop(core.hold_commits());
     }
@@ -406,8 +407,8 @@ fn write_holder(platform: &Platform) -> std::io::Result<()> {
     file.write_at(text.as_bytes(), 0)
 }
 
-/// Who holds the store. The lock file names the last process that had it to itself, which may be long gone when those who
-/// hold the store now share it, or only read it.
+/// Who holds the store. The lock file names the last process that had it to itself, which may be long gone when those
+/// who hold the store now share it, or only read it.
 fn holder_of(platform: &Platform) -> String {
     if let Ok(Some(_)) = platform.storage.lock(LOCK_FILE, LockMode::Shared) {
         return "processes that only read it".into();
@@ -481,8 +482,8 @@ fn make_store(platform: &Platform) -> Result<()> {
     Meta { sequence: 1, ..meta }.write(&*file, &sync)?;
     platform.storage.rename(NEW_DATA_FILE, DATA_FILE).map_err(doing)?;
     platform.storage.sync().map_err(|error| {
-        // A sync that failed may have dropped the name: the next one would succeed without it, and a power cut leave a log
-        // without a data file. So whoever comes next makes the store anew.
+        // A sync that failed may have dropped the name: the next one would succeed without it, and a power cut leave a
+        // log without a data file. So the next opening creates the store again.
         let _ = platform.storage.remove(DATA_FILE);
         doing(error)
     })
@@ -528,8 +529,8 @@ impl Held {
     }
 }
 
-/// The first record of a file that an earlier recovery gave up: a later epoch began with its commit. It was torn then, or
-/// a value of it was; by now the same value, put once more, may lie in the same pages, and it would look whole.
+/// The first record of a file that an earlier recovery gave up: a later epoch began with its commit. It was torn then,
+/// or a value of it was; by now the same value, put once more, may lie in the same pages, and it would look whole.
 fn given_up(found: &Found, bytes: &[u8], later: &[Found], seeds: &StoreSeeds) -> Result<Option<u64>> {
     let newer = later.iter().filter(|one| one.header.epoch > found.header.epoch);
     let Some(first) = newer.map(|one| one.header.first_commit).min() else {
@@ -571,7 +572,7 @@ struct Recovery<'a> {
     unsynced_values: RefCell<Vec<Range<u64>>>,
     /// Whether a record says that the meta page that was found is durable.
     meta_was_durable: bool,
-    /// What all the meta pages hold. The next damage might meet the other copy of one that is not intact.
+    /// What all the meta pages hold. The next damage might hit the other copy of a page that is damaged already.
     meta_pages: MetaPages,
     /// The newest version that anything in use was born in: versions go on from there.
     newest_version: Cell<u64>,
@@ -640,7 +641,7 @@ impl<'a> Recovery<'a> {
         Ok(false)
     }
 
-    /// A header that rotted, unlike one that a power cut tore, may stand before records that know what was synced.
+    /// A header that rotted may precede records that know what was synced. A header that a power cut tore does not.
     fn heed_claims(&mut self, file: &dyn File, length: u64) -> std::io::Result<()> {
         let mut bytes = vec![0; length as usize];
         file.read_at(&mut bytes, 0)?;
@@ -700,7 +701,7 @@ impl<'a> Recovery<'a> {
             return Ok(());
         }
         let mut is_cut = false;
-        // In memory only: the new epoch that begins with this opening is what ends the log for ever.
+        // In memory only: the new epoch that begins with this opening ends the log durably.
         let mut end_before = |bytes: &mut [u8], record: u64| {
             bytes[record as usize..][..RECORD_HEADER_BYTES].fill(0);
             is_cut = true;
@@ -741,8 +742,8 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// The first record that nothing claims was synced and that refers to values which are not what was written: a power cut
-    /// kept the record and took them. It ends the log like a record that is torn itself.
+    /// The first record that nothing claims was synced and that refers to values which are not what was written: a
+    /// power cut kept the record and took them. It ends the log like a record that is torn itself.
     fn torn_value(&self, found: &Found, bytes: &[u8], later: &[Found]) -> Result<Option<u64>> {
         let first_torn = |claim: u64| {
             let mut torn = None;
@@ -901,8 +902,8 @@ impl<'a> Recovery<'a> {
         self.newest_version.set(self.newest_version.get().max(birth));
     }
 
-    /// Makes the replayed log, and the values that it refers to, durable: values first, as always. When a sync failed in a
-    /// process before, the kernel may show bytes and believe that the device has them, which it has not.
+    /// Makes the replayed log, and the values that it refers to, durable: values first, as always. When a sync failed
+    /// in a process before, the kernel may show bytes and believe that the device has them, which it has not.
     fn make_found_durable(&self) -> Result<()> {
         let core = self.core;
         let values = self.unsynced_values.take();

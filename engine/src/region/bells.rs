@@ -10,7 +10,7 @@ use crate::limits::PROCESSES_MAX;
 
 /// Counters of appends: sequences share them.
 pub(crate) const BELL_SLOTS: usize = 256;
-/// What rings in all processes, in the shared region. All zeros: nobody listens.
+/// What rings in all processes, in the shared region. All zeros: there are no listeners.
 #[repr(C)]
 pub(crate) struct SharedBells {
     /// A bit for each process that has listeners.
@@ -49,14 +49,14 @@ impl SharedBells {
         }
     }
 
-    /// Arms, for a ringer; what it is to sleep on.
+    /// Arms, for a ringer. Returns the value to sleep on.
     pub(crate) fn arm(&self) -> u32 {
         let word = self.word.load(Ordering::Acquire);
         self.armed.0.swap(1, Ordering::AcqRel);
         word
     }
 
-    /// Sleeps until somebody rings, since it was armed. `false`: for so long nobody did.
+    /// Sleeps until a ring after it was armed. `false`: there was none within the time.
     pub(crate) fn wait(&self, word: u32, timeout: Duration) -> bool {
         wait(&self.word, word, Some(timeout))
     }

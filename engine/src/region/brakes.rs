@@ -1,5 +1,5 @@
-//! Who holds those back that append, in all processes: at which place it is, and how long others wait for it. How it is used is
-//! in [`crate::api::brake`].
+//! Who holds those back that append, in all processes: at which place it is, and how long others wait for it. How it is
+//! used is in [`crate::api::brake`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -22,11 +22,11 @@ pub(crate) struct SharedBrakes {
 /// One of them.
 #[repr(C, align(64))]
 pub(crate) struct SharedBrake {
-    /// Zero: nobody's. Otherwise whose it is, and whether the rest is filled in.
+    /// Zero: free. Otherwise the owner, and whether the rest is filled in.
     state: AtomicU32,
     /// Changes when those who sleep are to look.
     word: AtomicU32,
-    /// 1: somebody may be about to sleep.
+    /// 1: a thread may be about to sleep.
     armed: AtomicU32,
     timeout_millis: AtomicU32,
     /// What it is about.
@@ -70,7 +70,7 @@ impl SharedBrakes {
         entry.moved.store(now, Ordering::Relaxed);
         let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         entry.timeout_millis.store(millis, Ordering::Relaxed);
-        // Release: whoever finds it filled in finds the rest.
+        // Release: a thread that finds it filled in finds the rest.
         entry.state.store(claimed_by(owner) | FILLED_IN, Ordering::Release);
         self.used.0.fetch_max(number as u32 + 1, Ordering::AcqRel);
         Some(number)
@@ -118,7 +118,7 @@ impl SharedBrake {
     }
 
     fn tell(&self) {
-        // Either whoever is about to sleep finds what was stored, or he is seen to be armed.
+        // Either a thread that is about to sleep finds what was stored, or this thread sees that it is armed.
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::SeqCst) != 0 {
             self.word.fetch_add(1, Ordering::AcqRel);
@@ -126,7 +126,7 @@ impl SharedBrake {
         }
     }
 
-    /// Arms, for somebody who waits; what he is to sleep on.
+    /// Arms the entry for a waiting thread. Returns the value to sleep on.
     pub(crate) fn arm(&self) -> u32 {
         let word = self.word.load(Ordering::Acquire);
         self.armed.store(1, Ordering::SeqCst);

@@ -44,14 +44,16 @@ pub(crate) struct Control {
     pub(crate) exclusive: Line<AtomicU32>,
     /// How fast commits may come.
     pub(crate) pace: Line<PaceWords>,
-    /// Held while somebody syncs the log for everybody.
+    /// Held while one thread syncs the log for all waiting commits.
     pub(crate) sync_lock: Line<WordLock>,
-    /// Change whenever `synced` does; waiters sleep on them, by turns: on the one those of the sync that goes on, on the other
-    /// one those who came too late for it.
+    /// Change whenever `synced` does; waiters sleep on them, by turns: on the one those of the sync that goes on, on
+    /// the other one those who came too late for it.
     pub(crate) sync_words: Line<[AtomicU32; 2]>,
-    /// Up to which commit the sync of the log goes that was begun last with the lock, times two, and which of the words is its.
+    /// Up to which commit the sync of the log goes that was begun last with the lock, times two, and which of the words
+    /// is its.
     pub(crate) syncing: Line<AtomicU64>,
-    /// Counts commits whose long values are left to the next sync of the log, and those of them that survive power loss.
+    /// Counts commits whose long values are left to the next sync of the log, and those of them that survive power
+    /// loss.
     pub(crate) values_written: AtomicU64,
     pub(crate) values_synced: AtomicU64,
     /// Bytes of those values, about, since the last sync.
@@ -60,19 +62,19 @@ pub(crate) struct Control {
     pub(crate) data_sync_lock: Line<WordLock>,
     /// Nonzero: a process died while it synced the log, or the data file. See `syncing`.
     pub(crate) sync_doubts: [AtomicU32; 2],
-    /// Held by whoever folds, makes durable and reclaims.
+    /// Held by the thread that folds, makes the base durable and reclaims space.
     pub(crate) maintenance_lock: Line<WordLock>,
-    /// Changes while that goes on: who waits for it and sees no change is waiting for somebody who was stopped.
+    /// Changes while maintenance makes progress. A waiting thread that sees no change waits for a suspended process.
     pub(crate) maintenance_beat: AtomicU32,
-    /// Nonzero: whoever takes that lock has something to put in order first, see `repair`.
+    /// Nonzero: the next holder of the maintenance lock must finish an interrupted step first; see `repair`.
     pub(crate) maintenance_owed: AtomicU32,
     /// The published version that has the durable root; always counts as pinned.
     pub(crate) durable_version: AtomicU64,
     /// The version that a new tree is about to be published as, or was, and is not wholly put in order yet; or zero.
     pub(crate) installing: AtomicU64,
-    /// Held by whoever gives back what dead processes had.
+    /// Held by the thread that gives back what dead processes held.
     pub(crate) burial_lock: Line<WordLock>,
-    /// Held by whoever prepares the next generations.
+    /// Held by the thread that prepares the next generations.
     pub(crate) preparing_lock: Line<WordLock>,
     /// Bytes that the next generation shall take.
     pub(crate) next_capacity: AtomicU64,
@@ -93,8 +95,8 @@ pub(crate) struct Control {
     /// Nonzero once an input/output error stopped the store, and what that was.
     pub(crate) poisoned: Line<AtomicU32>,
     pub(crate) cause: Text,
-    /// Nonzero once damage keeps the log from being folded, and what that is: nothing more is written then, but everything
-    /// that is not damaged can be read.
+    /// Nonzero once damage keeps the log from being folded, and what that is: nothing more is written then, but
+    /// everything that is not damaged can be read.
     pub(crate) damaged: AtomicU32,
     pub(crate) damage: Text,
     /// How many versions were published. The lowest bit says which of `versions` is the newest.
@@ -102,10 +104,11 @@ pub(crate) struct Control {
     pub(super) versions: [[AtomicU64; VERSION_WORDS]; 2],
     /// State of the commit path, written under the commit lock only.
     pub(crate) tail: Line<Tail>,
-    /// Held by whoever makes the region larger, hands out its memory or takes it back. What it guards is changed by single
-    /// stores, each of which leaves everything in order.
+    /// Held by the thread that extends the region, hands out its memory or takes it back. Each change of what it guards
+    /// is a single store that leaves a consistent state.
     pub(crate) growth_lock: Line<WordLock>,
-    /// Counts how often pages of the data file came free: what was verified of them before is to be verified again.
+    /// Counts how often pages of the data file became free. Pages that were verified before must be verified again
+    /// then.
     pub(crate) freed: AtomicU64,
     /// Snapshot slots and log generations that have memory behind them.
     pub(super) slots_allocated: AtomicU32,
@@ -128,7 +131,7 @@ const _: () = assert!(GENERATION_BYTES == 128 && GENERATIONS_MAX.is_multiple_of(
 /// A few words for people, written once.
 #[repr(C)]
 pub(crate) struct Text {
-    /// 0: nothing yet, 1: somebody writes, 2: written.
+    /// 0: empty, 1: being written, 2: written.
     state: AtomicU32,
     length: AtomicU32,
     bytes: [AtomicU8; TEXT_BYTES],
@@ -138,7 +141,7 @@ pub(crate) struct Text {
 const TEXT_BYTES: usize = 376;
 
 impl Text {
-    /// Writes it, unless somebody has or is just doing it.
+    /// Writes the text, unless another thread has written it or is writing it.
     pub(crate) fn write(&self, text: &str) {
         let begun = self.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
         if begun.is_err() {
@@ -154,7 +157,7 @@ impl Text {
         self.state.store(2, Ordering::Release);
     }
 
-    /// What was written. `None`: nothing, or whoever wrote it died in the middle.
+    /// The text. `None`: there is none, or its writer died while it wrote.
     pub(crate) fn read(&self) -> Option<String> {
         if self.state.load(Ordering::Acquire) != 2 {
             return None;
@@ -168,18 +171,18 @@ impl Text {
     }
 }
 
-/// How fast commits may come while somebody folds; see `pace`.
+/// How fast commits may arrive during a fold; see `pace`.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct PaceWords {
-    /// Nanoseconds that a KiB of log is to take.
+    /// Nanoseconds that writing a KiB of log should take.
     pub(crate) price: AtomicU64,
-    /// When the next byte may come, in nanoseconds of the store's clock. In the past: somebody may make up for that.
+    /// When the next byte may come, in nanoseconds of the store's clock. In the past: commits may catch up.
     pub(crate) next: AtomicU64,
     /// How much at most, in nanoseconds.
     pub(crate) credit: AtomicU64,
-    /// Parts of its log that the last generation held when it was full: with small records its index is full first. Zero:
-    /// none was.
+    /// Parts of its log that the last generation held when it was full: with small records its index is full first.
+    /// Zero: none was.
     pub(crate) fill: AtomicU64,
     /// Number of the oldest generation that the fold takes which goes on.
     pub(crate) oldest: AtomicU64,
@@ -226,11 +229,11 @@ pub(crate) enum GenerationState {
     Frozen = 3,
     /// In the base, but snapshots or transactions may still read it, or the base is not durable yet.
     Folded = 4,
-    /// Somebody is preparing it to become a standby, or giving back what it had.
+    /// A process prepares it as a standby, or gives back what it held.
     Preparing = 5,
 }
 
-/// A piece of the region's memory that somebody has; all zeros: none. Changed under `growth_lock`, read by its owner.
+/// A piece of the region's memory that has an owner; all zeros: none. Changed under `growth_lock`, read by its owner.
 #[repr(C)]
 pub(crate) struct Piece {
     pub(super) offset: AtomicU64,
@@ -258,7 +261,7 @@ pub(crate) struct ArrayHead {
 /// What `space` keeps here.
 #[repr(C)]
 pub(crate) struct SpaceHead {
-    /// Held by whoever looks at, or changes, the arrays and counts.
+    /// Held by threads that read or change the arrays and counts.
     pub(crate) lock: Line<WordLock>,
     pub(crate) used: ArrayHead,
     pub(crate) loose: ArrayHead,
@@ -309,7 +312,7 @@ pub(crate) struct GenerationEntry {
     pub(crate) tail: AtomicU64,
     /// End of the part that is known to survive power loss, with the number of the generation: see [`LogEnd`].
     synced_end: AtomicU64,
-    /// The same of what somebody is syncing, or was.
+    /// End of the range that a sync covers that is in progress, or was.
     syncing_end: AtomicU64,
     /// Length of the file that has blocks: filled with zeros, or allocated right before a long record took them.
     pub(crate) filled: AtomicU64,
@@ -322,8 +325,8 @@ pub(crate) struct GenerationEntry {
     pub(crate) death: AtomicU64,
 }
 
-/// An end of the records of one generation. As a number it is larger the later it comes in the log, also where a log file
-/// is used again: so who was stopped with an old one in hand takes nothing back with it.
+/// An end of the records of one generation. As a number it is larger the later it comes in the log, also where a log
+/// file is used again: so who was stopped with an old one in hand takes nothing back with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LogEnd {
     generation: u32,
@@ -347,8 +350,8 @@ impl LogEnd {
 impl GenerationEntry {
     /// Gives the entry to a generation without records, of which nothing is synced.
     pub(crate) fn begin(&self, number: u32, start: u64) {
-        // Synced first and the number last, Release, for `end`: whoever finds the tail of the new generation finds that the
-        // old one's syncs count no more, and whoever finds the new number finds its tail.
+        // Synced first and the number last, Release, for `end`. A reader that sees the tail of the new generation sees
+        // that syncs of the old one no longer count. A reader that sees the new number sees its tail.
         let synced = LogEnd {
             generation: number,
             position: 0,
@@ -358,10 +361,11 @@ impl GenerationEntry {
         self.number.store(number, Ordering::Release);
     }
 
-    /// Where its records end now. Nothing is promised of a generation that may be another one meanwhile, but that noting
-    /// this end as synced changes nothing of that one.
+    /// Where its records end now. Nothing is promised of a generation that may be another one meanwhile, but that
+    /// noting this end as synced changes nothing of that one.
     pub(crate) fn end(&self) -> LogEnd {
-        // Acquire: pairs with the stores in `begin`, and that of the tail with whoever wrote the records before it.
+        // Acquire: pairs with the stores in `begin`; the load of the tail pairs with the store after the records before
+        // it.
         let generation = self.number.load(Ordering::Acquire);
         let position = self.tail.load(Ordering::Acquire) as u32;
         LogEnd { generation, position }
@@ -377,13 +381,13 @@ impl GenerationEntry {
         self.synced_end.fetch_max(end.encode(), Ordering::AcqRel);
     }
 
-    /// Notes that they may from here on: somebody is about to sync them.
+    /// Notes that a sync that is about to begin may make them durable.
     pub(crate) fn may_be_synced_to(&self, end: LogEnd) {
         self.syncing_end.fetch_max(end.encode(), Ordering::SeqCst);
     }
 
-    /// Position up to which the records of the present generation may survive power loss by a sync that goes on, or by one
-    /// that is over. As for `synced_tail`.
+    /// Position up to which the records of the present generation may survive power loss by a sync that goes on, or by
+    /// one that is over. As for `synced_tail`.
     pub(crate) fn syncing_tail(&self) -> u64 {
         let end = self.syncing_end.load(Ordering::SeqCst);
         let is_of_present = end >> 32 == u64::from(self.number.load(Ordering::Relaxed));
@@ -391,8 +395,8 @@ impl GenerationEntry {
         position.max(self.synced_tail())
     }
 
-    /// Position up to which the records of the present generation are known to survive power loss. For who holds what keeps
-    /// it from becoming another one.
+    /// Position up to which the records of the present generation are known to survive power loss. For who holds what
+    /// keeps it from becoming another one.
     pub(crate) fn synced_tail(&self) -> u64 {
         self.synced_end.load(Ordering::Acquire) & u64::from(u32::MAX)
     }
@@ -409,7 +413,7 @@ impl GenerationEntry {
         }
     }
 
-    /// Takes an unused entry for preparation; `false` when somebody else was faster.
+    /// Claims an unused entry for preparation; `false` when another process was faster.
     pub(crate) fn start_preparing(&self, owner: Owner) -> bool {
         let (from, to) = (GenerationState::Unused as u32, prepared_by(owner));
         self.state
@@ -437,7 +441,7 @@ impl GenerationEntry {
         self.state.load(Ordering::Acquire) == prepared_by(owner)
     }
 
-    /// Release: whoever sees the state sees the fields that were written before it.
+    /// Release: a thread that sees the state sees the fields that were written before it.
     pub(crate) fn set_state(&self, state: GenerationState) {
         self.state.store(state as u32, Ordering::Release);
     }

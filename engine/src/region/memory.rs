@@ -12,9 +12,9 @@ const MEMORY_STEP: u64 = 64 << 10;
 
 /// Freed memory that is kept at the end: enough for the index of the smallest generation.
 const MEMORY_SPARE_BYTES: u64 = 256 << 10;
-/// The end of the file is cut off when it is so many times as long as it has to be. Cutting takes the kernel up to 20 ms,
-/// for which whoever writes to a page of the file that is not at hand waits; and a store that goes on as before needs the
-/// memory again. A quiet store cuts all of it (`cut_memory`).
+/// The end of the file is cut off when it is so many times as long as it has to be. Cutting takes the kernel up to 20
+/// ms, for which writers to missing pages of the file wait; and a store that goes on as before needs the memory again.
+/// A quiet store cuts all of it (`cut_memory`).
 const MEMORY_SURPLUS: u64 = 4;
 
 impl Region {
@@ -25,13 +25,13 @@ impl Region {
         unsafe { self.mapping.base().add(offset as usize) }
     }
 
-    /// Asks the kernel for the memory of a piece that is about to be written: a commit that faults it in page by page may
-    /// have to wait for the file system's journal.
+    /// Asks the kernel for the memory of a piece that is about to be written: a commit that faults it in page by page
+    /// may have to wait for the file system's journal.
     pub(crate) fn populate(&self, offset: u64, bytes: u64) {
         self.mapping.populate(offset, bytes);
     }
 
-    /// All pieces of memory that somebody has, ascending. Under `growth_lock`.
+    /// All pieces of memory that have owners, ascending. Under `growth_lock`.
     fn pieces(&self) -> Vec<(u64, u64)> {
         let arrays = self.control().space.arrays().into_iter();
         let arrays = arrays.flat_map(|array| array.pieces.iter().map(Piece::place));
@@ -48,8 +48,8 @@ impl Region {
         self.take_between(owner, bytes, INDEXES_START..self.span)
     }
 
-    /// The same for an array: apart from the indexes as long as they are small, so that an index always fits where one
-    /// was before.
+    /// Takes memory for an array: apart from the indexes as long as they are small, so that an index always fits where
+    /// one was before.
     pub(crate) fn take_for_array(&self, owner: &Piece, bytes: u64) -> Result<(u64, u64)> {
         let _growing = self.hold_growth()?;
         let bytes = bytes.next_multiple_of(PAGE_BYTES as u64);
@@ -59,7 +59,7 @@ impl Region {
         }
     }
 
-    /// The first place for so many bytes that is nobody's.
+    /// The first free place for so many bytes.
     fn find(&self, range: Range<u64>, bytes: u64) -> Option<u64> {
         let mut offset = range.start;
         for (used, length) in self.pieces() {
@@ -84,7 +84,7 @@ impl Region {
             .inspect_err(|_| self.cut(self.end_of_memory() + MEMORY_SPARE_BYTES))
             .map_err(|error| self.full_or_io("index memory", bytes, error))?;
         owner.offset.store(offset, Ordering::Release);
-        // Last: a piece without a length is nobody's.
+        // Last: a piece without a length is free.
         owner.bytes.store(bytes, Ordering::Release);
         Ok((offset, bytes))
     }
@@ -112,7 +112,7 @@ impl Region {
             .map_err(|error| self.full_or_io("index memory", MEMORY_SPARE_BYTES, error))
     }
 
-    /// Gives all memory that is nobody's back, behind the last piece and between pieces. For a quiet store, whose next
+    /// Gives all free memory back, behind the last piece and between pieces. For a quiet store, whose next
     /// indexes are prepared.
     pub(crate) fn cut_memory(&self) -> Result<()> {
         let _growing = self.hold_growth()?;

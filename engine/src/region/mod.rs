@@ -1,11 +1,11 @@
 //! The shared region: one memory-mapped file (`shared`) that holds everything readers and writers of a store share
 //! while it is open: the commit lock, the numbers of the newest visible and synced commits, the published version,
-//! the table of log generations, the slots in which snapshots pin versions, what the allocator of the data file knows, and
-//! the memory of the indexes.
+//! the table of log generations, the slots in which snapshots pin versions, what the allocator of the data file knows,
+//! and the memory of the indexes.
 //!
 //! It holds offsets, never pointers, so that another process can attach to it. Nothing in it is needed after the last
-//! process: the first opener formats it again, and recovery fills it from the data file and the log. A closed store may leave
-//! it to the next opening, which saves that work (`warm`).
+//! process: the first opener formats it again, and recovery fills it from the data file and the log. A closed store may
+//! leave it to the next opening, which saves that work (`warm`).
 //!
 //! ```text
 //! 0        Control
@@ -19,8 +19,8 @@
 //! 6 MiB    memory of the indexes, and of larger arrays; both are handed out in pieces
 //! ```
 //!
-//! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor claimed names a version whose
-//! pages and generations nobody may reuse.
+//! Invariants: `durable <= base commit <= synced <= visible`; a slot that is neither free nor claimed names a version
+//! whose pages and generations must not be reused.
 
 pub(crate) mod processes;
 pub(crate) mod shared_array;
@@ -95,12 +95,12 @@ const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
 const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0d");
 
-/// How often, and after how long, somebody looks again whether the region is whole.
+/// How often, and after which pause, an opening process checks again whether the region is complete.
 const LENGTH_LOOKS_MAX: u32 = 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// How often somebody looks who holds a lock before he gives up: about five seconds.
+/// How often a waiting thread checks a lock's holder before it gives up: about five seconds.
 const BUSY_LOOKS: u32 = 50;
-/// The same for a holder that is seen to wait for its device: about a minute.
+/// How often a waiting thread checks a holder that waits for its device: about a minute.
 const DEVICE_LOOKS: u32 = 600;
 /// In how many looks, in the end, it is not seen to.
 const DEVICE_DOUBTS: u32 = 10;
@@ -112,8 +112,8 @@ pub(crate) struct Version {
     pub(crate) root: Root,
     /// The newest commit contained in the base.
     pub(crate) base_commit: u64,
-    /// The newest commit of which the base holds anything. It is newer than `base_commit` while a fold goes on step by step:
-    /// the base, without the generations, is then of no moment.
+    /// The newest commit of which the base holds anything. It is newer than `base_commit` while a fold goes on step by
+    /// step: the base, without the generations, is then of no moment.
     pub(crate) reaches: u64,
     /// Slots of the live generations, oldest first; the last one takes commits.
     pub(crate) generations: ArrayVec<u16, LIVE_GENERATIONS_MAX>,
@@ -126,7 +126,7 @@ impl Version {
     }
 }
 
-/// Who somebody waits for, and how often in turn he looked and found that nothing changes.
+/// Which owner a thread waits for, and how many checks in a row found no change.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     seen: Option<(Owner, u32)>,
@@ -136,7 +136,8 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// To be called every [`LOOK_INTERVAL`], with who does not come to an end, and what changes when he gets on.
+    /// Called every [`LOOK_INTERVAL`] with the owner that is waited for, and with a word that changes while the owner
+    /// makes progress.
     ///
     /// # Errors
     /// [`Reason::Busy`] after about five seconds in which nothing changed; after a minute when its device is that slow.
@@ -169,7 +170,7 @@ pub(crate) struct Region {
     /// Where it is, if not in the store's directory.
     elsewhere: Option<Elsewhere>,
     seat: Seat,
-    /// Whether nobody else can have the region mapped any more.
+    /// Whether no other process can have the region mapped any more.
     is_last: AtomicBool,
     /// Whether it is memory of this process alone.
     is_private: bool,
@@ -180,9 +181,9 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Makes the region of a store that nobody else has open. `exists`: there is a file of that name, which handles of a
-    /// closed store may still have mapped; so it is left to them, and another one made. `directory`: where its memory is
-    /// to be, if not in the store's directory.
+    /// Creates the region of a store that no other process has open. `exists`: there is a file of that name, which
+    /// handles of a closed store may still have mapped; so it is left to them, and another one made. `directory`: where
+    /// its memory is to be, if not in the store's directory.
     pub(crate) fn create(platform: &Platform, exists: bool, seat: Seat, directory: Option<&Path>) -> Result<Region> {
         let doing = |error| Error::io("making the shared region", error);
         if exists {
@@ -226,10 +227,10 @@ impl Region {
         Ok(region)
     }
 
-    /// Takes this process's entry in the table, which nobody else has.
+    /// Takes this process's own entry in the table.
     pub(crate) fn sit_down(&self, process: u32, now: Duration) {
         let control = self.control();
-        // First: when this process has begun something, whoever looks must not overlook it.
+        // First: other processes must see this entry before this process begins anything.
         let entries = u32::from(self.me().number()) + 1;
         control.entries_used.fetch_max(entries, Ordering::SeqCst);
         let arrival = control.arrivals.fetch_add(1, Ordering::SeqCst);
@@ -267,7 +268,7 @@ impl Region {
         Err(Reason::TooManyProcesses { open: PROCESSES_MAX }.into())
     }
 
-    /// The processes that have an entry in the region of a directory, for messages: it may be one that nobody uses any more.
+    /// The processes that have an entry in the region of a directory, for messages. The region may be unused by now.
     pub(crate) fn attached_in(platform: &Platform) -> std::io::Result<Vec<u32>> {
         let file = match Pointer::read(platform)? {
             Some(pointer) => duramen_io::open_shared_file(&pointer.path)?.0,
@@ -303,7 +304,7 @@ impl Region {
         Ok(())
     }
 
-    /// Refuses a region whose file somebody has cut off: reading what is missing ends a process with a signal.
+    /// Refuses a region whose file was truncated: reading the missing part would kill the process with a signal.
     fn check_length(&self, path: &str) -> Result<()> {
         if !self.is_cut_off()? {
             return Ok(());
@@ -318,7 +319,8 @@ impl Region {
     /// Whether the file of the region ends before what those who share it have in it.
     pub(crate) fn is_cut_off(&self) -> Result<bool> {
         for _ in 0..LENGTH_LOOKS_MAX {
-            // Others give memory back and take some meanwhile: then the length and what they have do not belong together.
+            // Others give memory back and take some meanwhile: then the length and what they have do not belong
+            // together.
             if self.is_whole()? {
                 return Ok(false);
             }
@@ -441,7 +443,7 @@ impl Region {
         Ok(region)
     }
 
-    /// Whether this process was forked from the one that opened the store: then nothing here is its own.
+    /// Whether this process is a fork of the process that opened the store. A fork owns nothing here.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         duramen_io::forks() != self.forks
@@ -453,13 +455,13 @@ impl Region {
         self.seat.owner
     }
 
-    /// Waits for a lock of the region and takes it. From a holder that has died it is taken over: then `repair` is called
-    /// first, with the lock, to put in order what it guards. Whoever dies in that is followed by another one, who begins
-    /// it anew.
+    /// Waits for a lock of the region and takes it. If the holder has died, the lock is taken over, and `repair` runs
+    /// first to restore what the lock guards. If this process dies during the repair, the next process repeats it.
     ///
     /// # Errors
-    /// [`Reason::Busy`] when one process that is alive has had the lock for long: it was stopped. Also when the lock was not
-    /// free within [`crate::Options::lock_timeout`], or five seconds if that is more, whoever had it.
+    /// [`Reason::Busy`] when one living process has held the lock for long: it was suspended. Also when the lock was
+    /// not free within [`crate::Options::lock_timeout`], or within five seconds if that is more, regardless of its
+    /// holders.
     #[inline]
     pub(crate) fn hold<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Result<WordLockGuard<'a>> {
         let looks_max = self.lock_looks.load(Ordering::Relaxed).max(BUSY_LOOKS);
@@ -467,7 +469,8 @@ impl Region {
         self.hold_within(lock, &|| 0, &mut limit, repair)
     }
 
-    /// Waits for a lock of the region as [`Region::hold`] does, exactly as long as [`crate::Options::lock_timeout`] says.
+    /// Waits for a lock of the region as [`Region::hold`] does, exactly as long as [`crate::Options::lock_timeout`]
+    /// says.
     ///
     /// # Errors
     /// [`Reason::LockTimeout`], which says `what` was waited for; [`Reason::Busy`].
@@ -484,8 +487,8 @@ impl Region {
         self.hold_within(lock, &|| 0, &mut limit, repair)
     }
 
-    /// `beat` changes while the holder of the lock makes progress. `limit` is called after each look at the holder, with the
-    /// number of looks so far; an error from it ends the wait.
+    /// `beat` changes while the holder of the lock makes progress. `limit` is called after each look at the holder,
+    /// with the number of looks so far; an error from it ends the wait.
     #[inline]
     fn hold_within<'a>(
         &self,
@@ -514,7 +517,7 @@ impl Region {
         self.lock_looks.store(looks_of(timeout), Ordering::Relaxed);
     }
 
-    /// The same for a lock that others may have for as long as it takes, as long as `beat` changes meanwhile.
+    /// As [`Region::hold`], for a lock that its holder may keep for any time while it changes `beat`.
     #[inline]
     pub(crate) fn hold_while_still<'a>(
         &self,
@@ -525,20 +528,19 @@ impl Region {
         self.hold_within(lock, &beat, &mut |_, _| None, repair)
     }
 
-    /// The same for who has something else to do when the lock is not free soon. `None`: it is not.
+    /// As [`Region::hold`], for callers that can do without the lock. `None`: it was not free soon.
     pub(crate) fn hold_soon<'a>(&self, lock: &'a WordLock, repair: impl Fn()) -> Option<WordLockGuard<'a>> {
         let held = lock.lock_unless(self.me(), |holder| Some(self.take_from_dead(lock, holder, &repair)));
         held.map_or_else(|taken_over| taken_over, Some)
     }
 
-    /// What keeps another process from getting on, as far as that can be seen. The number that it has noted may mean another
-    /// one here, where they run in different containers: so this makes somebody wait for longer, or less long, and decides
-    /// nothing else.
+    /// What blocks another process, as far as this process can see. In another container the noted PID may belong to
+    /// another process. So the answer changes how long this process waits, and nothing else.
     pub(crate) fn hindrance_of(&self, owner: Owner) -> Option<Hindrance> {
         duramen_io::hindrance_of(self.process(owner).process.load(Ordering::Relaxed))
     }
 
-    /// Somebody has been waited for in vain.
+    /// The error after a wait for `holder` that had no result.
     pub(crate) fn busy(&self, holder: Owner, waited: Duration) -> Error {
         let process = self.process(holder).process.load(Ordering::Relaxed);
         Reason::Busy { process, waited }.into()
@@ -569,7 +571,8 @@ impl Region {
             return None;
         }
         let burial = self.seat.bury()?;
-        // While nobody else buries, the entry of a dead process stays that: so this is still about the same one.
+        // Only the holder of the burial lock changes entries of dead processes. So the entry is still that of this
+        // process.
         let guard = self
             .is_dead(holder)
             .then(|| lock.take_over(holder, self.me()))
@@ -579,7 +582,7 @@ impl Region {
         Some(guard)
     }
 
-    /// Puts in order what a lock guards whose holder has died, as [`Region::hold`] does, and lets go of it.
+    /// Repairs what a lock guards whose holder has died, as [`Region::hold`] does, and releases the lock.
     pub(crate) fn free_if_dead(&self, lock: &WordLock, repair: impl Fn()) {
         if let Some(holder) = lock.holder() {
             drop(self.take_from_dead(lock, holder, &repair));
@@ -593,7 +596,8 @@ impl Region {
         if !entry.is_attached() || self.seat.is_alive(owner) {
             return false;
         }
-        // Whoever leaves in order says so before its byte is free, and whoever sits down there meanwhile came later.
+        // A process that detaches orderly clears its entry before its byte is free. A process that takes the entry now
+        // arrived later.
         entry.is_attached() && entry.arrival.load(Ordering::Acquire) == arrival
     }
 
@@ -688,7 +692,7 @@ impl Region {
         self.free_if_dead(&self.control().growth_lock.0, || ());
     }
 
-    /// Whoever dies with this lock leaves everything in order: what it guards is changed by single stores.
+    /// A process that dies with this lock leaves a consistent state: each change of what it guards is a single store.
     fn hold_growth(&self) -> Result<WordLockGuard<'_>> {
         self.hold(&self.control().growth_lock.0, || ())
     }
@@ -718,19 +722,20 @@ impl Region {
     }
 
     /// Forgets the last entry, if it is this one, whose file is gone. The caller has claimed it, so that it stays
-    /// unused meanwhile; whoever claims it next makes it known again.
+    /// unused meanwhile. The next process that claims it registers it again.
     pub(crate) fn forget_last_generation(&self, slot: u16) {
         let used = &self.control().generations_used.0;
         let _ = used.compare_exchange(slot as u32 + 1, slot as u32, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Publishes a version. The caller holds the commit lock, or is recovery. Whoever dies in here has published it or not:
-    /// the words go to the place that nobody is told of, and one store makes that the newest.
+    /// Publishes a version. The caller holds the commit lock, or is recovery. A process that dies in here has published
+    /// all of it or nothing: the words go to the place that readers do not use yet, and one store makes that place the
+    /// newest.
     pub(crate) fn publish(&self, version: &Version) {
         let control = self.control();
         let next = control.published.0.load(Ordering::Relaxed) + 1;
-        // Pairs with the acquire fence in `read_version`: a reader that saw any new word, in the place of the version before
-        // the last one, sees that there is a newer one than that.
+        // Pairs with the acquire fence in `read_version`: a reader that saw any new word, in the place of the version
+        // before the last one, sees that there is a newer one than that.
         fence(Ordering::Release);
         let mut words = [0u64; VERSION_WORDS];
         words[0] = version.number;
@@ -802,7 +807,8 @@ impl Region {
         }
     }
 
-    /// This process is the last one, and the gate is closed: whoever comes next makes another region.
+    /// This process is the last one, and the gate is closed. The next process that opens the store creates another
+    /// region.
     pub(crate) fn goes_with_this_process(&self) {
         self.is_last.store(true, Ordering::Relaxed);
     }
@@ -810,7 +816,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Nobody reads it any more, and whoever opens the store next makes it anew.
+        // No process reads it any more, and the next opening creates a new one.
         if self.is_last.load(Ordering::Relaxed) && !self.is_forked() {
             let _ = self.file.set_len(0);
             if let Some(elsewhere) = &self.elsewhere {

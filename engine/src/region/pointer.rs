@@ -46,7 +46,7 @@ pub(super) struct Elsewhere {
 impl Elsewhere {
     /// Removes it: this process is the last one.
     pub(super) fn remove(&self) {
-        // Whoever opens the store next removes what is left.
+        // The next opening of the store removes what is left.
         let _ = duramen_io::remove_shared_file(&self.path);
         let _ = self.pointer.set_len(0);
     }

@@ -1,21 +1,22 @@
 //! Which processes share a store, and which of them are alive.
 //!
 //! Each has an entry in a table of the shared region and, for as long as it lives, a lock on its own byte of the file
-//! `lock`. The kernel frees that lock when the process dies and at no other time, in whatever container it runs: that is
-//! how the others tell the dead from those that are only stopped. Process ids are for messages; they are reused, and mean
-//! different things in different containers.
+//! `lock`. The kernel frees that lock when the process dies and at no other time, in whatever container it runs: that
+//! is how the others tell the dead from those that are only stopped. Process ids are for messages; they are reused, and
+//! mean different things in different containers.
 //!
 //! ```text
-//! byte 0       the gate: held while somebody opens the store, or closes it as the last one
-//! byte 1       held while somebody takes something over from a dead process
+//! byte 0       the gate: held while a process opens the store, or closes it as the last one
+//! byte 1       held while a process takes something over from a dead process
 //! byte 64 + n  held by the process of entry n
 //! ```
 //!
-//! A lock on all bytes, which is how a process has a store to itself and how those that only read a store which nobody else
-//! has open keep writers out, excludes all of these.
+//! A lock on all bytes, which is how a process has a store to itself and how read-only processes keep writers out of a
+//! store that no other process has open, excludes all of these.
 //!
 //! Invariants: who is attached by its entry and has no lock on its byte is dead. An entry of a dead process is given to
-//! another one only when no word of the region names it any more; words change from naming a dead process only under byte 1.
+//! another one only when no word of the region names it any more; words change from naming a dead process only under
+//! byte 1.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,7 +29,7 @@ use crate::datafile::promises::SharedCosts;
 use crate::error::{Error, Result};
 use crate::limits::PROCESSES_MAX;
 
-/// Locked by whoever has the store open; contains who wrote last.
+/// Locked by every process that has the store open; contains the PID of the last writer.
 pub(crate) const LOCK_FILE: &str = "lock";
 
 const GATE_BYTE: u64 = 0;
@@ -37,14 +38,14 @@ const FIRST_BYTE: u64 = 64;
 /// No process has this byte: it is taken when all are.
 const PROBED_BYTE: u64 = 1 << 40;
 
-/// How long somebody waits for another one to be done with opening: replaying the longest log takes seconds.
+/// How long a process waits while another process opens the store: replaying the longest log takes seconds.
 const GATE_WAIT: Duration = Duration::from_secs(60);
 const GATE_STEP: Duration = Duration::from_millis(5);
 
-/// One process of the table, in the shared region. All zeros: nobody.
+/// One process of the table, in the shared region. All zeros: the entry is free.
 #[repr(C, align(128))]
 pub(crate) struct ProcessEntry {
-    /// Nonzero from when its byte is locked until right before it is let go.
+    /// Nonzero from when its byte is locked until right before it is released.
     attached: AtomicU32,
     /// Its id, as it sees it.
     pub(crate) process: AtomicU32,
@@ -63,7 +64,7 @@ pub(crate) const PROCESS_BYTES: usize = 128;
 const _: () = assert!(size_of::<ProcessEntry>() == PROCESS_BYTES);
 
 impl ProcessEntry {
-    /// Release: whoever sees that the entry is taken sees whose it is.
+    /// Release: a process that sees that the entry is taken sees whose it is.
     pub(crate) fn occupy(&self, process: u32, since: Duration, arrival: u64) {
         self.process.store(process, Ordering::Relaxed);
         self.since.store(since.as_millis() as u64, Ordering::Relaxed);
@@ -79,7 +80,7 @@ impl ProcessEntry {
         self.attached.load(Ordering::Acquire) != 0
     }
 
-    /// The number of the process in an entry as it lies in the file; `None`: nobody has it.
+    /// The number of the process in an entry as it lies in the file; `None`: the entry is free.
     pub(crate) fn process_in(bytes: &[u8; PROCESS_BYTES]) -> Option<u32> {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let (attached, process) = (offset_of!(ProcessEntry, attached), offset_of!(ProcessEntry, process));
@@ -91,7 +92,7 @@ impl ProcessEntry {
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) owner: Owner,
-    /// `None`: nobody else can have the store open, so nobody else can die.
+    /// `None`: no other process can have the store open, so none can die.
     locks: Option<Box<dyn ByteLocks>>,
     /// Threads of one process do not exclude each other by byte locks.
     burying: Mutex<()>,
@@ -139,7 +140,7 @@ impl Seat {
         }))
     }
 
-    /// Whether somebody has locked the store as a whole. What cannot be told counts as no.
+    /// Whether a process has locked the store as a whole. If that cannot be determined, the answer is no.
     pub(crate) fn is_whole_taken(platform: &Platform) -> bool {
         let locks = platform.storage.byte_locks(LOCK_FILE);
         locks.is_ok_and(|locks| locks.is_taken(PROBED_BYTE).unwrap_or(false))
@@ -177,14 +178,14 @@ impl Seat {
         (0..PROCESSES_MAX as u16).any(|number| self.is_alive(Owner::new(number)))
     }
 
-    /// Lets go of the byte of this process's entry.
+    /// Releases the byte of this process's entry.
     pub(crate) fn stand_up(&self) {
         if let Some(locks) = &self.locks {
             let _ = locks.release(FIRST_BYTE + u64::from(self.owner.number()));
         }
     }
 
-    /// Takes the byte of an entry, which is ours from then on. `false`: it is somebody's.
+    /// Takes the byte of an entry, which is ours from then on. `false`: another process has it.
     pub(crate) fn sit(&mut self, number: u16) -> Result<bool> {
         let Some(locks) = &self.locks else { return Ok(true) };
         let taken = locks.take(FIRST_BYTE + u64::from(number));
@@ -195,14 +196,14 @@ impl Seat {
         Ok(taken)
     }
 
-    /// Whether somebody else has the byte of an entry. What cannot be told counts as life.
+    /// Whether another process has the byte of an entry. If that cannot be determined, the process counts as alive.
     pub(crate) fn is_alive(&self, owner: Owner) -> bool {
         let byte = FIRST_BYTE + u64::from(owner.number());
         let locks = self.locks.as_ref();
         locks.is_some_and(|locks| locks.is_taken(byte).unwrap_or(true))
     }
 
-    /// Keeps others from taking something over from the dead. `None`: somebody is at it.
+    /// Keeps other processes from taking things over from dead processes. `None`: another process is doing so.
     pub(crate) fn bury(&self) -> Option<Burial<'_>> {
         let locks = self.locks.as_deref()?;
         let one = self.burying.lock().unwrap_or_else(|e| e.into_inner());

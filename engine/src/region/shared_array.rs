@@ -1,10 +1,10 @@
-//! Arrays that grow, in the memory of the shared region: what the allocator of the data file keeps there, so that another
-//! process finds it where it is.
+//! Arrays that grow, in the memory of the shared region: what the allocator of the data file keeps there, so that
+//! another process finds it where it is.
 //!
-//! An array has a head, a fixed part of the region's `Control`, and a piece of the region's memory. When the piece is full
-//! the elements are copied into a larger one, the head is turned over to that by a single store, and the old piece is given
-//! back. Whoever dies in between leaves an array with its old or its new piece, and at the worst one that is given
-//! back the next time it grows.
+//! An array has a head, a fixed part of the region's `Control`, and a piece of the region's memory. When the piece is
+//! full the elements are copied into a larger one, the head is turned over to that by a single store, and the old piece
+//! is given back. A process that dies in between leaves an array with its old or its new piece, and at worst a spare
+//! piece that is given back when the array grows next.
 //!
 //! Invariant: `length * size of an element <= bytes of the current piece`.
 
@@ -28,7 +28,7 @@ unsafe impl Plain for u64 {}
 // SAFETY: numbers side by side.
 unsafe impl<const N: usize> Plain for [u64; N] {}
 
-/// An array of the region in the hands of whoever holds the lock that guards it. What changes is noted in the region's
+/// An array of the region, as the holder of its lock sees it. What changes is noted in the region's
 /// undo log, as long as it changes through [`SharedArray::put`], `resize`, `push` and `Words`.
 pub(crate) struct SharedArray<'a, T: Plain> {
     region: &'a Region,
@@ -42,7 +42,7 @@ impl<'a, T: Plain> SharedArray<'a, T> {
     /// The array with this head, which lies in this region.
     ///
     /// # Safety
-    /// Nobody else, of this process or another, uses it meanwhile: everybody takes the lock that guards it.
+    /// No other thread of any process uses it meanwhile: every user takes the lock that guards it.
     pub(crate) unsafe fn new(region: &'a Region, head: &'a ArrayHead, number: u64) -> SharedArray<'a, T> {
         SharedArray {
             region,
@@ -107,15 +107,15 @@ impl<'a, T: Plain> SharedArray<'a, T> {
     fn move_to(&mut self, bytes: u64) -> Result<()> {
         let (now, next) = (self.current(), 1 - self.current());
         let [old, new] = [&self.head.pieces[now], &self.head.pieces[next]];
-        // Left by somebody who died while the array moved.
+        // Left by a process that died while the array moved.
         if new.place().1 > 0 {
             self.region.give_back(new)?;
         }
         let (offset, _) = self.region.take_for_array(new, bytes)?;
         let target = self.region.memory(offset).cast::<T>();
-        // SAFETY: the new piece is at least as long as the elements, belongs to nobody else and does not overlap the old.
+        // SAFETY: the new piece is at least as long as the elements, has no other owner and does not overlap the old.
         unsafe { std::ptr::copy_nonoverlapping(self.elements(), target, self.count()) };
-        // Release: whoever finds the new piece finds the elements in it.
+        // Release: a process that finds the new piece finds the elements in it.
         self.head.current.store(next as u64, Ordering::Release);
         if old.place().1 > 0 {
             // What is not given back now is so when the array moves again.
@@ -197,7 +197,7 @@ impl<T: Plain> Deref for SharedArray<'_, T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: the elements lie in a piece of memory that is ours, were written before the length covered them, are
-        // valid whatever their bits, and nobody changes them while we have the lock.
+        // valid whatever their bits, and no thread changes them while the caller holds the lock.
         unsafe { std::slice::from_raw_parts(self.elements(), self.count()) }
     }
 }
@@ -226,7 +226,7 @@ mod tests {
         let region = Region::private().unwrap();
         let space = &region.control().space;
         let mut rng = fastrand::Rng::with_seed(17);
-        // SAFETY: nobody else knows this region.
+        // SAFETY: no other thread knows this region.
         let (mut words, mut triples) = unsafe {
             (
                 SharedArray::<u64>::new(&region, &space.used, 0),
@@ -262,11 +262,11 @@ mod tests {
     fn whoever_comes_later_finds_an_array_where_it_is() {
         let region = Region::private().unwrap();
         let head = &region.control().space.loose;
-        // SAFETY: nobody else knows this region, and one array is gone before the next one comes.
+        // SAFETY: no other thread knows this region, and one array is gone before the next one comes.
         let array = || unsafe { SharedArray::<u64>::new(&region, head, 0) };
         array().reserve(3).unwrap();
         (0..3).for_each(|number| array().append(&[number]));
-        // Somebody died after taking the memory that the array was about to move to.
+        // A process died after taking the memory for the array's move.
         region
             .take_for_array(&head.pieces[1 - array().current()], 100_000)
             .unwrap();
@@ -280,7 +280,7 @@ mod tests {
     fn changes_of_a_step_are_undone_also_when_the_array_has_moved() {
         let region = Region::private().unwrap();
         let head = &region.control().space.used;
-        // SAFETY: nobody else knows this region.
+        // SAFETY: no other thread knows this region.
         let mut array = unsafe { SharedArray::<u64>::new(&region, head, 0) };
         let mut rng = fastrand::Rng::with_seed(3);
         array.reserve(1_000).unwrap();

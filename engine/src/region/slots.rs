@@ -10,8 +10,8 @@ use crate::limits::SNAPSHOTS_MAX;
 
 /// Pin value of a free slot.
 const FREE: u64 = 0;
-/// Bit of the pin value of a slot whose owner, whose number is the rest, has not yet chosen its version: nothing at all may
-/// be reclaimed.
+/// Bit of the pin value of a slot whose owner, whose number is the rest, has not yet chosen its version: nothing at all
+/// may be reclaimed.
 const CLAIMED: u64 = 1 << 63;
 /// `follow` value of a snapshot that does not need the generations after its own.
 const FOLLOW_NONE: u64 = 0;
@@ -30,9 +30,9 @@ pub(crate) struct Slot {
     pub(crate) commit: AtomicU64,
     /// Time of day at which it was taken, in milliseconds since 1970.
     pub(crate) since: AtomicU64,
-    /// Counts the uses of this slot that are over, so that an id names one snapshot for ever. Written by the owner.
+    /// Counts the uses of this slot that are over, so that an id never names two snapshots. Written by the owner.
     uses: AtomicU64,
-    /// One more than the newest use that somebody ended, so that it cannot be taken for the end of a later one.
+    /// One more than the newest use that was ended from outside, so that it does not end a later use.
     ended: AtomicU64,
     /// Number of the entry of the process whose slot it is.
     owner: AtomicU32,
@@ -47,13 +47,13 @@ const _: () = assert!(SNAPSHOTS_MAX <= 1 << SLOT_INDEX_BITS);
 /// The pins that a reclaim must respect.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    /// Somebody is just beginning: reclaim nothing.
+    /// A reader is just beginning: reclaim nothing.
     pub(crate) everything: bool,
     /// Pinned versions, ascending.
     pub(crate) versions: Vec<u64>,
     /// Oldest generation number that a write transaction or stream follows.
     pub(crate) follow: Option<u64>,
-    /// Oldest version of one that follows and can still go on.
+    /// Oldest version of a stream that follows the log and can continue.
     pub(crate) follow_version: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ impl Pins {
         self.everything || self.versions.get(first).is_some_and(|&version| version < death)
     }
 
-    /// Whether somebody follows the log from before `death`, and so may meet a reference to what died then.
+    /// Whether a stream follows the log from before `death`, and so may meet a reference to what died then.
     pub(crate) fn hold_logged(&self, death: u64) -> bool {
         self.follow_version.is_some_and(|version| version < death)
     }
@@ -76,8 +76,8 @@ impl Region {
     pub(crate) fn pin(&self, hint: usize, limit: &AtomicU64) -> Result<(Pin, Version, u64)> {
         let index = self.claim(hint)?;
         let slot = self.slot(index);
-        // The claim stored that nothing may go; this fence orders it before the reads of the version. It pairs with the fence in
-        // `pins`: either the reclaimer sees our pin, or we see the version it published before it looked.
+        // The claim stored that nothing may go; this fence orders it before the reads of the version. It pairs with the
+        // fence in `pins`: either the reclaimer sees our pin, or we see the version it published before it looked.
         fence(Ordering::SeqCst);
         let (version, commit) = self.read_version(limit);
         slot.commit.store(commit, Ordering::Relaxed);
@@ -112,11 +112,11 @@ impl Region {
         }
     }
 
-    /// Makes slot number `count` usable, unless somebody else just did.
+    /// Makes slot number `count` usable, unless another thread just did.
     fn add_slot(&self, count: usize) -> Result<()> {
         let used = &self.control().slots_used.0;
         if count < self.control().slots_allocated.load(Ordering::Acquire) as usize {
-            // Whoever begins to read must not wait for somebody who was stopped while he made room.
+            // A reader that begins must not wait for a process that was suspended while it made room.
             let _ = used.compare_exchange(count as u32, count as u32 + 1, Ordering::SeqCst, Ordering::Relaxed);
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl Region {
             .store(number.map_or(FOLLOW_NONE, |n| n as u64 + 1), Ordering::SeqCst);
     }
 
-    /// Takes a slot for a version that somebody else has pinned and keeps pinned meanwhile.
+    /// Takes a slot for a version that another pin holds meanwhile.
     pub(crate) fn pin_again(&self, version: u64, commit: u64) -> Result<Pin> {
         let index = self.claim(0)?;
         let slot = self.slot(index);
@@ -315,7 +315,7 @@ mod tests {
         let second = pin();
         assert_eq!(second.index, index);
         let slot = region.pinned(&second);
-        // Somebody found the first use, and gets to ending it only now.
+        // A thread found the first use, and ends it only now.
         slot.end(id);
         assert!(!slot.is_ended());
         slot.end(slot.id(index));

@@ -1,11 +1,11 @@
-//! What the allocator's lock guards, as it was before the present step: whoever takes the lock from a dead process puts it
-//! back, and the step has never begun.
+//! What the allocator's lock guards, as it was before the present step: the next holder of a dead process's lock puts
+//! it back, and the step has never begun.
 //!
-//! Words of the arrays are noted here right before they change. The numbers beside the arrays are kept twice, and which of
-//! the two counts follows from the number of steps that are done: so one store ends a step, all or nothing.
+//! Words of the arrays are noted here right before they change. The numbers beside the arrays are kept twice, and which
+//! of the two counts follows from the number of steps that are done: so one store ends a step, all or nothing.
 //!
-//! Invariant: when this log is of the present step, undoing its notes from the last to the first gives the arrays as they
-//! were when the step began.
+//! Invariant: when this log is of the present step, undoing its notes from the last to the first gives the arrays as
+//! they were when the step began.
 
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
@@ -35,8 +35,8 @@ pub(crate) enum Note {
     Length { array: u64, length: u64 },
 }
 
-/// Count of a step that changes more than can be noted. None is known; were there one, and somebody died in it, the store
-/// would have to be opened anew.
+/// Count of a step that changes more than can be noted. None is known; if there were one, and a process died in it, the
+/// store would have to be reopened.
 const TOO_MANY: u64 = u64::MAX;
 
 const LENGTH_BIT: u64 = 1 << 62;

@@ -1,12 +1,12 @@
 //! Syncs of the log, one for all commits that wait, and of the data file, in all processes that share a store.
 //!
-//! The simple version: a thread that waits for its commit takes the lock, syncs, and announces how far everything survives
-//! power loss. Threads that find the lock taken wait for that.
+//! The simple version: a thread that waits for its commit takes the lock, syncs, and announces how far everything
+//! survives power loss. Threads that find the lock taken wait for that.
 //!
-//! Why it is hard: the kernel reports once that it could not write bytes, to each description of the file that was open at
-//! that moment. Then it takes the bytes for clean. A description that is opened after the report learns nothing, and its
-//! syncs succeed. So the success of a sync counts only for bytes that this description would have been told of. Three rules
-//! follow:
+//! Why it is hard: the kernel reports once that it could not write bytes, to each description of the file that was open
+//! at that moment. Then it takes the bytes for clean. A description that is opened after the report learns nothing, and
+//! its syncs succeed. So the success of a sync counts only for bytes that this description would have been told of.
+//! Three rules follow:
 //!
 //! | case | rule |
 //! |---|---|
@@ -14,19 +14,18 @@
 //! | the lock comes from a process that died with it, and may have been told | the region holds a doubt until what is not known to be durable was compared with what the device has, see `unsynced` |
 //! | a process syncs a file through this description for the first time, and the file held bytes of others when it was opened | as above: a third program may have synced the file and consumed the report |
 //!
-//! A process that is suspended in the middle of a sync keeps the lock. Others that wait for a sync get [`Reason::Busy`] or
-//! [`Reason::NotSynced`] with its PID; the commit itself stands, and everybody can read it.
+//! A process that is suspended in the middle of a sync keeps the lock. Others that wait for a sync get [`Reason::Busy`]
+//! or [`Reason::NotSynced`] with its PID; the commit itself stands, and everybody can read it.
 //!
 //! The leader reads where the records end under the commit lock, and notes that they may be durable from now on. So no
 //! record is on its way to the unit that is synced, and later records begin in another one.
 //!
-//! Invariants: `synced <= visible`; `synced` reaches a commit only after a sync that began after its record was written,
-//! by a description that is told of everything that came between.
+//! Invariants: `synced <= visible`; `synced` reaches a commit only after a sync that began after its record was
+//! written, by a description that is told of everything that came between.
 
 pub(crate) mod unsynced;
 
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -41,7 +40,7 @@ use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{LogEnd, Patience};
 use crate::sync::unsynced::make_durable;
 
-/// How often a thread that waits for a sync looks for changes that woke nobody.
+/// How often a thread that waits for a sync checks for changes without a wake-up.
 const STEP: Duration = Duration::from_millis(20);
 const STEPS_PER_LOOK: u32 = (LOOK_INTERVAL.as_millis() / STEP.as_millis()) as u32;
 
@@ -50,27 +49,6 @@ const STEPS_PER_LOOK: u32 = (LOOK_INTERVAL.as_millis() / STEP.as_millis()) as u3
 pub(crate) enum Synced {
     Log,
     Data,
-}
-
-/// What a process remembers of syncs.
-#[derive(Debug, Default)]
-pub(crate) struct Syncs {
-    futures: Mutex<FutureSyncs>,
-}
-
-/// What became of syncs for futures.
-#[derive(Debug, Default)]
-struct FutureSyncs {
-    /// How many attempts have come to an end.
-    attempts: u64,
-    /// The newest commit that the last one gave up on, which process was in the way, and for how long.
-    given_up: Option<(u64, u32, Duration)>,
-}
-
-impl Syncs {
-    fn futures(&self) -> MutexGuard<'_, FutureSyncs> {
-        self.futures.lock().unwrap_or_else(|e| e.into_inner())
-    }
 }
 
 impl Core {
@@ -109,7 +87,8 @@ impl Core {
         })
     }
 
-    /// Makes what is visible now survive power loss, for the futures that wait for that; or gives up, so that they say so.
+    /// Makes what is visible now survive power loss, for the futures that wait for that; or gives up, so that they say
+    /// so.
     pub(crate) fn sync_for_futures(&self) {
         let commit = self.control().visible.0.load(Ordering::Acquire);
         // A failed sync has stopped the store; the futures find that out themselves.
@@ -126,7 +105,8 @@ impl Core {
         self.syncs.futures().attempts
     }
 
-    /// Whether waiting for a commit to be durable was given up, in an attempt that came to its end after so many others.
+    /// Whether waiting for a commit to be durable was given up, in an attempt that came to its end after so many
+    /// others.
     pub(crate) fn was_given_up(&self, commit: u64, attempts: u64) -> Option<Error> {
         let futures = self.syncs.futures();
         let is_it = |&(newest, ..): &(u64, u32, Duration)| commit <= newest && attempts < futures.attempts;
@@ -147,8 +127,8 @@ impl Core {
         self.wait_synced_by(commit, |core| core.sync_log(None))
     }
 
-    /// Waits until a complete generation, of which this is the last commit, survives power loss. Does not sync the active
-    /// generation: its next records could not be stored to a mapping, beside those that were synced.
+    /// Waits until a complete generation, of which this is the last commit, survives power loss. Does not sync the
+    /// active generation: its next records could not be stored to a mapping, beside those that were synced.
     pub(crate) fn wait_generation_synced(&self, last_commit: u64) -> Result<()> {
         self.wait_synced_by(last_commit, |core| core.sync_log(Some(last_commit)))
     }
@@ -170,8 +150,8 @@ impl Core {
             if let Some(leading) = lock.try_lock(self.region.me()) {
                 let attempt = sync(self);
                 let led = self.syncing().1;
-                // The lock first, then the word: a thread that wakes while the lock is still held would find it taken and
-                // sleep again, with only the clock to wake it (`tests/schedules.rs` has this schedule).
+                // The lock first, then the word: a thread that wakes while the lock is still held would find it taken
+                // and sleep again, with only the clock to wake it (`tests/schedules.rs` has this schedule).
                 drop(leading);
                 match attempt {
                     Ok(synced) => self.announce_synced(synced, led),
@@ -195,8 +175,8 @@ impl Core {
         }
     }
 
-    /// Syncs the log up to `last_commit`, the last one of a generation, or up to what is visible now, and says how far that
-    /// is. The caller has the sync lock, and announces it.
+    /// Syncs the log up to `last_commit`, the last one of a generation, or up to what is visible now, and says how far
+    /// that is. The caller has the sync lock, and announces it.
     fn sync_log(&self, last_commit: Option<u64>) -> Result<u64> {
         let control = self.control();
         // Where there is a doubt, all of the log is looked at.
@@ -269,8 +249,8 @@ impl Core {
 
     /// Syncs a log file, and makes sure of what the kernel may have reported to another description only.
     ///
-    /// What is below the end of the records does not change; and what is not known to be synced is not folded, so that the
-    /// file stays that of this generation.
+    /// What is below the end of the records does not change; and what is not known to be synced is not folded, so that
+    /// the file stays that of this generation.
     fn sync_log_file(&self, slot: u16, open: &OpenFile, end: LogEnd) -> Result<()> {
         let sync = || {
             open.file
@@ -301,16 +281,16 @@ impl Core {
         (syncing >> 1, (syncing & 1) as usize)
     }
 
-    /// Which of the two words somebody is to sleep on who waits for a commit. To be asked after both were read: a sync that ends
+    /// Which of the two words a thread sleeps on that waits for a commit. Called after both were read: a sync that ends
     /// or begins meanwhile has changed the word, or is about to.
     fn place_to_wait(&self, commit: u64) -> usize {
         let (up_to, place) = self.syncing();
         if commit <= up_to { place } else { 1 - place }
     }
 
-    /// Publishes how far the log is durable, and wakes the threads that wait for that. `led` is the word of the sync. Of
-    /// the threads that came too late for it one is woken, which syncs for the others; if all of them woke, all but one
-    /// would sleep again. It wakes last: the more of the others have run when it begins, the more commits it syncs.
+    /// Publishes how far the log is durable, and wakes the threads that wait for that. `led` is the word of the sync.
+    /// Of the threads that came too late for it one is woken, which syncs for the others; if all of them woke, all but
+    /// one would sleep again. It wakes last: the more of the others have run when it begins, the more commits it syncs.
     fn announce_synced(&self, commit: u64, led: usize) {
         let control = self.control();
         control.synced.0.fetch_max(commit, Ordering::AcqRel);
@@ -378,7 +358,8 @@ mod tests {
         let options = Options::new()
             .maintenance(Maintenance::Manual)
             .durability(Durability::Written);
-        // One of them is suspended or dead, and the other one does not wait for it on the way out of a test that failed.
+        // One of them is suspended or dead, and the other one does not wait for it on the way out of a test that
+        // failed.
         ManuallyDrop::new(options.open_on(disk.platform()).expect("a store"))
     }
 
@@ -437,7 +418,7 @@ mod tests {
         }
     }
 
-    /// What becomes of a future, by a waker that somebody else wakes.
+    /// What becomes of a future, by a waker that another thread wakes.
     fn resolved(future: crate::CommitFuture) -> Result<crate::Commit> {
         struct Thread(std::thread::Thread);
         impl std::task::Wake for Thread {
@@ -553,8 +534,8 @@ mod tests {
         }
     }
 
-    /// A third program syncs a file of the store (`sync FILE`, an agent that makes backups) and consumes the kernel's report
-    /// of a failure. Then a process attaches, to which the kernel reports nothing.
+    /// A third program syncs a file of the store (`sync FILE`, an agent that makes backups) and consumes the kernel's
+    /// report of a failure. Then a process attaches, to which the kernel reports nothing.
     fn survives_a_foreign_sync(seed: u64, of: Synced, bytes: usize) -> bool {
         let disk = SimDisk::new(seed);
         let older = open(&disk);

@@ -1,19 +1,20 @@
 //! Bytes that the kernel takes for written although the device does not have them.
 //!
-//! The kernel reports once that it could not write a page, to each description of the file that was open then, and takes the
-//! page for clean afterwards. A process that comes later is told nothing: its syncs succeed, and a power cut takes the bytes.
-//! So before a process relies on bytes that others wrote, and that no sync is known to have covered, it looks at what the
-//! device has ([`File::read_device`]) and writes again what differs from the kernel's memory.
+//! The kernel reports once that it could not write a page, to each description of the file that was open then, and
+//! takes the page for clean afterwards. A process that comes later is told nothing: its syncs succeed, and a power cut
+//! takes the bytes. So before a process relies on bytes that others wrote, and that no sync is known to have covered,
+//! it looks at what the device has ([`File::read_device`]) and writes again what differs from the kernel's memory.
 //!
-//! Writing all of them again would be simpler, and wrong: some may be durable, and acknowledged, by a process that could not
-//! say so any more; and a power cut may destroy a unit that is being written, also one whose bytes do not change. A unit of
-//! which the device has other bytes holds nothing that was ever synced.
+//! Writing all of them again would be simpler, and wrong: some may be durable, and acknowledged, by a process that
+//! could not say so any more; and a power cut may destroy a unit that is being written, also one whose bytes do not
+//! change. A unit of which the device has other bytes holds nothing that was ever synced.
 //!
-//! In the data file, what the durable base refers to is durable. Everything else that is in use is found from what refers
-//! to it: the pages of the published tree that are newer than the durable base, and the values and runs that records
-//! refer to which are not folded. A pin keeps the first where they are meanwhile, and all of them the lock on syncs of the
-//! data file, which the caller has: without such a sync nothing comes free that is in use now. Pages that are written and
-//! not referred to yet are synced before a record refers to them, or with it, by a process that lives and had the file open.
+//! In the data file, what the durable base refers to is durable. Everything else that is in use is found from what
+//! refers to it: the pages of the published tree that are newer than the durable base, and the values and runs that
+//! records refer to which are not folded. A pin keeps the first where they are meanwhile, and all of them the lock on
+//! syncs of the data file, which the caller has: without such a sync nothing comes free that is in use now. Pages that
+//! are written and not referred to yet are synced before a record refers to them, or with it, by a process that lives
+//! and had the file open.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -79,8 +80,8 @@ fn write_differences_again(file: &dyn File, unit: u64, range: Range<u64>) -> Res
 }
 
 impl Core {
-    /// Makes everything in the data file durable that is in use, whatever the kernel has reported to others. The caller has
-    /// the lock on syncs of the data file; `sync` syncs it.
+    /// Makes everything in the data file durable that is in use, whatever the kernel has reported to others. The caller
+    /// has the lock on syncs of the data file; `sync` syncs it.
     pub(crate) fn make_data_durable(&self, sync: &dyn Fn() -> Result<()>) -> Result<()> {
         // What the log refers to is known once it is decided whether the last commit of a dead process stands.
         drop(self.hold_commits()?);
@@ -141,8 +142,8 @@ mod tests {
         (0..length).map(|at| (number as usize * 31 + at) as u8).collect()
     }
 
-    /// A base that is published and not durable, and long values that only the log refers to, when the process that syncs
-    /// the data file is told of an error, and dies. The disk's seed says which of the pages are lost.
+    /// A base that is published and not durable, and long values that only the log refers to, when the process that
+    /// syncs the data file is told of an error, and dies. The disk's seed says which of the pages are lost.
     #[test]
     fn what_the_kernel_gave_up_is_written_again_and_survives_power_loss() {
         for seed in 0..10 {
@@ -157,7 +158,7 @@ mod tests {
             put(500..1_500);
             store.sync().expect("a durable log");
             let core = store.core();
-            let mut state = core.hold_maintenance().expect("nobody else has it");
+            let mut state = core.hold_maintenance().expect("no other process has it");
             assert!(core.fold(&mut state).expect("a fold"), "some generations are full");
             drop(state);
             put(1_500..1_550);

@@ -1,4 +1,4 @@
-//! A set of block numbers: which pages of a simulated file were ever touched, which blocks it occupies.
+//! A set of block numbers: the pages of a simulated file that were ever touched, or the blocks that it occupies.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ pub(super) struct Bits {
 }
 
 impl Bits {
-    /// How many numbers are in the set.
+    /// Number of members.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
@@ -36,7 +36,7 @@ impl Bits {
         }
     }
 
-    /// Takes out `start` and everything after it.
+    /// Removes `start` and everything after it.
     pub(super) fn remove_from(&mut self, start: u64) {
         let end = self.words.len() as u64 * 64;
         for (index, mask) in masks(start.min(end)..end) {
@@ -46,7 +46,7 @@ impl Bits {
         }
     }
 
-    /// How many of `numbers` are not in the set.
+    /// Number of `numbers` that are not in the set.
     pub(super) fn missing(&self, numbers: Range<u64>) -> u64 {
         let word = |index: usize| self.words.get(index).copied().unwrap_or(0);
         masks(numbers)
@@ -54,7 +54,7 @@ impl Bits {
             .sum()
     }
 
-    /// Keeps only what is in `other` too.
+    /// Keeps only members that are also in `other`.
     pub(super) fn intersect(&mut self, other: &Bits) {
         for (index, word) in self.words.iter_mut().enumerate() {
             *word &= other.words.get(index).copied().unwrap_or(0);
@@ -62,7 +62,7 @@ impl Bits {
         self.count = self.words.iter().map(|word| u64::from(word.count_ones())).sum();
     }
 
-    /// The members within `numbers`, as runs of neighbours, ascending.
+    /// The members within `numbers`, as consecutive runs, ascending.
     pub(super) fn runs(&self, numbers: Range<u64>) -> Vec<Range<u64>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         let end = numbers.end.min(self.words.len() as u64 * 64);

@@ -1,8 +1,8 @@
-//! The current bytes of one simulated file, in memory that is at the same time the file's mapping.
+//! The current bytes of one simulated file, in memory that is also the file's mapping.
 //!
-//! The bytes live in one reservation of addresses, so that a write is at once visible through every mapping. A file
-//! that outgrows its reservation moves to a larger one; reservations that somebody still maps are kept and every
-//! later write is repeated in them. Only pages that were ever written are copied when a disk is copied.
+//! The bytes are in one reservation of addresses, so a write is visible at once through every mapping. A file that
+//! outgrows its reservation moves to a larger reservation. Reservations that are still mapped are kept, and every later
+//! write is repeated in them. Copying a disk copies only pages that were ever written.
 //!
 //! Invariant: pages outside `touched` hold zeros.
 
@@ -16,16 +16,16 @@ use super::bits::Bits;
 /// Unit of `touched` and of a file's blocks.
 pub(super) const PAGE: u64 = 4096;
 
-/// Addresses taken for a file unless a mapping asks for more: address space is plentiful, moving is not free.
+/// Addresses reserved for a file unless a mapping asks for more: address space is plentiful, moving is expensive.
 const DEFAULT_RESERVE: u64 = 256 << 20;
 
-/// Bytes in mappable memory; reads beyond what was written give zeros.
+/// Bytes in mappable memory. Reads beyond the written bytes return zeros.
 #[derive(Debug, Default)]
 pub(super) struct Content {
-    /// The last one is the file's; those before it are smaller ones that were mapped when the file outgrew them.
+    /// The last is the file's. Those before it are smaller reservations that were mapped when the file outgrew them.
     reservations: Vec<Arc<Reservation>>,
     touched: Bits,
-    /// Somebody may store through a mapping, so the reservation can no longer be exchanged for a larger one.
+    /// A mapping may be used for stores, so the reservation can no longer be replaced by a larger one.
     pinned: bool,
 }
 
@@ -92,7 +92,7 @@ impl Content {
         }
     }
 
-    /// Notes that a range was stored to through a mapping.
+    /// Records that a range was stored to through a mapping.
     pub(super) fn touch(&mut self, offset: u64, length: usize) {
         if length > 0 {
             self.touched
@@ -116,7 +116,7 @@ impl Content {
         }
     }
 
-    /// The same bytes in new memory that nobody maps.
+    /// Copies the bytes into new, unmapped memory.
     pub(super) fn copy(&self) -> io::Result<Content> {
         let mut copy = Content::default();
         if let Some(from) = self.reservations.last() {

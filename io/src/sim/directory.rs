@@ -1,7 +1,7 @@
-//! The names of a simulated disk: what they are now, what the device holds, and the changes in between.
+//! The names of a simulated disk: the current names, the names on the device, and the changes in between.
 //!
-//! A change survives a power cut only after a sync of the directory. Without it changes may survive in any
-//! combination that can be put together: one that needs a change that did not survive does not either.
+//! A change survives a power cut for certain only after a sync of the directory. Without a sync, changes survive in any
+//! possible combination: a change that needs a lost change is lost too.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use fastrand::Rng;
 
 use super::survival::{Survival, kept_in_order};
 
-/// Number of a file, whatever its name.
+/// Number of a file, independent of its name.
 pub(super) type InodeId = u64;
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ impl Change {
         }
     }
 
-    /// Makes the change, if what it needs is there.
+    /// Makes the change, if what it needs exists.
     fn apply(&self, names: &mut BTreeMap<String, InodeId>) {
         match self {
             Change::Create(name, inode) => {
@@ -103,14 +103,14 @@ impl Directory {
         self.changes.push((sequence, change));
     }
 
-    /// All changes are durable.
+    /// Makes all changes durable.
     pub(super) fn sync(&mut self) {
         for (_, change) in self.changes.drain(..) {
             change.apply(&mut self.durable);
         }
     }
 
-    /// A sync failed: some changes are forgotten, though they can still be seen.
+    /// Simulates a failed sync: some changes are forgotten, though they can still be seen.
     pub(super) fn sync_badly(&mut self, random: &mut Rng) {
         self.changes.retain(|_| random.bool());
     }
@@ -119,7 +119,7 @@ impl Directory {
         self.changes.iter().map(|(sequence, _)| *sequence)
     }
 
-    /// The names that a power cut now leaves.
+    /// The names that remain after a power cut now.
     pub(super) fn survivors(&self, survival: Survival, random: &mut Rng) -> BTreeMap<String, InodeId> {
         let sequences: Vec<u64> = self.sequences().collect();
         let in_order = !matches!(survival, Survival::Each { .. }) || random.bool();

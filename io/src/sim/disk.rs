@@ -1,4 +1,4 @@
-//! The state of a simulated disk, and every call on it: count it, decide its fate, do it.
+//! The state of a simulated disk. Every call on it is counted, its fate is decided, and it is done.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,25 +19,25 @@ use super::survival::{Chooser, Survival};
 struct Holders {
     shared: usize,
     is_exclusive: bool,
-    /// Who has which byte.
+    /// The holder of each locked byte.
     bytes: BTreeMap<u64, u64>,
 }
 
-/// Everything behind the mutex of a simulated disk.
+/// The state behind the mutex of a simulated disk.
 #[derive(Debug)]
 pub(super) struct Disk {
     pub(super) random: Rng,
     pub(super) plan: Plan,
     /// Bytes that all files together may occupy.
     pub(super) capacity: Option<u64>,
-    /// What a power cut destroys as a whole or in part.
+    /// The unit that a power cut destroys, as a whole or in part.
     pub(super) write_unit: u64,
     pub(super) tears_units: bool,
-    /// What destroyed bytes are taken from now and then.
+    /// Bytes that sometimes replace destroyed bytes.
     pub(super) stale: Vec<u8>,
     /// One line for each call since tracing began.
     pub(super) trace: Option<Vec<String>>,
-    /// Syncs of files whose names start so do nothing.
+    /// Syncs of files whose names begin with this do nothing.
     pub(super) ignored_syncs: Option<String>,
     pub(super) ignores_directory_sync: bool,
     directory: Directory,
@@ -106,7 +106,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// A disk of the same make without files, plans and locks.
+    /// A disk with the same settings, without files, plans and locks.
     fn successor(&self, seed: u64) -> Disk {
         Disk {
             write_unit: self.write_unit,
@@ -141,7 +141,7 @@ impl Disk {
         }
     }
 
-    /// Counts a call, writes it into the trace, and says what happens to it.
+    /// Counts a call, adds it to the trace, and returns its fate.
     fn begin(&mut self, needs_space: bool, call: impl FnOnce() -> String) -> io::Result<Fate> {
         let fate = self.plan.next(needs_space)?;
         self.sequence += 1;
@@ -152,7 +152,7 @@ impl Disk {
         Ok(fate)
     }
 
-    /// Whether a call that changes one thing at once happens: a process that dies in it does not say.
+    /// Whether a call that changes one thing at once happens. For a process that dies in the call it is random.
     fn happens(&mut self, fate: Fate) -> bool {
         match fate {
             Fate::Whole => true,
@@ -247,7 +247,7 @@ impl Disk {
         Self::end(fate)
     }
 
-    /// Takes a lock, if its holders allow.
+    /// Takes a lock, if its holders allow it.
     pub(super) fn lock(&mut self, name: &str, mode: LockMode) -> io::Result<bool> {
         check_name(name)?;
         self.plan.check_running()?;
@@ -274,7 +274,7 @@ impl Disk {
         }
     }
 
-    /// Makes a holder of locks on bytes.
+    /// Creates a holder of byte locks.
     pub(super) fn byte_holder(&mut self, name: &str) -> io::Result<u64> {
         check_name(name)?;
         self.plan.check_running()?;
@@ -304,7 +304,7 @@ impl Disk {
         Ok(by_other || holders.is_exclusive || holders.shared > 0)
     }
 
-    /// Frees the bytes of a holder that are chosen.
+    /// Frees the chosen bytes of a holder.
     pub(super) fn free_bytes(&mut self, name: &str, holder: u64, is_chosen: impl Fn(u64) -> bool) {
         let bytes = &mut self.holders(name).bytes;
         bytes.retain(|&byte, &mut found| found != holder || !is_chosen(byte));
@@ -341,13 +341,13 @@ impl Disk {
         })
     }
 
-    /// Free bytes.
+    /// Number of free bytes.
     fn room(&self) -> u64 {
         self.capacity
             .map_or(u64::MAX, |capacity| capacity.saturating_sub(self.allocated_bytes()))
     }
 
-    /// Bytes of all blocks that files have.
+    /// Bytes of all blocks of all files.
     pub(super) fn allocated_bytes(&self) -> u64 {
         // Blocks of a removed file are free once it is closed, even if a power cut could still bring it back.
         let counts = |(id, inode): &(&InodeId, &Inode)| inode.handles > 0 || self.directory.has_name(**id);
@@ -362,7 +362,7 @@ impl Disk {
         })
     }
 
-    /// Writes what a program stores to a mapping: all of the units around it are at risk from then on.
+    /// Performs a program's store to a mapping: all of the units around it are at risk from then on.
     pub(super) fn store(&mut self, id: InodeId, name: &str, bytes: &[u8], offset: u64) -> io::Result<()> {
         let what = || format!("store {name} {offset}+{}", bytes.len());
         let unit = self.store_unit();
@@ -373,7 +373,7 @@ impl Disk {
         })
     }
 
-    /// What the kernel writes back when a program stored to a mapping.
+    /// Bytes that the kernel writes back after a program stored to a mapping.
     pub(super) fn store_unit(&self) -> u64 {
         self.write_unit * 4
     }
@@ -392,7 +392,7 @@ impl Disk {
         })
     }
 
-    /// Does something to a range of a file that may need blocks; when it fails, a first part may have happened.
+    /// Changes a range of a file, which may need blocks. If it fails, a first part may have happened.
     fn grow(
         &mut self,
         id: InodeId,
@@ -472,7 +472,7 @@ fn missing(name: &str) -> io::Error {
     )
 }
 
-/// Refuses ranges beyond what any file system takes, and beyond what a test machine's addresses can hold.
+/// Refuses ranges beyond the limits of file systems, and beyond the addresses of a test machine.
 fn check_range(offset: u64, length: u64) -> io::Result<()> {
     const LENGTH_MAX: u64 = 1 << 44;
     if offset.checked_add(length).is_none_or(|end| end > LENGTH_MAX) {

@@ -1,13 +1,13 @@
-//! What one simulated file owes the device: every change since its last sync, with the bytes before and after.
+//! The unsynced state of one simulated file: every change since its last sync, with the bytes before and after.
 //!
-//! From the current content the bytes before are put back one effect after the other to find what is durable, and
-//! applied again to find every version that a sector has had since; [`History::survivors`] picks one. A cut (the file
-//! was shortened) is metadata: file systems make it durable in order with other changes of length, and together with
-//! the loss of everything behind it. So a cut that survives turns older versions into zeros, and behind a cut that
-//! does not survive no newer version does.
+//! To find the durable bytes, the bytes before are restored from the current content, one effect after the other.
+//! Applying the effects again gives every version that a sector has had since. [`History::survivors`] picks one of
+//! them. A cut (the file was shortened) is metadata: file systems make it durable in order with other changes of
+//! length, together with the loss of everything after it. So a cut that survives turns older versions into zeros, and
+//! after a cut that does not survive no newer version survives.
 //!
-//! Invariant: undoing all effects in reverse order gives the device's content, except in `lost` sectors, for which
-//! the device's content is kept there.
+//! Invariant: undoing all effects in reverse order gives the device's content. The exception is `lost` sectors, for
+//! which the device's content is kept there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use super::bits::Bits;
 use super::content::Content;
 use super::survival::{Survival, kept_in_order};
 
-/// The unit that a device writes as a whole, or tears.
+/// The unit that a device writes completely, or tears.
 pub(super) const SECTOR: u64 = 512;
 
 /// The bytes of one sector.
@@ -29,8 +29,8 @@ struct Effect {
     sequence: u64,
     offset: u64,
     length: usize,
-    /// Where in `bytes` the bytes before and the bytes after start. None: they are zeros, which are most of what
-    /// large writes replace.
+    /// Positions in `bytes` of the bytes before and after. None: they are zeros, which are most of what large writes
+    /// replace.
     before: Option<usize>,
     after: Option<usize>,
     /// The index of the change of length that this effect is part of, if it is a cut.
@@ -43,10 +43,10 @@ impl Effect {
     }
 }
 
-/// What survives of a file.
+/// The state of a file that survives.
 #[derive(Debug)]
 pub(super) struct Survivors {
-    /// Every sector that differed, or may have, between device and current content.
+    /// Every sector that differed, or may have differed, between device and current content.
     pub(super) sectors: Vec<(u64, Sector)>,
     /// The length on the device.
     pub(super) length: u64,
@@ -62,16 +62,16 @@ pub(super) struct History {
     durable_length: u64,
     /// Sequence and new length of each change of length.
     lengths: Vec<(u64, u64)>,
-    /// Sectors that a failed sync dropped: the kernel thinks they are on the device, which holds these bytes.
+    /// Sectors that a failed sync dropped: the kernel believes that they are on the device, which holds these bytes.
     lost: BTreeMap<u64, Sector>,
-    /// Sectors that were written since the last sync, also with the bytes that they had.
+    /// Sectors that were written since the last sync, even with unchanged bytes.
     dirty: Bits,
-    /// The blocks before the first unsynced change of them.
+    /// The blocks before their first unsynced change.
     pub(super) durable_blocks: Option<Bits>,
 }
 
 impl History {
-    /// The history of a file whose content is all durable.
+    /// The history of a file with durable content.
     pub(super) fn settled(length: u64) -> History {
         History {
             durable_length: length,
@@ -79,7 +79,7 @@ impl History {
         }
     }
 
-    /// Remembers a write: `content` still holds the bytes before.
+    /// Records a write: `content` still holds the bytes before.
     pub(super) fn record(&mut self, sequence: u64, offset: u64, after: &[u8], content: &Content) {
         let length = after.len();
         self.note_dirty(offset, length);
@@ -88,7 +88,7 @@ impl History {
             Some(position) => self.bytes[position..] == *after,
             None => after.iter().all(|byte| *byte == 0),
         };
-        // Rewriting what is there changes nothing, unless the kernel forgot to write it the last time.
+        // Rewriting existing bytes changes nothing, unless a failed sync dropped them.
         if is_same && self.lost.is_empty() {
             self.bytes.truncate(start);
             return;
@@ -104,12 +104,12 @@ impl History {
         });
     }
 
-    /// Remembers that zeros are written: `content` still holds the bytes before.
+    /// Records a write of zeros: `content` still holds the bytes before.
     pub(super) fn record_zeros(&mut self, sequence: u64, offset: u64, length: usize, content: &Content) {
         self.record_lost(sequence, offset, length, content, None);
     }
 
-    /// Remembers a store through a mapping, which has already happened.
+    /// Records a store through a mapping, which has already happened.
     pub(super) fn record_store(&mut self, sequence: u64, offset: u64, before: &[u8], after: &[u8]) {
         self.note_dirty(offset, after.len());
         let (before, length) = (self.keep(before), after.len());
@@ -124,7 +124,7 @@ impl History {
         });
     }
 
-    /// Remembers a change of length, and the loss of the bytes behind the new end: `content` still holds them.
+    /// Records a change of length, and the loss of the bytes after the new end: `content` still holds them.
     pub(super) fn record_length(&mut self, sequence: u64, old: u64, new: u64, content: &Content) {
         self.lengths.push((sequence, new));
         let cut = Some(self.lengths.len() - 1);
@@ -146,7 +146,7 @@ impl History {
         });
     }
 
-    /// Notes that bytes are written to the device, whether they change or not.
+    /// Records that bytes are written to the device, whether they change or not.
     pub(super) fn note_dirty(&mut self, offset: u64, length: usize) {
         if length > 0 {
             self.dirty
@@ -155,7 +155,7 @@ impl History {
     }
 
     /// Ranges of bytes that a power cut destroys: whole sectors of up to `count` units that the kernel may have been
-    /// writing. Of a unit that any byte was written to, every sector is at risk.
+    /// writing. If any byte of a unit was written, every sector of the unit is at risk.
     pub(super) fn torn(&self, unit: u64, count: usize, random: &mut Rng) -> Vec<Range<u64>> {
         let sectors = unit / SECTOR;
         let runs = self.dirty.runs(0..u64::MAX / 2);
@@ -165,7 +165,7 @@ impl History {
             .collect();
         units.dedup();
         random.shuffle(&mut units);
-        // The last units of a file are where the newest records are.
+        // The last units of a file hold the newest records.
         if let Some(newest) = units.iter().copied().max()
             && random.bool()
         {
@@ -186,7 +186,7 @@ impl History {
         Some(position)
     }
 
-    /// Keeps the current bytes of a range, unless they are zeros for sure.
+    /// Keeps the current bytes of a range, unless they are certainly zeros.
     fn keep_current(&mut self, offset: u64, length: usize, content: &Content) -> Option<usize> {
         if content.touched(offset, offset + length as u64).is_empty() {
             return None;
@@ -203,7 +203,7 @@ impl History {
         effects.chain(self.lengths.iter().map(|(sequence, _)| *sequence))
     }
 
-    /// Puts the bytes of lost sectors, which begin at multiples of a sector, in their places in `bytes` from `offset` on.
+    /// Copies the bytes of lost sectors, which begin at multiples of a sector, into `bytes` from `offset` on.
     pub(super) fn show_lost(&self, offset: u64, bytes: &mut [u8]) {
         let rewritten = self.effects_by_sector();
         for (sector, old) in self.lost.range(offset / SECTOR..(offset + bytes.len() as u64) / SECTOR) {
@@ -214,7 +214,7 @@ impl History {
         }
     }
 
-    /// A sync succeeded at a file of this length.
+    /// Handles a successful sync of a file with this length.
     pub(super) fn settle(&mut self, length: u64) {
         if !self.lost.is_empty() {
             for (sector, _) in self.effects_by_sector() {
@@ -224,7 +224,8 @@ impl History {
         self.settle_as(length);
     }
 
-    /// A sync failed: some sectors reached the device, the others are dropped, and the kernel believes itself clean.
+    /// Handles a failed sync: some sectors reached the device, the others are dropped, and the kernel considers itself
+    /// clean.
     pub(super) fn settle_badly(&mut self, length: u64, survival: Survival, random: &mut Rng, content: &Content) {
         let survivors = self.survivors_with(survival, self.lengths.len(), random, content);
         self.lost.clear();
@@ -247,7 +248,7 @@ impl History {
         self.durable_blocks = None;
     }
 
-    /// What a power cut now leaves on the device.
+    /// The state that a power cut now leaves on the device.
     pub(super) fn survivors(&self, survival: Survival, random: &mut Rng, content: &Content) -> Survivors {
         let sequences: Vec<u64> = self.lengths.iter().map(|(sequence, _)| *sequence).collect();
         let kept = kept_in_order(survival, &sequences, random);
@@ -318,8 +319,8 @@ impl History {
             let effect = &self.effects[*index];
             let part = self.apply(effect, Side::After, sector, &mut bytes);
             match effect.cut {
-                // The tail of the sector that the file ends in is zeroed by an ordinary write, which reaches the
-                // device no later than the change of length.
+                // An ordinary write zeroes the tail of the sector that the file ends in. It reaches the device no later
+                // than the change of length.
                 Some(change) if part.start > 0 => {
                     if change < lengths_kept {
                         versions.zero_from(part.start);
@@ -344,7 +345,7 @@ impl History {
         }
     }
 
-    /// Copies the part of an effect that falls into `sector` over `bytes` and says which part that is.
+    /// Copies the part of an effect that falls into `sector` over `bytes`, and returns the range of that part.
     fn apply(&self, effect: &Effect, side: Side, sector: u64, bytes: &mut Sector) -> Range<usize> {
         let start = effect.offset.max(sector * SECTOR);
         let end = effect.end().min((sector + 1) * SECTOR);
@@ -360,7 +361,7 @@ impl History {
         part
     }
 
-    /// Changes bytes in every version, as if they had always been so.
+    /// Changes bytes in every version, as if they had always been there.
     pub(super) fn rewrite(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset + bytes.len() as u64;
         for effect in &mut self.effects {
@@ -404,12 +405,12 @@ enum Side {
 #[derive(Clone, Debug)]
 struct Piece {
     part: Range<usize>,
-    /// Bytes of the write before this part, and in all.
+    /// Bytes of the write before this part, and in total.
     skipped: u64,
     length: u64,
 }
 
-/// The contents that one sector may have on the device, oldest first, each with the call that made it.
+/// The possible contents of one sector on the device, oldest first, each with the call that made it.
 #[derive(Debug, Default)]
 struct Versions {
     contents: Vec<(u64, Sector, Option<Piece>)>,
@@ -458,7 +459,7 @@ impl Versions {
         chosen
     }
 
-    /// The oldest version, or any, or a tear between two.
+    /// The oldest version, or any version, or a tear between two.
     fn choose_any(&self, keep: u8, random: &mut Rng) -> Sector {
         if random.u8(..8) >= keep {
             return self.contents[0].1;

@@ -1,7 +1,7 @@
-//! One simulated file: its bytes, its length, the blocks it occupies, and what it owes the device.
+//! One simulated file: its bytes, its length, its blocks, and its changes that the device does not have yet.
 //!
-//! Invariants: bytes behind `length` are zeros; blocks lie below `length`; every change of bytes, length or blocks is
-//! in `history` until the next sync. Room on the disk and failures are decided above.
+//! Invariants: bytes after `length` are zeros; blocks are below `length`; every change of bytes, length or blocks is in
+//! `history` until the next sync. The layer above decides on free space and failures.
 
 use std::io;
 use std::ops::Range;
@@ -23,11 +23,11 @@ pub(super) struct Inode {
     length: u64,
     blocks: Bits,
     history: History,
-    /// Open files; without them and without a name an inode is gone.
+    /// Number of open handles. An inode without handles and without a name is gone.
     pub(super) handles: usize,
-    /// Counts what calls changed.
+    /// Counts the changes that calls made.
     pub(super) changes: u64,
-    /// The content as last looked at, once the file is mapped for stores: stores are found by comparing.
+    /// The content at the last check, once the file is mapped for stores: stores are found by comparing.
     seen: Option<Vec<u8>>,
 }
 
@@ -48,13 +48,13 @@ impl Inode {
         self.content.read(offset, buffer);
     }
 
-    /// What the device has once everything that the kernel would still write is written.
+    /// The device's content once the kernel has written everything that it would still write.
     pub(super) fn read_device(&self, offset: u64, buffer: &mut [u8]) {
         self.content.read(offset, buffer);
         self.history.show_lost(offset, buffer);
     }
 
-    /// How many bytes of `offset..offset + length`, from its start, can be given blocks when `room` bytes are free.
+    /// How many bytes of `offset..offset + length`, from its start, can get blocks when `room` bytes are free.
     pub(super) fn fitting(&self, offset: u64, length: u64, room: u64) -> u64 {
         let end = offset + length;
         let (mut room, mut block) = (room / PAGE, offset / PAGE);
@@ -68,7 +68,7 @@ impl Inode {
         (block * PAGE).clamp(offset, end) - offset
     }
 
-    /// Whether writing there takes blocks that the file does not have.
+    /// Whether writing there needs blocks that the file does not have.
     pub(super) fn needs_blocks(&self, offset: u64, length: u64) -> bool {
         length > 0 && self.blocks.missing(offset / PAGE..(offset + length).div_ceil(PAGE)) > 0
     }
@@ -82,7 +82,7 @@ impl Inode {
         Ok(())
     }
 
-    /// Notes that the kernel is about to write a range to the device, as far as the file goes, changed or not.
+    /// Records that the kernel is about to write a range to the device, up to the end of the file, changed or not.
     pub(super) fn note_dirty(&mut self, range: Range<u64>) {
         let length = range.end.min(self.length).saturating_sub(range.start);
         self.history.note_dirty(range.start, length as usize);
@@ -146,7 +146,7 @@ impl Inode {
         self.history.settle(self.length);
     }
 
-    /// A sync that failed and dropped what it could not write.
+    /// Simulates a sync that failed and dropped what it could not write.
     pub(super) fn sync_badly(&mut self, sequence: u64, survival: Survival, random: &mut Rng) {
         self.find_stores(sequence);
         self.history.settle_badly(self.length, survival, random, &self.content);
@@ -160,8 +160,8 @@ impl Inode {
         Ok(memory)
     }
 
-    /// Finds what was stored through mappings since the last look, and treats it as writes made now. Looks only where
-    /// the file has blocks: whoever stores elsewhere may be killed for it, and is to allocate first.
+    /// Finds what was stored through mappings since the last check, and treats it as writes made now. Checks only where
+    /// the file has blocks: a process that stores elsewhere may be killed, and must allocate first.
     pub(super) fn find_stores(&mut self, sequence: u64) {
         let Some(seen) = &mut self.seen else {
             return;
@@ -192,7 +192,7 @@ impl Inode {
         }
     }
 
-    /// Changes bytes as if they had always been so.
+    /// Changes bytes as if they had always been there.
     pub(super) fn rewrite(&mut self, sequence: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.find_stores(sequence);
         self.changes += 1;
@@ -209,7 +209,7 @@ impl Inode {
         Ok(())
     }
 
-    /// The file after the death of all processes: the same, owing the same, but closed and unmapped.
+    /// The file after the death of all processes: the same content and unsynced changes, but closed and unmapped.
     pub(super) fn after_kill(&mut self, sequence: u64) -> io::Result<Inode> {
         self.find_stores(sequence);
         Ok(Inode {
@@ -223,8 +223,8 @@ impl Inode {
         })
     }
 
-    /// The file as a power cut leaves it, with so many units torn that were being written; [`Inode::find_stores`] was
-    /// called.
+    /// The file as a power cut leaves it, with `torn` units that were being written torn. The caller has called
+    /// [`Inode::find_stores`].
     pub(super) fn after_power_cut(
         &self,
         survival: Survival,
@@ -278,7 +278,7 @@ impl Inode {
         })
     }
 
-    /// The blocks after a power cut, apart from those that hold surviving data.
+    /// The blocks after a power cut, apart from blocks with surviving data.
     fn surviving_blocks(&self, lengths_whole: bool, blocks_survive: bool) -> Bits {
         let Some(durable) = &self.history.durable_blocks else {
             return self.blocks.clone();

@@ -1,35 +1,36 @@
-//! Which call of a simulated disk goes wrong, and how.
+//! Which call of a simulated disk fails, and how.
 //!
-//! Only calls that change something (or make it durable) are counted: reads and maps are free, so that the N-th call
-//! means the same whatever a program looks at in between.
+//! Only calls that change something, or make it durable, are counted. Reads and maps are free, so the N-th call is the
+//! same whatever a program reads in between.
 
 use std::io;
 
-/// How a call that was told to fail fails.
+/// The failure of a call that was told to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailKind {
-    /// The disk is full. Only calls that need new blocks, make a file longer with `set_len` or create one can fail so;
-    /// other calls pass, and the first one that can fail does. Overwriting blocks that a file has never fails so.
+    /// The disk is full. Only calls that need new blocks, extend a file with `set_len` or create a file can fail this
+    /// way. Other calls pass, and the first call that can fail does. Overwriting existing blocks of a file never fails
+    /// this way.
     NoSpace,
     /// The device reports an error.
     Io,
 }
 
-/// How long a [`SimDisk::fail`](super::SimDisk::fail) lasts.
+/// Duration of a [`SimDisk::fail`](super::SimDisk::fail).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailSpan {
     /// One call fails.
     Once,
-    /// That call and all later ones, until [`SimDisk::stop_failing`](super::SimDisk::stop_failing).
+    /// The call and all later calls fail, until [`SimDisk::stop_failing`](super::SimDisk::stop_failing).
     Forever,
 }
 
-/// What happens to one call.
+/// The outcome of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It succeeds.
     Whole,
-    /// The process dies in it: some part may happen, the caller gets an error.
+    /// The process dies in the call: a part may happen, and the caller gets an error.
     Stopping,
     /// It fails.
     Failing(FailKind),
@@ -62,22 +63,22 @@ pub(super) fn no_space() -> io::Error {
 pub(super) struct Plan {
     /// Calls so far.
     pub(super) calls: u64,
-    /// How many more calls succeed before the disk stops.
+    /// Number of calls that still succeed before the disk stops.
     pub(super) stop_after: Option<u64>,
-    /// Calls until the failing one, how, and for how long.
+    /// Calls until the failing call, its kind of failure, and how long the failure lasts.
     pub(super) failure: Option<(u64, FailKind, FailSpan)>,
-    /// How many more calls the process that calls just now has to live.
+    /// Number of calls that the calling process survives from now on.
     pub(super) caller_lives: Option<u64>,
     is_stopped: bool,
 }
 
 impl Plan {
-    /// An error once the disk has stopped.
+    /// Returns an error once the disk has stopped.
     pub(super) fn check_running(&self) -> io::Result<()> {
         if self.is_stopped { Err(stopped()) } else { Ok(()) }
     }
 
-    /// Counts a call; `needs_space` tells whether a full disk would stop it.
+    /// Counts a call. `needs_space`: a full disk would fail it.
     pub(super) fn next(&mut self, needs_space: bool) -> io::Result<Fate> {
         self.check_running()?;
         self.calls += 1;

@@ -20,12 +20,12 @@ use super::process::SimProcess;
 /// A disk that several handles share.
 pub(super) type SharedDisk = Arc<Mutex<Disk>>;
 
-/// The disk, also after a test that panicked while it held it.
+/// Locks the disk, even after a test panicked while it held the lock.
 pub(super) fn locked(disk: &SharedDisk) -> MutexGuard<'_, Disk> {
     disk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The traits over one disk and one clock, as one process has them.
+/// The traits over one disk and one clock, for one process.
 pub(super) fn platform(disk: &SharedDisk, clock: &Arc<SimClock>, process: SimProcess) -> Platform {
     let random = SimRandom {
         numbers: Mutex::new(locked(disk).random.fork()),
@@ -41,7 +41,7 @@ pub(super) fn platform(disk: &SharedDisk, clock: &Arc<SimClock>, process: SimPro
     }
 }
 
-/// A disk as one process calls it.
+/// A disk as one process uses it.
 #[derive(Clone, Debug)]
 struct DiskOfProcess {
     disk: SharedDisk,
@@ -53,7 +53,7 @@ impl DiskOfProcess {
         self.process.call(&self.disk, call)
     }
 
-    /// What a process does with what it has open, even dead.
+    /// Locks the disk for what even a dead process does with its open files and locks.
     fn locked(&self) -> MutexGuard<'_, Disk> {
         locked(&self.disk)
     }
@@ -180,7 +180,7 @@ impl Drop for SimLock {
 struct SimFile {
     disk: DiskOfProcess,
     inode: InodeId,
-    /// The name it was opened by.
+    /// The name under which it was opened.
     name: String,
     writable: bool,
 }
@@ -273,7 +273,7 @@ impl File for SimFile {
             disk.running_inode(self.inode)?
                 .map(reserve, access == Access::ReadWrite)
         })?;
-        // The memory may be longer; what was not asked for is not shown, as on the real machine.
+        // The memory may be longer. The mapping shows only the requested length, as on the real machine.
         let length = (reserve as usize).next_multiple_of(ALIGNMENT);
         assert!(length <= memory.length());
         Ok(Mapping {
@@ -284,13 +284,13 @@ impl File for SimFile {
     }
 }
 
-/// Time that only passes when a test says so.
+/// A clock that moves only when a test advances it.
 #[derive(Debug)]
 pub(super) struct SimClock {
     monotonic_nanos: AtomicU64,
     /// Time of day when the monotonic clock was zero, since 1970.
     wall_at_zero_nanos: AtomicU64,
-    /// How often the machine was started.
+    /// Number of starts of the machine.
     pub(super) boot: u64,
 }
 

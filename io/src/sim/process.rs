@@ -1,4 +1,4 @@
-//! A process among those that use a simulated disk: one that dies in one of its calls, or one that does not.
+//! A process that uses a simulated disk. It may be set to die in one of its calls.
 
 use std::fmt;
 use std::io;
@@ -8,19 +8,19 @@ use std::sync::{Mutex, PoisonError};
 use super::disk::Disk;
 use super::platform::{SharedDisk, locked};
 
-/// One process.
+/// State of one process.
 #[derive(Default)]
 pub(super) struct SimProcess {
     fate: Option<Mutex<Mortal>>,
     is_dead: AtomicBool,
-    /// Its byte locks, which the kernel frees when it dies: of which file, and as which holder.
+    /// Its byte locks, which the kernel frees when it dies: the file and the holder of each.
     byte_locks: Mutex<Vec<(String, u64)>>,
 }
 
-/// What is left of a life.
+/// The remaining life of a process that will die.
 struct Mortal {
     calls: u64,
-    /// What happens when it is dead.
+    /// Runs after the death of the process.
     afterwards: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Debug for SimProcess {
 }
 
 impl SimProcess {
-    /// One that dies in the call after so many.
+    /// A process that dies in a call after `calls` of them have succeeded.
     pub(super) fn mortal(calls: u64, afterwards: Box<dyn FnOnce() + Send>) -> SimProcess {
         let afterwards = Some(afterwards);
         SimProcess {
@@ -47,7 +47,7 @@ impl SimProcess {
         locks.push((file.to_owned(), holder));
     }
 
-    /// Does a call; or a part of it, when it is the last one.
+    /// Makes a call, or a part of it if the process dies in it.
     pub(super) fn call<T>(&self, disk: &SharedDisk, call: impl FnOnce(&mut Disk) -> io::Result<T>) -> io::Result<T> {
         let Some(fate) = &self.fate else {
             return call(&mut locked(disk));
@@ -77,7 +77,7 @@ impl SimProcess {
     }
 }
 
-/// A thread of a dead process does nothing any more, not even put in order what it has.
+/// Blocks a thread of a dead process for good: it runs nothing more, not even destructors.
 fn never_return() -> ! {
     loop {
         std::thread::park();

@@ -1,25 +1,26 @@
-//! What a power cut leaves of the changes that were not synced: the choice among the legal outcomes.
+//! The unsynced changes that survive a power cut: the choice among the legal outcomes.
 //!
-//! A device may write cached sectors in any order, so every combination is legal. Drawing each sector at random
-//! almost never gives the combinations that break programs (everything but one record, the newest write alone), so
-//! these are policies of their own, and one policy is drawn for the whole disk or one for each file.
+//! A device may write cached sectors in any order, so every combination is legal. Drawing each sector at random almost
+//! never gives the combinations that break programs: everything except one record, or the newest write alone. So these
+//! are separate policies. Either the whole disk draws one policy, or each file draws its own.
 
 use std::ops::RangeInclusive;
 
 use fastrand::Rng;
 
-/// One policy. A sequence is the number of the call that made a change, counted over the whole disk.
+/// A policy. A sequence is the number of the call that made a change, counted over the whole disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Survival {
     /// Nothing unsynced survives.
     Nothing,
-    /// Everything does.
+    /// Everything unsynced survives.
     Everything,
-    /// Of all writes only the newest.
+    /// Only the newest of all writes survives.
     OnlyNewest { sequence: u64 },
-    /// All changes up to a call, and of the next write a first part.
+    /// All changes up to a call survive, and a first part of the next write.
     Prefix { sequence: u64, torn: u64 },
-    /// Each sector for itself: it stays old in `(8 - keep) / 8` of the cases, else one of its versions is drawn.
+    /// Each sector is independent: it stays old in `(8 - keep) / 8` of the cases, otherwise one of its versions is
+    /// drawn.
     Each { keep: u8 },
 }
 
@@ -51,7 +52,7 @@ impl Chooser {
         self.common.unwrap_or_else(|| self.draw())
     }
 
-    /// How many of a file's units were being written when the power went, and are torn.
+    /// Draws how many of a file's units were being written at the power cut, and are torn.
     pub(super) fn torn_units(&mut self) -> usize {
         match self.random.u8(..4) {
             0 | 1 => 0,
@@ -81,7 +82,7 @@ impl Chooser {
     }
 }
 
-/// How many of the changes with the given ascending sequences survive, where they can only survive in order.
+/// Number of surviving changes, given their ascending sequences, where changes can only survive in order.
 pub(super) fn kept_in_order(survival: Survival, sequences: &[u64], random: &mut Rng) -> usize {
     match survival {
         Survival::Nothing => 0,

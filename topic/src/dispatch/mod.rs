@@ -1,17 +1,18 @@
 //! The dispatcher: any number of subscribers in one process, called back on a few threads.
 //!
-//! The simple version: a thread waits for topics that have new messages, reads them once, and calls every subscriber of the
-//! topic with the same batch.
+//! The simple version: a thread waits for topics that have new messages, reads them once, and calls every subscriber of
+//! the topic with the same batch.
 //!
-//! Why it is hard: a subscriber may be slow, may never come back, may panic, or may subscribe and unsubscribe from within its
-//! call; and none of the others shall notice. So a subscriber's callback is taken out of its place while it runs, no lock is
-//! held meanwhile, and a thread that does not come back in time leaves the rest of its round to another one.
+//! Why it is hard: a subscriber may be slow, may never return, may panic, or may subscribe and unsubscribe from within
+//! its call. None of this may affect other subscribers. So a thread takes a subscriber's callback out of its place
+//! while the callback runs, and holds no lock meanwhile. When a callback does not return in time, another thread takes
+//! over the rest of the round.
 //!
 //! - [`seats`]: the subscribers of one topic, and the round in which they are called;
-//! - [`pool`]: threads, the queue of topics, and the watch over threads that do not come back.
+//! - [`pool`]: threads, the queue of topics, and the watch over calls that do not return.
 //!
-//! Cost: a batch is read once for all subscribers that stand at the same place; each call costs a lock that nobody else
-//! holds, and a mark for the watch, but no look at a clock. A subscriber that has nothing to do costs its seat and its callback, and no time.
+//! Cost: a batch is read once for all subscribers at the same position. Each call costs an uncontended lock and a mark
+//! for the watch, but no clock read. An idle subscriber costs its seat and its callback, and no time.
 
 mod pool;
 mod seats;
@@ -30,10 +31,10 @@ use crate::topic::Topic;
 use crate::topics::Topics;
 use pool::Pool;
 
-/// What a subscriber is called with: messages, or, in its last call, why there will be no more.
+/// A subscriber's callback. It gets messages or, in its last call, the reason why no more follow.
 pub(crate) type Callback = Box<dyn FnMut(Result<&Messages, &Error>) + Send>;
 
-/// How subscribers are called.
+/// How a dispatcher calls subscribers.
 #[derive(Clone, Copy, Debug)]
 pub struct DispatcherOptions {
     threads: usize,
@@ -41,13 +42,14 @@ pub struct DispatcherOptions {
     stuck_after: Duration,
 }
 
-/// Threads that call subscribers where so many processors are. What they take, publishers do not get; and the longer a round
-/// takes, the more messages each call of the next one brings, so fewer threads deliver as much for less.
+/// Number of threads that call subscribers on a machine with this many processors. They take processor time from
+/// publishers. A longer round brings more messages to each call of the next round, so fewer threads deliver as much at
+/// a lower cost.
 fn threads_for(processors: usize) -> usize {
     (processors / 2).clamp(1, THREADS_MAX)
 }
 
-/// More of them only where a program asks for it: they all take their turns from one queue.
+/// A program must ask for more threads: all threads take their turns from one queue.
 const THREADS_MAX: usize = 2;
 
 impl Default for DispatcherOptions {
@@ -66,66 +68,67 @@ impl DispatcherOptions {
         DispatcherOptions::default()
     }
 
-    /// Threads that call subscribers. Default: half as many as there are processors, at least one and at most two.
+    /// Threads that call subscribers. Default: half the number of processors, at least one and at most two.
     pub fn threads(mut self, threads: usize) -> DispatcherOptions {
         self.threads = threads;
         self
     }
 
-    /// Threads that may be stuck at one time and have another in their place. With more, what is left is fewer threads than
-    /// were asked for. Default: 8.
+    /// Maximum stuck threads that are replaced at one time. Each further stuck thread reduces the number of threads
+    /// that remain. Default: 8.
     pub fn spare_threads(mut self, threads: usize) -> DispatcherOptions {
         self.spare_threads = threads;
         self
     }
 
-    /// For how long a call may take before its thread is replaced. Default: 10 ms.
+    /// Maximum time of a call before its thread is replaced. Default: 10 ms.
     pub fn stuck_after(mut self, time: Duration) -> DispatcherOptions {
         self.stuck_after = time;
         self
     }
 }
 
-/// Names a subscriber of a dispatcher.
+/// Identifies a subscriber of a dispatcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SubscriberId {
     topic: u32,
     seat: u32,
-    /// Seats are used again.
+    /// Tells holders of a reused seat apart.
     holder: u32,
 }
 
-/// A call that has taken longer than it may.
+/// A call that takes longer than allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stuck {
-    /// The topic.
+    /// Name of the topic.
     pub topic: String,
-    /// Who was called.
+    /// The called subscriber.
     pub subscriber: SubscriberId,
-    /// For how long, at least.
+    /// Minimum time that the call has taken so far.
     pub at_least: Duration,
 }
 
-/// What a dispatcher has met so far.
+/// Counts of a dispatcher.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DispatcherReport {
-    /// Subscribers.
+    /// Number of subscribers.
     pub subscribers: usize,
-    /// Calls that take longer than they may just now.
+    /// Current calls that take longer than allowed.
     pub stuck: Vec<Stuck>,
-    /// Threads that were replaced so far, because a call took longer than it might.
+    /// Threads replaced so far because a call took longer than allowed.
     pub replaced: u64,
     /// Subscribers that panicked, and were removed.
     pub panicked: u64,
 }
 
-/// Calls subscribers back on a few threads, for programs that have very many of them. A few that wait for themselves are
-/// better off with [`crate::Subscription`].
+/// Calls subscribers back on a few threads, for programs with very many subscribers. A program with a few subscribers
+/// that wait by themselves should use [`crate::Subscription`].
 ///
-/// Every subscriber is called with every message from its start on, in order, each once, and by one thread at a time. One that
-/// panics is removed; one that does not come back holds up nobody else, as long as there are spare threads.
+/// Each subscriber is called with every message from its start on, in order, each message once, and by one thread at a
+/// time. A subscriber that panics is removed. A subscriber that does not return delays no other subscriber while there
+/// are spare threads.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -177,7 +180,7 @@ impl Dispatcher {
         })
     }
 
-    /// Calls `callback` with every message of a topic from a place on. A call with an error is the last.
+    /// Calls `callback` with every message of a topic from `start` on. A call with an error is the last call.
     ///
     /// # Errors
     /// As [`Topic::subscribe`].
@@ -190,11 +193,11 @@ impl Dispatcher {
         self.subscribe_with(topic, start, SlowPolicy::ReadOn, callback)
     }
 
-    /// The same, with a policy for when the subscriber is slow.
+    /// Calls `callback` with every message of a topic from `start` on. `policy` applies when the subscriber is slow.
     ///
     /// # Errors
-    /// As [`Topic::subscribe`]; [`TopicError::InvalidOptions`] for [`SlowPolicy::HoldBack`], which would let one of very many
-    /// subscribers stop publishers, and for a topic of another store.
+    /// As [`Topic::subscribe`]. [`TopicError::InvalidOptions`] for a topic of another store, and for
+    /// [`SlowPolicy::HoldBack`], which would let a single subscriber of very many stop publishers.
     pub fn subscribe_with(
         &self,
         topic: &Topic,
@@ -217,20 +220,20 @@ impl Dispatcher {
         Ok(self.pool.subscribe(topic, position, policy, Box::new(callback)))
     }
 
-    /// Ends a subscriber; `false`: it has ended before. A call that goes on just now is the last.
+    /// Ends a subscriber. `false`: it had ended before. A call that is running is the last call.
     pub fn unsubscribe(&self, subscriber: SubscriberId) -> bool {
         self.pool.unsubscribe(subscriber)
     }
 
-    /// What the dispatcher has met so far.
+    /// Returns the counts of the dispatcher.
     pub fn report(&self) -> DispatcherReport {
         self.pool.report()
     }
 }
 
 impl Drop for Dispatcher {
-    /// Waits for calls that go on; for those that are stuck a second, and then their threads end when they come back, and
-    /// keep the store open until then.
+    /// Waits for running calls, and a second for stuck calls. The threads of stuck calls end when the calls return.
+    /// They keep the store open until then.
     fn drop(&mut self) {
         self.pool.stop();
     }
@@ -273,7 +276,7 @@ mod tests {
             std::thread::yield_now();
         }
         let late = dispatcher.subscribe(&left, Start::Tail, |_| ()).unwrap();
-        // The seat is made anew, and is not that of who left.
+        // The seat was created again, and is not the seat of the earlier subscriber.
         assert!(!dispatcher.unsubscribe(early));
         assert!(dispatcher.unsubscribe(late));
     }

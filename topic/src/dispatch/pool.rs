@@ -1,10 +1,11 @@
 //! The threads of a dispatcher, the queue of topics that may have messages, and the watch over calls.
 //!
-//! A thread without work is the *leader*, which waits at the listener, or sleeps until there is work or no leader. A topic is
-//! in the queue at most once, and with at most one thread, unless that thread is stuck: then the watch puts the topic back
-//! into the queue, and a spare thread goes on with its round.
+//! A thread without work becomes the *leader* if there is none. The leader waits at the listener. Other idle threads
+//! sleep until there is work or no leader. A topic is in the queue at most once, and at most one thread works on it.
+//! The exception is a stuck thread: the watch puts its topic back into the queue, and a spare thread continues its
+//! round.
 //!
-//! The watch sleeps as long as no thread calls anybody.
+//! The watch sleeps while no thread calls a subscriber.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -22,16 +23,17 @@ use crate::subscription::TICK;
 use crate::topic::Topic;
 use crate::topics::locked;
 
-/// See the module.
+/// The threads and the queue of a dispatcher, as described at the top of this file.
 pub(super) struct Pool {
     listener: Arc<Listener>,
     state: Mutex<State>,
-    /// There is work, or no leader, or it is over.
+    /// Signalled when there is work, when there is no leader, and when the pool stops.
     work: Condvar,
-    /// Somebody is called, or it is over.
+    /// Signalled when a round begins, and when the pool stops.
     watched: Condvar,
-    /// Threads that go round. Partner of `is_watching`: who begins a round counts itself and then looks whether the watch
-    /// sleeps, and the watch says that it sleeps and then looks for rounds; both in one order for all (SeqCst).
+    /// Threads that run a round. Partner of `is_watching`: a thread that begins a round counts itself and then checks
+    /// whether the watch sleeps. The watch announces that it sleeps and then checks for rounds. All threads agree on
+    /// the order of these steps (SeqCst).
     rounds: AtomicUsize,
     is_watching: AtomicBool,
     /// Counts the steps of the watch, while it watches.
@@ -56,9 +58,9 @@ struct State {
 struct Entry {
     seats: Arc<Seats>,
     is_queued: bool,
-    /// The worker whose topic it is.
+    /// The worker that has the topic.
     worker: Option<u64>,
-    /// It rang while it was with the worker.
+    /// Its bell rang while the worker had the topic.
     rang: bool,
 }
 
@@ -68,11 +70,12 @@ struct Worker {
     call: Arc<Call>,
 }
 
-/// What a worker does, as the watch sees it.
+/// A worker's current call, as the watch sees it.
 #[derive(Default)]
 struct Call {
-    /// The step of the watch in which the call began, so that a call need not read a clock; 0: there is none; `REPLACED`:
-    /// another thread goes on with the round. The worker and the watch exchange it, so that they agree on who goes on.
+    /// The step of the watch in which the call began, so that a call does not read a clock. 0: there is no call.
+    /// `REPLACED`: another thread continues the round. The worker and the watch exchange the value atomically, so they
+    /// agree on which thread continues.
     since: AtomicU64,
     topic: AtomicU32,
     seat: AtomicU32,
@@ -84,7 +87,7 @@ const FIRST_STEP: u64 = 1;
 /// Steps of the watch in the time that a call may take.
 const STEPS: u32 = 2;
 
-/// How long the end of a dispatcher waits for calls that are late.
+/// How long the end of a dispatcher waits for late calls.
 const STUCK_AT_THE_END: Duration = Duration::from_secs(1);
 
 impl Call {
@@ -92,11 +95,11 @@ impl Call {
         self.topic.store(subscriber.topic, Ordering::Relaxed);
         self.seat.store(subscriber.seat, Ordering::Relaxed);
         self.holder.store(subscriber.holder, Ordering::Relaxed);
-        // Release: whoever sees the step sees who is called. Pairs with the loads of the watch.
+        // Release: a thread that sees the step also sees which subscriber is called. Pairs with the loads of the watch.
         self.since.store(step, Ordering::Release);
     }
 
-    /// `false`: another thread goes on with the round.
+    /// `false`: another thread continues the round.
     fn end(&self) -> bool {
         self.since.swap(0, Ordering::AcqRel) != REPLACED
     }
@@ -149,14 +152,14 @@ impl Pool {
         thread.spawn(move || pool.watch()).map(|_| ())
     }
 
-    /// How long a step of the watch takes.
+    /// Duration of a step of the watch.
     fn step(&self) -> Duration {
-        // Rounded up: so many steps are never shorter than what a call may take.
+        // Rounded up: `STEPS` steps are never shorter than the time that a call may take.
         (self.stuck_after / STEPS).saturating_add(Duration::from_nanos(1))
     }
 
-    /// For how long, at least, a call has run that began in a step. The first step was under way when the call began, and
-    /// the watch may have come late to its end, which says nothing about the call.
+    /// Minimum time that a call has run, given the step in which it began. The first step does not count: it was under
+    /// way when the call began, and the watch may have noticed its end late, which says nothing about the call.
     fn at_least(&self, since: u64) -> Duration {
         let whole = self
             .steps
@@ -177,7 +180,7 @@ impl Pool {
         loop {
             let seats = self.seats(topic);
             let mut state = locked(&self.state);
-            // A topic without subscribers is forgotten at the end of its round, which may have been just now.
+            // The end of a round removes a topic without subscribers, and may just have removed this topic.
             let is_known = |entry: &Entry| Arc::ptr_eq(&entry.seats, &seats);
             if state.topics.get(&id).is_some_and(is_known) {
                 let subscriber = seats.add(position, policy, callback);
@@ -187,7 +190,7 @@ impl Pool {
         }
     }
 
-    /// The seats of a topic, whose bell is heard from then on.
+    /// The seats of a topic. The listener hears the topic's bell from then on.
     fn seats(&self, topic: &Topic) -> Arc<Seats> {
         let id = topic.shared().id;
         let mut state = locked(&self.state);
@@ -203,7 +206,7 @@ impl Pool {
         };
         state.topics.insert(id, entry);
         drop(state);
-        // Takes the commit lock, so not under ours.
+        // Takes the commit lock, so it does not run under the pool's lock.
         let bell = topic.shared().sequence.bell();
         topic.home().store.listen(bell, &self.listener, u64::from(id));
         seats
@@ -222,7 +225,7 @@ impl Pool {
         let stuck = state.workers.iter().filter_map(|worker| {
             let since = match worker.call.since.load(Ordering::Acquire) {
                 0 => return None,
-                // Since when is no longer known; it is at least this.
+                // The start time is no longer known; the call has run for at least this long.
                 REPLACED => self.stuck_after,
                 since => self.at_least(since),
             };
@@ -245,7 +248,7 @@ impl Pool {
         }
     }
 
-    /// Ends all threads, and waits for those that are not stuck, and a second for those that are.
+    /// Ends all threads. Waits until those that are not stuck end, and a second for those that are stuck.
     pub(super) fn stop(&self) {
         let mut state = locked(&self.state);
         state.is_over = true;
@@ -264,8 +267,8 @@ impl Pool {
         }
     }
 
-    /// Waits for a thread, unless it is stuck and stays so. On a busy machine a call may be late that is only waiting for a
-    /// processor.
+    /// Waits until a thread ends, or until `give_up` if it is stuck. On a busy machine a late call may only be waiting
+    /// for a processor.
     fn join(&self, worker: Worker, give_up: Instant) {
         let mut stepped = Instant::now();
         while !worker.thread.is_finished() {
@@ -275,17 +278,17 @@ impl Pool {
                 return;
             }
             std::thread::sleep(Duration::from_micros(100));
-            // The watch is over.
+            // The watch has ended, so this loop counts the steps.
             if stepped.elapsed() >= self.step() {
                 self.steps.fetch_add(1, Ordering::Relaxed);
                 stepped = Instant::now();
             }
         }
-        // Callbacks cannot end it; its own panic was reported when it happened.
+        // Callbacks cannot end the thread; its own panic was reported when it happened.
         let _ = worker.thread.join();
     }
 
-    /// A topic may have messages.
+    /// Queues a topic that may have messages.
     fn ring(&self, state: &mut State, id: u32) {
         let Some(entry) = state.topics.get_mut(&id) else { return };
         match entry.worker {
@@ -297,7 +300,7 @@ impl Pool {
                 if state.asleep > 0 {
                     self.work.notify_one();
                 } else if state.has_leader {
-                    // The leader is the only one who has time.
+                    // Only the leader is idle.
                     self.listener.tell(u64::MAX);
                 }
             }
@@ -308,7 +311,7 @@ impl Pool {
         while let Some((id, seats)) = self.next_topic(number) {
             self.rounds.fetch_add(1, Ordering::SeqCst);
             if !self.is_watching.swap(true, Ordering::SeqCst) {
-                // The lock, so that the watch is either before its look for rounds or asleep.
+                // Takes the lock so that the watch is either before its check for rounds or asleep.
                 drop(locked(&self.state));
                 self.watched.notify_one();
             }
@@ -321,7 +324,7 @@ impl Pool {
         }
     }
 
-    /// Waits for a topic that may have messages. `None`: it is over.
+    /// Waits for a topic that may have messages. `None`: the pool stops.
     fn next_topic(&self, number: u64) -> Option<(u32, Arc<Seats>)> {
         let mut state = locked(&self.state);
         loop {
@@ -366,10 +369,10 @@ impl Pool {
         state
     }
 
-    /// Calls the subscribers of a topic, each once. `false`: somebody else has this thread's place meanwhile.
+    /// Calls each subscriber of a topic once. `false`: another thread has replaced this thread meanwhile.
     fn go_round(&self, number: u64, call: &Call, id: u32, seats: &Seats) -> bool {
         seats.topic.shared().sequence.bell().arm();
-        // Of a topic that is gone, everybody is told.
+        // If the topic is gone, every subscriber is told.
         let end = seats.topic.next().unwrap_or(u64::MAX);
         seats.begin_round();
         let mut batches = Batches::default();
@@ -379,8 +382,8 @@ impl Pool {
             let (turn, was_behind) = seats.next(before.take(), end);
             is_behind |= was_behind;
             let Some(mut turn) = turn else { break };
-            // Relaxed: a step that is a little old only makes the call look longer by less than the first step that counts for
-            // nothing.
+            // Relaxed: a slightly old step makes the call look longer by less than the first step, which does not
+            // count.
             call.begin(turn.id(&seats.topic), self.steps.load(Ordering::Relaxed));
             let called = seats.call(&mut turn, &mut batches);
             if called == Called::Panicked {
@@ -406,7 +409,7 @@ impl Pool {
         if entry.rang || is_behind {
             self.ring(&mut state, id);
         } else if entry.seats.subscribers() == 0 {
-            // It was deleted, or all of them left: its bell need not be heard.
+            // The topic was deleted, or all subscribers left: its bell need not be heard.
             entry.seats.topic.shared().sequence.bell().forget(&self.listener);
             let gone = state.topics.remove(&id);
             drop(state);
@@ -415,7 +418,7 @@ impl Pool {
         }
     }
 
-    /// Topics that have seats.
+    /// Number of topics that have seats.
     #[cfg(test)]
     pub(super) fn topics(&self) -> usize {
         locked(&self.state).topics.len()
@@ -431,7 +434,7 @@ impl Pool {
                     self.is_watching.store(true, Ordering::SeqCst);
                     let slept = self.watched.wait_timeout(state, self.step());
                     let (state, slept) = slept.unwrap_or_else(|e| e.into_inner());
-                    // Somebody may have woken it before the step was over.
+                    // A notification may have woken the watch before the step ended.
                     self.steps.fetch_add(u64::from(slept.timed_out()), Ordering::Relaxed);
                     state
                 }
@@ -440,7 +443,7 @@ impl Pool {
         }
     }
 
-    /// Gives the places of threads that do not come back to others.
+    /// Replaces threads whose calls do not return in time.
     fn replace_stuck(self: &Arc<Self>, state: &mut State) {
         let is_replaced = |worker: &&Worker| worker.call.since.load(Ordering::Relaxed) == REPLACED;
         let mut replaced = state.workers.iter().filter(is_replaced).count();
@@ -459,7 +462,7 @@ impl Pool {
                 continue;
             }
             if self.spawn_worker(state).is_err() {
-                // There is no thread to be had: this one goes on when it comes back.
+                // The system has no thread left: this worker continues when its call returns.
                 let _ = call
                     .since
                     .compare_exchange(REPLACED, since, Ordering::AcqRel, Ordering::Relaxed);
@@ -486,7 +489,7 @@ mod tests {
     #[test]
     fn a_call_is_late_after_two_whole_steps_of_the_watch() {
         let pool = Pool::start(1, 0, Duration::from_millis(10)).unwrap();
-        // Nobody is called, so the watch sleeps.
+        // No subscriber is called, so the watch sleeps.
         let late_after = |steps: u64| {
             let since = pool.steps.load(Ordering::Relaxed);
             pool.steps.fetch_add(steps, Ordering::Relaxed);

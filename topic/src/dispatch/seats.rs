@@ -1,10 +1,11 @@
 //! The subscribers of one topic, and the round in which they are called.
 //!
-//! Each subscriber has a seat. A round goes over all seats once; whoever takes the next seat takes its callback out, calls it
-//! without any lock, and puts it back. So several threads can work at one round, which happens when one of them does not
-//! come back, and no subscriber is ever called by two.
+//! Each subscriber has a seat. A round visits all seats once. A thread that takes the next seat takes its callback out,
+//! calls it without any lock, and puts it back. So several threads can work on one round, which happens when a callback
+//! does not return in time. Two threads never call the same subscriber at once.
 //!
-//! Invariants: a callback is in its seat or with exactly one thread; the position of a seat moves only by its holder.
+//! Invariants: a callback is in its seat or with exactly one thread; only the thread that has taken a seat moves its
+//! position.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -31,22 +32,22 @@ struct Round {
     free: Vec<u32>,
     /// The next seat of the round.
     next: usize,
-    /// Subscribers.
+    /// Number of subscribers.
     taken: usize,
 }
 
-/// Small, because there are very many.
+/// Kept small, because there are very many seats.
 struct Seat {
     position: u64,
     callback: Option<Callback>,
     policy: Policy,
-    /// Who has the seat, or had it last: see [`HOLDERS`].
+    /// Current or last holder of the seat: see [`HOLDERS`].
     holder: u32,
     state: SeatState,
 }
 
-/// Numbers those who take seats, of whatever topic: seats are used again, and are made anew for a topic that had no
-/// subscriber for a while. Relaxed: only the number counts.
+/// Numbers the subscribers that take seats, across all topics. Seats are reused, and created again for a topic that had
+/// no subscriber for a while. Relaxed: only the number counts.
 static HOLDERS: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,11 +55,11 @@ enum SeatState {
     Free,
     Waits,
     Called,
-    /// Called, and then never again.
+    /// Being called for the last time.
     Leaves,
 }
 
-/// What a seat remembers of a policy.
+/// A subscriber's policy as its seat stores it.
 #[derive(Clone, Copy)]
 enum Policy {
     ReadOn,
@@ -84,11 +85,12 @@ impl Policy {
     }
 }
 
-/// So far ahead the memory of subscribers is asked for. What they remember lies in as many places as there are subscribers, and
-/// with very many of them in no cache: without this, rounds of 100 seats among 100,000 waited for it a third of their time.
+/// How many seats ahead the memory of subscribers is prefetched. Each subscriber's state is in its own place, and with
+/// very many subscribers in no cache. Without this, rounds of 100 seats among 100,000 waited for memory a third of
+/// their time.
 const PREFETCHED_SEATS: usize = 4;
 
-/// A subscriber that is to be called.
+/// A subscriber that the thread calls next.
 pub(super) struct Turn {
     seat: u32,
     holder: u32,
@@ -107,31 +109,31 @@ impl Turn {
     }
 }
 
-/// Where the messages are that come next for a subscriber.
+/// Where the next messages of a subscriber are.
 enum Next {
     Nothing,
     Batch,
     Own,
 }
 
-/// What a call came to.
+/// Result of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Called {
-    /// There was nothing for it.
+    /// There was nothing to deliver.
     Nothing,
     Done,
-    /// It was called with an error.
+    /// The subscriber was called with an error.
     Over,
     Panicked,
 }
 
-/// The batches that were read last: subscribers mostly stand at the same place.
+/// The batches that were read last: most subscribers are at the same position.
 #[derive(Default)]
 pub(super) struct Batches {
     batch: Option<Messages>,
-    /// What was put together for one subscriber alone.
+    /// Messages collected for a single subscriber.
     own: Option<Messages>,
-    /// Where nothing is yet.
+    /// The offset from which on there are no messages yet.
     end: Option<u64>,
 }
 
@@ -170,7 +172,7 @@ impl Seats {
         }
     }
 
-    /// Ends a subscriber; `false`: it has ended before.
+    /// Ends a subscriber. `false`: it had ended before.
     pub(super) fn remove(&self, id: SubscriberId) -> bool {
         let mut round = locked(&self.round);
         let seat = round.seats.get_mut(id.seat as usize);
@@ -186,7 +188,7 @@ impl Seats {
             SeatState::Waits => {
                 let callback = round.leave(id.seat);
                 drop(round);
-                // The program's own code: what it does here must not find us locked.
+                // Dropping runs the program's own code, which must not find the round locked.
                 discard(callback);
                 true
             }
@@ -197,14 +199,14 @@ impl Seats {
         locked(&self.round).taken
     }
 
-    /// Begins a round with the first seat, also when the one before was not brought to its end: who comes later comes with
-    /// newer messages, for all.
+    /// Starts a round at the first seat, even if the previous round was not finished. A later subscriber brings newer
+    /// messages for all subscribers.
     pub(super) fn begin_round(&self) {
         locked(&self.round).next = 0;
     }
 
-    /// Puts the subscriber before back in its seat, and takes the next one that is behind `end`. `None`: the round is over.
-    /// Says of the subscriber before whether it has more to do.
+    /// Puts the previous subscriber back in its seat, and takes the next subscriber with messages before `end`. `None`:
+    /// the round is over. Also returns whether the previous subscriber has more to do.
     pub(super) fn next(&self, before: Option<(Turn, Called)>, end: u64) -> (Option<Turn>, bool) {
         let mut round = locked(&self.round);
         let (gone, is_behind) = match before {
@@ -217,17 +219,17 @@ impl Seats {
         (turn, is_behind)
     }
 
-    /// Puts a subscriber back in its seat whose call came back so late that others went on with the round.
+    /// Puts a subscriber back in its seat after a call so late that another thread has continued the round.
     pub(super) fn put_back_late(&self, turn: Turn, called: Called) {
         let (gone, _) = locked(&self.round).put_back(turn, called, 0);
         discard(gone);
     }
 
-    /// Calls a subscriber with what comes next for it.
+    /// Calls a subscriber with its next messages.
     pub(super) fn call(&self, turn: &mut Turn, batches: &mut Batches) -> Called {
         let next = self.messages(turn, batches);
         let is_over = next.is_err();
-        // Not a handle of its own for each subscriber: counting those costs as much as many a call.
+        // No handle per subscriber: counting references costs as much as many a call.
         let messages = match &next {
             Ok(Next::Nothing) => return Called::Nothing,
             Ok(Next::Batch) => Ok(batches.batch.as_ref().expect("a batch was found")),
@@ -241,7 +243,7 @@ impl Seats {
         }
         match called {
             Err(panic) => {
-                // What was thrown may throw again when it is dropped.
+                // The panic payload may panic again when it is dropped.
                 std::mem::forget(panic);
                 Called::Panicked
             }
@@ -250,7 +252,7 @@ impl Seats {
         }
     }
 
-    /// What comes next for a subscriber: from the batch that was read last, if that is where it stands.
+    /// Finds the next messages of a subscriber, in the last batch if its position is there.
     fn messages(&self, turn: &mut Turn, batches: &mut Batches) -> Result<Next> {
         if matches!(turn.policy, Policy::ReadOn) {
             let offsets = batches.batch.as_ref().map_or(0..0, Messages::offsets);
@@ -306,7 +308,7 @@ impl Round {
         None
     }
 
-    /// Asks for what a subscriber remembers: it is called soon.
+    /// Prefetches the state of a subscriber that is called soon.
     #[inline]
     fn prefetch(&self, seat: usize) {
         if let Some(callback) = self.seats.get(seat).and_then(|seat| seat.callback.as_deref()) {
@@ -314,7 +316,7 @@ impl Round {
         }
     }
 
-    /// Returns a callback that is no longer needed, and whether there is more for it to do.
+    /// Returns a callback that is no longer needed, and whether the subscriber has more to do.
     fn put_back(&mut self, turn: Turn, called: Called, end: u64) -> (Option<Callback>, bool) {
         let place = &mut self.seats[turn.seat as usize];
         assert_eq!(

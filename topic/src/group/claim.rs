@@ -1,9 +1,9 @@
-//! Handing out messages: a member's turn.
+//! Delivering messages: a member's turn.
 //!
-//! In this order: leases that ended are taken back; then messages that waited long enough, and those that no member had yet, by
-//! turns when there are both. All of it happens while the member has the group's turn in this process, and each step is a
-//! transaction that checks what it changes. Two processes that hand out messages write one cursor, so they never hand out the
-//! same, nor more than may be in flight.
+//! The order is fixed. First, expired leases are taken back. Then come messages that waited long enough and messages
+//! that no member has had; if there are both, they alternate. All of it happens while the member has the group's turn
+//! in this process. Each step is a transaction that checks what it changes. Two processes that deliver messages write
+//! one cursor. So they never deliver the same message, nor more than may be in flight.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,20 +28,20 @@ use crate::messages::{Collecting, Messages};
 use crate::read::{ReadLimits, Reading, is_expired_at};
 use crate::record::millis;
 
-/// How soon a member looks again when as many messages are in flight as may be: transactions of the program settle messages
-/// without telling.
+/// How soon a member checks again when the maximum number of messages is in flight: transactions of the program settle
+/// messages without notice.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Steps of passing over messages that the group does not want, or parks, before a member has to ask again.
+/// Maximum steps of skipping or parking messages before a member has to ask again.
 const STEPS_MAX: usize = 64;
 
-/// What a turn came to.
+/// Result of a turn.
 pub(super) enum Turn {
     Got(Deliveries),
-    /// There is nothing; at this time of the shared clock there may be.
+    /// There are no messages. There may be some at this time of the shared clock.
     Nothing(u64),
 }
 
-/// What was handed out in a transaction.
+/// Messages that a transaction delivers.
 struct Claimed {
     messages: Messages,
     claim: Claim,
@@ -96,12 +96,12 @@ impl Group {
         } else {
             u64::MAX
         };
-        // What was found is no longer there: a look from its beginning says more.
+        // The found messages are gone: a search from the beginning tells more.
         let next = if waiting.is_empty() { outlook.next_event() } else { now };
         Ok(Turn::Nothing(next.min(soon)))
     }
 
-    /// Hands out messages again that have waited long enough.
+    /// Delivers messages again that have waited long enough.
     fn claim_again(
         &self,
         outlook: &mut Outlook,
@@ -134,7 +134,7 @@ impl Group {
                         is_counted,
                         key,
                     },
-                    // Damage, or a mistake of this code, left a row that nothing means.
+                    // Damage, or a bug in this code, left a row without a meaning.
                     _ => {
                         self.move_due(tx, Some(*due), None)?;
                         continue;
@@ -174,7 +174,7 @@ impl Group {
             if tries_of.is_empty() {
                 return Ok::<_, Error>(None);
             }
-            // In the order of the topic, whatever the order in which they were due.
+            // In the order of the topic, not of their due times.
             let messages = collecting.finish_sorted();
             tries_of.sort_unstable();
             let list = List {
@@ -216,7 +216,7 @@ impl Group {
         Collecting::new((&topic.name, topic.id), None)
     }
 
-    /// Hands out messages that no member had yet.
+    /// Delivers messages that no member has had yet.
     fn claim_fresh(
         &self,
         outlook: &mut Outlook,
@@ -247,7 +247,7 @@ impl Group {
                     if self.shared.is_awaited.swap(true, Ordering::SeqCst) {
                         return Ok(None);
                     }
-                    // What was settled before this, the next look finds; a later call that settles wakes the members.
+                    // The next check finds what was settled before this; a later settling call wakes the members.
                 }
                 Step::PassedOver | Step::Overtaken => {}
             }
@@ -255,7 +255,8 @@ impl Group {
         Ok(None)
     }
 
-    /// Messages that come next, unless there are none. What is not kept is passed over, and is the gap of the first of them.
+    /// Returns the next messages, unless there are none. Messages that are not kept are skipped, and are the gap of the
+    /// first.
     fn fresh(&self, most: usize) -> Result<Option<Fresh>> {
         let snapshot = self.topic.snapshot()?;
         let reading = Reading::new(&self.topic, &snapshot);
@@ -342,7 +343,8 @@ impl Group {
         }))
     }
 
-    /// Takes those of the messages that the filter selects, and whose keys no member has. The others of their keys are parked.
+    /// Selects the messages that match the filter and whose keys no member holds. Other messages of those keys are
+    /// parked.
     fn choose_in(&self, tx: &mut Transaction, fresh: &Fresh, options: &GroupOptions, room: usize) -> Result<Taken> {
         let (mut together, mut parked) = (Together::default(), 0);
         let (mut chosen, mut keys, mut end) = (Vec::new(), Vec::new(), fresh.end);
@@ -391,16 +393,16 @@ impl Group {
     }
 }
 
-/// Messages that no member had yet, and the cursor that they follow.
+/// Messages that no member has had yet, and the cursor that they follow.
 struct Fresh {
     cursor: Cursor,
     messages: Messages,
-    /// After the last message that was looked at: those that are expired were left out.
+    /// The offset after the last examined message; expired messages were left out.
     end: u64,
 }
 
 impl Fresh {
-    /// The first of them, so many at most.
+    /// The first `most` messages.
     fn first(&self, most: usize) -> Taken {
         Taken {
             messages: self.messages.part(0..most),
@@ -410,21 +412,21 @@ impl Fresh {
     }
 }
 
-/// Messages that a member gets.
+/// Messages for a member.
 struct Taken {
     messages: Messages,
-    /// The hashes of their keys, in an ordered group; otherwise there are none.
+    /// The hashes of their keys, in an ordered group; otherwise empty.
     keys: Vec<Option<u64>>,
-    /// The first message that was not looked at.
+    /// The first message that was not examined.
     end: u64,
 }
 
-/// What a try to hand out new messages came to.
+/// Result of an attempt to deliver new messages.
 enum Step {
     Claimed(Claimed),
     /// The group wanted none of them, or they were parked.
     PassedOver,
-    /// As many messages are in flight as may be.
+    /// The maximum number of messages is in flight.
     Full,
     /// Another process was faster.
     Overtaken,

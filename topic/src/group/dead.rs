@@ -1,14 +1,14 @@
-//! Dead letters: messages that failed the last time, in a topic of their own, and bringing them back.
+//! Dead letters: messages whose last attempt failed, in their own topic, and bringing them back.
 //!
-//! A dead letter has key, headers and payload of the message, and headers that tell where it came from:
+//! A dead letter has the key, headers and payload of the message, and headers that name its origin:
 //!
 //! ```text
 //! dead-letter-topic    the topic
-//! dead-letter-offset   its offset there, decimal
-//! dead-letter-group    the group that gave it up
-//! dead-letter-tries    how often it was delivered, decimal
-//! dead-letter-error    why it failed the last time
-//! dead-letter-topic-id number of the topic: another one may be made under its name, decimal
+//! dead-letter-offset   the offset there, decimal
+//! dead-letter-group    the group that gave the message up
+//! dead-letter-tries    the number of deliveries, decimal
+//! dead-letter-error    the reason of the last failure
+//! dead-letter-topic-id number of the topic, because another topic may get its name, decimal
 //! ```
 
 use std::collections::HashMap;
@@ -37,27 +37,27 @@ const ERROR: &str = "dead-letter-error";
 const TOPIC_ID: &str = "dead-letter-topic-id";
 const OWN: [&str; 6] = [TOPIC, OFFSET, GROUP, TRIES, ERROR, TOPIC_ID];
 
-/// Dead letters that are brought back in one commit.
+/// Dead letters that one commit brings back.
 const AT_ONCE: usize = 100;
 
-/// Where a dead letter came from.
+/// The origin of a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadLetter {
     /// The topic of the message.
     pub topic: String,
-    /// Its offset there.
+    /// Offset of the message there.
     pub offset: u64,
-    /// The group that gave it up.
+    /// The group that gave the message up.
     pub group: String,
-    /// How often it was delivered.
+    /// Number of deliveries.
     pub tries: u32,
-    /// Why it failed the last time.
+    /// Reason of the last failure.
     pub error: String,
 }
 
 impl DeadLetter {
-    /// What the headers of a dead letter say; `None`: it is none.
+    /// Decodes the headers of a dead letter; `None`: the message is not a dead letter.
     pub fn of(message: &Received<'_>) -> Option<DeadLetter> {
         let text = |name| std::str::from_utf8(message.header(name)?).ok();
         Some(DeadLetter {
@@ -70,24 +70,25 @@ impl DeadLetter {
     }
 }
 
-/// What became of dead letters that were brought back.
+/// Result of bringing back dead letters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Redriven {
-    /// They are delivered to the group again, as if for the first time.
+    /// Messages that the group delivers again, as if for the first time.
     pub delivered: u64,
-    /// Their messages are no longer kept in the topic. The dead letters still are, with the payloads.
+    /// Messages that the topic no longer keeps. Their dead letters are still there, with the payloads.
     pub gone: u64,
 }
 
 impl Group {
-    /// Copies a message that is given up to the dead-letter topic, in the same transaction. One that retention has let go
-    /// cannot be copied.
+    /// Copies a message that is given up to the dead-letter topic, in the same transaction. A message that retention
+    /// has deleted cannot be copied.
     pub(super) fn bury_in(&self, tx: &mut Transaction, dead: &str, offset: u64, tries: u32, error: &str) -> Result<()> {
         let snapshot = self.topic.snapshot()?;
         let Some(messages) = Reading::new(&self.topic, &snapshot).one(offset)? else {
             return Ok(());
         };
-        // Not made here: that would be a commit inside of another, which may have the store to itself.
+        // The topic is not created here: that would nest a commit inside another, which may have exclusive access to
+        // the store.
         let name = dead;
         let dead = self.topic.topics().get(name)?;
         let dead = dead.ok_or_else(|| TopicError::UnknownTopic { name: name.into() })?;
@@ -105,17 +106,17 @@ impl Group {
             (ERROR, error),
             (TOPIC_ID, &id),
         ];
-        // A subscriber of the dead letters that is slow must not stop the group.
+        // A slow subscriber of the dead letters must not stop the group.
         publish_unhindered_in(tx, &dead, &letter(&original, &own))
     }
 
-    /// Brings back what this group gave up: up to so many messages of the dead-letter topic, oldest first, are delivered to
-    /// the group again, as if for the first time, and to no other group. Each dead letter is brought back once; it stays in
+    /// Brings back messages that this group gave up: up to `most` messages of the dead-letter topic, oldest first. Only
+    /// this group delivers them again, as if for the first time. Each dead letter is brought back once, and stays in
     /// its topic.
     ///
     /// # Errors
-    /// [`TopicError::GroupDeleted`], [`TopicError::InvalidOptions`] when the group has no dead-letter topic, and those of a
-    /// commit.
+    /// [`TopicError::GroupDeleted`], [`TopicError::InvalidOptions`] when the group has no dead-letter topic, and those
+    /// of a commit.
     pub fn redrive(&self, most: u64) -> Result<Redriven> {
         let record = self.record(&self.topic.snapshot()?)?;
         let Some(name) = Group::options_of(&record).dead_letters.topic_of(self.topic.name()) else {
@@ -140,7 +141,7 @@ impl Group {
         Ok(total)
     }
 
-    /// Brings some back; `None`: there are no more, or none are wanted.
+    /// Brings back some dead letters; `None`: there are no more, or `left` is 0.
     fn redrive_some(&self, dead: &Topic, left: u64) -> Result<Option<Redriven>> {
         if left == 0 {
             return Ok(None);
@@ -166,7 +167,7 @@ impl Group {
         })
     }
 
-    /// Lets the group deliver a message again; `false`: it is no longer kept.
+    /// Makes the group deliver a message again; `false`: the message is no longer kept.
     fn revive_in(&self, tx: &mut Transaction, cursor: &mut Cursor, offset: u64) -> Result<bool> {
         let topic = self.topic.shared();
         let head_key = offset_key(topic.id, offset);
@@ -178,10 +179,10 @@ impl Group {
         let (is_ordered, is_counted) = (options.order_by_key, options.is_counted());
         let key = Stored::decode(&head)?.key.filter(|_| is_ordered).map(hash_of);
         drop(head);
-        // Retention that deletes it meanwhile makes this run again.
+        // If retention deletes the message meanwhile, this transaction runs again.
         tx.depends_on_key(topic.sequence.heads(), &head_key)?;
         if offset >= cursor.next {
-            // The group was set back: it will deliver it anyway.
+            // The group was set back, so it delivers the message anyway.
             return Ok(true);
         }
         let single = self.single_in(tx, offset)?;
@@ -214,14 +215,14 @@ impl Group {
 }
 
 impl PatternGroup {
-    /// Brings back what this group gave up, in all its topics: up to so many messages of the dead-letter topic, oldest first,
-    /// are delivered to the group again, as if for the first time. Each dead letter is brought back once, whether by this call
-    /// or by [`Group::redrive`]; it stays in its topic. Dead letters of topics that were deleted, or that the group leaves
-    /// out, are passed over.
+    /// Brings back messages that this group gave up, in all its topics: up to `most` messages of the dead-letter topic,
+    /// oldest first. The group delivers them again, as if for the first time. Each dead letter is brought back once, by
+    /// this call or by [`Group::redrive`], and stays in its topic. Dead letters of deleted topics, and of topics that
+    /// the group leaves out, are skipped.
     ///
     /// # Errors
-    /// [`TopicError::GroupDeleted`], [`TopicError::InvalidOptions`] when the group has no dead-letter topic, and those of a
-    /// commit.
+    /// [`TopicError::GroupDeleted`], [`TopicError::InvalidOptions`] when the group has no dead-letter topic, and those
+    /// of a commit.
     pub fn redrive(&self, most: u64) -> Result<Redriven> {
         let options = self.describe_options()?;
         let Some(name) = options.dead_letters.topic_of(self.name()) else {
@@ -274,12 +275,12 @@ impl PatternGroup {
                 let reopening = match reopenings.entry(found.topic_id) {
                     Entry::Occupied(known) => known.into_mut(),
                     Entry::Vacant(place) => match Reopening::begin(tx, &group, dead) {
-                        // Meanwhile.
+                        // The topic was deleted meanwhile.
                         Err(error) if is_gone(&error) => continue,
                         begun => place.insert(begun?),
                     },
                 };
-                // Otherwise the group brought it back in its topic.
+                // Otherwise the group has brought it back in its own topic.
                 if reopening.next < next {
                     reopening.next = next;
                     reopening.revive(tx, &found, &mut some)?;
@@ -295,7 +296,7 @@ impl PatternGroup {
         })
     }
 
-    /// The group that gave up a message, if it is this one, and the topic is still that one.
+    /// The group that gave up a message, if it is this group and the topic was not replaced.
     fn group_of_letter(&self, found: &Origin, groups: &mut HashMap<u32, Option<Group>>) -> Result<Option<Group>> {
         if found.letter.group != self.name() {
             return Ok(None);
@@ -317,7 +318,7 @@ impl PatternGroup {
     }
 }
 
-/// Where a dead letter came from, exactly: another topic may have its name by now.
+/// The exact origin of a dead letter: another topic may have the name by now.
 struct Origin {
     letter: DeadLetter,
     topic_id: u32,
@@ -332,18 +333,18 @@ impl Origin {
         })
     }
 
-    /// Whether this group gave its message up, and the topic is still that one.
+    /// Whether this group gave the message up and the topic was not replaced.
     fn is_of(&self, group: &Group) -> bool {
         self.topic_id == group.topic.shared().id && self.letter.group == group.shared.name
     }
 }
 
-/// A transaction brings dead letters back to a group.
+/// The state of a transaction that brings dead letters back to a group.
 struct Reopening {
     group: Group,
     /// The dead-letter topic.
     dead: u32,
-    /// The first dead letter that was not looked at.
+    /// The first dead letter that was not examined.
     next: u64,
     before: Cursor,
     cursor: Cursor,
@@ -359,7 +360,7 @@ impl Reopening {
         Ok(Reopening {
             group: group.clone(),
             dead,
-            // Another topic may have been given the name.
+            // Another topic may have got the name.
             next: known.filter(|known| known.topic == dead).map_or(0, |known| known.next),
             before,
             cursor: before,
@@ -392,7 +393,7 @@ fn no_dead_letters(group: &str) -> Error {
     TopicError::InvalidOptions { cause }.into()
 }
 
-/// The next dead letters. Those that are not kept are passed over.
+/// Reads the next dead letters. Dead letters that are not kept are skipped.
 fn letters(dead: &Topic, from: u64) -> Result<crate::Messages> {
     let snapshot = dead.snapshot()?;
     let reading = Reading::new(dead, &snapshot);
@@ -403,7 +404,7 @@ fn letters(dead: &Topic, from: u64) -> Result<crate::Messages> {
     Ok(reading.read_past(from, limits)?.0)
 }
 
-/// A message with the headers of a dead letter; those of the original are left out when both together are too many.
+/// Builds a dead letter. The original headers are left out when both together are too many.
 fn letter<'m>(original: &Received<'m>, own: &[(&'static str, &'m str)]) -> Message<'m> {
     let mut letter = Message::new(original.payload());
     if let Some(key) = original.key() {

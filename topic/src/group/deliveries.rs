@@ -1,4 +1,4 @@
-//! Messages that were leased to a member, and what it can say of them.
+//! Messages that are leased to a member, and the calls that settle them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::membership::Handed;
 use super::settle::Verdict;
 use crate::messages::{Messages, Received};
 
-/// By what a member has a message.
+/// How a member holds a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It belongs to messages that follow each other, and were handed out together for the first time.
+    /// It belongs to consecutive messages that were delivered together for the first time.
     Run { first: u64, end: u64, token: u64 },
     /// It is in a list.
     List { token: u64 },
@@ -28,7 +28,7 @@ impl Claim {
         }
     }
 
-    /// Whether it is one message that was handed out by itself, for the first time.
+    /// Whether this is a single message that was delivered alone, for the first time.
     pub(crate) fn is_lone(self) -> bool {
         matches!(self, Claim::Run { first, end, .. } if end == first + 1)
     }
@@ -36,13 +36,13 @@ impl Claim {
 
 /// Messages leased to a member. They are settled all together, or one by one: see [`Deliveries::into_iter`].
 ///
-/// Dropping them settles nothing as long as their [`super::Member`] is there: they are delivered again when the lease ends.
-/// When the member is gone too, they go back to the group at once.
+/// Dropping them settles nothing while their [`super::Member`] exists: they are delivered again when the lease ends.
+/// When the member is dropped too, they go back to the group at once.
 #[derive(Clone, Debug)]
 pub struct Deliveries {
     handed: Arc<Handed>,
     messages: Messages,
-    /// How often each was delivered; empty: all of them once.
+    /// Number of deliveries of each message; empty: all were delivered once.
     tries: Vec<u32>,
 }
 
@@ -60,7 +60,7 @@ impl Deliveries {
         &self.messages
     }
 
-    /// How many there are; at least one.
+    /// Number of messages; at least one.
     #[expect(clippy::len_without_is_empty, reason = "there is always one")]
     pub fn len(&self) -> usize {
         self.messages.len()
@@ -75,20 +75,22 @@ impl Deliveries {
         self.handed.group()
     }
 
-    /// Acknowledges all of them, except those that were settled one by one before. When the group is ordered and one of them was
-    /// lost, because an earlier message of its key failed, this acknowledges none. In a commit of its own, with the durability
-    /// that the group's options say: by default a power cut may take it back, and then the messages are delivered again. In
-    /// a transaction: [`crate::TopicWrites::acknowledge_all`].
+    /// Acknowledges all messages except those that were settled one by one before. It makes its own commit, with the
+    /// durability from the group's options. By default a power cut may undo it, and then the messages are delivered
+    /// again. In a transaction: [`crate::TopicWrites::acknowledge_all`].
+    ///
+    /// In an ordered group a message may be lost because an earlier message of its key failed. Then this acknowledges
+    /// none.
     ///
     /// # Errors
-    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`], and those
-    /// of a commit.
+    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`],
+    /// and those of a commit.
     pub fn acknowledge(&self) -> Result<()> {
         self.settle_all("deliveries.acknowledge", Verdict::Done)
     }
 
-    /// Gives back all of them, except those that were settled before: they are delivered again at once, and this try does not
-    /// count. For a member that is about to end, or took more than it can do. In a commit of its own.
+    /// Releases all messages except those that were settled before. They are delivered again at once, and this attempt
+    /// does not count. For a member that is about to end, or took more than it can process. It makes its own commit.
     ///
     /// # Errors
     /// As [`Deliveries::acknowledge`].
@@ -124,7 +126,7 @@ impl Deliveries {
         Ok(())
     }
 
-    /// Gives the member so much time from now on, at least. What was settled before stays so. A longer lease stays as it is.
+    /// Extends the lease to at least `by` from now. A longer lease does not change, and settled messages stay settled.
     ///
     /// # Errors
     /// As [`Deliveries::acknowledge`].
@@ -153,7 +155,7 @@ impl IntoIterator for Deliveries {
     type Item = Delivery;
     type IntoIter = std::vec::IntoIter<Delivery>;
 
-    /// The messages one by one, each with its own fate.
+    /// The messages one by one, to be settled separately.
     fn into_iter(self) -> Self::IntoIter {
         let one = |place: usize| Delivery {
             handed: self.handed.clone(),
@@ -171,7 +173,7 @@ impl IntoIterator for Deliveries {
 pub struct Delivery {
     handed: Arc<Handed>,
     message: Messages,
-    /// Its place among those that were handed out together.
+    /// Position of the message among those that were delivered together.
     place: usize,
     tries: u32,
 }
@@ -182,12 +184,12 @@ impl Delivery {
         self.message.get(0).expect("a delivery has one message")
     }
 
-    /// Its offset.
+    /// Offset of the message.
     pub fn offset(&self) -> u64 {
         self.message().offset()
     }
 
-    /// How often it was delivered, this time included.
+    /// Number of deliveries of the message, including this one.
     pub fn tries(&self) -> u32 {
         self.tries
     }
@@ -196,19 +198,19 @@ impl Delivery {
         self.handed.group()
     }
 
-    /// Acknowledges it: the group does not deliver it again. In a commit of its own, with the durability that the group's
-    /// options say: by default a power cut may take it back, and then the message is delivered again. In a transaction:
-    /// [`crate::TopicWrites::acknowledge`].
+    /// Acknowledges the message: the group does not deliver it again. It makes its own commit, with the durability from
+    /// the group's options. By default a power cut may undo it, and then the message is delivered again. In a
+    /// transaction: [`crate::TopicWrites::acknowledge`].
     ///
     /// # Errors
-    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`], and
-    /// those of a commit.
+    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`],
+    /// and those of a commit.
     pub fn acknowledge(&self) -> Result<()> {
         let group = self.group();
         let topic = &group.topic;
         topic.home().store.refuse_beside("delivery.acknowledge", topic.name())?;
         if group.shared.is_synced() {
-            // Those who come at the same time share a sync, and none of them holds up the others.
+            // Concurrent callers share a sync, and none of them delays the others.
             return self.settle(Verdict::Done);
         }
         let (claim, offset) = (self.handed.claim, self.offset());
@@ -222,9 +224,9 @@ impl Delivery {
         }
     }
 
-    /// Says that the message failed. The group delivers it again after the time that its back-off list says; after the last try
-    /// the message goes to the dead-letter topic. The store keeps `why` for people to read, cut after 512 bytes. In a
-    /// transaction: [`crate::TopicWrites::retry`].
+    /// Marks the message as failed. The group delivers it again after the time in its back-off list. After the last
+    /// attempt the message goes to the dead-letter topic. The store keeps `why` for people to read, cut after 512
+    /// bytes. In a transaction: [`crate::TopicWrites::retry`].
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].
@@ -233,8 +235,8 @@ impl Delivery {
         self.settle(Verdict::Retry { delay, error })
     }
 
-    /// Says that the message failed. The group delivers it again after `delay`; after the last try it goes to the dead-letter
-    /// topic. The store keeps `why` for people to read, cut after 512 bytes.
+    /// Marks the message as failed. The group delivers it again after `delay`. After the last attempt it goes to the
+    /// dead-letter topic. The store keeps `why` for people to read, cut after 512 bytes.
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].
@@ -243,8 +245,8 @@ impl Delivery {
         self.settle(Verdict::Retry { delay, error })
     }
 
-    /// It failed, and another try would fail too: it goes to the dead-letter topic now. In a transaction:
-    /// [`crate::TopicWrites::give_up`].
+    /// Gives the message up: it failed, and another attempt would fail too. It goes to the dead-letter topic now. In a
+    /// transaction: [`crate::TopicWrites::give_up`].
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].
@@ -252,7 +254,7 @@ impl Delivery {
         self.settle(Verdict::GiveUp { error: why })
     }
 
-    /// Gives it back: it is delivered again at once, and this try does not count.
+    /// Releases the message: it is delivered again at once, and this attempt does not count.
     ///
     /// # Errors
     /// As [`Delivery::acknowledge`].
@@ -260,17 +262,17 @@ impl Delivery {
         self.settle(Verdict::Release)
     }
 
-    /// Gives the member so much time from now on, at least, for this message and all that were handed out with it. What was
-    /// settled before stays so. A longer lease stays as it is.
+    /// Extends the lease to at least `by` from now, for this message and all that were delivered with it. A longer
+    /// lease does not change, and settled messages stay settled.
     ///
     /// # Errors
-    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`], and those
-    /// of a commit.
+    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`],
+    /// and those of a commit.
     pub fn extend(&self, by: Duration) -> Result<()> {
         extend(&self.handed, self.offset(), by)
     }
 
-    /// Keeps extending the lease until the guard is dropped, for this message and all that were handed out with it: see
+    /// Keeps extending the lease until the guard is dropped, for this message and all that were delivered with it: see
     /// [`KeepAlive`].
     ///
     /// # Errors
@@ -290,7 +292,7 @@ impl Delivery {
 
     pub(crate) fn settle_in(&self, tx: &mut Transaction, verdict: Verdict<'_>) -> Result<()> {
         self.group().settle_in(tx, self.handed.claim, self.offset(), verdict)?;
-        // If the transaction does not commit, it is delivered again when the lease ends.
+        // If the transaction does not commit, the message is delivered again when the lease ends.
         self.handed.done(self.place);
         Ok(())
     }

@@ -1,16 +1,17 @@
-//! The desk of a group: members that want something at the same time are served by one of them, in one transaction.
+//! The desk of a group: one member serves the concurrent requests of several members in one transaction.
 //!
-//! The simple version: whoever wants messages, or has acknowledged one, takes the turn and commits. Why that is not enough:
-//! a group of many members makes two small commits for each message, one after the other, and a member that waits for
-//! another one sleeps and is woken, which costs more than what it waited for. So a member that finds the turn taken writes
-//! down what it wants. Whoever has the turn next does all of that with its own, and the others find it done.
+//! The simple version: a member that wants messages, or has acknowledged a message, takes the turn (the group's lock)
+//! and commits. This is not enough. A group of many members then makes two small commits for each message, one after
+//! the other. A member that waits for another member sleeps and is woken, which costs more than the commit it waited
+//! for. So a member that finds the turn taken queues a request. The next holder of the turn serves the queued requests
+//! together with its own, and their members find them answered.
 //!
-//! What is promised is what it would be alone: a member returns after the commit that holds what it was given. What is not
-//! plain, or fails, everybody does for himself: a lease that ran out, a message that is due again, a group that is paused, a
-//! limit that is reached, an error of the commit. So nobody gets the error of somebody else.
+//! The desk promises each member the result that it would get alone: a member returns after the commit that contains
+//! its messages. A member handles every special case and every failure alone: an expired lease, a message that is due
+//! for redelivery, a paused group, a reached limit, a failed commit. So no member gets the error of another member.
 //!
-//! Nobody is slept through: who waits is in the queue before he finds the turn taken for the last time, and whoever gives
-//! the turn back looks into the queue after that.
+//! No request is left unserved. A member joins the queue before its last failed attempt to take the turn. The holder
+//! looks into the queue after it releases the turn.
 
 use duramen_engine::Result;
 use std::collections::VecDeque;
@@ -25,33 +26,34 @@ use super::outlook::Outlook;
 use super::{Group, Shared};
 use crate::topics::locked;
 
-/// Requests that are served together. It bounds a transaction, and how long the turn is held.
+/// Maximum requests that are served together. It bounds the size of a transaction, and how long the turn is held.
 pub(super) const TOGETHER_MAX: usize = 64;
-/// Looks at an answer before a thread lets others run: while it looks, nobody of those who could be served too does.
+/// Checks for an answer before a thread yields: while it spins, no other thread that could be served runs on its
+/// processor.
 const SPINS: u32 = 20;
 const LOOKS_A_TRY: u32 = 10;
-/// Looks before it sleeps: how often it lets others run, and what is before that.
+/// Checks for an answer before a thread sleeps: the spins, and then 40 yields.
 const RESTS: u32 = SPINS + 40;
 
-/// What a member wants.
+/// A member's request.
 #[derive(Clone, Debug)]
 pub(super) enum Wish {
-    /// Messages that nobody had yet.
+    /// Messages that no member has received yet.
     Messages { membership: Arc<Membership>, most: usize },
-    /// To acknowledge one that it was handed.
+    /// To acknowledge a message that was delivered to the member.
     Acknowledged { claim: Claim, offset: u64 },
 }
 
-/// What came of it.
+/// The result of a wish.
 #[derive(Debug)]
 pub(super) enum Answer {
     Messages(Deliveries),
-    /// The topic has no more of them; at this time of the shared clock there may be some.
+    /// The topic has no more messages for the group. There may be some at this time of the shared clock.
     Nothing(u64),
     Acknowledged,
 }
 
-/// A wish that waits to be served.
+/// A queued wish.
 pub(super) struct Request {
     pub(super) wish: Wish,
     answer: Mutex<Option<Fate>>,
@@ -59,10 +61,10 @@ pub(super) struct Request {
     thread: Thread,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 enum Fate {
     Answered(Result<Answer>),
-    /// Whoever asked does it for himself.
+    /// The requester performs the wish alone.
     Alone,
 }
 
@@ -90,7 +92,7 @@ impl Request {
     }
 }
 
-/// Those who wait to be served.
+/// The queue of requests.
 #[derive(Default)]
 pub(super) struct Desk {
     queue: Mutex<VecDeque<Arc<Request>>>,
@@ -103,7 +105,7 @@ impl Desk {
         request
     }
 
-    /// Takes a request back; `false`: somebody serves it, or has served it.
+    /// Removes a request from the queue. `false`: another member serves it, or has served it.
     fn leave(&self, request: &Arc<Request>) -> bool {
         let mut queue = locked(&self.queue);
         let place = queue.iter().position(|other| Arc::ptr_eq(other, request));
@@ -121,7 +123,7 @@ impl Desk {
     }
 }
 
-/// The turn of a group. Whoever waits at the desk takes it next.
+/// The turn of a group. Dropping it wakes the first member that waits at the desk.
 pub(super) struct HeldTurn<'a> {
     outlook: Option<MutexGuard<'a, Outlook>>,
     desk: &'a Desk,
@@ -144,7 +146,8 @@ impl DerefMut for HeldTurn<'_> {
 impl Drop for HeldTurn<'_> {
     fn drop(&mut self) {
         self.outlook = None;
-        // After that: who came to the queue before it finds the turn free, and who came later is found here.
+        // After the release: a member that joined before it finds the turn free; a member that joined later is found
+        // here.
         if let Some(next) = self.desk.first() {
             next.thread.unpark();
         }
@@ -160,7 +163,7 @@ impl Shared {
         }
     }
 
-    /// The turn, unless somebody has it.
+    /// Takes the turn if it is free.
     fn try_turn(&self) -> Option<HeldTurn<'_>> {
         let outlook = match self.turn.try_lock() {
             Ok(outlook) => outlook,
@@ -174,7 +177,7 @@ impl Shared {
     }
 }
 
-/// Requests that somebody has taken from the queue. What he leaves without an answer, those who asked do for themselves.
+/// Requests that the holder of the turn took from the queue. Their members perform alone what it leaves unanswered.
 pub(super) struct Served {
     requests: Vec<Arc<Request>>,
 }
@@ -184,7 +187,7 @@ impl Served {
         self.requests.iter().map(|request| &request.wish)
     }
 
-    /// Answers requests, in their order; `None`: he who asked does it for himself.
+    /// Answers requests, in their order. `None`: the requester performs its wish alone.
     pub(super) fn answer(&self, answers: impl IntoIterator<Item = Option<Result<Answer>>>) {
         for (request, answer) in self.requests.iter().zip(answers) {
             request.set(answer.map_or(Fate::Alone, Fate::Answered));
@@ -204,7 +207,7 @@ impl Drop for Served {
 }
 
 impl Group {
-    /// Serves a wish together with those of others; `None`: it is to be done alone.
+    /// Serves a wish together with those of other members. `None`: the caller performs it alone.
     pub(super) fn ask(&self, wish: &Wish) -> Option<Result<Answer>> {
         if let Some(turn) = self.shared.try_turn() {
             return self.lead(turn, wish);
@@ -223,7 +226,7 @@ impl Group {
                 if self.shared.desk.leave(&request) {
                     return self.lead(turn, wish);
                 }
-                // Whoever took it has given the turn back after he answered.
+                // The member that took the request answered it before it released the turn.
                 continue;
             }
             rest(looks);
@@ -236,7 +239,7 @@ impl Group {
             requests: self.shared.desk.take(),
         };
         let (answer, settles) = self.serve(&mut turn, wish, &served);
-        // Those who were served first: one of them may sleep, and whoever is next in the queue serves nobody else.
+        // Wakes the served members first: the next member in the queue may be asleep, and it does not answer them.
         drop(served);
         drop(turn);
         if settles {
@@ -246,12 +249,12 @@ impl Group {
     }
 }
 
-/// Whether to try to get the turn: every look would take the memory that its lock is in from whoever has it.
+/// Whether to try to take the turn. Every attempt takes the cache line of the lock from the holder.
 fn is_time_to_try(looks: u32) -> bool {
     looks >= SPINS || looks.is_multiple_of(LOOKS_A_TRY)
 }
 
-/// Waits for something that takes microseconds, and that takes longer if whoever does it does not run.
+/// Waits for a holder that needs microseconds, and longer if its thread does not get a processor.
 fn rest(looks: u32) {
     match looks {
         0..SPINS => std::hint::spin_loop(),
@@ -275,7 +278,7 @@ mod tests {
         let topic = Topics::open(&store).unwrap();
         let topic = topic.create("orders", TopicOptions::new()).unwrap();
         let group = topic.ensure_group("group", Start::Beginning, options).unwrap();
-        // The first turn looks after what other processes left.
+        // The first turn cleans up what other processes left.
         assert!(group.member("first").receive(1, Duration::ZERO).unwrap().is_none());
         topic.publish_all(vec![b"message"; messages]).unwrap();
         (store, group)
@@ -376,7 +379,7 @@ mod tests {
         while locked(&group.shared.desk.queue).len() < 3 {
             std::thread::yield_now();
         }
-        // Now they look a few times, and sleep.
+        // Now the threads check a few times, and then sleep.
         std::thread::sleep(Duration::from_millis(100));
         drop(turn);
         let soon = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Durable subscriptions: a name for how far a reader has come, which survives it.
+//! Durable subscriptions: a named position of a reader, which outlives the reader.
 
 use duramen_engine::{Result, Snapshot, Transaction};
 
@@ -12,8 +12,8 @@ use crate::subscription::Subscription;
 use crate::tables::name_key;
 use crate::topic::Topic;
 
-/// A durable subscription: the store remembers up to which message its reader has acknowledged. One reader at a time makes
-/// sense; several each get every message. For readers that share the work see [`crate::Group`].
+/// A durable subscription: the store remembers up to which message its reader has acknowledged. It is meant for one
+/// reader at a time; several readers each get every message. For readers that share the work see [`crate::Group`].
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -43,8 +43,8 @@ pub struct Durable {
 }
 
 impl Topic {
-    /// A durable subscription, which is created when it is missing; then `start` says with which message it begins. It has no
-    /// options that could differ.
+    /// Returns a durable subscription, creating it when it is missing. `start` selects the first message of a new
+    /// subscription. A durable subscription has no options that could differ.
     ///
     /// # Errors
     /// [`TopicError::InvalidName`], [`TopicError::OtherKind`], [`TopicError::NotYetPublished`],
@@ -54,7 +54,7 @@ impl Topic {
         Ok(Durable::new(self, name, record.id))
     }
 
-    /// A durable subscription that exists.
+    /// Returns an existing durable subscription.
     ///
     /// # Errors
     /// [`TopicError::UnknownGroup`], [`TopicError::OtherKind`].
@@ -83,7 +83,7 @@ impl Durable {
         &self.topic
     }
 
-    /// Its name.
+    /// Name of the subscription.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -101,7 +101,7 @@ impl Durable {
         Ok(super::stored_cursor(&reading, &self.name, self.id)?.next)
     }
 
-    /// Messages from the first one on that was not acknowledged.
+    /// Subscribes from the first message that was not acknowledged.
     ///
     /// # Errors
     /// As [`Topic::subscribe`], [`TopicError::GroupDeleted`].
@@ -109,7 +109,7 @@ impl Durable {
         self.subscribe_with(SubscribeOptions::new())
     }
 
-    /// [`Durable::subscribe`] with options.
+    /// Subscribes with options; see [`Durable::subscribe`].
     ///
     /// # Errors
     /// As [`Durable::subscribe`].
@@ -117,11 +117,12 @@ impl Durable {
         self.topic.subscribe_with(Start::Offset(self.position()?), options)
     }
 
-    /// Acknowledges every message up to and including this one, in a commit of its own, which a power cut may take back;
-    /// then some are delivered again. In a transaction: [`crate::TopicWrites::acknowledge_through`].
+    /// Acknowledges every message up to and including `offset`, in its own commit. A power cut may undo the commit;
+    /// then some messages are delivered again. In a transaction: [`crate::TopicWrites::acknowledge_through`].
     ///
     /// # Errors
-    /// [`TopicError::AlreadySettled`], [`TopicError::NotReceived`], [`TopicError::GroupDeleted`], and those of a commit.
+    /// [`TopicError::AlreadySettled`], [`TopicError::NotReceived`], [`TopicError::GroupDeleted`], and those of a
+    /// commit.
     pub fn acknowledge_through(&self, offset: u64) -> Result<()> {
         let store = &self.topic.home().store;
         store.transact_with(written(), |tx| self.acknowledge_in(tx, offset))
@@ -141,7 +142,7 @@ impl Durable {
         self.move_in(tx, offset + 1)
     }
 
-    /// Goes on from another place, forward or back. Subscriptions that exist go on from where they are.
+    /// Continues from another position, forward or back. Existing subscriptions keep their positions.
     ///
     /// # Errors
     /// [`TopicError::NotYetPublished`], [`TopicError::GroupDeleted`], and those of a commit.
@@ -155,8 +156,8 @@ impl Durable {
         })
     }
 
-    /// Goes on from another place, perhaps an earlier one: retention that has not removed the messages from there on keeps
-    /// them.
+    /// Continues from another position, perhaps an earlier one. Retention then keeps the messages from there on that it
+    /// has not deleted yet.
     pub(super) fn reset_in(&self, tx: &mut Transaction, next: u64) -> Result<()> {
         tx.put(&self.topic.home().tables.states, anchor_key(self.id), b"")?;
         self.move_in(tx, next)

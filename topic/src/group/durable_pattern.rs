@@ -1,4 +1,4 @@
-//! Durable subscriptions to all topics of a pattern, also to those that are created later: see [`super::rule`].
+//! Durable subscriptions to all topics of a pattern, including topics that are created later: see [`super::rule`].
 
 use duramen_engine::{Error, Result, Snapshot};
 
@@ -14,11 +14,12 @@ use crate::read::{Reading, Start};
 use crate::topic::Topic;
 use crate::topics::Topics;
 
-/// A durable subscription to all topics of a pattern: the store remembers for each of them up to which message its reader
-/// has acknowledged, and a topic that is made later counts from its first message on, whether anybody reads or not.
+/// A durable subscription to all topics of a pattern. For each topic the store remembers up to which message the reader
+/// has acknowledged. A topic that is created later counts from its first message on, even while no reader exists.
 ///
-/// In every topic it is a durable subscription of the same name, which [`Topic::groups`] lists with the others. A topic in which
-/// that was deleted ([`Topic::delete_group`]) is left out from then on; [`Topic::durable`] makes it again.
+/// In every topic it is a durable subscription of the same name, which [`Topic::groups`] lists with the others. A topic
+/// where that subscription was deleted ([`Topic::delete_group`]) is left out from then on; [`Topic::durable`] creates
+/// it again.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -46,7 +47,7 @@ pub struct DurablePattern {
     rule: RuleHandle,
 }
 
-/// How far a durable subscription has come in one topic.
+/// Position of a durable subscription in one topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DurablePosition {
@@ -54,14 +55,14 @@ pub struct DurablePosition {
     pub topic: String,
     /// The first message that was not acknowledged.
     pub next: u64,
-    /// Messages from that one on.
+    /// Number of messages from `next` on.
     pub lag: u64,
 }
 
 impl Topics {
-    /// A durable subscription to all topics of a pattern, which is made when it is missing. Then `start` says where it begins
-    /// in the topics that are there; in those that are made later it begins with their first message. A topic that
-    /// has a durable subscription of this name keeps it where it is.
+    /// Returns a durable subscription to all topics of a pattern, creating it when it is missing. `start` selects where
+    /// a new subscription begins in existing topics; in topics that are created later it begins with the first message.
+    /// A topic that has a durable subscription of this name keeps its position.
     ///
     /// # Errors
     /// [`TopicError::OtherPattern`], [`TopicError::OtherKind`] when a topic has a group of this name,
@@ -97,7 +98,7 @@ impl DurablePattern {
         }
     }
 
-    /// Its name.
+    /// Name of the subscription.
     pub fn name(&self) -> &str {
         &self.rule.name
     }
@@ -107,12 +108,12 @@ impl DurablePattern {
         &self.rule.pattern
     }
 
-    /// The topics of its store.
+    /// The topics of the same store.
     pub fn topics(&self) -> &Topics {
         &self.rule.topics
     }
 
-    /// The durable subscription of one of its topics, to look after: to go on from another place, for instance.
+    /// The durable subscription of one of its topics, for example to reset it there.
     ///
     /// # Errors
     /// [`TopicError::UnknownTopic`], [`TopicError::UnknownGroup`] when the topic does not match, or is left out,
@@ -127,8 +128,8 @@ impl DurablePattern {
     /// ([`crate::TopicWrites::acknowledge_through`]).
     ///
     /// # Errors
-    /// [`duramen_engine::Reason::TopicDeleted`], also when there is another topic of that name by now;
-    /// [`TopicError::UnknownGroup`] when the topic is left out, [`TopicError::GroupDeleted`].
+    /// [`duramen_engine::Reason::TopicDeleted`], also when another topic has that name by now;
+    /// [`TopicError::UnknownGroup`] when the topic is left out; [`TopicError::GroupDeleted`].
     pub fn of(&self, messages: &Messages) -> Result<Durable> {
         let snapshot = self.snapshot()?;
         let name = messages.topic();
@@ -142,7 +143,7 @@ impl DurablePattern {
         durable.ok_or_else(|| topic.unknown_group(&self.rule.name))
     }
 
-    /// How far it has come in each topic, sorted by the names of topics.
+    /// The position in each topic, sorted by the names of topics.
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`].
@@ -162,12 +163,13 @@ impl DurablePattern {
         Ok(positions)
     }
 
-    /// Acknowledges messages, and all of their topic before them, in a commit of its own, which a power cut may take back; then
-    /// some are delivered again. Messages of a topic that was deleted meanwhile need no acknowledgement.
+    /// Acknowledges messages and all earlier messages of their topic, in its own commit. A power cut may undo the
+    /// commit; then some messages are delivered again. Messages of a topic that was deleted meanwhile need no
+    /// acknowledgement.
     ///
     /// # Errors
-    /// [`TopicError::AlreadySettled`], [`TopicError::UnknownGroup`] when the topic is left out, [`TopicError::GroupDeleted`],
-    /// and those of a commit.
+    /// [`TopicError::AlreadySettled`], [`TopicError::UnknownGroup`] when the topic is left out,
+    /// [`TopicError::GroupDeleted`], and those of a commit.
     pub fn acknowledge(&self, messages: &Messages) -> Result<()> {
         if messages.is_empty() {
             return Ok(());
@@ -175,7 +177,7 @@ impl DurablePattern {
         let last = messages.offsets().end - 1;
         match self.of(messages).and_then(|durable| durable.acknowledge_through(last)) {
             Err(error) if is_deleted(&error) => Ok(()),
-            // With its topic, after the look.
+            // The group was deleted with its topic, after the lookup.
             Err(error) if is_group_deleted(&error) && self.of(messages).is_err_and(|error| is_deleted(&error)) => {
                 Ok(())
             }
@@ -183,8 +185,8 @@ impl DurablePattern {
         }
     }
 
-    /// Goes on from another place in all topics that are there, forward or back. Subscriptions that exist go on from where they
-    /// are. For one topic: [`Durable::reset`].
+    /// Continues from another position in all existing topics, forward or back. Existing subscriptions keep their
+    /// positions. For one topic: [`Durable::reset`].
     ///
     /// # Errors
     /// [`TopicError::NotYetPublished`], [`TopicError::GroupDeleted`], and those of a commit.
@@ -202,7 +204,7 @@ impl DurablePattern {
             for (durable, next) in &moves {
                 match durable.cursor_in(tx) {
                     Ok(_) => durable.reset_in(tx, *next)?,
-                    // Meanwhile.
+                    // The group was deleted meanwhile.
                     Err(error) if is_group_deleted(&error) => {}
                     Err(error) => return Err(error),
                 }
@@ -211,8 +213,9 @@ impl DurablePattern {
         })
     }
 
-    /// Deletes it, in all topics, those too that had a durable subscription of its name before. Topics that are made later do not
-    /// know it any more, and its subscriptions in all processes wake up with [`TopicError::GroupDeleted`].
+    /// Deletes the subscription in all topics, including topics that had a durable subscription of its name before.
+    /// Topics that are created later do not get it. Its subscriptions in all processes wake up with
+    /// [`TopicError::GroupDeleted`].
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`], and those of a commit.
@@ -223,7 +226,7 @@ impl DurablePattern {
         })
     }
 
-    /// A snapshot in which it is there.
+    /// A snapshot in which the subscription exists.
     pub(crate) fn snapshot(&self) -> Result<Snapshot> {
         self.rule.snapshot()
     }

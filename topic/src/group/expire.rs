@@ -1,5 +1,4 @@
-//! Taking back what members do not have any more: leases that ended, and those of processes that are gone; and finding out
-//! when the next one ends.
+//! Taking back expired leases and leases of processes that are gone; and finding out when the next lease ends.
 
 use std::collections::HashSet;
 
@@ -16,14 +15,14 @@ use crate::record::millis;
 use crate::tables::offset_of;
 use crate::topics::locked;
 
-/// How long an outlook is good for at most, in milliseconds.
+/// Maximum age of an outlook, in milliseconds.
 const RENEW_EVERY: u64 = 1000;
-/// How often `due` is searched from its beginning at most, in milliseconds: rows that were deleted there cost time until
+/// Minimum time between two searches of `due` from its beginning, in milliseconds: deleted rows there cost time until
 /// they are folded.
 const SEARCH_EVERY: u64 = 100;
-/// Leases that are looked at together.
+/// Maximum leases that are examined together.
 const LOOKED_AT_ONCE: usize = 256;
-/// Claims that were settled message by message, after which their rows are removed.
+/// Number of claims that were settled message by message before their rows are removed.
 const FINISHED_MAX: usize = 32;
 
 /// Why a lease is taken back.
@@ -35,8 +34,8 @@ enum End {
     Gone,
 }
 
-/// Leases that cannot be taken back, and why: their dead letters do not find their topic, for example. They must not keep
-/// everything else from being handed out.
+/// Leases that cannot be taken back, and why: for example, the topic of their dead letters does not exist. They must
+/// not prevent other deliveries.
 #[derive(Debug, Default)]
 pub(super) struct Stuck {
     claims: HashSet<(DueKind, u64)>,
@@ -52,7 +51,7 @@ impl Group {
         if !is_rung && outlook.renewed.is_some_and(is_good) {
             return Ok(());
         }
-        // Before the look, so that what is committed after it rings again.
+        // Armed before the search, so that a commit after it rings again.
         self.shared.bell.bell().arm();
         let snapshot = self.topic.snapshot()?;
         let states = self.states();
@@ -68,7 +67,7 @@ impl Group {
         let mut rows = snapshot.range(states, &low[..]..&high[..])?;
         let first = rows.next()?.map(|(key, _)| Due::decode(key)).transpose()?;
         outlook.due = first.map_or(u64::MAX, |due| due.time);
-        // A row that is written later is for that time or a later one.
+        // A row that is written later is for that time or a later time.
         outlook.due_from = outlook.due.min(now);
         let (low, high) = Run::keys_from(self.shared.id, outlook.runs_from.max(cursor.floor));
         let mut rows = snapshot.range(states, &low[..]..&high[..])?;
@@ -93,7 +92,7 @@ impl Group {
         Ok(())
     }
 
-    /// Takes back what is due, and finds messages that waited long enough, at most so many.
+    /// Takes back what is due, and finds messages that waited long enough, at most `most` of them.
     pub(super) fn collect_due(
         &self,
         outlook: &mut Outlook,
@@ -142,12 +141,12 @@ impl Group {
         }
     }
 
-    /// Removes a row of `due` whose time is over, if no lease says the time any more. Only damage, or a mistake of
-    /// this code, leaves such a row; it must not be found again and again.
+    /// Removes a row of `due` whose time is over, if no lease has that time any more. Only damage, or a bug in this
+    /// code, leaves such a row. It must not be found again and again.
     fn forget_stale(&self, due: Due) -> Result<()> {
         self.topic.home().store.transact_with(written(), |tx| {
             let is_meant = match due.kind {
-                // The hand-out removes such a row of a message.
+                // The delivery of a message removes such a row.
                 DueKind::Waits => true,
                 DueKind::List => self
                     .list_in(tx, due.id)?
@@ -163,7 +162,7 @@ impl Group {
         })
     }
 
-    /// Takes runs back that ended, from the first one on: what follows a run that did not end was handed out later.
+    /// Takes back expired runs, from the first on: runs after a run that has not expired were delivered later.
     fn take_back_runs(&self, outlook: &mut Outlook, options: &GroupOptions, now: u64, stuck: &mut Stuck) -> Result<()> {
         let mut from = outlook.runs_from;
         loop {
@@ -234,8 +233,8 @@ impl Group {
         Ok(())
     }
 
-    /// Takes one lease back, in a transaction of its own: the dead letters of several may be more than one can hold. Its error
-    /// is told when there is nothing else to tell.
+    /// Takes one lease back, in a separate transaction: the dead letters of several leases may be too many for one. Its
+    /// error is reported when there is nothing else to report.
     fn take_back(
         &self,
         outlook: &mut Outlook,
@@ -302,8 +301,8 @@ impl Group {
         Ok(again)
     }
 
-    /// A message whose lease was taken back failed. When its process is gone, it does not wait the first time; but a message
-    /// that ends one process after the other waits longer each time.
+    /// Handles a message whose lease was taken back: it failed. If its process is gone, it does not wait the first
+    /// time. But a message that ends one process after the other waits longer each time.
     fn lose_in(
         &self,
         tx: &mut Transaction,
@@ -326,7 +325,7 @@ impl Group {
         self.fail_in(tx, offset, open, lease.token, (delay, &error), options)
     }
 
-    /// Removes what is left of claims of which everything was settled message by message.
+    /// Removes the rows of claims that were settled message by message.
     pub(super) fn remove_finished(&self, is_idle: bool) -> Result<()> {
         let finished = {
             let mut finished = locked(&self.shared.finished);
@@ -343,7 +342,7 @@ impl Group {
         })
     }
 
-    /// A transaction that was to settle the last message may have failed: then the claim stays as it is until its lease ends.
+    /// A transaction that would settle the last message may have failed. Then the claim stays until its lease ends.
     fn remove_one_finished(&self, tx: &mut Transaction, claim: Claim) -> Result<()> {
         match claim {
             Claim::Run { first, token, .. } => {
@@ -372,7 +371,7 @@ impl Group {
     }
 }
 
-/// Whether a lease is still to be taken back.
+/// Whether a lease must still be taken back.
 fn is_taken_back(lease: &Lease, end: End, now: u64) -> bool {
     match end {
         End::Over => lease.deadline <= now,

@@ -1,4 +1,4 @@
-//! Which messages a group wants: by their keys and headers.
+//! Filters: which messages a group wants, by their keys and headers.
 
 use duramen_engine::Result;
 
@@ -8,10 +8,10 @@ use crate::limits::{FILTER_BYTES_MAX, FILTER_HEADERS_MAX};
 use crate::messages::Received;
 
 /// Selects messages by key and headers. A message that does not match is never delivered to the group, and counts as
-/// acknowledged. All conditions must hold. The group evaluates them before it delivers, so filtered messages cost no member
-/// anything.
+/// acknowledged. All conditions must hold. The group evaluates them before it delivers, so filtered messages cost
+/// members nothing.
 ///
-/// In a condition `*` stands for any number of bytes, none included; every other byte stands for itself.
+/// In a condition `*` stands for any number of bytes, including none. Every other byte stands for itself.
 ///
 /// ```
 /// use duramen_topic::{Filter, GroupOptions};
@@ -113,11 +113,11 @@ impl Filter {
     }
 }
 
-/// Whether bytes are like a text in which `*` stands for any bytes. Costs at most the product of both lengths, since only the
-/// last `*` is ever tried again.
+/// Whether bytes match a text in which `*` stands for any bytes. The cost is at most the product of both lengths, since
+/// only the last `*` is ever tried again.
 fn is_like(bytes: &[u8], wanted: &[u8]) -> bool {
     let (mut at, mut place) = (0, 0);
-    // Where the last `*` stands, and up to where it takes bytes.
+    // Position of the last `*`, and the end of the bytes that it matches.
     let mut star: Option<(usize, usize)> = None;
     while at < bytes.len() {
         match wanted.get(place) {

@@ -1,4 +1,4 @@
-//! A guard that keeps a lease from ending while work goes on.
+//! A guard that keeps a lease from ending during long work.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use super::membership::Handed;
 use crate::alarm::Timed;
 use crate::topics::locked;
 
-/// Extends the lease of what a member was handed, every third of a lease, until the guard is dropped. For work whose length
-/// is not known before. When the process dies, the messages go to other members at once all the same.
+/// Extends the lease of delivered messages, every third of a lease, until the guard is dropped. For work of unknown
+/// length. When the process dies, the messages still go to other members at once.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -61,8 +61,8 @@ impl KeepAlive {
         Ok(KeepAlive { kept })
     }
 
-    /// Why the lease could not be extended the last time; `None`: it was. After [`crate::TopicError::LeaseLost`] the guard
-    /// does not try again, and the work is best dropped.
+    /// Why the last extension failed; `None`: it succeeded. After [`crate::TopicError::LeaseLost`] the guard does not
+    /// try again, and the member should drop the work.
     pub fn failed(&self) -> Option<Arc<Error>> {
         locked(&self.kept.failed).clone()
     }

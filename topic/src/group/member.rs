@@ -1,4 +1,4 @@
-//! A member of a group, for threads that wait and for tasks.
+//! A member of a group, for blocking threads and for tasks.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,25 +13,25 @@ use super::receiver::Receiver;
 use super::receiving::{DeliveryStream, Receives, TaskAlarm};
 use crate::subscription::TICK;
 
-/// What the listener of a member of one group gets, whatever happened.
+/// The token that the listener of a member of one group gets for every event.
 const TOKEN: u64 = 0;
 
-/// A member of a group. It waits for messages, and settles those it gets.
+/// A member of a group. It waits for messages, and settles them.
 ///
-/// When a member and everything that it was handed are dropped, messages that it has not settled go back to the group at once,
-/// without counting the try. When its process dies they go back as well, and the try counts.
+/// When a member and all its deliveries are dropped, its unsettled messages go back to the group at once. The attempt
+/// does not count. When its process dies they go back as well, and the attempt counts.
 #[derive(Debug)]
 pub struct Member {
     receiver: Receiver,
     listener: Arc<Listener>,
-    /// Wakes a task that waits.
+    /// Wakes a waiting task.
     alarm: TaskAlarm,
 }
 
-/// What one look of a member came to.
+/// Result of one check of a member.
 enum Received {
     Got(Deliveries),
-    /// There may be something after so long, if the listener says nothing before.
+    /// There may be messages after this time, unless the listener reports some before.
     Nothing(Duration),
 }
 
@@ -50,16 +50,16 @@ impl Member {
         self.receiver.group()
     }
 
-    /// Its name.
+    /// Name of the member.
     pub fn name(&self) -> &str {
         self.receiver.name()
     }
 
-    /// Up to so many messages, leased to this member: those that are there, or, when there are none, what comes within
-    /// `timeout`. `None`: nothing came, or the group is paused, or as many messages are in flight as may be.
+    /// Returns up to `messages` messages, leased to this member. If there are none, waits up to `timeout`. `None`:
+    /// nothing arrived, or the group is paused, or the maximum number of messages is in flight.
     ///
-    /// All messages of one call are new, or all were delivered before. When there are both, they come by turns, so that
-    /// messages that always fail do not keep new ones away.
+    /// All messages of one call are new, or all were delivered before. When there are both, they alternate, so messages
+    /// that always fail do not block new messages.
     ///
     /// # Errors
     /// [`crate::TopicError::GroupDeleted`], [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
@@ -78,7 +78,7 @@ impl Member {
         }
     }
 
-    /// Looks once. What is committed after the look wakes the listener.
+    /// Checks once. Anything committed after the check wakes the listener.
     fn receive_now(&self, messages: usize) -> Result<Received> {
         self.listener.wait(Duration::ZERO);
         Ok(match self.receiver.look(messages)? {
@@ -87,13 +87,15 @@ impl Member {
         })
     }
 
-    /// A stream of messages, up to so many in each item, on the terms of [`Member::receive`]. It ends after an error. Works with
-    /// any asynchronous runtime: no thread waits, but a poll makes a short commit on the thread that polls.
+    /// A stream of messages, up to `messages` in each item, as [`Member::receive`] returns them. It ends after an
+    /// error. Works with any asynchronous runtime: no thread waits, but a poll makes a short commit on the polling
+    /// thread.
     pub fn stream(&mut self, messages: usize) -> DeliveryStream<'_> {
         DeliveryStream::of(self, messages)
     }
 
-    /// Up to so many messages, as soon as there are any. Dropping the future before it is ready loses nothing.
+    /// Returns up to `messages` messages, as soon as there are any. Dropping the future before it is ready loses
+    /// nothing.
     ///
     /// ```
     /// # let directory = tempfile::tempdir().unwrap();
@@ -137,7 +139,7 @@ impl Receives for Member {
             if let Err(error) = self.alarm.ring_by(home, &self.listener, TOKEN, wait) {
                 return Poll::Ready(Err(error));
             }
-            // Between the look and this call a commit may have rung.
+            // A commit may have rung the bell between the check and this call.
             if self.listener.poll(context.waker()).is_empty() {
                 return Poll::Pending;
             }

@@ -1,7 +1,8 @@
-//! What a member has, and what happens to it when the member goes.
+//! The messages of a member, and what happens to them when the member is dropped.
 //!
-//! Deliveries keep the membership: it ends when the member and all that it was handed are dropped. Whatever was not settled by
-//! then is given back at once, without counting the try. A thread that panics gives nothing back: those messages failed.
+//! Deliveries keep the membership: it ends when the member and all its deliveries are dropped. Messages that are not
+//! settled by then go back to the group at once, and the attempt does not count. A thread that panics returns nothing:
+//! those messages failed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,10 +15,10 @@ use super::settle::Verdict;
 use super::{Group, written};
 use crate::topics::locked;
 
-/// Claims that were dropped without being settled, after which those are forgotten whose leases ended.
+/// Number of claims dropped without being settled after which claims with expired leases are forgotten.
 const DROPPED_MAX: usize = 64;
 
-/// One member of a group, as long as it or anything that it was handed is there.
+/// A member of a group, as long as it or any of its deliveries exists.
 pub(crate) struct Membership {
     pub(super) group: Group,
     pub(super) name: Arc<str>,
@@ -27,7 +28,7 @@ pub(crate) struct Membership {
 #[derive(Default)]
 struct Dropped {
     claims: Vec<DroppedClaim>,
-    /// How many of them there may be before the next look at their leases.
+    /// Number of claims before the next check of their leases.
     next_look: usize,
 }
 
@@ -78,8 +79,8 @@ impl Drop for Membership {
         if !group.topic.home().store.is_beside_transaction() {
             return give_back(&group, dropped);
         }
-        // The last handle was dropped inside a transaction of this thread, which cannot commit anything else meanwhile. Without
-        // a thread to spare the messages are delivered again when their leases end.
+        // The last handle was dropped inside a transaction of this thread, which cannot commit anything else meanwhile.
+        // If the system has no thread left, the messages are delivered again when their leases end.
         let thread = std::thread::Builder::new().name("duramen-release".into());
         let _ = thread.spawn(move || give_back(&group, dropped));
     }
@@ -88,7 +89,7 @@ impl Drop for Membership {
 fn give_back(group: &Group, dropped: Vec<DroppedClaim>) {
     let store = &group.topic.home().store;
     for claim in dropped {
-        // What cannot be given back now is delivered again when its lease ends.
+        // Messages that cannot be returned now are delivered again when their leases end.
         let _ = store.transact_with(written(), |tx| {
             for &offset in &claim.offsets {
                 match group.settle_in(tx, claim.claim, offset, Verdict::Release) {
@@ -103,12 +104,12 @@ fn give_back(group: &Group, dropped: Vec<DroppedClaim>) {
     group.look_again();
 }
 
-/// What was handed out together, as long as a handle of it is there.
+/// Messages that were delivered together, as long as a handle of them exists.
 pub(crate) struct Handed {
     pub(super) membership: Arc<Membership>,
     pub(super) claim: Claim,
     offsets: Vec<u64>,
-    /// Which of the messages were settled, or are to be by a transaction of the program.
+    /// Which of the messages were settled, or will be by a transaction of the program.
     done: Vec<AtomicBool>,
     left: AtomicUsize,
     deadline: u64,
@@ -138,14 +139,14 @@ impl Handed {
         &self.membership.group
     }
 
-    /// Notes that a call settled one message, or that a transaction of the program will.
+    /// Records that a call settled one message, or that a transaction of the program will.
     pub(super) fn done(&self, place: usize) {
         if !self.done[place].swap(true, Ordering::Relaxed) && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.group().shared.finished(self.claim);
         }
     }
 
-    /// All of them were settled at once.
+    /// Records that all of them were settled at once.
     pub(super) fn all_done(&self) {
         self.left.store(0, Ordering::Relaxed);
     }

@@ -1,14 +1,15 @@
-//! Groups: members compete for the messages of a topic, each message is leased to one of them, and is delivered again
-//! until a member acknowledges it.
+//! Groups: members compete for the messages of a topic. The group leases each message to one member, and delivers it
+//! again until a member acknowledges it.
 //!
-//! Everything that a group knows is in rows of the store (see [`state`]): so an acknowledgement can be part of any
-//! transaction, and what a message caused and that it was acknowledged become true together or not at all. Members of
-//! one process take turns at one lock; changes by others are met as conflicts of transactions:
-//! - hand-outs write the cursor, so two processes never hand out the same message;
+//! The whole state of a group is in rows of the store (see [`state`]). So an acknowledgement can be part of any
+//! transaction: the effects of a message and its acknowledgement are atomic. Members of one process take turns at one
+//! lock. Changes by other processes show up as conflicts of transactions:
+//! - a delivery writes the cursor, so two processes never deliver the same message;
 //! - a member that acknowledges a message writes its single row, or removes its lease;
-//! - a process that takes a lease back writes the single row of every message of it that has none, and removes the lease.
+//! - a process that takes a lease back writes a single row for every message of it that has none, and removes the
+//!   lease.
 //!
-//! So of the last two, one commits, and the other runs again and sees what has become of the message.
+//! So of an acknowledgement and a take-back, one commits. The other runs again and sees the new state of the message.
 
 mod claim;
 mod dead;
@@ -106,7 +107,7 @@ pub struct Group {
     shared: Arc<Shared>,
 }
 
-/// What the handles of a group in this process share.
+/// State that the handles of a group in this process share.
 pub(crate) struct Shared {
     id: u32,
     name: String,
@@ -114,31 +115,31 @@ pub(crate) struct Shared {
     key: Vec<u8>,
     /// The record as it was read last, with its bytes.
     known: Mutex<Option<(Vec<u8>, Arc<GroupRecord>)>>,
-    /// The member that hands out messages has it.
+    /// The turn. The member that delivers messages holds it.
     turn: Mutex<Outlook>,
     /// Members that wait for the turn.
     desk: Desk,
     /// Rings when something can be delivered that no publisher announces. Nothing is ever appended to it.
     bell: Sequence,
     watch: Watch,
-    /// Claims of which everything was settled, message by message: their rows can go.
+    /// Claims whose messages were all settled, message by message: their rows can be deleted.
     finished: Mutex<Vec<Claim>>,
-    /// Whether a member waits because as many messages are in flight as may be.
+    /// Whether a member waits because the maximum number of messages is in flight.
     is_awaited: AtomicBool,
-    /// Whether acknowledgements are synced, by the record as it was read last.
+    /// Whether acknowledgements are synced, according to the record as it was read last.
     is_synced: AtomicBool,
-    /// The next token of a lease, counted on from a random number; 0: none was drawn.
+    /// The next token of a lease, counted up from a random number; 0: no number was drawn yet.
     tokens: AtomicU64,
-    /// Members that may be asleep, and what wakes each.
+    /// Members that may be asleep, and the listener that wakes each.
     members: Mutex<Vec<(u64, Weak<Listener>)>>,
 }
 
 impl Shared {
-    /// A token that no other lease has: asking for a random number each time would be a call of the kernel.
+    /// Returns a token that no other lease has. Drawing a random number each time would need a system call.
     fn token(&self, store: &Store) -> u64 {
         if self.tokens.load(Ordering::Relaxed) == 0 {
             let first = store.random_number();
-            // Whoever comes second counts on from what the first has drawn.
+            // A second thread continues from the number that the first thread drew.
             let _ = self
                 .tokens
                 .compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed);
@@ -150,7 +151,8 @@ impl Shared {
         self.is_synced.load(Ordering::Relaxed)
     }
 
-    /// All messages of a claim were settled, as far as is known. A lease of one message goes with it.
+    /// Records that all messages of a claim were settled, as far as is known. A lease of one message is deleted with
+    /// the message.
     fn finished(&self, claim: Claim) {
         if !claim.is_lone() {
             locked(&self.finished).push(claim);
@@ -173,49 +175,49 @@ impl fmt::Debug for Group {
     }
 }
 
-/// What a group is and has to do.
+/// State and options of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupDescription {
-    /// Its name.
+    /// Name of the group.
     pub name: String,
-    /// When it was made.
+    /// Time when the group was created.
     pub created: SystemTime,
-    /// How it delivers; `None`: it is a durable subscription.
+    /// Options of the group; `None`: it is a durable subscription.
     pub options: Option<GroupOptions>,
-    /// Whether it is paused.
+    /// Whether the group is paused.
     pub is_paused: bool,
-    /// Everything before this message is acknowledged, or was given up.
+    /// Every message before this offset was acknowledged or given up.
     pub acknowledged: u64,
-    /// Messages before this one were delivered at least once, or were passed over.
+    /// Every message before this offset was delivered at least once, or was skipped.
     pub next: u64,
-    /// Messages that are with members, or wait to be delivered again.
+    /// Messages that members hold, or that wait for redelivery.
     pub pending: u64,
-    /// Messages that the topic keeps and that were never delivered. A filter may pass over some of them.
+    /// Messages that the topic keeps and that were never delivered. A filter may skip some of them.
     pub lag: u64,
-    /// Messages that retention deleted before the group was done with them, since the group exists.
+    /// Messages that retention deleted before the group had processed them, since the group was created.
     pub skipped: u64,
-    /// When the oldest message was published that is kept and not acknowledged.
+    /// Publication time of the oldest message that is kept and not acknowledged.
     pub oldest: Option<SystemTime>,
 }
 
-/// A message that is with a member, or waits to be delivered again.
+/// A message that a member holds, or that waits for redelivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pending {
-    /// Its offset.
+    /// Offset of the message.
     pub offset: u64,
-    /// How often it was delivered.
+    /// Number of deliveries so far.
     pub tries: u32,
-    /// When its lease ends, or it is due again. `None`: it waits for an earlier message of its key.
+    /// Time when its lease ends, or when it is due again. `None`: it waits for an earlier message of its key.
     pub until: Option<SystemTime>,
-    /// The member that has it; `None`: it waits.
+    /// Name of the member that holds it; `None`: it waits.
     pub member: Option<String>,
-    /// Why it failed the last time.
+    /// Reason of the last failure.
     pub error: Option<String>,
 }
 
-/// How long a dead-letter topic keeps messages that a group created.
+/// How long a dead-letter topic that a group created keeps messages.
 const DEAD_LETTERS_KEPT: Duration = Duration::from_secs(14 * 86_400);
 
 /// Leases are written, not synced: a power cut ends them anyway.
@@ -224,17 +226,18 @@ pub(crate) fn written() -> TransactionOptions {
 }
 
 impl Topic {
-    /// Creates a group with these options; `start` says with which message it begins.
+    /// Creates a group with these options. `start` selects its first message.
     ///
     /// # Errors
-    /// [`TopicError::GroupExists`], which names what differs; [`TopicError::InvalidName`], [`TopicError::InvalidOptions`],
-    /// [`TopicError::NotYetPublished`], [`Reason::TopicDeleted`], and those of a commit.
+    /// [`TopicError::GroupExists`], which lists the differences. [`TopicError::InvalidName`],
+    /// [`TopicError::InvalidOptions`], [`TopicError::NotYetPublished`], [`Reason::TopicDeleted`], and those of a
+    /// commit.
     pub fn create_group(&self, name: &str, start: Start, options: GroupOptions) -> Result<Group> {
         self.put_group(name, start, options, Existing::Refuse)
     }
 
-    /// Makes sure that there is a group with these options: creates it, and then `start` says with which message it begins, or
-    /// gives all these options to the group that exists, which stays where it is.
+    /// Makes sure that there is a group with these options. A missing group is created, and `start` selects its first
+    /// message. An existing group gets all these options, and keeps its position.
     ///
     /// # Errors
     /// [`TopicError::InvalidName`], [`TopicError::InvalidOptions`], [`TopicError::OtherKind`],
@@ -263,7 +266,7 @@ impl Topic {
         Group::new(self, name, &record)
     }
 
-    /// Creates or changes a group, together with its dead-letter topic, or neither of them.
+    /// Creates or changes a group and its dead-letter topic, in one transaction.
     fn write_group(
         &self,
         name: &str,
@@ -319,14 +322,14 @@ impl Topic {
             from,
             now: millis(home.store.wall_clock()),
         };
-        // Readers of a rule that leave the topic out find that it has what they need.
+        // Readers of a rule that leave the topic out then find that the topic has the group.
         if tx.get_ref(&home.tables.topics, rule_key(name))?.is_some() {
             tx.ring(home.registry());
         }
         group.put_in(tx, &home.tables)
     }
 
-    /// Checks the options of a group, and says which dead-letter topic it needs.
+    /// Checks the options of a group. Returns the dead-letter topic that it needs.
     fn dead_letters_of(&self, options: &GroupOptions) -> Result<Option<String>> {
         options.check()?;
         let Some(dead) = options.dead_letters.topic_of(self.name()) else {
@@ -345,7 +348,7 @@ impl Topic {
         Ok(Some(dead))
     }
 
-    /// A group that exists.
+    /// Returns an existing group.
     ///
     /// # Errors
     /// [`TopicError::UnknownGroup`], [`TopicError::OtherKind`].
@@ -359,7 +362,7 @@ impl Topic {
         }
     }
 
-    /// What the groups and durable subscriptions of the topic are and have to do, sorted by name.
+    /// Describes the groups and durable subscriptions of the topic, sorted by name.
     ///
     /// # Errors
     /// [`Reason::TopicDeleted`].
@@ -372,7 +375,7 @@ impl Topic {
         records.into_iter().map(describe).collect()
     }
 
-    /// Deletes a group or durable subscription. Members that use it are told so.
+    /// Deletes a group or durable subscription. Members that use it get [`TopicError::GroupDeleted`].
     ///
     /// # Errors
     /// [`TopicError::UnknownGroup`], and those of a commit.
@@ -395,7 +398,7 @@ impl Topic {
         record.map(|record| GroupRecord::decode(&record)).transpose()
     }
 
-    /// The durable subscription of this name, which is created when it is missing.
+    /// Returns the durable subscription of this name, creating it when it is missing.
     fn get_or_make_durable(&self, name: &str, start: Start) -> Result<GroupRecord> {
         check_name(name)?;
         let snapshot = self.snapshot()?;
@@ -415,7 +418,7 @@ impl Topic {
     }
 }
 
-/// Creates a dead-letter topic that is missing.
+/// Creates a missing dead-letter topic.
 fn ensure_dead_in(tx: &mut Transaction, home: &Home, dead: Option<&str>) -> Result<()> {
     let Some(dead) = dead else { return Ok(()) };
     if tx.get_ref(&home.tables.topics, dead.as_bytes())?.is_some() {
@@ -435,15 +438,15 @@ fn other_kind(topic: &str, name: &str, found: &'static str, asked: &'static str)
     .into()
 }
 
-/// What happens to a group that exists already.
+/// What happens to an existing group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Existing {
     Refuse,
-    /// It gets the options.
+    /// The group gets the options.
     Change,
 }
 
-/// Whether an error says that a member does not have a message any more, for whatever reason.
+/// Whether an error says that a member no longer has a message, for whatever reason.
 fn is_over(error: &Error) -> bool {
     let is_deleted = matches!(TopicError::of(error), Some(TopicError::GroupDeleted { .. }));
     error.kind() == ErrorKind::Lost || is_deleted || crate::error::is_deleted(error)
@@ -454,10 +457,10 @@ fn bell_of(home: &Home, id: u32, name: &str) -> Result<Sequence> {
     Sequence::new(&home.tables.states, &home.tables.payloads, &id.to_be_bytes(), name)
 }
 
-/// A group that is being made.
+/// A group that is being created.
 #[derive(Clone, Copy)]
 pub(crate) struct NewGroup<'a> {
-    /// The number of its topic.
+    /// Number of its topic.
     pub(crate) topic: u32,
     pub(crate) name: &'a str,
     pub(crate) kind: &'a Kind,
@@ -476,7 +479,7 @@ impl NewGroup<'_> {
         Ok(record)
     }
 
-    /// What is stored of it when it gets this number.
+    /// The stored rows of the group with this number.
     pub(crate) fn rows(&self, id: u32) -> (GroupRecord, Cursor) {
         let record = GroupRecord {
             id,
@@ -495,7 +498,7 @@ fn delete_durable(tx: &mut Transaction, tables: &Tables, topic: u32, name: &str)
     match record.map(|record| GroupRecord::decode(&record)).transpose()? {
         Some(record) if record.kind == Kind::Durable => {
             tx.delete(&tables.groups, &key)?;
-            // It has no other rows; a range for each topic would be too many of them.
+            // It has no other rows; a range for each topic would be too many ranges.
             tx.delete(&tables.states, state::anchor_key(record.id))?;
             tx.delete(&tables.states, Cursor::key(record.id))
         }
@@ -503,7 +506,7 @@ fn delete_durable(tx: &mut Transaction, tables: &Tables, topic: u32, name: &str)
     }
 }
 
-/// Deletes all that a group knows.
+/// Deletes the whole state of a group.
 fn delete_rows(tx: &mut Transaction, tables: &Tables, id: u32) -> Result<()> {
     let (low, high) = (id.to_be_bytes(), after_id(id));
     tx.delete_range(&tables.states, &low[..]..&high[..])
@@ -558,7 +561,7 @@ fn stored_cursor(reading: &Reading<'_>, name: &str, id: u32) -> Result<Cursor> {
     Cursor::decode(&cursor)
 }
 
-/// Messages of a group that are open, by offset.
+/// The open messages of a group, by offset.
 fn pending(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<Vec<Pending>> {
     let states = &reading.topic.home().tables.states;
     let mut leases = std::collections::HashMap::new();
@@ -611,7 +614,8 @@ fn pending_single(offset: u64, single: Single, leases: &std::collections::HashMa
     }
 }
 
-/// The first message that some group or durable subscription has not acknowledged; `None`: there is none of them.
+/// The first message that not every group and durable subscription has acknowledged; `None`: there are no groups or
+/// subscriptions.
 pub(crate) fn acknowledged_by_all(reading: &Reading<'_>) -> Result<Option<u64>> {
     let mut floor = None;
     for (name, record) in group_records(reading)? {
@@ -622,8 +626,8 @@ pub(crate) fn acknowledged_by_all(reading: &Reading<'_>) -> Result<Option<u64>> 
     Ok(floor)
 }
 
-/// Lets a transaction conflict with whatever makes a message of the topic needed again that no group needed before: a group
-/// that is created, reset to an earlier place, or brings back dead letters.
+/// Makes a transaction conflict with everything that makes an unneeded message of the topic needed again: a group that
+/// is created, reset to an earlier position, or brings back dead letters.
 pub(crate) fn depend_on_openings(tx: &mut Transaction, reading: &Reading<'_>) -> Result<()> {
     let (tables, topic) = (&reading.topic.home().tables, reading.topic.shared().id);
     let (low, high) = (topic.to_be_bytes(), after_id(topic));
@@ -634,7 +638,8 @@ pub(crate) fn depend_on_openings(tx: &mut Transaction, reading: &Reading<'_>) ->
     Ok(())
 }
 
-/// Where the first run begins, or the first single lies, whichever comes first; else the end of what was handed out.
+/// Start of the first run, or offset of the first single, whichever comes first; otherwise the end of what was
+/// delivered.
 fn floor(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
     Ok(match first_row(reading, id, cursor)? {
         FirstRow::Run(run) => run.start,
@@ -642,11 +647,11 @@ fn floor(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
     })
 }
 
-/// What comes first of the rows of a group from its floor on.
+/// The first row of a group from its floor on.
 enum FirstRow {
     /// A run of these messages.
     Run(Range<u64>),
-    /// A message that no run covers; or the end of what was handed out.
+    /// A message that no run covers, or the end of what was delivered.
     Other(u64),
 }
 
@@ -668,7 +673,7 @@ fn first_row(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<FirstRow
     })
 }
 
-/// The first message of a group that is open. Runs of which everything was settled are there until they are removed.
+/// Returns the first open message of a group. A run whose messages were all settled stays until it is removed.
 fn first_open(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
     let mut from = *cursor;
     loop {
@@ -685,7 +690,7 @@ fn first_open(reading: &Reading<'_>, id: u32, cursor: &Cursor) -> Result<u64> {
     }
 }
 
-/// The first open message of a run, whose first messages may be settled; its end when all of them are.
+/// The first open message of a run, whose first messages may be settled; the end of the run when all are settled.
 fn open_in_run(reading: &Reading<'_>, id: u32, run: Range<u64>) -> Result<u64> {
     let states = &reading.topic.home().tables.states;
     let (low, high) = Single::keys(id, run.clone());
@@ -732,7 +737,7 @@ impl Group {
         &self.topic
     }
 
-    /// Its name.
+    /// Name of the group.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
@@ -741,12 +746,12 @@ impl Group {
         self.topic.group_deleted(&self.shared.name)
     }
 
-    /// A member. The name is for people who look at what is pending; any number of members may have the same.
+    /// Creates a member. The name is for people who look at pending messages; several members may have the same name.
     pub fn member(&self, name: &str) -> Member {
         Member::new(self, name)
     }
 
-    /// What the group is and has to do.
+    /// Returns the state and the options of the group.
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`], [`Reason::TopicDeleted`].
@@ -757,7 +762,7 @@ impl Group {
         describe(&reading, reading.state()?.next, self.shared.name.clone(), &record)
     }
 
-    /// Messages that are with members, or wait to be delivered again, by offset.
+    /// Messages that members hold, or that wait for redelivery, by offset.
     ///
     /// # Errors
     /// As [`Group::describe`].
@@ -777,7 +782,7 @@ impl Group {
         self.known_record(tx.get_ref(&self.topic.home().tables.groups, &self.shared.key)?)
     }
 
-    /// Takes a stored record apart, unless it is the same as the last time.
+    /// Decodes a stored record, unless it is unchanged since the last call.
     fn known_record(&self, stored: Option<Value<'_>>) -> Result<Arc<GroupRecord>> {
         let stored = stored.ok_or_else(|| self.deleted())?;
         let mut known = locked(&self.shared.known);
@@ -803,8 +808,8 @@ impl Group {
         }
     }
 
-    /// Changes how the group delivers, to all of these options. To keep some as they are, begin with those that
-    /// [`Group::describe`] returns. What was handed out before keeps the lease it has.
+    /// Replaces all options of the group. To keep some options, start with those that [`Group::describe`] returns.
+    /// Messages that were delivered before keep their leases.
     ///
     /// # Errors
     /// [`TopicError::InvalidOptions`], [`TopicError::GroupDeleted`], and those of a commit.
@@ -816,7 +821,8 @@ impl Group {
         })
     }
 
-    /// Stops handing out messages, for all members in all processes. What they have they can settle.
+    /// Stops delivering messages, for all members in all processes. Members can still settle the messages that they
+    /// hold.
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`], and those of a commit.
@@ -827,7 +833,7 @@ impl Group {
         })
     }
 
-    /// Hands out messages again.
+    /// Resumes delivering messages.
     ///
     /// # Errors
     /// As [`Group::pause`].
@@ -848,7 +854,8 @@ impl Group {
         })
     }
 
-    /// Goes on from another place, forward or back, and forgets what is pending: members that have messages lose them.
+    /// Continues from another position, forward or back, and forgets what is pending. Members lose the messages that
+    /// they hold.
     ///
     /// # Errors
     /// [`TopicError::NotYetPublished`], [`TopicError::GroupDeleted`], and those of a commit.
@@ -876,7 +883,7 @@ impl Group {
         locked(&self.shared.known).as_ref().map(|(_, record)| record.clone())
     }
 
-    /// How calls commit that settle messages.
+    /// Transaction options of calls that settle messages.
     fn settling(&self) -> TransactionOptions {
         TransactionOptions::new().durability(match self.shared.is_synced() {
             true => Durability::Synced,
@@ -884,7 +891,7 @@ impl Group {
         })
     }
 
-    /// Messages were settled, and one of them, if any, is delivered again at a time.
+    /// Handles the end of a settling call. `again`: due time of a message that is delivered again.
     fn settled(&self, again: Option<u64>) {
         if let Some(time) = again {
             self.shared.turn().note_due(time);
@@ -894,19 +901,19 @@ impl Group {
 
     /// Wakes the members that wait for room, if there are any.
     fn made_room(&self) {
-        // The load alone as a rule: members on other processors keep the line. SeqCst: see `Group::claim_fresh`.
+        // Usually only loads: members on other processors keep the cache line. SeqCst: see `Group::claim_fresh`.
         let is_awaited = &self.shared.is_awaited;
         if is_awaited.load(Ordering::SeqCst) && is_awaited.swap(false, Ordering::SeqCst) {
             self.wake_members();
         }
     }
 
-    /// The rows changed in a way that the outlook does not know. Takes no lock: the caller may have the turn.
+    /// Reports a change of the rows that the outlook does not know. Takes no lock: the caller may hold the turn.
     fn look_again(&self) {
         self.shared.watch.ring_again();
     }
 
-    /// Wakes members that wait: there may be something for them.
+    /// Wakes waiting members: there may be messages for them.
     fn wake_members(&self) {
         let mut awake = Vec::new();
         for (token, member) in locked(&self.shared.members).iter() {

@@ -1,17 +1,19 @@
-//! Ordered groups: the messages of a key are delivered one after the other, while other keys go on.
+//! Ordered groups: the messages of a key are delivered one after the other, while other keys continue.
 //!
-//! The simple version: every open message that has a key has a *keyed* row, so the rows of a key are its open messages in
-//! order. Only the first of them can be delivered; the others are *parked*. A message that is closed takes its row away,
-//! and the next of its key may go.
+//! The simple version: every open message that has a key has a *keyed* row, so the rows of a key are its open messages
+//! in order. Only the first of them can be delivered; the others are *parked*. Closing a message removes its row, and
+//! the next message of its key can be delivered.
 //!
-//! One member may hold several messages of a key, if it got them together: then they are the first rows of the key, in
-//! order. When one of them fails, the later ones are taken from the member and parked, because the failed one must come
-//! first.
+//! One member may hold several messages of a key, if it got them together. They are then the first rows of the key, in
+//! order. When one of them fails, the later messages are taken from the member and parked, because the failed message
+//! must come first.
 //!
-//! All messages of an ordered group that have a key are counted: a parked one is, as soon as it can be delivered.
+//! All messages of an ordered group that have a key are counted. A parked message is counted as soon as it can be
+//! delivered.
 //!
-//! Why nothing is forgotten: a hand-out parks a message because it saw an earlier row, just as a member may close that earlier
-//! message. Each of the two transactions depends on what the other writes, so one of them runs again and sees it.
+//! Why no message is forgotten: a delivery parks a message because it saw an earlier row, and a member may close that
+//! earlier message at the same time. Each of the two transactions depends on what the other writes, so one of them runs
+//! again and sees it.
 
 use std::collections::HashSet;
 
@@ -25,19 +27,20 @@ use super::state::{Keyed, List, Single};
 use crate::limits::READ_MESSAGES;
 use crate::tables::offset_of;
 
-/// What stands for a key in the rows. Two keys of one hash wait for each other, which delays and breaks nothing.
+/// Represents a key in the rows. Two keys with the same hash wait for each other, which only causes delay.
 pub(super) fn hash_of(key: &[u8]) -> u64 {
     xxh3_64(key)
 }
 
-/// Keys of which messages are handed out in one transaction.
+/// Keys of the messages that one transaction delivers.
 #[derive(Debug, Default)]
 pub(super) struct Together {
     hashes: HashSet<u64>,
 }
 
 impl Group {
-    /// Opens a new message that has a key. `true`: it can be handed out, together with those before it. Otherwise it is parked.
+    /// Opens a new message that has a key. `true`: it can be delivered, together with those before it. Otherwise it is
+    /// parked.
     pub(super) fn open_keyed(&self, tx: &mut Transaction, keyed: Keyed, together: &mut Together) -> Result<bool> {
         let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
         let is_first = together.hashes.contains(&keyed.hash) || {
@@ -59,7 +62,7 @@ impl Group {
         Ok(false)
     }
 
-    /// A message of an ordered group was closed: the next of its key may go.
+    /// Handles the closing of a message of an ordered group: the next message of its key can be delivered.
     pub(super) fn close_keyed(&self, tx: &mut Transaction, keyed: Keyed) -> Result<()> {
         let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
         tx.depends_on(self.states(), &low[..]..=&high[..])?;
@@ -75,7 +78,7 @@ impl Group {
         }
     }
 
-    /// The first open message of a key can be delivered.
+    /// Makes the first open message of a key deliverable.
     fn unpark(&self, tx: &mut Transaction, offset: u64, tries: u32, key: Option<u64>) -> Result<()> {
         self.count_parked(tx, -1)?;
         self.count_closed(tx, -1)?;
@@ -90,8 +93,8 @@ impl Group {
         self.wait_in(tx, offset, waits)
     }
 
-    /// Makes way for a message of an ordered group that waits to be delivered again: parks all later messages of its key. Returns
-    /// whether the message comes first; otherwise an earlier one of its key is open, and this parks the message as well.
+    /// Parks all later messages of the key of a message that waits for redelivery. Returns whether the message comes
+    /// first. Otherwise an earlier message of its key is open, and this parks the message as well.
     pub(super) fn await_turn(&self, tx: &mut Transaction, keyed: Keyed, open: Open) -> Result<bool> {
         let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
         tx.depends_on(self.states(), &low[..]..=&high[..])?;
@@ -99,10 +102,10 @@ impl Group {
             let mut rows = tx.range(self.states(), &low[..]..=&high[..])?;
             rows.next()?.map(|(key, _)| offset_of(key))
         };
-        // A member has no more of them than it gets at once.
+        // A member holds at most as many of them as it gets at once.
         for later in self.after_in(tx, keyed, READ_MESSAGES)? {
             if !self.park_later(tx, later)? {
-                // What follows was parked before.
+                // Later messages were parked before.
                 break;
             }
         }
@@ -113,7 +116,7 @@ impl Group {
         Ok(false)
     }
 
-    /// Parks a message that comes after one of its key that failed. `false`: it was parked already.
+    /// Parks a message that follows a failed message of its key. `false`: it was parked already.
     fn park_later(&self, tx: &mut Transaction, offset: u64) -> Result<bool> {
         match self.single_in(tx, offset)? {
             Some(Single::Held { token, tries, key, .. }) => {
@@ -121,7 +124,7 @@ impl Group {
                     let lost = Some(offset);
                     self.put_list(tx, Some(&list), &List { lost, ..list.clone() })?;
                 }
-                // It is taken from its member before it could fail: that try does not count.
+                // It is taken from its member before it could fail: that attempt does not count.
                 self.park(tx, offset, tries.saturating_sub(1), key)?;
             }
             Some(Single::Waits { due, tries, key, .. }) => {
@@ -139,8 +142,8 @@ impl Group {
         self.put_single(tx, offset, &Single::Parked { tries, key })
     }
 
-    /// Messages of a key that can be handed out together with an earlier one of it, which is being handed out: those that
-    /// follow it and are parked, at most so many.
+    /// Parked messages of a key that can be delivered together with an earlier message of it that is being delivered:
+    /// those that follow it, at most `most`.
     pub(super) fn parked_behind(&self, tx: &mut Transaction, keyed: Keyed, most: usize) -> Result<Vec<(u64, u32)>> {
         let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
         let mut parked = Vec::new();
@@ -156,7 +159,7 @@ impl Group {
         Ok(parked)
     }
 
-    /// Open messages of the key that come after one of them, at most so many.
+    /// Open messages of the key after the given message, at most `most`.
     fn after_in(&self, tx: &Transaction, keyed: Keyed, most: usize) -> Result<Vec<u64>> {
         let (_, high) = Keyed::keys(self.shared.id, keyed.hash);
         let mut offsets = Vec::new();

@@ -1,4 +1,4 @@
-//! Groups over all topics of a pattern, also over those that are created later: see [`super::rule`].
+//! Groups over all topics of a pattern, including topics that are created later: see [`super::rule`].
 
 use std::time::SystemTime;
 
@@ -17,16 +17,17 @@ use crate::time::at;
 use crate::topic::Topic;
 use crate::topics::Topics;
 
-/// A group over all topics of a pattern: its members compete for the messages of all of them, and a topic that is created later
-/// belongs to it from its first message on.
+/// A group over all topics of a pattern: its members compete for the messages of all of them. A topic that is created
+/// later belongs to it from its first message on.
 ///
-/// In every topic it is a group of its name, which [`Topic::groups`] lists with the others. Limits and order count in each
-/// topic by itself: [`GroupOptions::in_flight`] and [`GroupOptions::order_by_key`] say nothing of two topics. A topic in which
-/// the group was deleted ([`Topic::delete_group`]) is left out from then on; [`Topic::ensure_group`] makes it again.
+/// In every topic it is a group of its name, which [`Topic::groups`] lists with the others. Limits and order apply to
+/// each topic separately: [`GroupOptions::in_flight`] and [`GroupOptions::order_by_key`] do not span topics. A topic
+/// where the group was deleted ([`Topic::delete_group`]) is left out from then on; [`Topic::ensure_group`] creates it
+/// again.
 ///
-/// Messages that failed the last time go to one dead-letter topic for all topics; by default its name is `dead.` and the name
-/// of the group. The group leaves that topic out, and every topic whose name begins with `dead.`, unless the pattern begins
-/// so as well.
+/// Messages whose last attempt failed go to one dead-letter topic for all topics. Its default name is `dead.` and the
+/// name of the group. The group leaves that topic out, and every topic whose name begins with `dead.`, unless the
+/// pattern also begins with `dead.`.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();
@@ -56,26 +57,26 @@ pub struct PatternGroup {
     pub(super) rule: RuleHandle,
 }
 
-/// What a group over a pattern is and has to do.
+/// State and options of a group over a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PatternGroupDescription {
-    /// Its name.
+    /// Name of the group.
     pub name: String,
-    /// Its pattern.
+    /// Pattern of the group.
     pub pattern: Pattern,
-    /// When it was created.
+    /// Time when the group was created.
     pub created: SystemTime,
-    /// How it delivers.
+    /// Options of the group.
     pub options: GroupOptions,
-    /// Whether it is paused.
+    /// Whether the group is paused.
     pub is_paused: bool,
-    /// Its topics, and what the group has to do in each, sorted by the names of topics.
+    /// Its topics, and the state of the group in each, sorted by the names of topics.
     pub topics: Vec<(String, GroupDescription)>,
 }
 
 impl PatternGroupDescription {
-    /// Messages that are with members, or wait to be delivered again, in all topics.
+    /// Messages that members hold, or that wait for redelivery, in all topics.
     pub fn pending(&self) -> u64 {
         self.topics.iter().map(|(_, group)| group.pending).sum()
     }
@@ -85,21 +86,21 @@ impl PatternGroupDescription {
         self.topics.iter().map(|(_, group)| group.lag).sum()
     }
 
-    /// Messages that retention deleted before the group was done with them.
+    /// Messages that retention deleted before the group had processed them.
     pub fn skipped(&self) -> u64 {
         self.topics.iter().map(|(_, group)| group.skipped).sum()
     }
 }
 
 impl Topics {
-    /// Creates a group over all topics of a pattern; `start` says where it begins in the topics that exist. In those that are
-    /// created later it begins with their first message. A topic that has a group of this name already keeps it where it is,
-    /// with these options. All of it happens in one commit.
+    /// Creates a group over all topics of a pattern. `start` selects where it begins in existing topics; in topics that
+    /// are created later it begins with the first message. A topic that already has a group of this name keeps its
+    /// position, and gets these options. Everything happens in one commit.
     ///
     /// # Errors
-    /// [`TopicError::GroupExists`], which names what differs; [`TopicError::OtherPattern`]; [`TopicError::OtherKind`] when
-    /// there is a durable subscription of this name; [`TopicError::InvalidName`], [`TopicError::InvalidOptions`],
-    /// [`TopicError::NotYetPublished`], and those of a commit.
+    /// [`TopicError::GroupExists`], which lists the differences; [`TopicError::OtherPattern`];
+    /// [`TopicError::OtherKind`] when there is a durable subscription of this name; [`TopicError::InvalidName`],
+    /// [`TopicError::InvalidOptions`], [`TopicError::NotYetPublished`], and those of a commit.
     pub fn create_group(
         &self,
         pattern: &Pattern,
@@ -110,11 +111,12 @@ impl Topics {
         self.put_group(pattern, name, (start, options), Existing::Refuse)
     }
 
-    /// Makes sure that there is a group over all topics of a pattern with these options: creates it, and then `start` says
-    /// where it begins, or gives all these options to the group that exists, in all its topics. It stays where it is.
+    /// Makes sure that there is a group over all topics of a pattern with these options. A missing group is created,
+    /// and `start` selects where it begins. An existing group gets all these options, in all its topics, and keeps its
+    /// positions.
     ///
     /// # Errors
-    /// As [`Topics::create_group`], but for [`TopicError::GroupExists`].
+    /// As [`Topics::create_group`], except for [`TopicError::GroupExists`].
     pub fn ensure_group(
         &self,
         pattern: &Pattern,
@@ -142,7 +144,7 @@ impl Topics {
         Ok(PatternGroup::new(self, name, rule))
     }
 
-    /// A group over a pattern that exists.
+    /// Returns an existing group over a pattern.
     ///
     /// # Errors
     /// [`TopicError::UnknownPatternGroup`], [`TopicError::OtherKind`].
@@ -178,7 +180,7 @@ impl PatternGroup {
         }
     }
 
-    /// Its name.
+    /// Name of the group.
     pub fn name(&self) -> &str {
         &self.rule.name
     }
@@ -188,17 +190,17 @@ impl PatternGroup {
         &self.rule.pattern
     }
 
-    /// The topics of its store.
+    /// The topics of the same store.
     pub fn topics(&self) -> &Topics {
         &self.rule.topics
     }
 
-    /// A member, which receives messages of all topics. The name is for people who look at what is pending.
+    /// Creates a member, which receives messages of all topics. The name is for people who look at pending messages.
     pub fn member(&self, name: &str) -> PatternMember {
         PatternMember::new(self, name)
     }
 
-    /// The group in one of its topics, to look after: to see what is pending there, for instance.
+    /// The group in one of its topics, for example to list what is pending there.
     ///
     /// # Errors
     /// [`TopicError::UnknownTopic`]; [`TopicError::UnknownGroup`] when the topic does not match, or is left out;
@@ -227,7 +229,7 @@ impl PatternGroup {
         Ok(record.filter(|record| matches!(record.kind, Kind::Group(_))))
     }
 
-    /// What the group is and has to do.
+    /// Returns the state and the options of the group.
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`].
@@ -265,8 +267,8 @@ impl PatternGroup {
         }
     }
 
-    /// Changes how the group delivers, to all of these options, in all its topics and in one commit. What was handed out before
-    /// keeps the lease it has.
+    /// Replaces all options of the group, in all its topics and in one commit. Messages that were delivered before keep
+    /// their leases.
     ///
     /// # Errors
     /// [`TopicError::InvalidOptions`], [`TopicError::GroupDeleted`], and those of a commit.
@@ -282,8 +284,8 @@ impl PatternGroup {
         self.rule.topics.change_rule(&wanted, &self.rule)
     }
 
-    /// Stops handing out messages of all topics, for all members in all processes, also of topics that are created later. What
-    /// members have they can settle.
+    /// Stops delivering messages of all topics, for all members in all processes, including topics that are created
+    /// later. Members can still settle the messages that they hold.
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`], and those of a commit.
@@ -291,7 +293,7 @@ impl PatternGroup {
         self.change(|record| record.is_paused = true)
     }
 
-    /// Hands out messages again.
+    /// Resumes delivering messages.
     ///
     /// # Errors
     /// As [`PatternGroup::pause`].
@@ -307,8 +309,9 @@ impl PatternGroup {
         })
     }
 
-    /// Goes on from another place in all topics that exist, forward or back, and forgets what is pending: members that have
-    /// messages lose them. Each topic has a commit of its own; after an error, some of them may have been reset.
+    /// Continues from another position in all existing topics, forward or back, and forgets what is pending. Members
+    /// lose the messages that they hold. Each topic has its own commit; after an error, some topics may have been
+    /// reset.
     ///
     /// # Errors
     /// [`TopicError::NotYetPublished`], [`TopicError::GroupDeleted`], and those of a commit.
@@ -318,7 +321,7 @@ impl PatternGroup {
         let mut groups = Vec::new();
         for topic in self.rule.topics_in(&snapshot)? {
             if let Some(group) = self.group_of(&snapshot, &rule, &topic)? {
-                // A place that a topic does not have is found before anything is changed.
+                // Finds a position that a topic does not have before anything is changed.
                 Reading::new(&topic, &snapshot).resolve(start)?;
                 groups.push(group);
             }
@@ -326,7 +329,7 @@ impl PatternGroup {
         drop(snapshot);
         for group in groups {
             match group.reset(start) {
-                // Meanwhile.
+                // The group or the topic was deleted meanwhile.
                 Err(error) if is_gone(&error) => {}
                 reset => reset?,
             }
@@ -334,9 +337,9 @@ impl PatternGroup {
         self.rule.snapshot().map(|_| ())
     }
 
-    /// Deletes the group in all topics, also where a topic had a group of its name before, in one commit. Topics that are
-    /// created later do not know it any more, and its members in all processes wake up with [`TopicError::GroupDeleted`].
-    /// The dead-letter topic stays.
+    /// Deletes the group in all topics in one commit, including topics that had a group of its name before. Topics that
+    /// are created later do not get it. Its members in all processes wake up with [`TopicError::GroupDeleted`]. The
+    /// dead-letter topic stays.
     ///
     /// # Errors
     /// [`TopicError::GroupDeleted`], and those of a commit.
@@ -349,12 +352,12 @@ impl PatternGroup {
             }
             for id in &ids {
                 tx.ring(&bell_of(home, *id, &self.rule.name)?);
-                // A member that hands out messages meanwhile writes the cursor, so its commit conflicts.
+                // A member that delivers messages meanwhile writes the cursor, so its commit conflicts.
                 tx.delete(&tables.states, Cursor::key(*id))?;
             }
             rubbish::delete_rows(tx, tables, ids)
         })?;
-        // The group is gone, whatever comes of this; what is left the background thread removes.
+        // The group is deleted, whatever the result of this cleanup. The background thread removes the rest.
         let _ = home.remove_rubbish(&|| false);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! A member of a group over a pattern.
 //!
-//! It has a receiver in every topic, and one listener for all of them: a look costs by the topics that may have something, not
-//! by those that match. A topic has something when one of its bells rings, or at a time that its last look gave: when a lease
-//! ends, or a message has waited long enough. When a process leaves the store, all topics are looked at, because leases of that
-//! process end.
+//! It has a receiver in every topic, and one listener for all of them. The cost of a check depends on the topics that
+//! may have messages, not on all matching topics. A topic may have messages when one of its bells rings, or at a time
+//! from its last check: when a lease ends, or a message has waited long enough. When a process leaves the store, all
+//! topics are checked, because leases of that process end.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,37 +23,38 @@ use crate::subscription::TICK;
 use crate::topic::Topic;
 use crate::watched::{Begun, Watched, Watcher};
 
-/// What the listener gets at a time. No topic has this number, and the registry has another one.
+/// The token of the listener for a time. No topic has this number, and the registry has another number.
 const TIME_TOKEN: u64 = u32::MAX as u64;
-/// How long a topic waits whose last look failed, in milliseconds, so that others come first.
+/// How long a topic waits after its last check failed, in milliseconds, so that other topics come first.
 const FAILED_WAITS: u64 = 1_000;
 
-/// A member of a group over a pattern. It waits for messages of all topics, and settles those it gets. Topics that have
-/// messages take turns.
+/// A member of a group over a pattern. It waits for messages of all topics, and settles them. Topics that have messages
+/// take turns.
 ///
-/// When a member and everything that it was handed are dropped, messages that it has not settled go back to the group at once,
-/// without counting the try. When its process dies they go back as well, and the try counts.
+/// When a member and all its deliveries are dropped, its unsettled messages go back to the group at once. The attempt
+/// does not count. When its process dies they go back as well, and the attempt counts.
 pub struct PatternMember {
     begins: Begins,
     watched: Watched<Followed>,
-    /// When topics are looked at that nothing announces, and their numbers. Times are those of the shared clock.
+    /// Times at which topics are checked without an event, and the numbers of the topics. Times are those of the shared
+    /// clock.
     times: BTreeSet<(u64, u32)>,
-    /// How many processes had left the store at the last look.
+    /// Number of processes that had left the store at the last check.
     departed: u64,
-    /// Wakes a task that waits.
+    /// Wakes a waiting task.
     alarm: TaskAlarm,
 }
 
-/// How it begins in a topic.
+/// How the member begins in a topic.
 struct Begins {
     group: PatternGroup,
     name: Arc<str>,
 }
 
-/// A topic that it takes messages of.
+/// A topic whose messages the member takes.
 struct Followed {
     receiver: Receiver,
-    /// When it is looked at, as in `times`.
+    /// Time of its next check, as in `times`.
     time: Option<u64>,
 }
 
@@ -86,20 +87,20 @@ impl PatternMember {
         &self.begins.group
     }
 
-    /// Its name.
+    /// Name of the member.
     pub fn name(&self) -> &str {
         &self.begins.name
     }
 
-    /// Up to so many messages of one topic, leased to this member: those that are there, or, when there are none, what comes
-    /// within `timeout`. `None`: nothing came, or the group is paused, or as many messages are in flight as may be.
-    /// [`crate::Messages::topic`] says whose messages they are.
+    /// Returns up to `messages` messages of one topic, leased to this member. If there are none, waits up to `timeout`.
+    /// `None`: nothing arrived, or the group is paused, or the maximum number of messages is in flight.
+    /// [`crate::Messages::topic`] names their topic.
     ///
-    /// All messages of one call are new, or all were delivered before, on the terms of [`crate::Member::receive`].
+    /// All messages of one call are new, or all were delivered before, as with [`crate::Member::receive`].
     ///
     /// # Errors
-    /// [`crate::TopicError::GroupDeleted`], and those of a commit. An error that concerns one topic keeps no other from being
-    /// received: the next call goes on with them, and comes back to the topic after a second.
+    /// [`crate::TopicError::GroupDeleted`], and those of a commit. An error that concerns one topic does not block
+    /// other topics: the next call continues with them, and returns to the topic after a second.
     pub fn receive(&mut self, messages: usize, timeout: Duration) -> Result<Option<Deliveries>> {
         let began = Instant::now();
         loop {
@@ -113,13 +114,13 @@ impl PatternMember {
             let tokens = self.watched.listener().wait(left.min(self.rest()));
             self.watched.note(&tokens);
             if tokens.is_empty() {
-                // Says so when the store was closed, or the group deleted.
+                // Fails when the store was closed, or the group deleted.
                 self.begins.snapshot()?;
             }
         }
     }
 
-    /// How long there is nothing to look at, if the listener says nothing before.
+    /// Time until the next check, unless the listener reports something before.
     fn rest(&self) -> Duration {
         let next = self.times.first().map_or(u64::MAX, |(time, _)| *time);
         Duration::from_millis(next.saturating_sub(self.now()).max(1)).min(TICK)
@@ -129,7 +130,7 @@ impl PatternMember {
         millis(self.watched.topics().store().shared_clock())
     }
 
-    /// Looks once at all topics that may have something, until one has.
+    /// Checks all topics that may have messages once, until one has.
     fn receive_now(&mut self, messages: usize) -> Result<Option<Deliveries>> {
         let tokens = self.watched.listener().wait(Duration::ZERO);
         self.watched.note(&tokens);
@@ -152,7 +153,7 @@ impl PatternMember {
         Ok(None)
     }
 
-    /// Puts topics into the queue whose time has come.
+    /// Puts topics that are due into the queue.
     fn enqueue_due(&mut self) {
         if self.times.is_empty() {
             return;
@@ -167,7 +168,7 @@ impl PatternMember {
         }
     }
 
-    /// Messages of one topic, which goes to the end of the queue when there were any.
+    /// Messages of one topic. A topic with messages goes to the end of the queue.
     fn take(&mut self, id: u32, messages: usize) -> Result<Option<Deliveries>> {
         let Some(followed) = self.watched.get(id) else {
             return Ok(None);
@@ -184,7 +185,7 @@ impl PatternMember {
             Err(error) if is_gone(&error) => {
                 self.look_at(id, u64::MAX);
                 self.watched.leave_out(id);
-                // When it is gone everywhere, this says so.
+                // If the group is deleted in all topics, this reports it.
                 self.begins.snapshot().map(|_| None)
             }
             Err(error) => {
@@ -194,7 +195,7 @@ impl PatternMember {
         }
     }
 
-    /// Looks at a topic at this time, and at no other; `u64::MAX`: at none.
+    /// Schedules the next check of a topic, replacing an earlier schedule; `u64::MAX`: no check.
     fn look_at(&mut self, id: u32, time: u64) {
         let Some(followed) = self.watched.get_mut(id) else {
             return;
@@ -206,14 +207,15 @@ impl PatternMember {
         self.times.extend(time.map(|time| (time, id)));
     }
 
-    /// A stream of messages of one topic after the other, up to so many in each item, on the terms of
-    /// [`PatternMember::receive`]. It ends after an error. Works with any asynchronous runtime: no thread waits, but a poll
-    /// makes a short commit on the thread that polls.
+    /// A stream of messages of one topic after the other, up to `messages` in each item, as [`PatternMember::receive`]
+    /// returns them. It ends after an error. Works with any asynchronous runtime: no thread waits, but a poll makes a
+    /// short commit on the polling thread.
     pub fn stream(&mut self, messages: usize) -> DeliveryStream<'_> {
         DeliveryStream::of(self, messages)
     }
 
-    /// Up to so many messages of one topic, as soon as there are any. Dropping the future before it is ready loses nothing.
+    /// Returns up to `messages` messages of one topic, as soon as there are any. Dropping the future before it is ready
+    /// loses nothing.
     ///
     /// # Errors
     /// As [`PatternMember::receive`].
@@ -235,7 +237,7 @@ impl Receives for PatternMember {
             if let Err(error) = self.alarm.ring_by(home, listener, TIME_TOKEN, self.rest()) {
                 return Poll::Ready(Err(error));
             }
-            // Between the look and this call a commit may have rung.
+            // A commit may have rung the bell between the check and this call.
             let tokens = self.watched.listener().poll(context.waker());
             if tokens.is_empty() {
                 return Poll::Pending;

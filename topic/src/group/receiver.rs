@@ -1,4 +1,4 @@
-//! What a member has of one topic: its membership, and the bells that it listens to.
+//! A member's state for one topic: its membership, and the bells that it listens to.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::listening::Listening;
 use crate::record::millis;
 use crate::topics::locked;
 
-/// Takes messages of one group. The listener gets a token when there may be some.
+/// Takes messages of one group. The listener gets a token when there may be messages.
 #[derive(Debug)]
 pub(super) struct Receiver {
     membership: Arc<Membership>,
@@ -47,9 +47,9 @@ impl Receiver {
         &self.membership.name
     }
 
-    /// Looks once for up to so many messages. What is committed after the look gives the listener a token, but for messages
-    /// that another process hands out meanwhile: their leases end no earlier than one lease from now, and by then this looks
-    /// again.
+    /// Checks once for up to `messages` messages. Anything committed after the check gives the listener a token. The
+    /// exception is messages that another process delivers meanwhile: their leases end no earlier than one lease from
+    /// now, and by then this checks again.
     pub(super) fn look(&self, messages: usize) -> Result<Turn> {
         let group = self.group();
         let topic = &group.topic;
@@ -67,7 +67,8 @@ impl Receiver {
         })
     }
 
-    /// A few messages together with what others want; many, or where that is not plain, in a turn of its own.
+    /// Takes a few messages together with the requests of other members. Takes many messages, and special cases, in a
+    /// separate turn.
     fn turn(&self, most: usize) -> Result<Turn> {
         let group = self.group();
         if most <= SERVED_TOGETHER_MAX {
@@ -81,7 +82,7 @@ impl Receiver {
         let mut outlook = group.shared.turn();
         let turn = group.turn_with(&mut outlook, &self.membership, most);
         if turn.is_err() {
-            // It may have changed rows before it failed.
+            // The attempt may have changed rows before it failed.
             outlook.doubt();
         }
         turn

@@ -1,4 +1,4 @@
-//! Receiving without a thread that waits: for tasks of any asynchronous runtime.
+//! Receiving without a blocked thread: for tasks of any asynchronous runtime.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,11 +16,11 @@ use crate::topics::Home;
 
 /// A member that can be polled.
 pub(super) trait Receives: fmt::Debug + Send {
-    /// Up to so many messages, or the task is woken when there may be some.
+    /// Returns up to `messages` messages, or wakes the task when there may be some.
     fn poll_receive(&mut self, messages: usize, context: &mut Context<'_>) -> Poll<Result<Deliveries>>;
 }
 
-/// Wakes a task when nothing else does: at the end of a lease, for example, which no commit announces.
+/// Wakes a task when nothing else does: for example at the end of a lease, which no commit announces.
 #[derive(Debug, Default)]
 pub(super) struct TaskAlarm(Option<Arc<WakeUp>>);
 
@@ -41,7 +41,7 @@ impl Timed for WakeUp {
 }
 
 impl TaskAlarm {
-    /// Gives the listener a token after so long, or before.
+    /// Gives the listener a token after `wait`, or earlier.
     pub(super) fn ring_by(&mut self, home: &Home, listener: &Arc<Listener>, token: u64, wait: Duration) -> Result<()> {
         let time = Instant::now() + wait;
         let is_set = |wake_up: &Arc<WakeUp>| wake_up.time <= time && !wake_up.is_over.load(Ordering::Acquire);
@@ -60,7 +60,7 @@ impl TaskAlarm {
     }
 }
 
-/// What a member receives, as a stream: [`crate::Member::stream`], [`crate::PatternMember::stream`].
+/// The messages that a member receives, as a stream: [`crate::Member::stream`], [`crate::PatternMember::stream`].
 #[derive(Debug)]
 pub struct DeliveryStream<'a> {
     member: &'a mut dyn Receives,

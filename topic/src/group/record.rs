@@ -1,4 +1,4 @@
-//! What is stored about a group or durable subscription, and the options of groups.
+//! The stored record of a group or durable subscription, and the options of groups.
 //!
 //! ```text
 //!  1  form: 2
@@ -8,17 +8,17 @@
 //!  1  1: paused
 //!     and of a group:
 //! ..  lease, milliseconds
-//! ..  tries, plus one; 0: any number
+//! ..  tries (deliveries at most), plus one; 0: no limit
 //! ..  messages in flight
-//! ..  back-off: how many; each: milliseconds
-//!  1  dead letters: 0 by default, 1 of a name, 2 discarded
-//! ..  dead-letter topic: length, name; empty unless it has a name
+//! ..  back-off: count; each: milliseconds
+//!  1  dead letters: 0 default topic, 1 named topic, 2 discarded
+//! ..  dead-letter topic: length, name; empty unless named
 //!  1  1: ordered by key
 //!  1  1: acknowledgements are synced
-//! ..  filter: 1: of a key; key: length, text; conditions on headers: how many; each: length, name, length, text
+//! ..  filter: 1: of a key; key: length, text; conditions on headers: count; each: length, name, length, text
 //! ```
 //!
-//! Numbers without a width have seven bits a byte, least first.
+//! Numbers without a width have seven bits a byte, least significant first.
 
 use std::time::Duration;
 
@@ -38,23 +38,23 @@ const DEFAULT: u8 = 0;
 const NAMED: u8 = 1;
 const DISCARD: u8 = 2;
 
-/// What the names of dead-letter topics begin with that no option names.
+/// Prefix of the names of default dead-letter topics.
 pub(super) const DEAD: &str = "dead.";
 
-/// Most messages in flight that a group can be asked to allow: what is known of each is looked through now and then.
+/// Maximum messages in flight that a group's options may allow: the rows of all of them are searched from time to time.
 const IN_FLIGHT_MAX: u32 = 1_000_000;
-/// Most steps of a back-off list.
+/// Maximum steps of a back-off list.
 const BACK_OFF_MAX: usize = 64;
 
 /// How a group delivers.
 ///
-/// To change one thing and keep the others, begin with the options that [`crate::Group::describe`] returns.
+/// To change one option and keep the others, start with the options that [`crate::Group::describe`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupOptions {
     /// See [`GroupOptions::lease`].
     pub lease: Duration,
-    /// See [`GroupOptions::tries`]; `None`: without end.
+    /// See [`GroupOptions::tries`]; `None`: no limit.
     pub tries: Option<u32>,
     /// See [`GroupOptions::in_flight`].
     pub in_flight: u32,
@@ -70,12 +70,12 @@ pub struct GroupOptions {
     pub filter: Filter,
 }
 
-/// What becomes of messages that failed the last time.
+/// What happens to messages after their last failed attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeadLetters {
-    /// They go to a topic whose name is that of the group's topic with `dead.` before it. Of a group over a pattern, the
-    /// group's own name follows `dead.`.
+    /// They go to a topic whose name is `dead.` and the name of the group's topic. For a group over a pattern, the name
+    /// is `dead.` and the group's own name.
     #[default]
     Default,
     /// They go to the topic of this name.
@@ -85,7 +85,7 @@ pub enum DeadLetters {
 }
 
 impl DeadLetters {
-    /// The name of the topic they go to. `whose`: the name of the topic, or of the group over a pattern.
+    /// The name of the dead-letter topic. `whose`: the name of the topic, or of the group over a pattern.
     pub(crate) fn topic_of(&self, whose: &str) -> Option<String> {
         match self {
             DeadLetters::Default => Some(format!("{DEAD}{whose}")),
@@ -111,78 +111,84 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
-    /// Leases of 30 seconds. A message that fails comes back after 1, 10 and 60 seconds, and then every ten minutes. After 20
-    /// tries, about three hours, it goes to the dead-letter topic `dead.` and the name of the topic.
+    /// Leases of 30 seconds. A failed message comes back after 1, 10 and 60 seconds, and then every ten minutes. After
+    /// 20 attempts, about three hours, it goes to the dead-letter topic `dead.` and the name of the topic.
     pub fn new() -> GroupOptions {
         GroupOptions::default()
     }
 
-    /// How long a member may take for the messages it was handed before they are delivered again. Default: 30 seconds.
+    /// Maximum time that a member may take for messages before the group delivers them again. Default: 30 seconds.
     pub fn lease(mut self, lease: Duration) -> GroupOptions {
         self.lease = lease;
         self
     }
 
-    /// How often a message is delivered at most. A message that fails the last time goes to the dead-letter topic. Default:
-    /// 20.
+    /// Maximum number of deliveries of a message. A message that fails the last attempt goes to the dead-letter topic.
+    /// Default: 20.
     pub fn tries(mut self, tries: u32) -> GroupOptions {
         self.tries = Some(tries);
         self
     }
 
-    /// Delivers a message again until a member acknowledges it or gives it up. A message that always fails then costs a try
-    /// every few minutes, without end.
+    /// Delivers a message again until a member acknowledges it or gives it up. A message that always fails then costs
+    /// an attempt every few minutes, without limit.
     pub fn tries_without_end(mut self) -> GroupOptions {
         self.tries = None;
         self
     }
 
-    /// Messages that may be with members, or wait to be delivered again, at one time. Default: 10,000.
+    /// Maximum messages that members hold, or that wait for redelivery, at one time. Default: 10,000.
     pub fn in_flight(mut self, messages: u32) -> GroupOptions {
         self.in_flight = messages;
         self
     }
 
-    /// How long a message that failed waits: the first time, the second time, and so on; the last one counts for all later
-    /// times. Default: 1, 10, 60 and 600 seconds.
+    /// How long a failed message waits: after the first failure, the second failure, and so on. The last delay applies
+    /// to all later failures. Default: 1, 10, 60 and 600 seconds.
     pub fn back_off(mut self, delays: &[Duration]) -> GroupOptions {
         self.back_off = delays.to_vec();
         self
     }
 
-    /// The topic to which messages go that failed the last time. Creating or configuring the group creates the topic when it
-    /// is missing; it then keeps messages for 14 days. While the topic does not exist, messages cannot be given up: the call
-    /// says [`crate::TopicError::UnknownTopic`], and they stay pending. Default: `dead.` and the name of the group's topic.
+    /// Sets the topic for messages whose last attempt failed. Creating or configuring the group creates a missing
+    /// topic, which then keeps messages for 14 days. While the topic does not exist, messages cannot be given up: the
+    /// call returns [`crate::TopicError::UnknownTopic`], and they stay pending. Default: `dead.` and the name of the
+    /// group's topic.
     ///
-    /// Dead letters are never held back: a slow subscriber or a limit of the dead-letter topic does not stop the group.
+    /// Dead letters are never held back: neither a slow subscriber nor a limit of the dead-letter topic stops the
+    /// group.
     pub fn dead_letters(mut self, topic: &str) -> GroupOptions {
         self.dead_letters = DeadLetters::Topic(topic.into());
         self
     }
 
-    /// Drops messages that failed the last time: the group never delivers them again, and keeps no copy.
+    /// Drops messages whose last attempt failed: the group never delivers them again, and keeps no copy.
     pub fn discard_dead_letters(mut self) -> GroupOptions {
         self.dead_letters = DeadLetters::Discard;
         self
     }
 
-    /// Whether messages of one key are delivered in the order of their offsets, and to one member at a time. Other keys and
-    /// messages without a key do not wait for them. Default: no. When a group that exists is changed, this counts for messages
-    /// that it hands out from then on.
+    /// Whether messages of one key are delivered in the order of their offsets, and to one member at a time. Other keys
+    /// and messages without a key do not wait for them. Default: no. A change of an existing group applies to messages
+    /// that it delivers from then on.
     ///
-    /// A member may get several messages of a key in one batch. The group does not keep it from acknowledging a later one first.
-    /// When it fails one of them, it loses the later ones of that key: settling them says [`crate::TopicError::LeaseLost`]. A
-    /// message that waits for an earlier one of its key is set aside; when 100,000 messages are, the group hands out no new
-    /// ones until some are done.
+    /// A member may get several messages of a key in one batch. The group does not prevent it from acknowledging a
+    /// later message first. When the member fails one of them, it loses the later messages of that key: settling them
+    /// returns [`crate::TopicError::LeaseLost`]. A message that waits for an earlier message of its key is set aside.
+    /// When 100,000 messages are set aside, the group delivers no new messages until some are done.
     pub fn order_by_key(mut self, order: bool) -> GroupOptions {
         self.order_by_key = order;
         self
     }
 
-    /// What acknowledgements, failures and releases survive that a member makes outside of its own transactions.
-    /// [`Durability::Written`], the default: the death of processes; after a power cut some messages are delivered again
-    /// although they were acknowledged. [`Durability::Synced`]: a power cut too; each call waits for the device, and calls
-    /// made at one time share a sync. Leases are always only written: a power cut ends them anyway.
+    /// Durability of acknowledgements, failures and releases that a member makes outside its own transactions.
+    ///
+    /// - [`Durability::Written`], the default, survives the death of processes. After a power cut the group delivers
+    ///   some acknowledged messages again.
+    /// - [`Durability::Synced`] also survives a power cut. Each call waits for the device, and concurrent calls share a
+    ///   sync.
+    ///
+    /// Leases are always only written: a power cut ends them anyway.
     pub fn durability(mut self, durability: Durability) -> GroupOptions {
         self.durability = durability;
         self
@@ -194,7 +200,7 @@ impl GroupOptions {
         self
     }
 
-    /// In what these options differ from what is asked for, for people.
+    /// Lists the differences from the requested options, for people.
     fn difference(&self, asked: &GroupOptions) -> String {
         let fields: [(&str, &dyn std::fmt::Debug, &dyn std::fmt::Debug); 8] = [
             ("lease", &self.lease, &asked.lease),
@@ -216,7 +222,7 @@ impl GroupOptions {
         text
     }
 
-    /// How long a message waits that was delivered so many times.
+    /// How long a message waits after `tries` deliveries.
     pub(crate) fn delay(&self, tries: u32) -> Duration {
         let step = (tries.max(1) as usize - 1).min(self.back_off.len().saturating_sub(1));
         self.back_off.get(step).copied().unwrap_or_default()
@@ -261,7 +267,7 @@ impl Kind {
 }
 
 impl Kind {
-    /// In what it differs from what is asked for, for people.
+    /// Describes the differences from the requested kind, for people.
     pub(crate) fn difference(&self, asked: &Kind) -> String {
         match (self, asked) {
             (Kind::Group(found), Kind::Group(asked)) => found.difference(asked),
@@ -270,7 +276,7 @@ impl Kind {
     }
 }
 
-/// What is stored about a group.
+/// The stored record of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GroupRecord {
     pub(crate) id: u32,

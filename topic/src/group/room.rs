@@ -1,15 +1,16 @@
-//! How many messages may be handed out: as many as are in flight at most, in all processes together.
+//! How many messages may be delivered: up to the maximum in flight, in all processes together.
 //!
-//! Hand-outs write the cursor, so of two processes that hand out at one time one runs again and sees what the other did. What
-//! is left to know is how many messages are open. There are two ways, because counting costs an acknowledgement as much as
-//! settling does:
+//! Deliveries write the cursor, so of two processes that deliver concurrently one runs again and sees what the other
+//! did. What remains to be known is how many messages are open. There are two ways, because counting costs an
+//! acknowledgement as much as settling does:
 //!
-//! - **Looking.** Each process remembers how many messages were open when it looked at the rows last, and how many were opened
-//!   by then. No more can be open now than that and those opened since. Only when this bound leaves no room, the process
-//!   looks again, in the transaction that hands out. A look costs by the messages that are open, so this is for groups that
-//!   allow few.
-//! - **Counting.** Messages of ordered groups, and of groups that allow many, are counted when they are opened and closed. A
-//!   message carries whether it is: so what was handed out before the options changed is closed without counting.
+//! - **Looking.** Each process remembers how many messages were open when it last looked at the rows, and how many had
+//!   been opened by then. At most that number and the number opened since can be open now. Only when this bound leaves
+//!   no room, the process looks again, in the delivering transaction. The cost of a look depends on the open messages,
+//!   so this is for groups that allow few.
+//! - **Counting.** Messages of ordered groups, and of groups that allow many, are counted when they are opened and
+//!   closed. A message records whether it is counted. So messages that were delivered before the options changed are
+//!   closed without counting.
 
 use std::time::Instant;
 
@@ -24,30 +25,30 @@ use crate::tables::offset_of;
 
 /// Groups that allow more messages in flight count them.
 const LOOKED_AT_MAX: u32 = 10_000;
-/// So many times as long as a look took, the next one waits.
+/// The next look waits this many times as long as the last look took.
 const REST: u32 = 20;
 
 impl GroupOptions {
-    /// Whether messages that are handed out are counted.
+    /// Whether delivered messages are counted.
     pub(super) fn is_counted(&self) -> bool {
         self.order_by_key || self.in_flight > LOOKED_AT_MAX
     }
 }
 
-/// How many messages were open at a look, at most.
+/// Maximum number of messages that were open at a look.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Looked {
     open: u64,
-    /// How many had been opened since the group exists.
+    /// Number of messages opened between the creation of the group and the look.
     opened: u64,
-    /// How many this process has seen closed since.
+    /// Number of messages that this process has seen closed since.
     pub(super) closed: u64,
-    /// Before this time another look would cost too much: the last one took long, and found the group nearly full.
+    /// Before this time another look would cost too much: the last look took long, and found the group nearly full.
     again: Option<Instant>,
 }
 
 impl Looked {
-    /// How many messages can be open when so many have been opened since the group exists.
+    /// Maximum number of open messages when `opened` messages have been opened since the group was created.
     fn bound(&self, opened: u64) -> u64 {
         (self.open + (opened - self.opened)).saturating_sub(self.closed)
     }
@@ -58,7 +59,7 @@ impl Looked {
 }
 
 impl Group {
-    /// How many messages may be handed out that no member had yet, of those wanted.
+    /// How many new messages may be delivered, of those wanted.
     pub(super) fn room_in(
         &self,
         tx: &Transaction,
@@ -107,7 +108,7 @@ impl Group {
         room: &dyn Fn(u64) -> usize,
     ) -> Result<usize> {
         let open = |closed: i64| (cursor.counted as i64).saturating_sub(closed).max(0) as u64;
-        // What was closed stays closed, but in ordered groups: so there is no less room than there was.
+        // Closed messages stay closed, except in ordered groups. So there is no less room than there was.
         if !options.order_by_key
             && let Some(closed) = outlook.closed
             && room(open(closed)) == room(0)
@@ -123,17 +124,17 @@ impl Group {
     }
 }
 
-/// What rows say of open messages.
+/// The open messages according to the rows.
 pub(super) struct Open {
     pub(super) count: u64,
-    /// The first message that a row speaks of.
+    /// The first message that a row refers to.
     pub(super) first: Option<u64>,
 }
 
-/// How many messages are open, by the rows of runs and singles.
+/// Counts open messages by the rows of runs and singles.
 pub(super) fn count_open(mut runs: Rows<'_>, mut singles: Rows<'_>) -> Result<Open> {
     let mut open = 0;
-    // Messages before this one are covered by a run, if they are not before the run.
+    // The messages of the last run that begins at or before the current single.
     let mut covered = 0..0;
     let mut next_run = next_run(&mut runs)?;
     let mut first = next_run.as_ref().map(|run| run.start);

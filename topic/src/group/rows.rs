@@ -19,7 +19,7 @@ impl Group {
         millis(self.topic.home().store.shared_clock())
     }
 
-    /// How long it is until a time of the shared clock.
+    /// Time left until a time of the shared clock.
     pub(super) fn until(&self, time: u64) -> Duration {
         Duration::from_millis(time.saturating_sub(self.now()).max(1))
     }
@@ -51,7 +51,7 @@ impl Group {
         run.map(|run| Run::decode(&run)).transpose()
     }
 
-    /// Puts a run in place of the one that is there, if one is.
+    /// Replaces the run that is stored, if there is one.
     pub(super) fn put_run(&self, tx: &mut Transaction, first: u64, before: Option<&Run>, run: &Run) -> Result<()> {
         self.move_due(tx, before.and_then(|run| run_due(first, run)), run_due(first, run))?;
         tx.put(self.states(), Run::key(self.shared.id, first), run.encode())
@@ -79,7 +79,7 @@ impl Group {
         list.map(|list| List::decode(&list)).transpose()
     }
 
-    /// Puts a list in place of the one that is there, if one is.
+    /// Replaces the list that is stored, if there is one.
     pub(super) fn put_list(&self, tx: &mut Transaction, before: Option<&List>, list: &List) -> Result<()> {
         self.move_due(tx, before.map(list_due), Some(list_due(list)))?;
         tx.put(
@@ -107,7 +107,7 @@ impl Group {
         }
     }
 
-    /// Lets a message be delivered at a time. Members of all processes look again.
+    /// Schedules the delivery of a message. Members of all processes check again.
     pub(super) fn wait_in(&self, tx: &mut Transaction, offset: u64, waits: Single) -> Result<()> {
         let Single::Waits { due, .. } = &waits else {
             unreachable!("only what waits has a time");
@@ -117,12 +117,12 @@ impl Group {
         self.put_single(tx, offset, &waits)
     }
 
-    /// Members in all processes look again once the transaction has committed.
+    /// Makes members in all processes check again once the transaction has committed.
     pub(super) fn ring(&self, tx: &mut Transaction) {
         tx.ring(&self.shared.bell);
     }
 
-    /// Counts messages that were closed; fewer than none: that were opened again.
+    /// Counts messages that were closed. A negative number counts messages that were opened again.
     pub(super) fn count_closed(&self, tx: &mut Transaction, messages: i64) -> Result<()> {
         if messages == 0 {
             return Ok(());
@@ -142,7 +142,8 @@ impl Group {
         counted(tx.get_ref(self.states(), parked_key(self.shared.id))?.as_deref())
     }
 
-    /// Says that messages below the floor may be open from now on: what was derived from the rows before no longer holds.
+    /// Declares that messages below the floor may be open from now on. What was derived from the rows before no longer
+    /// holds.
     pub(super) fn reopen_in(&self, tx: &mut Transaction, cursor: Cursor) -> Result<()> {
         tx.put(self.states(), anchor_key(self.shared.id), b"")?;
         self.ring(tx);
@@ -162,7 +163,7 @@ impl Group {
     }
 }
 
-/// When a message that waits can be delivered.
+/// Due time of a message that waits for delivery.
 pub(super) fn message_due(time: u64, offset: u64) -> Due {
     let kind = DueKind::Waits;
     Due { time, kind, id: offset }
@@ -176,7 +177,7 @@ fn list_due(list: &List) -> Due {
     }
 }
 
-/// Runs that were not extended end in the order of their offsets, and are found by it.
+/// Runs that were not extended end in the order of their offsets, and that order is enough to find them.
 fn run_due(first: u64, run: &Run) -> Option<Due> {
     run.is_extended.then_some(Due {
         time: run.lease.deadline,

@@ -1,15 +1,16 @@
-//! Rules: what a durable subscription or a group over a pattern is in the store, and how topics come to obey it.
+//! Rules: the stored form of a durable subscription or a group over a pattern, and how rules apply to topics.
 //!
 //! A rule gives every topic that matches its pattern a durable subscription or group of its name. The transaction that
-//! creates a topic reads the rules and does what they say: so no message is published before it counts for them. Rules and
-//! topics are created, and rules changed and deleted, one after the other, because all of these transactions take a number
-//! ([`next_id`]): of two at one time one runs again, and sees what the other did. A transaction that deletes a topic takes
-//! none, and deletes the range of its groups: that conflicts with each transaction that puts a row there.
+//! creates a topic reads the rules and applies them, so no message is published before the rules apply. All
+//! transactions that create topics or rules, or change or delete rules, take a number ([`next_id`]). So they run one
+//! after the other: of two concurrent transactions one runs again, and sees the changes of the other. A transaction
+//! that deletes a topic takes no number. It deletes the range of the topic's groups, which conflicts with each
+//! transaction that puts a row there.
 //!
 //! ```text
 //! rule  1  form: 2
 //!      ..  pattern: length, text
-//!      ..  how far dead letters were brought back: number of the topic plus one, or 0; next offset
+//!      ..  position up to which dead letters were brought back: number of the topic plus one, or 0; next offset
 //!      ..  record of the durable subscription or group: see `record`
 //! ```
 
@@ -31,11 +32,11 @@ use crate::topics::{Home, Topics, next_id};
 
 const FORM: u8 = 2;
 
-/// What is stored about one.
+/// The stored form of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) pattern: Pattern,
-    /// How far dead letters were brought back.
+    /// Position up to which dead letters were brought back.
     pub(super) letters: Option<Letters>,
     pub(crate) record: GroupRecord,
 }
@@ -70,8 +71,8 @@ impl Rule {
 
     /// Whether a topic gets a durable subscription or group by this rule, which has this name.
     ///
-    /// A group never gets the topics to which dead letters go, unless its pattern asks for them by name: otherwise a message
-    /// that always fails would come back to it, or go from one such group to another, without end.
+    /// A group never gets dead-letter topics, unless its pattern names them. Otherwise a message that always fails
+    /// would come back to the group, or circulate between such groups, without end.
     pub(crate) fn covers(&self, name: &str, topic: &str) -> bool {
         let is_left_out = match &self.record.kind {
             Kind::Durable => false,
@@ -83,7 +84,7 @@ impl Rule {
         self.pattern.matches(topic) && !is_left_out
     }
 
-    /// What a topic gets. All its topics share one topic of dead letters.
+    /// The kind that a topic gets. All topics of the rule share one dead-letter topic.
     pub(crate) fn kind_in_topics(&self, name: &str) -> Kind {
         let mut kind = self.record.kind.clone();
         if let Kind::Group(options) = &mut kind
@@ -139,7 +140,7 @@ impl RuleHandle {
         tx.put(&self.topics.home().tables.topics, rule_key(&self.name), rule.encode())
     }
 
-    /// A snapshot in which the rule is there.
+    /// A snapshot in which the rule exists.
     pub(super) fn snapshot(&self) -> Result<Snapshot> {
         let snapshot = self.topics.store().snapshot()?;
         self.rule(&snapshot)?;
@@ -158,7 +159,7 @@ impl RuleHandle {
         Ok(topics)
     }
 
-    /// What a topic that matches has of this name.
+    /// The record of this name in a matching topic.
     pub(super) fn record_of(&self, snapshot: &Snapshot, topic: &Topic) -> Result<Option<GroupRecord>> {
         match self.pattern.matches(topic.name()) {
             true => topic.group_record(snapshot, &self.name),
@@ -166,7 +167,7 @@ impl RuleHandle {
         }
     }
 
-    /// A topic that exists, by its name.
+    /// Returns an existing topic by its name.
     pub(super) fn topic(&self, snapshot: &Snapshot, name: &str) -> Result<Topic> {
         check_name(name)?;
         let home = self.topics.home();
@@ -175,8 +176,8 @@ impl RuleHandle {
         home.topic(record.id, name)
     }
 
-    /// Deletes the rule, and `delete_in` what it gave to each topic. Its readers in all processes wake up and find that it is
-    /// gone.
+    /// Deletes the rule; `delete_in` deletes what it gave to each topic. Its readers in all processes wake up and find
+    /// that it is gone.
     pub(super) fn delete(
         &self,
         delete_in: impl Fn(&mut Transaction, &Tables, &[(String, u32)]) -> Result<()>,
@@ -186,7 +187,7 @@ impl RuleHandle {
         home.store.transact(|tx| {
             let rule = self.rule_in(tx)?;
             tx.delete(&tables.topics, rule_key(&self.name))?;
-            // A transaction that creates a topic now reads the rules again.
+            // Makes a transaction that creates a topic now read the rules again.
             next_id(tx, &tables.topics)?;
             let mut topics = topics_of(tx, tables, &self.pattern)?;
             topics.retain(|(topic, _)| rule.covers(&self.name, topic));
@@ -197,7 +198,7 @@ impl RuleHandle {
     }
 }
 
-/// What is asked of a rule.
+/// The requested state of a rule.
 pub(super) struct Wanted<'a> {
     pub(super) pattern: &'a Pattern,
     pub(super) name: &'a str,
@@ -222,7 +223,8 @@ impl Topics {
         decoded(snapshot.get(&self.home().tables.topics, rule_key(name))?)
     }
 
-    /// Creates a rule, or gives it what is wanted, with all of its topics, in one commit. What is there already costs none.
+    /// Creates a rule, or changes it to the requested state, with all its topics, in one commit. An unchanged rule
+    /// costs no commit.
     pub(super) fn put_rule(&self, wanted: &Wanted<'_>) -> Result<Rule> {
         check_name(wanted.name)?;
         let dead = dead_letters_of(wanted)?;
@@ -260,7 +262,7 @@ impl Topics {
         })
     }
 
-    /// Gives the rule of a handle what is wanted, with all of its topics, in one commit.
+    /// Changes the rule of a handle to the requested state, with all its topics, in one commit.
     pub(super) fn change_rule(&self, wanted: &Wanted<'_>, handle: &RuleHandle) -> Result<()> {
         let (home, dead) = (self.home(), dead_letters_of(wanted)?);
         home.store.transact(|tx| {
@@ -270,7 +272,7 @@ impl Topics {
         })
     }
 
-    /// Where it begins in the topics that are there. Those that are not there yet are created later.
+    /// The start positions in existing topics. Missing topics are created later.
     fn starts(&self, wanted: &Wanted<'_>) -> Result<HashMap<u32, u64>> {
         let home = self.home();
         let mut starts = HashMap::new();
@@ -282,7 +284,7 @@ impl Topics {
             let resolve = |snapshot| Reading::new(&topic, &snapshot).resolve(wanted.start);
             match topic.snapshot().and_then(resolve) {
                 Ok(from) => drop(starts.insert(topic.shared().id, from)),
-                // Meanwhile.
+                // The topic was deleted meanwhile.
                 Err(error) if is_deleted(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -292,7 +294,7 @@ impl Topics {
 }
 
 impl Wanted<'_> {
-    /// Refuses a rule that cannot become what is wanted.
+    /// Refuses a rule that cannot change to the requested state.
     fn check(&self, found: &Rule) -> Result<()> {
         let (kind, asked) = (found.record.kind.name(), self.kind.name());
         if kind != asked {
@@ -316,7 +318,7 @@ impl Wanted<'_> {
     }
 }
 
-/// Checks the options of a group, and says which dead-letter topic it needs.
+/// Checks the options of a group. Returns the dead-letter topic that it needs.
 fn dead_letters_of(wanted: &Wanted<'_>) -> Result<Option<String>> {
     let Kind::Group(options) = &wanted.kind else {
         return Ok(None);
@@ -356,7 +358,7 @@ fn new_in(tx: &mut Transaction, home: &Home, wanted: &Wanted<'_>, starts: &HashM
     Ok(rule)
 }
 
-/// Changes a rule, and what it gave to topics.
+/// Changes a rule, and the groups or subscriptions that it gave to topics.
 pub(super) fn change_in(
     tx: &mut Transaction,
     home: &Home,
@@ -367,7 +369,7 @@ pub(super) fn change_in(
     let (tables, before) = (&home.tables, rule.clone());
     change(&mut rule.record);
     tx.put(&tables.topics, rule_key(name), rule.encode())?;
-    // A transaction that creates a topic now reads the rules again.
+    // Makes a transaction that creates a topic now read the rules again.
     next_id(tx, &tables.topics)?;
     for (topic, id) in topics_of(tx, tables, &rule.pattern)? {
         let key = name_key(id, name);
@@ -393,7 +395,7 @@ pub(super) fn change_in(
     Ok(rule)
 }
 
-/// Gives what a topic has the options of the rule.
+/// Gives a topic's group the options of the rule.
 fn put_changed_in(
     tx: &mut Transaction,
     home: &Home,
@@ -410,7 +412,7 @@ fn put_changed_in(
     tx.put(&home.tables.groups, key, record.encode())
 }
 
-/// Does for a topic that is being created what the rules say.
+/// Applies the rules to a topic that is being created.
 pub(crate) fn apply_rules(tx: &mut Transaction, home: &Home, (topic, id): (&str, u32), now: u64) -> Result<()> {
     let mut found = Vec::new();
     let mut rules = tx.prefix(&home.tables.topics, RULES)?;
@@ -426,7 +428,7 @@ pub(crate) fn apply_rules(tx: &mut Transaction, home: &Home, (topic, id): (&str,
         .try_for_each(|(name, rule)| obey_in(tx, home, (name, rule), (topic, id), (0, now)))
 }
 
-/// Gives a topic what a rule says. What the topic has of this name already stays where it is.
+/// Applies a rule to a topic. A group or subscription of this name that the topic already has keeps its position.
 fn obey_in(
     tx: &mut Transaction,
     home: &Home,
@@ -456,7 +458,7 @@ fn obey_in(
 }
 
 impl Rule {
-    /// What the rule makes in the topic with this number.
+    /// The group or subscription that the rule creates in the topic with this number.
     pub(crate) fn new_group<'a>(
         &self,
         name: &'a str,
@@ -548,7 +550,7 @@ mod tests {
         Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap()
     }
 
-    /// Every topic must have what the rules say, and nothing else; and nothing may be left of topics and rules that are gone.
+    /// Asserts that every topic has exactly what the rules say, and that nothing is left of deleted topics and rules.
     fn check(topics: &Topics) {
         let home = topics.home();
         let snapshot = home.store.snapshot().unwrap();
@@ -580,7 +582,7 @@ mod tests {
         assert_eq!(cursors, ids);
     }
 
-    /// Creates, changes or deletes something; what it meets there, or not, is none of its mistakes.
+    /// Creates, changes or deletes something. Existing or missing objects are not errors here.
     fn step(topics: &Topics, rng: &mut fastrand::Rng) -> Result<()> {
         let topic = format!("{}.{}", rng.u8(..3), rng.u8(..4));
         let name = ["red", "green", "blue"][rng.usize(..3)];

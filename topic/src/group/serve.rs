@@ -1,4 +1,4 @@
-//! Serving what members want at the same time in one transaction: see [`super::desk`].
+//! Serving the concurrent requests of several members in one transaction: see [`super::desk`].
 
 use std::sync::Arc;
 
@@ -15,10 +15,11 @@ use super::{Group, written};
 use crate::limits::READ_BYTES;
 use crate::messages::{Collecting, Messages};
 
-/// Messages for which a member is served together with others; more are worth a transaction of their own, and a walk.
+/// Maximum messages of a request that is served together with others. More messages justify a separate transaction and
+/// a walk.
 pub(super) const SERVED_TOGETHER_MAX: usize = 16;
 
-/// What a transaction does for one wish. `None`: the member that asked does it by itself.
+/// Result of one wish in a transaction. `None`: the requester performs it alone.
 type Outcome = Option<Result<Done>>;
 
 enum Done {
@@ -27,28 +28,28 @@ enum Done {
     Acknowledged,
 }
 
-/// Messages that are being handed out.
+/// The state of a delivery in progress.
 struct Fresh {
     record: Arc<GroupRecord>,
     cursor: Cursor,
-    /// How many more may be in flight.
+    /// Number of further messages that may be in flight.
     room: usize,
     is_end: bool,
 }
 
 impl Group {
-    /// Does what the holder of the turn wants, and all the others. Returns what comes of the first, and whether messages
-    /// were settled.
+    /// Performs the wish of the turn's holder, and those of other members. Returns the answer to the holder's wish, and
+    /// whether messages were settled.
     pub(super) fn serve(&self, outlook: &mut Outlook, wish: &Wish, served: &Served) -> (Option<Result<Answer>>, bool) {
         let wishes: Vec<&Wish> = std::iter::once(wish).chain(served.wishes()).collect();
         let is_for_messages = |wish: &&Wish| matches!(wish, Wish::Messages { .. });
         let hands_out = wishes.iter().any(is_for_messages) && self.is_plain(outlook);
-        // A look in an attempt that did not commit may have missed what the next one acknowledges.
+        // A look in an attempt that did not commit may have missed what the next attempt acknowledges.
         outlook.has_looked = false;
         let serve_in = |tx: &mut Transaction| self.serve_in(tx, &wishes, outlook, hands_out);
         let outcomes = self.topic.home().store.transact_with(written(), serve_in);
         let Ok(outcomes) = outcomes else {
-            // The commit may have been made. Each member tries by itself, and gets an error of its own.
+            // The commit may have happened. Each member tries alone, and gets its own error.
             outlook.doubt();
             return (None, false);
         };
@@ -63,7 +64,7 @@ impl Group {
         (first, settles)
     }
 
-    /// Whether messages can be handed out that no member had yet, and nothing else is due.
+    /// Whether new messages can be delivered here: the group has no order and no filter, and nothing else is due.
     fn is_plain(&self, outlook: &mut Outlook) -> bool {
         let Some(record) = self.known() else { return false };
         let options = Group::options_of(&record);
@@ -134,7 +135,7 @@ impl Group {
         })
     }
 
-    /// Hands the next messages to a member.
+    /// Delivers the next messages to a member.
     fn hand_out_in(&self, tx: &mut Transaction, fresh: &mut Fresh, member: &str, most: usize) -> Result<Option<Done>> {
         if fresh.room == 0 {
             return Ok(None);
@@ -162,7 +163,7 @@ impl Group {
         Ok(Some(Done::Messages(messages, run)))
     }
 
-    /// The messages from an offset on, read one by one: cheaper for a few than a walk.
+    /// Reads the messages from an offset on one by one, which is cheaper for a few than a walk.
     fn next_in(&self, tx: &Transaction, from: u64, most: usize) -> Result<Messages> {
         let topic = self.topic.shared();
         let mut collecting = Collecting::new((&topic.name, topic.id), None);
@@ -174,7 +175,7 @@ impl Group {
         Ok(collecting.finish())
     }
 
-    /// Whether the topic ends here; if not, retention deleted messages here.
+    /// Whether the topic ends here. If not, retention deleted messages here.
     fn is_end_in(&self, tx: &Transaction, offset: u64) -> Result<bool> {
         let state = tx.sequence_state(&self.topic.shared().sequence)?;
         let name = || self.topic.name().to_string();
@@ -182,7 +183,7 @@ impl Group {
         Ok(state.next == offset)
     }
 
-    /// Says what was committed for a wish.
+    /// Answers a wish after its commit.
     fn answer(&self, outlook: &mut Outlook, wish: &Wish, done: Done) -> Answer {
         match (wish, done) {
             (Wish::Messages { membership, .. }, Done::Messages(messages, run)) => {

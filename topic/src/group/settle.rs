@@ -1,9 +1,9 @@
-//! Settling messages: acknowledged, to be delivered again, given up, or given back; and extending leases. Always in a
-//! transaction, that of the program or one of its own.
+//! Settling messages: acknowledging, failing, giving up or releasing them; and extending leases. It always happens in a
+//! transaction, that of the program or a separate one.
 //!
-//! A member can settle a message as long as its claim is in the rows, however late it is: a deadline only allows others to take
-//! the claim away. So of a member that settles and a process that takes its lease back, one commits, and the other runs again
-//! and sees what became of the message.
+//! A member can settle a message as long as its claim is in the rows, however late it is: a deadline only allows others
+//! to take the claim away. So of a member that settles and a process that takes its lease back, one commits. The other
+//! runs again and sees the new state of the message.
 
 use std::time::Duration;
 
@@ -18,30 +18,31 @@ use super::state::{ERROR_BYTES_MAX, Keyed, Lease, List, Run, Single};
 use crate::error::{LeaseEnd, TopicError};
 use crate::record::millis;
 
-/// What a member says of a message.
+/// The verdict of a member on a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict<'a> {
     Done,
-    /// To be delivered again: after the time given, or as the group's back-off list says.
+    /// Deliver it again: after the given time, or according to the group's back-off list.
     Retry {
         delay: Option<Duration>,
         error: &'a str,
     },
-    /// Not to be delivered again.
+    /// Do not deliver it again.
     GiveUp {
         error: &'a str,
     },
-    /// To be delivered again at once, without counting this try.
+    /// Deliver it again at once, without counting this attempt.
     Release,
 }
 
-/// When a message that was not acknowledged is delivered again; `None`: it was given up, or waits for others of its key.
+/// Time of the redelivery of a message that was not acknowledged; `None`: it was given up, or waits for others of its
+/// key.
 pub(crate) type Again = Option<u64>;
 
-/// What is known of a message that a member has, or had.
+/// What the rows say about a message that a member has, or had.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Open {
-    /// How often it was delivered.
+    /// Number of deliveries.
     pub(super) tries: u32,
     /// First message of a run that may still cover it.
     pub(super) origin: Option<u64>,
@@ -51,7 +52,7 @@ pub(super) struct Open {
 }
 
 impl Open {
-    /// A message of a run, which was delivered once; the run itself may be about to go.
+    /// A message of a run, which was delivered once. The run itself may be about to be removed.
     pub(super) fn first(run: &Run) -> Open {
         Open {
             tries: 1,
@@ -64,7 +65,7 @@ impl Open {
 /// The messages of a run that its member still has.
 pub(super) struct Left {
     run: Range<u64>,
-    /// Those that have rows of their own: the member does not have them by the run.
+    /// Messages with their own rows: the member does not hold them through the run.
     own: Vec<u64>,
 }
 
@@ -80,7 +81,7 @@ impl Left {
 }
 
 impl Group {
-    /// What the member of a claim has of a message.
+    /// What the rows say about a message that the member of a claim holds.
     ///
     /// # Errors
     /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`].
@@ -88,7 +89,7 @@ impl Group {
         let single = match claim {
             Claim::Run { first, token, .. } => {
                 let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
-                // The only message of a run has no single as long as the run is there.
+                // The only message of a run has no single while the run exists.
                 let single = match claim.is_lone() && run.is_some() {
                     true => None,
                     false => self.single_in(tx, offset)?,
@@ -115,7 +116,7 @@ impl Group {
 
     /// Why a member cannot settle a message.
     fn why_not(&self, tx: &Transaction, claim: Claim, offset: u64, single: Option<Single>) -> Result<Error> {
-        // All rows go with a group that is deleted. Only calls that fail read the record for that.
+        // All rows of a deleted group are gone. Only failing calls read the record to find that out.
         self.record_in(tx)?;
         let end = match single {
             Some(Single::Settled { .. }) => return Ok(TopicError::AlreadySettled { offset }.into()),
@@ -125,7 +126,7 @@ impl Group {
             None if offset >= self.cursor_in(tx)?.next => LeaseEnd::Reset,
             None => match self.run_over(tx, offset)? {
                 Some((_, run)) if run.lease.token != claim.token() => LeaseEnd::Reset,
-                // A message below the cursor of which no row speaks is closed.
+                // A message below the cursor without a row is closed.
                 _ => return Ok(TopicError::AlreadySettled { offset }.into()),
             },
         };
@@ -144,7 +145,7 @@ impl Group {
         let (token, is_of_run) = (claim.token(), run.is_some());
         let open = match (claim, run) {
             (Claim::Run { first, .. }, Some(run)) if run.end == first + 1 => {
-                // The run is its only row, and goes whatever becomes of the message.
+                // The run is its only row, and is removed whatever the verdict is.
                 self.delete_run(tx, first, &run)?;
                 Open { origin: None, ..open }
             }
@@ -157,7 +158,7 @@ impl Group {
         };
         match verdict {
             Verdict::Done if is_of_run => {
-                // It has no row yet, and needs one only while the run is there.
+                // It has no row yet, and needs one only while the run exists.
                 if open.origin.is_some() {
                     self.put_single(tx, offset, &Single::Settled { token })?;
                 }
@@ -177,11 +178,11 @@ impl Group {
         }
     }
 
-    /// A message is done with.
+    /// Closes a message.
     pub(super) fn close_in(&self, tx: &mut Transaction, offset: u64, open: Open, token: u64) -> Result<()> {
         let covering = match open.origin {
             Some(first) => {
-                // Whatever removes the run removes the settled rows in it.
+                // Every transaction that removes the run also removes the settled rows in it.
                 tx.depends_on_key(self.states(), &Run::key(self.shared.id, first))?;
                 self.run_in(tx, first)?.filter(|run| offset < run.end)
             }
@@ -199,7 +200,7 @@ impl Group {
         }
     }
 
-    /// A message failed: it waits for the next try, or is given up after the last.
+    /// Handles a failure: the message waits for the next attempt, or is given up after the last.
     pub(super) fn fail_in(
         &self,
         tx: &mut Transaction,
@@ -217,7 +218,7 @@ impl Group {
         self.open_again(tx, offset, open, self.now().saturating_add(millis(delay)), error)
     }
 
-    /// A member gives a message back: this try does not count.
+    /// Takes a message back from a member: this attempt does not count.
     pub(super) fn release_in(&self, tx: &mut Transaction, offset: u64, open: Open) -> Result<Again> {
         let tries = open.tries.saturating_sub(1);
         self.open_again(tx, offset, Open { tries, ..open }, self.now(), "")
@@ -297,7 +298,7 @@ impl Group {
         Ok(again)
     }
 
-    /// Removes a run, and the rows that say something only within it. Returns the messages that the member still has.
+    /// Removes a run, and the rows that have a meaning only within it. Returns the messages that the member still has.
     pub(super) fn end_run_in(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<Left> {
         let (low, high) = Single::keys(self.shared.id, first..run.end);
         let (mut settled, mut own) = (Vec::new(), Vec::new());
@@ -364,7 +365,7 @@ impl Group {
         }
     }
 
-    /// Lets a claim last until a time at least. Returns when it ends.
+    /// Extends a claim to a time at least. Returns when it ends.
     pub(crate) fn extend_in(&self, tx: &mut Transaction, claim: Claim, offset: u64, by: Duration) -> Result<u64> {
         let until = self.now().saturating_add(millis(by));
         let longer = |lease: &Lease| Lease {
@@ -404,7 +405,7 @@ pub(super) fn earliest(one: Again, other: Again) -> Again {
     one.into_iter().chain(other).min()
 }
 
-/// What is kept of a text, cut between letters.
+/// The part of a text that is stored, cut between characters.
 fn shortened(text: &str) -> &str {
     let mut end = text.len().min(ERROR_BYTES_MAX);
     while !text.is_char_boundary(end) {

@@ -1,16 +1,16 @@
-//! What a group knows of the messages of its topic, and how that is stored.
+//! What a group stores about the messages of its topic, and in which form.
 //!
 //! ```text
-//! group id, 0                    cursor: messages before `next` were handed out or passed over
-//! group id, 1, offset            run: the messages from this offset to before `end` were handed out together
-//! group id, 2, offset            single: what became of one message
-//! group id, 3, token             list: messages that were handed out together, but not as a run
-//! group id, 4, time, kind, id    due: at this time something of this kind can go on; no value
-//! group id, 5                    how many counted messages were closed: a number that additions change
+//! group id, 0                    cursor: messages before `next` were delivered or skipped
+//! group id, 1, offset            run: the messages from this offset to before `end` were delivered together
+//! group id, 2, offset            single: the state of one message
+//! group id, 3, token             list: messages that were delivered together, but not as a run
+//! group id, 4, time, kind, id    due: at this time something of this kind can continue; no value
+//! group id, 5                    number of counted messages that were closed: additions change it
 //! group id, 6, key hash, offset  keyed: an open message of an ordered group; no value
-//! group id, 7                    how many messages are parked: a number that additions change
-//! group id, 8                    how far dead letters were brought back
-//! group id, 9                    anchor: rewritten when the group opens messages again that were closed; no value
+//! group id, 7                    number of parked messages: additions change it
+//! group id, 8                    position up to which dead letters were brought back
+//! group id, 9                    anchor: rewritten when the group opens closed messages again; no value
 //!
 //! cursor   1  form: 2
 //!         ..  next, floor, opened, counted, skipped, epoch
@@ -18,9 +18,9 @@
 //! run      1  form: 2
 //!         ..  end; flags: 1 extended, 2 counted; lease
 //! list     1  form: 2
-//!         ..  lease; lost offset plus one; how many; each: offset, as the distance from the one before
+//!         ..  lease; lost offset plus one; count; each: offset, as the distance from the previous offset
 //! single   1  form: 2
-//!          1  0 settled: token of the lease by which it was
+//!          1  0 settled: token of the lease that settled it
 //!             1 waits: due, tries, origin plus one; 1: counted; key hash; error: length, text
 //!             2 held: token, tries, origin plus one; 1: counted; key hash
 //!             3 parked: tries; key hash
@@ -29,19 +29,19 @@
 //! key hash 1  1: it has one, in 8 bytes
 //! ```
 //!
-//! Numbers have seven bits a byte, least first. Times are milliseconds since 1970 on the clock that all processes share
-//! ([`duramen_engine::Store::shared_clock`]).
+//! Numbers have seven bits a byte, least significant first. Times are milliseconds since 1970 on the clock that all
+//! processes share ([`duramen_engine::Store::shared_clock`]).
 //!
-//! What a message is follows from its rows. A single says it. Without a single, a message that a run covers is with the
-//! member of the run. Any other message below `next` is closed: it was settled, or the group passed over it.
+//! The state of a message follows from its rows. A single states it. Without a single, the member of a covering run
+//! holds the message. Any other message below `next` is closed: it was settled, or the group skipped it.
 //!
 //! Invariants:
-//! - `floor <= every open message < next`, and no run begins below `floor`, so that says where to begin looking;
-//! - of the counted messages, `counted - closed` are with members or wait, and `parked` more wait for an earlier message of
-//!   their key. Which messages are counted is decided when they are handed out: see [`super::room`];
-//! - a single that waits has a row in `due`, and so has a list, and a run that was extended;
-//! - runs that were not extended end in the order of their offsets, unless the group was given a shorter lease meanwhile;
-//! - a settled single lies in a run: without the run it would say nothing.
+//! - `floor <= every open message < next`, and no run begins below `floor`, so a search begins at `floor`;
+//! - of the counted messages, `counted - closed` are held by members or wait, and `parked` more wait for an earlier
+//!   message of their key. The group decides at delivery which messages are counted: see [`super::room`];
+//! - a waiting single has a row in `due`, and so have a list and an extended run;
+//! - runs that were not extended end in the order of their offsets, unless the group got a shorter lease meanwhile;
+//! - a settled single is inside a run: without the run it would have no meaning.
 
 use std::ops::Range;
 
@@ -67,26 +67,26 @@ const WAITS: u8 = 1;
 const HELD: u8 = 2;
 const PARKED: u8 = 3;
 
-/// Longest text kept of why a message failed.
+/// Maximum length of the stored reason for a failure.
 pub(crate) const ERROR_BYTES_MAX: usize = 512;
 
-/// How far a group has come.
+/// Position and counts of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     pub(crate) next: u64,
     pub(crate) floor: u64,
-    /// Messages that were opened: handed out for the first time, or brought back.
+    /// Messages that were opened: delivered for the first time, or brought back.
     pub(crate) opened: u64,
-    /// Those of them that were counted.
+    /// Opened messages that were counted.
     pub(crate) counted: u64,
     /// Messages that retention deleted before the group had delivered them, or while they waited.
     pub(crate) skipped: u64,
-    /// Counts what may open messages below `floor`.
+    /// Counts operations that may open messages below `floor`.
     pub(crate) epoch: u64,
 }
 
 impl Cursor {
-    /// At the first message that the group delivers.
+    /// The cursor of a group that begins with message `from`.
     pub(crate) fn at(from: u64) -> Cursor {
         Cursor {
             next: from,
@@ -127,11 +127,11 @@ impl Cursor {
 /// A lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
-    /// Drawn for every lease, so that a member cannot take the lease of another for its own.
+    /// Unique for each lease, so that a member cannot mistake another lease for its own.
     pub(crate) token: u64,
-    /// The process of the member, as [`duramen_engine::Store::process_number`] names it.
+    /// The process of the member, as [`duramen_engine::Store::process_number`] numbers it.
     pub(crate) process: u64,
-    /// When it ends.
+    /// Time when the lease ends.
     pub(crate) deadline: u64,
     pub(crate) member: String,
 }
@@ -162,7 +162,7 @@ impl Lease {
     }
 }
 
-/// Messages that follow each other and were handed out together for the first time.
+/// Consecutive messages that were delivered together for the first time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) end: u64,
@@ -172,7 +172,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The run, as if its process were gone.
+    /// A copy of the run that no process holds.
     pub(crate) fn of_no_process(&self) -> Run {
         Run {
             lease: self.lease.of_no_process(),
@@ -184,7 +184,7 @@ impl Run {
         placed(group, RUN, first)
     }
 
-    /// Keys between which all runs lie that begin at an offset or later.
+    /// The key range of all runs that begin at an offset or later.
     pub(crate) fn keys_from(group: u32, first: u64) -> ([u8; 13], [u8; 5]) {
         (placed(group, RUN, first), tagged(group, RUN + 1))
     }
@@ -212,19 +212,19 @@ impl Run {
     }
 }
 
-/// Messages that were handed out together, each with a single of its own.
+/// Messages that were delivered together, each with its own single.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List {
     pub(crate) lease: Lease,
-    /// A message that was taken out of the list, though its member did nothing to it: the list can no longer be acknowledged
-    /// as a whole.
+    /// A message that was taken out of the list without an action of its member. The list can then no longer be
+    /// acknowledged as a whole.
     pub(crate) lost: Option<u64>,
-    /// In rising order.
+    /// In ascending order.
     pub(crate) offsets: Vec<u64>,
 }
 
 impl List {
-    /// The list, as if its process were gone.
+    /// A copy of the list that no process holds.
     pub(crate) fn of_no_process(&self) -> List {
         List {
             lease: self.lease.of_no_process(),
@@ -236,7 +236,7 @@ impl List {
         placed(group, LIST, token)
     }
 
-    /// Keys between which all lists lie.
+    /// The key range of all lists.
     pub(crate) fn keys(group: u32) -> ([u8; 5], [u8; 5]) {
         (tagged(group, LIST), tagged(group, LIST + 1))
     }
@@ -270,28 +270,28 @@ impl List {
     }
 }
 
-/// What became of one message.
+/// The state of one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Single {
-    /// It was acknowledged, or given up, by the holder of this token; 0: no holder was left to do it.
+    /// The holder of this token acknowledged the message or gave it up; 0: no holder was left.
     Settled { token: u64 },
-    /// It is to be delivered, again as a rule.
+    /// The message waits for delivery, usually for redelivery.
     Waits {
         due: u64,
-        /// How often it was delivered.
+        /// Number of deliveries.
         tries: u32,
-        /// First message of the run that it was handed out in, if that run may be there still.
+        /// First message of the run that delivered it, if that run may still exist.
         origin: Option<u64>,
         is_counted: bool,
         /// Hash of its key, in an ordered group.
         key: Option<u64>,
-        /// Why it failed.
+        /// Reason of the failure.
         error: String,
     },
     /// A list holds it.
     Held {
         token: u64,
-        /// How often it was delivered, this time included.
+        /// Number of deliveries, including this one.
         tries: u32,
         origin: Option<u64>,
         is_counted: bool,
@@ -306,7 +306,7 @@ impl Single {
         placed(group, SINGLE, offset)
     }
 
-    /// Keys between which the singles of some messages lie.
+    /// The key range of the singles of some messages.
     pub(crate) fn keys(group: u32, offsets: Range<u64>) -> ([u8; 13], [u8; 13]) {
         (placed(group, SINGLE, offsets.start), placed(group, SINGLE, offsets.end))
     }
@@ -413,14 +413,14 @@ fn tries(reader: &mut Reader<'_>) -> Result<u32> {
     u32::try_from(tries).map_err(|_| reader.damaged("has more tries than can be"))
 }
 
-/// What can go on at a time.
+/// What can continue at a due time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum DueKind {
     /// A message can be delivered: `id` is its offset.
     Waits = 0,
     /// The lease of a list ends: `id` is its token.
     List = 1,
-    /// The lease of a run ends that was extended: `id` is its first offset.
+    /// The lease of an extended run ends: `id` is its first offset.
     Run = 2,
 }
 
@@ -441,7 +441,7 @@ impl Due {
         key
     }
 
-    /// Keys between which all rows lie that are due at a time or later.
+    /// The key range of all rows that are due at a time or later.
     pub(crate) fn keys_from(group: u32, time: u64) -> ([u8; 13], [u8; 5]) {
         (placed(group, DUE, time), tagged(group, DUE + 1))
     }
@@ -463,22 +463,22 @@ impl Due {
     }
 }
 
-/// Key of the number of messages that were closed.
+/// Key of the number of closed messages.
 pub(crate) fn closed_key(group: u32) -> [u8; 5] {
     tagged(group, CLOSED)
 }
 
-/// Key of the number of messages that are parked.
+/// Key of the number of parked messages.
 pub(crate) fn parked_key(group: u32) -> [u8; 5] {
     tagged(group, PARKED_COUNT)
 }
 
-/// Key of what is rewritten when closed messages are opened again.
+/// Key of the row that is rewritten when closed messages are opened again.
 pub(crate) fn anchor_key(group: u32) -> [u8; 5] {
     tagged(group, ANCHOR)
 }
 
-/// A number that additions change.
+/// Decodes a number that additions change.
 pub(crate) fn counted(value: Option<&[u8]>) -> Result<i64> {
     let Some(value) = value else { return Ok(0) };
     let bytes = value.try_into();
@@ -508,7 +508,7 @@ impl Keyed {
     }
 }
 
-/// How far a group has brought back dead letters.
+/// Position up to which a group has brought back dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Letters {
     pub(crate) topic: u32,
@@ -550,14 +550,14 @@ fn placed(group: u32, tag: u8, offset: u64) -> [u8; 13] {
     key
 }
 
-/// A row of a group, for those who read all of them.
+/// A row of a group, for readers of all rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Row {
     Cursor(Cursor),
     Run(u64, Run),
     Single(u64, Single),
     List(u64, List),
-    /// A row that says nothing of a message by itself.
+    /// A row that says nothing about a message by itself.
     Other,
 }
 

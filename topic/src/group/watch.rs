@@ -1,4 +1,4 @@
-//! What tells a process that rows of a group changed: see [`super::outlook`].
+//! Notices that rows of a group changed: see [`super::outlook`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Listens from now on, if it did not before.
+    /// Starts listening, if it did not listen before.
     pub(super) fn begin(&self, store: &Store, bell: &Bell) {
         self.listener.get_or_init(|| {
             let listener = Listener::new();
@@ -33,7 +33,7 @@ impl Watch {
         rang || rings_again
     }
 
-    /// What it told could not be looked after.
+    /// Makes the last ring count again, because it could not be handled.
     pub(super) fn ring_again(&self) {
         self.rings_again.store(true, Ordering::Relaxed);
     }

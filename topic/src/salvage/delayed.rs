@@ -1,5 +1,5 @@
-//! Delayed messages of topics that are being saved. A row that can be understood is copied as it is. What is due is published
-//! in the new store, at its due time or when the store is first used.
+//! Delayed messages of topics during salvage. A row that can be decoded is copied unchanged. Due messages are published
+//! in the new store, at their due times or when the store is first used.
 
 use duramen_engine::Result;
 

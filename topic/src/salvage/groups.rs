@@ -1,8 +1,8 @@
-//! Groups and durable subscriptions of a topic that is being saved.
+//! Groups and durable subscriptions of a topic during salvage.
 //!
-//! A message below a group's cursor of which no row speaks is settled. So when a page is lost that may have held rows, all
-//! messages that may have been open are delivered again: the group goes back to its floor, below which none was, and
-//! forgets the rest. Where the cursor itself is lost it goes back to the first message that is kept.
+//! A message below a group's cursor without a row is settled. So if a lost page may have held rows, the group delivers
+//! all messages that may have been open again. It goes back to its floor, below which no message was open, and forgets
+//! the rest. If the cursor itself is lost, the group goes back to the first message that is kept.
 
 use duramen_engine::Result;
 
@@ -14,12 +14,12 @@ use crate::group::state::{Cursor, Row};
 use crate::record::millis;
 use crate::tables::{FIRST_ID, name_key};
 
-/// What can be read of what a group knows.
+/// The readable part of a group's state.
 #[derive(Debug, Default)]
 struct Known {
     cursor: Option<Cursor>,
     rows: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Above every message that a row speaks of.
+    /// Above every message that a row refers to.
     next: u64,
     is_strange: bool,
 }
@@ -27,7 +27,7 @@ struct Known {
 impl Known {
     fn take(&mut self, key: &[u8], row: &[u8]) {
         let found = Row::decode(key, row);
-        // A process of the new store may get the number of one that had the old store open.
+        // A process of the new store may get the number of a process that had the old store open.
         let row = match &found {
             Ok(Row::Run(_, run)) => run.of_no_process().encode(),
             Ok(Row::List(_, list)) => list.of_no_process().encode(),
@@ -53,12 +53,12 @@ impl Known {
         }
     }
 
-    /// Whether nothing of it is lost, if every page could be read or not.
+    /// Whether none of the state is lost. `is_all_read`: every page could be read.
     fn is_whole(&self, kind: &Kind, is_all_read: bool) -> bool {
         match (kind, self.cursor) {
             // It has no other row.
             (Kind::Durable, Some(_)) => true,
-            // No row speaks of a message that was not handed out.
+            // Rows refer only to messages that were delivered.
             (Kind::Group(_), Some(cursor)) => is_all_read && !self.is_strange && self.next <= cursor.next,
             (_, None) => false,
         }
@@ -66,7 +66,7 @@ impl Known {
 }
 
 impl Saving<'_> {
-    /// Copies the groups of a topic. Returns an offset that is higher than all that they know.
+    /// Copies the groups of a topic. Returns an offset above all offsets in their state.
     pub(super) fn groups(&mut self, found: &Found, kept: &Kept) -> Result<u64> {
         let prefix = found.id.to_be_bytes();
         let (mut records, mut lost) = (Vec::new(), Vec::new());
@@ -108,8 +108,8 @@ impl Saving<'_> {
         Ok(next)
     }
 
-    /// Notes which durable subscriptions and groups over patterns have lost their rows in a topic: without them it would be left
-    /// out.
+    /// Records which durable subscriptions and groups over patterns have lost their rows in a topic. Otherwise the
+    /// topic would be missing from them.
     fn follow_anew(&mut self, found: &Found, kept: &Kept, is_left: impl Fn(&str) -> bool) {
         let rules = self.rules.iter();
         let lost = rules.filter(|(name, rule)| rule.covers(name, &found.name) && !is_left(name));
@@ -125,7 +125,7 @@ impl Saving<'_> {
         }
     }
 
-    /// Makes those anew, once no other number can be found in use.
+    /// Creates the recorded subscriptions and groups again, once all numbers in use are known.
     pub(super) fn make_anew(&mut self) -> Result<()> {
         let now = millis(self.home.store.wall_clock());
         for (topic, name, rule, from) in std::mem::take(&mut self.made_anew) {
@@ -142,7 +142,7 @@ impl Saving<'_> {
         Ok(())
     }
 
-    /// Copies what a group knows, or sets it back.
+    /// Copies the state of a group, or sets the group back.
     fn group(&mut self, found: &Found, kept: &Kept, name: &str, record: &GroupRecord) -> Result<u64> {
         let id = record.id;
         let mut known = Known::default();
@@ -171,7 +171,7 @@ impl Saving<'_> {
         Ok(known.next)
     }
 
-    /// Names the groups of which nothing is left but what they knew.
+    /// Reports the groups of which only the state is left.
     pub(super) fn groups_without_a_record(&mut self) -> Result<()> {
         for id in self.source.ids(&self.source.tables.states)? {
             self.has_id(id);

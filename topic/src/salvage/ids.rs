@@ -1,7 +1,7 @@
-//! Ids of messages of topics that are being saved, and the index that the background builds again.
+//! Ids of messages of topics during salvage, and the index that the background builds again.
 //!
-//! Rows of ids are copied as they are. An id whose row is lost can be published again within the window. All other rows of
-//! the index follow from messages, and the new store builds them again.
+//! Rows of ids are copied unchanged. An id whose row is lost can be published again within the window. All other rows
+//! of the index follow from messages, and the new store builds them again.
 
 use duramen_engine::Result;
 

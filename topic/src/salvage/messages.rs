@@ -1,4 +1,4 @@
-//! The messages of a topic that is being saved, and what is missing between them.
+//! The messages of a topic during salvage, and what is missing between them.
 
 use std::ops::Range;
 
@@ -9,34 +9,34 @@ use super::{Found, Saving};
 use crate::message::Stored;
 use crate::tables::{offset_key, offset_of};
 
-/// Messages after which progress is told.
+/// Number of messages between two progress reports.
 const TOLD_EVERY: u64 = 256;
 
-/// What is left of the messages of a topic.
+/// The remaining messages of a topic.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// The first message that was saved; where none was, the next one.
+    /// The first message that was saved; the next offset if none was saved.
     pub(super) first: u64,
-    /// After every offset that was seen.
+    /// Above every offset that was seen.
     pub(super) next: u64,
     /// Time of the newest message.
     pub(super) time: u64,
-    /// Where the newest message ends, in bytes that were published.
+    /// End of the newest message, in published bytes.
     pub(super) bytes: u64,
 }
 
-/// Messages that are being copied.
+/// State of copying a topic's messages.
 #[derive(Debug, Default)]
 struct Copied {
     kept: Kept,
     gaps: Gaps,
     count: u64,
-    /// Whether something could not be read before the first message; `None`: there was none yet.
+    /// Whether rows before the first message were unreadable; `None`: no message was found yet.
     is_front_lost: Option<bool>,
 }
 
 impl Copied {
-    /// Takes note of a message of so many bytes.
+    /// Records a message of `bytes` bytes.
     fn note(&mut self, offset: u64, message: &Stored<'_>, bytes: u64) {
         self.gaps.here(offset);
         if self.count == 0 {
@@ -47,7 +47,7 @@ impl Copied {
         self.kept.bytes = self.kept.bytes.max(message.position.saturating_add(bytes));
     }
 
-    /// Looks for payloads behind the last message: one that is lost may have left its own.
+    /// Looks for payloads after the last message: a lost message may have left its payload.
     fn look_for_payloads(&mut self, id: u32, payloads: &mut Salvage<'_>) -> Result<()> {
         payloads.seek(&offset_key(id, self.gaps.seen));
         while let Some((key, _)) = payloads.next()? {
@@ -60,31 +60,31 @@ impl Copied {
 /// Finds out which messages are missing.
 #[derive(Debug, Default)]
 struct Gaps {
-    /// The offset that is to come next; `None`: nobody knows with which the topic begins.
+    /// The next expected offset. `None`: the first offset of the topic is not known yet.
     expected: Option<u64>,
-    /// After every message that was there.
+    /// Above every message that existed.
     seen: u64,
     missing: Vec<Range<u64>>,
-    /// Messages that are there and cannot be read whole.
+    /// Messages that exist but cannot be read completely.
     spoilt: Vec<u64>,
 }
 
 impl Gaps {
-    /// A message that can be read.
+    /// Records a readable message.
     fn here(&mut self, offset: u64) {
         self.end(offset);
         self.expected = Some(offset + 1);
         self.seen = self.seen.max(offset + 1);
     }
 
-    /// A message that was there, and cannot be read.
+    /// Records a message that existed and cannot be read.
     fn spoilt(&mut self, offset: u64) {
         self.spoilt.push(offset);
         self.expected.get_or_insert(offset);
         self.seen = self.seen.max(offset + 1);
     }
 
-    /// Everything before this offset has been seen.
+    /// Records that everything before this offset has been seen.
     fn end(&mut self, next: u64) {
         if let Some(expected) = self.expected.filter(|expected| *expected < next) {
             self.missing.push(expected..next);
@@ -92,11 +92,11 @@ impl Gaps {
     }
 }
 
-/// A message that can be read whole, with its payload if that lies elsewhere.
+/// A completely readable message, with its payload if that is stored separately.
 type Whole<'h, 'p> = (Stored<'h>, Option<Value<'p>>);
 
 impl Saving<'_> {
-    /// Copies the messages that can be read whole.
+    /// Copies the messages that can be read completely.
     pub(super) fn messages(&mut self, found: &Found, mut publishers: Option<&mut Newests>) -> Result<Kept> {
         let prefix = found.id.to_be_bytes();
         let (snapshot, tables) = (self.source.snapshot, self.source.tables.clone());
@@ -139,7 +139,7 @@ impl Saving<'_> {
         Ok(self.missing(found, copied, is_all_read))
     }
 
-    /// Names the messages that are missing.
+    /// Reports the missing messages.
     fn missing(&mut self, found: &Found, copied: Copied, is_all_read: bool) -> Kept {
         let Copied { mut kept, mut gaps, .. } = copied;
         let name = &found.name;
@@ -155,7 +155,7 @@ impl Saving<'_> {
             ));
         }
         if found.record.is_sparse {
-            // What is missing there was removed, as far as anything tells.
+            // In a sparse topic missing messages count as removed; nothing shows otherwise.
             gaps.missing = gaps.spoilt.iter().map(|offset| *offset..offset + 1).collect();
             if !is_all_read {
                 self.lose(format!(
@@ -184,7 +184,7 @@ fn offset_in(key: &[u8]) -> Option<u64> {
     is_key.then(|| offset_of(key)).filter(|offset| *offset < u64::MAX)
 }
 
-/// A message, if it can be read whole.
+/// Returns a message, if it can be read completely.
 fn whole<'h, 'p>(key: &[u8], head: &'h [u8], payloads: &mut Salvage<'p>) -> Result<Option<Whole<'h, 'p>>> {
     let Ok(message) = Stored::decode(head) else {
         return Ok(None);

@@ -1,16 +1,16 @@
-//! Saving topics from a damaged store into a new one: messages with their offsets and times, topics and groups with their
-//! settings and numbers, what groups and durable subscriptions know, and the newest sequences of publishers.
+//! Salvages topics from a damaged store into a new store: messages with their offsets and times, topics and groups with
+//! their settings and numbers, the state of groups and durable subscriptions, and the newest sequences of publishers.
 //!
-//! Rows are copied as they are, under the numbers that they had, after a look whether they can be understood. What follows
-//! from the absence of rows must not follow from the loss of a page, so where a page is lost:
-//! - of messages a gap is left, of which readers are told (see [`crate::read`]);
-//! - a topic goes on after the highest offset that anything left speaks of, and no offset that is known is given again;
-//! - a group goes back to where it is sure of what was acknowledged (see [`groups`]): it delivers again rather than not at
-//!   all;
-//! - publishers' sequences are taken from their messages (see [`publishers`]).
+//! Rows are copied unchanged, under their old numbers, after a check that they can be decoded. A missing row has a
+//! meaning, so a lost page must not be mistaken for missing rows. Where a page is lost:
+//! - messages leave a gap, which readers are told of (see [`crate::read`]);
+//! - a topic continues after the highest offset that any remaining row refers to, and no known offset is reused;
+//! - a group goes back to the point where it is sure of what was acknowledged (see [`groups`]): it delivers twice
+//!   rather than not at all;
+//! - sequences of publishers are taken from their messages (see [`publishers`]).
 //!
-//! A topic appears in the new store, with its counter, after everything else of it. Everything that is not as it was is
-//! said, a line each.
+//! A topic and its counter appear in the new store after everything else of the topic. Salvage reports every
+//! difference, a line each.
 
 mod delayed;
 mod groups;
@@ -38,30 +38,31 @@ use messages::Kept;
 use source::Source;
 use writer::Writer;
 
-/// What became of the topics of a damaged store.
+/// Result of salvaging the topics of a damaged store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SavedTopics {
-    /// Topics that are in the new store.
+    /// Number of topics in the new store.
     pub topics: u64,
-    /// Their messages.
+    /// Number of their messages.
     pub messages: u64,
-    /// Their groups and durable subscriptions.
+    /// Number of their groups and durable subscriptions.
     pub groups: u64,
-    /// What is not there, or not as it was, a line each: topic by topic, in order.
+    /// What is missing or changed, a line each: topic by topic, in order.
     pub lost: Vec<String>,
 }
 
-/// Saves what can be read of the topics of a damaged store (see `duramen_engine::Options::salvage`) into another one, which
-/// has none. `maps` is what `Snapshot::salvage_maps` found: those are taken out of it that belong to topics and have lost
-/// their names. Pages that cannot be read are noted in `lost`. `progress` is told now and then how many messages were saved.
+/// Salvages the readable part of the topics of a damaged store (see `duramen_engine::Options::salvage`) into another
+/// store, which has no topics. `maps` is the result of `Snapshot::salvage_maps`. Salvage removes from it the maps that
+/// belong to topics and have lost their names. It records unreadable pages in `lost`. It reports the number of saved
+/// messages to `progress` from time to time.
 ///
-/// Offsets, times, leases and sequences are as they were. Messages that cannot be read are missing between others; a reader
-/// that comes to them gets [`TopicError::Trimmed`]. A group of which not all can be read delivers messages again that were
-/// acknowledged.
+/// Offsets, times, leases and sequences stay the same. Unreadable messages are missing between others; a reader that
+/// reaches them gets [`TopicError::Trimmed`]. A group that is not completely readable delivers acknowledged messages
+/// again.
 ///
 /// # Errors
-/// [`TopicError::InvalidOptions`] when the new store has topics; those of a commit there; none that damage causes.
+/// [`TopicError::InvalidOptions`] when the new store has topics; errors of a commit there. Damage causes no errors.
 pub fn salvage(
     snapshot: &Snapshot,
     maps: &mut Vec<Map>,
@@ -100,7 +101,7 @@ pub fn salvage(
     Ok(saving.saved)
 }
 
-/// Topics under way from one store to another.
+/// The state of a salvage from one store to another.
 struct Saving<'a> {
     source: Source<'a>,
     home: Home,
@@ -108,7 +109,7 @@ struct Saving<'a> {
     saved: SavedTopics,
     /// Above every number of a topic or group that was seen.
     next_id: u32,
-    /// Whether there may have been topics of which no record is left.
+    /// Whether there may have been topics without a remaining record.
     are_records_lost: bool,
     /// Groups whose records were saved.
     group_ids: BTreeSet<u32>,
@@ -116,12 +117,12 @@ struct Saving<'a> {
     gone: Vec<Range<u32>>,
     /// Durable subscriptions to patterns, with their names.
     rules: Vec<(String, Rule)>,
-    /// Topics and names of what is to be made anew, its rule, and where it begins.
+    /// Topics and names of subscriptions and groups to create again, their rules, and where they begin.
     made_anew: Vec<(u32, String, Rule, u64)>,
     progress: &'a mut dyn FnMut(u64),
 }
 
-/// A topic under way.
+/// A topic that is being salvaged.
 struct Found {
     id: u32,
     name: String,
@@ -151,12 +152,12 @@ impl Saving<'_> {
         self.saved.lost.push(line);
     }
 
-    /// Notes that a number is in use.
+    /// Records that a number is in use.
     fn has_id(&mut self, id: u32) {
         self.next_id = self.next_id.max(id.saturating_add(1));
     }
 
-    /// The topics whose records can be read, by number.
+    /// The topics with readable records, by number.
     fn named_topics(&mut self) -> Result<BTreeMap<u32, (String, TopicRecord)>> {
         let mut named = BTreeMap::new();
         let (mut next_id, mut creates, mut lost) = (0, false, Vec::new());
@@ -167,7 +168,7 @@ impl Saving<'_> {
             } else if key == CREATES {
                 creates = true;
             } else if key.starts_with(GONE) {
-                // Rows of groups that are deleted: no other store needs them.
+                // Rows of deleted groups: no other store needs them.
                 gone.extend(rubbish::decode(key, value).ok());
             } else if let Some(name) = key.strip_prefix(RULES) {
                 match text(name).and_then(|_| Rule::decode(value)) {
@@ -210,7 +211,7 @@ impl Saving<'_> {
         Ok(named)
     }
 
-    /// Adds those topics of which something is left, but not the name.
+    /// Adds the topics that have lost their names but not everything else.
     fn with_those_whose_names_are_lost(
         &mut self,
         mut named: BTreeMap<u32, (String, TopicRecord)>,
@@ -242,7 +243,7 @@ impl Saving<'_> {
         Ok(found)
     }
 
-    /// What is made up for a record that is lost.
+    /// Makes up the name and record of a topic whose record is lost.
     fn without_a_record(&mut self, id: u32, names: &BTreeMap<u32, String>) -> (String, TopicRecord) {
         let name = match names.get(&id) {
             Some(name) => {
@@ -287,7 +288,7 @@ impl Saving<'_> {
         Ok(())
     }
 
-    /// Where a topic goes on: where its counter says, or after the highest offset that anything speaks of.
+    /// Determines where a topic continues: at its counter, or after the highest offset that any row refers to.
     fn goes_on(&mut self, found: &Found, kept: &Kept, next: u64) -> SequenceState {
         let name = &found.name;
         match found.state {
@@ -311,7 +312,7 @@ impl Saving<'_> {
     }
 }
 
-/// Name and record of a topic.
+/// Decodes the name and record of a topic.
 fn understood(name: &[u8], record: &[u8]) -> Result<(String, TopicRecord)> {
     let name = text(name)?;
     let record = TopicRecord::decode(record)?;
@@ -320,7 +321,7 @@ fn understood(name: &[u8], record: &[u8]) -> Result<(String, TopicRecord)> {
     Ok((name, record))
 }
 
-/// The name of a topic or group.
+/// Decodes the name of a topic or group.
 fn text(name: &[u8]) -> Result<String> {
     let name = std::str::from_utf8(name).map_err(|_| Error::damaged("a name that is not UTF-8"))?;
     check_name(name)?;
@@ -335,7 +336,7 @@ fn check_id(id: u32) -> Result<()> {
     }
 }
 
-/// What a topic is called whose name is lost.
+/// Chooses a name for a topic that has lost its name.
 fn free_name(id: u32, taken: &BTreeMap<u32, String>) -> String {
     let mut name = format!("topic-{id}-whose-name-is-lost");
     while taken.values().any(|taken| *taken == name) {

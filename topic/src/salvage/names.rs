@@ -1,9 +1,9 @@
 //! Names of topics whose records are lost.
 //!
-//! The registry tells the number and name of each topic that was created or deleted (see [`crate::registry`]). Entries of an
-//! older version have no numbers. There the names that were created and not deleted, in that order, belong to the numbers
-//! in theirs, since numbers of topics grow. Where some records are left, it is enough that between two of them there are
-//! as many names as numbers. A topic of which nothing is left has a name there, and no number.
+//! The registry has the number and name of each topic that was created or deleted (see [`crate::registry`]). Entries of
+//! an older version have no numbers. There the names that were created and not deleted, in that order, belong to the
+//! numbers in their order, since numbers of topics grow. If some records are left, it is enough that between two of
+//! them there are as many names as numbers. A topic without any remaining rows has a name there, and no number.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use crate::registry::{Entry, Event};
 use crate::tables::{REGISTRY, offset_key, offset_of};
 
 impl Saving<'_> {
-    /// The names of topics with these numbers, of which some are known, as far as the registry tells the others. Names of
-    /// which it does not tell the number are said to be lost.
+    /// Finds the names of topics with these numbers, some of which are known, as far as the registry has the others.
+    /// Reports names without a number as lost.
     pub(super) fn names_in_the_registry(
         &mut self,
         ids: &BTreeSet<u32>,
@@ -26,7 +26,7 @@ impl Saving<'_> {
         let (mut next, mut is_strange) = (None, false);
         let messages = &self.source.tables.messages;
         let is_whole = self.source.rows(messages, &REGISTRY.to_be_bytes(), &mut |key, row| {
-            // The oldest entries may have been removed; between those that are left there is no gap.
+            // The oldest entries may have been removed. There is no gap between the remaining entries.
             let expected = *next.get_or_insert_with(|| offset_of(key));
             is_strange |= key != offset_key(REGISTRY, expected);
             next = Some(expected + 1);
@@ -51,14 +51,14 @@ impl Saving<'_> {
         let is_whole = is_whole && !is_strange;
         let mut found = BTreeMap::new();
         if is_whole {
-            // Both without those that have entries with numbers: what is left is in one order still.
+            // Both lists exclude topics that have entries with numbers: the rest still has one order.
             let numbers = ids.iter().filter(|id| !by_number.contains_key(id));
             let numbers: Vec<u32> = numbers.copied().collect();
             let known = known.iter().filter(|(id, _)| !by_number.contains_key(id));
             let known = known.map(|(id, name)| (*id, name.clone())).collect();
             found = matched(&numbers, &names, &known);
         }
-        // Of two topics of a name the newer one has it: the entry that tells of the other's end is lost.
+        // Of two topics with one name the newer topic gets it: the entry that records the other's deletion is lost.
         for (id, name) in by_number.into_iter().rev() {
             let is_taken = known.values().chain(found.values()).any(|taken| *taken == name);
             match ids.contains(&id) && !is_taken && !known.contains_key(&id) {
@@ -74,7 +74,7 @@ impl Saving<'_> {
     }
 }
 
-/// Gives names to numbers, both in order, between those that are known.
+/// Assigns names to numbers, both in order, between the known pairs.
 fn matched(ids: &[u32], names: &[String], known: &BTreeMap<u32, String>) -> BTreeMap<u32, String> {
     let mut found = BTreeMap::new();
     let (mut first_id, mut first_name) = (0, 0);
@@ -83,7 +83,7 @@ fn matched(ids: &[u32], names: &[String], known: &BTreeMap<u32, String>) -> BTre
             Some(id) => names.iter().position(|name| *name == known[id]),
             None => Some(names.len()),
         };
-        // Another order than that of the numbers is none to go by.
+        // If the order differs from that of the numbers, it cannot be used.
         let Some(name) = name.filter(|name| *name >= first_name) else {
             return BTreeMap::new();
         };

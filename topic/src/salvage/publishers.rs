@@ -1,5 +1,5 @@
-//! The newest sequences of publishers. Where a page of them is lost, messages that are kept tell them: what a publisher
-//! published last it must not publish again.
+//! The newest sequences of publishers. If a page of them is lost, they are taken from the kept messages: a publisher
+//! must not publish its last message again.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::message::Stored;
 use crate::publisher::Newest;
 use crate::tables::name_key;
 
-/// Publishers and their newest sequences, as far as messages tell them.
+/// Publishers and their newest sequences, as far as messages contain them.
 #[derive(Debug, Default)]
 pub(super) struct Newests {
     newest: BTreeMap<String, Newest>,
 }
 
 impl Newests {
-    /// Takes note of who published a message.
+    /// Records the publisher of a message.
     pub(super) fn see(&mut self, offset: u64, message: &Stored<'_>) {
         let Some((name, sequence)) = message.publisher else {
             return;
@@ -36,8 +36,8 @@ impl Newests {
 }
 
 impl Saving<'_> {
-    /// Copies what is known of publishers. Returns what to look for in messages, if something is lost, and an offset that is
-    /// higher than all that are spoken of.
+    /// Copies the readable state of publishers. Returns what to look for in messages, if something is lost, and an
+    /// offset above all offsets in that state.
     pub(super) fn publishers(&mut self, found: &Found) -> Result<(Option<Newests>, u64)> {
         let mut next = 0;
         let (mut newest, mut is_understood) = (BTreeMap::new(), true);

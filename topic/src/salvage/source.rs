@@ -1,7 +1,7 @@
 //! The damaged store: its maps that belong to topics, and their rows as far as they can be read.
 //!
-//! The maps were made one after the other, so their numbers follow each other, in the order in which [`crate::tables`] makes
-//! them. Where their names are lost, that and what is in them tells which they are.
+//! The maps were created one after the other. So their numbers are consecutive, in the order in which [`crate::tables`]
+//! creates them. If their names are lost, their numbers and their contents identify them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -31,17 +31,18 @@ const NAMES: [&str; 8] = [
     "index",
 ];
 
-/// What is done with a row: its key and value.
+/// Receives a row: its key and value.
 pub(super) type TakeRow<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 
 /// A number that no map has.
 const NO_MAP: u32 = u32::MAX - 1;
-/// Rows by which a map is recognised.
+/// Number of rows that are examined to recognise a map.
 const LOOKED_AT_MAX: usize = 64;
-/// Times that a message may have, in milliseconds since 1970: some centuries, of which bytes that are no time are rarely one.
+/// Plausible times of a message, in milliseconds since 1970: some centuries. Bytes that are not a time are rarely among
+/// them.
 const TIMES: Range<u64> = 1 << 39..1 << 43;
 
-/// See the module.
+/// The readable part of a damaged store, as described at the top of this file.
 pub(super) struct Source<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) tables: Tables,
@@ -49,8 +50,8 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Finds the maps; `None`: nobody used topics, or nothing tells that somebody did. Takes those that have lost their names
-    /// out of `maps`. `names` is told which pages with names of maps cannot be read.
+    /// Finds the maps. `None`: topics were never used, or nothing shows that they were. Moves maps that have lost their
+    /// names out of `maps`. `names` records the pages with names of maps that cannot be read.
     pub(super) fn find(
         snapshot: &'a Snapshot,
         maps: &mut Vec<Map>,
@@ -87,8 +88,8 @@ impl<'a> Source<'a> {
         Ok(Some(Source { snapshot, tables, lost }))
     }
 
-    /// Shows the rows of a map that begin with a prefix, as far as they can be read. Returns whether there is nothing that
-    /// could not be: a page that is lost may also hold what lies before or behind them.
+    /// Passes the rows of a map that begin with a prefix to `take`, as far as they can be read. Returns whether no page
+    /// was unreadable. A lost page may also hold only rows before or after the prefix.
     pub(super) fn rows(&self, map: &Map, prefix: &[u8], take: &mut TakeRow<'_>) -> Result<bool> {
         let here = Lost::new();
         let mut walk = self.snapshot.salvage_prefix(map, prefix, &here)?;
@@ -99,7 +100,7 @@ impl<'a> Source<'a> {
         Ok(self.is_nothing(&here))
     }
 
-    /// Passes on what was lost in a walk. Returns whether that is nothing.
+    /// Passes on what was lost in a walk. Returns whether nothing was lost.
     pub(super) fn is_nothing(&self, here: &Lost) -> bool {
         let lines = here.list();
         let is_nothing = lines.is_empty();
@@ -107,7 +108,7 @@ impl<'a> Source<'a> {
         is_nothing
     }
 
-    /// The numbers that keys of a map begin with.
+    /// The numbers at the start of a map's keys.
     pub(super) fn ids(&self, map: &Map) -> Result<BTreeSet<u32>> {
         let mut ids = BTreeSet::new();
         let mut walk = self.snapshot.salvage(map, self.lost)?;
@@ -120,7 +121,7 @@ impl<'a> Source<'a> {
         Ok(ids)
     }
 
-    /// How far topics have come, by number.
+    /// States of the topics' sequences, by number.
     pub(super) fn counters(&self) -> Result<BTreeMap<u32, SequenceState>> {
         let states = self.snapshot.salvage_sequences(&self.tables.messages, self.lost)?;
         let by_id = states.into_iter().filter_map(|(prefix, state)| {
@@ -131,14 +132,14 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The map at a place of the names that has lost its name, and should have this number.
+/// Returns the map at a position in `NAMES` that has lost its name, and should have this number.
 fn unnamed(snapshot: &Snapshot, maps: &mut Vec<Map>, place: usize, number: u32, lost: &Lost) -> Result<Map> {
     let Some(found) = maps.iter().position(|map| map.number() == number) else {
-        // Nothing is in it that can be read.
+        // It has no readable rows.
         return Ok(snapshot.salvage_nameless_map(number));
     };
     if !is_nameless(snapshot, &maps[found]) {
-        // Whoever was about to make it ended before he did.
+        // The process that was creating the map ended before it was done.
         return Ok(snapshot.salvage_nameless_map(NO_MAP));
     }
     if looks_like(place, snapshot, &maps[found])? {
@@ -148,8 +149,8 @@ fn unnamed(snapshot: &Snapshot, maps: &mut Vec<Map>, place: usize, number: u32, 
     Ok(snapshot.salvage_nameless_map(NO_MAP))
 }
 
-/// The number of the first map, found by what is in them: one has messages, and those beside it, as far as something is in
-/// them, have what belongs to messages.
+/// Returns the number of the first map, found by contents: one map holds messages, and the maps beside it, if not
+/// empty, hold what belongs to messages.
 fn recognised(snapshot: &Snapshot, maps: &[Map]) -> Result<Option<u32>> {
     let nameless: Vec<&Map> = maps.iter().filter(|map| is_nameless(snapshot, map)).collect();
     for map in &nameless {
@@ -172,7 +173,7 @@ fn recognised(snapshot: &Snapshot, maps: &[Map]) -> Result<Option<u32>> {
     Ok(None)
 }
 
-/// Whether the first rows of a map are such as the map at this place of the names holds.
+/// Whether the first rows of a map fit the map at this position in `NAMES`.
 fn looks_like(place: usize, snapshot: &Snapshot, map: &Map) -> Result<bool> {
     let lost = Lost::new();
     let mut walk = snapshot.salvage(map, &lost)?;
@@ -202,7 +203,7 @@ fn is_nameless(snapshot: &Snapshot, map: &Map) -> bool {
     snapshot.salvage_nameless_map(map.number()).name() == map.name()
 }
 
-/// The number that a key begins with.
+/// The number at the start of a key.
 fn id_at(key: &[u8]) -> Option<u32> {
     key.first_chunk::<4>().map(|id| u32::from_be_bytes(*id))
 }

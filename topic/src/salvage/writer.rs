@@ -2,13 +2,13 @@
 
 use duramen_engine::{Batch, Map, Result, Store};
 
-/// Longest batch: more at once is no faster.
+/// Largest batch: more at once is no faster.
 const BATCH_ROWS_MAX: usize = 256;
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Values of this length go on their own, because a batch would hold a copy.
+/// Values of this length are written alone, because a batch would hold a copy.
 const LONE_VALUE_BYTES: usize = 1 << 20;
 
-/// See the module. What is put is there after a flush.
+/// Writes rows to the new store. Rows are in the store after a flush.
 pub(super) struct Writer {
     store: Store,
     batch: Batch,

@@ -1,4 +1,4 @@
-//! What the suites share: stores on a simulated disk, whose clock only moves when it is told to.
+//! Helpers of all suites: stores on a simulated disk, whose clock moves only on request.
 
 #![allow(dead_code, reason = "each suite is a program of its own and uses a part of this")]
 
@@ -8,7 +8,7 @@ use duramen_engine::{Durability, Error, Maintenance, Options, Store};
 use duramen_io::SimDisk;
 use duramen_topic::{Start, Topic, TopicError, TopicOptions, Topics, TopicsOptions};
 
-/// Seed from the environment, or one that is printed when the test fails.
+/// Seed from the environment, or a random seed that is printed when the test fails.
 pub fn seed() -> u64 {
     let given = std::env::var("DURAMEN_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
@@ -16,7 +16,8 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// Does something for many seeds: 60, or as many as `DURAMEN_RUNS` says. When it panics, the message has what runs it again.
+/// Runs a test for many seeds: 60, or the number in `DURAMEN_RUNS`. After a panic, the message tells how to repeat the
+/// run.
 pub fn for_each_seed(run: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let first = seed();
     let runs = std::env::var("DURAMEN_RUNS").ok().and_then(|runs| runs.parse().ok());
@@ -27,7 +28,7 @@ pub fn for_each_seed(run: impl Fn(u64) + std::panic::RefUnwindSafe) {
     }
 }
 
-/// Ends the process or the machine of a store.
+/// Simulates the end of the process or of the machine of a store.
 pub fn crash(disk: &SimDisk, is_power_cut: bool, rng: &mut fastrand::Rng) -> SimDisk {
     match is_power_cut {
         true => disk.power_cut(rng.u64(..)),
@@ -35,7 +36,7 @@ pub fn crash(disk: &SimDisk, is_power_cut: bool, rng: &mut fastrand::Rng) -> Sim
     }
 }
 
-/// Options of a store in which little work goes a long way: generations hold a few records.
+/// Options of a store with small generations: they hold a few records, so little work reaches many states.
 pub fn options() -> Options {
     Options::new()
         .maintenance(Maintenance::Manual)
@@ -44,12 +45,12 @@ pub fn options() -> Options {
         .durability(Durability::Written)
 }
 
-/// The store on a disk.
+/// Opens the store on a disk.
 pub fn open(disk: &SimDisk) -> Store {
     options().open_on(disk.platform()).expect("the store opens")
 }
 
-/// The topics of a store, which nobody trims in the background.
+/// The topics of a store, without a background thread that trims them.
 pub fn topics(store: &Store) -> Topics {
     Topics::open_with(store, TopicsOptions::new().background(false)).expect("topics open")
 }
@@ -89,13 +90,13 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The facts of an error about topics.
+/// Returns the facts of a topic error.
 pub fn facts<T: std::fmt::Debug>(result: Result<T, Error>) -> TopicError {
     let error = result.expect_err("an error");
     TopicError::of(&error).unwrap_or_else(|| panic!("{error:?}")).clone()
 }
 
-/// The store must be sound.
+/// Asserts that the store is sound.
 pub fn check(store: &Store) {
     let report = store.check(&mut |_| ()).expect("the check runs");
     assert!(report.problems.is_empty(), "{:#?}", report.problems);

@@ -1,4 +1,4 @@
-//! Reading what was published before: a subscriber that begins with the first message of a long topic.
+//! Reading messages published earlier: a subscriber starts at the first message of a long topic.
 
 use anyhow::Result;
 

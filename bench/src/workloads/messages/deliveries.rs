@@ -1,5 +1,5 @@
-//! Publishing to topics that have subscribers: two rows, of what was published and of what was delivered. The clock of the
-//! first stops after the last publish call, that of the second after the last delivery.
+//! Publishing to topics that have subscribers, in two rows: publications and deliveries. The clock of the first stops
+//! after the last publish call, that of the second after the last delivery.
 
 use std::sync::Arc;
 
@@ -11,27 +11,27 @@ use crate::crew::alone;
 use crate::measure::{Done, Work, status_bytes};
 use crate::workloads::Recorder;
 
-/// Messages to topics, and who gets them.
+/// Messages to topics, and their receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     pub messages: usize,
     pub topics: usize,
-    /// Dealt over the topics one after the other.
+    /// Number of subscribers, dealt over the topics in turn.
     pub subscribers: usize,
     pub order: Order,
 }
 
-/// In which order messages are published.
+/// The order in which messages are published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// All of one topic, then all of the next.
+    /// All messages of one topic, then all of the next.
     TopicByTopic,
-    /// One to each topic, then the next one to each.
+    /// One message to each topic, then the next one to each.
     RoundRobin,
 }
 
 impl Shape {
-    /// At a scale: all counts, and at least one of each.
+    /// Scales all counts, with at least one of each.
     pub fn scaled(self, context: &Context) -> Shape {
         let topics = context.scaled(self.topics);
         Shape {
@@ -42,12 +42,12 @@ impl Shape {
         }
     }
 
-    /// Messages of each topic.
+    /// Returns the number of messages of each topic.
     fn each(&self) -> u64 {
         (self.messages / self.topics) as u64
     }
 
-    /// Topic and number of the message that is published at a place.
+    /// Returns the topic and the number of the message that is published at a position.
     fn at(&self, place: u64) -> (usize, u64) {
         match self.order {
             Order::TopicByTopic => ((place / self.each()) as usize, place % self.each()),
@@ -55,7 +55,7 @@ impl Shape {
         }
     }
 
-    /// What was published of each topic when so many messages were.
+    /// Returns the number of messages published to each topic after `messages` messages in total.
     fn published(&self, messages: u64) -> Vec<u64> {
         let of_topic = |topic: u64| match self.order {
             Order::TopicByTopic => messages.saturating_sub(topic * self.each()).min(self.each()),
@@ -72,8 +72,8 @@ impl Shape {
 /// Names of the rows.
 pub const NAMES: [(&str, Work); 2] = [("publishes", Work::Writes), ("deliveries", Work::Writes)];
 
-/// Does both rows on a broker whose topics, from 0 on, are empty and have no subscribers. Returns the board, to be verified
-/// when the broker is closed, and what was published to each topic.
+/// Runs both rows on a broker whose topics, from 0 on, are empty and have no subscribers. Returns the board, to be
+/// verified when the broker is closed, and the number of messages published to each topic.
 pub fn run(
     context: &Context,
     recorder: &mut Recorder,
@@ -107,7 +107,7 @@ pub fn run(
     Ok((board, published))
 }
 
-/// Memory that belongs to the process and to no file.
+/// Returns the memory that belongs to the process and to no file.
 fn own_bytes() -> Result<u64> {
     status_bytes("/proc/self/status", "RssAnon")
 }

@@ -1,5 +1,5 @@
-//! Ratatoskr's published `fanout M T S`: M messages over T topics, S subscribers dealt over them one after the other, every
-//! delivery counted. In both orders: topic by topic, and one message to each topic in turn.
+//! Ratatoskr's published `fanout M T S`: M messages over T topics, with S subscribers dealt over them in turn, and
+//! every delivery counted. Both orders run: topic by topic, and one message to each topic in turn.
 
 use anyhow::Result;
 
@@ -12,7 +12,7 @@ const fn form(label: &'static str, records: usize) -> Variant {
     Variant { label, records }
 }
 
-/// Messages, topics and subscribers stand in the label; the messages are the records.
+/// The forms. The label has the messages, topics and subscribers; the records are the messages.
 const FORMS: &[Variant] = &[
     form("100k-100-10", 100_000),
     form("1M-100-10", 1_000_000),
@@ -39,7 +39,7 @@ pub const WORKLOAD: Workload = Workload {
     run,
 };
 
-/// Topics and subscribers of a form.
+/// Returns the topics and subscribers of a form.
 fn shape(form: Variant) -> Shape {
     let (counts, order) = match form.label.strip_suffix("-in-turn") {
         Some(counts) => (counts, Order::RoundRobin),

@@ -1,7 +1,8 @@
-//! A group of eight members that share the messages of a topic, each in a thread of its own: received one at a time and
-//! acknowledged, received by the hundred and each acknowledged by itself, and acknowledged together.
+//! A group of eight members that share the messages of a topic, each in its own thread. Three ways: received and
+//! acknowledged one at a time, received by the hundred and acknowledged individually, and received by the hundred and
+//! acknowledged together.
 //!
-//! Every message must be processed by somebody, and by nobody else: no lease runs out meanwhile.
+//! Exactly one member must process each message: no lease expires meanwhile.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -55,7 +56,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     broker.close()
 }
 
-/// Lets the members work until all messages are acknowledged.
+/// Runs the members until all messages are acknowledged.
 fn share(
     context: &Context,
     broker: &dyn Broker,

@@ -1,5 +1,5 @@
-//! Whether what a message costs depends on how much there is beside it: topics, subscribers that have nothing to do, messages
-//! that are kept; and on how long it is. Each form is a size; what is to be looked at is how its rows change from form to form.
+//! Whether the cost of a message depends on what exists beside it: topics, idle subscribers, kept messages; or on its
+//! length. Each form is a size; what matters is how its rows change from form to form.
 
 use anyhow::{Context as _, Result};
 
@@ -10,9 +10,9 @@ use crate::measure::{Done, Work};
 use crate::peer::Class;
 use crate::workloads::{Context, Recorder, Resources, Variant, Workload};
 
-/// Messages that are published one by one beside what there is.
+/// Number of messages published one by one beside the existing objects.
 const MESSAGES: usize = 200_000;
-/// Idle subscribers are dealt over so many topics.
+/// Number of topics over which idle subscribers are dealt.
 const IDLE_TOPICS: usize = 1_000;
 const PAYLOAD_BYTES: usize = super::PAYLOAD_BYTES;
 
@@ -20,7 +20,7 @@ const fn form(label: &'static str, records: usize) -> Variant {
     Variant { label, records }
 }
 
-/// What grows stands in the label, and how many there are is the number of records; of `size` those are messages.
+/// The forms. The label names what grows, and the number of records is its count; for `size` the records are messages.
 const FORMS: &[Variant] = &[
     form("topics-1", 1),
     form("topics-1k", 1_000),
@@ -66,7 +66,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     }
 }
 
-/// Bytes, as they stand in a label.
+/// Parses the bytes in a label.
 fn bytes(text: &str) -> usize {
     let text = text.strip_suffix('B').expect("a size ends with its unit");
     let (digits, unit) = match text.strip_suffix(['k', 'M']) {
@@ -77,7 +77,7 @@ fn bytes(text: &str) -> usize {
     digits.parse::<usize>().expect("a number in a label") * unit
 }
 
-/// Publishes to topics in turn, one by one.
+/// Publishes one by one to topics in turn.
 fn beside_topics(context: &Context, recorder: &mut Recorder, mut broker: Box<dyn Broker>) -> Result<()> {
     let topics = context.records();
     recorder.phase("topics made", Work::Writes, || {
@@ -101,7 +101,7 @@ fn beside_topics(context: &Context, recorder: &mut Recorder, mut broker: Box<dyn
     broker.close()
 }
 
-/// Publishes to a topic with one subscriber, while others wait for messages of other topics.
+/// Publishes to a topic with one subscriber, while other subscribers wait for messages of other topics.
 fn beside_subscribers(context: &Context, recorder: &mut Recorder, mut broker: Box<dyn Broker>) -> Result<()> {
     let idle = context.records();
     let idle_topics = idle.min(IDLE_TOPICS);
@@ -139,9 +139,9 @@ fn beside_subscribers(context: &Context, recorder: &mut Recorder, mut broker: Bo
     board.verify(idle + 1, &published)
 }
 
-/// Publishes to a topic that has so many messages, and reads all of them.
+/// Publishes to a topic that has many messages, and reads all of them.
 fn beside_messages(context: &Context, recorder: &mut Recorder, mut broker: Box<dyn Broker>) -> Result<()> {
-    // Short, so that very many of them have room.
+    // The messages are short, so that very many of them have room.
     const BYTES: usize = PAYLOAD_BYTES_MIN;
     broker.make_topics(1)?;
     let kept = context.records() as u64;
@@ -161,7 +161,7 @@ fn beside_messages(context: &Context, recorder: &mut Recorder, mut broker: Box<d
     broker.close()
 }
 
-/// Publishes messages of a size one by one, and reads all of them.
+/// Publishes messages of one size one by one, and reads all of them.
 fn of_size(context: &Context, recorder: &mut Recorder, mut broker: Box<dyn Broker>, bytes: usize) -> Result<()> {
     broker.make_topics(1)?;
     let (mut payload, mut published) = (Payload::new(context.seed, bytes), 0);
@@ -184,7 +184,7 @@ fn publish_one_by_one(context: &Context, broker: &dyn Broker, first: u64, bytes:
     })
 }
 
-/// Reads what the first topic keeps. This is also how it is checked, so it is done whether or not it is measured.
+/// Reads what the first topic keeps. The read also verifies it, so it happens whether or not it is measured.
 fn catch_up(recorder: &mut Recorder, broker: &dyn Broker, published: u64) -> Result<()> {
     if recorder.is_stopped() {
         return read_back(broker, &[published]);

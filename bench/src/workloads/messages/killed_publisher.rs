@@ -1,7 +1,7 @@
-//! A publisher that is killed: each message is published in one commit with a pair. Afterwards everything that was
-//! acknowledged must be there, in order and without a gap, and of every message and its pair both or neither.
+//! A publisher that is killed. It publishes each message in one commit with a pair. Afterwards everything acknowledged
+//! must be present, in order and without a gap, and each message must have its pair and each pair its message.
 //!
-//! The publisher is a second process of the lab, as the writer of `open`.
+//! The publisher is a second process of the lab, like the writer of `open`.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ use crate::peer::Class;
 use crate::workloads::killing::{Writing, kill_after};
 use crate::workloads::{Context, Recorder, Resources, Workload, only};
 
-/// The publisher goes from one to the next.
+/// Number of topics; the publisher uses them in turn.
 const TOPICS: usize = 4;
 
 pub const WORKLOAD: Workload = Workload {
@@ -48,7 +48,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     broker.close()
 }
 
-/// Reads everything. Returns how many messages there are, each of which has its pair.
+/// Reads everything. Returns the number of messages, each of which has its pair.
 fn messages_with_pairs(broker: &dyn Broker, acknowledged: u64) -> Result<u64> {
     let mut pairs = acknowledged;
     while has_pair(broker, pairs)? {
@@ -58,7 +58,7 @@ fn messages_with_pairs(broker: &dyn Broker, acknowledged: u64) -> Result<u64> {
     for topic in 0..TOPICS {
         let board = Board::new();
         let mut receiver = board.receiver(topic);
-        // A pair whose message does not come is one without the other.
+        // A pair whose message does not arrive violates the rule.
         broker.follow(topic, &mut receiver, of_topic(topic, pairs))?;
         board.check().context("after kill -9")?;
         messages += receiver.taken();
@@ -73,7 +73,7 @@ fn messages_with_pairs(broker: &dyn Broker, acknowledged: u64) -> Result<u64> {
     Ok(messages)
 }
 
-/// How many of the first messages are of a topic.
+/// Returns how many of the first `messages` messages belong to a topic.
 fn of_topic(topic: usize, messages: u64) -> u64 {
     (messages + (TOPICS - 1 - topic) as u64) / TOPICS as u64
 }
@@ -91,7 +91,7 @@ fn has_pair(broker: &dyn Broker, number: u64) -> Result<bool> {
     Ok(is_there)
 }
 
-/// The publishing process: publishes messages one by one and writes one byte to `acknowledgements` after each.
+/// Runs the publishing process: publishes messages one by one, and writes one byte to `acknowledgements` after each.
 pub fn publish_until_killed(context: &Context, messages: usize, mut acknowledgements: impl Write) -> Result<()> {
     let mut broker = context.open_broker()?;
     broker.make_topics(TOPICS)?;

@@ -1,6 +1,6 @@
-//! At 10,000 messages a second, whatever the broker does: how long a publish call takes from when it was due, and how long
-//! until a subscriber that waits has the message. In one process. Whoever waits is woken no sooner than the machine does it,
-//! so a control thread sleeps and wakes beside them.
+//! Latency at 10,000 messages a second, whatever the broker does: the time of a publish call from its due time, and the
+//! time until a waiting subscriber has the message. All in one process. The machine limits how fast a waiting thread
+//! wakes, so a control thread sleeps and wakes beside them.
 
 use anyhow::{Context as _, Result, anyhow};
 
@@ -54,7 +54,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     broker.close()
 }
 
-/// Publishes while a subscriber waits in a thread of its own. Returns both rows and how many messages there were.
+/// Publishes while a subscriber waits in its own thread. Returns both rows and the number of messages.
 fn publish_and_receive(context: &Context, broker: &dyn Broker) -> Result<(Vec<Done>, u64)> {
     let messages = context.records() as u64;
     let board = Board::new();
@@ -64,7 +64,7 @@ fn publish_and_receive(context: &Context, broker: &dyn Broker) -> Result<(Vec<Do
             let mut receiver = board.receiver(0);
             broker.follow(0, &mut receiver, messages)
         });
-        // The limit of the cell must not end it: the subscriber waits for all of them.
+        // The limit of the cell must not end it: the subscriber waits for all messages.
         let pace = Pace {
             rate: Some(RATE),
             seconds: None,

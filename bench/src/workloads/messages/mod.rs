@@ -1,5 +1,5 @@
-//! The workloads of brokers, one file each, and what they share: messages are published from one thread or a crew, are
-//! checked by every receiver, and are read once more after the clock, from the first one on.
+//! The workloads of brokers, one file each, and their shared parts. One thread or a crew publishes messages, every
+//! receiver checks them, and a last read after the clock starts at the first one.
 
 pub mod catch_up;
 pub mod crowd;
@@ -21,7 +21,7 @@ use crate::broker::{Board, Broker, Payload};
 use crate::crew::{Shift, Worked};
 use crate::peer::Unsupported;
 
-/// The names of all of them.
+/// The names of all these workloads.
 pub const NAMES: &[&str] = &[
     publish::WORKLOAD.name,
     synced_publish::WORKLOAD.name,
@@ -34,9 +34,9 @@ pub const NAMES: &[&str] = &[
     killed_publisher::WORKLOAD.name,
 ];
 
-/// Bytes of a payload.
+/// Size of a payload in bytes.
 const PAYLOAD_BYTES: usize = 128;
-/// Messages that are published together.
+/// Number of messages published together.
 const BATCH: usize = 100;
 
 impl Context<'_> {
@@ -59,12 +59,12 @@ fn publish_each(context: &Context, broker: &dyn Broker, topic: usize, count: u64
     shift.work(count, |number| broker.publish(topic, payload.of(number)))
 }
 
-/// Publishes messages to a topic, so many of them together, numbered from 0.
+/// Publishes messages to a topic in batches, numbered from 0.
 fn publish_batches(context: &Context, shift: &Shift, broker: &dyn Broker, topic: usize, count: u64) -> Result<Worked> {
     publish_batches_of(context, shift, broker, (topic, PAYLOAD_BYTES), count)
 }
 
-/// The same to a topic, of so many bytes each.
+/// Publishes messages of `bytes` bytes to a topic in batches, numbered from 0.
 fn publish_batches_of(
     context: &Context,
     shift: &Shift,
@@ -84,8 +84,8 @@ fn publish_batches_of(
     })
 }
 
-/// Reads topics after the clock, each from its first message on: everything that was published must be there, in order.
-/// A broker that keeps nothing for later is asked for nothing.
+/// Reads topics after the clock, each from its first message on. All published messages must be present, in order. A
+/// broker that keeps no messages is asked for nothing.
 fn read_back(broker: &dyn Broker, published: &[u64]) -> Result<()> {
     let board = Board::new();
     for (topic, messages) in published.iter().enumerate() {

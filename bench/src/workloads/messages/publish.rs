@@ -1,5 +1,5 @@
-//! Publishing to one topic: nobody listens, in batches, and with 50 subscribers, which is Ratatoskr's published load; and
-//! what it costs to publish together with a change of state.
+//! Publishing to one topic: without subscribers, in batches, and with 50 subscribers, which is Ratatoskr's published
+//! load. Also the cost of publishing together with a change of state.
 
 use anyhow::Result;
 
@@ -13,13 +13,13 @@ use crate::peer::Class;
 use crate::workloads::{Context, Recorder, Resources, Variant, Workload};
 
 const SUBSCRIBERS: usize = 50;
-/// Rows and the topics that they publish to.
+/// The topic that each row publishes to.
 const WITH_SUBSCRIBERS: usize = 0;
 const ONE_BY_ONE: usize = 1;
 const BATCHES: usize = 2;
 const TOPICS: usize = 3;
 
-/// Rows, and how a message is written with each pair; `None`: there is none.
+/// Rows, and how each writes a message with each pair; `None` means without a message.
 const WITH_PAIRS: [(Option<Together>, &str); 3] = [
     (None, "put alone"),
     (Some(Together::Transaction), "put and publish in a transaction"),
@@ -83,8 +83,8 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     with_pairs(context, recorder)
 }
 
-/// Pairs that are put alone, and pairs that are put together with a message: each row in a store of its own, because what a
-/// row leaves to be done, and what is there already, would make the next one slower.
+/// Puts pairs alone, and pairs together with a message. Each row has its own store, because the remaining work and the
+/// data of one row would slow the next.
 fn with_pairs(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let mut generator = Generator::new(context.seed, "pairs");
     let (keys, values) = (

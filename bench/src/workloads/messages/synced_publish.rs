@@ -1,5 +1,5 @@
-//! Publishing so that each message survives power loss before the call returns, from 1 and 50 publishers to one topic each:
-//! what a sync costs, and whether publishers share it.
+//! Publishing where each message survives power loss before the call returns, from 1 and 50 publishers to one topic
+//! each. It shows the cost of a sync, and whether publishers share it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

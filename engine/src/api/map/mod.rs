@@ -6,19 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::api::batch::Batch;
-use crate::api::snapshot::{Pinned, Purpose};
+use crate::api::snapshot::Pinned;
 use crate::api::store::{Store, with_draft};
-use crate::commit::Durability;
 use crate::commit::draft::AddTo;
 use crate::core::Core;
-use crate::core::catalog::{MapInfo, check_name, is_reserved};
+use crate::core::catalog::{MapInfo, check_name, map_id};
+use crate::core::pins::Purpose;
 use crate::error::{Reason, Result};
 use crate::key::bounds::KeyBounds;
 use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
 use crate::limits::{LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
+use crate::map_name::is_reserved;
 use crate::read::value::Value;
 use crate::read::write_set::OwnWrites;
+use crate::settings::Durability;
 
 mod read_write;
 
@@ -54,7 +56,7 @@ impl Map {
     pub(crate) fn new(store: &Store, id: u32, name: &str, commit: u64) -> Map {
         let core = store.core();
         let info = core.catalog.info(id, name, commit);
-        // After that: whoever drops the map from here on finds the entry.
+        // After that: a transaction that drops the map from here on finds the entry.
         if core.newest_catalog_change() > commit {
             // The view may be older than what was done to the map.
             core.catalog.doubt();
@@ -87,7 +89,7 @@ impl Map {
         Ok(self.info.id)
     }
 
-    /// The id of a map that must still exist, because something is to be written.
+    /// The id of a map that must still exist, for a write.
     pub(crate) fn writable_id_in(&self, core: &Core) -> Result<u32> {
         self.info.alive()?;
         self.id_in(core)
@@ -284,8 +286,9 @@ impl Map {
     }
 
     /// Stores a value under `prefix` followed by a number of 8 big-endian bytes that is assigned at commit: dense, in
-    /// commit order, never given again. Returns the number. The first one is 0, or, where such keys were put before anything was
-    /// appended, as in a store that was loaded from a dump, the one after the greatest (of those below 2^48).
+    /// commit order, never given again. Returns the number. The first one is 0, or, where such keys were put before
+    /// anything was appended, as in a store that was loaded from a dump, the one after the greatest (of those below
+    /// 2^48).
     ///
     /// # Errors
     /// As [`Map::put`].
@@ -424,14 +427,6 @@ impl Maps<'_> {
         self.store.core().refuse_beside(call, || name.to_string())?;
         self.store.transact(body)
     }
-}
-
-/// The id stored under a map's name.
-pub(crate) fn map_id(bytes: &[u8]) -> Result<u32> {
-    let bytes = bytes
-        .try_into()
-        .map_err(|_| crate::Error::damaged("a map's id has the wrong length"))?;
-    Ok(u32::from_le_bytes(bytes))
 }
 
 /// The id of a new map.

@@ -7,19 +7,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::api::batch::{pages_of, stored};
 use crate::api::future::CommitFuture;
-use crate::api::map::{Map, check_value, counters_of, map_id, next_map_id};
-use crate::api::sequence::{Body, Place, Ticket};
-use crate::api::snapshot::{Cursor, MappedScan, Pinned, Purpose};
+use crate::api::map::{Map, check_value, counters_of, next_map_id};
+use crate::api::sequence::{Body, Ticket};
+use crate::api::snapshot::{Cursor, MappedScan, Pinned};
 use crate::api::store::{Store, with_draft};
 use crate::btree::{EXTENT_BYTES, Extent, Root};
 use crate::checksum::key_hash;
 use crate::commit::conflict::Checks;
 use crate::commit::draft::{AddTo, Draft};
-use crate::commit::{Commit, Durability, NOT_EXCLUSIVE};
+use crate::commit::sequence_state::Place;
+use crate::commit::{Commit, NOT_EXCLUSIVE};
 use crate::core::Core;
 use crate::core::bell::Bell;
 use crate::core::beside::Closure;
+use crate::core::catalog::map_id;
 use crate::core::catalog::{MapInfo, check_name};
+use crate::core::pins::Purpose;
 use crate::error::{Error, Reason, Result};
 use crate::key::bounds::KeyBounds;
 use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom, check_prefix};
@@ -28,11 +31,13 @@ use crate::limits::{
     WRITE_SET_BYTES_MAX,
 };
 use crate::log::OperationKind;
+use crate::log::encode_root;
 use crate::planted::{PlantedBug, is_planted};
 use crate::read::deleted::Ranges;
 use crate::read::value::{Entry, Value};
-use crate::read::view::{encode_root, in_tree};
+use crate::read::view::in_tree;
 use crate::read::write_set::{Addition, Entries, Layer, OwnWrites, Written};
+use crate::settings::Durability;
 
 mod pops;
 mod read_write;
@@ -122,7 +127,7 @@ pub struct Transaction {
     call: &'static str,
 }
 
-/// What a transaction is to do.
+/// The work of a transaction.
 #[derive(Debug, Default)]
 struct Work {
     /// Not empty while the transaction runs.
@@ -153,7 +158,8 @@ struct Work {
     /// What must not change before it commits, whatever else it read.
     needed: Vec<FullRange>,
     needed_keys: Vec<Vec<u8>>,
-    /// What the commit rings beside what it appends to. Rolling back to a savepoint keeps it: a ring too many is harmless.
+    /// What the commit rings beside what it appends to. Rolling back to a savepoint keeps it: a ring too many is
+    /// harmless.
     rung: Vec<Arc<Bell>>,
 }
 
@@ -311,12 +317,13 @@ impl Transaction {
                 return Err(error);
             }
         };
-        core.follow_from(&pinned);
+        // For conflict checks. While the pin is held the generations after its view cannot have gone.
+        core.region.follow(&pinned.pin, Some(pinned.newest_generation));
         Ok(Transaction {
             store: store.clone(),
             pinned,
             work: Reused::begin(),
-            // Nobody else writes while an exclusive one runs.
+            // No other transaction writes while an exclusive one runs.
             reads: (options.serializable && !options.exclusive).then(Default::default),
             token,
             durability: options.durability.unwrap_or(core.settings.durability),
@@ -365,8 +372,8 @@ impl Transaction {
         self.pinned.view.commit
     }
 
-    /// The value of a key: this transaction's own, or that of its snapshot. It owns its bytes, so that the transaction can
-    /// write while the value is in use; [`Transaction::get_ref`] makes no copy.
+    /// The value of a key: this transaction's own, or that of its snapshot. It owns its bytes, so that the transaction
+    /// can write while the value is in use; [`Transaction::get_ref`] makes no copy.
     ///
     /// # Errors
     /// As [`crate::Snapshot::get`].
@@ -374,8 +381,8 @@ impl Transaction {
         Ok(self.get_ref(map, key)?.map(Value::into_owned))
     }
 
-    /// The value of a key, borrowed from the store or the transaction where that is possible. The transaction cannot write
-    /// while the value is in use.
+    /// The value of a key, borrowed from the store or the transaction where that is possible. The transaction cannot
+    /// write while the value is in use.
     ///
     /// # Errors
     /// As [`crate::Snapshot::get`].
@@ -770,9 +777,9 @@ impl Transaction {
         Ok(())
     }
 
-    /// Marks this moment, to which [`Transaction::rollback_to`] can return. There may be any number of them; reads of the
-    /// transaction look separately through what was written after each, so they cost in proportion to the savepoints with
-    /// writes after them.
+    /// Marks this moment, to which [`Transaction::rollback_to`] can return. There may be any number of them; reads of
+    /// the transaction look separately through what was written after each, so they cost in proportion to the
+    /// savepoints with writes after them.
     ///
     /// # Errors
     /// [`Reason::SnapshotEnded`].
@@ -924,7 +931,8 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Reason::Conflict`] (run the transaction again), [`Reason::TooOld`], [`Reason::Full`] (nothing was written),
-    /// [`Reason::Unknown`] (the store must be reopened), [`Reason::NotSynced`] (it is committed), [`Reason::MapDropped`], [`Reason::Poisoned`].
+    /// [`Reason::Unknown`] (the store must be reopened), [`Reason::NotSynced`] (it is committed),
+    /// [`Reason::MapDropped`], [`Reason::Poisoned`].
     pub fn commit(mut self) -> Result<Commit> {
         let commit = self.append_all()?;
         if self.durability == Durability::Synced {
@@ -1054,7 +1062,7 @@ impl Transaction {
             checks.keys.dedup();
         }
         if self.token != NOT_EXCLUSIVE {
-            // Nobody else could write since it began.
+            // No other transaction could write since it began.
             checks.keys.clear();
             checks.ranges.clear();
             checks.runs.clear();
@@ -1160,7 +1168,7 @@ impl Transaction {
                 return;
             }
         };
-        // While it runs exclusively, nobody else writes.
+        // While it runs exclusively, no other transaction writes.
         draft.planned[operation].is_checked = self.token == NOT_EXCLUSIVE;
     }
 

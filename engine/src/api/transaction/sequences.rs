@@ -12,8 +12,8 @@ use crate::log::OperationKind;
 use crate::read::write_set::Written;
 
 impl Transaction {
-    /// Appends to a sequence; the ticket knows the number once the transaction has committed. It never conflicts, and the
-    /// transaction itself cannot read it.
+    /// Appends to a sequence; the ticket knows the number once the transaction has committed. It never conflicts, and
+    /// the transaction itself cannot read it.
     #[doc(hidden)]
     pub fn append_to(&mut self, sequence: &Sequence, item: Item<'_>) -> Result<Ticket> {
         check_item(&item)?;
@@ -59,7 +59,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// The same for one key.
+    /// Requires that one key does not change before the commit.
     #[doc(hidden)]
     pub fn depends_on_key(&mut self, map: &Map, key: &[u8]) -> Result<()> {
         self.pinned.alive()?;
@@ -68,7 +68,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Begins a sequence: only one that has begun can be appended to, by transactions after this one.
+    /// Begins a sequence. Appends to it are possible by transactions after this one.
     #[doc(hidden)]
     pub fn begin_sequence(&mut self, sequence: &Sequence) -> Result<()> {
         self.begin_sequence_at(sequence, SequenceState::default())

@@ -1,5 +1,5 @@
-//! Memory of transactions that are over, for the next one of the same thread: most are small, and asking for memory would be
-//! a good part of what they cost.
+//! Memory of transactions that are over, for the next one of the same thread: most are small, and asking for memory
+//! would be a good part of what they cost.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -7,8 +7,8 @@ use std::ops::{Deref, DerefMut};
 use super::{Held, Work};
 use crate::read::write_set::Layer;
 
-/// Bytes of appended values, and elements of lists, for which memory is kept: a thread may live long, and never again have a
-/// transaction as large as its largest.
+/// Bytes of appended values, and elements of lists, for which memory is kept: a thread may live long, and never again
+/// have a transaction as large as its largest.
 const VALUE_BYTES_KEPT: usize = 16 << 10;
 const ELEMENTS_KEPT: usize = 64;
 
@@ -16,7 +16,7 @@ thread_local! {
     static KEPT: Cell<Option<Box<Work>>> = const { Cell::new(None) };
 }
 
-/// What a transaction is to do, in memory that goes to the next one when this is dropped.
+/// The work of a transaction, in memory that the thread's next transaction reuses.
 #[derive(Debug)]
 pub(super) struct Reused(Option<Box<Work>>);
 

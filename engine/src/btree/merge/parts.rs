@@ -1,4 +1,5 @@
-//! Merging in parts: a tree is divided by key, each part is merged on its own, and the results go under new upper branches.
+//! Merging in parts: a tree is divided by key, each part is merged on its own, and the results go under new upper
+//! branches.
 
 use super::super::branch::{Branch, Child};
 use super::super::cursor::{Cursor, check_height};
@@ -40,8 +41,8 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// Where a step ends that begins with a part: it has its share of the nodes, and work for so many threads. Keys behind all
-    /// that the tree holds, which replace nothing, are in the last one.
+    /// Where a step ends that begins with a part: it has its share of the nodes, and work for so many threads. Keys
+    /// behind all that the tree holds, which replace nothing, are in the last one.
     pub(crate) fn end_of_step(&self, first: usize, steps: usize, threads: usize) -> usize {
         let nodes: usize = self.parts.iter().map(|part| part.nodes.len()).sum();
         let least = nodes
@@ -79,7 +80,7 @@ impl Division {
         }
     }
 
-    /// The tree was put together anew from parts that hold the same keys: the branches above them are others.
+    /// The tree was put together again from parts that hold these keys: the branches above them are others.
     pub(crate) fn is_under<S: PageSource>(&mut self, source: S, root: Root) -> Result<()> {
         let mut above = Vec::new();
         let mut level = root.height - 1;
@@ -130,9 +131,9 @@ pub(crate) struct MergedPart {
     nodes: Vec<(Vec<u8>, Payload)>,
 }
 
-/// Divides a tree into parts, up to twice as many, with about the same work each: no more than its share of the samples,
-/// keys that stand for equal numbers of changes, in order. Keys behind all that the tree holds are divided as well, so
-/// that what is only appended to has parts, too. `None`: there is nothing to divide.
+/// Divides a tree into parts, up to twice as many, with about the same work each: no more than its share of the
+/// samples, keys that stand for equal numbers of changes, in order. Keys behind all that the tree holds are divided as
+/// well, so that what is only appended to has parts, too. `None`: there is nothing to divide.
 pub(crate) fn divide<S: PageSource>(
     source: S,
     root: Root,
@@ -228,7 +229,7 @@ fn nodes_to_divide<S: PageSource>(source: S, root: Root, nodes_min: usize) -> Re
     Ok((nodes, division))
 }
 
-/// The same as [`merge`] for a part; `changes` are those in its range.
+/// Merges one part of a tree, as [`merge`] does for all of it; `changes` are those in its range.
 pub(crate) fn merge_part<S: PageSource, C: ChangeStream, P: PageSink>(
     source: S,
     part: &Part,

@@ -1,5 +1,5 @@
-//! The entries of a layer in memory, in the order of their keys. Most transactions write a few keys, so a few entries lie
-//! one behind the other in memory that the next transaction uses again; many go into a tree.
+//! The entries of a layer in memory, in the order of their keys. Most transactions write a few keys, so a few entries
+//! lie one behind the other in memory that the next transaction uses again; many go into a tree.
 //!
 //! Invariant: `few` or `many` is empty. Memory of `few` is bounded by [`FEW_MAX`] and [`FEW_BYTES_MAX`].
 
@@ -11,7 +11,7 @@ use crate::read::value::{Entry, Value};
 
 /// Entries from which on a layer has a tree: finding a place among fewer costs less than memory for one of them.
 const FEW_MAX: usize = 16;
-/// The same in bytes of keys and values, what was replaced included.
+/// Bytes of keys and values from which on a layer has a tree, replaced ones included.
 const FEW_BYTES_MAX: usize = 4096;
 
 /// What a transaction does to one key.
@@ -46,7 +46,7 @@ impl<'a> Written<'a> {
     }
 }
 
-/// The same as it is kept; `B` says where the value is.
+/// A write as the layer keeps it; `B` says where the value is.
 #[derive(Debug)]
 enum Kept<B> {
     Put(B),

@@ -15,12 +15,12 @@ Exit codes:
   0  done (also when the reader of a pipe went away)
   1  the key is not there; `check` or `torture` found problems
   2  the call is wrong: usage, unknown map, no store there, a file that cannot be read
-  3  nothing is wrong, try again: somebody has the store to himself, or a conflict
+  3  nothing is wrong, try again: another process has the store to itself, or a conflict
   4  no space left; nothing was lost
   5  damaged: the store, or the dump to be loaded, is not what was written
   6  the store stopped after an input/output error: run the command again, look at the disk
   7  the store, or a snapshot of it, was closed meanwhile
-  8  written, but not known to survive a power cut: another process was stopped, see the message";
+  8  written, but not known to survive a power cut: another process was suspended, see the message";
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

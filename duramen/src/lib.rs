@@ -12,7 +12,7 @@
 //! let stock = store.map("stock")?;
 //! stock.put("apples", "12")?;                          // returns when the pair survives power loss
 //!
-//! let before = store.snapshot()?;                      // one moment, for ever
+//! let before = store.snapshot()?;                      // one moment, which stays
 //! store.transact(|tx| {
 //!     let apples = tx.get(&stock, "apples")?;
 //!     assert_eq!(apples.unwrap(), "12");

@@ -1,7 +1,7 @@
 //! A process of several that share a store is killed where it leaves something half done, at every such place; the others
 //! go on at once, and find everything that it was told is there, and nothing torn or lost in the store.
 //!
-//! The test program starts itself again as the one that is killed. What that does follows from the numbers of its steps
+//! The test program starts itself again as the process that is killed. What that does follows from the numbers of its steps
 //! alone, and it tells of each that was acknowledged, so the test knows what must be there. The process that goes on is the
 //! test itself: it has the store open all the time.
 
@@ -239,7 +239,7 @@ fn number_from_environment(name: &str, otherwise: u64) -> u64 {
 }
 
 /// Whether the last commit of a process stands that was killed before must be decided for who opens the store, also while
-/// somebody else is burying the dead, so that it cannot.
+/// another process is burying the dead, so that it cannot.
 fn what_who_opens_finds(path: &Path, is_burying: bool) -> State {
     let bug = planted();
     if is_burying && bug.is_none() {
@@ -362,7 +362,7 @@ fn stopped_inside_a_commit(path: &Path) -> Child {
 /// Waits until a process is stopped, or has ended.
 fn is_stopped(child: &Child) -> bool {
     let mut status = 0;
-    // SAFETY: the number of our own child, and one that nobody has waited for.
+    // SAFETY: the PID of our own child, which was not waited for.
     unsafe {
         libc::waitid(
             libc::P_PID,
@@ -382,7 +382,7 @@ fn process_stopped_inside_a_commit_holds_up_writers_alone_and_goes_on_unharmed()
     let path = directory.path().join("store");
     let maps = Maps::of(options().open(&path).expect("a store"));
     maps.left.put(b"before", b"value").expect("a put");
-    // On the way out of a test that failed nobody waits for what is stopped.
+    // A failed test does not wait for suspended processes.
     let (maps, child) = (ManuallyDrop::new(maps), stopped_inside_a_commit(&path));
     let error = maps.left.put(b"mine", b"value").expect_err("somebody has the lock");
     assert!(
@@ -390,7 +390,7 @@ fn process_stopped_inside_a_commit_holds_up_writers_alone_and_goes_on_unharmed()
         "{error}"
     );
     assert_eq!(error.kind(), Kind::Retry);
-    // Whoever reads does not notice.
+    // Readers do not notice.
     assert_eq!(maps.left.get(b"before").expect("a read").expect("a value"), b"value");
     assert_eq!(maps.left.count().expect("a count"), 1);
     // SAFETY: the number of our own child.
@@ -424,7 +424,7 @@ fn process_killed_after_it_was_stopped_inside_a_commit_frees_the_lock() {
     assert_sound(&maps.store);
 }
 
-/// Somebody is killed at a place of his own, and whoever comes to put that in order is stopped at another one, while a third
+/// A process is killed at one point, and the process that repairs what it left is suspended at another point, while a third
 /// one folds, and buries the first. Then the second goes on, or is killed too.
 fn stop_an_heir(point: u64, heir_step: u64, heir_point: u64, is_heir_killed: bool) {
     let directory = tempfile::tempdir().expect("a directory");
@@ -448,7 +448,7 @@ fn stop_an_heir(point: u64, heir_step: u64, heir_point: u64, is_heir_killed: boo
         std::thread::sleep(Duration::from_millis(100));
         let signal = if is_heir_killed { libc::SIGKILL } else { libc::SIGCONT };
         if is_heir_stopped {
-            // SAFETY: the number of our own child, for which nobody has waited.
+            // SAFETY: the PID of our own child, which was not waited for.
             unsafe { libc::kill(heir.id() as libc::pid_t, signal) };
         }
         // Where it was not stopped its end was waited for.

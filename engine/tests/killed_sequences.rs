@@ -1,9 +1,9 @@
 //! Two processes write the rows of the same sequences, each where it remembers to have written the last ones. One of them
 //! is killed again and again, at every place where it leaves something half done; the other one goes on with what it
-//! remembers, and no number is given twice, no row lost, and none is where nobody finds it. Who follows the sequences there
+//! remembers, and no number is given twice, no row lost, and every row can be found. Who follows the sequences there
 //! is told of all that was appended.
 //!
-//! As in `killed.rs` the test program starts itself again as the one that is killed, and what that does follows from
+//! As in `killed.rs` the test program starts itself again as the process that is killed, and what that does follows from
 //! the numbers of its steps alone.
 
 use std::collections::BTreeMap;
@@ -264,7 +264,7 @@ fn counted(opened: &Opened) -> [u64; 3] {
         .map(|sequence| state(sequence).expect("it has begun").next)
 }
 
-/// Somebody who follows the sequences, and looks at them only when he is told to.
+/// A follower of the sequences, which reads them only when it is told to.
 struct Follower<'a> {
     opened: &'a Opened,
     listener: Arc<Listener>,
@@ -359,7 +359,7 @@ fn who_remembers_where_rows_are_goes_on_after_another_process_was_killed() {
         };
         kills += u64::from(is_killed);
         (steps..acknowledged).for_each(|step| state.apply(&Step::new(step), &theirs(step)));
-        // Who writes first puts everything in order, and then writes where he did before.
+        // The first writer repairs everything, and then writes where the dead process did.
         let text = |mine: u64| format!("mine {mine}");
         let first = Step::after(rng.u64(..), steps, mine);
         first.perform(&opened, &text(mine)).expect("a step");

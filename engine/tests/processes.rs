@@ -202,7 +202,7 @@ fn files_that_one_removed_and_made_again_are_not_mistaken_by_the_other() {
             }
         }
         drop(held);
-        // Those that nobody needs any more go.
+        // Those that are no longer needed are removed.
         (0..3).for_each(|_| one.maintain().unwrap());
         for key in 0..3_000u32 {
             assert_eq!(maps[1].get(key.to_be_bytes()).unwrap().unwrap(), [round; 300]);
@@ -451,7 +451,7 @@ fn page_that_another_process_wrote_anew_is_verified_again() {
     (0..2_000).for_each(|number| maps[1].put(key(number), [1; 60]).unwrap());
     stores[1].maintain().unwrap();
     let read_all = |map: &duramen_engine::Map| (0..2_000).filter(|&number| map.get(key(number)).is_ok()).count();
-    // The first one touches all pages, again and again, while the other one writes all of them anew.
+    // The first one touches all pages, again and again, while the other one rewrites all of them.
     for _ in 0..4 {
         assert_eq!(read_all(&maps[0]), 2_000);
         (0..2_000).for_each(|number| maps[1].put(key(number), MARK).unwrap());

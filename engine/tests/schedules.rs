@@ -139,7 +139,7 @@ mod pins {
 
         fn reclaim(&self) {
             if !self.is_held(SECOND) {
-                // SAFETY: that nobody reads the page now is what loom checks.
+                // SAFETY: loom checks that no thread reads the page now.
                 self.pages[0].with_mut(|page| unsafe { *page = 0xDD });
             }
         }
@@ -158,7 +158,7 @@ mod pins {
 
         fn read(&self) {
             let (number, root) = self.pin();
-            // SAFETY: that nobody writes the page now is what loom checks.
+            // SAFETY: loom checks that no thread writes the page now.
             let page = self.pages[root as usize].with(|page| unsafe { *page });
             assert_eq!(page, number, "a pinned page is not what its version wrote");
             self.unpin();
@@ -210,7 +210,7 @@ mod limits {
 
     impl Store {
         fn commit(&self, generation: usize, commit: u64) {
-            // SAFETY: nobody reads what is not yet visible; loom checks it.
+            // SAFETY: no thread reads what is not yet visible; loom checks it.
             self.logs[generation].with_mut(|log| unsafe { *log = commit });
             self.visible.store(commit, Ordering::Release);
         }
@@ -281,9 +281,9 @@ mod versions {
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub enum Flaw {
         None,
-        /// A reader does not look again whether the place was used anew while it read it.
+        /// A reader does not check whether the place was reused while it read it.
         NoSecondLook,
-        /// The publisher's fence before it uses a place anew is missing.
+        /// The publisher's fence before it reuses a place is missing.
         NoFenceInPublish,
         /// The number is stored without Release.
         RelaxedPublish,
@@ -373,13 +373,13 @@ mod takeover {
     use super::*;
 
     const FREE: u64 = 0;
-    /// Number of the place of the dead one, and of the one that comes after it.
+    /// Number of the dead process's place, and of its successor's.
     const PLACE: u64 = 7;
 
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub enum Flaw {
         None,
-        /// Whoever takes over does not keep others from freeing the place between its look and its taking.
+        /// A process that takes over does not keep others from freeing the place between its check and its taking.
         NoBurial,
         /// The place is freed while others may be between their look and their taking.
         FreesAnyTime,
@@ -393,7 +393,7 @@ mod takeover {
         lock: AtomicU64,
         attached: AtomicU64,
         alive: AtomicU64,
-        /// Nonzero: held. A lock with a guard would be in the way of a model that is to fail.
+        /// Nonzero: held. A lock with a guard would be in the way of a model that must fail.
         burial: AtomicU64,
         /// What the lock guards: equal, but for what the dead one had begun.
         guarded: [UnsafeCell<u64>; 2],
@@ -434,7 +434,7 @@ mod takeover {
 
         fn repair(&self) {
             if self.flaw != Flaw::NoRepair {
-                // SAFETY: that nobody else is here is what loom checks.
+                // SAFETY: loom checks that no other thread is here.
                 self.guarded[1].with_mut(|word| unsafe { *word = self.guarded[0].with(|other| *other) });
             }
         }
@@ -465,7 +465,7 @@ mod takeover {
             }
         }
 
-        /// Frees the place, if its owner is dead, and lets somebody sit down there.
+        /// Frees the place, if its owner is dead, and lets a new process take it.
         fn bury(&self) {
             if !self.is_dead() {
                 return;
@@ -507,7 +507,7 @@ mod takeover {
         waiter.join().unwrap();
         let is_wrong = place.is_wrong.load(Ordering::Relaxed) != 0;
         assert!(!is_wrong, "what the dead one had begun is still so");
-        // Nobody is left who could be inside.
+        // No thread is left that could be inside.
         assert_eq!(place.lock.load(Ordering::Acquire), FREE, "the lock is lost");
     }
 }
@@ -527,7 +527,7 @@ fn lock_of_a_dead_process_is_taken_over_once_and_never_from_the_one_in_its_place
 }
 
 mod group_sync {
-    //! Mirrors `Core::wait_synced`, `sync_log` and `announce_synced` of `commit.rs`. The futex waits for ever here: the
+    //! Mirrors `Core::wait_synced`, `sync_log` and `announce_synced` of `commit.rs`. The futex waits without limit here: the
     //! engine's timeout is for processes that died, and must not be what gets anybody on.
 
     use super::*;
@@ -541,7 +541,7 @@ mod group_sync {
         AnnouncesUnderLock,
         /// A waiter reads the word it sleeps on after it looked how far the log is synced.
         ReadsWordLate,
-        /// Only the word of the sync that is over changes: who came too late for it is left to nobody.
+        /// Only the word of the finished sync changes: no thread wakes a waiter that came too late for it.
         ChangesOneWord,
     }
 
@@ -556,7 +556,7 @@ mod group_sync {
         sync_words: [AtomicU64; 2],
         /// Twice the commit up to which the sync that was begun last goes, and its word.
         syncing: AtomicU64,
-        /// Threads that have returned and will wake nobody any more.
+        /// Threads that have returned and will wake no other thread.
         returned: AtomicU64,
         flaw: Flaw,
     }

@@ -1,8 +1,8 @@
 //! A process of several that share a store is stopped (`SIGSTOP`) at places where it has a lock or is in the middle of a
-//! sync. Nobody waits without end then, and nobody takes anything from it: every call of the others comes back, with
+//! sync. No process waits without end then, and none takes anything from it: every call of the others returns, with
 //! success or with the number of the process that was stopped. Then it goes on, and everything is right.
 //!
-//! The test program starts itself again as the one that is stopped.
+//! The test program starts itself again as the suspended process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::mem::ManuallyDrop;
@@ -20,7 +20,7 @@ const STEP: &str = "DURAMEN_STOPPED_STEP";
 const FAR: i64 = 1 << 40;
 /// Longer than anybody may wait for a process that is stopped, with several locks one after the other.
 const WAIT_MAX: Duration = Duration::from_secs(40);
-/// A reader waits for nobody: this is for machines that are busy.
+/// A reader waits for no process: this is for busy machines.
 const READ_MAX: Duration = Duration::from_secs(3);
 
 fn options(maintenance: Maintenance) -> Options {
@@ -154,7 +154,7 @@ impl Other {
     /// Waits until it is stopped.
     fn is_stopped(&self) {
         let mut status = 0;
-        // SAFETY: the number of our own child, for which nobody has waited.
+        // SAFETY: the PID of our own child, which was not waited for.
         unsafe { libc::waitpid(self.id() as libc::pid_t, &mut status, libc::WUNTRACED) };
         assert!(libc::WIFSTOPPED(status), "it was to be stopped");
     }
@@ -188,11 +188,11 @@ fn prepared(path: &Path, maintenance: Maintenance) -> ManuallyDrop<Store> {
     // Some of it unsynced and unfolded, and some not.
     store.sync().expect("a sync");
     put(&store, b"before", 100, Durability::Written).expect("a put");
-    // On the way out of a test that failed nobody waits for what is stopped.
+    // A failed test does not wait for suspended processes.
     ManuallyDrop::new(store)
 }
 
-/// What came of a call while somebody was stopped.
+/// The outcome of a call while a process was suspended.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
@@ -281,7 +281,7 @@ fn while_stopped(step: &'static str, point: i64) -> Vec<Outcome> {
     found
 }
 
-/// The same for several points at once: they are slow because everybody waits.
+/// Runs several points at once: they are slow because all processes wait.
 fn while_stopped_at(step: &'static str, points: &[i64]) -> Vec<(i64, Vec<Outcome>)> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = points
@@ -403,7 +403,7 @@ fn stopped_with_the_store_to_itself() -> (tempfile::TempDir, ManuallyDrop<Store>
     (directory, store, other)
 }
 
-/// Whoever else wants to write while a process that has the store to itself is stopped.
+/// Other writers while a process with exclusive access is suspended.
 fn write_beside_exclusive(store: &Store) -> [Result<()>; 2] {
     let alone = || store.transact_with(TransactionOptions::new().exclusive(), |_| Ok(()));
     std::thread::scope(|scope| {

@@ -16,7 +16,7 @@ const EXAMPLES: &str = r"Examples:
   Check the copy as well:
     $ duramen copy shop backup-2 && duramen check backup-2
 
-A copy that failed is to be deleted.";
+Delete a copy that failed.";
 
 /// Copy a store into another directory
 #[derive(Args, Debug)]

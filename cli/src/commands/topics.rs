@@ -68,16 +68,16 @@ pub struct Topics {
 /// What a topic keeps.
 #[derive(Args, Debug)]
 struct Keeps {
-    /// Let go of messages that are older
+    /// Remove messages that are older
     #[arg(long, value_name = "SECONDS|none", value_parser = time_limit)]
     keep_for: Option<Limit<Duration>>,
-    /// Let go of the oldest messages while all of them take more
+    /// Remove the oldest messages while all of them take more
     #[arg(long, value_name = "BYTES|none", value_parser = count_limit)]
     keep_bytes: Option<Limit<u64>>,
-    /// Let go of the oldest messages while there are more
+    /// Remove the oldest messages while there are more
     #[arg(long, value_name = "COUNT|none", value_parser = count_limit)]
     keep_messages: Option<Limit<u64>>,
-    /// Let go of what all groups and durable subscriptions have acknowledged
+    /// Remove what all groups and durable subscriptions have acknowledged
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     drop_acknowledged: Option<bool>,
     /// How long the newest sequence of a publisher that is silent is remembered; seven days in a new topic

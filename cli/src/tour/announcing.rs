@@ -47,7 +47,7 @@ pub fn announce(stage: &mut Stage<'_>, store: Store, directory: &Path) -> Outcom
     let pieces = compare(stage, &Store::open(directory)?, acknowledged)?;
     stage.remark("")?;
     stage.remark("An accountant processes each message exactly once, because the count and the")?;
-    stage.remark("acknowledgement are one commit too. He is killed as often:")?;
+    stage.remark("acknowledgement are one commit too. It is killed as often:")?;
     stage.remark("")?;
     stage.listing(&source::function(SOURCE, "account"))?;
     shown! { stage, KILLS;

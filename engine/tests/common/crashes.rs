@@ -80,12 +80,12 @@ impl Case {
         }
     }
 
-    /// The same case in so many processes.
+    /// This case in several processes.
     pub fn among(self, processes: usize) -> Case {
         Case { processes, ..self }
     }
 
-    /// The same case with a crash after so many calls.
+    /// This case with a crash after a number of calls.
     pub fn stopping_after(self, calls: u64) -> Case {
         Case {
             stop_after: Some(calls),
@@ -111,7 +111,7 @@ impl Case {
         (0..self.processes).map(open).collect()
     }
 
-    /// Bytes that a power cut may destroy around one that was not synced; `DURAMEN_WRITE_UNIT` asks for one unit alone.
+    /// Bytes that a power cut may destroy around a byte that was not synced; `DURAMEN_WRITE_UNIT` asks for one unit alone.
     pub fn write_unit(&self) -> u64 {
         let asked = std::env::var("DURAMEN_WRITE_UNIT").ok();
         let asked = asked.and_then(|unit| unit.parse().ok());

@@ -1,6 +1,6 @@
 //! One of several processes that share a store dies in a call to the disk, and the others go on; later all of them are
 //! killed, or the power goes. The work is that of [`Case`], a step of which any of the processes does. The thread that was
-//! dying when its process died stays there for ever.
+//! dying when its process died stays there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
@@ -30,7 +30,7 @@ struct Death {
 
 /// How a case with a death ended.
 enum Ended {
-    /// Nobody died.
+    /// No process died.
     Alive(Checked),
     /// What came of everything after the death.
     Dead(Checked<Tally>),
@@ -73,7 +73,7 @@ impl Death {
 
     /// Works until the process dies, which never returns, or to the end.
     fn work(&self, ended: &Sender<Ended>) -> Checked {
-        // The one that recovers the store or makes it, or another one.
+        // The process that recovers the store or creates it, or another one.
         let mortal = self.rng().usize(..self.case.processes);
         let mut history = History::new().shown_in(&self.history);
         let mut workload = Workload::new(self.case.seed, self.case.seed ^ 1);
@@ -130,7 +130,7 @@ impl Death {
             // Not even that: what the dead one left is there at the crash.
             return Ok(());
         }
-        // Whoever may commit knows whether the last commit of the dead one stands.
+        // A process that may commit knows whether the last commit of the dead process stands.
         let alone = TransactionOptions::new().exclusive();
         let decided = survivor.transact_with(alone, |_| Ok::<_, duramen_engine::Error>(()));
         decided.map_err(|error| format!("a transaction after a death: {error}"))?;
@@ -148,7 +148,7 @@ impl Death {
     }
 }
 
-/// Not in the thread of the one that dies, which has things in its hands.
+/// Not in the thread that dies, which holds locks.
 fn in_a_thread(work: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
     || drop(std::thread::spawn(work).join())
 }

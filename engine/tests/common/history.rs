@@ -56,7 +56,7 @@ impl History {
         }
     }
 
-    /// The same, of which the newest is shown there as soon as it changes.
+    /// A history whose newest state is shown in `place` as soon as it changes.
     pub fn shown_in(self, place: &Arc<Mutex<History>>) -> History {
         let shown = Some(Arc::clone(place));
         History { shown, ..self }
@@ -103,7 +103,7 @@ impl History {
         self.refused_if_pending();
     }
 
-    /// The same after an error that may have come from something else.
+    /// Notes a refusal after an error that may have another cause.
     pub fn refused_if_pending(&mut self) {
         self.pending = false;
         self.states.remove(&(self.written + 1));
@@ -155,7 +155,7 @@ impl History {
         Ok(())
     }
 
-    /// The commit that a store shows, which may be the newest one or one that was not answered.
+    /// The commit that a store shows, which may be the newest commit or a commit without an answer.
     fn found(&self, store: &Store) -> Checked<u64> {
         let snapshot = store.snapshot().map_err(|error| format!("a snapshot: {error}"))?;
         let found = snapshot.commit();

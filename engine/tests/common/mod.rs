@@ -19,7 +19,7 @@ use duramen_engine::{Durability, Maintenance, Options};
 /// What a check found wrong: a message, so that a test of the checks can look at it.
 pub type Checked<T = ()> = Result<T, String>;
 
-/// Seed from the environment, or one that is printed when the test fails.
+/// Seed from the environment, or a random seed that is printed when the test fails.
 pub fn seed() -> u64 {
     let given = std::env::var("DURAMEN_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| fastrand::u64(..));

@@ -67,7 +67,7 @@ impl Workload {
         self.run_among(std::slice::from_ref(store), history, steps)
     }
 
-    /// The same in several processes that share the store, each time in any of them.
+    /// Runs steps in several processes that share the store, each step in any of them.
     pub fn run_among(&mut self, stores: &[Store], history: &mut History, steps: u32) -> Step {
         for _ in 0..steps {
             let who = self.who.usize(..stores.len());

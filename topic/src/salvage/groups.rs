@@ -116,7 +116,7 @@ impl Saving<'_> {
         let lost: Vec<(String, Rule)> = lost.cloned().collect();
         for (name, rule) in lost {
             self.lose(format!(
-                "{} {name:?} in topic {:?}: how far it had come, if it was there; it begins anew with message {}, the first that is kept",
+                "{} {name:?} in topic {:?}: how far it had come, if it was there; it begins again with message {}, the first that is kept",
                 rule.record.kind.name(),
                 found.name,
                 kept.first
@@ -164,7 +164,7 @@ impl Saving<'_> {
             Some(_) => format!(
                 "{whose}: what it knew of messages from {back} on; it delivers them again, those too that were acknowledged"
             ),
-            None => format!("{whose}: how far it had come; it begins anew with message {back}, the first that is kept"),
+            None => format!("{whose}: how far it had come; it begins again with message {back}, the first that is kept"),
         });
         let cursor = Cursor::at(back);
         self.writer.put(&states, &Cursor::key(id), &cursor.encode())?;

@@ -1,6 +1,7 @@
 //! The end of the data file: how much of it can go, and cutting it off.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::state::{Locked, State};
 use super::{GROWTH_PAGES_MAX, GROWTH_PAGES_MIN, Space, Want};
@@ -9,6 +10,9 @@ use crate::datafile::pages::Pages;
 use crate::datafile::promises::Room;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
+
+/// Pages that are cut off the end of the file at a time.
+const CUT_PAGES_MAX: u32 = if cfg!(debug_assertions) { 64 } else { 8192 };
 
 /// How much of a free end of the file is left there: a little avoids growing and shrinking in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,28 +74,44 @@ impl Space {
         }
     }
 
-    /// Cuts free pages off the end of the file that neither meta page knows.
-    pub(crate) fn cut(&self, slack: Slack, pages: &Pages) -> Result<()> {
-        let mut state = self.lock()?;
-        self.cut_file(&mut state, slack)?;
-        pages.cover(state.bitmap.pages() as u64 * PAGE_BYTES as u64)?;
-        if slack == Slack::Least {
-            // What could not be given back for want of room to move to is given back another time.
-            match state.give_back_memory() {
-                Err(error) if error.kind() == Kind::MakeSpace => {}
-                given_back => given_back?,
+    /// Cuts free pages off the end of the file that neither meta page knows. In pieces: commits need the allocator's lock, and
+    /// the kernel takes a fifth of a second to forget a gigabyte. `pause` between the pieces is for them.
+    pub(crate) fn cut(&self, slack: Slack, pages: &Pages, pause: Duration) -> Result<()> {
+        let mut target = None;
+        loop {
+            let mut state = self.lock()?;
+            target = self.cut_file(&mut state, slack, target)?;
+            pages.cover(state.bitmap.pages() as u64 * PAGE_BYTES as u64)?;
+            if target.is_some() {
+                drop(state);
+                std::thread::sleep(pause);
+                continue;
             }
-        }
-        Ok(())
-    }
-
-    pub(super) fn cut_file(&self, state: &mut Locked<'_>, slack: Slack) -> Result<()> {
-        let [older, newer] = state.durable_ends;
-        let surplus = self.surplus(state, older.max(newer).max(state.bitmap.end_of_used()));
-        if surplus <= slack.pages(&state.bitmap) {
+            if slack == Slack::Least {
+                // What could not be given back for want of room to move to is given back another time.
+                match state.give_back_memory() {
+                    Err(error) if error.kind() == Kind::MakeSpace => {}
+                    given_back => given_back?,
+                }
+            }
             return Ok(());
         }
-        let pages = state.bitmap.pages() - surplus as u32;
+    }
+
+    /// Cuts one piece off the end of the file. `target`: pages that the file should keep, once that was decided. Returns it while
+    /// there is more to cut.
+    pub(super) fn cut_file(&self, state: &mut Locked<'_>, slack: Slack, target: Option<u32>) -> Result<Option<u32>> {
+        let [older, newer] = state.durable_ends;
+        let surplus = self.surplus(state, older.max(newer).max(state.bitmap.end_of_used()));
+        if target.is_none() && surplus <= slack.pages(&state.bitmap) {
+            return Ok(None);
+        }
+        // Pages may have been taken since it was decided.
+        let least = (state.bitmap.pages() - surplus as u32).max(target.unwrap_or(0));
+        let pages = least.max(state.bitmap.pages().saturating_sub(CUT_PAGES_MAX));
+        if pages >= state.bitmap.pages() {
+            return Ok(None);
+        }
         state.cut(pages);
         self.mirror(state);
         // First noted, then done: a process that dies in between leaves a file that is longer than needed.
@@ -99,6 +119,7 @@ impl Space {
         self.head().preloaded.fetch_min(pages as u64, Ordering::Relaxed);
         self.file
             .set_len(pages as u64 * PAGE_BYTES as u64)
-            .map_err(|error| Error::io("shrinking the data file", error))
+            .map_err(|error| Error::io("shrinking the data file", error))?;
+        Ok((pages > least).then_some(least))
     }
 }

@@ -53,6 +53,8 @@ const REPORT_OPERATIONS: u64 = 256;
 /// How often, and for how long each time, a fold waits for a sync of the log before it gives more pages to the device.
 const SYNC_LOOKS: u32 = 10;
 const SYNC_PAUSE: Duration = Duration::from_micros(100);
+/// Pause between two pieces that a fold cuts off the end of the file. A piece takes a third of that, or less.
+const CUT_PAUSE: Duration = Duration::from_millis(20);
 /// Generations of a log that is folded in time: the active one, those that a fold takes, and one that waits.
 const GENERATIONS_IN_TIME: usize = 3;
 pub(crate) const REPORT_INTERVAL: Duration = Duration::from_millis(2);
@@ -139,14 +141,14 @@ impl Core {
     /// lies there.
     pub(crate) fn give_space_back(&self, state: &mut MaintenanceState, slack: Slack) -> Result<()> {
         for _ in 0..3 {
-            self.space.cut(slack, &self.pages)?;
+            self.space.cut(slack, &self.pages, Duration::ZERO)?;
             if !self.space.has_surplus(slack)? {
                 return Ok(());
             }
             self.renew_durable(state)?;
             self.reclaim(state)?;
         }
-        self.space.cut(slack, &self.pages)
+        self.space.cut(slack, &self.pages, Duration::ZERO)
     }
 
     /// Lets the log have what the data file does not need, on a disk that has no room for both. `false`: that is
@@ -564,7 +566,12 @@ impl Core {
             self.note_meta(state, meta)
         });
         written.map_err(|error| self.poisoned_unless_full(error))?;
-        self.space.cut(Slack::Usual, &self.pages)
+        let pause = if self.folds_in_background() {
+            CUT_PAUSE
+        } else {
+            Duration::ZERO
+        };
+        self.space.cut(Slack::Usual, &self.pages, pause)
     }
 
     /// Only room that was asked for and not given: after a failed sync even a full disk leaves nothing certain.

@@ -30,7 +30,7 @@ pub(crate) enum State {
     Following(Hold),
     /// Generations that it had yet to read are gone.
     Lost,
-    /// Somebody ended it.
+    /// The stream was ended by its number, from outside.
     Ended,
 }
 

@@ -182,8 +182,8 @@ pub(crate) struct Region {
 
 impl Region {
     /// Creates the region of a store that no other process has open. `exists`: there is a file of that name, which
-    /// handles of a closed store may still have mapped; so it is left to them, and another one made. `directory`: where
-    /// its memory is to be, if not in the store's directory.
+    /// handles of a closed store may still have mapped; so it is left to them, and another one made. `directory`:
+    /// holds the region's memory when the store's own directory cannot.
     pub(crate) fn create(platform: &Platform, exists: bool, seat: Seat, directory: Option<&Path>) -> Result<Region> {
         let doing = |error| Error::io("making the shared region", error);
         if exists {

@@ -159,6 +159,39 @@ fn pairs_before_one_that_is_refused_are_stored() {
 }
 
 #[test]
+fn sorted_pairs_that_find_the_disk_full_leave_nothing_behind() {
+    let disk = SimDisk::new(1);
+    let (store, map) = open(&disk);
+    map.put("before", "value").unwrap();
+    let pairs = || (0..3_000).map(|number| (key(number), vec![number as u8; 1_000]));
+    let used = || {
+        let stat = store.stat().unwrap();
+        stat.pages - stat.free_pages
+    };
+    let before = used();
+    disk.set_capacity(Some(disk.allocated_bytes() + (256 << 10)));
+    for _ in 0..3 {
+        let mut tx = store.begin(TransactionOptions::new().memory_bytes(1_000)).unwrap();
+        let refused = tx.put_sorted(&map, pairs()).expect_err("there is no room");
+        assert_eq!(refused.kind(), duramen_engine::Kind::MakeSpace, "{refused}");
+        // The transaction goes on without them.
+        tx.put(&map, "after", "value").unwrap();
+        tx.commit().unwrap();
+        assert_eq!(map.count().unwrap(), 2);
+        common::workload::check_sound(&store).expect("a sound store");
+    }
+    let after = used();
+    assert!(
+        after < before + 16,
+        "{before} pages were used, and {after} after what was refused"
+    );
+    disk.set_capacity(None);
+    map.put_sorted(pairs()).unwrap();
+    assert_eq!(map.count().unwrap(), 3_002);
+    common::workload::check_sound(&store).expect("a sound store");
+}
+
+#[test]
 fn sorted_pairs_of_two_transactions_conflict() {
     let disk = SimDisk::new(1);
     let (store, map) = open(&disk);

@@ -439,10 +439,6 @@ impl Core {
         wake(word, u32::MAX);
     }
 
-    pub(crate) fn folds_in_background(&self) -> bool {
-        self.folder_runs.load(Ordering::Relaxed)
-    }
-
     /// Waits until a fold freed a generation, or folds where no background thread does.
     ///
     /// # Errors

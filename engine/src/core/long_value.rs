@@ -77,7 +77,7 @@ impl Core {
     /// there before is as good as the right one.
     pub(crate) fn value_durability(&self, commit: Durability) -> Durability {
         let waiting = self.control().values_unsynced_bytes.load(Ordering::Relaxed);
-        let most = match self.settings.background {
+        let most = match self.folds_in_background() {
             true => VALUES_UNSYNCED_BYTES_MAX,
             false => VALUES_TO_SYNC_BYTES,
         };
@@ -212,4 +212,35 @@ fn fill(part: &mut [u8], from: &mut dyn Read) -> Result<usize> {
         }
     }
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_io::SimDisk;
+
+    use super::*;
+    use crate::{Maintenance, Options};
+
+    #[test]
+    fn the_background_syncs_values_once_many_wait_and_not_before() {
+        let disk = SimDisk::new(1);
+        let options = Options::new()
+            .durability(Durability::Written)
+            .maintenance(Maintenance::Manual);
+        let store = options.open_on(disk.platform()).expect("a store");
+        let (core, map) = (store.core(), store.map("map").expect("a map"));
+        let syncs = || disk.take_trace().iter().filter(|call| *call == "sync data").count();
+        disk.trace(true);
+        let value = vec![7; 1 << 20];
+        (0..10u8).try_for_each(|key| map.put([key], &value)).expect("room");
+        core.sync_many_values().expect("it need not sync yet");
+        assert_eq!(syncs(), 0);
+        (10..64u8).try_for_each(|key| map.put([key], &value)).expect("room");
+        assert_eq!(syncs(), 0, "no commit waited for the device");
+        core.sync_many_values().expect("a sync");
+        assert_eq!(syncs(), 1);
+        core.sync_many_values().expect("nothing waits any more");
+        assert_eq!(syncs(), 0);
+        assert_eq!(core.control().values_unsynced_bytes.load(Ordering::Relaxed), 0);
+    }
 }

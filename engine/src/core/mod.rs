@@ -601,6 +601,11 @@ impl Core {
         self.control().progress.0.load(Ordering::Acquire)
     }
 
+    /// Whether a thread of this process folds.
+    pub(crate) fn folds_in_background(&self) -> bool {
+        self.folder_runs.load(Ordering::Relaxed)
+    }
+
     /// Tells those who fold that there is something to fold.
     pub(crate) fn ask_for_fold(&self) {
         let word = &self.control().work.0;

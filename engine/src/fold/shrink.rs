@@ -242,6 +242,41 @@ mod tests {
     }
 
     #[test]
+    fn end_of_the_file_is_cut_in_pieces_and_a_kill_after_each_leaves_the_store_whole() {
+        let cut_to = |call: &String| -> Option<u64> {
+            let length = call.strip_prefix("truncate data ")?.split(' ').next()?;
+            Some(length.parse().expect("a length"))
+        };
+        let disk = SimDisk::new(1);
+        let (store, model) = scattered(&disk);
+        let before = store.core().space.figures().expect("no other process").file_pages * 4096;
+        disk.trace(true);
+        assert!(shrink(&store));
+        let calls = disk.take_trace();
+        let lengths: Vec<u64> = calls.iter().filter_map(cut_to).collect();
+        assert!(lengths.len() > 3, "{before} {lengths:?}");
+        let starts = std::iter::once(before).chain(lengths.iter().copied());
+        for (start, end) in starts.zip(&lengths) {
+            assert!(*end < start && start - end <= 64 * 4096, "{before} {lengths:?}");
+        }
+        // The disk stops before a piece, and after it: the store opens again, and holds everything.
+        let cuts = (0..calls.len()).filter(|&at| cut_to(&calls[at]).is_some()).take(4);
+        for stop in cuts.flat_map(|at| [at, at + 1]) {
+            let disk = SimDisk::new(1);
+            let (store, _) = scattered(&disk);
+            disk.stop_after(stop as u64);
+            let core = store.core();
+            let mut state = core.hold_maintenance().expect("no other process");
+            core.shrink(&mut state)
+                .expect_err("the disk stops before the last piece");
+            drop(state);
+            assert_holds(&open(&disk.kill()), &model);
+            assert_holds(&open(&disk.power_cut(stop as u64)), &model);
+        }
+        assert_holds(&store, &model);
+    }
+
+    #[test]
     fn something_to_fold_ends_it_early_and_what_was_moved_is_moved() {
         let disk = SimDisk::new(1);
         let (store, model) = scattered(&disk);

@@ -55,6 +55,7 @@
 //! - A commit is visible to everybody as soon as it is written, and lasts as its [`Durability`] says once its call
 //!   returns.
 
+mod codec;
 #[cfg(feature = "json")]
 mod json;
 mod typed;
@@ -66,13 +67,11 @@ pub mod topic {
     pub use duramen_topic::*;
 }
 
+pub use codec::{CodecError, Counter, KeyFor, LeadingParts, ValueCodec};
 pub use duramen_engine::*;
 #[cfg(feature = "json")]
 pub use json::Json;
-pub use typed::{
-    CodecError, Counter, KeyFor, LeadingParts, Reads, TypedChange, TypedCursor, TypedMap, TypedReads, TypedWrites,
-    ValueCodec, Writes,
-};
+pub use typed::{Reads, TypedChange, TypedCursor, TypedMap, TypedReads, TypedWrites, Writes};
 
 /// The programs of the README and the guide, compiled and run as tests.
 #[cfg(doctest)]

@@ -25,6 +25,10 @@ use crate::error::{Error, Result};
 #[cfg(test)]
 const BEYOND_ALL: [u8; crate::limits::FULL_KEY_BYTES_MAX + 1] = [0xFF; crate::limits::FULL_KEY_BYTES_MAX + 1];
 
+/// What is wrong when keys of a log are not in the order in which they were entered.
+pub(crate) const OUT_OF_ORDER: &str =
+    "the log holds other keys than were written there; the device may have failed to write them";
+
 /// A position among the entries of an index, or none.
 pub(crate) struct IndexCursor<'a, K> {
     index: Index,
@@ -306,7 +310,7 @@ impl<'a, K: Keys<'a>> IndexCursor<'a, K> {
     #[cold]
     fn out_of_order(&mut self) -> Error {
         self.invalidate();
-        Error::damaged("the log holds other keys than were written there; the device may have failed to write them")
+        Error::damaged(OUT_OF_ORDER)
     }
 
     /// Copies the leaf that `bound` leads to and returns how many of its keys are below `key`.

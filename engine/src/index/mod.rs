@@ -49,7 +49,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use arrayvec::ArrayVec;
 
 pub(crate) use arena::Versions;
-pub(crate) use cursor::IndexCursor;
+pub(crate) use cursor::{IndexCursor, OUT_OF_ORDER};
 pub(crate) use finger::{Finger, Fingers, KeptFingers};
 
 use crate::checksum::key_tag;

@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::btree::{Cursor, Root};
 use crate::error::{Error, Result};
+use crate::index::OUT_OF_ORDER;
 use crate::key::full_key::{FullRange, successor};
 use crate::read::above::{Above, Input};
 use crate::read::deleted::{Around, Deleted, Deletions, NOTHING_RANK, Ranges};
@@ -54,6 +55,8 @@ pub(crate) struct Scan<'a, S: Source<'a>> {
     in_a_row: (usize, usize),
     /// The key that was left last: where to go on when what comes next could not be read.
     left: Vec<u8>,
+    /// Whether it was left in the direction of the gap.
+    has_left: bool,
     /// Whether keys are returned whose newest entry says that they were deleted.
     shows_deleted: bool,
     /// What of the range deletes could not be read: each step is this error.
@@ -131,6 +134,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
             behind: 0,
             in_a_row: (0, BASE),
             left: Vec::new(),
+            has_left: false,
             shows_deleted: false,
             damage,
             learner: None,
@@ -333,6 +337,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         if let Some(deletes) = &mut self.deletes {
             deletes.forget();
         }
+        self.has_left = false;
         let others = &mut self.others;
         let sought = match direction {
             Direction::Forward => {
@@ -528,7 +533,18 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
 
     /// Moves the sources that stand on the current key on.
     fn leave_key(&mut self, direction: Direction) -> Result<()> {
+        if self.has_left && self.deletes.is_some() {
+            // A jump searches again, so a log whose keys are other bytes than were written could lead it in a circle.
+            let has_moved_on = match direction {
+                Direction::Forward => self.key() > &self.left[..],
+                Direction::Backward => self.key() < &self.left[..],
+            };
+            if !has_moved_on {
+                return Err(Error::damaged(OUT_OF_ORDER));
+            }
+        }
         self.note_key();
+        self.has_left = true;
         for &source in &self.standing {
             match direction {
                 Direction::Forward if source == BASE => self.base.next()?,

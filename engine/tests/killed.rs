@@ -362,15 +362,10 @@ fn stopped_inside_a_commit(path: &Path) -> Child {
 /// Waits until a process is stopped, or has ended.
 fn is_stopped(child: &Child) -> bool {
     let mut status = 0;
-    // SAFETY: the PID of our own child, which was not waited for.
-    unsafe {
-        libc::waitid(
-            libc::P_PID,
-            child.id(),
-            &mut std::mem::zeroed(),
-            libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT,
-        )
-    };
+    let options = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
+    let mut found = std::mem::MaybeUninit::uninit();
+    // SAFETY: the PID of our own child, which was not waited for. The call only writes to `found`.
+    unsafe { libc::waitid(libc::P_PID, child.id(), found.as_mut_ptr(), options) };
     // SAFETY: as above.
     unsafe { libc::waitpid(child.id() as libc::pid_t, &mut status, libc::WUNTRACED | libc::WNOHANG) };
     libc::WIFSTOPPED(status)

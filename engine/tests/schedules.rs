@@ -435,7 +435,9 @@ mod takeover {
         fn repair(&self) {
             if self.flaw != Flaw::NoRepair {
                 // SAFETY: loom checks that no other thread is here.
-                self.guarded[1].with_mut(|word| unsafe { *word = self.guarded[0].with(|other| *other) });
+                let other = self.guarded[0].with(|other| unsafe { *other });
+                // SAFETY: as for the other word.
+                self.guarded[1].with_mut(|word| unsafe { *word = other });
             }
         }
 

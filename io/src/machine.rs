@@ -28,6 +28,7 @@ pub fn prefetch(address: *const u8) {
 /// Bit `i` of the result tells whether `bytes[i]` equals `byte`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "SSE2 is all that the calls need")]
 pub fn match_bytes(bytes: &[u8; 64], byte: u8) -> u64 {
     use std::arch::x86_64::{__m128i, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8};
     let mut mask = 0;
@@ -49,6 +50,7 @@ pub fn match_bytes(bytes: &[u8; 64], byte: u8) -> u64 {
 /// eight, and three rounds of adding neighbours leave one byte per eight.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "NEON is all that the calls need")]
 pub fn match_bytes(bytes: &[u8; 64], byte: u8) -> u64 {
     use std::arch::aarch64::{
         vandq_u8, vceqq_u8, vdupq_n_u8, vgetq_lane_u64, vld1q_u8, vpaddq_u8, vreinterpretq_u64_u8,

@@ -102,7 +102,7 @@ pub(crate) unsafe fn populate(base: *mut u8, start: usize, end: usize) {
     if end - start >= POPULATED_BYTES_MIN {
         // SAFETY: a mapping consists of whole pages, so the rounded range is inside it too; populating changes no
         // bytes.
-        let _ = unsafe { madvise(base.add(start).cast(), end - start, Advice::LinuxPopulateWrite) };
+        let _ = unsafe { madvise(base.wrapping_add(start).cast(), end - start, Advice::LinuxPopulateWrite) };
     }
 }
 
@@ -123,7 +123,7 @@ pub(crate) unsafe fn expect_random_reads(base: *mut u8, length: usize, random: b
 pub(crate) unsafe fn read_ahead(base: *mut u8, start: usize, end: usize) {
     let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
     // SAFETY: a mapping consists of whole pages, so the rounded range is inside it too; the advice changes no bytes.
-    let _ = unsafe { madvise(base.add(start).cast(), end - start, Advice::WillNeed) };
+    let _ = unsafe { madvise(base.wrapping_add(start).cast(), end - start, Advice::WillNeed) };
 }
 
 /// Reads a range of a file, aligned to [`ALIGNMENT`], into the page cache in pieces of that size. It uses its own
@@ -134,12 +134,12 @@ pub(crate) fn preload(file: &OwnedFd, offset: u64, length: usize) {
         return;
     };
     let (flags, base) = (MapFlags::SHARED | MapFlags::FIXED, range.base().cast::<c_void>());
-    // SAFETY: the addresses belong to `range` until it is dropped, and no byte of the file is changed. A file that is
-    // cut at this moment makes the last call an error, not a signal.
-    unsafe {
-        if mmap(base, length, ProtFlags::READ, flags, file, offset).is_ok() {
-            let _ = madvise(base, length, Advice::LinuxHugepage);
-            let _ = madvise(base, length, Advice::LinuxPopulateRead);
+    // SAFETY: the addresses belong to `range` until it is dropped.
+    if unsafe { mmap(base, length, ProtFlags::READ, flags, file, offset) }.is_ok() {
+        for advice in [Advice::LinuxHugepage, Advice::LinuxPopulateRead] {
+            // SAFETY: no byte of the file is changed. If a program cuts the file at this moment, the call returns an
+            // error, and the kernel sends no signal.
+            let _ = unsafe { madvise(base, length, advice) };
         }
     }
 }

@@ -100,7 +100,7 @@ impl Stores {
         for (at, word) in words.iter().enumerate() {
             // SAFETY: the range is part of the window, and its pages are part of the file, because they were just made
             // ready. `File::store_at` requires that no program cuts the file meanwhile.
-            unsafe { first.add(at).write_volatile(u64::from_ne_bytes(*word)) };
+            unsafe { first.wrapping_add(at).write_volatile(u64::from_ne_bytes(*word)) };
         }
         true
     }

@@ -57,14 +57,14 @@ claims! {
 fn mapped(mapping: &Mapping, offset: usize, length: usize) -> Vec<u8> {
     assert!(offset + length <= mapping.reserved());
     // SAFETY: tests ask only for bytes below the end of the file, and no thread or process writes meanwhile.
-    unsafe { std::slice::from_raw_parts(mapping.base().add(offset), length).to_vec() }
+    unsafe { std::slice::from_raw_parts(mapping.base().wrapping_add(offset), length).to_vec() }
 }
 
 /// The word at `offset` of a mapping.
 fn word(mapping: &Mapping, offset: usize) -> &AtomicU32 {
     assert!(offset.is_multiple_of(4) && offset + 4 <= mapping.reserved());
     // SAFETY: aligned, inside the file in all tests, and only accessed as an atomic.
-    unsafe { &*mapping.base().add(offset).cast::<AtomicU32>() }
+    unsafe { &*mapping.base().wrapping_add(offset).cast::<AtomicU32>() }
 }
 
 fn read(platform: &Platform, name: &str) -> Vec<u8> {
@@ -607,11 +607,10 @@ fn fork_sleeper() -> libc::pid_t {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let is_counted = duramen_io::forks() == before + 1;
-        // SAFETY: calls that are allowed in a signal handler.
-        unsafe {
-            libc::sleep(if is_counted { 60 } else { 0 });
-            libc::_exit(1);
-        }
+        // SAFETY: a signal handler may make this call, so a fork may as well.
+        unsafe { libc::sleep(if is_counted { 60 } else { 0 }) };
+        // SAFETY: as for the other call.
+        unsafe { libc::_exit(1) };
     }
     assert!(child > 0 && duramen_io::forks() == before);
     child
@@ -636,16 +635,22 @@ fn parent_that_dies_lets_go_of_its_locks_while_its_forked_child_lives() {
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: the PIDs of our own child and of its child, which sleeps until it is killed.
-    unsafe {
-        assert_eq!(libc::waitpid(parent, &mut status, 0), parent);
-        assert_eq!(status, 0);
-        let child = self::word(&shared, 0).load(Ordering::SeqCst) as libc::pid_t;
-        assert_eq!(libc::kill(child, 0), 0, "the child did not count the fork");
-        let is_free = || !observer.is_taken(7).unwrap() && whole().is_some();
-        // The child may not have run at all yet.
-        let were_freed = (0..1000).any(|_| is_free() || libc::usleep(5_000) != 0);
-        libc::kill(child, libc::SIGKILL);
-        assert!(were_freed, "the child keeps the locks");
-    }
+    // SAFETY: the PID of our own child.
+    assert_eq!(unsafe { libc::waitpid(parent, &mut status, 0) }, parent);
+    assert_eq!(status, 0);
+    let child = self::word(&shared, 0).load(Ordering::SeqCst) as libc::pid_t;
+    // SAFETY: the PID of its child, which sleeps until it is killed.
+    assert_eq!(unsafe { libc::kill(child, 0) }, 0, "the child did not count the fork");
+    let is_free = || !observer.is_taken(7).unwrap() && whole().is_some();
+    // The child may not have run at all yet.
+    let were_freed = (0..1000).any(|_| {
+        let is_free = is_free();
+        if !is_free {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        is_free
+    });
+    // SAFETY: the child still sleeps.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    assert!(were_freed, "the child keeps the locks");
 }

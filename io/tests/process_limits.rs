@@ -29,12 +29,11 @@ fn limit(resource: libc::__rlimit_resource_t, to: u64) {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `found` exists for both calls.
-    unsafe {
-        assert_eq!(libc::getrlimit(resource, &mut found), 0);
-        found.rlim_cur = to.min(found.rlim_max);
-        assert_eq!(libc::setrlimit(resource, &found), 0);
-    }
+    // SAFETY: the call writes to `found`, and to nothing else.
+    assert_eq!(unsafe { libc::getrlimit(resource, &mut found) }, 0);
+    found.rlim_cur = to.min(found.rlim_max);
+    // SAFETY: the call only reads `found`.
+    assert_eq!(unsafe { libc::setrlimit(resource, &found) }, 0);
 }
 
 /// The number that the next descriptor gets.

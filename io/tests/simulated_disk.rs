@@ -353,7 +353,7 @@ fn stores_through_a_mapping_may_survive_by_sector_and_do_after_sync() {
     let mapping = file.map(8192, Access::ReadWrite).unwrap();
     let word = |offset: usize| {
         // SAFETY: aligned and inside the file, which stays mapped; accessed as an atomic only.
-        unsafe { &*mapping.base().add(offset).cast::<AtomicU32>() }
+        unsafe { &*mapping.base().wrapping_add(offset).cast::<AtomicU32>() }
     };
     word(0).store(1, Ordering::SeqCst);
     word(4096).store(2, Ordering::SeqCst);

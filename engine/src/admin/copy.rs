@@ -91,9 +91,9 @@ impl Core {
 
     /// Fills this store, which is new and empty, with everything that a view of another one shows.
     fn take_copy_of(&self, other: &Pinned, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let written = self.write_tree(other.core().source(), &other.view, Claim::Beyond, progress);
+        let written = self.write_tree(other.core().source(), other.view(), Claim::Beyond, progress);
         let (root, sink) = written?;
-        let commit = other.view.commit;
+        let commit = other.view().commit;
         let control = self.control();
         let guard = self.hold_commits()?;
         // The log of the copy begins after the commit that it shows.
@@ -119,7 +119,7 @@ impl Core {
     fn write_tree<'a, S: Source<'a>>(
         &self,
         source: S,
-        view: &View,
+        view: &View<'a>,
         claim: Claim,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(Root, FileSink<'_>)> {

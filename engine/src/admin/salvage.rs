@@ -113,7 +113,7 @@ impl<'a> Salvage<'a> {
         let source = Salvaged { pages, lost };
         Salvage {
             map: split(&range.low).0,
-            scan: Scan::new(source, &snapshot.pinned().view, &[], range),
+            scan: Scan::new(source, snapshot.pinned().view(), &[], range),
             source,
         }
     }

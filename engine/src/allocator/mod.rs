@@ -240,6 +240,7 @@ impl Space {
     ///
     /// # Safety
     /// The caller has the lock: everybody who uses the arrays comes here with it, and is done before giving it back.
+    #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one lock guards all five arrays")]
     unsafe fn state(&self) -> State<'_> {
         let head = self.head();
         // SAFETY: passed on.

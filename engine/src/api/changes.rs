@@ -301,6 +301,7 @@ impl Changes {
         let collector = Collector {
             past,
             start,
+            generation: generations.last().copied(),
             latest,
             filter: &self.filter,
             pairs: BTreeMap::new(),
@@ -478,7 +479,7 @@ impl Core {
     }
 
     /// The generations that hold commits after this one, up to generation `newest`, oldest first.
-    pub(crate) fn generations_between(&self, commit: u64, newest: u32) -> Result<Vec<GenerationView>> {
+    pub(crate) fn generations_between(&self, commit: u64, newest: u32) -> Result<Vec<GenerationView<'_>>> {
         let number = |slot: u16| self.entry(slot).number.load(Ordering::Relaxed);
         let wanted =
             |&slot: &u16| self.entry(slot).last_commit.load(Ordering::Relaxed) > commit && number(slot) <= newest;
@@ -616,7 +617,7 @@ struct Reader {
     version: u64,
     cursor: Option<LogCursor>,
     /// Those above the version's base, up to that of the cursor.
-    generations: Vec<GenerationView>,
+    generations: Vec<GenerationView<'static>>,
     /// What is deleted by ranges in those.
     deleted: Replayed,
     latest: Latest,
@@ -692,7 +693,13 @@ impl Reader {
             self.cursor = slot.and_then(|slot| LogCursor::at(core, slot, None));
         }
         let newest = self.cursor.map_or(u32::MAX, |cursor| cursor.segment.generation);
-        self.generations = core.generations_between(version.base_commit, newest)?;
+        let generations = core.generations_between(version.base_commit, newest)?;
+        // SAFETY: the caller holds a pin of the version for as long as it reads through this reader. With another
+        // version these are replaced, and what `latest` has of them is cleared.
+        let kept = generations
+            .into_iter()
+            .map(|generation| unsafe { generation.unbound() });
+        self.generations = kept.collect();
         self.deleted.generations_changed();
         if self.version != version.number {
             self.latest.clear();
@@ -709,7 +716,7 @@ impl Reader {
 #[derive(Default)]
 struct Latest {
     is_on: bool,
-    operations: HashMap<Box<[u8]>, (GenerationView, u32)>,
+    operations: HashMap<Box<[u8]>, (GenerationView<'static>, u32)>,
 }
 
 impl fmt::Debug for Latest {
@@ -739,7 +746,7 @@ impl Latest {
         Ok(Some(Entry::stored(generation.stored(*position)?)))
     }
 
-    fn note(&mut self, full_key: &[u8], generation: GenerationView, position: u32) {
+    fn note(&mut self, full_key: &[u8], generation: GenerationView<'static>, position: u32) {
         if !self.is_on {
             return;
         }
@@ -789,16 +796,16 @@ struct Pair {
 type Pairs = BTreeMap<Vec<u8>, Pair>;
 
 /// The store as of a commit: a base and the generations above it.
-struct Past<'g, S> {
+struct Past<'g, 'p, S> {
     source: S,
     root: Root,
-    generations: &'g [GenerationView],
+    generations: &'g [GenerationView<'p>],
     deleted: Deleted,
     commit: u64,
     hash_seed: u64,
 }
 
-impl<'a, S: Source<'a>> Past<'_, S> {
+impl<'a, S: Source<'a>> Past<'_, 'a, S> {
     fn resolve(&self, entry: Entry<'a>) -> Result<Option<Vec<u8>>> {
         Ok(entry.resolve(self.source)?.map(|value| value.to_vec()))
     }
@@ -844,16 +851,18 @@ impl<'a, S: Source<'a>> Past<'_, S> {
 }
 
 /// Puts together what one record did: range deletes first, then its run, then its single operations.
-struct Collector<'g, S> {
-    past: Past<'g, S>,
+struct Collector<'g, 'p, S> {
+    past: Past<'g, 'p, S>,
     /// Position of the record's body in the newest generation's log.
     start: u32,
+    /// The generation that has the record.
+    generation: Option<GenerationView<'static>>,
     latest: &'g mut Latest,
     filter: &'g Filter,
     pairs: Pairs,
 }
 
-impl<'a, S: Source<'a>> Collector<'_, S> {
+impl<'a, S: Source<'a>> Collector<'_, 'a, S> {
     fn collect(mut self, body: &'a [u8]) -> Result<Pairs> {
         for operation in Operations::of(body) {
             let (position, operation) = operation?;
@@ -881,7 +890,7 @@ impl<'a, S: Source<'a>> Collector<'_, S> {
             return Ok(());
         }
         self.set(operation.full_key, Entry::stored(operation.stored()))?;
-        if let Some(&generation) = self.past.generations.last() {
+        if let Some(generation) = self.generation {
             self.latest.note(operation.full_key, generation, position);
         }
         Ok(())

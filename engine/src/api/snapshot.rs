@@ -18,7 +18,7 @@ use crate::key::bounds::KeyBounds;
 use crate::key::full_key::{FullKey, FullRange};
 use crate::limits::{MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
 use crate::read::scan::{Learner, Scan};
-use crate::read::value::{Entry, Source, Value};
+use crate::read::value::{Entry, Value};
 use crate::read::view::View;
 use crate::read::write_set::OwnWrites;
 use crate::region::Pin;
@@ -27,7 +27,8 @@ use crate::region::Pin;
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) handle: Arc<Handle>,
-    pub(crate) view: View,
+    /// Valid as long as the pin is there. Others get it as [`Pinned::view`], which they cannot keep for longer.
+    view: View<'static>,
     pub(crate) pin: Pin,
     id: u64,
     /// Number of the generation that took commits when the view was pinned.
@@ -40,23 +41,27 @@ impl Pinned {
         // What else can be in the way is looked at with the pin.
         store.core().running()?;
         let (pin, view) = store.core().pin_limit(limit)?;
+        // SAFETY: the pin stays until the end, the handle keeps the store open for as long, and `view` is the only way
+        // to what is kept here.
+        let view = unsafe { view.unbound() };
         let handle = store.lane(pin.index as usize).clone();
-        Ok(Pinned::of(handle, pin, view, purpose))
-    }
-
-    #[inline(always)]
-    pub(crate) fn of(handle: Arc<Handle>, pin: Pin, view: View, purpose: Purpose) -> Pinned {
         let core = &handle.core;
         describe(core, &pin, purpose);
         let id = core.region.pinned(&pin).id(pin.index);
         let newest_generation = core.entry(view.newest_slot).number.load(Ordering::Relaxed);
-        Pinned {
+        Ok(Pinned {
             view,
             pin,
             id,
             newest_generation,
             handle,
-        }
+        })
+    }
+
+    /// What the pin keeps.
+    #[inline(always)]
+    pub(crate) fn view(&self) -> &View<'_> {
+        &self.view
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -75,7 +80,7 @@ impl Pinned {
 
     /// The range's pairs in key order, merged with a transaction's own writes.
     pub(crate) fn scan<'a>(&'a self, own: OwnWrites<'a>, range: FullRange) -> Box<MappedScan<'a>> {
-        let view = &self.view;
+        let view = self.view();
         let (source, generations) = (self.core().source(), &view.generations);
         let scan = Scan::over(source, view.root, generations, &view.deleted, view.commit, own, range);
         // What a transaction deleted itself does not count for others.
@@ -91,7 +96,7 @@ impl Pinned {
         if range.is_empty() {
             return Ok(0);
         }
-        count_in(self.core().source(), &self.view, range)
+        count_in(self.view(), range)
     }
 }
 
@@ -102,9 +107,9 @@ impl Drop for Pinned {
     }
 }
 
-fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Result<u64> {
+fn count_in(view: &View<'_>, range: &FullRange) -> Result<u64> {
     let between = |low: &[u8], high: &[u8]| -> Result<u64> {
-        Ok(count_below(source, view.root, high)? - count_below(source, view.root, low)?)
+        Ok(count_below(view.pages, view.root, high)? - count_below(view.pages, view.root, low)?)
     };
     let mut count = between(&range.low, &range.high)?;
     if !view.has_recent() {
@@ -119,12 +124,11 @@ fn count_in<'a, S: Source<'a>>(source: S, view: &View, range: &FullRange) -> Res
         root: Default::default(),
         ..view.clone()
     };
-    let mut scan = Scan::new(source, &above, &[], range.clone());
+    let mut scan = Scan::new(view.pages, &above, &[], range.clone());
     scan.show_deleted();
     while let Some(entry) = scan.next()? {
         let key = scan.key();
-        let in_base =
-            view.in_base(source, key, key_hash(view.hash_seed, key))?.is_some() && view.deleted.at(key)?.is_none();
+        let in_base = view.in_base(key, key_hash(view.hash_seed, key))?.is_some() && view.deleted.at(key)?.is_none();
         match entry {
             Entry::Deleted if in_base => count -= 1,
             Entry::Deleted => {}
@@ -155,7 +159,7 @@ impl Snapshot {
 
     /// The newest commit that the snapshot shows.
     pub fn commit(&self) -> u64 {
-        self.pinned.view.commit
+        self.pinned.view().commit
     }
 
     /// The id by which [`Store::end_snapshot`] and the statistics know this snapshot.
@@ -171,7 +175,7 @@ impl Snapshot {
     pub fn get(&self, map: &Map, key: impl AsRef<[u8]>) -> Result<Option<Value<'_>>> {
         self.pinned.alive()?;
         let full_key = FullKey::new(map.id_in(self.pinned.core())?, key.as_ref())?;
-        self.pinned.view.get(self.pinned.core().source(), &full_key)
+        self.pinned.view().get(&full_key)
     }
 
     /// Whether a key is there.
@@ -181,7 +185,7 @@ impl Snapshot {
     pub fn contains_key(&self, map: &Map, key: impl AsRef<[u8]>) -> Result<bool> {
         self.pinned.alive()?;
         let full_key = FullKey::new(map.id_in(self.pinned.core())?, key.as_ref())?;
-        self.pinned.view.contains(self.pinned.core().source(), &full_key)
+        self.pinned.view().contains(&full_key)
     }
 
     /// Whether the map holds nothing.
@@ -212,7 +216,7 @@ impl Snapshot {
     pub(crate) fn get_full(&self, map: &Map, full_key: &[u8]) -> Result<Option<Value<'_>>> {
         self.pinned.alive()?;
         map.id_in(self.pinned.core())?;
-        self.pinned.view.get(self.pinned.core().source(), full_key)
+        self.pinned.view().get(full_key)
     }
 
     /// The values of several keys, in their order.
@@ -264,11 +268,11 @@ impl Snapshot {
     pub fn stream(&self, map: &Map, key: impl AsRef<[u8]>) -> Result<Option<ValueReader<'_>>> {
         self.pinned.alive()?;
         let full_key = FullKey::new(map.id_in(self.pinned.core())?, key.as_ref())?;
-        let hash = key_hash(self.pinned.view.hash_seed, &full_key);
-        let source = self.pinned.core().source();
-        let entry = match self.pinned.view.recent(source, &full_key, hash)? {
+        let view = self.pinned.view();
+        let hash = key_hash(view.hash_seed, &full_key);
+        let entry = match view.recent(&full_key, hash)? {
             Some((_, entry)) => Some(entry),
-            None => self.pinned.view.in_base(source, &full_key, hash)?,
+            None => view.in_base(&full_key, hash)?,
         };
         Ok(match entry {
             None | Some(Entry::Deleted) => None,

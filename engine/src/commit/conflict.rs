@@ -78,7 +78,7 @@ impl Core {
         Reason::Conflict { map, key }.into()
     }
 
-    fn changed_since(&self, newer: &Newer, key: &[u8], hash: u64) -> Result<bool> {
+    fn changed_since(&self, newer: &Newer<'_>, key: &[u8], hash: u64) -> Result<bool> {
         for generation in &newer.generations {
             let found = generation.written(self.source(), key, hash, u64::MAX)?.map(|(c, _)| c);
             if found.is_some_and(|commit| commit > newer.since) {
@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// A key in `range` (or the beginning of a range delete) that was changed since.
-    fn changed_in_range(&self, newer: &Newer, range: &FullRange) -> Result<Option<Vec<u8>>> {
+    fn changed_in_range(&self, newer: &Newer<'_>, range: &FullRange) -> Result<Option<Vec<u8>>> {
         for generation in &newer.generations {
             let mut cursor = IndexCursor::new(generation.index, generation.log);
             cursor.seek(&range.low)?;
@@ -113,7 +113,7 @@ impl Core {
     }
 
     /// A key of a run that was changed since: looks every changed key up in the run.
-    fn changed_in_run(&self, newer: &Newer, run: Root) -> Result<Option<Vec<u8>>> {
+    fn changed_in_run(&self, newer: &Newer<'_>, run: Root) -> Result<Option<Vec<u8>>> {
         for generation in &newer.generations {
             let mut cursor = IndexCursor::new(generation.index, generation.log);
             cursor.first()?;
@@ -149,16 +149,16 @@ impl Core {
 }
 
 /// What came after the commit that a transaction sees.
-struct Newer {
+struct Newer<'a> {
     since: u64,
     /// Those with commits after that.
-    generations: Vec<GenerationView>,
+    generations: Vec<GenerationView<'a>>,
     /// What those commits deleted by ranges.
     deleted: Deleted,
 }
 
-impl Newer {
-    fn new(generations: Vec<GenerationView>, since: u64) -> Result<Newer> {
+impl<'a> Newer<'a> {
+    fn new(generations: Vec<GenerationView<'a>>, since: u64) -> Result<Newer<'a>> {
         let deleted = Deleted::all(&generations, since, u64::MAX)?;
         Ok(Newer {
             since,

@@ -846,7 +846,7 @@ impl Core {
         Ok(commit)
     }
 
-    fn enter_in_index(&self, slot: u16, log: LogView, draft: &mut Draft, commit: u64, body: u32) {
+    fn enter_in_index(&self, slot: u16, log: LogView<'_>, draft: &mut Draft, commit: u64, body: u32) {
         let index = self.index(slot);
         for operation in 0..draft.planned.len() {
             kill_point();
@@ -881,7 +881,7 @@ impl Core {
 struct Newest<'a> {
     core: &'a Core,
     /// All of the store, once something is not in the generation that takes commits.
-    view: Option<View>,
+    view: Option<View<'a>>,
 }
 
 impl<'a> Newest<'a> {
@@ -901,10 +901,10 @@ impl<'a> Newest<'a> {
         {
             return entry.resolve(source);
         }
-        self.view()?.get(source, full_key)
+        self.view()?.get(full_key)
     }
 
-    fn view(&mut self) -> Result<&View> {
+    fn view(&mut self) -> Result<&View<'a>> {
         Ok(match &mut self.view {
             Some(view) => view,
             none => none.insert(self.core.view_under_lock()?),

@@ -268,12 +268,12 @@ impl Core {
     /// # Errors
     /// [`Reason::Io`] when it cannot be opened or mapped in this process.
     #[inline]
-    pub(crate) fn log_view(&self, slot: u16) -> Result<LogView> {
+    pub(crate) fn log_view(&self, slot: u16) -> Result<LogView<'_>> {
         self.log_of(slot, self.entry(slot))
     }
 
     #[inline(always)]
-    fn log_of(&self, slot: u16, entry: &GenerationEntry) -> Result<LogView> {
+    fn log_of<'p>(&'p self, slot: u16, entry: &'p GenerationEntry) -> Result<LogView<'p>> {
         let incarnation = entry.incarnation.load(Ordering::Acquire);
         // SAFETY: entries of the region stay where they are until the region goes, and views go before that.
         match unsafe { self.segments.view(slot, incarnation, &entry.filled) } {
@@ -283,7 +283,7 @@ impl Core {
     }
 
     #[cold]
-    fn map_log(&self, slot: u16, incarnation: u32) -> Result<LogView> {
+    fn map_log(&self, slot: u16, incarnation: u32) -> Result<LogView<'_>> {
         self.segments.file(slot, incarnation, &self.entry(slot).number)?;
         // SAFETY: as in `log_of`.
         let mapped = unsafe { self.segments.view(slot, incarnation, &self.entry(slot).filled) };
@@ -291,7 +291,7 @@ impl Core {
     }
 
     #[inline(always)]
-    pub(crate) fn generation_view(&self, slot: u16) -> Result<GenerationView> {
+    pub(crate) fn generation_view(&self, slot: u16) -> Result<GenerationView<'_>> {
         let entry = self.entry(slot);
         Ok(GenerationView {
             log: self.log_of(slot, entry)?,
@@ -299,18 +299,20 @@ impl Core {
         })
     }
 
-    /// What the given version shows up to `commit`. The caller holds a pin, or the commit lock.
-    pub(crate) fn view(&self, version: &Version, commit: u64) -> Result<View> {
+    /// What the given version shows up to `commit`. The caller holds a pin or the commit lock, and has called
+    /// [`Core::cover_data`].
+    pub(crate) fn view(&self, version: &Version, commit: u64) -> Result<View<'_>> {
         let mut view = self.empty_view(version, commit);
         self.fill_view(&mut view, version, |_| true)?;
         Ok(view)
     }
 
     #[inline(always)]
-    fn empty_view(&self, version: &Version, commit: u64) -> View {
+    fn empty_view(&self, version: &Version, commit: u64) -> View<'_> {
         View {
             commit,
             newest_slot: version.generations.last().copied().unwrap_or(0),
+            pages: self.pages.mapped(),
             root: version.root,
             hash_seed: self.hash_seed,
             generations: Default::default(),
@@ -320,7 +322,12 @@ impl Core {
 
     /// In place, because a view is large and every snapshot makes one.
     #[inline(always)]
-    fn fill_view(&self, view: &mut View, version: &Version, is_seen: impl Fn(&GenerationView) -> bool) -> Result<()> {
+    fn fill_view<'p>(
+        &'p self,
+        view: &mut View<'p>,
+        version: &Version,
+        is_seen: impl Fn(&GenerationView<'p>) -> bool,
+    ) -> Result<()> {
         let mut has_range_deletes = false;
         for &slot in &version.generations {
             let generation = self.generation_view(slot)?;
@@ -359,20 +366,20 @@ impl Core {
     }
 
     /// What is visible now, for as long as the commit lock is held.
-    pub(crate) fn view_under_lock(&self) -> Result<View> {
+    pub(crate) fn view_under_lock(&self) -> Result<View<'_>> {
         self.cover_data()?;
         let (version, _) = self.region.read_version(&self.control().visible.0);
         self.view(&version, u64::MAX)
     }
 
     /// Pins what is visible now.
-    pub(crate) fn pin(&self) -> Result<(Pin, View)> {
+    pub(crate) fn pin(&self) -> Result<(Pin, View<'_>)> {
         self.pin_limit(&self.control().visible.0)
     }
 
     /// Pins what is visible up to a limit that is never below the base: `visible` or `synced`.
     #[inline(always)]
-    pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View)> {
+    pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View<'_>)> {
         self.own()?;
         let (pin, version, commit) = self.region.pin(slot_hint(), limit)?;
         // Checked after the pin was set: either this thread sees that the store is closed, or the closing thread sees
@@ -382,12 +389,13 @@ impl Core {
             return Err(Reason::Closed.into());
         }
         remember_slot(pin.index);
+        if let Err(error) = self.cover_data() {
+            self.unpin(&pin);
+            return Err(error);
+        }
         // What is empty now has nothing for this commit later either, and every read would look there.
         let mut view = self.empty_view(&version, commit);
-        let filled = self
-            .cover_data()
-            .and_then(|()| self.fill_view(&mut view, &version, |generation| generation.has_anything()));
-        if let Err(error) = filled {
+        if let Err(error) = self.fill_view(&mut view, &version, |generation| generation.has_anything()) {
             self.unpin(&pin);
             return Err(error);
         }
@@ -453,7 +461,7 @@ impl Core {
     }
 
     /// Runs a read on what is visible now.
-    pub(crate) fn with_view<T>(&self, read: impl FnOnce(&View) -> Result<T>) -> Result<T> {
+    pub(crate) fn with_view<T>(&self, read: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
         let (pin, view) = self.pin()?;
         let pin = PinGuard { core: self, pin };
         let result = read(&view);
@@ -655,7 +663,7 @@ impl Core {
     }
 
     #[cold]
-    fn learn_maps(&self, view: &View, change: u64) -> Result<()> {
+    fn learn_maps(&self, view: &View<'_>, change: u64) -> Result<()> {
         let mut names = HashMap::new();
         let source = self.pages.verified();
         let mut scan = Scan::new(source, view, &[], FullRange::map(CATALOG));
@@ -818,7 +826,8 @@ impl Core {
         self.work.1.notify_all();
     }
 
-    /// The pages of the data file, as readers see them.
+    /// The pages of the data file. The caller holds a pin or a lock that keeps those which it reads; readers use the
+    /// pages of their view.
     #[inline]
     pub(crate) fn source(&self) -> MappedPages<'_> {
         self.pages.mapped()
@@ -927,20 +936,22 @@ fn remember_slot(index: u32) {
 
 thread_local! {
     /// Memory for the generations of a view, which every snapshot needs and nearly always one snapshot after the other.
-    static SPARE_GENERATIONS: std::cell::Cell<Vec<GenerationView>> = const { std::cell::Cell::new(Vec::new()) };
+    static SPARE_GENERATIONS: std::cell::Cell<Vec<GenerationView<'static>>> = const { std::cell::Cell::new(Vec::new()) };
 }
 
 #[inline]
-fn spare_generations() -> Vec<GenerationView> {
+fn spare_generations<'p>() -> Vec<GenerationView<'p>> {
     // A thread that is ending has none.
     SPARE_GENERATIONS.try_with(std::cell::Cell::take).unwrap_or_default()
 }
 
 /// Gives the memory back to which views of this thread come next.
 #[inline]
-pub(crate) fn keep_generations(mut generations: Vec<GenerationView>) {
+pub(crate) fn keep_generations(mut generations: Vec<GenerationView<'_>>) {
     if generations.capacity() > 0 {
         generations.clear();
+        // Empty, so of any lifetime: the standard library collects into the memory that the iterator had.
+        let generations = generations.into_iter().map(|_| unreachable!("it is empty")).collect();
         let _ = SPARE_GENERATIONS.try_with(|spare| spare.set(generations));
     }
 }

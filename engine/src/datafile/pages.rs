@@ -235,9 +235,10 @@ unsafe impl Sync for MappedPages<'_> {}
 impl<'a> MappedPages<'a> {
     /// Bytes of the file. The caller holds a pin under which they do not change.
     fn bytes(self, page: u32, length: usize) -> &'a [u8] {
+        let first = self.base.wrapping_add(page as usize * PAGE_BYTES);
         // SAFETY: the bytes lie in the file, as `check_inside` found when they were first touched (pages in use are
         // never cut off it); the pin keeps them unchanged and the mapping lives as long as the store.
-        unsafe { std::slice::from_raw_parts(self.base.add(page as usize * PAGE_BYTES), length) }
+        unsafe { std::slice::from_raw_parts(first, length) }
     }
 
     /// Where pages are read alone: those of several that belong together are asked for together.
@@ -461,11 +462,10 @@ impl VerifiedBits {
             // SAFETY: just made, and now kept until the drop.
             Ok(_) => unsafe { &*fresh },
             Err(other) => {
-                // SAFETY: `fresh` was never shared; `other` is non-null and kept until the drop.
-                unsafe {
-                    drop(Box::from_raw(fresh));
-                    &*other
-                }
+                // SAFETY: `fresh` was never shared.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: `other` is non-null and kept until the drop.
+                unsafe { &*other }
             }
         }
     }

@@ -45,7 +45,7 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
     /// Those of frozen generations, oldest first, in a range of keys: from the first on, to before the second.
     pub(crate) fn of_generations(
         source: S,
-        generations: &[GenerationView],
+        generations: &[GenerationView<'a>],
         (low, high): (&[u8], Option<&[u8]>),
     ) -> Result<NewestChanges<'a, S>> {
         let deleted = Deleted::all(generations, 0, u64::MAX)?;

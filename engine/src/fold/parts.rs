@@ -37,7 +37,6 @@ use crate::fold::{Folded, NewTree, REPORT_INTERVAL, Values};
 use crate::limits::{BRANCH_PAGES, FOLD_PART_OPERATIONS, FOLD_THREADS_MAX, PAGE_BYTES};
 use crate::log::FoldCosts;
 use crate::planted::kill_point;
-use crate::read::view::GenerationView;
 use crate::region::Version;
 
 /// Parts are not equal, and threads not equally fast: the more parts, the less the last one is waited for.
@@ -130,8 +129,10 @@ impl Core {
             .collect::<Result<Vec<_>>>()?;
         let leaves: usize = generations.iter().map(|generation| generation.index.leaves()).sum();
         let every = (leaves / (portions.parts * SAMPLES_PER_PART)).max(1);
-        let sampled = |generation: &GenerationView| generation.index.samples(generation.log, every);
-        let mut samples: Vec<&[u8]> = generations.iter().flat_map(sampled).collect();
+        let sampled = generations
+            .iter()
+            .flat_map(|generation| generation.index.samples(generation.log, every));
+        let mut samples: Vec<&[u8]> = sampled.collect();
         samples.sort_unstable();
         samples.dedup();
         let divided = btree::divide(

@@ -22,12 +22,12 @@ pub(crate) struct Scout<'a, S: PageSource> {
     last: Option<u32>,
 }
 
-impl<S: PageSource> Scout<'_, S> {
+impl<'a, S: PageSource> Scout<'a, S> {
     /// A scout for the merge of these generations into a tree, in a range of keys. `None`: the tree stays in memory.
     pub(crate) fn new(
         source: S,
         root: Root,
-        generations: &[GenerationView],
+        generations: &[GenerationView<'a>],
         range: (&[u8], Option<&[u8]>),
     ) -> Result<Option<Self>> {
         if !source.wants_read_ahead() {

@@ -119,7 +119,7 @@ impl Arena {
         );
         // SAFETY: in bounds and aligned by the check above (the base is aligned to a cache line, as much as any T
         // needs); `Shared` makes any content valid and concurrent stores sound; the memory stays by `new`.
-        unsafe { &*self.base.add(offset).cast::<T>() }
+        unsafe { &*self.base.wrapping_add(offset).cast::<T>() }
     }
 
     /// Asks the processor for the lines of a node, so that misses that would come one after the other come together.

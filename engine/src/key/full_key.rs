@@ -23,6 +23,10 @@ pub(crate) struct FullKey {
 impl FullKey {
     /// Joins a map id and a key, whose length is checked here and nowhere else.
     #[inline]
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "one check of the length holds for all copies"
+    )]
     pub(crate) fn new(map: u32, key: &[u8]) -> Result<FullKey> {
         check_key(key)?;
         // Made in place: a struct expression with uninitialised bytes is compiled to a copy of all of them.
@@ -51,6 +55,10 @@ impl KeyRoom {
 
     /// Joins a map id and a key.
     #[inline(always)]
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "one check of the length holds for all copies"
+    )]
     pub(crate) fn join(&mut self, map: u32, key: &[u8]) -> Result<&[u8]> {
         check_key(key)?;
         let length = MAP_ID_BYTES + key.len();
@@ -80,6 +88,10 @@ impl Deref for FullKey {
 /// # Safety
 /// `key.len()` bytes from `target` on are writable and not part of `key`.
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "both copies of eight bytes have one reason"
+)]
 unsafe fn copy_short(key: &[u8], target: *mut u8) {
     // SAFETY: every copy is as long as the key, or eight bytes at the front and eight at the end of one that has them.
     unsafe {

@@ -216,9 +216,9 @@ impl Segments {
     /// process has not mapped the file yet.
     ///
     /// # Safety
-    /// `filled` stays where it is for as long as the view, or a copy of it, is used.
+    /// The generation stays alive or held for `'p`: its file stays mapped, and what was written in it stays as it is.
     #[inline]
-    pub(crate) unsafe fn view(&self, slot: u16, incarnation: u32, filled: &AtomicU64) -> Option<LogView> {
+    pub(crate) unsafe fn view<'p>(&self, slot: u16, incarnation: u32, filled: &'p AtomicU64) -> Option<LogView<'p>> {
         let segment = self.places[slot as usize].get()?;
         let is_current = segment.incarnation.load(Ordering::Acquire) == incarnation;
         let base = segment.base.load(Ordering::Acquire);
@@ -255,7 +255,7 @@ impl Segments {
     }
 }
 
-/// The bytes of one log file as mapped. Positions handed to it come from the index of that generation, which learns
+/// The bytes of one log file as mapped, for as long as a pin or a lock keeps the generation. Positions handed to it come from the index of that generation, which learns
 /// them after the record was written, so they always lie in written bytes.
 ///
 /// What stands there may be something else all the same: when the kernel could not write a page back, and dropped it
@@ -263,40 +263,51 @@ impl Segments {
 /// such a place is cut off at the end of the file, and equals none that is looked for; what is asked of the operation
 /// itself is damage.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LogView {
+pub(crate) struct LogView<'p> {
     base: *const u8,
     /// How long the file is at least; more as the generation grows.
-    filled: *const AtomicU64,
+    filled: &'p AtomicU64,
 }
 
 // SAFETY: a view is an address in a read-only mapping; records never change once the index knows them.
-unsafe impl Send for LogView {}
+unsafe impl Send for LogView<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for LogView {}
+unsafe impl Sync for LogView<'_> {}
 
-impl LogView {
+impl<'p> LogView<'p> {
+    /// The log, for a holder of the pin itself, which no lifetime can name.
+    ///
+    /// # Safety
+    /// What is returned, and what it leads to, is used only while the generation stays alive or held.
+    pub(crate) unsafe fn unbound(self) -> LogView<'static> {
+        LogView {
+            base: self.base,
+            // SAFETY: by the contract.
+            filled: unsafe { &*std::ptr::from_ref(self.filled) },
+        }
+    }
+
     /// Full key of the operation at `position`.
     ///
     /// # Safety
-    /// `position` is that of an operation in a record of this generation, and the generation stays pinned for `'a`.
+    /// `position` is that of an operation in a record of this generation.
     #[inline]
-    pub(crate) unsafe fn full_key<'a>(self, position: u32) -> &'a [u8] {
-        // SAFETY: by the contract the header of the operation lies in the file, and so does what is left of the key
-        // after the cut.
-        unsafe {
-            let operation = self.base.add(position as usize);
-            let key_length = u16::from_le_bytes([*operation.add(2), *operation.add(3)]) as usize;
-            let length = (4 + key_length).min(self.left_from(position).saturating_sub(8));
-            std::slice::from_raw_parts(operation.add(8), length)
-        }
+    pub(crate) unsafe fn full_key(self, position: u32) -> &'p [u8] {
+        let operation = self.base.wrapping_add(position as usize);
+        // SAFETY: by the contract the header of the operation lies in the file. Arrays of bytes need no alignment.
+        let key_length = unsafe { *operation.wrapping_add(2).cast::<[u8; 2]>() };
+        let length = 4 + usize::from(u16::from_le_bytes(key_length));
+        let length = length.min(self.left_from(position).saturating_sub(8));
+        // SAFETY: what is left of the key after the cut lies in the file.
+        unsafe { std::slice::from_raw_parts(operation.wrapping_add(8), length) }
     }
 
     /// Bytes of the file from a position on.
     #[inline(always)]
     fn left_from(self, position: u32) -> usize {
-        // SAFETY: the number outlives the view, by the contract of `Segments::view`. Relaxed: it covers the record of
-        // each position that the index hands out, because it is stored before the record is written.
-        let filled = unsafe { (*self.filled).load(Ordering::Relaxed) };
+        // Relaxed: it covers the record of each position that the index hands out, because it is stored before the
+        // record is written.
+        let filled = self.filled.load(Ordering::Relaxed);
         filled.saturating_sub(position.into()) as usize
     }
 
@@ -305,12 +316,10 @@ impl LogView {
     /// # Safety
     /// As for [`LogView::full_key`].
     #[inline]
-    pub(crate) unsafe fn operation<'a>(self, position: u32) -> Result<Operation<'a>> {
+    pub(crate) unsafe fn operation(self, position: u32) -> Result<Operation<'p>> {
+        let operation = self.base.wrapping_add(position as usize);
         // SAFETY: by the contract the position is in the file, which is mapped to its end.
-        let bytes = unsafe {
-            let operation = self.base.add(position as usize);
-            std::slice::from_raw_parts(operation, self.left_from(position))
-        };
+        let bytes = unsafe { std::slice::from_raw_parts(operation, self.left_from(position)) };
         Ok(Operation::decode(bytes)?.0)
     }
 
@@ -319,7 +328,7 @@ impl LogView {
     /// # Safety
     /// As for [`LogView::full_key`].
     #[inline]
-    pub(crate) unsafe fn stored<'a>(self, position: u32) -> Result<Stored<'a>> {
+    pub(crate) unsafe fn stored(self, position: u32) -> Result<Stored<'p>> {
         // SAFETY: passed on.
         let operation = unsafe { self.operation(position) }?;
         match operation.kind {
@@ -339,10 +348,10 @@ impl LogView {
     /// Bytes `from..to` of the file.
     ///
     /// # Safety
-    /// The range was written before and does not change for `'a`.
-    pub(crate) unsafe fn bytes<'a>(self, from: u64, to: u64) -> &'a [u8] {
+    /// The range was written before.
+    pub(crate) unsafe fn bytes(self, from: u64, to: u64) -> &'p [u8] {
         // SAFETY: by the contract.
-        unsafe { std::slice::from_raw_parts(self.base.add(from as usize), (to - from) as usize) }
+        unsafe { std::slice::from_raw_parts(self.base.wrapping_add(from as usize), (to - from) as usize) }
     }
 }
 
@@ -354,19 +363,19 @@ pub(crate) fn changed(position: u32) -> Error {
     ))
 }
 
-impl LogView {
+impl<'p> LogView<'p> {
     /// The record at `position` (or at the next unit) of a generation whose records end at `end`: its position,
     /// header and body. `None`: there is none, so the log is damaged.
     ///
     /// # Safety
-    /// `end` is what the generation's entry says, and the generation stays as it is for `'a`.
-    pub(crate) unsafe fn record<'a>(
+    /// `end` is what the generation's entry says.
+    pub(crate) unsafe fn record(
         self,
         position: u64,
         end: u64,
         segment: &SegmentHeader,
         seeds: &StoreSeeds,
-    ) -> Option<(u64, RecordHeader, &'a [u8])> {
+    ) -> Option<(u64, RecordHeader, &'p [u8])> {
         // SAFETY: everything below the end of the records was written, and by the contract does not change.
         let bytes = unsafe { self.bytes(0, end) };
         let ours = |found: &RecordHeader| found.generation == segment.generation && found.epoch == segment.epoch;
@@ -519,7 +528,7 @@ mod tests {
     use super::*;
 
     /// The mapping of a file in which every byte is `fill`.
-    fn view_of(bytes: &[u8], filled: &AtomicU64) -> LogView {
+    fn view_of<'a>(bytes: &'a [u8], filled: &'a AtomicU64) -> LogView<'a> {
         filled.store(bytes.len() as u64, Ordering::Relaxed);
         LogView {
             base: bytes.as_ptr(),
@@ -538,7 +547,9 @@ mod tests {
             for position in (0..file.len() - 12).chain([file.len() - 12, file.len() - 8, file.len() - 1]) {
                 let range = file.as_ptr_range();
                 // SAFETY: the position is in the file, and the bytes outlive the view.
-                let (key, operation) = unsafe { (log.full_key(position as u32), log.operation(position as u32)) };
+                let key = unsafe { log.full_key(position as u32) };
+                // SAFETY: as for the key.
+                let operation = unsafe { log.operation(position as u32) };
                 assert!(
                     key.as_ptr_range().end <= range.end || key.is_empty(),
                     "{fill:#x} at {position}"
@@ -566,7 +577,9 @@ mod tests {
         bytes[..20].copy_from_slice(&[4, 0, 1, 0, 4, 0, 0, 0, 0, 0, 0, 9, b'a', 0, 0, 0, 9, b'b', 0, 0]);
         let log = view_of(&bytes, &filled);
         // SAFETY: the position is in the file, and the bytes outlive the view.
-        let (operation, stored) = unsafe { (log.operation(0), log.stored(0)) };
+        let operation = unsafe { log.operation(0) };
+        // SAFETY: as for the operation.
+        let stored = unsafe { log.stored(0) };
         assert_eq!(operation.expect("a range delete").kind, OperationKind::DeleteRange);
         assert!(stored.expect_err("not a put").to_string().contains("another operation"));
     }

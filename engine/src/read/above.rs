@@ -20,7 +20,7 @@ pub(crate) struct Above<'a, S: PageSource> {
 }
 
 pub(crate) enum Input<'a, S: PageSource> {
-    Index(Box<IndexCursor<'a, LogView>>, GenerationView),
+    Index(Box<IndexCursor<'a, LogView<'a>>>, GenerationView<'a>),
     Run(u64, Cursor<S>),
     Layer(u64, LayerCursor<'a>),
 }
@@ -34,7 +34,7 @@ impl<'a, S: PageSource> Above<'a, S> {
     }
 
     /// Adds what a generation holds up to a commit. Single operations of a commit come after its run.
-    pub(crate) fn add_generation(&mut self, source: S, generation: &GenerationView, limit: u64) -> Result<()> {
+    pub(crate) fn add_generation(&mut self, source: S, generation: &GenerationView<'a>, limit: u64) -> Result<()> {
         for run in generation.runs(0, limit) {
             let (commit, root) = run?;
             self.runs.push(root);

@@ -87,7 +87,7 @@ const BASE: usize = usize::MAX;
 
 impl<'a, S: Source<'a>> Scan<'a, S> {
     /// A scan of `range`, standing before its first key. `layers` are a transaction's own writes, oldest first.
-    pub(crate) fn new(source: S, view: &View, layers: &'a [Layer], range: FullRange) -> Scan<'a, S> {
+    pub(crate) fn new(source: S, view: &View<'a>, layers: &'a [Layer], range: FullRange) -> Scan<'a, S> {
         let (generations, deleted) = (&view.generations, &view.deleted);
         Scan::over(
             source,
@@ -104,7 +104,7 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     pub(crate) fn over(
         source: S,
         root: Root,
-        generations: &[GenerationView],
+        generations: &[GenerationView<'a>],
         deleted: &Deleted,
         limit: u64,
         own: OwnWrites<'a>,

@@ -6,6 +6,7 @@
 
 use crate::btree::{self, Location, Root, Stored};
 use crate::checksum::key_hash;
+use crate::datafile::pages::MappedPages;
 use crate::error::Result;
 use crate::index::{Finger, Index, Keys, Version};
 use crate::key::full_key::FullRange;
@@ -13,14 +14,14 @@ use crate::log::{LogView, Operation, OperationKind, changed, decode_root};
 use crate::read::deleted::Deleted;
 use crate::read::value::{Entry, Source, Value};
 
-/// One generation as readers see it.
+/// One generation as readers see it, for as long as a pin or a lock keeps it.
 #[derive(Clone, Copy)]
-pub(crate) struct GenerationView {
-    pub(crate) log: LogView,
+pub(crate) struct GenerationView<'p> {
+    pub(crate) log: LogView<'p>,
     pub(crate) index: Index,
 }
 
-impl std::fmt::Debug for GenerationView {
+impl std::fmt::Debug for GenerationView<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("GenerationView")
             .field("entries", &self.index.entries())
@@ -28,11 +29,10 @@ impl std::fmt::Debug for GenerationView {
     }
 }
 
-impl<'a> Keys<'a> for LogView {
+impl<'p> Keys<'p> for LogView<'p> {
     #[inline]
-    fn key(self, position: u32) -> &'a [u8] {
-        // SAFETY: the index hands out only positions that a commit put into it after writing the record, and an
-        // index is only reached through a generation that is pinned or active.
+    fn key(self, position: u32) -> &'p [u8] {
+        // SAFETY: the index hands out only positions that a commit put into it after writing the record.
         unsafe { self.full_key(position) }
     }
 
@@ -42,22 +42,38 @@ impl<'a> Keys<'a> for LogView {
     }
 }
 
-impl GenerationView {
-    /// What the operation at `position` stored. The caller's pin keeps the generation for `'a`.
+impl<'p> GenerationView<'p> {
+    /// The generation, for a holder of the pin itself, which no lifetime can name.
+    ///
+    /// # Safety
+    /// What is returned, and what it leads to, is used only while the generation stays alive or held.
+    pub(crate) unsafe fn unbound(self) -> GenerationView<'static> {
+        GenerationView {
+            // SAFETY: passed on.
+            log: unsafe { self.log.unbound() },
+            index: self.index,
+        }
+    }
+
+    /// What the operation at `position` stored.
     #[inline]
-    pub(crate) fn stored<'a>(self, position: u32) -> Result<Stored<'a>> {
+    pub(crate) fn stored(self, position: u32) -> Result<Stored<'p>> {
         // SAFETY: positions come from this generation's index, see `Keys`.
         unsafe { self.log.stored(position) }
     }
 
     /// The operation at `position`, likewise.
-    fn operation<'a>(self, position: u32) -> Result<Operation<'a>> {
-        // SAFETY: as above.
+    fn operation(self, position: u32) -> Result<Operation<'p>> {
+        // SAFETY: positions come from this generation's index, see `Keys`.
         unsafe { self.log.operation(position) }
     }
 
     /// Range deletes of commits after `since` and up to `limit`, newest first, with their commits.
-    pub(crate) fn range_deletes(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, FullRange)>> {
+    pub(crate) fn range_deletes(
+        self,
+        since: u64,
+        limit: u64,
+    ) -> impl Iterator<Item = Result<(u64, FullRange)>> + use<'p> {
         let visible = self.index.range_deletes().skip_while(move |note| note.commit > limit);
         let newer = visible.take_while(move |note| note.commit > since);
         newer.map(move |note| match self.operation(note.position)? {
@@ -69,7 +85,7 @@ impl GenerationView {
     }
 
     /// Runs, likewise.
-    pub(crate) fn runs(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, Root)>> {
+    pub(crate) fn runs(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, Root)>> + use<'p> {
         let visible = self.index.runs().skip_while(move |note| note.commit > limit);
         let newer = visible.take_while(move |note| note.commit > since);
         newer.map(move |note| match self.operation(note.position)? {
@@ -79,7 +95,7 @@ impl GenerationView {
     }
 }
 
-impl GenerationView {
+impl GenerationView<'_> {
     /// Enters an operation into the index that is in the log at `position`. Conditions as for [`Index::insert`].
     pub(crate) fn enter(self, operation: Operation<'_>, hash_seed: u64, commit: u64, position: u32) {
         match operation.kind {
@@ -93,62 +109,76 @@ impl GenerationView {
     }
 }
 
-/// A moment of the store. Its holder has a pin for it.
+/// A moment of the store, for as long as a pin or a lock keeps it.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
+pub(crate) struct View<'p> {
     /// Newest commit that is seen.
     pub(crate) commit: u64,
     /// Slot of the newest generation.
     pub(crate) newest_slot: u16,
+    /// The data file, for what the view refers to.
+    pub(crate) pages: MappedPages<'p>,
     pub(crate) root: Root,
     pub(crate) hash_seed: u64,
     /// Oldest first.
-    pub(crate) generations: Vec<GenerationView>,
+    pub(crate) generations: Vec<GenerationView<'p>>,
     pub(crate) deleted: Deleted,
 }
 
-impl View {
+impl<'p> View<'p> {
+    /// The view, for a holder of the pin itself, which no lifetime can name.
+    ///
+    /// # Safety
+    /// What is returned, and what it leads to, is used only while a pin or a lock keeps the view.
+    #[inline(always)]
+    pub(crate) unsafe fn unbound(self) -> View<'static> {
+        // SAFETY: the types differ in their lifetime only.
+        unsafe { std::mem::transmute::<View<'p>, View<'static>>(self) }
+    }
+
     /// The value of a key.
     #[inline]
-    pub(crate) fn get<'a, S: Source<'a>>(&self, source: S, full_key: &[u8]) -> Result<Option<Value<'a>>> {
+    pub(crate) fn get(&self, full_key: &[u8]) -> Result<Option<Value<'p>>> {
         let hash = key_hash(self.hash_seed, full_key);
         // Each generation's filter is a miss of its own: all of them at once.
         self.generations
             .iter()
             .for_each(|generation| generation.index.prefetch(hash));
-        if let Some((_, entry)) = self.recent(source, full_key, hash)? {
-            return entry.resolve(source);
+        if let Some((_, entry)) = self.recent(full_key, hash)? {
+            return entry.resolve(self.pages);
         }
-        match self.in_base(source, full_key, hash)? {
-            Some(entry) => entry.resolve(source),
+        match self.in_base(full_key, hash)? {
+            Some(entry) => entry.resolve(self.pages),
             None => Ok(None),
         }
     }
 
     /// Whether a key is there. A long value is not read for that.
-    pub(crate) fn contains<'a, S: Source<'a>>(&self, source: S, full_key: &[u8]) -> Result<bool> {
+    pub(crate) fn contains(&self, full_key: &[u8]) -> Result<bool> {
         let hash = key_hash(self.hash_seed, full_key);
-        Ok(match self.recent(source, full_key, hash)? {
+        Ok(match self.recent(full_key, hash)? {
             Some((_, entry)) => !matches!(entry, Entry::Deleted),
-            None => self.in_base(source, full_key, hash)?.is_some(),
+            None => self.in_base(full_key, hash)?.is_some(),
         })
     }
 
     /// What the base holds at a key.
     #[inline]
-    pub(crate) fn in_base<'a, S: Source<'a>>(&self, source: S, key: &[u8], hash: u64) -> Result<Option<Entry<'a>>> {
-        in_tree(source, self.root, key, hash)
+    pub(crate) fn in_base(&self, key: &[u8], hash: u64) -> Result<Option<Entry<'p>>> {
+        in_tree(self.pages, self.root, key, hash)
     }
 
     /// The newest commit above the base that touched a key, and what it left there.
     #[inline]
-    pub(crate) fn recent<'a, S: Source<'a>>(
-        &self,
-        source: S,
-        full_key: &[u8],
-        hash: u64,
-    ) -> Result<Option<(u64, Entry<'a>)>> {
-        recent(source, &self.generations, &self.deleted, full_key, hash, self.commit)
+    pub(crate) fn recent(&self, full_key: &[u8], hash: u64) -> Result<Option<(u64, Entry<'p>)>> {
+        recent(
+            self.pages,
+            &self.generations,
+            &self.deleted,
+            full_key,
+            hash,
+            self.commit,
+        )
     }
 
     /// Whether anything above the base can exist.
@@ -157,7 +187,7 @@ impl View {
     }
 }
 
-impl GenerationView {
+impl<'p> GenerationView<'p> {
     pub(crate) fn has_anything(self) -> bool {
         self.index.has_keys() || self.index.has_notes()
     }
@@ -165,13 +195,13 @@ impl GenerationView {
     /// The newest commit up to `limit` in this generation that wrote a key, range deletes not counted, and what it left
     /// there.
     #[inline]
-    pub(crate) fn written<'a, S: Source<'a>>(
+    pub(crate) fn written<S: Source<'p>>(
         self,
         source: S,
         full_key: &[u8],
         hash: u64,
         limit: u64,
-    ) -> Result<Option<(u64, Entry<'a>)>> {
+    ) -> Result<Option<(u64, Entry<'p>)>> {
         let single = self.index.find(self.log, full_key, hash, limit);
         self.after_runs(source, full_key, hash, single, limit)
     }
@@ -179,27 +209,27 @@ impl GenerationView {
     /// The newest commit of all in this generation that wrote a key, looked for at a finger first. Under the commit
     /// lock.
     #[inline]
-    pub(crate) fn written_near<'a, S: Source<'a>>(
+    pub(crate) fn written_near<S: Source<'p>>(
         self,
         source: S,
         full_key: &[u8],
         hash: u64,
         finger: Finger,
-    ) -> Result<Option<(u64, Entry<'a>)>> {
+    ) -> Result<Option<(u64, Entry<'p>)>> {
         let single = self.index.find_near(self.log, full_key, hash, finger);
         self.after_runs(source, full_key, hash, single, u64::MAX)
     }
 
     /// What `single`, the newest single operation up to `limit`, comes to with the runs that are newer.
     #[inline(always)]
-    fn after_runs<'a, S: Source<'a>>(
+    fn after_runs<S: Source<'p>>(
         self,
         source: S,
         full_key: &[u8],
         hash: u64,
         single: Option<Version>,
         limit: u64,
-    ) -> Result<Option<(u64, Entry<'a>)>> {
+    ) -> Result<Option<(u64, Entry<'p>)>> {
         if self.index.has_runs() {
             let newer_than = single.map_or(0, |version| version.commit);
             if let Some(found) = self.in_runs(source, full_key, hash, newer_than, limit)? {
@@ -212,14 +242,14 @@ impl GenerationView {
 
     /// What the newest run after `newer_than` that wrote a key left there.
     #[cold]
-    fn in_runs<'a, S: Source<'a>>(
+    fn in_runs<S: Source<'p>>(
         self,
         source: S,
         full_key: &[u8],
         hash: u64,
         newer_than: u64,
         limit: u64,
-    ) -> Result<Option<(u64, Entry<'a>)>> {
+    ) -> Result<Option<(u64, Entry<'p>)>> {
         for run in self.runs(newer_than, limit) {
             let (commit, root) = run?;
             if let Some(entry) = in_tree(source, root, full_key, hash)? {
@@ -235,7 +265,7 @@ impl GenerationView {
 #[inline]
 pub(crate) fn recent<'a, S: Source<'a>>(
     source: S,
-    generations: &[GenerationView],
+    generations: &[GenerationView<'a>],
     deleted: &Deleted,
     full_key: &[u8],
     hash: u64,
@@ -256,7 +286,7 @@ pub(crate) fn recent<'a, S: Source<'a>>(
 #[inline(never)]
 fn recent_or_deleted<'a, S: Source<'a>>(
     source: S,
-    generations: &[GenerationView],
+    generations: &[GenerationView<'a>],
     deleted: &Deleted,
     full_key: &[u8],
     hash: u64,

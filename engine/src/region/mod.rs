@@ -664,7 +664,7 @@ impl Region {
     #[inline(always)]
     unsafe fn at<T>(&self, offset: u64) -> &T {
         // SAFETY: passed on.
-        unsafe { &*self.mapping.base().add(offset as usize).cast() }
+        unsafe { &*self.mapping.base().wrapping_add(offset as usize).cast() }
     }
 
     fn slot(&self, index: usize) -> &Slot {

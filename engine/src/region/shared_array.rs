@@ -227,12 +227,9 @@ mod tests {
         let space = &region.control().space;
         let mut rng = fastrand::Rng::with_seed(17);
         // SAFETY: no other thread knows this region.
-        let (mut words, mut triples) = unsafe {
-            (
-                SharedArray::<u64>::new(&region, &space.used, 0),
-                SharedArray::<[u64; 3]>::new(&region, &space.retired, 1),
-            )
-        };
+        let mut words = unsafe { SharedArray::<u64>::new(&region, &space.used, 0) };
+        // SAFETY: as for the other array.
+        let mut triples = unsafe { SharedArray::<[u64; 3]>::new(&region, &space.retired, 1) };
         let (mut expected_words, mut expected_triples) = (Vec::new(), Vec::new());
         for step in 0..200 {
             region.undo_log().begin(step);

@@ -141,14 +141,10 @@ impl Region {
     }
 
     fn hash_part(&self, hasher: &mut Xxh3, part: Range<u64>) {
+        let first = self.mapping.base().wrapping_add(part.start as usize);
         // SAFETY: the part lies in the mapping and below the end of the file. No thread stores there: the caller keeps others
         // out, and has stopped its own threads.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(
-                self.mapping.base().add(part.start as usize),
-                (part.end - part.start) as usize,
-            )
-        };
+        let bytes = unsafe { std::slice::from_raw_parts(first, (part.end - part.start) as usize) };
         hasher.update(bytes);
     }
 

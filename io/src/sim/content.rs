@@ -40,8 +40,9 @@ impl Content {
         buffer[inside..].fill(0);
         if inside > 0 {
             let base = self.reservations[self.reservations.len() - 1].base();
+            let from = base.wrapping_add(offset as usize);
             // SAFETY: `offset + inside` is within the reservation, which is readable memory and not `buffer`.
-            unsafe { std::ptr::copy_nonoverlapping(base.add(offset as usize), buffer.as_mut_ptr(), inside) };
+            unsafe { std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr(), inside) };
         }
     }
 
@@ -84,10 +85,9 @@ impl Content {
                 .min(bytes.len() as u64) as usize;
             if fitting > 0 {
                 reservation.populate(offset as usize, fitting);
+                let to = reservation.base().wrapping_add(offset as usize);
                 // SAFETY: `offset + fitting` is within the reservation, which is writable memory and not `bytes`.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), reservation.base().add(offset as usize), fitting);
-                }
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, fitting) };
             }
         }
     }
@@ -143,7 +143,8 @@ fn copy_pages(from: &Reservation, to: &Reservation, pages: &Bits) {
         let (start, length) = ((run.start * PAGE) as usize, ((run.end - run.start) * PAGE) as usize);
         assert!(start + length <= from.length() && start + length <= to.length());
         to.populate(start, length);
+        let (source, target) = (from.base().wrapping_add(start), to.base().wrapping_add(start));
         // SAFETY: both ranges are inside their reservations, as just checked, and reservations never overlap.
-        unsafe { std::ptr::copy_nonoverlapping(from.base().add(start), to.base().add(start), length) };
+        unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
     }
 }

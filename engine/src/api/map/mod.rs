@@ -140,7 +140,7 @@ impl Map {
         let full_key = self.full_key(key.as_ref())?;
         let core = self.core();
         core.healthy()?;
-        core.with_view(|view| Ok(view.get(core.source(), &full_key)?.map(Value::into_owned)))
+        core.with_view(|view| Ok(view.get(&full_key)?.map(Value::into_owned)))
     }
 
     /// Whether a key is there now.
@@ -151,7 +151,7 @@ impl Map {
         let full_key = self.full_key(key.as_ref())?;
         let core = self.core();
         core.healthy()?;
-        core.with_view(|view| view.contains(core.source(), &full_key))
+        core.with_view(|view| view.contains(&full_key))
     }
 
     /// The values of several keys, all at the same moment, in their order.
@@ -165,7 +165,7 @@ impl Map {
             keys.iter()
                 .map(|key| {
                     let full_key = self.full_key(key.as_ref())?;
-                    Ok(view.get(core.source(), &full_key)?.map(Value::into_owned))
+                    Ok(view.get(&full_key)?.map(Value::into_owned))
                 })
                 .collect()
         })
@@ -379,7 +379,7 @@ impl Maps<'_> {
         core.healthy()?;
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         let found = core.with_view(|view| {
-            let id = view.get(core.source(), &key)?.map(|id| map_id(&id)).transpose()?;
+            let id = view.get(&key)?.map(|id| map_id(&id)).transpose()?;
             Ok(id.map(|id| (id, view.commit)))
         })?;
         Ok(found.map(|(id, commit)| Map::new(self.store, id, name, commit)))

@@ -369,7 +369,7 @@ impl Transaction {
 
     /// The commit whose state the transaction reads.
     pub fn snapshot_commit(&self) -> u64 {
-        self.pinned.view.commit
+        self.pinned.view().commit
     }
 
     /// The value of a key: this transaction's own, or that of its snapshot. It owns its bytes, so that the transaction
@@ -411,7 +411,7 @@ impl Transaction {
         if let Some(entry) = self.own(full_key)? {
             return entry.resolve(self.core().source());
         }
-        self.pinned.view.get(self.core().source(), full_key)
+        self.pinned.view().get(full_key)
     }
 
     /// What the transaction itself did to a key, if anything.
@@ -421,7 +421,7 @@ impl Transaction {
                 return Ok(Some(written.entry()));
             }
             if let Some(root) = layer.run() {
-                let hash = key_hash(self.pinned.view.hash_seed, full_key);
+                let hash = key_hash(self.pinned.view().hash_seed, full_key);
                 let found = in_tree(self.core().source(), root, full_key, hash)?;
                 if found.is_some() {
                     return Ok(found);
@@ -695,7 +695,7 @@ impl Transaction {
     /// Whether a layer puts or deletes a key, whatever was there before.
     fn replaces(&self, layer: &Layer, full_key: &[u8]) -> Result<bool> {
         if let Some(root) = layer.run() {
-            let hash = key_hash(self.pinned.view.hash_seed, full_key);
+            let hash = key_hash(self.pinned.view().hash_seed, full_key);
             return Ok(in_tree(self.core().source(), root, full_key, hash)?.is_some());
         }
         let written = layer.written(full_key);
@@ -1123,7 +1123,7 @@ impl Transaction {
 
     /// The record's operations: range deletes, the run, single operations, appends.
     fn draft(&self, draft: &mut Draft, run: Option<Root>) -> Result<()> {
-        let seed = self.pinned.view.hash_seed;
+        let seed = self.pinned.view().hash_seed;
         if self.held().ranges > 0 {
             let deleted = self.work.layers.iter().flat_map(Layer::deleted_ranges);
             for range in crate::read::view::union(deleted.collect()) {
@@ -1158,7 +1158,7 @@ impl Transaction {
     }
 
     fn draft_one(&self, draft: &mut Draft, key: &[u8], written: Written<'_>) {
-        let seed = self.pinned.view.hash_seed;
+        let seed = self.pinned.view().hash_seed;
         let operation = match written {
             Written::Put(value) => draft.push(OperationKind::Put, key, value, seed),
             Written::PutExtent(extent) => draft.push(OperationKind::PutExtent, key, &extent.encode(), seed),

@@ -37,7 +37,7 @@ impl Transaction {
         self.note_read(|reads| reads.key(&full_key))?;
         match self.own(&full_key)? {
             Some(entry) => Ok(!matches!(entry, crate::read::value::Entry::Deleted)),
-            None => self.pinned.view.contains(self.core().source(), &full_key),
+            None => self.pinned.view().contains(&full_key),
         }
     }
 

@@ -300,18 +300,14 @@ impl Matrix<'_> {
 mod tests {
     use super::*;
     use crate::results::tests::{results, run};
-    use crate::results::{Outcome, Results, Run};
+    use crate::results::{Outcome, Run};
 
     const PEERS: [&str; 3] = ["lmdb", "redb", "null"];
 
     fn matrix(runs: Vec<Run>) -> String {
-        matrix_over(&[(0, &results(runs))])
-    }
-
-    fn matrix_over(parts: &[(usize, &Results)]) -> String {
-        let verdict = Verdict::over(parts).expect("peers");
+        let verdict = Verdict::of(&results(runs)).expect("peers");
         let mut html = String::new();
-        write_matrix(&mut html, &verdict, &PEERS, parts.len() > 1);
+        write_matrix(&mut html, &verdict, &PEERS, false);
         html
     }
 
@@ -355,17 +351,10 @@ mod tests {
         let mut cannot = run("redb", Class::Written, 0, 1);
         cannot.workload = "map/1M".to_string();
         cannot.outcome = Outcome::NotApplicable("has no class".to_string());
-        assert!(!matrix(runs.clone()).contains(">null<"));
         runs.push(cannot);
-        let mut other = results(pair("first", 100, 100));
-        other.runs[1].peer = "canopydb".to_string();
-        other.header.started_unix = 1;
-        other.header.scale = 1.0;
-        let mut html = String::new();
-        let first = results(runs);
-        let verdict = Verdict::over(&[(0, &first), (1, &other)]).expect("peers");
-        write_matrix(&mut html, &verdict, &["lmdb", "redb"], true);
+        let html = matrix(runs);
         assert!(html.contains("<td class=\"cell apart\">n/a</td>"), "{html}");
+        assert!(html.contains(">redb<") && !html.contains(">null<"), "{html}");
     }
 
     #[test]

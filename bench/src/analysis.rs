@@ -273,6 +273,22 @@ fn inability(run: &Run, phase: &str) -> String {
     }
 }
 
+/// Splits the name of a task into its family and the size that it ends with: `growth/kept-1k` is 1,000 of
+/// `growth/kept-`.
+pub fn sized(workload: &str) -> Option<(&str, f64)> {
+    let start = workload.rfind(['/', '-'])? + 1;
+    let (family, size) = workload.split_at(start);
+    let size = size.trim_end_matches('B');
+    let digits = size.trim_end_matches(['k', 'M']);
+    let factor = match &size[digits.len()..] {
+        "" => 1.0,
+        "k" => 1e3,
+        "M" => 1e6,
+        _ => return None,
+    };
+    Some((family, digits.parse::<u32>().ok()? as f64 * factor))
+}
+
 /// Formats a time for people.
 pub fn time_text(nanos: f64) -> String {
     match nanos {
@@ -329,6 +345,16 @@ pub fn spread_text(spread: Spread, text: fn(f64) -> String) -> String {
 mod tests {
     use super::*;
     use crate::results::tests::{results, run};
+
+    #[test]
+    fn size_is_read_from_the_end_of_a_name() {
+        assert_eq!(sized("map/16M"), Some(("map/", 16e6)));
+        assert_eq!(sized("growth/size-1kB"), Some(("growth/size-", 1e3)));
+        assert_eq!(sized("sizes/100B"), Some(("sizes/", 100.0)));
+        for name in ["first", "mega/60s", "mega/counts", "fanout/1M-1k-1k-in-turn", "ycsb-a"] {
+            assert_eq!(sized(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn rows_never_mix_classes_of_writes_but_compare_reads() {

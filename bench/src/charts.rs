@@ -3,6 +3,8 @@
 
 use std::fmt::Write as _;
 
+use crate::html::escaped;
+
 /// One line of a chart.
 pub struct Line {
     /// Name of the line.
@@ -34,6 +36,18 @@ pub struct Axis {
     pub ticks: Vec<(f64, String)>,
 }
 
+impl Axis {
+    /// Creates an axis with computed marks.
+    pub fn new(title: impl Into<String>, scale: Scale, text: fn(f64) -> String) -> Axis {
+        Axis {
+            title: title.into(),
+            scale,
+            text,
+            ticks: Vec::new(),
+        }
+    }
+}
+
 /// A chart.
 pub struct Chart {
     /// What the chart shows, in a few words.
@@ -54,7 +68,7 @@ pub const STYLES: usize = 9;
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 230.0;
 const LEFT: f64 = 62.0;
-const RIGHT: f64 = 10.0;
+const RIGHT: f64 = 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
 
@@ -214,33 +228,12 @@ impl Chart {
     }
 }
 
-/// Escapes text for HTML and its attributes.
-pub fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
-            letter => safe.push(letter),
-        }
-    }
-    safe
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn chart(scale: Scale, points: Vec<(f64, f64)>) -> Chart {
-        let axis = |title: &str| Axis {
-            title: title.to_string(),
-            scale,
-            text: |value| format!("{value:.0}"),
-            ticks: Vec::new(),
-        };
+        let axis = |title: &str| Axis::new(title, scale, |value| format!("{value:.0}"));
         Chart {
             title: "a < b".to_string(),
             description: "\"quoted\"".to_string(),

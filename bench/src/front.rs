@@ -1,10 +1,15 @@
-//! The front of the report: warnings, the verdict over all parts, and an index of the parts when there are several.
+//! The front of the report: warnings, the matrix, charts, the verdict over all parts row by row, and an index of the
+//! parts when there are several. Reasons of losses, and all rows that are not lost, are folded away.
+//!
 //! Each part also shows its own verdict, folded away, so that readers can still see what a later part supersedes.
 
 use std::fmt::Write as _;
 
 use crate::analysis::workloads;
-use crate::charts::escaped;
+use crate::curves::Curves;
+use crate::gallery::write_gallery;
+use crate::html::{anchor, escaped};
+use crate::matrix::write_matrix;
 use crate::reasons::Reasons;
 use crate::results::{Label, Results};
 use crate::verdict::{Finding, SIDES, Side, Verdict};
@@ -19,37 +24,39 @@ fn names(side: Side) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the anchor of a workload on the page.
-pub fn anchor(part: usize, workload: &str) -> String {
-    format!("w{part}-{}", workload.replace('/', "-"))
-}
-
 /// Writes the front.
-pub fn write_front(html: &mut String, all: &[Results], reasons: &Reasons) {
+pub fn write_front(html: &mut String, all: &[Results], reasons: &Reasons, curves: &Curves) {
     html.push_str("<section><h2 id=\"verdict\">Verdict</h2>");
-    let is_alone = all.len() == 1;
+    let has_parts = all.len() > 1;
     for (part, results) in all.iter().enumerate() {
-        let of_part = if is_alone {
-            String::new()
-        } else {
+        let of_part = if has_parts {
             format!("Part {}: ", part + 1)
+        } else {
+            String::new()
         };
         for banner in banners(results) {
             write_banner(html, &format!("{of_part}{banner}"));
         }
     }
-    for verdict in verdicts(all) {
+    let verdicts = verdicts(all);
+    for verdict in &verdicts {
         let _ = write!(html, "<p>{}</p>", escaped(&verdict.sentence()));
-        write_superseded(html, &verdict);
-        VerdictSection {
-            verdict: &verdict,
-            reasons,
-            has_parts: !is_alone,
-        }
-        .write(html);
+        write_matrix(html, verdict, &curves.peers(), has_parts);
     }
     html.push_str("</section>\n");
-    if !is_alone {
+    write_gallery(html, all, curves);
+    html.push_str("<section><h2 id=\"rows\">Losses, and every other row</h2>");
+    for verdict in &verdicts {
+        VerdictSection {
+            verdict,
+            reasons,
+            has_parts,
+        }
+        .write(html);
+        write_superseded(html, verdict);
+    }
+    html.push_str("</section>\n");
+    if has_parts {
         write_index(html, all);
     }
 }
@@ -128,13 +135,13 @@ fn write_superseded(html: &mut String, verdict: &Verdict) {
         return;
     }
     html.push_str(
-        "<p>Where a row of the same workload, durability and scale is in several parts, this verdict has it from the part that \
+        "<details><summary>Rows of which a later part counts</summary><p>Where a row of the same workload, durability and scale is in several parts, this verdict has it from the part that \
          began last; the tables have both.</p><ul>",
     );
     for superseded in &verdict.superseded {
         let _ = write!(html, "<li>{}</li>", escaped(&superseded.text()));
     }
-    html.push_str("</ul>");
+    html.push_str("</ul></details>");
 }
 
 /// The rows of a verdict by side, and the space.
@@ -147,13 +154,15 @@ struct VerdictSection<'a> {
 
 impl VerdictSection<'_> {
     fn write(&self, html: &mut String) {
-        html.push_str("<div class=\"sides\">");
-        SIDES.into_iter().for_each(|side| self.write_side(html, side));
-        html.push_str("</div>");
+        self.write_losses(html);
+        let others = SIDES.into_iter().filter(|side| *side != Side::Loses);
+        others.for_each(|side| self.write_side(html, side));
         if self.verdict.space.is_empty() {
             return;
         }
-        html.push_str("<h3>Space: the largest size of the files in each workload</h3><ul>");
+        html.push_str(
+            "<details class=\"side\"><summary>Space: the largest size of the files in each workload</summary><ul>",
+        );
         for space in &self.verdict.space {
             let _ = write!(
                 html,
@@ -163,28 +172,44 @@ impl VerdictSection<'_> {
                 self.link(space.part, &space.workload)
             );
         }
-        html.push_str("</ul>");
+        html.push_str("</ul></details>");
+    }
+
+    /// Writes the losses, each with its reason folded away.
+    fn write_losses(&self, html: &mut String) {
+        let _ = write!(html, "<div class=\"side loses\">{}", self.heading("h3", Side::Loses));
+        for finding in self.verdict.on(Side::Loses) {
+            let line = self.line(finding);
+            let _ = match self.reason(finding) {
+                None => write!(html, "<p>{line}</p>"),
+                Some(reason) => write!(html, "<details><summary>{line}</summary><p>{reason}</p></details>"),
+            };
+        }
+        html.push_str("</div>");
+    }
+
+    fn heading(&self, element: &str, side: Side) -> String {
+        let (_, words) = names(side);
+        let (peer, count) = (escaped(&self.verdict.peer), self.verdict.on(side).count());
+        format!("<{element}>Where {peer} {words}: {count}</{element}>")
+    }
+
+    fn line(&self, finding: &Finding) -> String {
+        let (title, text) = (escaped(&finding.title), escaped(&finding.text()));
+        format!("<b>{title}</b>: {text}{}", self.link(finding.part, &finding.workload))
     }
 
     fn write_side(&self, html: &mut String, side: Side) {
-        let (class, words) = names(side);
-        let _ = write!(
-            html,
-            "<div class=\"side {class}\"><h3>Where {} {words}: {}</h3><ul>",
-            escaped(&self.verdict.peer),
-            self.verdict.on(side).count()
-        );
+        let (class, _) = names(side);
+        let heading = self.heading("summary", side);
+        let _ = write!(html, "<details class=\"side {class}\">{heading}<ul>");
         for finding in self.verdict.on(side) {
-            let _ = write!(
-                html,
-                "<li><b>{}</b>: {}{}{}</li>",
-                escaped(&finding.title),
-                escaped(&finding.text()),
-                self.link(finding.part, &finding.workload),
-                self.reason(finding)
-            );
+            let reason = self
+                .reason(finding)
+                .map_or(String::new(), |reason| format!("<br>{reason}"));
+            let _ = write!(html, "<li>{}{reason}</li>", self.line(finding));
         }
-        html.push_str("</ul></div>");
+        html.push_str("</ul></details>");
     }
 
     /// Names the part that a line comes from, if there are several.
@@ -197,13 +222,13 @@ impl VerdictSection<'_> {
     }
 
     /// Returns why the first peer does not lead. Rows that cannot be compared explain themselves.
-    fn reason(&self, finding: &Finding) -> String {
+    fn reason(&self, finding: &Finding) -> Option<String> {
         if matches!(finding.side, Side::Leads | Side::NotComparable) || self.reasons.is_empty() {
-            return String::new();
+            return None;
         }
         let reason = self.reasons.of(&finding.title);
         let reason = reason.unwrap_or("nobody has looked for the reason yet");
-        format!("<br><span class=\"soft\">Why: {}</span>", escaped(reason))
+        Some(format!("<span class=\"soft\">Why: {}</span>", escaped(reason)))
     }
 }
 
@@ -269,7 +294,7 @@ mod tests {
 
     fn front(all: &[Results]) -> String {
         let mut html = String::new();
-        write_front(&mut html, all, &Reasons::default());
+        write_front(&mut html, all, &Reasons::default(), &Curves::of(all));
         html
     }
 

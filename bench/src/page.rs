@@ -1,6 +1,6 @@
-//! The report: one HTML page that works offline and loads nothing. The front with the verdict comes first. Each part
-//! follows with its machine and its workloads: bars, curves, full tables, figures that others published, and the
-//! command that repeats it.
+//! The report: one HTML page that works offline and loads nothing. The front comes first, with the matrix, the charts and
+//! the losses. Each part follows, folded away, with its machine and its workloads: bars, curves, full tables, figures
+//! that others published, and the command that repeats it.
 //!
 //! The page has no script, and its policy forbids the browser to load anything. Bars are cells of a table, so that
 //! readers who cannot see them get the numbers in the same order.
@@ -10,8 +10,9 @@ use std::fmt::Write as _;
 use crate::analysis::{
     Entry, Row, bytes_text, count_text, ratio_text, rows_of, runs_of, spread_text, time_text, workloads,
 };
-use crate::charts::{Axis, Chart, Line, Scale, escaped};
-use crate::front::{anchor, write_front, write_part_heading};
+use crate::curves::Curves;
+use crate::front::{write_front, write_part_heading};
+use crate::html::{anchor, escaped};
 use crate::measure::Phase;
 use crate::probe::{DISTURBED, Probe};
 use crate::published::figures;
@@ -35,12 +36,25 @@ pub fn page(all: &[Results], reasons: &Reasons) -> String {
         escaped(&title),
         include_str!("page.css")
     );
-    write_front(&mut html, all, reasons);
+    let curves = Curves::of(all);
+    write_front(&mut html, all, reasons, &curves);
     for (number, results) in all.iter().enumerate() {
+        html.push_str("<details class=\"part\"><summary>");
         if all.len() > 1 {
+            let names = workloads(results).join(", ");
+            let _ = write!(html, "Part {}: {}</summary>", number + 1, escaped(&names));
             write_part_heading(&mut html, number, results, reasons);
+        } else {
+            html.push_str("Machine, peers, and all numbers of all rows</summary>");
         }
-        Part { results, number }.write(&mut html);
+        let curves = &curves;
+        Part {
+            results,
+            number,
+            curves,
+        }
+        .write(&mut html);
+        html.push_str("</details>\n");
     }
     html.push_str(FOOTER);
     html
@@ -55,6 +69,7 @@ const FOOTER: &str = "</main>\n<footer><p class=\"soft\">Made by the lab of Dura
 struct Part<'a> {
     results: &'a Results,
     number: usize,
+    curves: &'a Curves,
 }
 
 impl Part<'_> {
@@ -75,12 +90,6 @@ impl Part<'_> {
         for name in names {
             self.write_workload(html, name);
         }
-    }
-
-    /// Returns the index of the colour and dash of a peer.
-    fn style(&self, peer: &str) -> usize {
-        let mut names = self.results.header.peers.iter();
-        names.position(|one| one.name == peer).unwrap_or(0)
     }
 
     fn write_machine(&self, html: &mut String) {
@@ -212,7 +221,7 @@ impl Part<'_> {
             let _ = write!(html, "<p class=\"soft\">{}</p>", escaped(known.about));
         }
         let rows = rows_of(self.results, workload);
-        let workers = self.workers_chart(&rows);
+        let workers = self.curves.threads("Operations a second against threads", &rows);
         if !workers.is_empty() {
             let _ = write!(html, "<div class=\"charts\">{workers}</div>");
         }
@@ -252,9 +261,9 @@ impl Part<'_> {
             }
         }
         let charts = [
-            self.latency_chart(row),
-            self.throughput_chart(row),
-            self.memory_chart(row),
+            self.curves.latency("Latency by percentile", row),
+            self.curves.throughput("Throughput over time", row),
+            self.curves.memory(row),
         ]
         .concat();
         if !charts.is_empty() {
@@ -302,7 +311,7 @@ impl Part<'_> {
                         html,
                         "<td class=\"barcell\"><div class=\"bar b{}\"><i style=\"width:{:.1}%\"></i><b \
                          style=\"left:{:.1}%;width:{:.1}%\"></b></div></td><td>{}</td><td>{}</td><td>{}</td></tr>",
-                        self.style(entry.peer) % crate::charts::STYLES,
+                        self.curves.style(entry.peer) % crate::charts::STYLES,
                         part(time.median),
                         part(time.max),
                         part(time.min) - part(time.max),
@@ -367,143 +376,6 @@ impl Part<'_> {
             );
         }
     }
-
-    /// Returns the lines of the peers that have something to draw.
-    fn lines(&self, row: &Row, points: impl Fn(&Phase) -> Vec<(f64, f64)>) -> Vec<Line> {
-        let line = |entry: &Entry| {
-            let points = points(entry.middle()?);
-            (points.len() > 1).then(|| Line {
-                name: entry.name(),
-                style: self.style(entry.peer),
-                points,
-            })
-        };
-        row.entries.iter().filter_map(line).collect()
-    }
-
-    fn latency_chart(&self, row: &Row) -> String {
-        // 50 %, 90 %, 99 %, .. are evenly spaced: each leaves a tenth of the remaining operations.
-        let points = |phase: &Phase| -> Vec<(f64, f64)> {
-            let last = phase.operations.max(2) as f64;
-            let place = |quantile: f64| (1.0 / (1.0 - quantile).max(1.0 / last)).max(1.0);
-            let points = phase.curve.iter().filter(|(quantile, _)| *quantile >= 0.1);
-            points
-                .map(|(quantile, nanos)| (place(*quantile), *nanos as f64))
-                .collect()
-        };
-        let lines = self.lines(row, points);
-        let most = lines
-            .iter()
-            .flat_map(|line| line.points.iter())
-            .fold(1.0, |most: f64, point| most.max(point.0));
-        let ticks = [
-            (2.0, "50 %"),
-            (10.0, "90 %"),
-            (100.0, "99 %"),
-            (1e3, "99.9 %"),
-            (1e4, "99.99 %"),
-            (1e5, "99.999 %"),
-        ];
-        let shown = ticks.into_iter().filter(|(place, _)| *place <= most);
-        Chart {
-            title: "Latency by percentile".to_string(),
-            description: latency_words(row),
-            x: Axis {
-                title: "part of the operations that were faster".to_string(),
-                scale: Scale::Logarithmic,
-                text: |_| String::new(),
-                ticks: shown.map(|(place, text)| (place, text.to_string())).collect(),
-            },
-            y: Axis {
-                title: String::new(),
-                scale: Scale::Logarithmic,
-                text: tick_time,
-                ticks: Vec::new(),
-            },
-            lines,
-        }
-        .svg()
-    }
-
-    fn throughput_chart(&self, row: &Row) -> String {
-        let points = |phase: &Phase| -> Vec<(f64, f64)> {
-            let Some(timeline) = &phase.timeline else {
-                return Vec::new();
-            };
-            let step = timeline.step_nanos as f64 / 1e9;
-            // The last step ends early, and would look like a stall.
-            let whole = timeline.operations.len().saturating_sub(1);
-            let steps = timeline.operations[..whole].iter().enumerate();
-            steps
-                .map(|(at, count)| ((at as f64 + 0.5) * step, *count as f64 / step))
-                .collect()
-        };
-        over_time("Throughput over time", "op/s", si_text, self.lines(row, points))
-    }
-
-    fn memory_chart(&self, row: &Row) -> String {
-        let points = |phase: &Phase| -> Vec<(f64, f64)> {
-            let Some(timeline) = &phase.timeline else {
-                return Vec::new();
-            };
-            let step = timeline.step_nanos as f64 / 1e9;
-            let steps = timeline.resident_bytes.iter().enumerate();
-            steps
-                .map(|(at, bytes)| ((at as f64 + 1.0) * step, *bytes as f64))
-                .collect()
-        };
-        over_time("Resident memory over time", "bytes", si_text, self.lines(row, points))
-    }
-
-    /// Returns the chart of operations per second against threads, for a workload that runs one phase with several
-    /// numbers of threads.
-    fn workers_chart(&self, rows: &[Row]) -> String {
-        let mut lines: Vec<Line> = Vec::new();
-        for row in rows {
-            let Some(threads) = threads_in(&row.phase) else {
-                continue;
-            };
-            for entry in &row.entries {
-                let Some(rate) = entry.rate() else { continue };
-                let name = entry.name();
-                match lines.iter_mut().find(|line| line.name == name) {
-                    Some(line) => line.points.push((threads, rate)),
-                    None => lines.push(Line {
-                        style: self.style(entry.peer),
-                        name,
-                        points: vec![(threads, rate)],
-                    }),
-                }
-            }
-        }
-        lines.retain(|line| line.points.len() > 1);
-        let words: Vec<String> = lines.iter().map(line_words).collect();
-        Chart {
-            title: "Operations a second against threads".to_string(),
-            description: words.join(". "),
-            x: Axis {
-                title: "threads".to_string(),
-                scale: Scale::Linear,
-                text: |value| format!("{value:.0}"),
-                ticks: Vec::new(),
-            },
-            y: Axis {
-                title: "op/s".to_string(),
-                scale: Scale::Linear,
-                text: si_text,
-                ticks: Vec::new(),
-            },
-            lines,
-        }
-        .svg()
-    }
-}
-
-/// Returns the number of threads in the name of a phase.
-fn threads_in(phase: &str) -> Option<f64> {
-    let words: Vec<&str> = phase.split([' ', ',']).collect();
-    let place = words.iter().position(|word| word.starts_with("thread"))?;
-    words.get(place.checked_sub(1)?)?.parse().ok()
 }
 
 /// Returns the storage counters of a row. There is one, unless a resumed run met a change.
@@ -538,80 +410,6 @@ fn numbers(entry: &Entry) -> Vec<String> {
     let times = latency.map(|found| [found.p50, found.p90, found.p99, found.p99_9, found.p99_99, found.max]);
     cells.extend((0..6).map(|at| times.map_or("-".to_string(), |times| time_text(times[at] as f64))));
     cells
-}
-
-fn latency_words(row: &Row) -> String {
-    let words = |entry: &Entry| {
-        let latency = entry.latency()?;
-        Some(format!(
-            "{}: half of the operations took at most {}, 99 percent at most {}, the slowest {}",
-            entry.name(),
-            time_text(latency.p50 as f64),
-            time_text(latency.p99 as f64),
-            time_text(latency.max as f64)
-        ))
-    };
-    row.entries.iter().filter_map(words).collect::<Vec<_>>().join(". ")
-}
-
-fn line_words(line: &Line) -> String {
-    let points: Vec<String> = line
-        .points
-        .iter()
-        .map(|(x, y)| format!("{} at {x:.0}", si_text(*y)))
-        .collect();
-    format!("{}: {}", line.name, points.join(", "))
-}
-
-fn over_time(title: &str, unit: &str, text: fn(f64) -> String, lines: Vec<Line>) -> String {
-    let words = |line: &Line| {
-        let values = || line.points.iter().map(|point| point.1);
-        let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-        format!("{}: from {} to {} {unit}", line.name, text(least), text(most))
-    };
-    Chart {
-        title: title.to_string(),
-        description: lines.iter().map(words).collect::<Vec<_>>().join(". "),
-        x: Axis {
-            title: "seconds".to_string(),
-            scale: Scale::Linear,
-            text: |value| {
-                if value < 10.0 {
-                    format!("{value:.1}")
-                } else {
-                    format!("{value:.0}")
-                }
-            },
-            ticks: Vec::new(),
-        },
-        y: Axis {
-            title: unit.to_string(),
-            scale: Scale::Linear,
-            text,
-            ticks: Vec::new(),
-        },
-        lines,
-    }
-    .svg()
-}
-
-fn tick_time(nanos: f64) -> String {
-    match nanos {
-        ..1e3 => format!("{nanos:.0} ns"),
-        ..1e6 => format!("{:.0} us", nanos / 1e3),
-        ..1e9 => format!("{:.0} ms", nanos / 1e6),
-        _ => format!("{:.0} s", nanos / 1e9),
-    }
-}
-
-/// Formats a number with k, M or G.
-fn si_text(value: f64) -> String {
-    match value {
-        ..1e3 => format!("{value:.0}"),
-        ..1e6 => format!("{:.0}k", value / 1e3),
-        ..1e9 => format!("{:.1}M", value / 1e6),
-        _ => format!("{:.1}G", value / 1e9),
-    }
 }
 
 #[cfg(test)]
@@ -677,11 +475,15 @@ mod tests {
     }
 
     #[test]
-    fn verdict_comes_first_and_losses_stand_beside_leads() {
+    fn matrix_comes_first_then_charts_then_losses_then_leads() {
         let html = page(&[full()], &Reasons::default());
         let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text} is missing"));
-        assert!(place("id=\"verdict\"") < place("Machine and run"));
-        assert!(place("Where lmdb leads: 2") < place("Where lmdb loses: 0"));
+        assert!(place("id=\"verdict\"") < place("<table class=\"matrix\">"));
+        assert!(place("<table class=\"matrix\">") < place("id=\"charts\""));
+        assert!(place("id=\"charts\"") < place("Where lmdb loses: 0"));
+        assert!(place("Where lmdb loses: 0") < place("Where lmdb leads: 2"));
+        assert!(place("Where lmdb leads: 2") < place("<details class=\"part\">"));
+        assert!(place("<details class=\"part\">") < place("Machine and run"));
         assert!(html.contains("1.51 times as fast (1.50 to 1.52) as redb"), "{html}");
     }
 
@@ -691,7 +493,15 @@ mod tests {
         results.header.peers.swap(0, 1);
         let reasons = Reasons::parse("first: put | because <b> it was so").unwrap();
         let html = page(&[results], &reasons);
-        assert!(html.contains("Why: because &lt;b&gt; it was so"), "{html}");
+        let loss = "<summary><b>first: put, class written</b>: lmdb (written) is";
+        assert!(
+            html.find(loss) < html.find("Why: because &lt;b&gt; it was so"),
+            "{html}"
+        );
+        assert!(
+            html.contains(loss) && html.contains("Why: because &lt;b&gt; it was so"),
+            "{html}"
+        );
         assert_eq!(html.matches("Why: nobody has looked for the reason yet").count(), 1);
     }
 
@@ -808,12 +618,5 @@ mod tests {
             assert_eq!(html.matches(&format!("id=\"{target}\"")).count(), 1, "{target}");
         }
         assert_eq!(html.matches("The verdict of this part alone").count(), 2);
-    }
-
-    #[test]
-    fn threads_are_read_from_the_name_of_a_phase() {
-        assert_eq!(threads_in("random reads, 16 threads"), Some(16.0));
-        assert_eq!(threads_in("1 thread"), Some(1.0));
-        assert_eq!(threads_in("random reads"), None);
     }
 }

@@ -79,6 +79,41 @@ pub enum Ground {
     Words(String),
 }
 
+/// The first peer against one of the others in one row.
+#[derive(Debug)]
+pub struct Duel {
+    /// Name of the other peer.
+    pub peer: String,
+    /// Class of the other peer.
+    pub class: Option<Class>,
+    /// Which of the two is faster.
+    pub side: Side,
+    /// Time of the other peer divided by the first peer's, if both have a time.
+    pub ratio: Option<Spread>,
+    /// Why the other peer has no time, if it has none.
+    pub absence: Option<(Standing, String)>,
+}
+
+impl Duel {
+    fn of(own: &Entry, rival: &Entry) -> Duel {
+        let (ours, theirs) = (own.standing, rival.standing);
+        let ratio = (ours == Standing::Timed && theirs == Standing::Timed).then(|| rival.times_of(own));
+        let ratio = ratio.flatten();
+        let side = match (ratio, ours, theirs) {
+            (Some(ratio), ..) => side_of(ratio),
+            (None, Standing::Stopped | Standing::Failed, Standing::Timed) => Side::Loses,
+            _ => Side::NotComparable,
+        };
+        Duel {
+            peer: rival.peer.to_string(),
+            class: rival.class,
+            side,
+            ratio,
+            absence: (theirs != Standing::Timed).then(|| (theirs, rival.absence.clone())),
+        }
+    }
+}
+
 /// One row of the verdict.
 #[derive(Debug)]
 pub struct Finding {
@@ -88,6 +123,12 @@ pub struct Finding {
     pub workload: String,
     /// Title of the comparison.
     pub title: String,
+    /// Position of the row among the rows of its workload.
+    pub place: usize,
+    /// Class of the first peer.
+    pub class: Option<Class>,
+    /// The first peer against each of the others, in the order of the results.
+    pub duels: Vec<Duel>,
     /// Which peer is faster.
     pub side: Side,
     /// The basis of the finding.
@@ -95,7 +136,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn of(row: &Row, results: &Results, part: usize) -> Option<Finding> {
+    fn of(row: &Row, place: usize, results: &Results, part: usize) -> Option<Finding> {
         let own = row.baseline(results)?;
         let is_rival = |entry: &&Entry| entry.peer != own.peer && !NO_STORES.contains(&entry.peer);
         let rivals: Vec<&Entry> = row.entries.iter().filter(is_rival).collect();
@@ -103,22 +144,33 @@ impl Finding {
         if rivals.is_empty() || !has_anybody {
             return None;
         }
+        let duels: Vec<Duel> = rivals.iter().map(|rival| Duel::of(own, rival)).collect();
         let best = rivals
             .iter()
-            .filter(|entry| entry.standing == Standing::Timed)
-            .max_by(|one, other| one.rate().unwrap_or(0.0).total_cmp(&other.rate().unwrap_or(0.0)));
-        let (side, ground) = match (own.standing, best) {
-            (Standing::Timed, Some(rival)) => match rival.times_of(own) {
-                Some(ratio) => by_times(own, rival, ratio),
-                None => (Side::NotComparable, all_words(own, &rivals)),
-            },
-            (Standing::Stopped | Standing::Failed, Some(rival)) => (Side::Loses, ended_words(own, rival)),
+            .zip(&duels)
+            .filter(|(entry, _)| entry.standing == Standing::Timed)
+            .max_by(|(one, _), (other, _)| one.rate().unwrap_or(0.0).total_cmp(&other.rate().unwrap_or(0.0)));
+        let (side, ground) = match best {
+            Some((rival, duel)) if duel.side == Side::Loses && duel.ratio.is_none() => {
+                (Side::Loses, ended_words(own, rival))
+            }
+            Some((
+                rival,
+                Duel {
+                    side,
+                    ratio: Some(ratio),
+                    ..
+                },
+            )) => (*side, by_times(own, rival, *ratio)),
             _ => (Side::NotComparable, all_words(own, &rivals)),
         };
         Some(Finding {
             part,
             workload: row.workload.to_string(),
             title: row.title(),
+            place,
+            class: own.class,
+            duels,
             side,
             ground,
         })
@@ -163,22 +215,36 @@ impl Finding {
     }
 }
 
-fn by_times(own: &Entry, rival: &Entry, ratio: Spread) -> (Side, Ground) {
+/// Whether repetitions differ about the faster peer.
+fn is_disputed(ratio: Spread) -> bool {
+    ratio.min < 1.0 && ratio.max > 1.0
+}
+
+fn side_of(ratio: Spread) -> Side {
+    if is_disputed(ratio) {
+        return Side::Even;
+    }
+    factor_side(ratio.median)
+}
+
+/// Returns the side of a factor of which no repetitions are known.
+pub fn factor_side(factor: f64) -> Side {
+    match factor {
+        factor if factor > 1.0 + SAME => Side::Leads,
+        factor if factor < 1.0 / (1.0 + SAME) => Side::Loses,
+        _ => Side::Even,
+    }
+}
+
+fn by_times(own: &Entry, rival: &Entry, ratio: Spread) -> Ground {
     let count = own.phases.len().min(rival.phases.len());
-    let disagree = ratio.min < 1.0 && ratio.max > 1.0;
     let sureness = match count {
-        _ if disagree => Sureness::Disagree(count),
+        _ if is_disputed(ratio) => Sureness::Disagree(count),
         ..REPETITIONS => Sureness::Few(count),
         _ => Sureness::AllAgree(count),
     };
-    let side = match ratio.median {
-        _ if disagree => Side::Even,
-        median if median > 1.0 + SAME => Side::Leads,
-        median if median < 1.0 / (1.0 + SAME) => Side::Loses,
-        _ => Side::Even,
-    };
     let rival = rival.name();
-    (side, Ground::Times { rival, ratio, sureness })
+    Ground::Times { rival, ratio, sureness }
 }
 
 /// Formats a factor and its range in words.
@@ -322,8 +388,8 @@ impl Verdict {
         for (part, results) in parts {
             for workload in workloads(results) {
                 let all = rows_of(results, workload);
-                for row in &all {
-                    let Some(finding) = Finding::of(row, results, part) else {
+                for (place, row) in all.iter().enumerate() {
+                    let Some(finding) = Finding::of(row, place, results, part) else {
                         continue;
                     };
                     let earlier = rows.put(Subject::of(row.title(), workload, results), finding);

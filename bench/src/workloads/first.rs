@@ -6,22 +6,19 @@
 use anyhow::Result;
 
 use super::loads::{get_in_snapshots, get_untimed, put_each, read_back_shares, scan_and_verify};
-use super::{Context, Recorder, Resources, Workload, only};
+use super::{Context, Recorder, Workload, variant};
 use crate::data::{Generator, Length, Tally, Values};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Unsupported};
+use crate::peer::Unsupported;
 
 pub const WORKLOAD: Workload = Workload {
     name: "first",
     about: "1M pairs (16-byte random keys, 100-byte values) put one by one; at once random reads in one snapshot, \
         full scan, missing keys",
-    variants: only(1_000_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
+    variants: &[variant("", 1_000_000)],
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -11,11 +11,11 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 
 use super::loads::{load_row, read_back_versions};
-use super::{Context, Recorder, Resources, Variant, Workload};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::{Shift, crew, together};
 use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Peer};
+use crate::peer::Peer;
 use crate::scratch::allocated_bytes;
 
 /// Overwrites at scale 1, each time, and all overwrites after the hour. The number is equal for every peer, however
@@ -34,22 +34,11 @@ pub const WORKLOAD: Workload = Workload {
     name: "held-snapshot",
     about: "1M pairs of 16 and 100 bytes; 500k random overwrites one by one, or an hour of them, while a snapshot of the first \
         state is held, which is read then, and 500k without it: how large the files become",
-    variants: &[
-        Variant {
-            label: "500k",
-            records: 1_000_000,
-        },
-        Variant {
-            label: LONG,
-            records: 1_000_000,
-        },
-    ],
-    classes: &[Class::Written, Class::None],
+    variants: &[variant("500k", 1_000_000), variant(LONG, 1_000_000)],
     needs_persistence: true,
-    has_drivers: false,
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 struct Overwrites<'a> {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::loads::{get_in_snapshots, load_in_batches, put_each, read_back, read_back_shares, read_back_versions};
-use super::{Context, Recorder, Resources, Workload, only};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::alone;
 use crate::data::{Generator, Length, Values};
 use crate::measure::Work;
@@ -18,13 +18,10 @@ pub const WORKLOAD: Workload = Workload {
     name: "long-values",
     about: "1,000 values of 1 MiB under keys of 16 bytes, put one by one into a store of 10,000 values of 100 bytes; all of them read in \
         one snapshot; then overwritten one by one",
-    variants: only(1_000),
+    variants: &[variant("", 1_000)],
     classes: &[Class::Synced, Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -7,10 +7,10 @@
 use anyhow::{Context as _, Result, ensure};
 
 use super::loads::{delete_each, get_each, put_each, read_back, read_back_shares, shares};
-use super::{Context, Recorder, Resources, Variant, Workload, tally_scan};
+use super::{Context, Recorder, Variant, Workload, tally_scan, variant};
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Peer, Unsupported};
+use crate::peer::{Peer, Unsupported};
 
 /// Number of threads in every phase. The published test starts a goroutine for each operation.
 pub const THREADS: usize = 16;
@@ -22,36 +22,19 @@ pub const WORKLOAD: Workload = Workload {
     about: "mmcmap's load: 100k to 16M keys of 32 letters, value = key, from 16 threads: write all, read all, reopen and \
         read all, delete all, each its own commit",
     variants: VARIANTS,
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
     has_drivers: true,
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 /// The published sizes.
 pub const VARIANTS: &[Variant] = &[
-    Variant {
-        label: "100k",
-        records: 100_000,
-    },
-    Variant {
-        label: "1M",
-        records: 1_000_000,
-    },
-    Variant {
-        label: "2M",
-        records: 2_000_000,
-    },
-    Variant {
-        label: "4M",
-        records: 4_000_000,
-    },
-    Variant {
-        label: "16M",
-        records: 16_000_000,
-    },
+    variant("100k", 100_000),
+    variant("1M", 1_000_000),
+    variant("2M", 2_000_000),
+    variant("4M", 4_000_000),
+    variant("16M", 16_000_000),
 ];
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -5,11 +5,10 @@ use anyhow::{Result, ensure};
 
 use super::loads::{load_in_batches, read_back, read_back_shares};
 use super::map::{LETTERS, THREADS, VARIANTS};
-use super::{Context, Recorder, Resources, Workload};
+use super::{Context, Recorder, Workload};
 use crate::crew::{crew, together};
 use crate::data::{Generator, Length, Values};
 use crate::measure::Work;
-use crate::peer::Class;
 
 /// Number of writers among the 16 threads, in proportion to their share of the operations.
 const WRITERS: usize = 3;
@@ -19,12 +18,9 @@ pub const WORKLOAD: Workload = Workload {
     name: "map-mixed",
     about: "mmcmap's mixed load: N keys of 32 letters; 0.8 N reads of them by 13 threads while 3 threads write 0.2 N new ones",
     variants: VARIANTS,
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -15,11 +15,11 @@ use anyhow::{Result, anyhow, bail, ensure};
 
 use super::loads::{load_in_batches, read_back};
 use super::members::{Crew, MemberArguments, Members, await_start, tell};
-use super::{Context, Recorder, Resources, Variant, Workload};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::{Shift, Worked, crew};
 use crate::data::{Checker, Generator, Keys, Length, Values, key_text};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Peer, Setting};
+use crate::peer::{Peer, Setting};
 use crate::shared::SharedCounters;
 
 const WRITERS: usize = 16;
@@ -42,25 +42,13 @@ pub const WORKLOAD: Workload = Workload {
     about: "elmdb's load: 1M records; 16 writers, 20 readers and 8 listers at once, for 60 s, by the published counts, and \
         each in a process of its own",
     variants: &[
-        Variant {
-            label: "60s",
-            records: 1_000_000,
-        },
-        Variant {
-            label: "counts",
-            records: 1_000_000,
-        },
-        Variant {
-            label: "processes",
-            records: 1_000_000,
-        },
+        variant("60s", 1_000_000),
+        variant("counts", 1_000_000),
+        variant("processes", 1_000_000),
     ],
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 const NAMES: [(&str, Work); 3] = [

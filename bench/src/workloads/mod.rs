@@ -69,6 +69,21 @@ pub struct Workload {
     pub run: fn(&Context, &mut Recorder) -> Result<()>,
 }
 
+impl Workload {
+    /// What most workloads have in common. Each names itself, its forms and its run.
+    const USUAL: Workload = Workload {
+        name: "",
+        about: "",
+        variants: &[],
+        classes: &[Class::Written, Class::None],
+        needs_persistence: false,
+        has_drivers: false,
+        has_open_loop: false,
+        resources: Resources::USUAL,
+        run: |_, _| bail!("a workload has no run of its own"),
+    };
+}
+
 /// The machine resources of a cell.
 #[derive(Clone, Copy)]
 pub struct Resources {
@@ -95,34 +110,9 @@ pub struct Variant {
     pub records: usize,
 }
 
-/// Returns the only form of a workload.
-const fn only(records: usize) -> &'static [Variant] {
-    match records {
-        1_000_000 => &[Variant {
-            label: "",
-            records: 1_000_000,
-        }],
-        5_000_000 => &[Variant {
-            label: "",
-            records: 5_000_000,
-        }],
-        10_000_000 => &[Variant {
-            label: "",
-            records: 10_000_000,
-        }],
-        200_000 => &[Variant {
-            label: "",
-            records: 200_000,
-        }],
-        100_000 => &[Variant {
-            label: "",
-            records: 100_000,
-        }],
-        _ => &[Variant {
-            label: "",
-            records: 1_000,
-        }],
-    }
+/// Creates a form of a workload.
+const fn variant(label: &'static str, records: usize) -> Variant {
+    Variant { label, records }
 }
 
 /// All workloads.

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::killing::{Writing, kill_after};
 use super::loads::{load_measured, read_back};
-use super::{Context, Recorder, Resources, Workload, only};
+use super::{Context, Recorder, Workload, variant};
 use crate::data::{Checker, Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
 use crate::peer::{Class, Peer};
@@ -24,13 +24,11 @@ const PAIRS_PER_PUT: usize = 10;
 pub const WORKLOAD: Workload = Workload {
     name: "open",
     about: "a store of 10M pairs: open, one read and one write after a close, and after kill -9 of a writing process",
-    variants: only(10_000_000),
+    variants: &[variant("", 10_000_000)],
     classes: &[Class::Written, Class::Synced],
     needs_persistence: true,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -8,12 +8,11 @@ use anyhow::Result;
 
 use super::control::beside_control;
 use super::loads::{load_row, read_back_versions};
-use super::{Context, Recorder, Resources, Workload, only};
+use super::{Context, Recorder, Workload, variant};
 use crate::analysis::time_text;
 use crate::crew::alone;
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Latencies, Work};
-use crate::peer::Class;
 
 /// Seconds of overwriting at scale 1, and the minimum at any scale.
 const SECONDS: f64 = 60.0;
@@ -23,13 +22,10 @@ pub const WORKLOAD: Workload = Workload {
     name: "overwrites",
     about: "5M pairs of 16 and 100 bytes, loaded 1,000 a commit; random ones overwritten one by one for 60 seconds, with a control \
         thread for the machine's own stalls; then everything made durable and closed",
-    variants: only(5_000_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
+    variants: &[variant("", 5_000_000)],
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 
 use super::loads::{load_in_batches, load_row};
-use super::{Context, Recorder, Resources, Variant, Workload, only};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::{alone, crew, together};
 use crate::data::{Checker, KeySlice, Keys, Length, Values, key_text};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, End, Peer};
+use crate::peer::{End, Peer};
 
 /// Number of pairs pushed and popped at scale 1.
 const TURNS: usize = 200_000;
@@ -19,48 +19,27 @@ pub const QUEUE: Workload = Workload {
     name: "queue",
     about: "a backlog of pairs of 8 and 100 bytes; 200,000 times one pushed at the back and the first popped, each in a commit \
         of its own, by one thread",
-    variants: &[
-        Variant {
-            label: "1k",
-            records: 1_000,
-        },
-        Variant {
-            label: "1M",
-            records: 1_000_000,
-        },
-    ],
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
+    variants: &[variant("1k", 1_000), variant("1M", 1_000_000)],
     run: run_queue,
+    ..Workload::USUAL
 };
 
 pub const DRAIN: Workload = Workload {
     name: "drain",
     about: "200,000 pairs of 8 and 100 bytes, loaded 1,000 a commit; the first popped until none is left, each in a commit of its \
         own; the last in the same way; and all of them in one commit",
-    variants: only(200_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
+    variants: &[variant("", 200_000)],
     run: run_drain,
+    ..Workload::USUAL
 };
 
 pub const EXPIRE: Workload = Workload {
     name: "expire",
     about: "1M pairs of 8 and 100 bytes in the order of time; 200,000 are put at the end, each in a commit of its own, and after \
         each hundred the hundred oldest are deleted as a range, while two readers scan the newest 100",
-    variants: only(1_000_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
+    variants: &[variant("", 1_000_000)],
     run: run_expire,
+    ..Workload::USUAL
 };
 
 /// Number of pairs deleted at a time, and number of pairs scanned.

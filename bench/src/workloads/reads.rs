@@ -10,11 +10,11 @@ use anyhow::{Result, bail};
 use super::loads::{
     Versions, get_each, get_untimed, put_each, ranges_in_a_snapshot, read_back_shares, scan_and_verify,
 };
-use super::{Context, Recorder, Resources, Variant, Workload};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::{Pace, crew, together};
 use crate::data::{Checker, Generator, Keys, Length, Tally, Values};
 use crate::measure::Work;
-use crate::peer::{Class, Peer, Unsupported};
+use crate::peer::{Peer, Unsupported};
 
 /// Numbers of threads that read in snapshots of their own.
 const THREADS: [usize; 3] = [1, 4, 32];
@@ -28,22 +28,9 @@ pub const WORKLOAD: Workload = Workload {
     name: "reads",
     about: "pairs of 16 and 100 bytes put one by one; reads in one snapshot, in snapshots of their own from 1, 4 and 32 threads, \
         missing keys, a full scan, 500k ranges of 10, and reads beside 10k and 100k writes a second",
-    variants: &[
-        Variant {
-            label: "1M",
-            records: 1_000_000,
-        },
-        Variant {
-            label: "10M",
-            records: 10_000_000,
-        },
-    ],
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
+    variants: &[variant("1M", 1_000_000), variant("10M", 10_000_000)],
     run,
+    ..Workload::USUAL
 };
 
 struct Reads<'a> {

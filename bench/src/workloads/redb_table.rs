@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use anyhow::{Result, ensure};
 
 use super::loads::{get_in_snapshots, put_batch, put_each, ranges_in_a_snapshot, read_back, read_back_shares};
-use super::{Context, Recorder, Resources, Workload, only};
+use super::{Context, Recorder, Resources, Workload, variant};
 use crate::crew::alone;
 use crate::data::{Generator, Keys, Length, Values, key_text};
 use crate::measure::{Done, Work};
@@ -29,16 +29,14 @@ pub const WORKLOAD: Workload = Workload {
     about: "the load of redb's published table: 5M records of 24 and 150 bytes: bulk load, single, batch, sorted and unsynced \
         writes, len, random reads, ranges, reads at 4 to 32 threads, removals, retain, extract_if, pops, size before and after \
         compaction",
-    variants: only(5_000_000),
+    variants: &[variant("", 5_000_000)],
     classes: &[Class::Synced, Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
     resources: Resources {
         cache_bytes: |_| CACHE_BYTES,
         ..Resources::USUAL
     },
     run,
+    ..Workload::USUAL
 };
 
 struct Table<'a> {

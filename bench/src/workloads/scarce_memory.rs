@@ -4,11 +4,10 @@
 use anyhow::Result;
 
 use super::loads::{get_each, load_row, verify_scan};
-use super::{Context, Recorder, Resources, Workload, only, tally_scan};
+use super::{Context, Recorder, Resources, Workload, tally_scan, variant};
 use crate::crew::alone;
 use crate::data::{Generator, Length, Tally, Values};
 use crate::measure::{Done, Work};
-use crate::peer::Class;
 
 const KEY_BYTES: usize = 20;
 const VALUE_BYTES: usize = 1_000;
@@ -36,10 +35,8 @@ pub const WORKLOAD: Workload = Workload {
     name: "scarce-memory",
     about: "1M pairs of 20 and 1,000 bytes with a fifth of that as memory (a control group); loaded 1,000 a commit in random order; 200k random \
         reads from 4 threads, random overwrites one by one for 30 seconds, and a full scan",
-    variants: only(1_000_000),
-    classes: &[Class::Written, Class::None],
+    variants: &[variant("", 1_000_000)],
     needs_persistence: true,
-    has_drivers: false,
     has_open_loop: true,
     resources: Resources {
         // SQLite has one cache for each thread.
@@ -47,6 +44,7 @@ pub const WORKLOAD: Workload = Workload {
         memory_bytes: Some(memory_bytes),
     },
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -10,11 +10,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::loads::{load_in_batches, read_back, read_back_shares};
 use super::members::{Crew, MemberArguments, Members, await_start, tell};
-use super::{Context, Recorder, Resources, Variant, Workload};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::{Worked, crew};
 use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Peer};
+use crate::peer::Peer;
 use crate::shared::SharedCounters;
 
 const WORKERS: usize = 4;
@@ -36,22 +36,10 @@ pub const WORKLOAD: Workload = Workload {
     name: "sharing",
     about: "1M pairs; 4 threads of one process, or 4 processes with a thread each, read and then put for 5 seconds each; \
         compare the two forms",
-    variants: &[
-        Variant {
-            label: "threads",
-            records: 1_000_000,
-        },
-        Variant {
-            label: "processes",
-            records: 1_000_000,
-        },
-    ],
-    classes: &[Class::Written, Class::None],
+    variants: &[variant("threads", 1_000_000), variant("processes", 1_000_000)],
     needs_persistence: true,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 /// The data of all workers; each process makes it from the seed.

@@ -8,11 +8,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use super::loads::{delete_each, put_each, read_back, read_back_shares, shares};
-use super::{Context, Recorder, Resources, Variant, Workload, tally_scan};
+use super::{Context, Recorder, Workload, tally_scan, variant};
 use crate::analysis::bytes_text;
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work, now_nanos};
-use crate::peer::Class;
 use crate::scratch::allocated_bytes;
 
 /// Interval between two checks of the files.
@@ -29,22 +28,11 @@ pub const WORKLOAD: Workload = Workload {
     name: "sizes",
     about: "pairs of 16 and 100, or 20 and 1,000, bytes put one by one in random order, and deleted one by one; how large the \
         files are at most meanwhile, and once nothing changes any more",
-    variants: &[
-        Variant {
-            label: "100B",
-            records: 1_000_000,
-        },
-        Variant {
-            label: LONG,
-            records: 1_000_000,
-        },
-    ],
-    classes: &[Class::Written, Class::None],
+    variants: &[variant("100B", 1_000_000), variant(LONG, 1_000_000)],
     needs_persistence: true,
-    has_drivers: false,
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

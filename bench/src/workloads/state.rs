@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::loads::{get_each, read_back, run_outside};
-use super::{BY_LIMIT, Context, Recorder, Resources, Variant, Workload};
+use super::{BY_LIMIT, Context, Recorder, Workload, variant};
 use crate::crew::{Worked, alone};
 use crate::data::{Generator, Keys, Length, Values};
 use crate::load::{Load, LoadWriter, Operation};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Outside, Pairs, Peer};
+use crate::peer::{Outside, Pairs, Peer};
 
 /// Maximum number of puts in one commit, at scale 1 and above.
 const COMMIT_MAX: usize = 100_000;
@@ -34,25 +34,13 @@ pub const WORKLOAD: Workload = Workload {
         (at 1M and 10M one after every 100,000), reads, mixed with a commit for each put, batches, checkpoint and recovery, \
         100k to 10M puts with a flush after every 10,000",
     variants: &[
-        Variant {
-            label: "10k",
-            records: 10_000,
-        },
-        Variant {
-            label: "1M",
-            records: 1_000_000,
-        },
-        Variant {
-            label: "10M",
-            records: 10_000_000,
-        },
+        variant("10k", 10_000),
+        variant("1M", 1_000_000),
+        variant("10M", 10_000_000),
     ],
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
     has_drivers: true,
-    has_open_loop: false,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 /// The data of all rows.

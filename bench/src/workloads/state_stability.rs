@@ -5,23 +5,19 @@ use anyhow::{Context as _, Result};
 
 use super::loads::read_back;
 use super::state::copy_directory;
-use super::{Context, Recorder, Resources, Workload, only};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::alone;
 use crate::data::{Generator, Keys, Length, Values};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Pairs, Peer};
+use crate::peer::{Pairs, Peer};
 
 pub const WORKLOAD: Workload = Workload {
     name: "state-stability",
     about: "GeaFlow's stability load: 1,000 x 100 puts with a flush each, 20 checkpoints and recoveries, growth over 10 x \
         1,000 records, 100 x (50 gets + 10 puts + flush), memory, values of 1, 10 and 100 kB",
-    variants: only(1_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
+    variants: &[variant("", 1_000)],
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -6,7 +6,7 @@
 use anyhow::{Context as _, Result};
 
 use super::loads::{load_in_batches, read_back, read_back_shares};
-use super::{Context, Recorder, Resources, Workload, only};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::{crew, together};
 use crate::data::{Generator, Length, Values};
 use crate::measure::Work;
@@ -23,13 +23,11 @@ const STEP_MIN: f64 = 0.2;
 pub const WORKLOAD: Workload = Workload {
     name: "synced-puts",
     about: "single puts, each synced before it is acknowledged, from 1, 8 and 32 threads for 5 seconds each",
-    variants: only(100_000),
+    variants: &[variant("", 100_000)],
     classes: &[Class::Synced],
-    needs_persistence: false,
-    has_drivers: false,
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -10,6 +10,19 @@ use crate::peer::{Class, Driver};
 use crate::peers;
 use crate::scratch::Scratch;
 
+#[test]
+fn every_workload_says_what_it_is_and_has_forms_and_a_run_of_its_own() {
+    for workload in super::ALL {
+        assert!(!workload.name.is_empty() && !workload.about.is_empty());
+        assert!(!workload.variants.is_empty(), "{}", workload.name);
+        assert!(
+            !std::ptr::fn_addr_eq(workload.run, super::Workload::USUAL.run),
+            "{}",
+            workload.name
+        );
+    }
+}
+
 pub fn pace() -> Pace {
     Pace {
         limit: u64::MAX,

@@ -7,11 +7,11 @@
 use anyhow::Result;
 
 use super::loads::{Versions, load_in_batches, read_back, verified_range};
-use super::{Context, Recorder, Resources, Workload, only};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::{crew, together};
 use crate::data::{Generator, Keys, Length, Values, Zipfian, scrambled};
 use crate::measure::Work;
-use crate::peer::{Class, Peer};
+use crate::peer::Peer;
 
 const OPERATIONS: usize = 1_000_000;
 const THREADS: usize = 8;
@@ -25,13 +25,10 @@ const SCAN_MAX: usize = 100;
 pub const A: Workload = Workload {
     name: "ycsb-a",
     about: "YCSB A: 1M records of 1 kB; 1M operations from 8 threads, half reads, half updates, by Zipf's law",
-    variants: only(1_000_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
+    variants: &[variant("", 1_000_000)],
     has_open_loop: true,
-    resources: Resources::USUAL,
     run: run_a,
+    ..Workload::USUAL
 };
 
 /// Reads only.

@@ -5,19 +5,14 @@ use anyhow::Result;
 use super::{publish_batches, read_back};
 use crate::broker::Board;
 use crate::measure::{Done, Work};
-use crate::peer::Class;
-use crate::workloads::{Context, Recorder, Resources, Workload, only};
+use crate::workloads::{Context, Recorder, Workload, variant};
 
 pub const WORKLOAD: Workload = Workload {
     name: "catch-up",
     about: "10M messages of 128 bytes in one topic, read by a subscriber that comes when all of them are there",
-    variants: only(10_000_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
+    variants: &[variant("", 10_000_000)],
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

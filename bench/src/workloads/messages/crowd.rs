@@ -4,8 +4,7 @@ use anyhow::Result;
 
 use super::deliveries::{NAMES, Order, Shape, run as deliver};
 use super::read_back;
-use crate::peer::Class;
-use crate::workloads::{Context, Recorder, Resources, Variant, Workload};
+use crate::workloads::{Context, Recorder, Workload, variant};
 
 const TOPICS: usize = 10;
 const SUBSCRIBERS: usize = 200 * TOPICS;
@@ -14,22 +13,10 @@ const MESSAGES: usize = 5_000 * TOPICS;
 pub const WORKLOAD: Workload = Workload {
     name: "crowd",
     about: "Ratatoskr's load: 10 topics with 200 subscribers each, 5,000 messages to each topic; topic by topic, and in turn",
-    variants: &[
-        Variant {
-            label: "topic-by-topic",
-            records: MESSAGES,
-        },
-        Variant {
-            label: "in-turn",
-            records: MESSAGES,
-        },
-    ],
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
+    variants: &[variant("topic-by-topic", MESSAGES), variant("in-turn", MESSAGES)],
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -5,25 +5,20 @@ use anyhow::Result;
 
 use super::deliveries::{NAMES, Order, Shape, run as deliver};
 use super::read_back;
-use crate::peer::Class;
-use crate::workloads::{Context, Recorder, Resources, Variant, Workload};
-
-const fn form(label: &'static str, records: usize) -> Variant {
-    Variant { label, records }
-}
+use crate::workloads::{Context, Recorder, Variant, Workload, variant};
 
 /// The forms. The label has the messages, topics and subscribers; the records are the messages.
 const FORMS: &[Variant] = &[
-    form("100k-100-10", 100_000),
-    form("1M-100-10", 1_000_000),
-    form("1M-1k-1k", 1_000_000),
-    form("1M-1k-10k", 1_000_000),
-    form("1M-1k-100k", 1_000_000),
-    form("100k-100-10-in-turn", 100_000),
-    form("1M-100-10-in-turn", 1_000_000),
-    form("1M-1k-1k-in-turn", 1_000_000),
-    form("1M-1k-10k-in-turn", 1_000_000),
-    form("1M-1k-100k-in-turn", 1_000_000),
+    variant("100k-100-10", 100_000),
+    variant("1M-100-10", 1_000_000),
+    variant("1M-1k-1k", 1_000_000),
+    variant("1M-1k-10k", 1_000_000),
+    variant("1M-1k-100k", 1_000_000),
+    variant("100k-100-10-in-turn", 100_000),
+    variant("1M-100-10-in-turn", 1_000_000),
+    variant("1M-1k-1k-in-turn", 1_000_000),
+    variant("1M-1k-10k-in-turn", 1_000_000),
+    variant("1M-1k-100k-in-turn", 1_000_000),
 ];
 
 pub const WORKLOAD: Workload = Workload {
@@ -31,12 +26,9 @@ pub const WORKLOAD: Workload = Workload {
     about: "Ratatoskr's load: messages over topics, subscribers dealt over them, every delivery checked; topic by topic, and \
         to the topics in turn",
     variants: FORMS,
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 /// Returns the topics and subscribers of a form.

@@ -12,8 +12,7 @@ use super::{publish_batches, read_back};
 use crate::broker::{Acknowledge, Broker, number_and_time};
 use crate::crew::{crew, together};
 use crate::measure::{Done, Work};
-use crate::peer::Class;
-use crate::workloads::{Context, Recorder, Resources, Workload, only};
+use crate::workloads::{Context, Recorder, Workload, variant};
 
 const MEMBERS: usize = 8;
 
@@ -30,13 +29,9 @@ const ROWS: [(&str, usize, Acknowledge); 3] = [
 pub const WORKLOAD: Workload = Workload {
     name: "groups",
     about: "8 members of a group share 1M messages that are there, and acknowledge them one by one and by the hundred",
-    variants: only(1_000_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
+    variants: &[variant("", 1_000_000)],
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -7,8 +7,7 @@ use super::{publish_batches_of, read_back};
 use crate::broker::{Board, Broker, PAYLOAD_BYTES_MIN, Payload};
 use crate::crew::{Worked, alone};
 use crate::measure::{Done, Work};
-use crate::peer::Class;
-use crate::workloads::{Context, Recorder, Resources, Variant, Workload};
+use crate::workloads::{Context, Recorder, Variant, Workload, variant};
 
 /// Number of messages published one by one beside the existing objects.
 const MESSAGES: usize = 200_000;
@@ -16,29 +15,25 @@ const MESSAGES: usize = 200_000;
 const IDLE_TOPICS: usize = 1_000;
 const PAYLOAD_BYTES: usize = super::PAYLOAD_BYTES;
 
-const fn form(label: &'static str, records: usize) -> Variant {
-    Variant { label, records }
-}
-
 /// The forms. The label names what grows, and the number of records is its count; for `size` the records are messages.
 const FORMS: &[Variant] = &[
-    form("topics-1", 1),
-    form("topics-1k", 1_000),
-    form("topics-10k", 10_000),
-    form("topics-100k", 100_000),
-    form("idle-1", 1),
-    form("idle-1k", 1_000),
-    form("idle-100k", 100_000),
-    form("idle-1M", 1_000_000),
-    form("kept-1k", 1_000),
-    form("kept-100k", 100_000),
-    form("kept-10M", 10_000_000),
-    form("kept-100M", 100_000_000),
-    form("size-16B", 1_000_000),
-    form("size-256B", 1_000_000),
-    form("size-4kB", 100_000),
-    form("size-64kB", 10_000),
-    form("size-1MB", 1_000),
+    variant("topics-1", 1),
+    variant("topics-1k", 1_000),
+    variant("topics-10k", 10_000),
+    variant("topics-100k", 100_000),
+    variant("idle-1", 1),
+    variant("idle-1k", 1_000),
+    variant("idle-100k", 100_000),
+    variant("idle-1M", 1_000_000),
+    variant("kept-1k", 1_000),
+    variant("kept-100k", 100_000),
+    variant("kept-10M", 10_000_000),
+    variant("kept-100M", 100_000_000),
+    variant("size-16B", 1_000_000),
+    variant("size-256B", 1_000_000),
+    variant("size-4kB", 100_000),
+    variant("size-64kB", 10_000),
+    variant("size-1MB", 1_000),
 ];
 
 pub const WORKLOAD: Workload = Workload {
@@ -46,12 +41,8 @@ pub const WORKLOAD: Workload = Workload {
     about: "what a message costs beside 1 to 100,000 topics, 1 to 1M idle subscribers, 1,000 to 100M messages that are kept, and \
         with 16 bytes to 1 MB",
     variants: FORMS,
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

@@ -12,7 +12,7 @@ use crate::broker::{Board, Broker, Payload, Together};
 use crate::measure::{Done, Work};
 use crate::peer::Class;
 use crate::workloads::killing::{Writing, kill_after};
-use crate::workloads::{Context, Recorder, Resources, Workload, only};
+use crate::workloads::{Context, Recorder, Workload, variant};
 
 /// Number of topics; the publisher uses them in turn.
 const TOPICS: usize = 4;
@@ -21,13 +21,11 @@ pub const WORKLOAD: Workload = Workload {
     name: "killed-publisher",
     about: "messages in one commit with a pair each, to 4 topics, from a process that is killed after 100,000 of them were \
         acknowledged or after 10 seconds; open; look for everything that was acknowledged",
-    variants: only(100_000),
+    variants: &[variant("", 100_000)],
     classes: &[Class::Written, Class::Synced],
     needs_persistence: true,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

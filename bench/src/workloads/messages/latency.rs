@@ -9,9 +9,9 @@ use crate::analysis::time_text;
 use crate::broker::{Board, Broker, Payload};
 use crate::crew::{Pace, alone};
 use crate::measure::{Done, Latencies, Work};
-use crate::peer::{Class, Unsupported};
+use crate::peer::Unsupported;
 use crate::workloads::control::beside_control;
-use crate::workloads::{Context, Recorder, Resources, Workload, only};
+use crate::workloads::{Context, Recorder, Workload, variant};
 
 /// Messages a second.
 const RATE: f64 = 10_000.0;
@@ -22,13 +22,9 @@ pub const WORKLOAD: Workload = Workload {
     name: "latency",
     about: "10,000 messages a second to one subscriber that waits: publish calls, and publish to receive; look at latencies, \
         not at rates",
-    variants: only(100_000),
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
-    has_open_loop: false,
-    resources: Resources::USUAL,
+    variants: &[variant("", 100_000)],
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

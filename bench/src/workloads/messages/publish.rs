@@ -9,8 +9,7 @@ use crate::broker::{Payload, Together};
 use crate::crew::alone;
 use crate::data::{Generator, Length, Values};
 use crate::measure::Work;
-use crate::peer::Class;
-use crate::workloads::{Context, Recorder, Resources, Variant, Workload};
+use crate::workloads::{Context, Recorder, Workload, variant};
 
 const SUBSCRIBERS: usize = 50;
 /// The topic that each row publishes to.
@@ -30,22 +29,10 @@ pub const WORKLOAD: Workload = Workload {
     name: "publish",
     about: "messages of 128 bytes to one topic: one by one, in batches of 100, to 50 subscribers (Ratatoskr's load), and \
         together with a put beside the put alone",
-    variants: &[
-        Variant {
-            label: "1k",
-            records: 1_000,
-        },
-        Variant {
-            label: "1M",
-            records: 1_000_000,
-        },
-    ],
-    classes: &[Class::Written, Class::None],
-    needs_persistence: false,
-    has_drivers: false,
+    variants: &[variant("1k", 1_000), variant("1M", 1_000_000)],
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 const TO_SUBSCRIBERS: [(&str, Work); 2] = [

@@ -10,7 +10,7 @@ use crate::broker::Payload;
 use crate::crew::{crew, together};
 use crate::measure::Work;
 use crate::peer::Class;
-use crate::workloads::{Context, Recorder, Resources, Workload, only};
+use crate::workloads::{Context, Recorder, Workload, variant};
 
 const PUBLISHERS: [usize; 2] = [1, 50];
 /// Seconds of a step at scale 1.
@@ -20,13 +20,11 @@ const STEP_MIN: f64 = 0.2;
 pub const WORKLOAD: Workload = Workload {
     name: "synced-publish",
     about: "messages of 128 bytes, each synced before it is acknowledged, from 1 and 50 publishers for 5 seconds each",
-    variants: only(1_000_000),
+    variants: &[variant("", 1_000_000)],
     classes: &[Class::Synced],
-    needs_persistence: false,
-    has_drivers: false,
     has_open_loop: true,
-    resources: Resources::USUAL,
     run,
+    ..Workload::USUAL
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {

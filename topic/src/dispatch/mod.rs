@@ -25,10 +25,9 @@ use duramen_engine::{Error, Result};
 
 use crate::error::TopicError;
 use crate::follower::SlowPolicy;
+use crate::handle::{Topic, Topics};
 use crate::messages::Messages;
 use crate::read::{Reading, Start};
-use crate::topic::Topic;
-use crate::topics::Topics;
 use pool::Pool;
 
 /// A subscriber's callback. It gets messages or, in its last call, the reason why no more follow.

@@ -19,9 +19,9 @@ use super::seats::{Batches, Called, Seats};
 use super::{Callback, DispatcherReport, Stuck, SubscriberId};
 use crate::error::TopicError;
 use crate::follower::SlowPolicy;
+use crate::handle::Topic;
+use crate::lock::locked;
 use crate::subscription::TICK;
-use crate::topic::Topic;
-use crate::topics::locked;
 
 /// The threads and the queue of a dispatcher, as described at the top of this file.
 pub(super) struct Pool {

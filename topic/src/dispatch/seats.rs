@@ -15,10 +15,10 @@ use duramen_engine::{Result, prefetch};
 
 use super::{Callback, SubscriberId};
 use crate::follower::{SlowPolicy, read_on};
+use crate::handle::Topic;
+use crate::lock::locked;
 use crate::messages::Messages;
 use crate::read::{ReadLimits, Reading};
-use crate::topic::Topic;
-use crate::topics::locked;
 
 /// The subscribers of a topic.
 pub(super) struct Seats {

@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use duramen_engine::{Error, Result, Transaction};
+use duramen_engine::{Error, Item, Result, Transaction};
 
 use super::order::hash_of;
 use super::pattern_group::is_gone;
@@ -22,12 +22,12 @@ use super::settle::Open;
 use super::state::{Cursor, Keyed, Letters, Run, Single};
 use super::{Group, PatternGroup};
 use crate::error::TopicError;
+use crate::handle::Topic;
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX};
 use crate::message::{Message, Stored};
 use crate::messages::Received;
 use crate::read::{ReadLimits, Reading};
 use crate::tables::offset_key;
-use crate::topic::{Topic, publish_unhindered_in};
 
 const TOPIC: &str = "dead-letter-topic";
 const OFFSET: &str = "dead-letter-offset";
@@ -424,4 +424,12 @@ fn letter<'m>(original: &Received<'m>, own: &[(&'static str, &'m str)]) -> Messa
         letter = letter.header(name, value);
     }
     letter
+}
+
+/// Publishes in a transaction. Nothing that holds back other publishers applies to it.
+fn publish_unhindered_in(tx: &mut Transaction, topic: &Topic, message: &Message<'_>) -> Result<()> {
+    let mut head = Vec::new();
+    let body = message.encode(&mut head)?;
+    let item = Item { head: &head, body };
+    tx.append_to(&topic.shared().sequence, item).map(|_| ())
 }

@@ -24,7 +24,7 @@ use super::deliveries::{Claim, Deliveries};
 use super::membership::Membership;
 use super::outlook::Outlook;
 use super::{Group, Shared};
-use crate::topics::locked;
+use crate::lock::locked;
 
 /// Maximum requests that are served together. It bounds the size of a transaction, and how long the turn is held.
 pub(super) const TOGETHER_MAX: usize = 64;

@@ -10,10 +10,10 @@ use super::record::GroupOptions;
 use super::settle::{Again, Open, earliest};
 use super::state::{Cursor, Due, DueKind, Lease, List, Run, Single};
 use super::{Group, written};
+use crate::lock::locked;
 use crate::read::Reading;
 use crate::record::millis;
 use crate::tables::offset_of;
-use crate::topics::locked;
 
 /// Maximum age of an outlook, in milliseconds.
 const RENEW_EVERY: u64 = 1000;

@@ -8,8 +8,8 @@ use duramen_engine::{Error, Result};
 use super::Group;
 use super::deliveries::extend;
 use super::membership::Handed;
-use crate::alarm::Timed;
-use crate::topics::locked;
+use crate::lock::locked;
+use crate::timer::Timed;
 
 /// Extends the lease of delivered messages, every third of a lease, until the guard is dropped. For work of unknown
 /// length. When the process dies, the messages still go to other members at once.
@@ -57,7 +57,7 @@ impl KeepAlive {
             failed: Mutex::new(None),
         });
         let weak = Arc::downgrade(&kept);
-        topic.home().alarm.at(kept.next(), weak)?;
+        topic.home().timer.at(kept.next(), weak)?;
         Ok(KeepAlive { kept })
     }
 

@@ -13,7 +13,7 @@ use duramen_engine::Error;
 use super::deliveries::Claim;
 use super::settle::Verdict;
 use super::{Group, written};
-use crate::topics::locked;
+use crate::lock::locked;
 
 /// Number of claims dropped without being settled after which claims with expired leases are forgotten.
 const DROPPED_MAX: usize = 64;

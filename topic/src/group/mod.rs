@@ -13,6 +13,7 @@
 
 mod claim;
 mod dead;
+pub(crate) mod deferred_deletes;
 mod deliveries;
 mod desk;
 mod durable;
@@ -35,6 +36,7 @@ mod rule;
 mod serve;
 mod settle;
 pub(crate) mod state;
+mod topic_creation;
 mod watch;
 
 use std::fmt;
@@ -49,13 +51,14 @@ use duramen_engine::{
 };
 
 use crate::error::TopicError;
+use crate::handle::Topic;
+use crate::home::Home;
+use crate::lock::locked;
 use crate::name::check_name;
 use crate::read::{Reading, Start};
 use crate::record::{TopicOptions, millis};
-use crate::tables::{Tables, after_id, name_key, offset_of, rule_key};
+use crate::tables::{Tables, after_id, name_key, next_id, offset_of, rule_key};
 use crate::time::at;
-use crate::topic::Topic;
-use crate::topics::{Home, locked, next_id};
 use deliveries::Claim;
 use desk::Desk;
 use outlook::Outlook;
@@ -75,7 +78,7 @@ pub use pattern_group::{PatternGroup, PatternGroupDescription};
 pub use pattern_member::PatternMember;
 pub use receiving::DeliveryStream;
 pub use record::{DeadLetters, GroupOptions};
-pub(crate) use rule::{Rule, apply_rules};
+pub(crate) use rule::Rule;
 pub(crate) use settle::Verdict;
 
 /// A group of a topic. Clones are handles of the same group.
@@ -226,6 +229,11 @@ pub(crate) fn written() -> TransactionOptions {
 }
 
 impl Topic {
+    pub(crate) fn unknown_group(&self, name: &str) -> duramen_engine::Error {
+        let (topic, name) = (self.name().into(), name.into());
+        TopicError::UnknownGroup { topic, name }.into()
+    }
+
     /// Creates a group with these options. `start` selects its first message.
     ///
     /// # Errors

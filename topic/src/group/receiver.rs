@@ -11,8 +11,8 @@ use super::membership::Membership;
 use super::serve::SERVED_TOGETHER_MAX;
 use crate::limits::READ_MESSAGES;
 use crate::listening::Listening;
+use crate::lock::locked;
 use crate::record::millis;
-use crate::topics::locked;
 
 /// Takes messages of one group. The listener gets a token when there may be messages.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use crate::error::TopicError;
 use crate::handle::Topic;
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX};
 use crate::message::{Message, Stored};
-use crate::messages::Received;
+use crate::messages::{Messages, Received};
 use crate::read::{ReadLimits, Reading};
 use crate::tables::offset_key;
 
@@ -394,7 +394,7 @@ fn no_dead_letters(group: &str) -> Error {
 }
 
 /// Reads the next dead letters. Dead letters that are not kept are skipped.
-fn letters(dead: &Topic, from: u64) -> Result<crate::Messages> {
+fn letters(dead: &Topic, from: u64) -> Result<Messages> {
     let snapshot = dead.snapshot()?;
     let reading = Reading::new(dead, &snapshot);
     let limits = ReadLimits {

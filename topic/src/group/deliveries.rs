@@ -6,7 +6,7 @@ use std::time::Duration;
 use duramen_engine::{Result, Transaction};
 
 use super::Group;
-use super::desk::Wish;
+use super::combining::Request;
 use super::keep_alive::KeepAlive;
 use super::membership::Handed;
 use super::settle::Verdict;
@@ -214,7 +214,7 @@ impl Delivery {
             return self.settle(Verdict::Done);
         }
         let (claim, offset) = (self.handed.claim, self.offset());
-        match group.ask(&Wish::Acknowledged { claim, offset }) {
+        match group.combine(&Request::Acknowledged { claim, offset }) {
             Some(answer) => {
                 answer?;
                 self.handed.done(self.place);

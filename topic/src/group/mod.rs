@@ -12,10 +12,11 @@
 //! So of an acknowledgement and a take-back, one commits. The other runs again and sees the new state of the message.
 
 mod claim;
+mod combined_requests;
+mod combining;
 mod dead;
 pub(crate) mod deferred_deletes;
 mod deliveries;
-mod desk;
 mod durable;
 mod durable_pattern;
 mod expire;
@@ -33,7 +34,6 @@ pub(crate) mod record;
 mod room;
 mod rows;
 mod rule;
-mod serve;
 mod settle;
 pub(crate) mod state;
 mod topic_creation;
@@ -59,8 +59,8 @@ use crate::read::{Reading, Start};
 use crate::record::{TopicOptions, millis};
 use crate::tables::{Tables, after_id, name_key, next_id, offset_of, rule_key};
 use crate::time::at;
+use combining::RequestQueue;
 use deliveries::Claim;
-use desk::Desk;
 use outlook::Outlook;
 use record::{GroupRecord, Kind};
 use room::count_open;
@@ -121,7 +121,7 @@ pub(crate) struct Shared {
     /// The turn. The member that delivers messages holds it.
     turn: Mutex<Outlook>,
     /// Members that wait for the turn.
-    desk: Desk,
+    queue: RequestQueue,
     /// Rings when something can be delivered that no publisher announces. Nothing is ever appended to it.
     bell: Sequence,
     watch: Watch,
@@ -724,7 +724,7 @@ impl Group {
                 key: name_key(topic.shared().id, name),
                 known: Mutex::new(None),
                 turn: Mutex::default(),
-                desk: Desk::default(),
+                queue: RequestQueue::default(),
                 bell,
                 watch: Watch::default(),
                 finished: Mutex::default(),

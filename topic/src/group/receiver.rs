@@ -6,9 +6,9 @@ use duramen_engine::{Listener, Result};
 
 use super::Group;
 use super::claim::Turn;
-use super::desk::{Answer, Wish};
+use super::combined_requests::COMBINED_MESSAGES_MAX;
+use super::combining::{Answer, Request};
 use super::membership::Membership;
-use super::serve::SERVED_TOGETHER_MAX;
 use crate::limits::READ_MESSAGES;
 use crate::listening::Listening;
 use crate::lock::locked;
@@ -71,9 +71,9 @@ impl Receiver {
     /// separate turn.
     fn turn(&self, most: usize) -> Result<Turn> {
         let group = self.group();
-        if most <= SERVED_TOGETHER_MAX {
+        if most <= COMBINED_MESSAGES_MAX {
             let membership = self.membership.clone();
-            match group.ask(&Wish::Messages { membership, most }).transpose()? {
+            match group.combine(&Request::Messages { membership, most }).transpose()? {
                 Some(Answer::Messages(deliveries)) => return Ok(Turn::Got(deliveries)),
                 Some(Answer::Nothing(next)) => return Ok(Turn::Nothing(next)),
                 Some(Answer::Acknowledged) | None => {}

@@ -1,11 +1,11 @@
-//! Serving the concurrent requests of several members in one transaction: see [`super::desk`].
+//! Performing the concurrent requests of several members in one transaction: see [`super::combining`].
 
 use std::sync::Arc;
 
 use duramen_engine::{Reason, Result, Transaction};
 
+use super::combining::{Answer, Request, RequestBatch};
 use super::deliveries::{Claim, Deliveries};
-use super::desk::{Answer, Served, Wish};
 use super::membership::Handed;
 use super::outlook::Outlook;
 use super::record::GroupRecord;
@@ -15,21 +15,21 @@ use super::{Group, written};
 use crate::limits::READ_BYTES;
 use crate::messages::{Collecting, Messages};
 
-/// Maximum messages of a request that is served together with others. More messages justify a separate transaction and
+/// Maximum messages of a request that is performed together with others. More messages justify a separate transaction and
 /// a walk.
-pub(super) const SERVED_TOGETHER_MAX: usize = 16;
+pub(super) const COMBINED_MESSAGES_MAX: usize = 16;
 
-/// Result of one wish in a transaction. `None`: the requester performs it alone.
-type Outcome = Option<Result<Done>>;
+/// Result of one request in a transaction. `None`: the requester performs it alone.
+type RequestResult = Option<Result<RequestEffect>>;
 
-enum Done {
+enum RequestEffect {
     Messages(Messages, Run),
     Nothing,
     Acknowledged,
 }
 
 /// The state of a delivery in progress.
-struct Fresh {
+struct DeliveryProgress {
     record: Arc<GroupRecord>,
     cursor: Cursor,
     /// Number of further messages that may be in flight.
@@ -38,29 +38,34 @@ struct Fresh {
 }
 
 impl Group {
-    /// Performs the wish of the turn's holder, and those of other members. Returns the answer to the holder's wish, and
+    /// Performs the request of the turn's holder, and those of other members. Returns the answer to the holder's request, and
     /// whether messages were settled.
-    pub(super) fn serve(&self, outlook: &mut Outlook, wish: &Wish, served: &Served) -> (Option<Result<Answer>>, bool) {
-        let wishes: Vec<&Wish> = std::iter::once(wish).chain(served.wishes()).collect();
-        let is_for_messages = |wish: &&Wish| matches!(wish, Wish::Messages { .. });
-        let hands_out = wishes.iter().any(is_for_messages) && self.is_plain(outlook);
+    pub(super) fn perform(
+        &self,
+        outlook: &mut Outlook,
+        request: &Request,
+        batch: &RequestBatch,
+    ) -> (Option<Result<Answer>>, bool) {
+        let requests: Vec<&Request> = std::iter::once(request).chain(batch.requests()).collect();
+        let is_for_messages = |request: &&Request| matches!(request, Request::Messages { .. });
+        let hands_out = requests.iter().any(is_for_messages) && self.is_plain(outlook);
         // A look in an attempt that did not commit may have missed what the next attempt acknowledges.
         outlook.has_looked = false;
-        let serve_in = |tx: &mut Transaction| self.serve_in(tx, &wishes, outlook, hands_out);
-        let outcomes = self.topic.home().store.transact_with(written(), serve_in);
+        let perform_in = |tx: &mut Transaction| self.perform_in(tx, &requests, outlook, hands_out);
+        let outcomes = self.topic.home().store.transact_with(written(), perform_in);
         let Ok(outcomes) = outcomes else {
             // The commit may have happened. Each member tries alone, and gets its own error.
             outlook.doubt();
             return (None, false);
         };
         outlook.committed();
-        let mut answers = wishes.iter().zip(outcomes).map(|(wish, outcome)| {
+        let mut answers = requests.iter().zip(outcomes).map(|(request, outcome)| {
             let done = outcome?;
-            Some(done.map(|done| self.answer(outlook, wish, done)))
+            Some(done.map(|done| self.answer(outlook, request, done)))
         });
         let first = answers.next().expect("there is at least one");
-        served.answer(answers);
-        let settles = wishes.iter().any(|wish| !is_for_messages(wish));
+        batch.answer(answers);
+        let settles = requests.iter().any(|request| !is_for_messages(request));
         (first, settles)
     }
 
@@ -77,33 +82,33 @@ impl Group {
             && outlook.next_event() > now
     }
 
-    fn serve_in(
+    fn perform_in(
         &self,
         tx: &mut Transaction,
-        wishes: &[&Wish],
+        requests: &[&Request],
         outlook: &mut Outlook,
         hands_out: bool,
-    ) -> Result<Vec<Outcome>> {
+    ) -> Result<Vec<RequestResult>> {
         outlook.begin_attempt();
         let mut fresh = None;
-        let mut outcomes = Vec::with_capacity(wishes.len());
-        for wish in wishes {
-            outcomes.push(match wish {
-                Wish::Acknowledged { claim, offset } => {
+        let mut outcomes = Vec::with_capacity(requests.len());
+        for request in requests {
+            outcomes.push(match request {
+                Request::Acknowledged { claim, offset } => {
                     let settled = self.settle_in(tx, *claim, *offset, Verdict::Done);
-                    Some(settled.map(|_| Done::Acknowledged))
+                    Some(settled.map(|_| RequestEffect::Acknowledged))
                 }
-                Wish::Messages { membership, most } if hands_out => {
+                Request::Messages { membership, most } if hands_out => {
                     if fresh.is_none() {
-                        fresh = Some(self.begin_handing_out(tx, outlook, wishes)?);
+                        fresh = Some(self.begin_handing_out(tx, outlook, requests)?);
                     }
                     let fresh = fresh.as_mut().expect("it was begun just now");
                     self.hand_out_in(tx, fresh, &membership.name, *most)?.map(Ok)
                 }
-                Wish::Messages { .. } => None,
+                Request::Messages { .. } => None,
             });
         }
-        let is_handed = |outcome: &Outcome| matches!(outcome, Some(Ok(Done::Messages(..))));
+        let is_handed = |outcome: &RequestResult| matches!(outcome, Some(Ok(RequestEffect::Messages(..))));
         if outcomes.iter().any(is_handed) {
             let mut cursor = fresh.expect("messages were handed out").cursor;
             if cursor.epoch == outlook.epoch {
@@ -114,12 +119,17 @@ impl Group {
         Ok(outcomes)
     }
 
-    fn begin_handing_out(&self, tx: &Transaction, outlook: &mut Outlook, wishes: &[&Wish]) -> Result<Fresh> {
+    fn begin_handing_out(
+        &self,
+        tx: &Transaction,
+        outlook: &mut Outlook,
+        requests: &[&Request],
+    ) -> Result<DeliveryProgress> {
         let record = self.record_in(tx)?;
         let cursor = self.cursor_in(tx)?;
-        let wanted = wishes.iter().map(|wish| match wish {
-            Wish::Messages { most, .. } => *most,
-            Wish::Acknowledged { .. } => 0,
+        let wanted = requests.iter().map(|request| match request {
+            Request::Messages { most, .. } => *most,
+            Request::Acknowledged { .. } => 0,
         });
         let options = Group::options_of(&record);
         let is_plain = !record.is_paused && !options.order_by_key && options.filter.is_empty();
@@ -127,7 +137,7 @@ impl Group {
             true => self.room_in(tx, outlook, &cursor, options, wanted.sum())?,
             false => 0,
         };
-        Ok(Fresh {
+        Ok(DeliveryProgress {
             record,
             cursor,
             room,
@@ -136,18 +146,24 @@ impl Group {
     }
 
     /// Delivers the next messages to a member.
-    fn hand_out_in(&self, tx: &mut Transaction, fresh: &mut Fresh, member: &str, most: usize) -> Result<Option<Done>> {
+    fn hand_out_in(
+        &self,
+        tx: &mut Transaction,
+        fresh: &mut DeliveryProgress,
+        member: &str,
+        most: usize,
+    ) -> Result<Option<RequestEffect>> {
         if fresh.room == 0 {
             return Ok(None);
         }
         if fresh.is_end {
-            return Ok(Some(Done::Nothing));
+            return Ok(Some(RequestEffect::Nothing));
         }
         let first = fresh.cursor.next;
         let messages = self.next_in(tx, first, most.min(fresh.room))?;
         if messages.is_empty() {
             fresh.is_end = self.is_end_in(tx, first)?;
-            return Ok(fresh.is_end.then_some(Done::Nothing));
+            return Ok(fresh.is_end.then_some(RequestEffect::Nothing));
         }
         let run = Run {
             end: messages.offsets().end,
@@ -160,7 +176,7 @@ impl Group {
         fresh.cursor.opened += run.end - first;
         fresh.cursor.counted += if run.is_counted { run.end - first } else { 0 };
         fresh.room -= (run.end - first) as usize;
-        Ok(Some(Done::Messages(messages, run)))
+        Ok(Some(RequestEffect::Messages(messages, run)))
     }
 
     /// Reads the messages from an offset on one by one, which is cheaper for a few than a walk.
@@ -183,18 +199,18 @@ impl Group {
         Ok(state.next == offset)
     }
 
-    /// Answers a wish after its commit.
-    fn answer(&self, outlook: &mut Outlook, wish: &Wish, done: Done) -> Answer {
-        match (wish, done) {
-            (Wish::Messages { membership, .. }, Done::Messages(messages, run)) => {
+    /// Answers a request after its commit.
+    fn answer(&self, outlook: &mut Outlook, request: &Request, done: RequestEffect) -> Answer {
+        match (request, done) {
+            (Request::Messages { membership, .. }, RequestEffect::Messages(messages, run)) => {
                 outlook.note_run(run.lease.deadline);
                 let (first, end, token) = (messages.offsets().start, run.end, run.lease.token);
                 let claim = Claim::Run { first, end, token };
                 let handed = Handed::new(membership, claim, (first..end).collect(), run.lease.deadline);
                 Answer::Messages(Deliveries::new(handed, messages, Vec::new()))
             }
-            (Wish::Messages { .. }, _) => Answer::Nothing(outlook.next_event()),
-            (Wish::Acknowledged { .. }, _) => {
+            (Request::Messages { .. }, _) => Answer::Nothing(outlook.next_event()),
+            (Request::Acknowledged { .. }, _) => {
                 outlook.note_closed();
                 Answer::Acknowledged
             }

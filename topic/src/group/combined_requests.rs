@@ -5,7 +5,7 @@ use std::sync::Arc;
 use duramen_engine::{Reason, Result, Transaction};
 
 use super::combining::{Answer, Request, RequestBatch};
-use super::deliveries::{Claim, Deliveries};
+use super::deliveries::{Deliveries, LeaseKey};
 use super::membership::Handed;
 use super::outlook::Outlook;
 use super::record::GroupRecord;
@@ -94,8 +94,8 @@ impl Group {
         let mut outcomes = Vec::with_capacity(requests.len());
         for request in requests {
             outcomes.push(match request {
-                Request::Acknowledged { claim, offset } => {
-                    let settled = self.settle_in(tx, *claim, *offset, Verdict::Done);
+                Request::Acknowledged { lease_key, offset } => {
+                    let settled = self.settle_in(tx, *lease_key, *offset, Verdict::Done);
                     Some(settled.map(|_| RequestEffect::Acknowledged))
                 }
                 Request::Messages { membership, most } if hands_out => {
@@ -205,8 +205,8 @@ impl Group {
             (Request::Messages { membership, .. }, RequestEffect::Messages(messages, run)) => {
                 outlook.note_run(run.lease.deadline);
                 let (first, end, token) = (messages.offsets().start, run.end, run.lease.token);
-                let claim = Claim::Run { first, end, token };
-                let handed = Handed::new(membership, claim, (first..end).collect(), run.lease.deadline);
+                let lease_key = LeaseKey::Run { first, end, token };
+                let handed = Handed::new(membership, lease_key, (first..end).collect(), run.lease.deadline);
                 Answer::Messages(Deliveries::new(handed, messages, Vec::new()))
             }
             (Request::Messages { .. }, _) => Answer::Nothing(outlook.next_event()),

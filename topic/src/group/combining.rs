@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::Thread;
 
-use super::deliveries::{Claim, Deliveries};
+use super::deliveries::{Deliveries, LeaseKey};
 use super::membership::Membership;
 use super::outlook::Outlook;
 use super::{Group, Shared};
@@ -42,7 +42,7 @@ pub(super) enum Request {
     /// Messages that no member has received yet.
     Messages { membership: Arc<Membership>, most: usize },
     /// To acknowledge a message that was delivered to the member.
-    Acknowledged { claim: Claim, offset: u64 },
+    Acknowledged { lease_key: LeaseKey, offset: u64 },
 }
 
 /// The result of a request.
@@ -305,9 +305,9 @@ mod tests {
     }
 
     fn acknowledged(deliveries: &Deliveries) -> Request {
-        let claim = deliveries.claim();
+        let lease_key = deliveries.lease_key();
         let offset = deliveries.messages().offsets().start;
-        Request::Acknowledged { claim, offset }
+        Request::Acknowledged { lease_key, offset }
     }
 
     #[test]
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(TopicError::of(&error), Some(&TopicError::AlreadySettled { offset: 0 }));
         assert_eq!(handed(rest).messages().offsets(), 4..5);
         assert!(matches!(none, Some(Ok(Answer::Nothing(_)))));
-        let tokens = [&first, &own].map(|deliveries| deliveries.claim().token());
+        let tokens = [&first, &own].map(|deliveries| deliveries.lease_key().token());
         assert_ne!(tokens[0], tokens[1]);
         assert_eq!(group.describe().unwrap().pending, 4);
     }

@@ -12,25 +12,25 @@ use super::membership::Handed;
 use super::settle::Verdict;
 use crate::messages::{Messages, Received};
 
-/// How a member holds a message.
+/// Which lease of a member covers a message: the key of its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub(crate) enum LeaseKey {
     /// It belongs to consecutive messages that were delivered together for the first time.
     Run { first: u64, end: u64, token: u64 },
     /// It is in a list.
     List { token: u64 },
 }
 
-impl Claim {
+impl LeaseKey {
     pub(crate) fn token(self) -> u64 {
         match self {
-            Claim::Run { token, .. } | Claim::List { token } => token,
+            LeaseKey::Run { token, .. } | LeaseKey::List { token } => token,
         }
     }
 
     /// Whether this is a single message that was delivered alone, for the first time.
     pub(crate) fn is_lone(self) -> bool {
-        matches!(self, Claim::Run { first, end, .. } if end == first + 1)
+        matches!(self, LeaseKey::Run { first, end, .. } if end == first + 1)
     }
 }
 
@@ -67,8 +67,8 @@ impl Deliveries {
     }
 
     #[cfg(test)]
-    pub(super) fn claim(&self) -> Claim {
-        self.handed.claim
+    pub(super) fn lease_key(&self) -> LeaseKey {
+        self.handed.lease_key
     }
 
     fn group(&self) -> &Group {
@@ -110,7 +110,7 @@ impl Deliveries {
 
     fn settle_in(&self, tx: &mut Transaction, verdict: Verdict<'_>) -> Result<Option<u64>> {
         let first = self.messages.offsets().start;
-        self.group().settle_all_in(tx, self.handed.claim, first, verdict)
+        self.group().settle_all_in(tx, self.handed.lease_key, first, verdict)
     }
 
     pub(crate) fn acknowledge_in(&self, tx: &mut Transaction) -> Result<()> {
@@ -146,7 +146,7 @@ impl Deliveries {
 pub(super) fn extend(handed: &Handed, offset: u64, by: Duration) -> Result<()> {
     let group = handed.group();
     let store = &group.topic.home().store;
-    let until = store.transact_with(super::written(), |tx| group.extend_in(tx, handed.claim, offset, by))?;
+    let until = store.transact_with(super::written(), |tx| group.extend_in(tx, handed.lease_key, offset, by))?;
     group.shared.turn().note_due(until);
     Ok(())
 }
@@ -213,8 +213,8 @@ impl Delivery {
             // Concurrent callers share a sync, and none of them delays the others.
             return self.settle(Verdict::Done);
         }
-        let (claim, offset) = (self.handed.claim, self.offset());
-        match group.combine(&Request::Acknowledged { claim, offset }) {
+        let (lease_key, offset) = (self.handed.lease_key, self.offset());
+        match group.combine(&Request::Acknowledged { lease_key, offset }) {
             Some(answer) => {
                 answer?;
                 self.handed.done(self.place);
@@ -283,7 +283,7 @@ impl Delivery {
 
     fn settle(&self, verdict: Verdict<'_>) -> Result<()> {
         let group = self.group();
-        let settle = |tx: &mut Transaction| group.settle_in(tx, self.handed.claim, self.offset(), verdict);
+        let settle = |tx: &mut Transaction| group.settle_in(tx, self.handed.lease_key, self.offset(), verdict);
         let again = group.topic.home().store.transact_with(group.settling(), settle)?;
         self.handed.done(self.place);
         group.settled(again);
@@ -291,7 +291,8 @@ impl Delivery {
     }
 
     pub(crate) fn settle_in(&self, tx: &mut Transaction, verdict: Verdict<'_>) -> Result<()> {
-        self.group().settle_in(tx, self.handed.claim, self.offset(), verdict)?;
+        self.group()
+            .settle_in(tx, self.handed.lease_key, self.offset(), verdict)?;
         // If the transaction does not commit, the message is delivered again when the lease ends.
         self.handed.done(self.place);
         Ok(())

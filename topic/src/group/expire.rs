@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use duramen_engine::{Error, Result, Transaction};
 
-use super::deliveries::Claim;
+use super::deliveries::LeaseKey;
 use super::outlook::Outlook;
 use super::record::GroupOptions;
 use super::settle::{Again, Open, earliest};
@@ -22,12 +22,12 @@ const RENEW_EVERY: u64 = 1000;
 const SEARCH_EVERY: u64 = 100;
 /// Maximum leases that are examined together.
 const LOOKED_AT_ONCE: usize = 256;
-/// Number of claims that were settled message by message before their rows are removed.
+/// Number of leases that were settled message by message before their rows are removed.
 const FINISHED_MAX: usize = 32;
 
 /// Why a lease is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum TakeBackReason {
     /// Its time is over.
     Over,
     /// The process of its member is gone.
@@ -37,8 +37,8 @@ enum End {
 /// Leases that cannot be taken back, and why: for example, the topic of their dead letters does not exist. They must
 /// not prevent other deliveries.
 #[derive(Debug, Default)]
-pub(super) struct Stuck {
-    claims: HashSet<(DueKind, u64)>,
+pub(super) struct StuckLeases {
+    leases: HashSet<(DueKind, u64)>,
     pub(super) error: Option<Error>,
 }
 
@@ -98,7 +98,7 @@ impl Group {
         outlook: &mut Outlook,
         options: &GroupOptions,
         (now, most): (u64, usize),
-        stuck: &mut Stuck,
+        stuck: &mut StuckLeases,
     ) -> Result<Vec<Due>> {
         if outlook.runs <= now {
             self.take_back_runs(outlook, options, now, stuck)?;
@@ -125,7 +125,7 @@ impl Group {
                 }
                 match due.kind {
                     DueKind::Waits => waiting.push(due),
-                    _ if stuck.claims.contains(&(due.kind, due.id)) => {}
+                    _ if stuck.leases.contains(&(due.kind, due.id)) => {}
                     _ => leases.push(due),
                 }
             }
@@ -135,7 +135,7 @@ impl Group {
                 return Ok(waiting);
             }
             for due in leases {
-                self.take_back(outlook, (due.kind, due.id), options, (End::Over, now), stuck);
+                self.take_back(outlook, (due.kind, due.id), options, (TakeBackReason::Over, now), stuck);
                 self.forget_stale(due)?;
             }
         }
@@ -163,7 +163,13 @@ impl Group {
     }
 
     /// Takes back expired runs, from the first on: runs after a run that has not expired were delivered later.
-    fn take_back_runs(&self, outlook: &mut Outlook, options: &GroupOptions, now: u64, stuck: &mut Stuck) -> Result<()> {
+    fn take_back_runs(
+        &self,
+        outlook: &mut Outlook,
+        options: &GroupOptions,
+        now: u64,
+        stuck: &mut StuckLeases,
+    ) -> Result<()> {
         let mut from = outlook.runs_from;
         loop {
             let ended = {
@@ -178,7 +184,7 @@ impl Group {
                     if !run.is_extended && run.lease.deadline > now {
                         break;
                     }
-                    if !run.is_extended && !stuck.claims.contains(&(DueKind::Run, first)) {
+                    if !run.is_extended && !stuck.leases.contains(&(DueKind::Run, first)) {
                         ended.push(first);
                     }
                 }
@@ -187,7 +193,13 @@ impl Group {
             let Some(last) = ended.last() else { return Ok(()) };
             from = last + 1;
             for first in ended {
-                self.take_back(outlook, (DueKind::Run, first), options, (End::Over, now), stuck);
+                self.take_back(
+                    outlook,
+                    (DueKind::Run, first),
+                    options,
+                    (TakeBackReason::Over, now),
+                    stuck,
+                );
             }
         }
     }
@@ -198,7 +210,7 @@ impl Group {
         outlook: &mut Outlook,
         options: &GroupOptions,
         now: u64,
-        stuck: &mut Stuck,
+        stuck: &mut StuckLeases,
     ) -> Result<()> {
         let presence = &self.topic.home().presence;
         let store = &self.topic.home().store;
@@ -226,8 +238,8 @@ impl Group {
                 }
             }
         }
-        for claim in gone {
-            self.take_back(outlook, claim, options, (End::Gone, now), stuck);
+        for lease_key in gone {
+            self.take_back(outlook, lease_key, options, (TakeBackReason::Gone, now), stuck);
         }
         outlook.departed = Some(departed);
         Ok(())
@@ -240,8 +252,8 @@ impl Group {
         outlook: &mut Outlook,
         (kind, id): (DueKind, u64),
         options: &GroupOptions,
-        (end, now): (End, u64),
-        stuck: &mut Stuck,
+        (end, now): (TakeBackReason, u64),
+        stuck: &mut StuckLeases,
     ) {
         let taken = self.topic.home().store.transact_with(written(), |tx| match kind {
             DueKind::Run => self.take_back_run(tx, id, options, (end, now)),
@@ -251,7 +263,7 @@ impl Group {
         match taken {
             Ok(again) => again.into_iter().for_each(|time| outlook.note_due(time)),
             Err(error) => {
-                stuck.claims.insert((kind, id));
+                stuck.leases.insert((kind, id));
                 stuck.error.get_or_insert(error);
             }
         }
@@ -262,7 +274,7 @@ impl Group {
         tx: &mut Transaction,
         first: u64,
         options: &GroupOptions,
-        (end, now): (End, u64),
+        (end, now): (TakeBackReason, u64),
     ) -> Result<Again> {
         let Some(run) = self
             .run_in(tx, first)?
@@ -283,7 +295,7 @@ impl Group {
         tx: &mut Transaction,
         token: u64,
         options: &GroupOptions,
-        (end, now): (End, u64),
+        (end, now): (TakeBackReason, u64),
     ) -> Result<Again> {
         let Some(list) = self
             .list_in(tx, token)?
@@ -309,12 +321,12 @@ impl Group {
         offset: u64,
         open: Open,
         lease: &Lease,
-        (end, options): (End, &GroupOptions),
+        (end, options): (TakeBackReason, &GroupOptions),
     ) -> Result<Again> {
         let member = &lease.member;
         let (delay, error) = match end {
-            End::Over => (None, format!("the lease of {member:?} ended")),
-            End::Gone => {
+            TakeBackReason::Over => (None, format!("the lease of {member:?} ended")),
+            TakeBackReason::Gone => {
                 let delay = (open.tries > 1).then(|| options.delay(open.tries - 1));
                 (
                     Some(delay.unwrap_or_default()),
@@ -325,7 +337,7 @@ impl Group {
         self.fail_in(tx, offset, open, lease.token, (delay, &error), options)
     }
 
-    /// Removes the rows of claims that were settled message by message.
+    /// Removes the rows of leases that were settled message by message.
     pub(super) fn remove_finished(&self, is_idle: bool) -> Result<()> {
         let finished = {
             let mut finished = locked(&self.shared.finished);
@@ -335,17 +347,17 @@ impl Group {
             std::mem::take(&mut *finished)
         };
         self.topic.home().store.transact_with(written(), |tx| {
-            for &claim in &finished {
-                self.remove_one_finished(tx, claim)?;
+            for &lease_key in &finished {
+                self.remove_one_finished(tx, lease_key)?;
             }
             Ok(())
         })
     }
 
-    /// A transaction that would settle the last message may have failed. Then the claim stays until its lease ends.
-    fn remove_one_finished(&self, tx: &mut Transaction, claim: Claim) -> Result<()> {
-        match claim {
-            Claim::Run { first, token, .. } => {
+    /// A transaction that would settle the last message may have failed. Then its row stays until the lease ends.
+    fn remove_one_finished(&self, tx: &mut Transaction, lease_key: LeaseKey) -> Result<()> {
+        match lease_key {
+            LeaseKey::Run { first, token, .. } => {
                 let Some(run) = self.run_in(tx, first)?.filter(|run| run.lease.token == token) else {
                     return Ok(());
                 };
@@ -356,7 +368,7 @@ impl Group {
                 }
                 Ok(())
             }
-            Claim::List { token } => {
+            LeaseKey::List { token } => {
                 let Some(list) = self.list_in(tx, token)? else {
                     return Ok(());
                 };
@@ -372,11 +384,11 @@ impl Group {
 }
 
 /// Whether a lease must still be taken back.
-fn is_taken_back(lease: &Lease, end: End, now: u64) -> bool {
+fn is_taken_back(lease: &Lease, end: TakeBackReason, now: u64) -> bool {
     match end {
-        End::Over => lease.deadline <= now,
+        TakeBackReason::Over => lease.deadline <= now,
         // No later process has its number.
-        End::Gone => true,
+        TakeBackReason::Gone => true,
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use duramen_engine::{Listener, Result};
 
 use super::Group;
-use super::claim::Turn;
 use super::deliveries::Deliveries;
+use super::leasing::TurnOutcome;
 use super::receiver::Receiver;
 use super::receiving::{DeliveryStream, Receives, TaskTimer};
 use crate::subscription::TICK;
@@ -82,8 +82,8 @@ impl Member {
     fn receive_now(&self, messages: usize) -> Result<Received> {
         self.listener.wait(Duration::ZERO);
         Ok(match self.receiver.look(messages)? {
-            Turn::Got(deliveries) => Received::Got(deliveries),
-            Turn::Nothing(next) => Received::Nothing(self.group().until(next).min(TICK)),
+            TurnOutcome::Got(deliveries) => Received::Got(deliveries),
+            TurnOutcome::Nothing(next) => Received::Nothing(self.group().until(next).min(TICK)),
         })
     }
 

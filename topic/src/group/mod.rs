@@ -11,7 +11,6 @@
 //!
 //! So of an acknowledgement and a take-back, one commits. The other runs again and sees the new state of the message.
 
-mod claim;
 mod combined_requests;
 mod combining;
 mod dead;
@@ -22,6 +21,7 @@ mod durable_pattern;
 mod expire;
 mod filter;
 mod keep_alive;
+mod leasing;
 mod member;
 mod membership;
 mod order;
@@ -60,7 +60,7 @@ use crate::record::{TopicOptions, millis};
 use crate::tables::{Tables, after_id, name_key, next_id, offset_of, rule_key};
 use crate::time::at;
 use combining::RequestQueue;
-use deliveries::Claim;
+use deliveries::LeaseKey;
 use outlook::Outlook;
 use record::{GroupRecord, Kind};
 use room::count_open;
@@ -125,8 +125,8 @@ pub(crate) struct Shared {
     /// Rings when something can be delivered that no publisher announces. Nothing is ever appended to it.
     bell: Sequence,
     watch: Watch,
-    /// Claims whose messages were all settled, message by message: their rows can be deleted.
-    finished: Mutex<Vec<Claim>>,
+    /// Leases whose messages were all settled, message by message: their rows can be deleted.
+    finished: Mutex<Vec<LeaseKey>>,
     /// Whether a member waits because the maximum number of messages is in flight.
     is_awaited: AtomicBool,
     /// Whether acknowledgements are synced, according to the record as it was read last.
@@ -154,11 +154,11 @@ impl Shared {
         self.is_synced.load(Ordering::Relaxed)
     }
 
-    /// Records that all messages of a claim were settled, as far as is known. A lease of one message is deleted with
+    /// Records that all messages of a lease were settled, as far as is known. A lease of one message is deleted with
     /// the message.
-    fn finished(&self, claim: Claim) {
-        if !claim.is_lone() {
-            locked(&self.finished).push(claim);
+    fn finished(&self, lease_key: LeaseKey) {
+        if !lease_key.is_lone() {
+            locked(&self.finished).push(lease_key);
         }
     }
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use duramen_engine::{Listener, Result, Snapshot};
 
-use super::claim::Turn;
 use super::deliveries::Deliveries;
+use super::leasing::TurnOutcome;
 use super::pattern_group::{PatternGroup, is_gone};
 use super::receiver::Receiver;
 use super::receiving::{DeliveryStream, Receives, TaskTimer};
@@ -174,11 +174,11 @@ impl PatternMember {
             return Ok(None);
         };
         match followed.receiver.look(messages) {
-            Ok(Turn::Got(deliveries)) => {
+            Ok(TurnOutcome::Got(deliveries)) => {
                 self.watched.enqueue(id);
                 Ok(Some(deliveries))
             }
-            Ok(Turn::Nothing(next)) => {
+            Ok(TurnOutcome::Nothing(next)) => {
                 self.look_at(id, next);
                 Ok(None)
             }

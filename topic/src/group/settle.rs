@@ -1,8 +1,8 @@
 //! Settling messages: acknowledging, failing, giving up or releasing them; and extending leases. It always happens in a
 //! transaction, that of the program or a separate one.
 //!
-//! A member can settle a message as long as its claim is in the rows, however late it is: a deadline only allows others
-//! to take the claim away. So of a member that settles and a process that takes its lease back, one commits. The other
+//! A member can settle a message as long as its lease is in the rows, however late it is: a deadline only allows others
+//! to take the lease away. So of a member that settles and a process that takes its lease back, one commits. The other
 //! runs again and sees the new state of the message.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use duramen_engine::{Error, Result, Transaction};
 
 use super::Group;
-use super::deliveries::Claim;
+use super::deliveries::LeaseKey;
 use super::record::GroupOptions;
 use super::state::{ERROR_BYTES_MAX, Keyed, Lease, List, Run, Single};
 use crate::error::{LeaseEnd, TopicError};
@@ -81,16 +81,16 @@ impl Left {
 }
 
 impl Group {
-    /// What the rows say about a message that the member of a claim holds.
+    /// What the rows say about a message that the member of a lease holds.
     ///
     /// # Errors
     /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`].
-    fn open_in(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<(Open, Option<Run>)> {
-        let single = match claim {
-            Claim::Run { first, token, .. } => {
+    fn open_in(&self, tx: &Transaction, lease_key: LeaseKey, offset: u64) -> Result<(Open, Option<Run>)> {
+        let single = match lease_key {
+            LeaseKey::Run { first, token, .. } => {
                 let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
                 // The only message of a run has no single while the run exists.
-                let single = match claim.is_lone() && run.is_some() {
+                let single = match lease_key.is_lone() && run.is_some() {
                     true => None,
                     false => self.single_in(tx, offset)?,
                 };
@@ -106,16 +106,16 @@ impl Group {
                 }
                 single
             }
-            Claim::List { token } => match self.held_in(tx, offset, token)? {
+            LeaseKey::List { token } => match self.held_in(tx, offset, token)? {
                 Some(open) => return Ok((open, None)),
                 None => self.single_in(tx, offset)?,
             },
         };
-        Err(self.why_not(tx, claim, offset, single)?)
+        Err(self.why_not(tx, lease_key, offset, single)?)
     }
 
     /// Why a member cannot settle a message.
-    fn why_not(&self, tx: &Transaction, claim: Claim, offset: u64, single: Option<Single>) -> Result<Error> {
+    fn why_not(&self, tx: &Transaction, lease_key: LeaseKey, offset: u64, single: Option<Single>) -> Result<Error> {
         // All rows of a deleted group are gone. Only failing calls read the record to find that out.
         self.record_in(tx)?;
         let end = match single {
@@ -125,7 +125,7 @@ impl Group {
             Some(Single::Parked { .. }) => LeaseEnd::EarlierFailed,
             None if offset >= self.cursor_in(tx)?.next => LeaseEnd::Reset,
             None => match self.run_over(tx, offset)? {
-                Some((_, run)) if run.lease.token != claim.token() => LeaseEnd::Reset,
+                Some((_, run)) if run.lease.token != lease_key.token() => LeaseEnd::Reset,
                 // A message below the cursor without a row is closed.
                 _ => return Ok(TopicError::AlreadySettled { offset }.into()),
             },
@@ -137,24 +137,24 @@ impl Group {
     pub(crate) fn settle_in(
         &self,
         tx: &mut Transaction,
-        claim: Claim,
+        lease_key: LeaseKey,
         offset: u64,
         verdict: Verdict<'_>,
     ) -> Result<Again> {
-        let (open, run) = self.open_in(tx, claim, offset)?;
-        let (token, is_of_run) = (claim.token(), run.is_some());
-        let open = match (claim, run) {
-            (Claim::Run { first, .. }, Some(run)) if run.end == first + 1 => {
+        let (open, run) = self.open_in(tx, lease_key, offset)?;
+        let (token, is_of_run) = (lease_key.token(), run.is_some());
+        let open = match (lease_key, run) {
+            (LeaseKey::Run { first, .. }, Some(run)) if run.end == first + 1 => {
                 // The run is its only row, and is removed whatever the verdict is.
                 self.delete_run(tx, first, &run)?;
                 Open { origin: None, ..open }
             }
-            (Claim::Run { first, .. }, _) => {
+            (LeaseKey::Run { first, .. }, _) => {
                 // A transaction that settles the whole run meanwhile writes no row of this message.
                 tx.depends_on_key(self.states(), &Run::key(self.shared.id, first))?;
                 open
             }
-            (Claim::List { .. }, _) => open,
+            (LeaseKey::List { .. }, _) => open,
         };
         match verdict {
             Verdict::Done if is_of_run => {
@@ -264,25 +264,25 @@ impl Group {
         self.close_in(tx, offset, open, token)
     }
 
-    /// Settles all messages of a claim that the member still has.
+    /// Settles all messages of a lease that the member still has.
     pub(crate) fn settle_all_in(
         &self,
         tx: &mut Transaction,
-        claim: Claim,
+        lease_key: LeaseKey,
         offset: u64,
         verdict: Verdict<'_>,
     ) -> Result<Again> {
-        match claim {
-            Claim::Run { first, token, .. } => self.settle_run_in(tx, first, token, verdict),
-            Claim::List { token } => self.settle_list_in(tx, token, offset, verdict),
+        match lease_key {
+            LeaseKey::Run { first, token, .. } => self.settle_run_in(tx, first, token, verdict),
+            LeaseKey::List { token } => self.settle_list_in(tx, token, offset, verdict),
         }
     }
 
     fn settle_run_in(&self, tx: &mut Transaction, first: u64, token: u64, verdict: Verdict<'_>) -> Result<Again> {
         let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
         let Some(run) = run else {
-            let (claim, single) = (Claim::Run { first, end: 0, token }, self.single_in(tx, first)?);
-            return Err(self.why_not(tx, claim, first, single)?);
+            let (lease_key, single) = (LeaseKey::Run { first, end: 0, token }, self.single_in(tx, first)?);
+            return Err(self.why_not(tx, lease_key, first, single)?);
         };
         let left = self.end_run_in(tx, first, &run)?;
         if matches!(verdict, Verdict::Done) {
@@ -326,7 +326,7 @@ impl Group {
     fn settle_list_in(&self, tx: &mut Transaction, token: u64, offset: u64, verdict: Verdict<'_>) -> Result<Again> {
         let Some(list) = self.list_in(tx, token)? else {
             let single = self.single_in(tx, offset)?;
-            return Err(self.why_not(tx, Claim::List { token }, offset, single)?);
+            return Err(self.why_not(tx, LeaseKey::List { token }, offset, single)?);
         };
         if let (Some(offset), Verdict::Done) = (list.lost, verdict) {
             let cause = LeaseEnd::EarlierFailed;
@@ -365,15 +365,21 @@ impl Group {
         }
     }
 
-    /// Extends a claim to a time at least. Returns when it ends.
-    pub(crate) fn extend_in(&self, tx: &mut Transaction, claim: Claim, offset: u64, by: Duration) -> Result<u64> {
+    /// Extends a lease to a time at least. Returns when it ends.
+    pub(crate) fn extend_in(
+        &self,
+        tx: &mut Transaction,
+        lease_key: LeaseKey,
+        offset: u64,
+        by: Duration,
+    ) -> Result<u64> {
         let until = self.now().saturating_add(millis(by));
         let longer = |lease: &Lease| Lease {
             deadline: lease.deadline.max(until),
             ..lease.clone()
         };
-        match claim {
-            Claim::Run { first, token, .. } => {
+        match lease_key {
+            LeaseKey::Run { first, token, .. } => {
                 if let Some(run) = self.run_in(tx, first)?.filter(|run| run.lease.token == token) {
                     let extended = Run {
                         lease: longer(&run.lease),
@@ -384,7 +390,7 @@ impl Group {
                     return Ok(extended.lease.deadline);
                 }
             }
-            Claim::List { token } => {
+            LeaseKey::List { token } => {
                 if let Some(list) = self.list_in(tx, token)? {
                     let extended = List {
                         lease: longer(&list.lease),
@@ -396,7 +402,7 @@ impl Group {
             }
         }
         let single = self.single_in(tx, offset)?;
-        Err(self.why_not(tx, claim, offset, single)?)
+        Err(self.why_not(tx, lease_key, offset, single)?)
     }
 }
 

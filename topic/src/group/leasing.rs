@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use duramen_engine::{Error, Result, Transaction};
 
-use super::deliveries::{Claim, Deliveries};
-use super::expire::Stuck;
+use super::deliveries::{Deliveries, LeaseKey};
+use super::expire::StuckLeases;
 use super::membership::{Handed, Membership};
 use super::order::{Together, hash_of};
 use super::outlook::Outlook;
@@ -35,57 +35,62 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const STEPS_MAX: usize = 64;
 
 /// Result of a turn.
-pub(super) enum Turn {
+pub(super) enum TurnOutcome {
     Got(Deliveries),
     /// There are no messages. There may be some at this time of the shared clock.
     Nothing(u64),
 }
 
 /// Messages that a transaction delivers.
-struct Claimed {
+struct LeasedMessages {
     messages: Messages,
-    claim: Claim,
+    lease_key: LeaseKey,
     deadline: u64,
     tries: Vec<u32>,
 }
 
 impl Group {
-    pub(super) fn turn_with(&self, outlook: &mut Outlook, membership: &Arc<Membership>, most: usize) -> Result<Turn> {
+    pub(super) fn turn_with(
+        &self,
+        outlook: &mut Outlook,
+        membership: &Arc<Membership>,
+        most: usize,
+    ) -> Result<TurnOutcome> {
         let record = self.record(&self.topic.snapshot()?)?;
         let options = Group::options_of(&record);
         if record.is_paused {
-            return Ok(Turn::Nothing(u64::MAX));
+            return Ok(TurnOutcome::Nothing(u64::MAX));
         }
-        let (now, mut stuck) = (self.now(), Stuck::default());
+        let (now, mut stuck) = (self.now(), StuckLeases::default());
         self.remove_finished(false)?;
         self.take_back_gone(outlook, options, now, &mut stuck)?;
         self.renew(outlook, options, now)?;
         let waiting = self.collect_due(outlook, options, (now, most), &mut stuck)?;
         let member = &*membership.name;
         let fresh_comes_first = outlook.prefers_fresh || waiting.is_empty();
-        let mut claimed = None;
+        let mut leased = None;
         let mut is_full = false;
         if fresh_comes_first {
-            claimed = self.claim_fresh(outlook, most, member, &mut is_full)?;
+            leased = self.lease_new(outlook, most, member, &mut is_full)?;
             outlook.prefers_fresh = false;
         }
-        if claimed.is_none() && !waiting.is_empty() {
-            claimed = self.claim_again(outlook, &waiting, options, (member, most))?;
+        if leased.is_none() && !waiting.is_empty() {
+            leased = self.lease_due(outlook, &waiting, options, (member, most))?;
             outlook.prefers_fresh = true;
         }
-        if claimed.is_none() && !fresh_comes_first {
-            claimed = self.claim_fresh(outlook, most, member, &mut is_full)?;
+        if leased.is_none() && !fresh_comes_first {
+            leased = self.lease_new(outlook, most, member, &mut is_full)?;
         }
-        if let Some(claimed) = claimed {
-            let Claimed {
+        if let Some(leased) = leased {
+            let LeasedMessages {
                 messages,
-                claim,
+                lease_key,
                 deadline,
                 tries,
-            } = claimed;
+            } = leased;
             let offsets = messages.iter().map(|message| message.offset()).collect();
-            let handed = Handed::new(membership, claim, offsets, deadline);
-            return Ok(Turn::Got(Deliveries::new(handed, messages, tries)));
+            let handed = Handed::new(membership, lease_key, offsets, deadline);
+            return Ok(TurnOutcome::Got(Deliveries::new(handed, messages, tries)));
         }
         if let Some(error) = stuck.error {
             return Err(error);
@@ -98,19 +103,19 @@ impl Group {
         };
         // The found messages are gone: a search from the beginning tells more.
         let next = if waiting.is_empty() { outlook.next_event() } else { now };
-        Ok(Turn::Nothing(next.min(soon)))
+        Ok(TurnOutcome::Nothing(next.min(soon)))
     }
 
     /// Delivers messages again that have waited long enough.
-    fn claim_again(
+    fn lease_due(
         &self,
         outlook: &mut Outlook,
         waiting: &[Due],
         options: &GroupOptions,
         (member, most): (&str, usize),
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<LeasedMessages>> {
         let home = self.topic.home();
-        let claimed = home.store.transact_with(written(), |tx| {
+        let leased = home.store.transact_with(written(), |tx| {
             let lease = self.lease(options.lease, member);
             let token = lease.token;
             let mut collecting = self.collecting();
@@ -187,11 +192,11 @@ impl Group {
             Ok(Some((messages, list, tries)))
         })?;
         outlook.doubt();
-        Ok(claimed.map(|(messages, list, tries)| {
+        Ok(leased.map(|(messages, list, tries)| {
             outlook.note_due(list.lease.deadline);
-            Claimed {
+            LeasedMessages {
                 messages,
-                claim: Claim::List {
+                lease_key: LeaseKey::List {
                     token: list.lease.token,
                 },
                 deadline: list.lease.deadline,
@@ -217,13 +222,13 @@ impl Group {
     }
 
     /// Delivers messages that no member has had yet.
-    fn claim_fresh(
+    fn lease_new(
         &self,
         outlook: &mut Outlook,
         most: usize,
         member: &str,
         is_full: &mut bool,
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<LeasedMessages>> {
         for _ in 0..STEPS_MAX {
             let Some(fresh) = self.fresh(most)? else {
                 return Ok(None);
@@ -232,15 +237,15 @@ impl Group {
                 .topic
                 .home()
                 .store
-                .transact_with(written(), |tx| self.claim_fresh_in(tx, outlook, &fresh, (member, most)))?;
+                .transact_with(written(), |tx| self.lease_new_in(tx, outlook, &fresh, (member, most)))?;
             outlook.committed();
             match step {
-                Step::Claimed(claimed) => {
-                    match claimed.claim {
-                        Claim::Run { .. } => outlook.note_run(claimed.deadline),
-                        Claim::List { .. } => outlook.note_due(claimed.deadline),
+                Step::Leased(leased) => {
+                    match leased.lease_key {
+                        LeaseKey::Run { .. } => outlook.note_run(leased.deadline),
+                        LeaseKey::List { .. } => outlook.note_due(leased.deadline),
                     }
-                    return Ok(Some(claimed));
+                    return Ok(Some(leased));
                 }
                 Step::Full => {
                     *is_full = true;
@@ -257,7 +262,7 @@ impl Group {
 
     /// Returns the next messages, unless there are none. Messages that are not kept are skipped, and are the gap of the
     /// first.
-    fn fresh(&self, most: usize) -> Result<Option<Fresh>> {
+    fn fresh(&self, most: usize) -> Result<Option<NewMessages>> {
         let snapshot = self.topic.snapshot()?;
         let reading = Reading::new(&self.topic, &snapshot);
         let cursor = super::stored_cursor(&reading, &self.shared.name, self.shared.id)?;
@@ -269,14 +274,14 @@ impl Group {
         };
         let (messages, end) = reading.read_past(cursor.next, limits)?;
         let is_any = !messages.is_empty() || end > cursor.next;
-        Ok(is_any.then_some(Fresh { cursor, messages, end }))
+        Ok(is_any.then_some(NewMessages { cursor, messages, end }))
     }
 
-    fn claim_fresh_in(
+    fn lease_new_in(
         &self,
         tx: &mut Transaction,
         outlook: &mut Outlook,
-        fresh: &Fresh,
+        fresh: &NewMessages,
         (member, most): (&str, usize),
     ) -> Result<Step> {
         outlook.begin_attempt();
@@ -295,7 +300,7 @@ impl Group {
             true => fresh.first(room),
             false => self.choose_in(tx, fresh, options, room)?,
         };
-        let Taken { messages, keys, end } = taken;
+        let ChosenMessages { messages, keys, end } = taken;
         cursor.skipped += fresh.messages.gap().map_or(0, |gap| gap.end - gap.start);
         cursor.next = end;
         let (count, is_counted) = (messages.len() as u64, options.is_counted());
@@ -311,7 +316,7 @@ impl Group {
         let deadline = lease.deadline;
         let token = lease.token;
         let Range { start: first, end } = messages.offsets();
-        let claim = if end - first == count && !options.order_by_key {
+        let lease_key = if end - first == count && !options.order_by_key {
             let run = Run {
                 end,
                 is_extended: false,
@@ -319,7 +324,7 @@ impl Group {
                 lease,
             };
             self.put_run(tx, first, None, &run)?;
-            Claim::Run { first, end, token }
+            LeaseKey::Run { first, end, token }
         } else {
             let offsets: Vec<u64> = messages.iter().map(|message| message.offset()).collect();
             for (place, &offset) in offsets.iter().enumerate() {
@@ -333,19 +338,25 @@ impl Group {
             }
             let lost = None;
             self.put_list(tx, None, &List { lease, lost, offsets })?;
-            Claim::List { token }
+            LeaseKey::List { token }
         };
-        Ok(Step::Claimed(Claimed {
+        Ok(Step::Leased(LeasedMessages {
             tries: vec![1; messages.len()],
             messages,
-            claim,
+            lease_key,
             deadline,
         }))
     }
 
     /// Selects the messages that match the filter and whose keys no member holds. Other messages of those keys are
     /// parked.
-    fn choose_in(&self, tx: &mut Transaction, fresh: &Fresh, options: &GroupOptions, room: usize) -> Result<Taken> {
+    fn choose_in(
+        &self,
+        tx: &mut Transaction,
+        fresh: &NewMessages,
+        options: &GroupOptions,
+        room: usize,
+    ) -> Result<ChosenMessages> {
         let (mut together, mut parked) = (Together::default(), 0);
         let (mut chosen, mut keys, mut end) = (Vec::new(), Vec::new(), fresh.end);
         for message in fresh.messages.iter() {
@@ -370,7 +381,7 @@ impl Group {
             }
         }
         let messages = fresh.messages.only(|offset| chosen.binary_search(&offset).is_ok());
-        Ok(Taken { messages, keys, end })
+        Ok(ChosenMessages { messages, keys, end })
     }
 
     /// Reads one message in a transaction; `false`: it is not kept, or expired.
@@ -394,17 +405,17 @@ impl Group {
 }
 
 /// Messages that no member has had yet, and the cursor that they follow.
-struct Fresh {
+struct NewMessages {
     cursor: Cursor,
     messages: Messages,
     /// The offset after the last examined message; expired messages were left out.
     end: u64,
 }
 
-impl Fresh {
+impl NewMessages {
     /// The first `most` messages.
-    fn first(&self, most: usize) -> Taken {
-        Taken {
+    fn first(&self, most: usize) -> ChosenMessages {
+        ChosenMessages {
             messages: self.messages.part(0..most),
             keys: Vec::new(),
             end: self.messages.get(most).map_or(self.end, |next| next.offset()),
@@ -413,7 +424,7 @@ impl Fresh {
 }
 
 /// Messages for a member.
-struct Taken {
+struct ChosenMessages {
     messages: Messages,
     /// The hashes of their keys, in an ordered group; otherwise empty.
     keys: Vec<Option<u64>>,
@@ -423,7 +434,7 @@ struct Taken {
 
 /// Result of an attempt to deliver new messages.
 enum Step {
-    Claimed(Claimed),
+    Leased(LeasedMessages),
     /// The group wanted none of them, or they were parked.
     PassedOver,
     /// The maximum number of messages is in flight.

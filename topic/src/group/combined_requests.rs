@@ -6,8 +6,8 @@ use duramen_engine::{Reason, Result, Transaction};
 
 use super::combining::{Answer, Request, RequestBatch};
 use super::deliveries::{Deliveries, LeaseKey};
-use super::membership::Handed;
-use super::outlook::Outlook;
+use super::hints::Hints;
+use super::membership::LeasedBatch;
 use super::record::GroupRecord;
 use super::settle::Verdict;
 use super::state::{Cursor, Run};
@@ -42,26 +42,26 @@ impl Group {
     /// whether messages were settled.
     pub(super) fn perform(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         request: &Request,
         batch: &RequestBatch,
     ) -> (Option<Result<Answer>>, bool) {
         let requests: Vec<&Request> = std::iter::once(request).chain(batch.requests()).collect();
         let is_for_messages = |request: &&Request| matches!(request, Request::Messages { .. });
-        let hands_out = requests.iter().any(is_for_messages) && self.is_plain(outlook);
+        let hands_out = requests.iter().any(is_for_messages) && self.is_plain(hints);
         // A look in an attempt that did not commit may have missed what the next attempt acknowledges.
-        outlook.has_looked = false;
-        let perform_in = |tx: &mut Transaction| self.perform_in(tx, &requests, outlook, hands_out);
+        hints.has_looked = false;
+        let perform_in = |tx: &mut Transaction| self.perform_in(tx, &requests, hints, hands_out);
         let outcomes = self.topic.home().store.transact_with(written(), perform_in);
         let Ok(outcomes) = outcomes else {
             // The commit may have happened. Each member tries alone, and gets its own error.
-            outlook.doubt();
+            hints.doubt();
             return (None, false);
         };
-        outlook.committed();
+        hints.committed();
         let mut answers = requests.iter().zip(outcomes).map(|(request, outcome)| {
             let done = outcome?;
-            Some(done.map(|done| self.answer(outlook, request, done)))
+            Some(done.map(|done| self.answer(hints, request, done)))
         });
         let first = answers.next().expect("there is at least one");
         batch.answer(answers);
@@ -70,26 +70,26 @@ impl Group {
     }
 
     /// Whether new messages can be delivered here: the group has no order and no filter, and nothing else is due.
-    fn is_plain(&self, outlook: &mut Outlook) -> bool {
+    fn is_plain(&self, hints: &mut Hints) -> bool {
         let Some(record) = self.known() else { return false };
         let options = Group::options_of(&record);
         if options.order_by_key || !options.filter.is_empty() {
             return false;
         }
         let (now, home) = (self.now(), self.topic.home());
-        outlook.departed == Some(home.presence.departed(&home.store))
-            && self.renew(outlook, options, now).is_ok()
-            && outlook.next_event() > now
+        hints.departed == Some(home.presence.departed(&home.store))
+            && self.renew(hints, options, now).is_ok()
+            && hints.next_event() > now
     }
 
     fn perform_in(
         &self,
         tx: &mut Transaction,
         requests: &[&Request],
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         hands_out: bool,
     ) -> Result<Vec<RequestResult>> {
-        outlook.begin_attempt();
+        hints.begin_attempt();
         let mut fresh = None;
         let mut outcomes = Vec::with_capacity(requests.len());
         for request in requests {
@@ -100,7 +100,7 @@ impl Group {
                 }
                 Request::Messages { membership, most } if hands_out => {
                     if fresh.is_none() {
-                        fresh = Some(self.begin_handing_out(tx, outlook, requests)?);
+                        fresh = Some(self.begin_handing_out(tx, hints, requests)?);
                     }
                     let fresh = fresh.as_mut().expect("it was begun just now");
                     self.hand_out_in(tx, fresh, &membership.name, *most)?.map(Ok)
@@ -110,9 +110,9 @@ impl Group {
         }
         let is_handed = |outcome: &RequestResult| matches!(outcome, Some(Ok(RequestEffect::Messages(..))));
         if outcomes.iter().any(is_handed) {
-            let mut cursor = fresh.expect("messages were handed out").cursor;
-            if cursor.epoch == outlook.epoch {
-                cursor.floor = cursor.floor.max(outlook.floor_in_attempt());
+            let mut cursor = fresh.expect("messages were batch out").cursor;
+            if cursor.epoch == hints.epoch {
+                cursor.floor = cursor.floor.max(hints.floor_in_attempt());
             }
             self.put_cursor(tx, cursor)?;
         }
@@ -122,7 +122,7 @@ impl Group {
     fn begin_handing_out(
         &self,
         tx: &Transaction,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         requests: &[&Request],
     ) -> Result<DeliveryProgress> {
         let record = self.record_in(tx)?;
@@ -134,7 +134,7 @@ impl Group {
         let options = Group::options_of(&record);
         let is_plain = !record.is_paused && !options.order_by_key && options.filter.is_empty();
         let room = match is_plain {
-            true => self.room_in(tx, outlook, &cursor, options, wanted.sum())?,
+            true => self.room_in(tx, hints, &cursor, options, wanted.sum())?,
             false => 0,
         };
         Ok(DeliveryProgress {
@@ -200,18 +200,18 @@ impl Group {
     }
 
     /// Answers a request after its commit.
-    fn answer(&self, outlook: &mut Outlook, request: &Request, done: RequestEffect) -> Answer {
+    fn answer(&self, hints: &mut Hints, request: &Request, done: RequestEffect) -> Answer {
         match (request, done) {
             (Request::Messages { membership, .. }, RequestEffect::Messages(messages, run)) => {
-                outlook.note_run(run.lease.deadline);
+                hints.note_run(run.lease.deadline);
                 let (first, end, token) = (messages.offsets().start, run.end, run.lease.token);
                 let lease_key = LeaseKey::Run { first, end, token };
-                let handed = Handed::new(membership, lease_key, (first..end).collect(), run.lease.deadline);
-                Answer::Messages(Deliveries::new(handed, messages, Vec::new()))
+                let batch = LeasedBatch::new(membership, lease_key, (first..end).collect(), run.lease.deadline);
+                Answer::Messages(Deliveries::new(batch, messages, Vec::new()))
             }
-            (Request::Messages { .. }, _) => Answer::Nothing(outlook.next_event()),
+            (Request::Messages { .. }, _) => Answer::Nothing(hints.next_event()),
             (Request::Acknowledged { .. }, _) => {
-                outlook.note_closed();
+                hints.note_closed();
                 Answer::Acknowledged
             }
         }

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::Thread;
 
 use super::deliveries::{Deliveries, LeaseKey};
+use super::hints::Hints;
 use super::membership::Membership;
-use super::outlook::Outlook;
 use super::{Group, Shared};
 use crate::lock::locked;
 
@@ -126,27 +126,27 @@ impl RequestQueue {
 
 /// The turn of a group. Dropping it wakes the first member that waits in the queue.
 pub(super) struct TurnGuard<'a> {
-    outlook: Option<MutexGuard<'a, Outlook>>,
+    hints: Option<MutexGuard<'a, Hints>>,
     queue: &'a RequestQueue,
 }
 
 impl Deref for TurnGuard<'_> {
-    type Target = Outlook;
+    type Target = Hints;
 
-    fn deref(&self) -> &Outlook {
-        self.outlook.as_ref().expect("the turn is given back last")
+    fn deref(&self) -> &Hints {
+        self.hints.as_ref().expect("the turn is given back last")
     }
 }
 
 impl DerefMut for TurnGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Outlook {
-        self.outlook.as_mut().expect("the turn is given back last")
+    fn deref_mut(&mut self) -> &mut Hints {
+        self.hints.as_mut().expect("the turn is given back last")
     }
 }
 
 impl Drop for TurnGuard<'_> {
     fn drop(&mut self) {
-        self.outlook = None;
+        self.hints = None;
         // After the release: a member that joined before it finds the turn free; a member that joined later is found
         // here.
         if let Some(next) = self.queue.first() {
@@ -159,20 +159,20 @@ impl Shared {
     /// Waits for the turn.
     pub(super) fn turn(&self) -> TurnGuard<'_> {
         TurnGuard {
-            outlook: Some(locked(&self.turn)),
+            hints: Some(locked(&self.turn)),
             queue: &self.queue,
         }
     }
 
     /// Takes the turn if it is free.
     fn try_turn(&self) -> Option<TurnGuard<'_>> {
-        let outlook = match self.turn.try_lock() {
-            Ok(outlook) => outlook,
+        let hints = match self.turn.try_lock() {
+            Ok(hints) => hints,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
         Some(TurnGuard {
-            outlook: Some(outlook),
+            hints: Some(hints),
             queue: &self.queue,
         })
     }

@@ -18,7 +18,7 @@ use duramen_engine::{Error, Item, Result, Transaction};
 
 use super::order::hash_of;
 use super::pattern_group::is_gone;
-use super::settle::Open;
+use super::settle::OpenMessage;
 use super::state::{Cursor, Keyed, Letters, Run, Single};
 use super::{Group, PatternGroup};
 use crate::error::TopicError;
@@ -203,7 +203,7 @@ impl Group {
         cursor.opened += 1;
         cursor.counted += u64::from(is_counted);
         cursor.floor = cursor.floor.min(offset);
-        let open = Open {
+        let open = OpenMessage {
             tries: 0,
             origin: run,
             is_counted,

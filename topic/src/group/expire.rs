@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use duramen_engine::{Error, Result, Transaction};
 
 use super::deliveries::LeaseKey;
-use super::outlook::Outlook;
+use super::hints::Hints;
 use super::record::GroupOptions;
-use super::settle::{Again, Open, earliest};
+use super::settle::{Again, OpenMessage, earliest};
 use super::state::{Cursor, Due, DueKind, Lease, List, Run, Single};
 use super::{Group, written};
 use crate::lock::locked;
@@ -15,7 +15,7 @@ use crate::read::Reading;
 use crate::record::millis;
 use crate::tables::offset_of;
 
-/// Maximum age of an outlook, in milliseconds.
+/// Maximum age of hints, in milliseconds.
 const RENEW_EVERY: u64 = 1000;
 /// Minimum time between two searches of `due` from its beginning, in milliseconds: deleted rows there cost time until
 /// they are folded.
@@ -44,11 +44,11 @@ pub(super) struct StuckLeases {
 
 impl Group {
     /// Finds out when something is due next, if that is not known.
-    pub(super) fn renew(&self, outlook: &mut Outlook, options: &GroupOptions, now: u64) -> Result<()> {
+    pub(super) fn renew(&self, hints: &mut Hints, options: &GroupOptions, now: u64) -> Result<()> {
         let good_for = RENEW_EVERY.min(millis(options.lease)).max(1);
-        let is_good = |renewed: u64| now < renewed.saturating_add(good_for) && now < outlook.next_event();
-        let is_rung = self.shared.watch.is_rung();
-        if !is_rung && outlook.renewed.is_some_and(is_good) {
+        let is_good = |renewed: u64| now < renewed.saturating_add(good_for) && now < hints.next_event();
+        let is_rung = self.shared.changes.is_rung();
+        if !is_rung && hints.renewed.is_some_and(is_good) {
             return Ok(());
         }
         // Armed before the search, so that a commit after it rings again.
@@ -57,59 +57,59 @@ impl Group {
         let states = self.states();
         let cursor = snapshot.get(states, Cursor::key(self.shared.id))?;
         let cursor = Cursor::decode(&cursor.ok_or_else(|| self.deleted())?)?;
-        outlook.enter_epoch(cursor.epoch);
-        if now >= outlook.searched.saturating_add(SEARCH_EVERY) {
-            (outlook.searched, outlook.due_from) = (now, 0);
+        hints.enter_epoch(cursor.epoch);
+        if now >= hints.searched.saturating_add(SEARCH_EVERY) {
+            (hints.searched, hints.due_from) = (now, 0);
         } else if is_rung {
-            self.shared.watch.ring_again();
+            self.shared.changes.ring_again();
         }
-        let (low, high) = Due::keys_from(self.shared.id, outlook.due_from);
+        let (low, high) = Due::keys_from(self.shared.id, hints.due_from);
         let mut rows = snapshot.range(states, &low[..]..&high[..])?;
         let first = rows.next()?.map(|(key, _)| Due::decode(key)).transpose()?;
-        outlook.due = first.map_or(u64::MAX, |due| due.time);
+        hints.due = first.map_or(u64::MAX, |due| due.time);
         // A row that is written later is for that time or a later time.
-        outlook.due_from = outlook.due.min(now);
-        let (low, high) = Run::keys_from(self.shared.id, outlook.runs_from.max(cursor.floor));
+        hints.due_from = hints.due.min(now);
+        let (low, high) = Run::keys_from(self.shared.id, hints.runs_from.max(cursor.floor));
         let mut rows = snapshot.range(states, &low[..]..&high[..])?;
-        outlook.runs = u64::MAX;
+        hints.runs = u64::MAX;
         let mut first_run = None;
         while let Some((key, run)) = rows.next()? {
             first_run = first_run.or(Some(offset_of(key)));
             let run = Run::decode(&run)?;
             if !run.is_extended {
-                outlook.runs = run.lease.deadline;
+                hints.runs = run.lease.deadline;
                 break;
             }
         }
-        outlook.runs_from = first_run.unwrap_or(cursor.next);
+        hints.runs_from = first_run.unwrap_or(cursor.next);
         let reading = Reading::new(&self.topic, &snapshot);
         let from = Cursor {
-            floor: cursor.floor.max(outlook.floor),
+            floor: cursor.floor.max(hints.floor),
             ..cursor
         };
-        outlook.floor = super::floor(&reading, self.shared.id, &from)?;
-        outlook.renewed = Some(now);
+        hints.floor = super::floor(&reading, self.shared.id, &from)?;
+        hints.renewed = Some(now);
         Ok(())
     }
 
     /// Takes back what is due, and finds messages that waited long enough, at most `most` of them.
     pub(super) fn collect_due(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         options: &GroupOptions,
         (now, most): (u64, usize),
         stuck: &mut StuckLeases,
     ) -> Result<Vec<Due>> {
-        if outlook.runs <= now {
-            self.take_back_runs(outlook, options, now, stuck)?;
+        if hints.runs <= now {
+            self.take_back_runs(hints, options, now, stuck)?;
         }
-        if outlook.due > now {
+        if hints.due > now {
             return Ok(Vec::new());
         }
         loop {
             let (mut leases, mut waiting) = (Vec::new(), Vec::new());
             let snapshot = self.topic.snapshot()?;
-            let (low, high) = Due::keys_from(self.shared.id, outlook.due_from);
+            let (low, high) = Due::keys_from(self.shared.id, hints.due_from);
             let mut rows = snapshot.range(self.states(), &low[..]..&high[..])?;
             let mut is_first = true;
             while leases.len() < LOOKED_AT_ONCE
@@ -118,7 +118,7 @@ impl Group {
             {
                 let due = Due::decode(key)?;
                 if std::mem::take(&mut is_first) {
-                    outlook.due_from = due.time.min(now);
+                    hints.due_from = due.time.min(now);
                 }
                 if due.time > now {
                     break;
@@ -135,7 +135,7 @@ impl Group {
                 return Ok(waiting);
             }
             for due in leases {
-                self.take_back(outlook, (due.kind, due.id), options, (TakeBackReason::Over, now), stuck);
+                self.take_back(hints, (due.kind, due.id), options, (TakeBackReason::Over, now), stuck);
                 self.forget_stale(due)?;
             }
         }
@@ -165,12 +165,12 @@ impl Group {
     /// Takes back expired runs, from the first on: runs after a run that has not expired were delivered later.
     fn take_back_runs(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         options: &GroupOptions,
         now: u64,
         stuck: &mut StuckLeases,
     ) -> Result<()> {
-        let mut from = outlook.runs_from;
+        let mut from = hints.runs_from;
         loop {
             let ended = {
                 let snapshot = self.topic.snapshot()?;
@@ -194,7 +194,7 @@ impl Group {
             from = last + 1;
             for first in ended {
                 self.take_back(
-                    outlook,
+                    hints,
                     (DueKind::Run, first),
                     options,
                     (TakeBackReason::Over, now),
@@ -207,7 +207,7 @@ impl Group {
     /// Takes back, at once, the leases of processes that are gone.
     pub(super) fn take_back_gone(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         options: &GroupOptions,
         now: u64,
         stuck: &mut StuckLeases,
@@ -215,7 +215,7 @@ impl Group {
         let presence = &self.topic.home().presence;
         let store = &self.topic.home().store;
         let departed = presence.departed(store);
-        if outlook.departed == Some(departed) {
+        if hints.departed == Some(departed) {
             return Ok(());
         }
         let alive = store.processes_alive();
@@ -239,9 +239,9 @@ impl Group {
             }
         }
         for lease_key in gone {
-            self.take_back(outlook, lease_key, options, (TakeBackReason::Gone, now), stuck);
+            self.take_back(hints, lease_key, options, (TakeBackReason::Gone, now), stuck);
         }
-        outlook.departed = Some(departed);
+        hints.departed = Some(departed);
         Ok(())
     }
 
@@ -249,7 +249,7 @@ impl Group {
     /// error is reported when there is nothing else to report.
     fn take_back(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         (kind, id): (DueKind, u64),
         options: &GroupOptions,
         (end, now): (TakeBackReason, u64),
@@ -259,9 +259,9 @@ impl Group {
             DueKind::Run => self.take_back_run(tx, id, options, (end, now)),
             _ => self.take_back_list(tx, id, options, (end, now)),
         });
-        outlook.doubt();
+        hints.doubt();
         match taken {
-            Ok(again) => again.into_iter().for_each(|time| outlook.note_due(time)),
+            Ok(again) => again.into_iter().for_each(|time| hints.note_due(time)),
             Err(error) => {
                 stuck.leases.insert((kind, id));
                 stuck.error.get_or_insert(error);
@@ -284,7 +284,7 @@ impl Group {
         };
         let mut again = None;
         for offset in self.end_run_in(tx, first, &run)?.offsets() {
-            let open = Open::first(&run);
+            let open = OpenMessage::first(&run);
             again = earliest(again, self.lose_in(tx, offset, open, &run.lease, (end, options))?);
         }
         Ok(again)
@@ -319,7 +319,7 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        open: Open,
+        open: OpenMessage,
         lease: &Lease,
         (end, options): (TakeBackReason, &GroupOptions),
     ) -> Result<Again> {

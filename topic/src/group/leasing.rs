@@ -14,12 +14,12 @@ use duramen_engine::{Error, Result, Transaction};
 
 use super::deliveries::{Deliveries, LeaseKey};
 use super::expire::StuckLeases;
-use super::membership::{Handed, Membership};
+use super::hints::Hints;
+use super::membership::{LeasedBatch, Membership};
 use super::order::{Together, hash_of};
-use super::outlook::Outlook;
 use super::record::GroupOptions;
 use super::rows::message_due;
-use super::settle::Open;
+use super::settle::OpenMessage;
 use super::state::{Cursor, Due, Keyed, List, Run, Single};
 use super::{Group, written};
 use crate::limits::{READ_BYTES, READ_MESSAGES};
@@ -52,7 +52,7 @@ struct LeasedMessages {
 impl Group {
     pub(super) fn turn_with(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         membership: &Arc<Membership>,
         most: usize,
     ) -> Result<TurnOutcome> {
@@ -63,23 +63,23 @@ impl Group {
         }
         let (now, mut stuck) = (self.now(), StuckLeases::default());
         self.remove_finished(false)?;
-        self.take_back_gone(outlook, options, now, &mut stuck)?;
-        self.renew(outlook, options, now)?;
-        let waiting = self.collect_due(outlook, options, (now, most), &mut stuck)?;
+        self.take_back_gone(hints, options, now, &mut stuck)?;
+        self.renew(hints, options, now)?;
+        let waiting = self.collect_due(hints, options, (now, most), &mut stuck)?;
         let member = &*membership.name;
-        let fresh_comes_first = outlook.prefers_fresh || waiting.is_empty();
+        let fresh_comes_first = hints.prefers_fresh || waiting.is_empty();
         let mut leased = None;
         let mut is_full = false;
         if fresh_comes_first {
-            leased = self.lease_new(outlook, most, member, &mut is_full)?;
-            outlook.prefers_fresh = false;
+            leased = self.lease_new(hints, most, member, &mut is_full)?;
+            hints.prefers_fresh = false;
         }
         if leased.is_none() && !waiting.is_empty() {
-            leased = self.lease_due(outlook, &waiting, options, (member, most))?;
-            outlook.prefers_fresh = true;
+            leased = self.lease_due(hints, &waiting, options, (member, most))?;
+            hints.prefers_fresh = true;
         }
         if leased.is_none() && !fresh_comes_first {
-            leased = self.lease_new(outlook, most, member, &mut is_full)?;
+            leased = self.lease_new(hints, most, member, &mut is_full)?;
         }
         if let Some(leased) = leased {
             let LeasedMessages {
@@ -89,8 +89,8 @@ impl Group {
                 tries,
             } = leased;
             let offsets = messages.iter().map(|message| message.offset()).collect();
-            let handed = Handed::new(membership, lease_key, offsets, deadline);
-            return Ok(TurnOutcome::Got(Deliveries::new(handed, messages, tries)));
+            let batch = LeasedBatch::new(membership, lease_key, offsets, deadline);
+            return Ok(TurnOutcome::Got(Deliveries::new(batch, messages, tries)));
         }
         if let Some(error) = stuck.error {
             return Err(error);
@@ -102,14 +102,14 @@ impl Group {
             u64::MAX
         };
         // The found messages are gone: a search from the beginning tells more.
-        let next = if waiting.is_empty() { outlook.next_event() } else { now };
+        let next = if waiting.is_empty() { hints.next_event() } else { now };
         Ok(TurnOutcome::Nothing(next.min(soon)))
     }
 
     /// Delivers messages again that have waited long enough.
     fn lease_due(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         waiting: &[Due],
         options: &GroupOptions,
         (member, most): (&str, usize),
@@ -133,7 +133,7 @@ impl Group {
                         is_counted,
                         key,
                         ..
-                    }) if time == due.time => Open {
+                    }) if time == due.time => OpenMessage {
                         tries: tries + 1,
                         origin,
                         is_counted,
@@ -163,7 +163,7 @@ impl Group {
                     self.count_parked(tx, -1)?;
                     self.count_closed(tx, -1)?;
                     tries_of.push((offset, tries + 1));
-                    let behind = Open {
+                    let behind = OpenMessage {
                         tries: tries + 1,
                         origin: None,
                         ..open
@@ -191,9 +191,9 @@ impl Group {
             let tries = tries_of.iter().map(|(_, tries)| *tries).collect();
             Ok(Some((messages, list, tries)))
         })?;
-        outlook.doubt();
+        hints.doubt();
         Ok(leased.map(|(messages, list, tries)| {
-            outlook.note_due(list.lease.deadline);
+            hints.note_due(list.lease.deadline);
             LeasedMessages {
                 messages,
                 lease_key: LeaseKey::List {
@@ -205,7 +205,7 @@ impl Group {
         }))
     }
 
-    fn hold_in(&self, tx: &mut Transaction, offset: u64, token: u64, open: Open) -> Result<()> {
+    fn hold_in(&self, tx: &mut Transaction, offset: u64, token: u64, open: OpenMessage) -> Result<()> {
         let held = Single::Held {
             token,
             tries: open.tries,
@@ -224,7 +224,7 @@ impl Group {
     /// Delivers messages that no member has had yet.
     fn lease_new(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         most: usize,
         member: &str,
         is_full: &mut bool,
@@ -237,13 +237,13 @@ impl Group {
                 .topic
                 .home()
                 .store
-                .transact_with(written(), |tx| self.lease_new_in(tx, outlook, &fresh, (member, most)))?;
-            outlook.committed();
+                .transact_with(written(), |tx| self.lease_new_in(tx, hints, &fresh, (member, most)))?;
+            hints.committed();
             match step {
                 Step::Leased(leased) => {
                     match leased.lease_key {
-                        LeaseKey::Run { .. } => outlook.note_run(leased.deadline),
-                        LeaseKey::List { .. } => outlook.note_due(leased.deadline),
+                        LeaseKey::Run { .. } => hints.note_run(leased.deadline),
+                        LeaseKey::List { .. } => hints.note_due(leased.deadline),
                     }
                     return Ok(Some(leased));
                 }
@@ -280,18 +280,18 @@ impl Group {
     fn lease_new_in(
         &self,
         tx: &mut Transaction,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         fresh: &NewMessages,
         (member, most): (&str, usize),
     ) -> Result<Step> {
-        outlook.begin_attempt();
+        hints.begin_attempt();
         let record = self.record_in(tx)?;
         let options = Group::options_of(&record);
         let mut cursor = self.cursor_in(tx)?;
         if cursor != fresh.cursor {
             return Ok(Step::Overtaken);
         }
-        let room = self.room_in(tx, outlook, &cursor, options, most)?;
+        let room = self.room_in(tx, hints, &cursor, options, most)?;
         if room == 0 {
             return Ok(Step::Full);
         }
@@ -306,8 +306,8 @@ impl Group {
         let (count, is_counted) = (messages.len() as u64, options.is_counted());
         cursor.opened += count;
         cursor.counted += if is_counted { count } else { 0 };
-        if cursor.epoch == outlook.epoch {
-            cursor.floor = cursor.floor.max(outlook.floor_in_attempt());
+        if cursor.epoch == hints.epoch {
+            cursor.floor = cursor.floor.max(hints.floor_in_attempt());
         }
         self.put_cursor(tx, cursor)?;
         if messages.is_empty() {
@@ -328,7 +328,7 @@ impl Group {
         } else {
             let offsets: Vec<u64> = messages.iter().map(|message| message.offset()).collect();
             for (place, &offset) in offsets.iter().enumerate() {
-                let open = Open {
+                let open = OpenMessage {
                     tries: 1,
                     origin: None,
                     is_counted,

@@ -105,7 +105,7 @@ fn give_back(group: &Group, leases: Vec<DroppedLease>) {
 }
 
 /// Messages that were delivered together, as long as a handle of them exists.
-pub(crate) struct Handed {
+pub(crate) struct LeasedBatch {
     pub(super) membership: Arc<Membership>,
     pub(super) lease_key: LeaseKey,
     offsets: Vec<u64>,
@@ -115,22 +115,22 @@ pub(crate) struct Handed {
     deadline: u64,
 }
 
-impl fmt::Debug for Handed {
+impl fmt::Debug for LeasedBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handed")
+        f.debug_struct("LeasedBatch")
             .field("lease_key", &self.lease_key)
             .finish_non_exhaustive()
     }
 }
 
-impl Handed {
+impl LeasedBatch {
     pub(super) fn new(
         membership: &Arc<Membership>,
         lease_key: LeaseKey,
         offsets: Vec<u64>,
         deadline: u64,
-    ) -> Arc<Handed> {
-        Arc::new(Handed {
+    ) -> Arc<LeasedBatch> {
+        Arc::new(LeasedBatch {
             membership: membership.clone(),
             lease_key,
             done: offsets.iter().map(|_| AtomicBool::new(false)).collect(),
@@ -157,7 +157,7 @@ impl Handed {
     }
 }
 
-impl Drop for Handed {
+impl Drop for LeasedBatch {
     fn drop(&mut self) {
         if *self.left.get_mut() == 0 || std::thread::panicking() {
             return;

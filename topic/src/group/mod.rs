@@ -11,6 +11,7 @@
 //!
 //! So of an acknowledgement and a take-back, one commits. The other runs again and sees the new state of the message.
 
+mod change_listener;
 mod combined_requests;
 mod combining;
 mod dead;
@@ -20,24 +21,23 @@ mod durable;
 mod durable_pattern;
 mod expire;
 mod filter;
+mod hints;
+mod in_flight;
 mod keep_alive;
 mod leasing;
 mod member;
 mod membership;
 mod order;
-mod outlook;
 mod pattern_group;
 mod pattern_member;
 mod receiver;
 mod receiving;
 pub(crate) mod record;
-mod room;
 mod rows;
 mod rule;
 mod settle;
 pub(crate) mod state;
 mod topic_creation;
-mod watch;
 
 use std::fmt;
 use std::ops::Range;
@@ -59,13 +59,13 @@ use crate::read::{Reading, Start};
 use crate::record::{TopicOptions, millis};
 use crate::tables::{Tables, after_id, name_key, next_id, offset_of, rule_key};
 use crate::time::at;
+use change_listener::ChangeListener;
 use combining::RequestQueue;
 use deliveries::LeaseKey;
-use outlook::Outlook;
+use hints::Hints;
+use in_flight::count_open;
 use record::{GroupRecord, Kind};
-use room::count_open;
 use state::{Cursor, Lease, List, Run, Single};
-use watch::Watch;
 
 pub use dead::{DeadLetter, Redriven};
 pub use deliveries::{Deliveries, Delivery};
@@ -119,12 +119,12 @@ pub(crate) struct Shared {
     /// The record as it was read last, with its bytes.
     known: Mutex<Option<(Vec<u8>, Arc<GroupRecord>)>>,
     /// The turn. The member that delivers messages holds it.
-    turn: Mutex<Outlook>,
+    turn: Mutex<Hints>,
     /// Members that wait for the turn.
     queue: RequestQueue,
     /// Rings when something can be delivered that no publisher announces. Nothing is ever appended to it.
     bell: Sequence,
-    watch: Watch,
+    changes: ChangeListener,
     /// Leases whose messages were all settled, message by message: their rows can be deleted.
     finished: Mutex<Vec<LeaseKey>>,
     /// Whether a member waits because the maximum number of messages is in flight.
@@ -165,7 +165,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.watch.end(self.bell.bell());
+        self.changes.end(self.bell.bell());
     }
 }
 
@@ -726,7 +726,7 @@ impl Group {
                 turn: Mutex::default(),
                 queue: RequestQueue::default(),
                 bell,
-                watch: Watch::default(),
+                changes: ChangeListener::default(),
                 finished: Mutex::default(),
                 is_awaited: AtomicBool::new(false),
                 is_synced: AtomicBool::new(false),
@@ -916,9 +916,9 @@ impl Group {
         }
     }
 
-    /// Reports a change of the rows that the outlook does not know. Takes no lock: the caller may hold the turn.
+    /// Reports a change of the rows that the hints do not tell. Takes no lock: the caller may hold the turn.
     fn look_again(&self) {
-        self.shared.watch.ring_again();
+        self.shared.changes.ring_again();
     }
 
     /// Wakes waiting members: there may be messages for them.

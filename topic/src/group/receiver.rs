@@ -27,7 +27,7 @@ impl Receiver {
     pub(super) fn new(group: &Group, name: &Arc<str>, listener: &Arc<Listener>, token: u64) -> Receiver {
         let store = &group.topic.home().store;
         let (messages, again) = (&group.topic.shared().sequence, &group.shared.bell);
-        group.shared.watch.begin(store, again.bell());
+        group.shared.changes.begin(store, again.bell());
         let mut members = locked(&group.shared.members);
         members.push((token, Arc::downgrade(listener)));
         drop(members);
@@ -79,11 +79,11 @@ impl Receiver {
                 Some(Answer::Acknowledged) | None => {}
             }
         }
-        let mut outlook = group.shared.turn();
-        let turn = group.turn_with(&mut outlook, &self.membership, most);
+        let mut hints = group.shared.turn();
+        let turn = group.turn_with(&mut hints, &self.membership, most);
         if turn.is_err() {
             // The attempt may have changed rows before it failed.
-            outlook.doubt();
+            hints.doubt();
         }
         turn
     }

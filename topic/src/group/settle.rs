@@ -41,7 +41,7 @@ pub(crate) type Again = Option<u64>;
 
 /// What the rows say about a message that a member has, or had.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Open {
+pub(super) struct OpenMessage {
     /// Number of deliveries.
     pub(super) tries: u32,
     /// First message of a run that may still cover it.
@@ -51,25 +51,25 @@ pub(super) struct Open {
     pub(super) key: Option<u64>,
 }
 
-impl Open {
+impl OpenMessage {
     /// A message of a run, which was delivered once. The run itself may be about to be removed.
-    pub(super) fn first(run: &Run) -> Open {
-        Open {
+    pub(super) fn first(run: &Run) -> OpenMessage {
+        OpenMessage {
             tries: 1,
             is_counted: run.is_counted,
-            ..Open::default()
+            ..OpenMessage::default()
         }
     }
 }
 
 /// The messages of a run that its member still has.
-pub(super) struct Left {
+pub(super) struct HeldMessages {
     run: Range<u64>,
     /// Messages with their own rows: the member does not hold them through the run.
     own: Vec<u64>,
 }
 
-impl Left {
+impl HeldMessages {
     pub(super) fn count(&self) -> u64 {
         self.run.end - self.run.start - self.own.len() as u64
     }
@@ -85,7 +85,7 @@ impl Group {
     ///
     /// # Errors
     /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`].
-    fn open_in(&self, tx: &Transaction, lease_key: LeaseKey, offset: u64) -> Result<(Open, Option<Run>)> {
+    fn open_in(&self, tx: &Transaction, lease_key: LeaseKey, offset: u64) -> Result<(OpenMessage, Option<Run>)> {
         let single = match lease_key {
             LeaseKey::Run { first, token, .. } => {
                 let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
@@ -97,9 +97,9 @@ impl Group {
                 if let (Some(run), None) = (run, &single) {
                     let origin = Some(first);
                     return Ok((
-                        Open {
+                        OpenMessage {
                             origin,
-                            ..Open::first(&run)
+                            ..OpenMessage::first(&run)
                         },
                         Some(run),
                     ));
@@ -147,7 +147,7 @@ impl Group {
             (LeaseKey::Run { first, .. }, Some(run)) if run.end == first + 1 => {
                 // The run is its only row, and is removed whatever the verdict is.
                 self.delete_run(tx, first, &run)?;
-                Open { origin: None, ..open }
+                OpenMessage { origin: None, ..open }
             }
             (LeaseKey::Run { first, .. }, _) => {
                 // A transaction that settles the whole run meanwhile writes no row of this message.
@@ -179,7 +179,7 @@ impl Group {
     }
 
     /// Closes a message.
-    pub(super) fn close_in(&self, tx: &mut Transaction, offset: u64, open: Open, token: u64) -> Result<()> {
+    pub(super) fn close_in(&self, tx: &mut Transaction, offset: u64, open: OpenMessage, token: u64) -> Result<()> {
         let covering = match open.origin {
             Some(first) => {
                 // Every transaction that removes the run also removes the settled rows in it.
@@ -205,7 +205,7 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        open: Open,
+        open: OpenMessage,
         token: u64,
         (delay, error): (Option<Duration>, &str),
         options: &GroupOptions,
@@ -219,16 +219,16 @@ impl Group {
     }
 
     /// Takes a message back from a member: this attempt does not count.
-    pub(super) fn release_in(&self, tx: &mut Transaction, offset: u64, open: Open) -> Result<Again> {
+    pub(super) fn release_in(&self, tx: &mut Transaction, offset: u64, open: OpenMessage) -> Result<Again> {
         let tries = open.tries.saturating_sub(1);
-        self.open_again(tx, offset, Open { tries, ..open }, self.now(), "")
+        self.open_again(tx, offset, OpenMessage { tries, ..open }, self.now(), "")
     }
 
     pub(super) fn open_again(
         &self,
         tx: &mut Transaction,
         offset: u64,
-        open: Open,
+        open: OpenMessage,
         due: u64,
         error: &str,
     ) -> Result<Again> {
@@ -253,7 +253,7 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        open: Open,
+        open: OpenMessage,
         token: u64,
         error: &str,
         options: &GroupOptions,
@@ -292,14 +292,14 @@ impl Group {
         }
         let mut again = None;
         for offset in left.offsets() {
-            let open = Open::first(&run);
+            let open = OpenMessage::first(&run);
             again = earliest(again, self.release_in(tx, offset, open)?);
         }
         Ok(again)
     }
 
     /// Removes a run, and the rows that have a meaning only within it. Returns the messages that the member still has.
-    pub(super) fn end_run_in(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<Left> {
+    pub(super) fn end_run_in(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<HeldMessages> {
         let (low, high) = Single::keys(self.shared.id, first..run.end);
         let (mut settled, mut own) = (Vec::new(), Vec::new());
         let mut walk = tx.range(self.states(), &low[..]..&high[..])?;
@@ -317,7 +317,7 @@ impl Group {
             self.delete_single(tx, offset)?;
         }
         self.delete_run(tx, first, run)?;
-        Ok(Left {
+        Ok(HeldMessages {
             run: first..run.end,
             own,
         })
@@ -347,7 +347,7 @@ impl Group {
     }
 
     /// What a list still holds of a message.
-    pub(super) fn held_in(&self, tx: &Transaction, offset: u64, token: u64) -> Result<Option<Open>> {
+    pub(super) fn held_in(&self, tx: &Transaction, offset: u64, token: u64) -> Result<Option<OpenMessage>> {
         match self.single_in(tx, offset)? {
             Some(Single::Held {
                 token: mine,
@@ -355,7 +355,7 @@ impl Group {
                 origin,
                 is_counted,
                 key,
-            }) if mine == token => Ok(Some(Open {
+            }) if mine == token => Ok(Some(OpenMessage {
                 tries,
                 origin,
                 is_counted,

@@ -10,56 +10,19 @@
 //! batch and an asynchronous publish only read before their commit: those that pass the check concurrently are not
 //! counted against each other.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use duramen_engine::{Error, Item, Result, Snapshot, Stamp, Transaction, TransactionOptions};
 
 use crate::error::TopicError;
+use crate::handle::Topic;
+use crate::known_options::{IS_KNOWN, KEEPS_LATEST, REFUSES, TAKES_EXPIRY, flags_of};
 use crate::limits::LATEST_KEY_BYTES_MAX;
 use crate::message::{Message, Stored};
 use crate::read::{Bounds, Reading};
 use crate::record::{Retention, TopicOptions};
 use crate::retention;
 use crate::tables::{after_id, offset_key};
-use crate::topic::Topic;
-
-/// The options are known.
-const IS_KNOWN: u32 = 1;
-/// The topic may refuse messages.
-const REFUSES: u32 = 2;
-/// The topic accepts messages that expire.
-const TAKES_EXPIRY: u32 = 4;
-/// The topic keeps the newest message of each key.
-const KEEPS_LATEST: u32 = 8;
-
-/// What a process remembers about the options of a topic. Orderings are relaxed: a publisher that sees old values uses
-/// old options, as if it had published a little earlier.
-#[derive(Debug, Default)]
-pub(crate) struct KnownOptions {
-    flags: AtomicU32,
-    /// The count of changes in all processes before the options were read.
-    rings: AtomicU64,
-}
-
-impl KnownOptions {
-    /// Records options that were read after the count of changes was `rings`.
-    fn note(&self, options: &TopicOptions, rings: u64) {
-        self.rings.store(rings, Ordering::Relaxed);
-        self.flags.store(IS_KNOWN | flags_of(options), Ordering::Relaxed);
-    }
-
-    /// Makes the next publisher read the options: this process changed them.
-    pub(crate) fn forget(&self) {
-        self.flags.store(0, Ordering::Relaxed);
-    }
-}
-
-fn flags_of(options: &TopicOptions) -> u32 {
-    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-    flag(options.refuses(), REFUSES)
-        | flag(options.message_expiry, TAKES_EXPIRY)
-        | flag(options.latest_per_key, KEEPS_LATEST)
-}
 
 /// Whether the options of a topic may differ from what this process remembers, or the topic may refuse messages. Only
 /// this function decides when options are read again.

@@ -25,13 +25,13 @@ use duramen_engine::{Error, Item, Reason, Result, Transaction, TransactionOption
 
 use crate::bytes::{Reader, put_bytes};
 use crate::error::{TopicError, is_deleted};
+use crate::handle::{Topic, Topics};
+use crate::home::{Home, Inner};
 use crate::ids;
 use crate::limits::{MOVED_BYTES, MOVED_TOGETHER_MAX};
 use crate::message::{Message, Stored};
 use crate::record::millis;
 use crate::time::{at, since_epoch};
-use crate::topic::Topic;
-use crate::topics::{Home, Inner, Topics};
 
 const FORM: u8 = 1;
 const KEY_BYTES: usize = 20;
@@ -255,7 +255,7 @@ pub(crate) fn schedule_in(tx: &mut Transaction, topic: &Topic, due: u64, message
             number += 1;
         }
     })?;
-    home.wake_keeper(due);
+    home.wake_background(due);
     Ok(scheduled)
 }
 

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use duramen_engine::{Brake, Result, Snapshot};
+use duramen_engine::{BRAKES_MAX, Brake, Result, Snapshot};
 
 use crate::error::TopicError;
+use crate::handle::Topic;
 use crate::limits::{READ_BYTES, READ_MESSAGES};
 use crate::messages::Messages;
 use crate::read::{ReadLimits, Reading, Start};
-use crate::topic::Topic;
 
 /// What happens when a subscriber lags behind what is published. Under every policy the waiting messages are in the
 /// store. At most one batch, of a megabyte or one message, is in memory.
@@ -121,6 +121,19 @@ pub(crate) struct Follower {
     brake: Option<Brake>,
 }
 
+impl Topic {
+    /// Holds publishers back until the brake is dropped.
+    pub(crate) fn brake(&self, position: u64, max: u64, timeout: Duration) -> Result<Brake> {
+        let brake = self
+            .home()
+            .store
+            .brake(self.shared().id.into(), position, max, timeout)?;
+        let brake = brake.ok_or(TopicError::TooManyHoldBack { max: BRAKES_MAX })?;
+        self.home().brake_threads.moved(&brake);
+        Ok(brake)
+    }
+}
+
 impl Follower {
     pub(crate) fn new(topic: &Topic, start: Start, options: SubscribeOptions) -> Result<Follower> {
         options.check()?;
@@ -178,7 +191,7 @@ impl Follower {
     fn report(&self) {
         if let Some(brake) = &self.brake {
             brake.reached(self.position);
-            self.topic.home().movers.moved(brake);
+            self.topic.home().brake_threads.moved(brake);
         }
     }
 }
@@ -186,7 +199,7 @@ impl Follower {
 impl Drop for Follower {
     fn drop(&mut self) {
         if let Some(brake) = &self.brake {
-            self.topic.home().movers.forget(brake);
+            self.topic.home().brake_threads.forget(brake);
         }
     }
 }

@@ -4,12 +4,12 @@
 //! the state of groups is pairs in it too. So one commit covers maps, messages and acknowledgements, one recovery
 //! restores all of them, and this crate has no separate files. `docs/internals/topics.md` explains how it works.
 //!
-//! Modules are declared bottom first, and each uses those above it. The exceptions are `topic` and `topics`, which hold
-//! the parts together; the modules that work on them use them too.
+//! Modules are declared bottom first, and each imports only from those above it; `tests/layers.rs` checks that.
 
 mod limits;
 
 mod error;
+mod lock;
 
 mod bytes;
 mod time;
@@ -20,43 +20,61 @@ mod record;
 mod tables;
 
 mod index;
-
 mod messages;
-mod read;
-
-mod alarm;
-mod listening;
-mod presence;
-
-mod admission;
-mod brake;
-mod delayed;
-mod ids;
-mod publisher;
-mod sparse;
-
-mod retention;
 
 mod batches;
+mod listening;
+mod presence;
+mod timer;
+
+mod background_thread;
+mod brake_threads;
+mod known_options;
+
+mod home;
+
+mod handle;
+
+mod read;
+mod registry;
+
+mod description;
 mod follower;
 mod subscription;
 mod watched;
 
 mod dispatch;
 mod group;
-mod many;
 
-mod keeper;
-mod registry;
-mod rubbish;
-mod topic;
+mod pattern_subscription;
+
+mod ids;
+mod publisher_rows;
+mod sparse;
+
+mod retention;
+
+mod admission;
+mod backpressure;
+
+mod publish;
+
+mod delayed;
+mod publish_by_id;
+mod publisher;
+
+mod topic_writes;
+
+mod retention_worker;
+
 mod topics;
 
 mod salvage;
 
+pub use backpressure::Holder;
 pub use batches::{BatchStream, Batches};
-pub use brake::Holder;
 pub use delayed::{Scheduled, ScheduledMessages};
+pub use description::TopicDescription;
 pub use dispatch::{Dispatcher, DispatcherOptions, DispatcherReport, Stuck, SubscriberId};
 pub use error::{LeaseEnd, TopicError};
 pub use follower::{SlowPolicy, SubscribeOptions};
@@ -65,18 +83,20 @@ pub use group::{
     Group, GroupDescription, GroupOptions, KeepAlive, Member, PatternGroup, PatternGroupDescription, PatternMember,
     Pending, Redriven,
 };
+pub use handle::{Topic, Topics};
 pub use limits::{
     FILTER_BYTES_MAX, FILTER_HEADERS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LATEST_KEY_BYTES_MAX, MESSAGE_ID_BYTES_MAX,
     MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX, READ_BYTES, READ_MESSAGES,
 };
-pub use many::PatternSubscription;
 pub use message::{Headers, Message};
 pub use messages::{Messages, Received};
 pub use name::Pattern;
-pub use publisher::{Outcome, Publisher};
+pub use pattern_subscription::PatternSubscription;
+pub use publish::{Outcome, Published, Ticket};
+pub use publisher::Publisher;
 pub use read::Start;
 pub use record::{Retention, TopicOptions};
 pub use salvage::{SavedTopics, salvage};
 pub use subscription::Subscription;
-pub use topic::{Published, Ticket, Topic, TopicBatch, TopicDescription, TopicWrites};
-pub use topics::{Topics, TopicsOptions};
+pub use topic_writes::{TopicBatch, TopicWrites};
+pub use topics::TopicsOptions;

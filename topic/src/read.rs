@@ -18,12 +18,12 @@ use std::time::SystemTime;
 use duramen_engine::{Error, Reason, Result, SequenceState, Snapshot, Value};
 
 use crate::error::TopicError;
+use crate::handle::Topic;
 use crate::limits::{READ_BYTES, READ_MESSAGES};
 use crate::message::{Stored, may_expire};
 use crate::messages::{Collecting, Messages};
 use crate::tables::{after_id, offset_key, offset_of};
 use crate::time::since_epoch;
-use crate::topic::Topic;
 
 /// Where a reader begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -351,6 +351,29 @@ pub(crate) fn is_expired_at(head: &[u8], now: u64) -> Result<bool> {
     Ok(may_expire(head) && Stored::decode(head)?.expires_at().is_some_and(|at| at <= now))
 }
 
+impl Topic {
+    /// Reads up to `messages` existing messages, starting at `start`. A read also ends after a megabyte, and before
+    /// messages that were lost through damage. It returns at least one message, whatever its length, if there is one.
+    ///
+    /// # Errors
+    /// [`TopicError::Trimmed`], [`TopicError::NotYetPublished`], [`duramen_engine::Reason::TopicDeleted`].
+    pub fn read(&self, start: Start, messages: usize) -> Result<Messages> {
+        let snapshot = self.snapshot()?;
+        let reading = Reading::new(self, &snapshot);
+        let limits = ReadLimits {
+            messages,
+            ..ReadLimits::default()
+        };
+        reading.read(reading.resolve(start)?, limits, None)
+    }
+
+    /// Offset of the next message, as far as it is known.
+    pub(crate) fn next(&self) -> Result<u64> {
+        let snapshot = self.snapshot()?;
+        Ok(Reading::new(self, &snapshot).state()?.next)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -361,8 +384,9 @@ mod tests {
     use super::*;
     use crate::follower::{SlowPolicy, SubscribeOptions};
     use crate::group::GroupOptions;
+    use crate::handle::Topics;
     use crate::record::TopicOptions;
-    use crate::topics::{Topics, TopicsOptions};
+    use crate::topics::TopicsOptions;
 
     /// A topic with 20 messages, one a second, of which 5 to 7, 12, and 18 and 19 were lost.
     fn with_gaps(disk: &SimDisk) -> (Store, Topic) {

@@ -14,14 +14,14 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::Mutex;
 
 use duramen_engine::{Durability, Error, Item, Result, Snapshot, Transaction, TransactionOptions};
 
+use crate::home::{Inner, RegistryTrimming};
+use crate::lock::locked;
 use crate::message::{Message, Stored};
 use crate::record::TopicRecord;
 use crate::tables::{REGISTRY, offset_key, offset_of};
-use crate::topics::{Inner, locked};
 
 /// What happened to a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,19 +79,6 @@ pub(crate) enum News {
     /// Event, id and name, in order.
     Of(Vec<(Event, u32, String)>),
 }
-
-/// The state of a trimming in progress.
-#[derive(Debug)]
-struct Trimming {
-    /// The entries before this one are trimmed.
-    end: u64,
-    /// Topics for which the trimming has appended an entry.
-    moved: HashSet<u32>,
-}
-
-/// What a process remembers of its trimming of the registry.
-#[derive(Debug, Default)]
-pub(crate) struct RegistryTrimming(Mutex<Option<Trimming>>);
 
 impl<'a> Entry<'a> {
     /// Decodes the stored message of an entry.
@@ -163,7 +150,7 @@ impl Inner {
 
     /// Trims the registry, until `is_over`, if it has far more entries than there are topics.
     pub(crate) fn trim_registry(&self, is_over: &dyn Fn() -> bool) -> Result<()> {
-        let mut trimming = locked(&self.registry_trimming.0);
+        let mut trimming = locked(&self.registry_trimming);
         while !is_over() {
             let snapshot = self.store.snapshot()?;
             let next = snapshot.sequence_state(self.registry())?.map_or(0, |state| state.next);
@@ -185,7 +172,7 @@ impl Inner {
                     return Ok(());
                 }
             }
-            let trimming = trimming.get_or_insert_with(|| Trimming {
+            let trimming = trimming.get_or_insert_with(|| RegistryTrimming {
                 end: next,
                 moved: HashSet::new(),
             });
@@ -237,8 +224,9 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
+    use crate::handle::Topics;
     use crate::record::TopicOptions;
-    use crate::topics::{Topics, TopicsOptions};
+    use crate::topics::TopicsOptions;
 
     fn open(disk: &SimDisk) -> Topics {
         let options = Options::new().maintenance(Maintenance::Manual);

@@ -12,16 +12,16 @@ use duramen_engine::{Batch, Durability, Map, Result, Snapshot, Transaction, Tran
 
 use crate::error::is_deleted;
 use crate::group;
+use crate::handle::Topic;
+use crate::home::Home;
 use crate::ids;
 use crate::limits::TRIMMED_SINGLY_MAX;
-use crate::publisher;
+use crate::publisher_rows;
 use crate::read::{Bounds, Reading};
 use crate::record::{Retention, TopicOptions, TopicRecord, millis};
 use crate::registry::{Event, News};
 use crate::sparse;
 use crate::tables::{offset_key, offset_of};
-use crate::topic::Topic;
-use crate::topics::Home;
 
 /// How often the background checks the records of all topics, and publishers that were silent for too long. A topic
 /// that remembers publishers for a shorter time is checked more often.
@@ -58,7 +58,7 @@ impl Rounds {
     /// Trims every topic that has something to trim, until `is_over`.
     pub(crate) fn trim(&mut self, home: &Home, is_over: &dyn Fn() -> bool) -> Result<()> {
         // Damage in one place must not prevent trimming elsewhere.
-        let failed = home.remove_rubbish(is_over).err();
+        let failed = home.run_deferred_deletes(is_over).err();
         let failed = failed.or(home.trim_registry(is_over).err());
         let mut failed = failed.or(self.learn(home)?);
         for (id, name) in &self.limited {
@@ -163,14 +163,14 @@ impl Rounds {
             }
             if now >= *due {
                 *due = now + *remembered / LOOKS_AT_PUBLISHERS;
-                failed = failed.or(publisher::forget_silent(home, *id, *remembered).err());
+                failed = failed.or(publisher_rows::forget_silent(home, *id, *remembered).err());
             }
         }
         for _ in 0..TOPICS_AT_ONCE {
             let Some((id, remembered)) = self.publishers_due.last().copied().filter(|_| !is_over()) else {
                 break;
             };
-            match publisher::forget_part(home, id, remembered, self.resume.take()) {
+            match publisher_rows::forget_part(home, id, remembered, self.resume.take()) {
                 Ok(Some(rest)) => {
                     self.resume = Some(rest);
                     break;
@@ -184,15 +184,26 @@ impl Rounds {
     }
 }
 
+impl Topic {
+    /// Deletes now what retention no longer keeps. Otherwise the background deletes it. Returns the number of deleted
+    /// messages.
+    ///
+    /// # Errors
+    /// [`duramen_engine::Reason::TopicDeleted`], and those of a commit.
+    pub fn trim(&self) -> Result<u64> {
+        trim(self)
+    }
+}
+
 /// Deletes what the topic no longer has to keep, and what deleted topics left behind. Returns the number of deleted
 /// messages.
-pub(crate) fn trim(topic: &Topic) -> Result<u64> {
+fn trim(topic: &Topic) -> Result<u64> {
     let home = topic.home();
-    home.remove_rubbish(&|| false)?;
+    home.run_deferred_deletes(&|| false)?;
     home.trim_registry(&|| false)?;
     let record = home.same_record(&topic.snapshot()?, topic.name(), topic.shared().id)?;
     if let Some(remembered) = record.options.remember_publishers_for {
-        publisher::forget_silent(home, record.id, remembered)?;
+        publisher_rows::forget_silent(home, record.id, remembered)?;
     }
     trim_until(topic, &|| false)
 }
@@ -341,9 +352,10 @@ mod tests {
 
     use super::*;
     use crate::group::GroupOptions;
+    use crate::handle::Topics;
     use crate::name::Pattern;
     use crate::read::Start;
-    use crate::topics::{Topics, TopicsOptions};
+    use crate::topics::TopicsOptions;
 
     #[test]
     fn a_topic_that_is_damaged_keeps_no_other_from_being_trimmed() {

@@ -12,12 +12,12 @@ use std::ops::Range;
 
 use duramen_engine::{Durability, Error, Result, Transaction, TransactionOptions};
 
+use crate::handle::Topic;
 use crate::index::{self, EXPIRES, NEWEST_OF_KEY, POSITION};
 use crate::limits::{INDEXED_TOGETHER_MAX, LATEST_KEY_BYTES_MAX};
 use crate::message::Stored;
 use crate::record::{TopicOptions, millis};
 use crate::tables::{after_id, offset_key, offset_of};
-use crate::topic::Topic;
 
 /// The parts of a message that the index needs.
 struct Facts {

@@ -12,9 +12,9 @@ use duramen_engine::{Listener, Result};
 
 use crate::batches::{BatchStream, Batches, Source};
 use crate::follower::{Follower, SubscribeOptions};
+use crate::handle::Topic;
 use crate::messages::{Messages, Received};
 use crate::read::Start;
-use crate::topic::Topic;
 
 /// Maximum wait before the store is checked again: it may have been closed.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
@@ -48,6 +48,24 @@ pub struct Subscription {
     /// Messages that `next_message` has yet to return.
     rest: Option<(Messages, usize)>,
     is_over: bool,
+}
+
+impl Topic {
+    /// Creates a subscription that belongs to this process and ends with it.
+    ///
+    /// # Errors
+    /// [`TopicError::NotYetPublished`], [`duramen_engine::Reason::TopicDeleted`].
+    pub fn subscribe(&self, start: Start) -> Result<Subscription> {
+        self.subscribe_with(start, SubscribeOptions::new())
+    }
+
+    /// Creates a subscription with options; see [`Topic::subscribe`].
+    ///
+    /// # Errors
+    /// As [`Topic::subscribe`], [`TopicError::InvalidOptions`].
+    pub fn subscribe_with(&self, start: Start, options: SubscribeOptions) -> Result<Subscription> {
+        Subscription::new(self, start, options)
+    }
 }
 
 impl Subscription {

@@ -5,10 +5,10 @@
 //!             00 "next"                  -> id of the next topic or group, 4 bytes, big-endian
 //!             00 "creates"               -> present: topics are created when they are first used
 //!             00 "durable" 00, name      -> durable subscription to a pattern (see `group::durable_pattern`)
-//!             00 "gone" 00, id           -> groups of deleted topics that have left rows (see `rubbish`)
+//!             00 "gone" 00, id           -> groups of deleted topics that have left rows (see `group::deferred_deletes`)
 //! messages    topic id, offset           -> head of a message (see `message`)
 //! payloads    topic id, offset           -> payload that is too long for a head
-//! publishers  topic id, name             -> newest sequence of a publisher (see `publisher`)
+//! publishers  topic id, name             -> newest sequence of a publisher (see `publisher_rows`)
 //! groups      topic id, name             -> record of a group or durable subscription (see `record`)
 //! states      group id, ...              -> what a group stores about single messages (see `group::state`)
 //! delayed     due, number, topic id      -> message that waits until it is due (see `delayed`)
@@ -17,7 +17,7 @@
 //!
 //! Ids have 4 bytes, offsets 8, all big-endian, so keys sort by topic and then by offset.
 
-use duramen_engine::{Map, Result, Sequence, Store};
+use duramen_engine::{Map, Result, Sequence, Store, Transaction};
 
 use crate::error::TopicError;
 
@@ -117,4 +117,23 @@ pub(crate) fn rule_key(name: &str) -> Vec<u8> {
 /// An id and a name: the key of a publisher or group.
 pub(crate) fn name_key(id: u32, name: &str) -> Vec<u8> {
     [&id.to_be_bytes()[..], name.as_bytes()].concat()
+}
+
+/// Takes an id for a topic or group. Ids are never reused.
+pub(crate) fn next_id(tx: &mut Transaction, topics: &Map) -> Result<u32> {
+    let next = match tx.get_ref(topics, NEXT_ID)? {
+        None => FIRST_ID,
+        Some(bytes) => {
+            let bytes = (*bytes).try_into();
+            let wrong = |_| duramen_engine::Error::damaged("the next id of topics has the wrong length");
+            u32::from_be_bytes(bytes.map_err(wrong)?)
+        }
+    };
+    // The number after the highest id must be usable as a key too.
+    if next == u32::MAX {
+        let cause = "four billion topics and groups were made, which is all there can be".into();
+        return Err(TopicError::InvalidOptions { cause }.into());
+    }
+    tx.put(topics, NEXT_ID, (next + 1).to_be_bytes())?;
+    Ok(next)
 }

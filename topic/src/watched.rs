@@ -9,12 +9,11 @@ use std::sync::Arc;
 use duramen_engine::{Listener, Result, Snapshot};
 
 use crate::error::is_deleted;
+use crate::handle::{Topic, Topics};
 use crate::listening::Listening;
 use crate::name::Pattern;
 use crate::registry::{Event, News};
 use crate::tables::REGISTRY;
-use crate::topic::Topic;
-use crate::topics::Topics;
 
 /// The token of the registry's bell; no topic has this id.
 const REGISTRY_TOKEN: u64 = REGISTRY as u64;

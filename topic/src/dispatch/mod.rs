@@ -8,14 +8,14 @@
 //! while the callback runs, and holds no lock meanwhile. When a callback does not return in time, another thread takes
 //! over the rest of the round.
 //!
-//! - [`seats`]: the subscribers of one topic, and the round in which they are called;
+//! - [`slots`]: the subscribers of one topic, and the round in which they are called;
 //! - [`pool`]: threads, the queue of topics, and the watch over calls that do not return.
 //!
 //! Cost: a batch is read once for all subscribers at the same position. Each call costs an uncontended lock and a mark
-//! for the watch, but no clock read. An idle subscriber costs its seat and its callback, and no time.
+//! for the watch, but no clock read. An idle subscriber costs its slot and its callback, and no time.
 
 mod pool;
-mod seats;
+mod subscriber_slots;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,10 +25,9 @@ use duramen_engine::{Error, Result};
 
 use crate::error::TopicError;
 use crate::follower::SlowPolicy;
+use crate::handle::{Topic, Topics};
 use crate::messages::Messages;
 use crate::read::{Reading, Start};
-use crate::topic::Topic;
-use crate::topics::Topics;
 use pool::Pool;
 
 /// A subscriber's callback. It gets messages or, in its last call, the reason why no more follow.
@@ -92,8 +91,8 @@ impl DispatcherOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SubscriberId {
     topic: u32,
-    seat: u32,
-    /// Tells holders of a reused seat apart.
+    slot: u32,
+    /// Tells holders of a reused slot apart.
     holder: u32,
 }
 
@@ -276,7 +275,7 @@ mod tests {
             std::thread::yield_now();
         }
         let late = dispatcher.subscribe(&left, Start::Tail, |_| ()).unwrap();
-        // The seat was created again, and is not the seat of the earlier subscriber.
+        // The slot was created again, and is not the slot of the earlier subscriber.
         assert!(!dispatcher.unsubscribe(early));
         assert!(dispatcher.unsubscribe(late));
     }

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use duramen_engine::{Listener, Result};
 
-use super::seats::{Batches, Called, Seats};
+use super::subscriber_slots::{CallOutcome, RecentBatches, SubscriberSlots};
 use super::{Callback, DispatcherReport, Stuck, SubscriberId};
 use crate::error::TopicError;
 use crate::follower::SlowPolicy;
+use crate::handle::Topic;
+use crate::lock::locked;
 use crate::subscription::TICK;
-use crate::topic::Topic;
-use crate::topics::locked;
 
 /// The threads and the queue of a dispatcher, as described at the top of this file.
 pub(super) struct Pool {
@@ -56,7 +56,7 @@ struct State {
 }
 
 struct Entry {
-    seats: Arc<Seats>,
+    slots: Arc<SubscriberSlots>,
     is_queued: bool,
     /// The worker that has the topic.
     worker: Option<u64>,
@@ -78,7 +78,7 @@ struct Call {
     /// agree on which thread continues.
     since: AtomicU64,
     topic: AtomicU32,
-    seat: AtomicU32,
+    slot: AtomicU32,
     holder: AtomicU32,
 }
 
@@ -93,7 +93,7 @@ const STUCK_AT_THE_END: Duration = Duration::from_secs(1);
 impl Call {
     fn begin(&self, subscriber: SubscriberId, step: u64) {
         self.topic.store(subscriber.topic, Ordering::Relaxed);
-        self.seat.store(subscriber.seat, Ordering::Relaxed);
+        self.slot.store(subscriber.slot, Ordering::Relaxed);
         self.holder.store(subscriber.holder, Ordering::Relaxed);
         // Release: a thread that sees the step also sees which subscriber is called. Pairs with the loads of the watch.
         self.since.store(step, Ordering::Release);
@@ -107,7 +107,7 @@ impl Call {
     fn subscriber(&self) -> SubscriberId {
         SubscriberId {
             topic: self.topic.load(Ordering::Relaxed),
-            seat: self.seat.load(Ordering::Relaxed),
+            slot: self.slot.load(Ordering::Relaxed),
             holder: self.holder.load(Ordering::Relaxed),
         }
     }
@@ -178,28 +178,28 @@ impl Pool {
     ) -> SubscriberId {
         let id = topic.shared().id;
         loop {
-            let seats = self.seats(topic);
+            let slots = self.slots(topic);
             let mut state = locked(&self.state);
             // The end of a round removes a topic without subscribers, and may just have removed this topic.
-            let is_known = |entry: &Entry| Arc::ptr_eq(&entry.seats, &seats);
+            let is_known = |entry: &Entry| Arc::ptr_eq(&entry.slots, &slots);
             if state.topics.get(&id).is_some_and(is_known) {
-                let subscriber = seats.add(position, policy, callback);
+                let subscriber = slots.add(position, policy, callback);
                 self.ring(&mut state, id);
                 return subscriber;
             }
         }
     }
 
-    /// The seats of a topic. The listener hears the topic's bell from then on.
-    fn seats(&self, topic: &Topic) -> Arc<Seats> {
+    /// The slots of a topic. The listener hears the topic's bell from then on.
+    fn slots(&self, topic: &Topic) -> Arc<SubscriberSlots> {
         let id = topic.shared().id;
         let mut state = locked(&self.state);
         if let Some(entry) = state.topics.get(&id) {
-            return entry.seats.clone();
+            return entry.slots.clone();
         }
-        let seats = Arc::new(Seats::new(topic));
+        let slots = Arc::new(SubscriberSlots::new(topic));
         let entry = Entry {
-            seats: seats.clone(),
+            slots: slots.clone(),
             is_queued: false,
             worker: None,
             rang: false,
@@ -209,15 +209,15 @@ impl Pool {
         // Takes the commit lock, so it does not run under the pool's lock.
         let bell = topic.shared().sequence.bell();
         topic.home().store.listen(bell, &self.listener, u64::from(id));
-        seats
+        slots
     }
 
     pub(super) fn unsubscribe(&self, subscriber: SubscriberId) -> bool {
-        let seats = locked(&self.state)
+        let slots = locked(&self.state)
             .topics
             .get(&subscriber.topic)
-            .map(|entry| entry.seats.clone());
-        seats.is_some_and(|seats| seats.remove(subscriber))
+            .map(|entry| entry.slots.clone());
+        slots.is_some_and(|slots| slots.remove(subscriber))
     }
 
     pub(super) fn report(&self) -> DispatcherReport {
@@ -235,13 +235,13 @@ impl Pool {
                 .get(&subscriber.topic)
                 .filter(|_| since >= self.stuck_after)?;
             Some(Stuck {
-                topic: entry.seats.topic.name().into(),
+                topic: entry.slots.topic.name().into(),
                 subscriber,
                 at_least: since,
             })
         });
         DispatcherReport {
-            subscribers: state.topics.values().map(|entry| entry.seats.subscribers()).sum(),
+            subscribers: state.topics.values().map(|entry| entry.slots.subscribers()).sum(),
             stuck: stuck.collect(),
             replaced: state.replaced,
             panicked: self.panicked.load(Ordering::Relaxed),
@@ -258,7 +258,7 @@ impl Pool {
         self.work.notify_all();
         self.watched.notify_all();
         self.listener.tell(u64::MAX);
-        let bells = topics.values().map(|entry| entry.seats.topic.shared().sequence.bell());
+        let bells = topics.values().map(|entry| entry.slots.topic.shared().sequence.bell());
         bells.for_each(|bell| bell.forget(&self.listener));
         let me = std::thread::current().id();
         let give_up = Instant::now() + STUCK_AT_THE_END;
@@ -308,14 +308,14 @@ impl Pool {
     }
 
     fn work(&self, number: u64, call: &Call) {
-        while let Some((id, seats)) = self.next_topic(number) {
+        while let Some((id, slots)) = self.next_topic(number) {
             self.rounds.fetch_add(1, Ordering::SeqCst);
             if !self.is_watching.swap(true, Ordering::SeqCst) {
                 // Takes the lock so that the watch is either before its check for rounds or asleep.
                 drop(locked(&self.state));
                 self.watched.notify_one();
             }
-            let is_mine = self.go_round(number, call, id, &seats);
+            let is_mine = self.go_round(number, call, id, &slots);
             self.rounds.fetch_sub(1, Ordering::SeqCst);
             if !is_mine {
                 locked(&self.state).workers.retain(|worker| worker.number != number);
@@ -325,7 +325,7 @@ impl Pool {
     }
 
     /// Waits for a topic that may have messages. `None`: the pool stops.
-    fn next_topic(&self, number: u64) -> Option<(u32, Arc<Seats>)> {
+    fn next_topic(&self, number: u64) -> Option<(u32, Arc<SubscriberSlots>)> {
         let mut state = locked(&self.state);
         loop {
             if state.is_over {
@@ -336,11 +336,11 @@ impl Pool {
                 entry.is_queued = false;
                 entry.rang = false;
                 entry.worker = Some(number);
-                let seats = entry.seats.clone();
+                let slots = entry.slots.clone();
                 if state.asleep > 0 && (!state.has_leader || !state.queue.is_empty()) {
                     self.work.notify_one();
                 }
-                return Some((id, seats));
+                return Some((id, slots));
             }
             state = match state.has_leader {
                 true => {
@@ -370,27 +370,27 @@ impl Pool {
     }
 
     /// Calls each subscriber of a topic once. `false`: another thread has replaced this thread meanwhile.
-    fn go_round(&self, number: u64, call: &Call, id: u32, seats: &Seats) -> bool {
-        seats.topic.shared().sequence.bell().arm();
+    fn go_round(&self, number: u64, call: &Call, id: u32, slots: &SubscriberSlots) -> bool {
+        slots.topic.shared().sequence.bell().arm();
         // If the topic is gone, every subscriber is told.
-        let end = seats.topic.next().unwrap_or(u64::MAX);
-        seats.begin_round();
-        let mut batches = Batches::default();
+        let end = slots.topic.next().unwrap_or(u64::MAX);
+        slots.begin_round();
+        let mut batches = RecentBatches::default();
         let mut before = None;
         let mut is_behind = false;
         loop {
-            let (turn, was_behind) = seats.next(before.take(), end);
+            let (turn, was_behind) = slots.next(before.take(), end);
             is_behind |= was_behind;
             let Some(mut turn) = turn else { break };
             // Relaxed: a slightly old step makes the call look longer by less than the first step, which does not
             // count.
-            call.begin(turn.id(&seats.topic), self.steps.load(Ordering::Relaxed));
-            let called = seats.call(&mut turn, &mut batches);
-            if called == Called::Panicked {
+            call.begin(turn.id(&slots.topic), self.steps.load(Ordering::Relaxed));
+            let called = slots.call(&mut turn, &mut batches);
+            if called == CallOutcome::Panicked {
                 self.panicked.fetch_add(1, Ordering::Relaxed);
             }
             if !call.end() {
-                seats.put_back_late(turn, called);
+                slots.put_back_late(turn, called);
                 self.ring(&mut locked(&self.state), id);
                 return false;
             }
@@ -408,9 +408,9 @@ impl Pool {
         entry.worker = None;
         if entry.rang || is_behind {
             self.ring(&mut state, id);
-        } else if entry.seats.subscribers() == 0 {
+        } else if entry.slots.subscribers() == 0 {
             // The topic was deleted, or all subscribers left: its bell need not be heard.
-            entry.seats.topic.shared().sequence.bell().forget(&self.listener);
+            entry.slots.topic.shared().sequence.bell().forget(&self.listener);
             let gone = state.topics.remove(&id);
             drop(state);
             // It may hold the last handle of the store.
@@ -418,7 +418,7 @@ impl Pool {
         }
     }
 
-    /// Number of topics that have seats.
+    /// Number of topics that have slots.
     #[cfg(test)]
     pub(super) fn topics(&self) -> usize {
         locked(&self.state).topics.len()

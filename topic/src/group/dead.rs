@@ -14,20 +14,20 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use duramen_engine::{Error, Result, Transaction};
+use duramen_engine::{Error, Item, Result, Transaction};
 
 use super::order::hash_of;
 use super::pattern_group::is_gone;
-use super::settle::Open;
+use super::settle::OpenMessage;
 use super::state::{Cursor, Keyed, Letters, Run, Single};
 use super::{Group, PatternGroup};
 use crate::error::TopicError;
+use crate::handle::Topic;
 use crate::limits::{HEADER_BYTES_MAX, HEADERS_MAX};
 use crate::message::{Message, Stored};
-use crate::messages::Received;
+use crate::messages::{Messages, Received};
 use crate::read::{ReadLimits, Reading};
 use crate::tables::offset_key;
-use crate::topic::{Topic, publish_unhindered_in};
 
 const TOPIC: &str = "dead-letter-topic";
 const OFFSET: &str = "dead-letter-offset";
@@ -203,7 +203,7 @@ impl Group {
         cursor.opened += 1;
         cursor.counted += u64::from(is_counted);
         cursor.floor = cursor.floor.min(offset);
-        let open = Open {
+        let open = OpenMessage {
             tries: 0,
             origin: run,
             is_counted,
@@ -394,7 +394,7 @@ fn no_dead_letters(group: &str) -> Error {
 }
 
 /// Reads the next dead letters. Dead letters that are not kept are skipped.
-fn letters(dead: &Topic, from: u64) -> Result<crate::Messages> {
+fn letters(dead: &Topic, from: u64) -> Result<Messages> {
     let snapshot = dead.snapshot()?;
     let reading = Reading::new(dead, &snapshot);
     let limits = ReadLimits {
@@ -424,4 +424,12 @@ fn letter<'m>(original: &Received<'m>, own: &[(&'static str, &'m str)]) -> Messa
         letter = letter.header(name, value);
     }
     letter
+}
+
+/// Publishes in a transaction. Nothing that holds back other publishers applies to it.
+fn publish_unhindered_in(tx: &mut Transaction, topic: &Topic, message: &Message<'_>) -> Result<()> {
+    let mut head = Vec::new();
+    let body = message.encode(&mut head)?;
+    let item = Item { head: &head, body };
+    tx.append_to(&topic.shared().sequence, item).map(|_| ())
 }

@@ -6,31 +6,31 @@ use std::time::Duration;
 use duramen_engine::{Result, Transaction};
 
 use super::Group;
-use super::desk::Wish;
+use super::combining::Request;
 use super::keep_alive::KeepAlive;
-use super::membership::Handed;
+use super::membership::LeasedBatch;
 use super::settle::Verdict;
 use crate::messages::{Messages, Received};
 
-/// How a member holds a message.
+/// Which lease of a member covers a message: the key of its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub(crate) enum LeaseKey {
     /// It belongs to consecutive messages that were delivered together for the first time.
     Run { first: u64, end: u64, token: u64 },
     /// It is in a list.
     List { token: u64 },
 }
 
-impl Claim {
+impl LeaseKey {
     pub(crate) fn token(self) -> u64 {
         match self {
-            Claim::Run { token, .. } | Claim::List { token } => token,
+            LeaseKey::Run { token, .. } | LeaseKey::List { token } => token,
         }
     }
 
     /// Whether this is a single message that was delivered alone, for the first time.
     pub(crate) fn is_lone(self) -> bool {
-        matches!(self, Claim::Run { first, end, .. } if end == first + 1)
+        matches!(self, LeaseKey::Run { first, end, .. } if end == first + 1)
     }
 }
 
@@ -40,19 +40,15 @@ impl Claim {
 /// When the member is dropped too, they go back to the group at once.
 #[derive(Clone, Debug)]
 pub struct Deliveries {
-    handed: Arc<Handed>,
+    batch: Arc<LeasedBatch>,
     messages: Messages,
     /// Number of deliveries of each message; empty: all were delivered once.
     tries: Vec<u32>,
 }
 
 impl Deliveries {
-    pub(super) fn new(handed: Arc<Handed>, messages: Messages, tries: Vec<u32>) -> Deliveries {
-        Deliveries {
-            handed,
-            messages,
-            tries,
-        }
+    pub(super) fn new(batch: Arc<LeasedBatch>, messages: Messages, tries: Vec<u32>) -> Deliveries {
+        Deliveries { batch, messages, tries }
     }
 
     /// The messages.
@@ -67,12 +63,12 @@ impl Deliveries {
     }
 
     #[cfg(test)]
-    pub(super) fn claim(&self) -> Claim {
-        self.handed.claim
+    pub(super) fn lease_key(&self) -> LeaseKey {
+        self.batch.lease_key
     }
 
     fn group(&self) -> &Group {
-        self.handed.group()
+        self.batch.group()
     }
 
     /// Acknowledges all messages except those that were settled one by one before. It makes its own commit, with the
@@ -103,26 +99,26 @@ impl Deliveries {
         let store = &group.topic.home().store;
         store.refuse_beside(call, group.topic.name())?;
         let again = store.transact_with(group.settling(), |tx| self.settle_in(tx, verdict))?;
-        self.handed.all_done();
+        self.batch.all_done();
         group.settled(again);
         Ok(())
     }
 
     fn settle_in(&self, tx: &mut Transaction, verdict: Verdict<'_>) -> Result<Option<u64>> {
         let first = self.messages.offsets().start;
-        self.group().settle_all_in(tx, self.handed.claim, first, verdict)
+        self.group().settle_all_in(tx, self.batch.lease_key, first, verdict)
     }
 
     pub(crate) fn acknowledge_in(&self, tx: &mut Transaction) -> Result<()> {
         self.settle_in(tx, Verdict::Done)?;
         // If the transaction does not commit, they are delivered again when the lease ends.
-        self.handed.all_done();
+        self.batch.all_done();
         Ok(())
     }
 
     pub(crate) fn release_in(&self, tx: &mut Transaction) -> Result<()> {
         self.settle_in(tx, Verdict::Release)?;
-        self.handed.all_done();
+        self.batch.all_done();
         Ok(())
     }
 
@@ -131,7 +127,7 @@ impl Deliveries {
     /// # Errors
     /// As [`Deliveries::acknowledge`].
     pub fn extend(&self, by: Duration) -> Result<()> {
-        extend(&self.handed, self.messages.offsets().start, by)
+        extend(&self.batch, self.messages.offsets().start, by)
     }
 
     /// Keeps extending the lease until the guard is dropped: see [`KeepAlive`].
@@ -139,14 +135,14 @@ impl Deliveries {
     /// # Errors
     /// [`crate::TopicError::NoThread`], and those of [`Deliveries::extend`].
     pub fn keep_alive(&self) -> Result<KeepAlive> {
-        KeepAlive::begin(&self.handed, self.messages.offsets().start)
+        KeepAlive::begin(&self.batch, self.messages.offsets().start)
     }
 }
 
-pub(super) fn extend(handed: &Handed, offset: u64, by: Duration) -> Result<()> {
-    let group = handed.group();
+pub(super) fn extend(batch: &LeasedBatch, offset: u64, by: Duration) -> Result<()> {
+    let group = batch.group();
     let store = &group.topic.home().store;
-    let until = store.transact_with(super::written(), |tx| group.extend_in(tx, handed.claim, offset, by))?;
+    let until = store.transact_with(super::written(), |tx| group.extend_in(tx, batch.lease_key, offset, by))?;
     group.shared.turn().note_due(until);
     Ok(())
 }
@@ -158,7 +154,7 @@ impl IntoIterator for Deliveries {
     /// The messages one by one, to be settled separately.
     fn into_iter(self) -> Self::IntoIter {
         let one = |place: usize| Delivery {
-            handed: self.handed.clone(),
+            batch: self.batch.clone(),
             message: self.messages.part(place..place + 1),
             place,
             tries: self.tries.get(place).copied().unwrap_or(1),
@@ -171,7 +167,7 @@ impl IntoIterator for Deliveries {
 /// A message leased to a member.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    handed: Arc<Handed>,
+    batch: Arc<LeasedBatch>,
     message: Messages,
     /// Position of the message among those that were delivered together.
     place: usize,
@@ -195,7 +191,7 @@ impl Delivery {
     }
 
     fn group(&self) -> &Group {
-        self.handed.group()
+        self.batch.group()
     }
 
     /// Acknowledges the message: the group does not deliver it again. It makes its own commit, with the durability from
@@ -213,11 +209,11 @@ impl Delivery {
             // Concurrent callers share a sync, and none of them delays the others.
             return self.settle(Verdict::Done);
         }
-        let (claim, offset) = (self.handed.claim, self.offset());
-        match group.ask(&Wish::Acknowledged { claim, offset }) {
+        let (lease_key, offset) = (self.batch.lease_key, self.offset());
+        match group.combine(&Request::Acknowledged { lease_key, offset }) {
             Some(answer) => {
                 answer?;
-                self.handed.done(self.place);
+                self.batch.done(self.place);
                 Ok(())
             }
             None => self.settle(Verdict::Done),
@@ -269,7 +265,7 @@ impl Delivery {
     /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`],
     /// and those of a commit.
     pub fn extend(&self, by: Duration) -> Result<()> {
-        extend(&self.handed, self.offset(), by)
+        extend(&self.batch, self.offset(), by)
     }
 
     /// Keeps extending the lease until the guard is dropped, for this message and all that were delivered with it: see
@@ -278,22 +274,23 @@ impl Delivery {
     /// # Errors
     /// [`crate::TopicError::NoThread`], and those of [`Delivery::extend`].
     pub fn keep_alive(&self) -> Result<KeepAlive> {
-        KeepAlive::begin(&self.handed, self.offset())
+        KeepAlive::begin(&self.batch, self.offset())
     }
 
     fn settle(&self, verdict: Verdict<'_>) -> Result<()> {
         let group = self.group();
-        let settle = |tx: &mut Transaction| group.settle_in(tx, self.handed.claim, self.offset(), verdict);
+        let settle = |tx: &mut Transaction| group.settle_in(tx, self.batch.lease_key, self.offset(), verdict);
         let again = group.topic.home().store.transact_with(group.settling(), settle)?;
-        self.handed.done(self.place);
+        self.batch.done(self.place);
         group.settled(again);
         Ok(())
     }
 
     pub(crate) fn settle_in(&self, tx: &mut Transaction, verdict: Verdict<'_>) -> Result<()> {
-        self.group().settle_in(tx, self.handed.claim, self.offset(), verdict)?;
+        self.group()
+            .settle_in(tx, self.batch.lease_key, self.offset(), verdict)?;
         // If the transaction does not commit, the message is delivered again when the lease ends.
-        self.handed.done(self.place);
+        self.batch.done(self.place);
         Ok(())
     }
 }

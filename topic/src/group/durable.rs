@@ -7,10 +7,10 @@ use super::state::{Cursor, anchor_key};
 use super::{other_kind, written};
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
+use crate::handle::Topic;
 use crate::read::{Reading, Start};
 use crate::subscription::Subscription;
 use crate::tables::name_key;
-use crate::topic::Topic;
 
 /// A durable subscription: the store remembers up to which message its reader has acknowledged. It is meant for one
 /// reader at a time; several readers each get every message. For readers that share the work see [`crate::Group`].

@@ -8,11 +8,10 @@ use super::durable::Durable;
 use super::record::Kind;
 use super::rule::{Rule, RuleHandle, Wanted};
 use crate::error::{TopicError, is_deleted};
+use crate::handle::{Topic, Topics};
 use crate::messages::Messages;
 use crate::name::Pattern;
 use crate::read::{Reading, Start};
-use crate::topic::Topic;
-use crate::topics::Topics;
 
 /// A durable subscription to all topics of a pattern. For each topic the store remembers up to which message the reader
 /// has acknowledged. A topic that is created later counts from its first message on, even while no reader exists.

@@ -4,30 +4,30 @@ use std::collections::HashSet;
 
 use duramen_engine::{Error, Result, Transaction};
 
-use super::deliveries::Claim;
-use super::outlook::Outlook;
+use super::deliveries::LeaseKey;
+use super::hints::Hints;
 use super::record::GroupOptions;
-use super::settle::{Again, Open, earliest};
+use super::settle::{Again, OpenMessage, earliest};
 use super::state::{Cursor, Due, DueKind, Lease, List, Run, Single};
 use super::{Group, written};
+use crate::lock::locked;
 use crate::read::Reading;
 use crate::record::millis;
 use crate::tables::offset_of;
-use crate::topics::locked;
 
-/// Maximum age of an outlook, in milliseconds.
+/// Maximum age of hints, in milliseconds.
 const RENEW_EVERY: u64 = 1000;
 /// Minimum time between two searches of `due` from its beginning, in milliseconds: deleted rows there cost time until
 /// they are folded.
 const SEARCH_EVERY: u64 = 100;
 /// Maximum leases that are examined together.
 const LOOKED_AT_ONCE: usize = 256;
-/// Number of claims that were settled message by message before their rows are removed.
+/// Number of leases that were settled message by message before their rows are removed.
 const FINISHED_MAX: usize = 32;
 
 /// Why a lease is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum TakeBackReason {
     /// Its time is over.
     Over,
     /// The process of its member is gone.
@@ -37,18 +37,18 @@ enum End {
 /// Leases that cannot be taken back, and why: for example, the topic of their dead letters does not exist. They must
 /// not prevent other deliveries.
 #[derive(Debug, Default)]
-pub(super) struct Stuck {
-    claims: HashSet<(DueKind, u64)>,
+pub(super) struct StuckLeases {
+    leases: HashSet<(DueKind, u64)>,
     pub(super) error: Option<Error>,
 }
 
 impl Group {
     /// Finds out when something is due next, if that is not known.
-    pub(super) fn renew(&self, outlook: &mut Outlook, options: &GroupOptions, now: u64) -> Result<()> {
+    pub(super) fn renew(&self, hints: &mut Hints, options: &GroupOptions, now: u64) -> Result<()> {
         let good_for = RENEW_EVERY.min(millis(options.lease)).max(1);
-        let is_good = |renewed: u64| now < renewed.saturating_add(good_for) && now < outlook.next_event();
-        let is_rung = self.shared.watch.is_rung();
-        if !is_rung && outlook.renewed.is_some_and(is_good) {
+        let is_good = |renewed: u64| now < renewed.saturating_add(good_for) && now < hints.next_event();
+        let is_rung = self.shared.changes.is_rung();
+        if !is_rung && hints.renewed.is_some_and(is_good) {
             return Ok(());
         }
         // Armed before the search, so that a commit after it rings again.
@@ -57,59 +57,59 @@ impl Group {
         let states = self.states();
         let cursor = snapshot.get(states, Cursor::key(self.shared.id))?;
         let cursor = Cursor::decode(&cursor.ok_or_else(|| self.deleted())?)?;
-        outlook.enter_epoch(cursor.epoch);
-        if now >= outlook.searched.saturating_add(SEARCH_EVERY) {
-            (outlook.searched, outlook.due_from) = (now, 0);
+        hints.enter_epoch(cursor.epoch);
+        if now >= hints.searched.saturating_add(SEARCH_EVERY) {
+            (hints.searched, hints.due_from) = (now, 0);
         } else if is_rung {
-            self.shared.watch.ring_again();
+            self.shared.changes.ring_again();
         }
-        let (low, high) = Due::keys_from(self.shared.id, outlook.due_from);
+        let (low, high) = Due::keys_from(self.shared.id, hints.due_from);
         let mut rows = snapshot.range(states, &low[..]..&high[..])?;
         let first = rows.next()?.map(|(key, _)| Due::decode(key)).transpose()?;
-        outlook.due = first.map_or(u64::MAX, |due| due.time);
+        hints.due = first.map_or(u64::MAX, |due| due.time);
         // A row that is written later is for that time or a later time.
-        outlook.due_from = outlook.due.min(now);
-        let (low, high) = Run::keys_from(self.shared.id, outlook.runs_from.max(cursor.floor));
+        hints.due_from = hints.due.min(now);
+        let (low, high) = Run::keys_from(self.shared.id, hints.runs_from.max(cursor.floor));
         let mut rows = snapshot.range(states, &low[..]..&high[..])?;
-        outlook.runs = u64::MAX;
+        hints.runs = u64::MAX;
         let mut first_run = None;
         while let Some((key, run)) = rows.next()? {
             first_run = first_run.or(Some(offset_of(key)));
             let run = Run::decode(&run)?;
             if !run.is_extended {
-                outlook.runs = run.lease.deadline;
+                hints.runs = run.lease.deadline;
                 break;
             }
         }
-        outlook.runs_from = first_run.unwrap_or(cursor.next);
+        hints.runs_from = first_run.unwrap_or(cursor.next);
         let reading = Reading::new(&self.topic, &snapshot);
         let from = Cursor {
-            floor: cursor.floor.max(outlook.floor),
+            floor: cursor.floor.max(hints.floor),
             ..cursor
         };
-        outlook.floor = super::floor(&reading, self.shared.id, &from)?;
-        outlook.renewed = Some(now);
+        hints.floor = super::floor(&reading, self.shared.id, &from)?;
+        hints.renewed = Some(now);
         Ok(())
     }
 
     /// Takes back what is due, and finds messages that waited long enough, at most `most` of them.
     pub(super) fn collect_due(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         options: &GroupOptions,
         (now, most): (u64, usize),
-        stuck: &mut Stuck,
+        stuck: &mut StuckLeases,
     ) -> Result<Vec<Due>> {
-        if outlook.runs <= now {
-            self.take_back_runs(outlook, options, now, stuck)?;
+        if hints.runs <= now {
+            self.take_back_runs(hints, options, now, stuck)?;
         }
-        if outlook.due > now {
+        if hints.due > now {
             return Ok(Vec::new());
         }
         loop {
             let (mut leases, mut waiting) = (Vec::new(), Vec::new());
             let snapshot = self.topic.snapshot()?;
-            let (low, high) = Due::keys_from(self.shared.id, outlook.due_from);
+            let (low, high) = Due::keys_from(self.shared.id, hints.due_from);
             let mut rows = snapshot.range(self.states(), &low[..]..&high[..])?;
             let mut is_first = true;
             while leases.len() < LOOKED_AT_ONCE
@@ -118,14 +118,14 @@ impl Group {
             {
                 let due = Due::decode(key)?;
                 if std::mem::take(&mut is_first) {
-                    outlook.due_from = due.time.min(now);
+                    hints.due_from = due.time.min(now);
                 }
                 if due.time > now {
                     break;
                 }
                 match due.kind {
                     DueKind::Waits => waiting.push(due),
-                    _ if stuck.claims.contains(&(due.kind, due.id)) => {}
+                    _ if stuck.leases.contains(&(due.kind, due.id)) => {}
                     _ => leases.push(due),
                 }
             }
@@ -135,7 +135,7 @@ impl Group {
                 return Ok(waiting);
             }
             for due in leases {
-                self.take_back(outlook, (due.kind, due.id), options, (End::Over, now), stuck);
+                self.take_back(hints, (due.kind, due.id), options, (TakeBackReason::Over, now), stuck);
                 self.forget_stale(due)?;
             }
         }
@@ -163,8 +163,14 @@ impl Group {
     }
 
     /// Takes back expired runs, from the first on: runs after a run that has not expired were delivered later.
-    fn take_back_runs(&self, outlook: &mut Outlook, options: &GroupOptions, now: u64, stuck: &mut Stuck) -> Result<()> {
-        let mut from = outlook.runs_from;
+    fn take_back_runs(
+        &self,
+        hints: &mut Hints,
+        options: &GroupOptions,
+        now: u64,
+        stuck: &mut StuckLeases,
+    ) -> Result<()> {
+        let mut from = hints.runs_from;
         loop {
             let ended = {
                 let snapshot = self.topic.snapshot()?;
@@ -178,7 +184,7 @@ impl Group {
                     if !run.is_extended && run.lease.deadline > now {
                         break;
                     }
-                    if !run.is_extended && !stuck.claims.contains(&(DueKind::Run, first)) {
+                    if !run.is_extended && !stuck.leases.contains(&(DueKind::Run, first)) {
                         ended.push(first);
                     }
                 }
@@ -187,7 +193,13 @@ impl Group {
             let Some(last) = ended.last() else { return Ok(()) };
             from = last + 1;
             for first in ended {
-                self.take_back(outlook, (DueKind::Run, first), options, (End::Over, now), stuck);
+                self.take_back(
+                    hints,
+                    (DueKind::Run, first),
+                    options,
+                    (TakeBackReason::Over, now),
+                    stuck,
+                );
             }
         }
     }
@@ -195,15 +207,15 @@ impl Group {
     /// Takes back, at once, the leases of processes that are gone.
     pub(super) fn take_back_gone(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         options: &GroupOptions,
         now: u64,
-        stuck: &mut Stuck,
+        stuck: &mut StuckLeases,
     ) -> Result<()> {
         let presence = &self.topic.home().presence;
         let store = &self.topic.home().store;
         let departed = presence.departed(store);
-        if outlook.departed == Some(departed) {
+        if hints.departed == Some(departed) {
             return Ok(());
         }
         let alive = store.processes_alive();
@@ -226,10 +238,10 @@ impl Group {
                 }
             }
         }
-        for claim in gone {
-            self.take_back(outlook, claim, options, (End::Gone, now), stuck);
+        for lease_key in gone {
+            self.take_back(hints, lease_key, options, (TakeBackReason::Gone, now), stuck);
         }
-        outlook.departed = Some(departed);
+        hints.departed = Some(departed);
         Ok(())
     }
 
@@ -237,21 +249,21 @@ impl Group {
     /// error is reported when there is nothing else to report.
     fn take_back(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         (kind, id): (DueKind, u64),
         options: &GroupOptions,
-        (end, now): (End, u64),
-        stuck: &mut Stuck,
+        (end, now): (TakeBackReason, u64),
+        stuck: &mut StuckLeases,
     ) {
         let taken = self.topic.home().store.transact_with(written(), |tx| match kind {
             DueKind::Run => self.take_back_run(tx, id, options, (end, now)),
             _ => self.take_back_list(tx, id, options, (end, now)),
         });
-        outlook.doubt();
+        hints.doubt();
         match taken {
-            Ok(again) => again.into_iter().for_each(|time| outlook.note_due(time)),
+            Ok(again) => again.into_iter().for_each(|time| hints.note_due(time)),
             Err(error) => {
-                stuck.claims.insert((kind, id));
+                stuck.leases.insert((kind, id));
                 stuck.error.get_or_insert(error);
             }
         }
@@ -262,7 +274,7 @@ impl Group {
         tx: &mut Transaction,
         first: u64,
         options: &GroupOptions,
-        (end, now): (End, u64),
+        (end, now): (TakeBackReason, u64),
     ) -> Result<Again> {
         let Some(run) = self
             .run_in(tx, first)?
@@ -272,7 +284,7 @@ impl Group {
         };
         let mut again = None;
         for offset in self.end_run_in(tx, first, &run)?.offsets() {
-            let open = Open::first(&run);
+            let open = OpenMessage::first(&run);
             again = earliest(again, self.lose_in(tx, offset, open, &run.lease, (end, options))?);
         }
         Ok(again)
@@ -283,7 +295,7 @@ impl Group {
         tx: &mut Transaction,
         token: u64,
         options: &GroupOptions,
-        (end, now): (End, u64),
+        (end, now): (TakeBackReason, u64),
     ) -> Result<Again> {
         let Some(list) = self
             .list_in(tx, token)?
@@ -307,14 +319,14 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        open: Open,
+        open: OpenMessage,
         lease: &Lease,
-        (end, options): (End, &GroupOptions),
+        (end, options): (TakeBackReason, &GroupOptions),
     ) -> Result<Again> {
         let member = &lease.member;
         let (delay, error) = match end {
-            End::Over => (None, format!("the lease of {member:?} ended")),
-            End::Gone => {
+            TakeBackReason::Over => (None, format!("the lease of {member:?} ended")),
+            TakeBackReason::Gone => {
                 let delay = (open.tries > 1).then(|| options.delay(open.tries - 1));
                 (
                     Some(delay.unwrap_or_default()),
@@ -325,7 +337,7 @@ impl Group {
         self.fail_in(tx, offset, open, lease.token, (delay, &error), options)
     }
 
-    /// Removes the rows of claims that were settled message by message.
+    /// Removes the rows of leases that were settled message by message.
     pub(super) fn remove_finished(&self, is_idle: bool) -> Result<()> {
         let finished = {
             let mut finished = locked(&self.shared.finished);
@@ -335,17 +347,17 @@ impl Group {
             std::mem::take(&mut *finished)
         };
         self.topic.home().store.transact_with(written(), |tx| {
-            for &claim in &finished {
-                self.remove_one_finished(tx, claim)?;
+            for &lease_key in &finished {
+                self.remove_one_finished(tx, lease_key)?;
             }
             Ok(())
         })
     }
 
-    /// A transaction that would settle the last message may have failed. Then the claim stays until its lease ends.
-    fn remove_one_finished(&self, tx: &mut Transaction, claim: Claim) -> Result<()> {
-        match claim {
-            Claim::Run { first, token, .. } => {
+    /// A transaction that would settle the last message may have failed. Then its row stays until the lease ends.
+    fn remove_one_finished(&self, tx: &mut Transaction, lease_key: LeaseKey) -> Result<()> {
+        match lease_key {
+            LeaseKey::Run { first, token, .. } => {
                 let Some(run) = self.run_in(tx, first)?.filter(|run| run.lease.token == token) else {
                     return Ok(());
                 };
@@ -356,7 +368,7 @@ impl Group {
                 }
                 Ok(())
             }
-            Claim::List { token } => {
+            LeaseKey::List { token } => {
                 let Some(list) = self.list_in(tx, token)? else {
                     return Ok(());
                 };
@@ -372,11 +384,11 @@ impl Group {
 }
 
 /// Whether a lease must still be taken back.
-fn is_taken_back(lease: &Lease, end: End, now: u64) -> bool {
+fn is_taken_back(lease: &Lease, end: TakeBackReason, now: u64) -> bool {
     match end {
-        End::Over => lease.deadline <= now,
+        TakeBackReason::Over => lease.deadline <= now,
         // No later process has its number.
-        End::Gone => true,
+        TakeBackReason::Gone => true,
     }
 }
 

@@ -7,9 +7,9 @@ use duramen_engine::{Error, Result};
 
 use super::Group;
 use super::deliveries::extend;
-use super::membership::Handed;
-use crate::alarm::Timed;
-use crate::topics::locked;
+use super::membership::LeasedBatch;
+use crate::lock::locked;
+use crate::timer::Timed;
 
 /// Extends the lease of delivered messages, every third of a lease, until the guard is dropped. For work of unknown
 /// length. When the process dies, the messages still go to other members at once.
@@ -33,31 +33,31 @@ use crate::topics::locked;
 #[derive(Debug)]
 #[must_use = "the lease is extended only as long as the guard is there"]
 pub struct KeepAlive {
-    kept: Arc<Kept>,
+    kept: Arc<ExtendedLease>,
 }
 
 #[derive(Debug)]
-struct Kept {
-    handed: Arc<Handed>,
+struct ExtendedLease {
+    batch: Arc<LeasedBatch>,
     offset: u64,
     lease: Duration,
     failed: Mutex<Option<Arc<Error>>>,
 }
 
 impl KeepAlive {
-    pub(super) fn begin(handed: &Arc<Handed>, offset: u64) -> Result<KeepAlive> {
-        let topic = &handed.group().topic;
-        let record = handed.group().record(&topic.snapshot()?)?;
+    pub(super) fn begin(batch: &Arc<LeasedBatch>, offset: u64) -> Result<KeepAlive> {
+        let topic = &batch.group().topic;
+        let record = batch.group().record(&topic.snapshot()?)?;
         let lease = Group::options_of(&record).lease;
-        extend(handed, offset, lease)?;
-        let kept = Arc::new(Kept {
-            handed: handed.clone(),
+        extend(batch, offset, lease)?;
+        let kept = Arc::new(ExtendedLease {
+            batch: batch.clone(),
             offset,
             lease,
             failed: Mutex::new(None),
         });
         let weak = Arc::downgrade(&kept);
-        topic.home().alarm.at(kept.next(), weak)?;
+        topic.home().timer.at(kept.next(), weak)?;
         Ok(KeepAlive { kept })
     }
 
@@ -68,15 +68,15 @@ impl KeepAlive {
     }
 }
 
-impl Kept {
+impl ExtendedLease {
     fn next(&self) -> Instant {
         Instant::now() + (self.lease / 3).max(Duration::from_millis(1))
     }
 }
 
-impl Timed for Kept {
+impl Timed for ExtendedLease {
     fn ring(&self) -> Option<Instant> {
-        let extended = extend(&self.handed, self.offset, self.lease);
+        let extended = extend(&self.batch, self.offset, self.lease);
         let failed = extended.err();
         let is_over = failed.as_ref().is_some_and(super::is_over);
         *locked(&self.failed) = failed.map(Arc::new);

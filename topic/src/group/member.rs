@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use duramen_engine::{Listener, Result};
 
 use super::Group;
-use super::claim::Turn;
 use super::deliveries::Deliveries;
+use super::leasing::TurnOutcome;
 use super::receiver::Receiver;
-use super::receiving::{DeliveryStream, Receives, TaskAlarm};
+use super::receiving::{DeliveryStream, Receives, TaskTimer};
 use crate::subscription::TICK;
 
 /// The token that the listener of a member of one group gets for every event.
@@ -25,7 +25,7 @@ pub struct Member {
     receiver: Receiver,
     listener: Arc<Listener>,
     /// Wakes a waiting task.
-    alarm: TaskAlarm,
+    timer: TaskTimer,
 }
 
 /// Result of one check of a member.
@@ -41,7 +41,7 @@ impl Member {
         Member {
             receiver: Receiver::new(group, &name.into(), &listener, TOKEN),
             listener,
-            alarm: TaskAlarm::default(),
+            timer: TaskTimer::default(),
         }
     }
 
@@ -82,8 +82,8 @@ impl Member {
     fn receive_now(&self, messages: usize) -> Result<Received> {
         self.listener.wait(Duration::ZERO);
         Ok(match self.receiver.look(messages)? {
-            Turn::Got(deliveries) => Received::Got(deliveries),
-            Turn::Nothing(next) => Received::Nothing(self.group().until(next).min(TICK)),
+            TurnOutcome::Got(deliveries) => Received::Got(deliveries),
+            TurnOutcome::Nothing(next) => Received::Nothing(self.group().until(next).min(TICK)),
         })
     }
 
@@ -136,7 +136,7 @@ impl Receives for Member {
                 Ok(Received::Nothing(wait)) => wait,
             };
             let home = self.receiver.group().topic.home();
-            if let Err(error) = self.alarm.ring_by(home, &self.listener, TOKEN, wait) {
+            if let Err(error) = self.timer.ring_by(home, &self.listener, TOKEN, wait) {
                 return Poll::Ready(Err(error));
             }
             // A commit may have rung the bell between the check and this call.

@@ -10,31 +10,31 @@ use std::sync::{Arc, Mutex};
 
 use duramen_engine::Error;
 
-use super::deliveries::Claim;
+use super::deliveries::LeaseKey;
 use super::settle::Verdict;
 use super::{Group, written};
-use crate::topics::locked;
+use crate::lock::locked;
 
-/// Number of claims dropped without being settled after which claims with expired leases are forgotten.
+/// Number of leases dropped without being settled after which expired leases are forgotten.
 const DROPPED_MAX: usize = 64;
 
 /// A member of a group, as long as it or any of its deliveries exists.
 pub(crate) struct Membership {
     pub(super) group: Group,
     pub(super) name: Arc<str>,
-    dropped: Mutex<Dropped>,
+    dropped: Mutex<DroppedLeases>,
 }
 
 #[derive(Default)]
-struct Dropped {
-    claims: Vec<DroppedClaim>,
-    /// Number of claims before the next check of their leases.
+struct DroppedLeases {
+    leases: Vec<DroppedLease>,
+    /// Number of leases before the next check of their deadlines.
     next_look: usize,
 }
 
 /// Messages that were dropped without being settled.
-struct DroppedClaim {
-    claim: Claim,
+struct DroppedLease {
+    lease_key: LeaseKey,
     deadline: u64,
     offsets: Vec<u64>,
 }
@@ -57,21 +57,21 @@ impl Membership {
         })
     }
 
-    fn take(&self, claim: DroppedClaim) {
+    fn take(&self, lease: DroppedLease) {
         let mut dropped = locked(&self.dropped);
-        dropped.claims.push(claim);
-        if dropped.claims.len() > dropped.next_look.max(DROPPED_MAX) {
+        dropped.leases.push(lease);
+        if dropped.leases.len() > dropped.next_look.max(DROPPED_MAX) {
             // Their messages went to other members, or will.
             let now = self.group.now();
-            dropped.claims.retain(|claim| claim.deadline > now);
-            dropped.next_look = 2 * dropped.claims.len();
+            dropped.leases.retain(|lease| lease.deadline > now);
+            dropped.next_look = 2 * dropped.leases.len();
         }
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let dropped = std::mem::take(&mut locked(&self.dropped).claims);
+        let dropped = std::mem::take(&mut locked(&self.dropped).leases);
         if dropped.is_empty() || std::thread::panicking() {
             return;
         }
@@ -86,28 +86,28 @@ impl Drop for Membership {
     }
 }
 
-fn give_back(group: &Group, dropped: Vec<DroppedClaim>) {
+fn give_back(group: &Group, leases: Vec<DroppedLease>) {
     let store = &group.topic.home().store;
-    for claim in dropped {
+    for dropped in leases {
         // Messages that cannot be returned now are delivered again when their leases end.
         let _ = store.transact_with(written(), |tx| {
-            for &offset in &claim.offsets {
-                match group.settle_in(tx, claim.claim, offset, Verdict::Release) {
+            for &offset in &dropped.offsets {
+                match group.settle_in(tx, dropped.lease_key, offset, Verdict::Release) {
                     Err(error) if super::is_over(&error) => {}
                     released => drop(released?),
                 }
             }
             Ok::<_, Error>(())
         });
-        group.shared.finished(claim.claim);
+        group.shared.finished(dropped.lease_key);
     }
     group.look_again();
 }
 
 /// Messages that were delivered together, as long as a handle of them exists.
-pub(crate) struct Handed {
+pub(crate) struct LeasedBatch {
     pub(super) membership: Arc<Membership>,
-    pub(super) claim: Claim,
+    pub(super) lease_key: LeaseKey,
     offsets: Vec<u64>,
     /// Which of the messages were settled, or will be by a transaction of the program.
     done: Vec<AtomicBool>,
@@ -115,19 +115,24 @@ pub(crate) struct Handed {
     deadline: u64,
 }
 
-impl fmt::Debug for Handed {
+impl fmt::Debug for LeasedBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handed")
-            .field("claim", &self.claim)
+        f.debug_struct("LeasedBatch")
+            .field("lease_key", &self.lease_key)
             .finish_non_exhaustive()
     }
 }
 
-impl Handed {
-    pub(super) fn new(membership: &Arc<Membership>, claim: Claim, offsets: Vec<u64>, deadline: u64) -> Arc<Handed> {
-        Arc::new(Handed {
+impl LeasedBatch {
+    pub(super) fn new(
+        membership: &Arc<Membership>,
+        lease_key: LeaseKey,
+        offsets: Vec<u64>,
+        deadline: u64,
+    ) -> Arc<LeasedBatch> {
+        Arc::new(LeasedBatch {
             membership: membership.clone(),
-            claim,
+            lease_key,
             done: offsets.iter().map(|_| AtomicBool::new(false)).collect(),
             left: AtomicUsize::new(offsets.len()),
             offsets,
@@ -142,7 +147,7 @@ impl Handed {
     /// Records that a call settled one message, or that a transaction of the program will.
     pub(super) fn done(&self, place: usize) {
         if !self.done[place].swap(true, Ordering::Relaxed) && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.group().shared.finished(self.claim);
+            self.group().shared.finished(self.lease_key);
         }
     }
 
@@ -152,7 +157,7 @@ impl Handed {
     }
 }
 
-impl Drop for Handed {
+impl Drop for LeasedBatch {
     fn drop(&mut self) {
         if *self.left.get_mut() == 0 || std::thread::panicking() {
             return;
@@ -161,8 +166,8 @@ impl Drop for Handed {
         let open = offsets
             .filter(|(_, done)| !done.load(Ordering::Relaxed))
             .map(|(offset, _)| *offset);
-        self.membership.take(DroppedClaim {
-            claim: self.claim,
+        self.membership.take(DroppedLease {
+            lease_key: self.lease_key,
             deadline: self.deadline,
             offsets: open.collect(),
         });

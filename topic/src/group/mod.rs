@@ -11,31 +11,33 @@
 //!
 //! So of an acknowledgement and a take-back, one commits. The other runs again and sees the new state of the message.
 
-mod claim;
+mod change_listener;
+mod combined_requests;
+mod combining;
 mod dead;
+pub(crate) mod deferred_deletes;
 mod deliveries;
-mod desk;
 mod durable;
 mod durable_pattern;
 mod expire;
 mod filter;
+mod hints;
+mod in_flight;
 mod keep_alive;
+mod leasing;
 mod member;
 mod membership;
 mod order;
-mod outlook;
 mod pattern_group;
 mod pattern_member;
 mod receiver;
 mod receiving;
 pub(crate) mod record;
-mod room;
 mod rows;
 mod rule;
-mod serve;
 mod settle;
 pub(crate) mod state;
-mod watch;
+mod topic_creation;
 
 use std::fmt;
 use std::ops::Range;
@@ -49,20 +51,21 @@ use duramen_engine::{
 };
 
 use crate::error::TopicError;
+use crate::handle::Topic;
+use crate::home::Home;
+use crate::lock::locked;
 use crate::name::check_name;
 use crate::read::{Reading, Start};
 use crate::record::{TopicOptions, millis};
-use crate::tables::{Tables, after_id, name_key, offset_of, rule_key};
+use crate::tables::{Tables, after_id, name_key, next_id, offset_of, rule_key};
 use crate::time::at;
-use crate::topic::Topic;
-use crate::topics::{Home, locked, next_id};
-use deliveries::Claim;
-use desk::Desk;
-use outlook::Outlook;
+use change_listener::ChangeListener;
+use combining::RequestQueue;
+use deliveries::LeaseKey;
+use hints::Hints;
+use in_flight::count_open;
 use record::{GroupRecord, Kind};
-use room::count_open;
 use state::{Cursor, Lease, List, Run, Single};
-use watch::Watch;
 
 pub use dead::{DeadLetter, Redriven};
 pub use deliveries::{Deliveries, Delivery};
@@ -75,7 +78,7 @@ pub use pattern_group::{PatternGroup, PatternGroupDescription};
 pub use pattern_member::PatternMember;
 pub use receiving::DeliveryStream;
 pub use record::{DeadLetters, GroupOptions};
-pub(crate) use rule::{Rule, apply_rules};
+pub(crate) use rule::Rule;
 pub(crate) use settle::Verdict;
 
 /// A group of a topic. Clones are handles of the same group.
@@ -116,14 +119,14 @@ pub(crate) struct Shared {
     /// The record as it was read last, with its bytes.
     known: Mutex<Option<(Vec<u8>, Arc<GroupRecord>)>>,
     /// The turn. The member that delivers messages holds it.
-    turn: Mutex<Outlook>,
+    turn: Mutex<Hints>,
     /// Members that wait for the turn.
-    desk: Desk,
+    queue: RequestQueue,
     /// Rings when something can be delivered that no publisher announces. Nothing is ever appended to it.
     bell: Sequence,
-    watch: Watch,
-    /// Claims whose messages were all settled, message by message: their rows can be deleted.
-    finished: Mutex<Vec<Claim>>,
+    changes: ChangeListener,
+    /// Leases whose messages were all settled, message by message: their rows can be deleted.
+    finished: Mutex<Vec<LeaseKey>>,
     /// Whether a member waits because the maximum number of messages is in flight.
     is_awaited: AtomicBool,
     /// Whether acknowledgements are synced, according to the record as it was read last.
@@ -151,18 +154,18 @@ impl Shared {
         self.is_synced.load(Ordering::Relaxed)
     }
 
-    /// Records that all messages of a claim were settled, as far as is known. A lease of one message is deleted with
+    /// Records that all messages of a lease were settled, as far as is known. A lease of one message is deleted with
     /// the message.
-    fn finished(&self, claim: Claim) {
-        if !claim.is_lone() {
-            locked(&self.finished).push(claim);
+    fn finished(&self, lease_key: LeaseKey) {
+        if !lease_key.is_lone() {
+            locked(&self.finished).push(lease_key);
         }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.watch.end(self.bell.bell());
+        self.changes.end(self.bell.bell());
     }
 }
 
@@ -226,6 +229,11 @@ pub(crate) fn written() -> TransactionOptions {
 }
 
 impl Topic {
+    pub(crate) fn unknown_group(&self, name: &str) -> duramen_engine::Error {
+        let (topic, name) = (self.name().into(), name.into());
+        TopicError::UnknownGroup { topic, name }.into()
+    }
+
     /// Creates a group with these options. `start` selects its first message.
     ///
     /// # Errors
@@ -716,9 +724,9 @@ impl Group {
                 key: name_key(topic.shared().id, name),
                 known: Mutex::new(None),
                 turn: Mutex::default(),
-                desk: Desk::default(),
+                queue: RequestQueue::default(),
                 bell,
-                watch: Watch::default(),
+                changes: ChangeListener::default(),
                 finished: Mutex::default(),
                 is_awaited: AtomicBool::new(false),
                 is_synced: AtomicBool::new(false),
@@ -908,9 +916,9 @@ impl Group {
         }
     }
 
-    /// Reports a change of the rows that the outlook does not know. Takes no lock: the caller may hold the turn.
+    /// Reports a change of the rows that the hints do not tell. Takes no lock: the caller may hold the turn.
     fn look_again(&self) {
-        self.shared.watch.ring_again();
+        self.shared.changes.ring_again();
     }
 
     /// Wakes waiting members: there may be messages for them.

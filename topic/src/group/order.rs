@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Group;
 use super::rows::message_due;
-use super::settle::Open;
+use super::settle::OpenMessage;
 use super::state::{Keyed, List, Single};
 use crate::limits::READ_MESSAGES;
 use crate::tables::offset_of;
@@ -95,7 +95,7 @@ impl Group {
 
     /// Parks all later messages of the key of a message that waits for redelivery. Returns whether the message comes
     /// first. Otherwise an earlier message of its key is open, and this parks the message as well.
-    pub(super) fn await_turn(&self, tx: &mut Transaction, keyed: Keyed, open: Open) -> Result<bool> {
+    pub(super) fn await_turn(&self, tx: &mut Transaction, keyed: Keyed, open: OpenMessage) -> Result<bool> {
         let (low, high) = Keyed::keys(self.shared.id, keyed.hash);
         tx.depends_on(self.states(), &low[..]..=&high[..])?;
         let first = {

@@ -4,18 +4,17 @@ use std::time::SystemTime;
 
 use duramen_engine::{Result, Snapshot, Transaction};
 
+use super::deferred_deletes;
 use super::record::{GroupOptions, GroupRecord, Kind};
 use super::rule::{Rule, RuleHandle, Wanted, change_in};
 use super::state::Cursor;
 use super::{Existing, Group, GroupDescription, PatternMember, bell_of, describe, other_kind};
 use crate::error::{TopicError, is_deleted};
+use crate::handle::{Topic, Topics};
 use crate::name::Pattern;
 use crate::read::{Reading, Start};
-use crate::rubbish;
 use crate::tables::{Tables, name_key};
 use crate::time::at;
-use crate::topic::Topic;
-use crate::topics::Topics;
 
 /// A group over all topics of a pattern: its members compete for the messages of all of them. A topic that is created
 /// later belongs to it from its first message on.
@@ -355,10 +354,10 @@ impl PatternGroup {
                 // A member that delivers messages meanwhile writes the cursor, so its commit conflicts.
                 tx.delete(&tables.states, Cursor::key(*id))?;
             }
-            rubbish::delete_rows(tx, tables, ids)
+            deferred_deletes::delete_rows(tx, tables, ids)
         })?;
         // The group is deleted, whatever the result of this cleanup. The background thread removes the rest.
-        let _ = home.remove_rubbish(&|| false);
+        let _ = home.run_deferred_deletes(&|| false);
         Ok(())
     }
 

@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use duramen_engine::{Listener, Result, Snapshot};
 
-use super::claim::Turn;
 use super::deliveries::Deliveries;
+use super::leasing::TurnOutcome;
 use super::pattern_group::{PatternGroup, is_gone};
 use super::receiver::Receiver;
-use super::receiving::{DeliveryStream, Receives, TaskAlarm};
+use super::receiving::{DeliveryStream, Receives, TaskTimer};
+use crate::handle::Topic;
 use crate::record::millis;
 use crate::subscription::TICK;
-use crate::topic::Topic;
 use crate::watched::{Begun, Watched, Watcher};
 
 /// The token of the listener for a time. No topic has this number, and the registry has another number.
@@ -42,7 +42,7 @@ pub struct PatternMember {
     /// Number of processes that had left the store at the last check.
     departed: u64,
     /// Wakes a waiting task.
-    alarm: TaskAlarm,
+    timer: TaskTimer,
 }
 
 /// How the member begins in a topic.
@@ -78,7 +78,7 @@ impl PatternMember {
             watched: Watched::new(group.topics(), group.pattern()),
             times: BTreeSet::new(),
             departed: 0,
-            alarm: TaskAlarm::default(),
+            timer: TaskTimer::default(),
         }
     }
 
@@ -174,11 +174,11 @@ impl PatternMember {
             return Ok(None);
         };
         match followed.receiver.look(messages) {
-            Ok(Turn::Got(deliveries)) => {
+            Ok(TurnOutcome::Got(deliveries)) => {
                 self.watched.enqueue(id);
                 Ok(Some(deliveries))
             }
-            Ok(Turn::Nothing(next)) => {
+            Ok(TurnOutcome::Nothing(next)) => {
                 self.look_at(id, next);
                 Ok(None)
             }
@@ -234,7 +234,7 @@ impl Receives for PatternMember {
                 return Poll::Ready(Err(error));
             }
             let (home, listener) = (self.watched.topics().home(), self.watched.listener());
-            if let Err(error) = self.alarm.ring_by(home, listener, TIME_TOKEN, self.rest()) {
+            if let Err(error) = self.timer.ring_by(home, listener, TIME_TOKEN, self.rest()) {
                 return Poll::Ready(Err(error));
             }
             // A commit may have rung the bell between the check and this call.

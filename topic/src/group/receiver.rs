@@ -5,14 +5,14 @@ use std::sync::Arc;
 use duramen_engine::{Listener, Result};
 
 use super::Group;
-use super::claim::Turn;
-use super::desk::{Answer, Wish};
+use super::combined_requests::COMBINED_MESSAGES_MAX;
+use super::combining::{Answer, Request};
+use super::leasing::TurnOutcome;
 use super::membership::Membership;
-use super::serve::SERVED_TOGETHER_MAX;
 use crate::limits::READ_MESSAGES;
 use crate::listening::Listening;
+use crate::lock::locked;
 use crate::record::millis;
-use crate::topics::locked;
 
 /// Takes messages of one group. The listener gets a token when there may be messages.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Receiver {
     pub(super) fn new(group: &Group, name: &Arc<str>, listener: &Arc<Listener>, token: u64) -> Receiver {
         let store = &group.topic.home().store;
         let (messages, again) = (&group.topic.shared().sequence, &group.shared.bell);
-        group.shared.watch.begin(store, again.bell());
+        group.shared.changes.begin(store, again.bell());
         let mut members = locked(&group.shared.members);
         members.push((token, Arc::downgrade(listener)));
         drop(members);
@@ -50,18 +50,18 @@ impl Receiver {
     /// Checks once for up to `messages` messages. Anything committed after the check gives the listener a token. The
     /// exception is messages that another process delivers meanwhile: their leases end no earlier than one lease from
     /// now, and by then this checks again.
-    pub(super) fn look(&self, messages: usize) -> Result<Turn> {
+    pub(super) fn look(&self, messages: usize) -> Result<TurnOutcome> {
         let group = self.group();
         let topic = &group.topic;
         topic.home().store.refuse_beside("member.receive", topic.name())?;
         topic.shared().sequence.bell().arm();
         group.shared.bell.bell().arm();
         Ok(match self.turn(messages.clamp(1, READ_MESSAGES))? {
-            Turn::Nothing(next) => {
+            TurnOutcome::Nothing(next) => {
                 let lease = group
                     .known()
                     .map_or(0, |record| millis(Group::options_of(&record).lease));
-                Turn::Nothing(next.min(group.now().saturating_add(lease)))
+                TurnOutcome::Nothing(next.min(group.now().saturating_add(lease)))
             }
             got => got,
         })
@@ -69,21 +69,21 @@ impl Receiver {
 
     /// Takes a few messages together with the requests of other members. Takes many messages, and special cases, in a
     /// separate turn.
-    fn turn(&self, most: usize) -> Result<Turn> {
+    fn turn(&self, most: usize) -> Result<TurnOutcome> {
         let group = self.group();
-        if most <= SERVED_TOGETHER_MAX {
+        if most <= COMBINED_MESSAGES_MAX {
             let membership = self.membership.clone();
-            match group.ask(&Wish::Messages { membership, most }).transpose()? {
-                Some(Answer::Messages(deliveries)) => return Ok(Turn::Got(deliveries)),
-                Some(Answer::Nothing(next)) => return Ok(Turn::Nothing(next)),
+            match group.combine(&Request::Messages { membership, most }).transpose()? {
+                Some(Answer::Messages(deliveries)) => return Ok(TurnOutcome::Got(deliveries)),
+                Some(Answer::Nothing(next)) => return Ok(TurnOutcome::Nothing(next)),
                 Some(Answer::Acknowledged) | None => {}
             }
         }
-        let mut outlook = group.shared.turn();
-        let turn = group.turn_with(&mut outlook, &self.membership, most);
+        let mut hints = group.shared.turn();
+        let turn = group.turn_with(&mut hints, &self.membership, most);
         if turn.is_err() {
             // The attempt may have changed rows before it failed.
-            outlook.doubt();
+            hints.doubt();
         }
         turn
     }

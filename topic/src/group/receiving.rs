@@ -11,8 +11,8 @@ use duramen_engine::{Listener, Result};
 use futures_core::Stream;
 
 use super::deliveries::Deliveries;
-use crate::alarm::Timed;
-use crate::topics::Home;
+use crate::home::Home;
+use crate::timer::Timed;
 
 /// A member that can be polled.
 pub(super) trait Receives: fmt::Debug + Send {
@@ -22,7 +22,7 @@ pub(super) trait Receives: fmt::Debug + Send {
 
 /// Wakes a task when nothing else does: for example at the end of a lease, which no commit announces.
 #[derive(Debug, Default)]
-pub(super) struct TaskAlarm(Option<Arc<WakeUp>>);
+pub(super) struct TaskTimer(Option<Arc<WakeUp>>);
 
 #[derive(Debug)]
 struct WakeUp {
@@ -40,7 +40,7 @@ impl Timed for WakeUp {
     }
 }
 
-impl TaskAlarm {
+impl TaskTimer {
     /// Gives the listener a token after `wait`, or earlier.
     pub(super) fn ring_by(&mut self, home: &Home, listener: &Arc<Listener>, token: u64, wait: Duration) -> Result<()> {
         let time = Instant::now() + wait;
@@ -56,7 +56,7 @@ impl TaskAlarm {
         });
         let weak = Arc::downgrade(&wake_up);
         self.0 = Some(wake_up);
-        home.alarm.at(time, weak)
+        home.timer.at(time, weak)
     }
 }
 

@@ -23,12 +23,12 @@ use super::state::Letters;
 use super::{Existing, NewGroup, bell_of, ensure_dead_in, other_kind};
 use crate::bytes::{Reader, put_bytes, put_number};
 use crate::error::{TopicError, is_deleted};
+use crate::handle::{Topic, Topics};
+use crate::home::Home;
 use crate::name::{Pattern, check_name};
 use crate::read::{Reading, Start};
 use crate::record::{TopicRecord, millis};
-use crate::tables::{RULES, Tables, name_key, rule_key};
-use crate::topic::Topic;
-use crate::topics::{Home, Topics, next_id};
+use crate::tables::{RULES, Tables, name_key, next_id, rule_key};
 
 const FORM: u8 = 2;
 
@@ -413,7 +413,7 @@ fn put_changed_in(
 }
 
 /// Applies the rules to a topic that is being created.
-pub(crate) fn apply_rules(tx: &mut Transaction, home: &Home, (topic, id): (&str, u32), now: u64) -> Result<()> {
+pub(super) fn apply_rules(tx: &mut Transaction, home: &Home, (topic, id): (&str, u32), now: u64) -> Result<()> {
     let mut found = Vec::new();
     let mut rules = tx.prefix(&home.tables.topics, RULES)?;
     while let Some((key, rule)) = rules.next()? {

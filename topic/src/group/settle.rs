@@ -1,8 +1,8 @@
 //! Settling messages: acknowledging, failing, giving up or releasing them; and extending leases. It always happens in a
 //! transaction, that of the program or a separate one.
 //!
-//! A member can settle a message as long as its claim is in the rows, however late it is: a deadline only allows others
-//! to take the claim away. So of a member that settles and a process that takes its lease back, one commits. The other
+//! A member can settle a message as long as its lease is in the rows, however late it is: a deadline only allows others
+//! to take the lease away. So of a member that settles and a process that takes its lease back, one commits. The other
 //! runs again and sees the new state of the message.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use duramen_engine::{Error, Result, Transaction};
 
 use super::Group;
-use super::deliveries::Claim;
+use super::deliveries::LeaseKey;
 use super::record::GroupOptions;
 use super::state::{ERROR_BYTES_MAX, Keyed, Lease, List, Run, Single};
 use crate::error::{LeaseEnd, TopicError};
@@ -41,7 +41,7 @@ pub(crate) type Again = Option<u64>;
 
 /// What the rows say about a message that a member has, or had.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Open {
+pub(super) struct OpenMessage {
     /// Number of deliveries.
     pub(super) tries: u32,
     /// First message of a run that may still cover it.
@@ -51,25 +51,25 @@ pub(super) struct Open {
     pub(super) key: Option<u64>,
 }
 
-impl Open {
+impl OpenMessage {
     /// A message of a run, which was delivered once. The run itself may be about to be removed.
-    pub(super) fn first(run: &Run) -> Open {
-        Open {
+    pub(super) fn first(run: &Run) -> OpenMessage {
+        OpenMessage {
             tries: 1,
             is_counted: run.is_counted,
-            ..Open::default()
+            ..OpenMessage::default()
         }
     }
 }
 
 /// The messages of a run that its member still has.
-pub(super) struct Left {
+pub(super) struct HeldMessages {
     run: Range<u64>,
     /// Messages with their own rows: the member does not hold them through the run.
     own: Vec<u64>,
 }
 
-impl Left {
+impl HeldMessages {
     pub(super) fn count(&self) -> u64 {
         self.run.end - self.run.start - self.own.len() as u64
     }
@@ -81,41 +81,41 @@ impl Left {
 }
 
 impl Group {
-    /// What the rows say about a message that the member of a claim holds.
+    /// What the rows say about a message that the member of a lease holds.
     ///
     /// # Errors
     /// [`TopicError::LeaseLost`], [`TopicError::AlreadySettled`], [`TopicError::GroupDeleted`].
-    fn open_in(&self, tx: &Transaction, claim: Claim, offset: u64) -> Result<(Open, Option<Run>)> {
-        let single = match claim {
-            Claim::Run { first, token, .. } => {
+    fn open_in(&self, tx: &Transaction, lease_key: LeaseKey, offset: u64) -> Result<(OpenMessage, Option<Run>)> {
+        let single = match lease_key {
+            LeaseKey::Run { first, token, .. } => {
                 let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
                 // The only message of a run has no single while the run exists.
-                let single = match claim.is_lone() && run.is_some() {
+                let single = match lease_key.is_lone() && run.is_some() {
                     true => None,
                     false => self.single_in(tx, offset)?,
                 };
                 if let (Some(run), None) = (run, &single) {
                     let origin = Some(first);
                     return Ok((
-                        Open {
+                        OpenMessage {
                             origin,
-                            ..Open::first(&run)
+                            ..OpenMessage::first(&run)
                         },
                         Some(run),
                     ));
                 }
                 single
             }
-            Claim::List { token } => match self.held_in(tx, offset, token)? {
+            LeaseKey::List { token } => match self.held_in(tx, offset, token)? {
                 Some(open) => return Ok((open, None)),
                 None => self.single_in(tx, offset)?,
             },
         };
-        Err(self.why_not(tx, claim, offset, single)?)
+        Err(self.why_not(tx, lease_key, offset, single)?)
     }
 
     /// Why a member cannot settle a message.
-    fn why_not(&self, tx: &Transaction, claim: Claim, offset: u64, single: Option<Single>) -> Result<Error> {
+    fn why_not(&self, tx: &Transaction, lease_key: LeaseKey, offset: u64, single: Option<Single>) -> Result<Error> {
         // All rows of a deleted group are gone. Only failing calls read the record to find that out.
         self.record_in(tx)?;
         let end = match single {
@@ -125,7 +125,7 @@ impl Group {
             Some(Single::Parked { .. }) => LeaseEnd::EarlierFailed,
             None if offset >= self.cursor_in(tx)?.next => LeaseEnd::Reset,
             None => match self.run_over(tx, offset)? {
-                Some((_, run)) if run.lease.token != claim.token() => LeaseEnd::Reset,
+                Some((_, run)) if run.lease.token != lease_key.token() => LeaseEnd::Reset,
                 // A message below the cursor without a row is closed.
                 _ => return Ok(TopicError::AlreadySettled { offset }.into()),
             },
@@ -137,24 +137,24 @@ impl Group {
     pub(crate) fn settle_in(
         &self,
         tx: &mut Transaction,
-        claim: Claim,
+        lease_key: LeaseKey,
         offset: u64,
         verdict: Verdict<'_>,
     ) -> Result<Again> {
-        let (open, run) = self.open_in(tx, claim, offset)?;
-        let (token, is_of_run) = (claim.token(), run.is_some());
-        let open = match (claim, run) {
-            (Claim::Run { first, .. }, Some(run)) if run.end == first + 1 => {
+        let (open, run) = self.open_in(tx, lease_key, offset)?;
+        let (token, is_of_run) = (lease_key.token(), run.is_some());
+        let open = match (lease_key, run) {
+            (LeaseKey::Run { first, .. }, Some(run)) if run.end == first + 1 => {
                 // The run is its only row, and is removed whatever the verdict is.
                 self.delete_run(tx, first, &run)?;
-                Open { origin: None, ..open }
+                OpenMessage { origin: None, ..open }
             }
-            (Claim::Run { first, .. }, _) => {
+            (LeaseKey::Run { first, .. }, _) => {
                 // A transaction that settles the whole run meanwhile writes no row of this message.
                 tx.depends_on_key(self.states(), &Run::key(self.shared.id, first))?;
                 open
             }
-            (Claim::List { .. }, _) => open,
+            (LeaseKey::List { .. }, _) => open,
         };
         match verdict {
             Verdict::Done if is_of_run => {
@@ -179,7 +179,7 @@ impl Group {
     }
 
     /// Closes a message.
-    pub(super) fn close_in(&self, tx: &mut Transaction, offset: u64, open: Open, token: u64) -> Result<()> {
+    pub(super) fn close_in(&self, tx: &mut Transaction, offset: u64, open: OpenMessage, token: u64) -> Result<()> {
         let covering = match open.origin {
             Some(first) => {
                 // Every transaction that removes the run also removes the settled rows in it.
@@ -205,7 +205,7 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        open: Open,
+        open: OpenMessage,
         token: u64,
         (delay, error): (Option<Duration>, &str),
         options: &GroupOptions,
@@ -219,16 +219,16 @@ impl Group {
     }
 
     /// Takes a message back from a member: this attempt does not count.
-    pub(super) fn release_in(&self, tx: &mut Transaction, offset: u64, open: Open) -> Result<Again> {
+    pub(super) fn release_in(&self, tx: &mut Transaction, offset: u64, open: OpenMessage) -> Result<Again> {
         let tries = open.tries.saturating_sub(1);
-        self.open_again(tx, offset, Open { tries, ..open }, self.now(), "")
+        self.open_again(tx, offset, OpenMessage { tries, ..open }, self.now(), "")
     }
 
     pub(super) fn open_again(
         &self,
         tx: &mut Transaction,
         offset: u64,
-        open: Open,
+        open: OpenMessage,
         due: u64,
         error: &str,
     ) -> Result<Again> {
@@ -253,7 +253,7 @@ impl Group {
         &self,
         tx: &mut Transaction,
         offset: u64,
-        open: Open,
+        open: OpenMessage,
         token: u64,
         error: &str,
         options: &GroupOptions,
@@ -264,25 +264,25 @@ impl Group {
         self.close_in(tx, offset, open, token)
     }
 
-    /// Settles all messages of a claim that the member still has.
+    /// Settles all messages of a lease that the member still has.
     pub(crate) fn settle_all_in(
         &self,
         tx: &mut Transaction,
-        claim: Claim,
+        lease_key: LeaseKey,
         offset: u64,
         verdict: Verdict<'_>,
     ) -> Result<Again> {
-        match claim {
-            Claim::Run { first, token, .. } => self.settle_run_in(tx, first, token, verdict),
-            Claim::List { token } => self.settle_list_in(tx, token, offset, verdict),
+        match lease_key {
+            LeaseKey::Run { first, token, .. } => self.settle_run_in(tx, first, token, verdict),
+            LeaseKey::List { token } => self.settle_list_in(tx, token, offset, verdict),
         }
     }
 
     fn settle_run_in(&self, tx: &mut Transaction, first: u64, token: u64, verdict: Verdict<'_>) -> Result<Again> {
         let run = self.run_in(tx, first)?.filter(|run| run.lease.token == token);
         let Some(run) = run else {
-            let (claim, single) = (Claim::Run { first, end: 0, token }, self.single_in(tx, first)?);
-            return Err(self.why_not(tx, claim, first, single)?);
+            let (lease_key, single) = (LeaseKey::Run { first, end: 0, token }, self.single_in(tx, first)?);
+            return Err(self.why_not(tx, lease_key, first, single)?);
         };
         let left = self.end_run_in(tx, first, &run)?;
         if matches!(verdict, Verdict::Done) {
@@ -292,14 +292,14 @@ impl Group {
         }
         let mut again = None;
         for offset in left.offsets() {
-            let open = Open::first(&run);
+            let open = OpenMessage::first(&run);
             again = earliest(again, self.release_in(tx, offset, open)?);
         }
         Ok(again)
     }
 
     /// Removes a run, and the rows that have a meaning only within it. Returns the messages that the member still has.
-    pub(super) fn end_run_in(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<Left> {
+    pub(super) fn end_run_in(&self, tx: &mut Transaction, first: u64, run: &Run) -> Result<HeldMessages> {
         let (low, high) = Single::keys(self.shared.id, first..run.end);
         let (mut settled, mut own) = (Vec::new(), Vec::new());
         let mut walk = tx.range(self.states(), &low[..]..&high[..])?;
@@ -317,7 +317,7 @@ impl Group {
             self.delete_single(tx, offset)?;
         }
         self.delete_run(tx, first, run)?;
-        Ok(Left {
+        Ok(HeldMessages {
             run: first..run.end,
             own,
         })
@@ -326,7 +326,7 @@ impl Group {
     fn settle_list_in(&self, tx: &mut Transaction, token: u64, offset: u64, verdict: Verdict<'_>) -> Result<Again> {
         let Some(list) = self.list_in(tx, token)? else {
             let single = self.single_in(tx, offset)?;
-            return Err(self.why_not(tx, Claim::List { token }, offset, single)?);
+            return Err(self.why_not(tx, LeaseKey::List { token }, offset, single)?);
         };
         if let (Some(offset), Verdict::Done) = (list.lost, verdict) {
             let cause = LeaseEnd::EarlierFailed;
@@ -347,7 +347,7 @@ impl Group {
     }
 
     /// What a list still holds of a message.
-    pub(super) fn held_in(&self, tx: &Transaction, offset: u64, token: u64) -> Result<Option<Open>> {
+    pub(super) fn held_in(&self, tx: &Transaction, offset: u64, token: u64) -> Result<Option<OpenMessage>> {
         match self.single_in(tx, offset)? {
             Some(Single::Held {
                 token: mine,
@@ -355,7 +355,7 @@ impl Group {
                 origin,
                 is_counted,
                 key,
-            }) if mine == token => Ok(Some(Open {
+            }) if mine == token => Ok(Some(OpenMessage {
                 tries,
                 origin,
                 is_counted,
@@ -365,15 +365,21 @@ impl Group {
         }
     }
 
-    /// Extends a claim to a time at least. Returns when it ends.
-    pub(crate) fn extend_in(&self, tx: &mut Transaction, claim: Claim, offset: u64, by: Duration) -> Result<u64> {
+    /// Extends a lease to a time at least. Returns when it ends.
+    pub(crate) fn extend_in(
+        &self,
+        tx: &mut Transaction,
+        lease_key: LeaseKey,
+        offset: u64,
+        by: Duration,
+    ) -> Result<u64> {
         let until = self.now().saturating_add(millis(by));
         let longer = |lease: &Lease| Lease {
             deadline: lease.deadline.max(until),
             ..lease.clone()
         };
-        match claim {
-            Claim::Run { first, token, .. } => {
+        match lease_key {
+            LeaseKey::Run { first, token, .. } => {
                 if let Some(run) = self.run_in(tx, first)?.filter(|run| run.lease.token == token) {
                     let extended = Run {
                         lease: longer(&run.lease),
@@ -384,7 +390,7 @@ impl Group {
                     return Ok(extended.lease.deadline);
                 }
             }
-            Claim::List { token } => {
+            LeaseKey::List { token } => {
                 if let Some(list) = self.list_in(tx, token)? {
                     let extended = List {
                         lease: longer(&list.lease),
@@ -396,7 +402,7 @@ impl Group {
             }
         }
         let single = self.single_in(tx, offset)?;
-        Err(self.why_not(tx, claim, offset, single)?)
+        Err(self.why_not(tx, lease_key, offset, single)?)
     }
 }
 

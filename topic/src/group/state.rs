@@ -38,7 +38,7 @@
 //! Invariants:
 //! - `floor <= every open message < next`, and no run begins below `floor`, so a search begins at `floor`;
 //! - of the counted messages, `counted - closed` are held by members or wait, and `parked` more wait for an earlier
-//!   message of their key. The group decides at delivery which messages are counted: see [`super::room`];
+//!   message of their key. The group decides at delivery which messages are counted: see [`super::in_flight`];
 //! - a waiting single has a row in `due`, and so have a list and an extended run;
 //! - runs that were not extended end in the order of their offsets, unless the group got a shorter lease meanwhile;
 //! - a settled single is inside a run: without the run it would have no meaning.

@@ -28,12 +28,14 @@ use duramen_engine::{Error, Lost, Map, Result, SequenceState, Snapshot, Store};
 
 use crate::error::TopicError;
 use crate::group::Rule;
+use crate::group::deferred_deletes;
+use crate::handle::Topics;
+use crate::home::Home;
 use crate::name::check_name;
 use crate::record::{TopicOptions, TopicRecord, millis};
 use crate::registry::Event;
-use crate::rubbish;
 use crate::tables::{CREATES, GONE, NEXT_ID, REGISTRY, RULES, rule_key};
-use crate::topics::{Home, Topics, TopicsOptions};
+use crate::topics::TopicsOptions;
 use messages::Kept;
 use source::Source;
 use writer::Writer;
@@ -169,7 +171,7 @@ impl Saving<'_> {
                 creates = true;
             } else if key.starts_with(GONE) {
                 // Rows of deleted groups: no other store needs them.
-                gone.extend(rubbish::decode(key, value).ok());
+                gone.extend(deferred_deletes::decode(key, value).ok());
             } else if let Some(name) = key.strip_prefix(RULES) {
                 match text(name).and_then(|_| Rule::decode(value)) {
                     Ok(rule) => rules.push((String::from_utf8_lossy(name).into_owned(), rule)),

@@ -7,7 +7,7 @@ use duramen_engine::Result;
 
 use super::{Found, Saving};
 use crate::message::Stored;
-use crate::publisher::Newest;
+use crate::publisher_rows::Newest;
 use crate::tables::name_key;
 
 /// Publishers and their newest sequences, as far as messages contain them.

@@ -11,12 +11,12 @@ use duramen_engine::{Lost, Map, Result, SequenceState, Snapshot};
 use super::{check_id, understood};
 use crate::delayed::Delayed;
 use crate::group::Rule;
+use crate::group::deferred_deletes;
 use crate::group::record::GroupRecord;
 use crate::group::state::Row;
 use crate::index::ID_TIME;
 use crate::message::Stored;
-use crate::publisher::Newest;
-use crate::rubbish;
+use crate::publisher_rows::Newest;
 use crate::tables::{CREATES, GONE, NEXT_ID, RULES, Tables, after_id};
 
 /// The maps, in the order of their numbers.
@@ -181,7 +181,7 @@ fn looks_like(place: usize, snapshot: &Snapshot, map: &Map) -> Result<bool> {
         let Some((key, value)) = walk.next()? else { break };
         let is_right = match (NAMES[place], key.len()) {
             ("topics", _) if key.starts_with(RULES) => Rule::decode(&value).is_ok(),
-            ("topics", _) if key.starts_with(GONE) => rubbish::decode(key, &value).is_ok(),
+            ("topics", _) if key.starts_with(GONE) => deferred_deletes::decode(key, &value).is_ok(),
             ("topics", _) => key == NEXT_ID || key == CREATES || understood(key, &value).is_ok(),
             ("messages", 12) => Stored::decode(&value).is_ok_and(|message| TIMES.contains(&message.time)),
             ("payloads", 12) => true,

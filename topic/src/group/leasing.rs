@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use duramen_engine::{Error, Result, Transaction};
 
-use super::deliveries::{Claim, Deliveries};
-use super::expire::Stuck;
-use super::membership::{Handed, Membership};
+use super::deliveries::{Deliveries, LeaseKey};
+use super::expire::StuckLeases;
+use super::hints::Hints;
+use super::membership::{LeasedBatch, Membership};
 use super::order::{Together, hash_of};
-use super::outlook::Outlook;
 use super::record::GroupOptions;
 use super::rows::message_due;
-use super::settle::Open;
+use super::settle::OpenMessage;
 use super::state::{Cursor, Due, Keyed, List, Run, Single};
 use super::{Group, written};
 use crate::limits::{READ_BYTES, READ_MESSAGES};
@@ -35,57 +35,62 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const STEPS_MAX: usize = 64;
 
 /// Result of a turn.
-pub(super) enum Turn {
+pub(super) enum TurnOutcome {
     Got(Deliveries),
     /// There are no messages. There may be some at this time of the shared clock.
     Nothing(u64),
 }
 
 /// Messages that a transaction delivers.
-struct Claimed {
+struct LeasedMessages {
     messages: Messages,
-    claim: Claim,
+    lease_key: LeaseKey,
     deadline: u64,
     tries: Vec<u32>,
 }
 
 impl Group {
-    pub(super) fn turn_with(&self, outlook: &mut Outlook, membership: &Arc<Membership>, most: usize) -> Result<Turn> {
+    pub(super) fn turn_with(
+        &self,
+        hints: &mut Hints,
+        membership: &Arc<Membership>,
+        most: usize,
+    ) -> Result<TurnOutcome> {
         let record = self.record(&self.topic.snapshot()?)?;
         let options = Group::options_of(&record);
         if record.is_paused {
-            return Ok(Turn::Nothing(u64::MAX));
+            return Ok(TurnOutcome::Nothing(u64::MAX));
         }
-        let (now, mut stuck) = (self.now(), Stuck::default());
+        let (now, mut stuck) = (self.now(), StuckLeases::default());
         self.remove_finished(false)?;
-        self.take_back_gone(outlook, options, now, &mut stuck)?;
-        self.renew(outlook, options, now)?;
-        let waiting = self.collect_due(outlook, options, (now, most), &mut stuck)?;
+        self.take_back_gone(hints, options, now, &mut stuck)?;
+        self.renew(hints, options, now)?;
+        let waiting = self.collect_due(hints, options, (now, most), &mut stuck)?;
         let member = &*membership.name;
-        let fresh_comes_first = outlook.prefers_fresh || waiting.is_empty();
-        let mut claimed = None;
+        let fresh_comes_first = hints.prefers_fresh || waiting.is_empty();
+        let mut leased = None;
         let mut is_full = false;
         if fresh_comes_first {
-            claimed = self.claim_fresh(outlook, most, member, &mut is_full)?;
-            outlook.prefers_fresh = false;
+            leased = self.lease_new(hints, most, member, &mut is_full)?;
+            hints.prefers_fresh = false;
         }
-        if claimed.is_none() && !waiting.is_empty() {
-            claimed = self.claim_again(outlook, &waiting, options, (member, most))?;
-            outlook.prefers_fresh = true;
+        if leased.is_none() && !waiting.is_empty() {
+            leased = self.lease_due(hints, &waiting, options, (member, most))?;
+            hints.prefers_fresh = true;
         }
-        if claimed.is_none() && !fresh_comes_first {
-            claimed = self.claim_fresh(outlook, most, member, &mut is_full)?;
+        if leased.is_none() && !fresh_comes_first {
+            leased = self.lease_new(hints, most, member, &mut is_full)?;
         }
-        if let Some(claimed) = claimed {
-            let Claimed {
+        if let Some(leased) = leased {
+            let LeasedMessages {
                 messages,
-                claim,
+                lease_key,
                 deadline,
                 tries,
-            } = claimed;
+            } = leased;
             let offsets = messages.iter().map(|message| message.offset()).collect();
-            let handed = Handed::new(membership, claim, offsets, deadline);
-            return Ok(Turn::Got(Deliveries::new(handed, messages, tries)));
+            let batch = LeasedBatch::new(membership, lease_key, offsets, deadline);
+            return Ok(TurnOutcome::Got(Deliveries::new(batch, messages, tries)));
         }
         if let Some(error) = stuck.error {
             return Err(error);
@@ -97,20 +102,20 @@ impl Group {
             u64::MAX
         };
         // The found messages are gone: a search from the beginning tells more.
-        let next = if waiting.is_empty() { outlook.next_event() } else { now };
-        Ok(Turn::Nothing(next.min(soon)))
+        let next = if waiting.is_empty() { hints.next_event() } else { now };
+        Ok(TurnOutcome::Nothing(next.min(soon)))
     }
 
     /// Delivers messages again that have waited long enough.
-    fn claim_again(
+    fn lease_due(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         waiting: &[Due],
         options: &GroupOptions,
         (member, most): (&str, usize),
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<LeasedMessages>> {
         let home = self.topic.home();
-        let claimed = home.store.transact_with(written(), |tx| {
+        let leased = home.store.transact_with(written(), |tx| {
             let lease = self.lease(options.lease, member);
             let token = lease.token;
             let mut collecting = self.collecting();
@@ -128,7 +133,7 @@ impl Group {
                         is_counted,
                         key,
                         ..
-                    }) if time == due.time => Open {
+                    }) if time == due.time => OpenMessage {
                         tries: tries + 1,
                         origin,
                         is_counted,
@@ -158,7 +163,7 @@ impl Group {
                     self.count_parked(tx, -1)?;
                     self.count_closed(tx, -1)?;
                     tries_of.push((offset, tries + 1));
-                    let behind = Open {
+                    let behind = OpenMessage {
                         tries: tries + 1,
                         origin: None,
                         ..open
@@ -186,12 +191,12 @@ impl Group {
             let tries = tries_of.iter().map(|(_, tries)| *tries).collect();
             Ok(Some((messages, list, tries)))
         })?;
-        outlook.doubt();
-        Ok(claimed.map(|(messages, list, tries)| {
-            outlook.note_due(list.lease.deadline);
-            Claimed {
+        hints.doubt();
+        Ok(leased.map(|(messages, list, tries)| {
+            hints.note_due(list.lease.deadline);
+            LeasedMessages {
                 messages,
-                claim: Claim::List {
+                lease_key: LeaseKey::List {
                     token: list.lease.token,
                 },
                 deadline: list.lease.deadline,
@@ -200,7 +205,7 @@ impl Group {
         }))
     }
 
-    fn hold_in(&self, tx: &mut Transaction, offset: u64, token: u64, open: Open) -> Result<()> {
+    fn hold_in(&self, tx: &mut Transaction, offset: u64, token: u64, open: OpenMessage) -> Result<()> {
         let held = Single::Held {
             token,
             tries: open.tries,
@@ -217,13 +222,13 @@ impl Group {
     }
 
     /// Delivers messages that no member has had yet.
-    fn claim_fresh(
+    fn lease_new(
         &self,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         most: usize,
         member: &str,
         is_full: &mut bool,
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<LeasedMessages>> {
         for _ in 0..STEPS_MAX {
             let Some(fresh) = self.fresh(most)? else {
                 return Ok(None);
@@ -232,15 +237,15 @@ impl Group {
                 .topic
                 .home()
                 .store
-                .transact_with(written(), |tx| self.claim_fresh_in(tx, outlook, &fresh, (member, most)))?;
-            outlook.committed();
+                .transact_with(written(), |tx| self.lease_new_in(tx, hints, &fresh, (member, most)))?;
+            hints.committed();
             match step {
-                Step::Claimed(claimed) => {
-                    match claimed.claim {
-                        Claim::Run { .. } => outlook.note_run(claimed.deadline),
-                        Claim::List { .. } => outlook.note_due(claimed.deadline),
+                Step::Leased(leased) => {
+                    match leased.lease_key {
+                        LeaseKey::Run { .. } => hints.note_run(leased.deadline),
+                        LeaseKey::List { .. } => hints.note_due(leased.deadline),
                     }
-                    return Ok(Some(claimed));
+                    return Ok(Some(leased));
                 }
                 Step::Full => {
                     *is_full = true;
@@ -257,7 +262,7 @@ impl Group {
 
     /// Returns the next messages, unless there are none. Messages that are not kept are skipped, and are the gap of the
     /// first.
-    fn fresh(&self, most: usize) -> Result<Option<Fresh>> {
+    fn fresh(&self, most: usize) -> Result<Option<NewMessages>> {
         let snapshot = self.topic.snapshot()?;
         let reading = Reading::new(&self.topic, &snapshot);
         let cursor = super::stored_cursor(&reading, &self.shared.name, self.shared.id)?;
@@ -269,24 +274,24 @@ impl Group {
         };
         let (messages, end) = reading.read_past(cursor.next, limits)?;
         let is_any = !messages.is_empty() || end > cursor.next;
-        Ok(is_any.then_some(Fresh { cursor, messages, end }))
+        Ok(is_any.then_some(NewMessages { cursor, messages, end }))
     }
 
-    fn claim_fresh_in(
+    fn lease_new_in(
         &self,
         tx: &mut Transaction,
-        outlook: &mut Outlook,
-        fresh: &Fresh,
+        hints: &mut Hints,
+        fresh: &NewMessages,
         (member, most): (&str, usize),
     ) -> Result<Step> {
-        outlook.begin_attempt();
+        hints.begin_attempt();
         let record = self.record_in(tx)?;
         let options = Group::options_of(&record);
         let mut cursor = self.cursor_in(tx)?;
         if cursor != fresh.cursor {
             return Ok(Step::Overtaken);
         }
-        let room = self.room_in(tx, outlook, &cursor, options, most)?;
+        let room = self.room_in(tx, hints, &cursor, options, most)?;
         if room == 0 {
             return Ok(Step::Full);
         }
@@ -295,14 +300,14 @@ impl Group {
             true => fresh.first(room),
             false => self.choose_in(tx, fresh, options, room)?,
         };
-        let Taken { messages, keys, end } = taken;
+        let ChosenMessages { messages, keys, end } = taken;
         cursor.skipped += fresh.messages.gap().map_or(0, |gap| gap.end - gap.start);
         cursor.next = end;
         let (count, is_counted) = (messages.len() as u64, options.is_counted());
         cursor.opened += count;
         cursor.counted += if is_counted { count } else { 0 };
-        if cursor.epoch == outlook.epoch {
-            cursor.floor = cursor.floor.max(outlook.floor_in_attempt());
+        if cursor.epoch == hints.epoch {
+            cursor.floor = cursor.floor.max(hints.floor_in_attempt());
         }
         self.put_cursor(tx, cursor)?;
         if messages.is_empty() {
@@ -311,7 +316,7 @@ impl Group {
         let deadline = lease.deadline;
         let token = lease.token;
         let Range { start: first, end } = messages.offsets();
-        let claim = if end - first == count && !options.order_by_key {
+        let lease_key = if end - first == count && !options.order_by_key {
             let run = Run {
                 end,
                 is_extended: false,
@@ -319,11 +324,11 @@ impl Group {
                 lease,
             };
             self.put_run(tx, first, None, &run)?;
-            Claim::Run { first, end, token }
+            LeaseKey::Run { first, end, token }
         } else {
             let offsets: Vec<u64> = messages.iter().map(|message| message.offset()).collect();
             for (place, &offset) in offsets.iter().enumerate() {
-                let open = Open {
+                let open = OpenMessage {
                     tries: 1,
                     origin: None,
                     is_counted,
@@ -333,19 +338,25 @@ impl Group {
             }
             let lost = None;
             self.put_list(tx, None, &List { lease, lost, offsets })?;
-            Claim::List { token }
+            LeaseKey::List { token }
         };
-        Ok(Step::Claimed(Claimed {
+        Ok(Step::Leased(LeasedMessages {
             tries: vec![1; messages.len()],
             messages,
-            claim,
+            lease_key,
             deadline,
         }))
     }
 
     /// Selects the messages that match the filter and whose keys no member holds. Other messages of those keys are
     /// parked.
-    fn choose_in(&self, tx: &mut Transaction, fresh: &Fresh, options: &GroupOptions, room: usize) -> Result<Taken> {
+    fn choose_in(
+        &self,
+        tx: &mut Transaction,
+        fresh: &NewMessages,
+        options: &GroupOptions,
+        room: usize,
+    ) -> Result<ChosenMessages> {
         let (mut together, mut parked) = (Together::default(), 0);
         let (mut chosen, mut keys, mut end) = (Vec::new(), Vec::new(), fresh.end);
         for message in fresh.messages.iter() {
@@ -370,7 +381,7 @@ impl Group {
             }
         }
         let messages = fresh.messages.only(|offset| chosen.binary_search(&offset).is_ok());
-        Ok(Taken { messages, keys, end })
+        Ok(ChosenMessages { messages, keys, end })
     }
 
     /// Reads one message in a transaction; `false`: it is not kept, or expired.
@@ -394,17 +405,17 @@ impl Group {
 }
 
 /// Messages that no member has had yet, and the cursor that they follow.
-struct Fresh {
+struct NewMessages {
     cursor: Cursor,
     messages: Messages,
     /// The offset after the last examined message; expired messages were left out.
     end: u64,
 }
 
-impl Fresh {
+impl NewMessages {
     /// The first `most` messages.
-    fn first(&self, most: usize) -> Taken {
-        Taken {
+    fn first(&self, most: usize) -> ChosenMessages {
+        ChosenMessages {
             messages: self.messages.part(0..most),
             keys: Vec::new(),
             end: self.messages.get(most).map_or(self.end, |next| next.offset()),
@@ -413,7 +424,7 @@ impl Fresh {
 }
 
 /// Messages for a member.
-struct Taken {
+struct ChosenMessages {
     messages: Messages,
     /// The hashes of their keys, in an ordered group; otherwise empty.
     keys: Vec<Option<u64>>,
@@ -423,7 +434,7 @@ struct Taken {
 
 /// Result of an attempt to deliver new messages.
 enum Step {
-    Claimed(Claimed),
+    Leased(LeasedMessages),
     /// The group wanted none of them, or they were parked.
     PassedOver,
     /// The maximum number of messages is in flight.

@@ -1,4 +1,4 @@
-//! Notices that rows of a group changed: see [`super::outlook`].
+//! Notices that rows of a group changed: see [`super::hints`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,12 +8,12 @@ use duramen_engine::{Bell, Listener, Store};
 
 /// Listens to the bell of a group for all its members in this process.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct ChangeListener {
     listener: OnceLock<Arc<Listener>>,
     rings_again: AtomicBool,
 }
 
-impl Watch {
+impl ChangeListener {
     /// Starts listening, if it did not listen before.
     pub(super) fn begin(&self, store: &Store, bell: &Bell) {
         self.listener.get_or_init(|| {

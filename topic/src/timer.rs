@@ -12,7 +12,7 @@ use std::time::Instant;
 use duramen_engine::Result;
 
 use crate::error::TopicError;
-use crate::topics::locked;
+use crate::lock::locked;
 
 /// An object that waits for a time.
 pub(crate) trait Timed: Send + Sync {
@@ -22,7 +22,7 @@ pub(crate) trait Timed: Send + Sync {
 
 /// Rings at given times.
 #[derive(Clone, Default)]
-pub(crate) struct Alarm {
+pub(crate) struct Timer {
     shared: Arc<Shared>,
 }
 
@@ -40,13 +40,13 @@ struct State {
     runs: bool,
 }
 
-impl fmt::Debug for Alarm {
+impl fmt::Debug for Timer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Alarm").finish_non_exhaustive()
+        f.debug_struct("Timer").finish_non_exhaustive()
     }
 }
 
-impl Alarm {
+impl Timer {
     /// Rings at a time, unless `timed` is dropped before.
     ///
     /// # Errors
@@ -129,13 +129,13 @@ mod tests {
             let (sender, again) = (Mutex::new(sender.clone()), Mutex::new(again));
             Arc::new(Told { name, sender, again })
         };
-        let alarm = Alarm::default();
+        let timer = Timer::default();
         let now = Instant::now();
         let (late, soon, dropped) = (told(1, 0), told(2, 2), told(3, 0));
         let weak = |told: &Arc<Told>| Arc::downgrade(told) as Weak<dyn Timed>;
-        alarm.at(now + Duration::from_millis(80), weak(&late)).unwrap();
-        alarm.at(now + Duration::from_millis(40), weak(&dropped)).unwrap();
-        alarm.at(now + Duration::from_millis(20), weak(&soon)).unwrap();
+        timer.at(now + Duration::from_millis(80), weak(&late)).unwrap();
+        timer.at(now + Duration::from_millis(40), weak(&dropped)).unwrap();
+        timer.at(now + Duration::from_millis(20), weak(&soon)).unwrap();
         drop(dropped);
         let rung: Vec<u32> = (0..4)
             .map(|_| rung.recv_timeout(Duration::from_secs(60)).unwrap())

@@ -5,17 +5,14 @@
 //! no subscriber holds publishers back, they pay a load of a word that hardly ever changes. The state is in the store's
 //! shared memory: see [`duramen_engine::Brake`].
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
-use std::thread::ThreadId;
+use std::collections::HashSet;
 use std::time::Duration;
 
-use duramen_engine::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack, Result};
+use duramen_engine::{BrakeStatistics, HeldBack, Result};
 
 use crate::error::{TopicError, is_deleted};
+use crate::handle::{Topic, Topics};
 use crate::record::Retention;
-use crate::topic::Topic;
-use crate::topics::{Topics, locked};
 
 /// A subscriber counts as idle when it asks for no messages for this many times its timeout.
 const IDLE_TIMEOUTS: u32 = 10;
@@ -99,36 +96,7 @@ fn is_idle(idle: Duration, timeout: Duration) -> bool {
     idle > (timeout * IDLE_TIMEOUTS).max(Duration::from_secs(1))
 }
 
-/// The thread of this process that last moved each brake.
-#[derive(Debug, Default)]
-pub(crate) struct Movers(Mutex<HashMap<usize, ThreadId>>);
-
-impl Movers {
-    pub(crate) fn moved(&self, brake: &Brake) {
-        locked(&self.0).insert(brake.number(), std::thread::current().id());
-    }
-
-    pub(crate) fn forget(&self, brake: &Brake) {
-        locked(&self.0).remove(&brake.number());
-    }
-
-    fn is_this_thread(&self, by: &BrakeStatistics) -> bool {
-        by.is_this && locked(&self.0).get(&by.number) == Some(&std::thread::current().id())
-    }
-}
-
 impl Topic {
-    /// Holds publishers back until the brake is dropped.
-    pub(crate) fn brake(&self, position: u64, max: u64, timeout: Duration) -> Result<Brake> {
-        let brake = self
-            .home()
-            .store
-            .brake(self.shared().id.into(), position, max, timeout)?;
-        let brake = brake.ok_or(TopicError::TooManyHoldBack { max: BRAKES_MAX })?;
-        self.home().movers.moved(&brake);
-        Ok(brake)
-    }
-
     /// Publishers call this before they commit.
     #[inline]
     pub(crate) fn wait_for_brakes(&self) -> Result<()> {
@@ -153,7 +121,7 @@ impl Topic {
     fn cure(&self, held: &HeldBack) -> String {
         let usual = "publish again, or give it another policy";
         let Some(by) = &held.by else { return usual.into() };
-        if self.home().movers.is_this_thread(by) {
+        if self.home().brake_threads.is_this_thread(by) {
             let cause = "the thread that publishes read it last, and cannot read while it waits";
             return format!("{cause}; read first, publish from another thread, or give it another policy");
         }

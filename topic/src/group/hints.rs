@@ -1,19 +1,19 @@
 //! What a process remembers of a group, so that delivering a message does not begin with a search.
 //!
-//! The rows in the store are authoritative. An outlook only says where to search, and before which time a search is
-//! useless. Every transaction checks what it changes. An outlook is also right about other processes, for three
+//! The rows in the store are authoritative. Hints only say where to search, and before which time a search is
+//! useless. Every transaction checks what it changes. Hints are also right about other processes, for three
 //! reasons:
 //!
 //! - a row in `due` that comes earlier than the others rings the group's bell in all processes;
-//! - a run that another process delivers now ends no earlier than one lease from now, and the outlook is renewed
+//! - a run that another process delivers now ends no earlier than one lease from now, and the hints are renewed
 //!   before;
 //! - only reset and redrive open messages below the floor, and they change the cursor's epoch.
 
-use super::room::Looked;
+use super::in_flight::OpenBound;
 
 /// What a process remembers of a group. Times are those of the shared clock, in milliseconds.
 #[derive(Debug, Default)]
-pub(crate) struct Outlook {
+pub(crate) struct Hints {
     /// Time of the last renewal. `None`: the next use renews it.
     pub(super) renewed: Option<u64>,
     /// Nothing is due before this.
@@ -34,7 +34,7 @@ pub(crate) struct Outlook {
     /// Minimum number of counted messages that were closed in this epoch, unless the group is ordered.
     pub(super) closed: Option<i64>,
     /// Number of messages that were open at the last look, in this epoch.
-    pub(super) looked: Option<Looked>,
+    pub(super) looked: Option<OpenBound>,
     /// Whether that look was in the transaction in progress.
     pub(super) has_looked: bool,
     /// Number of processes that had left the store when their leases were last taken back.
@@ -43,7 +43,7 @@ pub(crate) struct Outlook {
     pub(super) prefers_fresh: bool,
 }
 
-impl Outlook {
+impl Hints {
     /// Nothing is due before this time, as far as is known.
     pub(super) fn next_event(&self) -> u64 {
         self.due.min(self.runs)
@@ -76,7 +76,7 @@ impl Outlook {
         self.runs = self.runs.min(deadline);
     }
 
-    /// Records that the rows may differ from what the outlook says.
+    /// Records that the rows may differ from what the hints say.
     pub(super) fn doubt(&mut self) {
         self.renewed = None;
     }

@@ -14,13 +14,12 @@ use crate::batches::{BatchStream, Batches, Source};
 use crate::error::{TopicError, is_deleted};
 use crate::follower::{Follower, SubscribeOptions};
 use crate::group::DurablePattern;
+use crate::handle::{Topic, Topics};
 use crate::listening::Listening;
 use crate::messages::Messages;
 use crate::name::Pattern;
 use crate::read::Start;
 use crate::subscription::TICK;
-use crate::topic::Topic;
-use crate::topics::Topics;
 use crate::watched::{Begun, Watched, Watcher};
 
 /// A subscription to all topics of a pattern: every message of each of them, in the order of its topic.

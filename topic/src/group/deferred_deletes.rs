@@ -18,9 +18,9 @@ use duramen_engine::{Durability, Error, Result, Transaction, TransactionOptions}
 
 use crate::group::record::{GroupRecord, Kind};
 use crate::group::state::{Cursor, anchor_key};
+use crate::home::Inner;
 use crate::limits::GROUPS_DELETED_AT_ONCE;
 use crate::tables::{GONE, Tables};
-use crate::topics::Inner;
 
 /// Deletes the rows of all groups and durable subscriptions of a topic, but not their records, or records them for
 /// later.
@@ -46,7 +46,7 @@ pub(crate) fn delete_states(tx: &mut Transaction, tables: &Tables, topic: u32) -
     delete_rows(tx, tables, groups)
 }
 
-/// Deletes the rows of groups, or records them for later: [`Inner::remove_rubbish`].
+/// Deletes the rows of groups, or records them for later: [`Inner::run_deferred_deletes`].
 pub(crate) fn delete_rows(tx: &mut Transaction, tables: &Tables, groups: Vec<u32>) -> Result<()> {
     for (place, range) in joined(groups).into_iter().enumerate() {
         match place < GROUPS_DELETED_AT_ONCE {
@@ -90,7 +90,7 @@ pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Range<u32>> {
 
 impl Inner {
     /// Removes what groups of deleted topics left behind, until `is_over`.
-    pub(crate) fn remove_rubbish(&self, is_over: &dyn Fn() -> bool) -> Result<()> {
+    pub(crate) fn run_deferred_deletes(&self, is_over: &dyn Fn() -> bool) -> Result<()> {
         let (tables, options) = (&self.tables, TransactionOptions::new().durability(Durability::Written));
         let mut is_all = self.store.snapshot()?.prefix(&tables.topics, GONE)?.next()?.is_none();
         while !is_all && !is_over() {
@@ -121,9 +121,10 @@ mod tests {
 
     use super::*;
     use crate::group::GroupOptions;
+    use crate::handle::Topics;
     use crate::read::Start;
     use crate::record::TopicOptions;
-    use crate::topics::{Topics, TopicsOptions};
+    use crate::topics::TopicsOptions;
 
     /// More groups than one transaction can delete the ranges of.
     const GROUPS: usize = 4_500;
@@ -165,7 +166,7 @@ mod tests {
             .unwrap()
     }
 
-    fn rubbish(topics: &Topics) -> usize {
+    fn deferred(topics: &Topics) -> usize {
         let snapshot = topics.store().snapshot().unwrap();
         let mut rows = snapshot.prefix(&topics.home().tables.topics, GONE).unwrap();
         let mut found = 0;
@@ -182,11 +183,11 @@ mod tests {
         let before = states(&topics);
         topics.delete("one").unwrap();
         assert_eq!(topics.list().unwrap(), ["other"]);
-        assert_eq!((states(&topics), rubbish(&topics)), (before / 2, 0));
+        assert_eq!((states(&topics), deferred(&topics)), (before / 2, 0));
         let group = topics.topic("other").unwrap().existing_group("group-7").unwrap();
         assert_eq!(group.pending().unwrap().len(), 1);
         topics.delete("other").unwrap();
-        assert_eq!((states(&topics), rubbish(&topics)), (0, 0));
+        assert_eq!((states(&topics), deferred(&topics)), (0, 0));
     }
 
     #[test]
@@ -197,16 +198,17 @@ mod tests {
         let group = topics.topic("one").unwrap().existing_group("group-4499").unwrap();
         home.delete_in_one_commit("one").unwrap();
         assert!(group.pending().is_err() && group.describe().is_err());
-        assert!(rubbish(&topics) > 0 && topics.get("one").unwrap().is_none());
+        assert!(deferred(&topics) > 0 && topics.get("one").unwrap().is_none());
         let left = states(&topics);
         // One of the later transactions commits, and then the process is killed.
         let calls = std::cell::Cell::new(0);
-        home.remove_rubbish(&|| calls.replace(calls.get() + 1) > 0).unwrap();
-        assert!(states(&topics) < left && rubbish(&topics) > 0);
+        home.run_deferred_deletes(&|| calls.replace(calls.get() + 1) > 0)
+            .unwrap();
+        assert!(states(&topics) < left && deferred(&topics) > 0);
         let topics = open(&disk.kill());
-        assert!(rubbish(&topics) > 0);
+        assert!(deferred(&topics) > 0);
         topics.topic("other").unwrap().trim().unwrap();
-        assert_eq!((states(&topics), rubbish(&topics)), (3 * GROUPS as u64, 0));
+        assert_eq!((states(&topics), deferred(&topics)), (3 * GROUPS as u64, 0));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::Instant;
 use duramen_engine::{Cursor as Rows, Result, Transaction};
 
 use super::Group;
-use super::outlook::Outlook;
+use super::hints::Hints;
 use super::record::GroupOptions;
 use super::state::{Cursor, Run, Single};
 use crate::limits::PARKED_MAX;
@@ -37,7 +37,7 @@ impl GroupOptions {
 
 /// Maximum number of messages that were open at a look.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Looked {
+pub(super) struct OpenBound {
     open: u64,
     /// Number of messages opened between the creation of the group and the look.
     opened: u64,
@@ -47,7 +47,7 @@ pub(super) struct Looked {
     again: Option<Instant>,
 }
 
-impl Looked {
+impl OpenBound {
     /// Maximum number of open messages when `opened` messages have been opened since the group was created.
     fn bound(&self, opened: u64) -> u64 {
         (self.open + (opened - self.opened)).saturating_sub(self.closed)
@@ -63,46 +63,46 @@ impl Group {
     pub(super) fn room_in(
         &self,
         tx: &Transaction,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         cursor: &Cursor,
         options: &GroupOptions,
         wanted: usize,
     ) -> Result<usize> {
-        outlook.enter_epoch(cursor.epoch);
+        hints.enter_epoch(cursor.epoch);
         let room = |open: u64| u64::from(options.in_flight).saturating_sub(open).min(wanted as u64) as usize;
         if options.is_counted() {
-            return self.counted_room_in(tx, outlook, cursor, options, &|open| room(open));
+            return self.counted_room_in(tx, hints, cursor, options, &|open| room(open));
         }
-        if let Some(looked) = &outlook.looked {
+        if let Some(looked) = &hints.looked {
             let room = room(looked.bound(cursor.opened));
             if room == wanted || looked.is_too_soon() {
                 return Ok(room);
             }
         }
         let began = Instant::now();
-        let from = cursor.floor.max(outlook.floor_in_attempt());
+        let from = cursor.floor.max(hints.floor_in_attempt());
         let (low, high) = Run::keys_from(self.shared.id, from);
         let runs = tx.range(self.states(), &low[..]..&high[..])?;
         let (low, high) = Single::keys(self.shared.id, from..u64::MAX);
-        let Open { count: open, first } = count_open(runs, tx.range(self.states(), &low[..]..&high[..])?)?;
+        let OpenCount { count: open, first } = count_open(runs, tx.range(self.states(), &low[..]..&high[..])?)?;
         // The next look begins there: rows that were deleted before it cost time until they are folded.
-        outlook.looked_floor = first.unwrap_or(cursor.next);
+        hints.looked_floor = first.unwrap_or(cursor.next);
         let took = began.elapsed();
         let is_nearly_full = open > u64::from(options.in_flight) / 8 * 7;
-        outlook.looked = Some(Looked {
+        hints.looked = Some(OpenBound {
             open,
             opened: cursor.opened,
             closed: 0,
             again: (is_nearly_full && took.as_millis() > 0).then(|| Instant::now() + took * REST),
         });
-        outlook.has_looked = true;
+        hints.has_looked = true;
         Ok(room(open))
     }
 
     fn counted_room_in(
         &self,
         tx: &Transaction,
-        outlook: &mut Outlook,
+        hints: &mut Hints,
         cursor: &Cursor,
         options: &GroupOptions,
         room: &dyn Fn(u64) -> usize,
@@ -110,7 +110,7 @@ impl Group {
         let open = |closed: i64| (cursor.counted as i64).saturating_sub(closed).max(0) as u64;
         // Closed messages stay closed, except in ordered groups. So there is no less room than there was.
         if !options.order_by_key
-            && let Some(closed) = outlook.closed
+            && let Some(closed) = hints.closed
             && room(open(closed)) == room(0)
         {
             return Ok(room(0));
@@ -119,20 +119,20 @@ impl Group {
             return Ok(0);
         }
         let closed = self.closed_in(tx)?;
-        outlook.closed = Some(closed);
+        hints.closed = Some(closed);
         Ok(room(open(closed)))
     }
 }
 
 /// The open messages according to the rows.
-pub(super) struct Open {
+pub(super) struct OpenCount {
     pub(super) count: u64,
     /// The first message that a row refers to.
     pub(super) first: Option<u64>,
 }
 
 /// Counts open messages by the rows of runs and singles.
-pub(super) fn count_open(mut runs: Rows<'_>, mut singles: Rows<'_>) -> Result<Open> {
+pub(super) fn count_open(mut runs: Rows<'_>, mut singles: Rows<'_>) -> Result<OpenCount> {
     let mut open = 0;
     // The messages of the last run that begins at or before the current single.
     let mut covered = 0..0;
@@ -153,7 +153,7 @@ pub(super) fn count_open(mut runs: Rows<'_>, mut singles: Rows<'_>) -> Result<Op
         open += run.end - run.start;
         next_run = self::next_run(&mut runs)?;
     }
-    Ok(Open { count: open, first })
+    Ok(OpenCount { count: open, first })
 }
 
 fn next_run(runs: &mut Rows<'_>) -> Result<Option<std::ops::Range<u64>>> {

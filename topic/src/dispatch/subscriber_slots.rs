@@ -1,10 +1,10 @@
 //! The subscribers of one topic, and the round in which they are called.
 //!
-//! Each subscriber has a seat. A round visits all seats once. A thread that takes the next seat takes its callback out,
+//! Each subscriber has a slot. A round visits all slots once. A thread that takes the next slot takes its callback out,
 //! calls it without any lock, and puts it back. So several threads can work on one round, which happens when a callback
 //! does not return in time. Two threads never call the same subscriber at once.
 //!
-//! Invariants: a callback is in its seat or with exactly one thread; only the thread that has taken a seat moves its
+//! Invariants: a callback is in its slot or with exactly one thread; only the thread that has taken a slot moves its
 //! position.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,43 +15,43 @@ use duramen_engine::{Result, prefetch};
 
 use super::{Callback, SubscriberId};
 use crate::follower::{SlowPolicy, read_on};
+use crate::handle::Topic;
+use crate::lock::locked;
 use crate::messages::Messages;
 use crate::read::{ReadLimits, Reading};
-use crate::topic::Topic;
-use crate::topics::locked;
 
 /// The subscribers of a topic.
-pub(super) struct Seats {
+pub(super) struct SubscriberSlots {
     pub(super) topic: Topic,
     round: Mutex<Round>,
 }
 
 #[derive(Default)]
 struct Round {
-    seats: Vec<Seat>,
+    slots: Vec<SubscriberSlot>,
     free: Vec<u32>,
-    /// The next seat of the round.
+    /// The next slot of the round.
     next: usize,
     /// Number of subscribers.
     taken: usize,
 }
 
-/// Kept small, because there are very many seats.
-struct Seat {
+/// Kept small, because there are very many slots.
+struct SubscriberSlot {
     position: u64,
     callback: Option<Callback>,
     policy: Policy,
-    /// Current or last holder of the seat: see [`HOLDERS`].
+    /// Current or last holder of the slot: see [`HOLDERS`].
     holder: u32,
-    state: SeatState,
+    state: SlotState,
 }
 
-/// Numbers the subscribers that take seats, across all topics. Seats are reused, and created again for a topic that had
+/// Numbers the subscribers that take slots, across all topics. SubscriberSlots are reused, and created again for a topic that had
 /// no subscriber for a while. Relaxed: only the number counts.
 static HOLDERS: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum SeatState {
+enum SlotState {
     Free,
     Waits,
     Called,
@@ -59,7 +59,7 @@ enum SeatState {
     Leaves,
 }
 
-/// A subscriber's policy as its seat stores it.
+/// A subscriber's policy as its slot stores it.
 #[derive(Clone, Copy)]
 enum Policy {
     ReadOn,
@@ -85,32 +85,32 @@ impl Policy {
     }
 }
 
-/// How many seats ahead the memory of subscribers is prefetched. Each subscriber's state is in its own place, and with
-/// very many subscribers in no cache. Without this, rounds of 100 seats among 100,000 waited for memory a third of
+/// How many slots ahead the memory of subscribers is prefetched. Each subscriber's state is in its own place, and with
+/// very many subscribers in no cache. Without this, rounds of 100 slots among 100,000 waited for memory a third of
 /// their time.
-const PREFETCHED_SEATS: usize = 4;
+const PREFETCHED_SLOTS: usize = 4;
 
 /// A subscriber that the thread calls next.
-pub(super) struct Turn {
-    seat: u32,
+pub(super) struct NextSubscriber {
+    slot: u32,
     holder: u32,
     position: u64,
     policy: Policy,
     callback: Callback,
 }
 
-impl Turn {
+impl NextSubscriber {
     pub(super) fn id(&self, topic: &Topic) -> SubscriberId {
         SubscriberId {
             topic: topic.shared().id,
-            seat: self.seat,
+            slot: self.slot,
             holder: self.holder,
         }
     }
 }
 
 /// Where the next messages of a subscriber are.
-enum Next {
+enum NextMessages {
     Nothing,
     Batch,
     Own,
@@ -118,10 +118,10 @@ enum Next {
 
 /// Result of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Called {
+pub(super) enum CallOutcome {
     /// There was nothing to deliver.
     Nothing,
-    Done,
+    Delivered,
     /// The subscriber was called with an error.
     Over,
     Panicked,
@@ -129,7 +129,7 @@ pub(super) enum Called {
 
 /// The batches that were read last: most subscribers are at the same position.
 #[derive(Default)]
-pub(super) struct Batches {
+pub(super) struct RecentBatches {
     batch: Option<Messages>,
     /// Messages collected for a single subscriber.
     own: Option<Messages>,
@@ -137,9 +137,9 @@ pub(super) struct Batches {
     end: Option<u64>,
 }
 
-impl Seats {
-    pub(super) fn new(topic: &Topic) -> Seats {
-        Seats {
+impl SubscriberSlots {
+    pub(super) fn new(topic: &Topic) -> SubscriberSlots {
+        SubscriberSlots {
             topic: topic.clone(),
             round: Mutex::default(),
         }
@@ -147,27 +147,27 @@ impl Seats {
 
     pub(super) fn add(&self, position: u64, policy: SlowPolicy, callback: Callback) -> SubscriberId {
         let mut round = locked(&self.round);
-        let seat = round.free.pop().unwrap_or_else(|| {
-            round.seats.push(Seat {
+        let slot = round.free.pop().unwrap_or_else(|| {
+            round.slots.push(SubscriberSlot {
                 position: 0,
                 callback: None,
                 policy: Policy::ReadOn,
                 holder: 0,
-                state: SeatState::Free,
+                state: SlotState::Free,
             });
-            round.seats.len() as u32 - 1
+            round.slots.len() as u32 - 1
         });
         round.taken += 1;
-        let place = &mut round.seats[seat as usize];
-        assert!(place.state == SeatState::Free && place.callback.is_none());
+        let place = &mut round.slots[slot as usize];
+        assert!(place.state == SlotState::Free && place.callback.is_none());
         place.holder = HOLDERS.fetch_add(1, Ordering::Relaxed);
         place.position = position;
         place.policy = Policy::of(policy);
         place.callback = Some(callback);
-        place.state = SeatState::Waits;
+        place.state = SlotState::Waits;
         SubscriberId {
             topic: self.topic.shared().id,
-            seat,
+            slot,
             holder: place.holder,
         }
     }
@@ -175,18 +175,18 @@ impl Seats {
     /// Ends a subscriber. `false`: it had ended before.
     pub(super) fn remove(&self, id: SubscriberId) -> bool {
         let mut round = locked(&self.round);
-        let seat = round.seats.get_mut(id.seat as usize);
-        let Some(seat) = seat.filter(|seat| seat.holder == id.holder) else {
+        let slot = round.slots.get_mut(id.slot as usize);
+        let Some(slot) = slot.filter(|slot| slot.holder == id.holder) else {
             return false;
         };
-        match seat.state {
-            SeatState::Free | SeatState::Leaves => false,
-            SeatState::Called => {
-                seat.state = SeatState::Leaves;
+        match slot.state {
+            SlotState::Free | SlotState::Leaves => false,
+            SlotState::Called => {
+                slot.state = SlotState::Leaves;
                 true
             }
-            SeatState::Waits => {
-                let callback = round.leave(id.seat);
+            SlotState::Waits => {
+                let callback = round.leave(id.slot);
                 drop(round);
                 // Dropping runs the program's own code, which must not find the round locked.
                 discard(callback);
@@ -199,15 +199,19 @@ impl Seats {
         locked(&self.round).taken
     }
 
-    /// Starts a round at the first seat, even if the previous round was not finished. A later subscriber brings newer
+    /// Starts a round at the first slot, even if the previous round was not finished. A later subscriber brings newer
     /// messages for all subscribers.
     pub(super) fn begin_round(&self) {
         locked(&self.round).next = 0;
     }
 
-    /// Puts the previous subscriber back in its seat, and takes the next subscriber with messages before `end`. `None`:
+    /// Puts the previous subscriber back in its slot, and takes the next subscriber with messages before `end`. `None`:
     /// the round is over. Also returns whether the previous subscriber has more to do.
-    pub(super) fn next(&self, before: Option<(Turn, Called)>, end: u64) -> (Option<Turn>, bool) {
+    pub(super) fn next(
+        &self,
+        before: Option<(NextSubscriber, CallOutcome)>,
+        end: u64,
+    ) -> (Option<NextSubscriber>, bool) {
         let mut round = locked(&self.round);
         let (gone, is_behind) = match before {
             Some((turn, called)) => round.put_back(turn, called, end),
@@ -219,21 +223,21 @@ impl Seats {
         (turn, is_behind)
     }
 
-    /// Puts a subscriber back in its seat after a call so late that another thread has continued the round.
-    pub(super) fn put_back_late(&self, turn: Turn, called: Called) {
+    /// Puts a subscriber back in its slot after a call so late that another thread has continued the round.
+    pub(super) fn put_back_late(&self, turn: NextSubscriber, called: CallOutcome) {
         let (gone, _) = locked(&self.round).put_back(turn, called, 0);
         discard(gone);
     }
 
     /// Calls a subscriber with its next messages.
-    pub(super) fn call(&self, turn: &mut Turn, batches: &mut Batches) -> Called {
+    pub(super) fn call(&self, turn: &mut NextSubscriber, batches: &mut RecentBatches) -> CallOutcome {
         let next = self.messages(turn, batches);
         let is_over = next.is_err();
         // No handle per subscriber: counting references costs as much as many a call.
         let messages = match &next {
-            Ok(Next::Nothing) => return Called::Nothing,
-            Ok(Next::Batch) => Ok(batches.batch.as_ref().expect("a batch was found")),
-            Ok(Next::Own) => Ok(batches.own.as_ref().expect("messages were put together")),
+            Ok(NextMessages::Nothing) => return CallOutcome::Nothing,
+            Ok(NextMessages::Batch) => Ok(batches.batch.as_ref().expect("a batch was found")),
+            Ok(NextMessages::Own) => Ok(batches.own.as_ref().expect("messages were put together")),
             Err(error) => Err(error),
         };
         let callback = &mut turn.callback;
@@ -245,26 +249,26 @@ impl Seats {
             Err(panic) => {
                 // The panic payload may panic again when it is dropped.
                 std::mem::forget(panic);
-                Called::Panicked
+                CallOutcome::Panicked
             }
-            Ok(()) if is_over => Called::Over,
-            Ok(()) => Called::Done,
+            Ok(()) if is_over => CallOutcome::Over,
+            Ok(()) => CallOutcome::Delivered,
         }
     }
 
     /// Finds the next messages of a subscriber, in the last batch if its position is there.
-    fn messages(&self, turn: &mut Turn, batches: &mut Batches) -> Result<Next> {
+    fn messages(&self, turn: &mut NextSubscriber, batches: &mut RecentBatches) -> Result<NextMessages> {
         if matches!(turn.policy, Policy::ReadOn) {
             let offsets = batches.batch.as_ref().map_or(0..0, Messages::offsets);
             if offsets.contains(&turn.position) {
                 if offsets.start == turn.position {
-                    return Ok(Next::Batch);
+                    return Ok(NextMessages::Batch);
                 }
                 batches.own = batches.batch.as_ref().map(|batch| batch.since(turn.position));
-                return Ok(Next::Own);
+                return Ok(NextMessages::Own);
             }
             if batches.end == Some(turn.position) {
-                return Ok(Next::Nothing);
+                return Ok(NextMessages::Nothing);
             }
         }
         let snapshot = self.topic.snapshot()?;
@@ -273,35 +277,35 @@ impl Seats {
         if messages.is_empty() {
             turn.position = turn.position.max(from);
             batches.end = Some(from);
-            return Ok(Next::Nothing);
+            return Ok(NextMessages::Nothing);
         }
         if messages.gap().is_some() {
             batches.own = Some(messages);
-            return Ok(Next::Own);
+            return Ok(NextMessages::Own);
         }
         batches.batch = Some(messages);
-        Ok(Next::Batch)
+        Ok(NextMessages::Batch)
     }
 }
 
 impl Round {
-    fn take_next(&mut self, end: u64) -> Option<Turn> {
-        while self.next < self.seats.len() {
-            let seat = self.next as u32;
+    fn take_next(&mut self, end: u64) -> Option<NextSubscriber> {
+        while self.next < self.slots.len() {
+            let slot = self.next as u32;
             self.next += 1;
-            let place = &mut self.seats[seat as usize];
-            if place.state != SeatState::Waits || place.position >= end {
+            let place = &mut self.slots[slot as usize];
+            if place.state != SlotState::Waits || place.position >= end {
                 continue;
             }
-            place.state = SeatState::Called;
-            let turn = Turn {
-                seat,
+            place.state = SlotState::Called;
+            let turn = NextSubscriber {
+                slot,
                 holder: place.holder,
                 position: place.position,
                 policy: place.policy,
-                callback: place.callback.take().expect("who waits sits on his callback"),
+                callback: place.callback.take().expect("a waiting subscriber has its callback"),
             };
-            self.prefetch(seat as usize + PREFETCHED_SEATS);
+            self.prefetch(slot as usize + PREFETCHED_SLOTS);
             return Some(turn);
         }
         self.next = 0;
@@ -310,35 +314,35 @@ impl Round {
 
     /// Prefetches the state of a subscriber that is called soon.
     #[inline]
-    fn prefetch(&self, seat: usize) {
-        if let Some(callback) = self.seats.get(seat).and_then(|seat| seat.callback.as_deref()) {
+    fn prefetch(&self, slot: usize) {
+        if let Some(callback) = self.slots.get(slot).and_then(|slot| slot.callback.as_deref()) {
             prefetch(std::ptr::from_ref(callback).cast());
         }
     }
 
     /// Returns a callback that is no longer needed, and whether the subscriber has more to do.
-    fn put_back(&mut self, turn: Turn, called: Called, end: u64) -> (Option<Callback>, bool) {
-        let place = &mut self.seats[turn.seat as usize];
+    fn put_back(&mut self, turn: NextSubscriber, called: CallOutcome, end: u64) -> (Option<Callback>, bool) {
+        let place = &mut self.slots[turn.slot as usize];
         assert_eq!(
             place.holder, turn.holder,
-            "a seat is not given away while its holder is called"
+            "a slot is not given away while its holder is called"
         );
-        let leaves = place.state == SeatState::Leaves || matches!(called, Called::Over | Called::Panicked);
+        let leaves = place.state == SlotState::Leaves || matches!(called, CallOutcome::Over | CallOutcome::Panicked);
         place.callback = Some(turn.callback);
         place.position = turn.position;
-        place.state = SeatState::Waits;
-        let is_behind = turn.position < end && called != Called::Nothing;
+        place.state = SlotState::Waits;
+        let is_behind = turn.position < end && called != CallOutcome::Nothing;
         match leaves {
-            true => (self.leave(turn.seat), false),
+            true => (self.leave(turn.slot), false),
             false => (None, is_behind),
         }
     }
 
-    fn leave(&mut self, seat: u32) -> Option<Callback> {
-        let place = &mut self.seats[seat as usize];
-        place.state = SeatState::Free;
+    fn leave(&mut self, slot: u32) -> Option<Callback> {
+        let place = &mut self.slots[slot as usize];
+        place.state = SlotState::Free;
         self.taken -= 1;
-        self.free.push(seat);
+        self.free.push(slot);
         place.callback.take()
     }
 }

@@ -227,7 +227,7 @@ impl VerdictSection<'_> {
             return None;
         }
         let reason = self.reasons.of(&finding.title);
-        let reason = reason.unwrap_or("nobody has looked for the reason yet");
+        let reason = reason.unwrap_or("the reason is not known yet");
         Some(format!("<span class=\"soft\">Why: {}</span>", escaped(reason)))
     }
 }

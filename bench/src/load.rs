@@ -66,7 +66,7 @@ impl MemoryFile {
             "making a file in memory: {}",
             std::io::Error::last_os_error()
         );
-        // SAFETY: the descriptor was just opened and belongs to nobody else.
+        // SAFETY: the descriptor was just opened and has no other owner.
         Ok(MemoryFile(unsafe { File::from_raw_fd(descriptor) }))
     }
 
@@ -156,7 +156,7 @@ impl LoadWriter {
 
     /// Finishes the load, for this number of threads and of operations in one commit.
     pub fn finish(mut self, workers: usize, commit: usize) -> Result<Load> {
-        assert!(workers > 0 && commit > 0, "somebody works");
+        assert!(workers > 0 && commit > 0, "a load has workers and commits");
         self.pairs.flush()?;
         self.operations.flush()?;
         Ok(Load {

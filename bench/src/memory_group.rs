@@ -89,7 +89,7 @@ impl MemoryGroup {
             if file < 0 {
                 return Err(std::io::Error::last_os_error());
             }
-            // SAFETY: one byte of a constant is written. "0" is whoever writes it.
+            // SAFETY: one byte of a constant is written. "0" is the process that writes it.
             let written = unsafe { libc::write(file, b"0".as_ptr().cast(), 1) };
             let error = std::io::Error::last_os_error();
             // SAFETY: the descriptor is ours.

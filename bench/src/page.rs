@@ -502,7 +502,7 @@ mod tests {
             html.contains(loss) && html.contains("Why: because &lt;b&gt; it was so"),
             "{html}"
         );
-        assert_eq!(html.matches("Why: nobody has looked for the reason yet").count(), 1);
+        assert_eq!(html.matches("Why: the reason is not known yet").count(), 1);
     }
 
     #[test]

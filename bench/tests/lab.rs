@@ -492,7 +492,7 @@ fn with_small_disk(place: &Place, script: &str) -> Option<std::process::Output> 
             "no file system of our own: {}",
             text(&output.stderr)
         );
-        eprintln!("n/a: this machine lets nobody mount a small file system");
+        eprintln!("n/a: this machine does not allow mounts of small file systems");
         return None;
     }
     Some(output)

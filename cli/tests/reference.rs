@@ -81,7 +81,7 @@ fn the_reference_has_the_help_of_every_command() {
     }
     assert!(
         written == sections,
-        "docs/reference/cli.md is not the help; DURAMEN_UPDATE=1 writes it anew"
+        "docs/reference/cli.md is not the help; DURAMEN_UPDATE=1 writes it again"
     );
 }
 

@@ -18,7 +18,7 @@ pub struct Error(Arc<Reason>);
 pub enum Kind {
     /// The call itself is wrong; the same call fails again.
     FixTheCall,
-    /// The same call may succeed when made again: others were in the way, or a device failed that may answer next time.
+    /// A call that is repeated unchanged may succeed: others were in the way, or a device failed that may answer next time.
     Retry,
     /// The disk is full; deleting data or adding room helps. Nothing was lost.
     MakeSpace,
@@ -27,7 +27,7 @@ pub enum Kind {
     /// The commit was made and can be seen, but another process keeps it from being known whether it survives power
     /// loss. Call [`crate::Store::sync`] later; the same call again would make the commit a second time.
     Sync,
-    /// The store stopped itself after an input/output error; open it anew.
+    /// The store stopped itself after an input/output error; open it again.
     Reopen,
     /// The store, snapshot or transaction has ended.
     Closed,
@@ -350,7 +350,7 @@ pub enum Reason {
         cause: String,
     },
     /// The fate of a commit is not known.
-    #[error("it is not known whether commit {commit} survives: {cause}; open the store anew and look")]
+    #[error("it is not known whether commit {commit} survives: {cause}; open the store again and look")]
     Unknown {
         /// The number of the commit.
         commit: u64,

@@ -229,7 +229,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     while word.load(Ordering::Acquire) == 0 {
-                        assert!(wait(&word, 0, Some(Duration::from_secs(30))), "nobody woke us");
+                        assert!(wait(&word, 0, Some(Duration::from_secs(30))), "no call woke us");
                     }
                 });
             }

@@ -362,7 +362,7 @@ mod tests {
                 message = message.header(name, value);
             }
             if rng.bool() {
-                message = message.publisher("somebody", rng.u64(..));
+                message = message.publisher("a publisher", rng.u64(..));
             }
             if rng.bool() {
                 message = message.id(&key);

@@ -100,7 +100,7 @@ impl Wrong {
 
     /// Queues this message, and publishes the message queued `LATE` messages earlier.
     fn put_off(&self, message: Late) -> Result<()> {
-        let mut late = self.late.lock().expect("nobody panics with it");
+        let mut late = self.late.lock().expect("no thread panics with it");
         late.push_back(message);
         match late.len() > LATE {
             true => late.pop_front().map_or(Ok(()), |first| {
@@ -122,14 +122,14 @@ impl Broker for Wrong {
             (true, Fault::Gap) => return Ok(()),
             (true, Fault::Twice) => self.inner.publish(topic, payload)?,
             (true, Fault::Swaps) => {
-                let mut held = self.held.lock().expect("nobody panics with it");
+                let mut held = self.held.lock().expect("no thread panics with it");
                 *held = Some((topic, payload.to_vec()));
                 return Ok(());
             }
             (true, Fault::Late) | (false, _) => {}
         }
         self.inner.publish(topic, payload)?;
-        let mut held = self.held.lock().expect("nobody panics with it");
+        let mut held = self.held.lock().expect("no thread panics with it");
         match held.take_if(|(held, _)| *held == topic) {
             Some((topic, payload)) => self.inner.publish(topic, &payload),
             None => Ok(()),

@@ -97,7 +97,7 @@ fn environment(directory: &Path, setting: Setting) -> Result<Env> {
     // SAFETY: NO_SYNC weakens only what survives a power cut, which is what this class says; NO_READ_AHEAD is advice to the
     // kernel.
     unsafe { options.flags(flags) };
-    // SAFETY: the directory is the lab's own: nobody else changes or truncates the file under the mapping.
+    // SAFETY: the directory is the lab's own: no other program changes or truncates the file under the mapping.
     Ok(unsafe { options.open(directory) }?)
 }
 

@@ -152,7 +152,7 @@ impl Overwrites<'_> {
         goes_on: &AtomicBool,
     ) -> Result<Done> {
         let worked = crew(1, |_| {
-            let mut versions = self.versions.lock().expect("nobody else has it");
+            let mut versions = self.versions.lock().expect("no thread panics with it");
             let mut worked = shift.work_while(planned, goes_on, |at| {
                 let record = picks[at as usize % picks.len()] as usize;
                 let key = self.keys.at(record);

@@ -93,7 +93,7 @@ fn kill_group(writer: &Child) {
 /// is still ending may hold the lock of its store.
 fn wait_for_group(writer: &Child) {
     let group = -(writer.id() as libc::pid_t);
-    // SAFETY: only processes of the group are waited for, which nobody else here knows.
+    // SAFETY: only processes of the group are waited for, which no other code here waits for.
     while unsafe { libc::waitpid(group, std::ptr::null_mut(), 0) } > 0 {}
 }
 

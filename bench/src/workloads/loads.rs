@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(
             (versions.oldest(), versions.newest()),
             (2, 3),
-            "nobody knows which came last"
+            "which came last is not known"
         );
         versions.begin();
         versions.acknowledge();

@@ -47,7 +47,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     })?;
     if recorder.is_stopped() {
         read_back(&*peer, keys.all().part(0, loaded.unwrap_or(0)), present)?;
-        recorder.note("the load was stopped, so nothing was opened and nobody was killed".to_string());
+        recorder.note("the load was stopped, so nothing was opened and no process was killed".to_string());
         return peer.close();
     }
     if loaded.is_none() {

@@ -204,7 +204,7 @@ impl<'a> Load<'a> {
         if !acknowledged.is_empty() {
             ensure!(
                 acknowledged.len() == WORKERS,
-                "somebody did not tell what he was acknowledged"
+                "a process did not tell what was acknowledged to it"
             );
             read_back_shares(&*peer, self.put.all(), acknowledged, present).context("what was put")?;
         }

@@ -21,7 +21,7 @@ const EXAMPLES: &str = r"Examples:
 Several processes write and read one store. They are killed (kill -9), stopped (SIGSTOP) and
 ended at random, in the middle of commits too, and others take their places; sometimes all are
 killed at once. The supervisor holds the ledger of what was acknowledged, told by pipe after
-each commit returned; whoever comes next looks whether it is there. Readers check in snapshots
+each commit returned; the next writer looks whether it is there. Readers check in snapshots
 that no money comes or goes, that counts are right, that lists show whole transactions in one
 order, and that records, of which there are enough to be folded step by step, are those of the
 transactions that wrote them last.

@@ -46,7 +46,7 @@ impl Place {
             ));
         }
         if newest > self.begun.max(self.acknowledged) {
-            return Err(format!("transaction {newest} is there, but nobody began it"));
+            return Err(format!("transaction {newest} is there, but it was never begun"));
         }
         (self.acknowledged, self.begun) = (newest, newest);
         Ok(())
@@ -70,7 +70,7 @@ mod tests {
     fn what_was_acknowledged_must_be_found_and_what_was_begun_may_be() {
         assert!(place().is_found(2).unwrap_err().contains("LOST"));
         assert!(place().is_found(3).is_ok());
-        assert!(place().is_found(4).is_err(), "nobody began it");
+        assert!(place().is_found(4).is_err(), "it was never begun");
         let mut place = place();
         place.begins(4).unwrap();
         assert!(place.is_in_flight());

@@ -159,9 +159,9 @@ impl Core {
         self.give_space_back(state, Slack::Nothing)
     }
 
-    /// The tree is written behind everything else, so that all of the front is free, and then moved there. But somebody
-    /// who holds the old tree keeps the front: then the new one goes to what is free already, and a third copy behind
-    /// those two would only make the file longer.
+    /// Writes the tree after everything else, so that all of the front is free, and then moves it there. But a reader of
+    /// the old tree keeps the front. Then the new tree goes to what is free already: a third copy after those two would
+    /// only make the file longer.
     fn replace_towards_front(&self, state: &mut MaintenanceState, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let first = if self.region.is_pinned() {
             Claim::Front

@@ -62,7 +62,7 @@ impl SequenceState {
         }
     }
 
-    /// The same as it stands at the front of the head.
+    /// The time and the bytes as they stand at the front of the head.
     pub(crate) fn stamp_bytes(&self) -> [u8; STAMP_BYTES] {
         let mut bytes = [0; STAMP_BYTES];
         bytes[..8].copy_from_slice(&self.time.to_be_bytes());

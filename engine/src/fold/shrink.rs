@@ -100,7 +100,7 @@ fn unless_it_is_not_to_be(done: Result<bool>) -> Result<bool> {
     }
 }
 
-/// Changes that move pages: one pair, with the value that it has, for each leaf whose page or branch lies behind a limit.
+/// Changes that move pages: one pair, with the value that it has, for each leaf whose page or branch lies beyond a limit.
 struct Touches<'w, S: PageSource> {
     cursor: Cursor<S>,
     behind: u32,

@@ -384,7 +384,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(100));
         drop(turn);
         let soon = Duration::from_secs(60);
-        assert!((0..3).all(|_| answered.recv_timeout(soon).expect("somebody sleeps on") == 1));
+        assert!((0..3).all(|_| answered.recv_timeout(soon).expect("a member sleeps on") == 1));
     }
 
     #[test]

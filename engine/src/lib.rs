@@ -4,8 +4,9 @@
 //! and each imports only from those declared before it; `tests/layers.rs` checks that. `ARCHITECTURE.md` at the root of
 //! the repository tells the life of a write, a read and a crash, and in which order to read the code.
 //!
-//! `unsafe` is used for three things: memory that is mapped from files (`datafile`, `log`, `region`), the index in
-//! shared memory (`index`), and keys on the stack (`key`).
+//! `unsafe` is used for three things: memory that is mapped from files (`datafile`, `log`, `region`, `allocator`), the
+//! index in shared memory (`index`), and keys on the stack (`key`). Above them it is needed where a generation or a view
+//! is taken: there a comment names the pin or the lock that keeps it.
 
 // Bottom first; the blank lines keep this order.
 #[doc(hidden)]

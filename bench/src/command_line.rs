@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 
+use crate::bars;
 use crate::compare::{self, Change};
 use crate::crew::Pace;
 use crate::doctor::{self, Health};
@@ -21,6 +22,7 @@ use crate::peers;
 use crate::reasons::Reasons;
 use crate::results::{Header, Journal, Label, Results, SCHEMA, utc, write_whole};
 use crate::runner;
+use crate::verdict::Verdict;
 use crate::workloads::{self, Context, MemberArguments, Task};
 
 /// Runs the same verified work on Duramen and its peers, and compares.
@@ -48,6 +50,18 @@ enum Command {
         /// Why the first peer does not lead where it does not: a line `ROW | REASON` for each such row.
         #[arg(long, value_name = "FILE")]
         reasons: Option<PathBuf>,
+    },
+    /// Write a chart of a few rows of results for a document, as an SVG file: bars that compare each store with the first.
+    Bars {
+        /// Results of `lab run`, as they are or compressed by gzip.
+        #[arg(required = true, value_name = "RESULTS")]
+        results: Vec<PathBuf>,
+        /// The rows: a line `ROW | LABEL` for each, where ROW is the title that the report has.
+        #[arg(long, value_name = "FILE")]
+        rows: PathBuf,
+        /// Where the chart goes.
+        #[arg(long, value_name = "FILE")]
+        output: PathBuf,
     },
     /// Compare two results, of two commits or machines, saying what is noise. It needs four repetitions at least: run both
     /// with `--repeat 5`. Exit code 1: something became slower.
@@ -196,6 +210,7 @@ pub fn run() -> Result<ExitCode> {
             output,
             reasons,
         } => report(&results, output, reasons.as_deref()),
+        Command::Bars { results, rows, output } => draw_bars(&results, &rows, &output),
         Command::Compare { old, new } => compare_results(&old, &new),
         Command::Doctor { directory } => examine(&directory),
         Command::Quick { scale, directory } => quick(scale, directory),
@@ -230,6 +245,15 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn draw_bars(paths: &[PathBuf], rows: &Path, output: &Path) -> Result<ExitCode> {
+    let all: Vec<Results> = paths.iter().map(|path| Results::read(path)).collect::<Result<_>>()?;
+    let parts: Vec<(usize, &Results)> = all.iter().enumerate().collect();
+    let verdict = Verdict::over(&parts).context("the results have no peers in common, or different first peers")?;
+    write_whole(output, bars::svg(&verdict, rows)?.as_bytes())?;
+    println!("{}", output.display());
+    Ok(ExitCode::SUCCESS)
 }
 
 fn report(paths: &[PathBuf], output: Option<PathBuf>, reasons: Option<&Path>) -> Result<ExitCode> {

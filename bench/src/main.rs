@@ -1,6 +1,7 @@
 //! The lab: verified work, equal for Duramen and its peers, measured in one way. See README.md beside this folder.
 
 mod analysis;
+mod bars;
 mod broker;
 mod brokers;
 mod charts;

@@ -81,6 +81,7 @@ impl Pinned {
     /// The range's pairs in key order, merged with a transaction's own writes.
     pub(crate) fn scan<'a>(&'a self, own: OwnWrites<'a>, range: FullRange) -> Box<MappedScan<'a>> {
         let view = self.view();
+        // Pages of now: the runs of a transaction may lie beyond those that the view knows.
         let (source, generations) = (self.core().source(), &view.generations);
         let scan = Scan::over(source, view.root, generations, &view.deleted, view.commit, own, range);
         // What a transaction deleted itself does not count for others.

@@ -389,13 +389,14 @@ impl Core {
             return Err(Reason::Closed.into());
         }
         remember_slot(pin.index);
-        if let Err(error) = self.cover_data() {
-            self.unpin(&pin);
-            return Err(error);
-        }
-        // What is empty now has nothing for this commit later either, and every read would look there.
         let mut view = self.empty_view(&version, commit);
-        if let Err(error) = self.fill_view(&mut view, &version, |generation| generation.has_anything()) {
+        let filled = self.cover_data().and_then(|()| {
+            // Covering the file may have mapped it again.
+            view.pages = self.pages.mapped();
+            // What is empty now has nothing for this commit later either, and every read would look there.
+            self.fill_view(&mut view, &version, |generation| generation.has_anything())
+        });
+        if let Err(error) = filled {
             self.unpin(&pin);
             return Err(error);
         }
@@ -950,7 +951,8 @@ fn spare_generations<'p>() -> Vec<GenerationView<'p>> {
 pub(crate) fn keep_generations(mut generations: Vec<GenerationView<'_>>) {
     if generations.capacity() > 0 {
         generations.clear();
-        // Empty, so of any lifetime: the standard library collects into the memory that the iterator had.
+        // Empty, so of any lifetime. The standard library collects into the memory that the iterator had; it does not promise
+        // that, and without it each view would allocate.
         let generations = generations.into_iter().map(|_| unreachable!("it is empty")).collect();
         let _ = SPARE_GENERATIONS.try_with(|spare| spare.set(generations));
     }

@@ -273,6 +273,11 @@ fn inability(run: &Run, phase: &str) -> String {
     }
 }
 
+/// Returns the title of a row without its class.
+pub fn without_class(title: &str) -> &str {
+    title.split(", class ").next().unwrap_or(title)
+}
+
 /// Splits the name of a task into its family and the size that it ends with: `growth/kept-1k` is 1,000 of
 /// `growth/kept-`.
 pub fn sized(workload: &str) -> Option<(&str, f64)> {

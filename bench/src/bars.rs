@@ -4,10 +4,11 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::analysis::ratio_text;
+use crate::analysis::{ratio_text, without_class};
 use crate::html::escaped;
+use crate::reasons::row_lines;
 use crate::verdict::{Duel, Finding, Verdict};
 
 const WIDTH: f64 = 720.0;
@@ -28,51 +29,39 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b1f24}.label{fon
 /// A row of the report, and what the chart calls it.
 struct Row<'a> {
     finding: &'a Finding,
-    label: String,
+    label: &'a str,
 }
 
-/// Draws the rows that a file lists: a line `ROW | LABEL` for each. ROW is a row's title as the report shows it, without
-/// the class. Empty lines and lines that begin with `#` are ignored.
+/// Draws the rows that a file lists: a line `ROW | LABEL` for each. ROW is a row's title as the report shows it, with or
+/// without the class. Empty lines and lines that begin with `#` are ignored.
 pub fn svg(verdict: &Verdict, rows: &Path) -> Result<String> {
     let text = std::fs::read_to_string(rows).with_context(|| format!("reading {}", rows.display()))?;
     let rows: Vec<Row> = listed(verdict, &text).with_context(|| format!("in {}", rows.display()))?;
     Ok(draw(&verdict.peer, &rows))
 }
 
-fn listed<'a>(verdict: &'a Verdict, text: &str) -> Result<Vec<Row<'a>>> {
-    let lines = text.lines().map(str::trim);
-    let rows = lines
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(|line| {
-            let (title, label) = line
-                .split_once('|')
-                .with_context(|| format!("{line:?} has no `|`: a line is `ROW | LABEL`"))?;
-            let (title, label) = (title.trim(), label.trim().to_string());
-            match verdict.findings.iter().find(|finding| name(finding) == title) {
-                Some(finding) => Ok(Row { finding, label }),
-                None => {
-                    let titles: Vec<&str> = verdict.findings.iter().map(name).collect();
-                    bail!(
-                        "the results have no row {title:?}; they have:\n  {}",
-                        titles.join("\n  ")
-                    )
-                }
-            }
-        });
-    let rows: Vec<Row> = rows.collect::<Result<_>>()?;
-    if rows.is_empty() {
-        bail!("no row is listed: a line is `ROW | LABEL`");
-    }
-    Ok(rows)
-}
-
-/// Returns the title of a row without its class.
-fn name(finding: &Finding) -> &str {
-    finding.title.split(", class ").next().unwrap_or(&finding.title)
+fn listed<'a>(verdict: &'a Verdict, text: &'a str) -> Result<Vec<Row<'a>>> {
+    let lines = row_lines(text, "LABEL")?;
+    ensure!(!lines.is_empty(), "no row is listed: a line is `ROW | LABEL`");
+    let titles = |findings: &[&Finding]| {
+        let titles: Vec<&str> = findings.iter().map(|finding| finding.title.as_str()).collect();
+        titles.join("\n  ")
+    };
+    let all: Vec<&Finding> = verdict.findings.iter().collect();
+    let row = |(title, label)| {
+        let is_it = |finding: &&Finding| finding.title == title || without_class(&finding.title) == title;
+        let found: Vec<&Finding> = all.iter().copied().filter(is_it).collect();
+        match found[..] {
+            [finding] => Ok(Row { finding, label }),
+            [] => bail!("the results have no row {title:?}; they have:\n  {}", titles(&all)),
+            _ => bail!("several rows are {title:?}; name one of:\n  {}", titles(&found)),
+        }
+    };
+    lines.into_iter().map(row).collect()
 }
 
 fn ratio(duel: &Duel) -> Option<f64> {
-    Some(duel.ratio?.median)
+    Some(duel.ratio?.median.max(1e-9))
 }
 
 fn draw(own: &str, rows: &[Row]) -> String {
@@ -94,7 +83,7 @@ fn draw(own: &str, rows: &[Row]) -> String {
             svg,
             "\n<text class=\"label\" x=\"0\" y=\"{:.1}\">{}</text>",
             top + LABEL_HEIGHT - 6.0,
-            escaped(&row.label)
+            escaped(row.label)
         );
         top += LABEL_HEIGHT;
         let bottom = top + row.finding.duels.len() as f64 * BAR_HEIGHT;
@@ -166,8 +155,9 @@ mod tests {
         let lines = verdict
             .findings
             .iter()
-            .map(|finding| format!("{} | puts < 1 us\n", name(finding)));
-        let rows = listed(&verdict, &format!("# rows\n\n{}", lines.collect::<String>())).expect("rows");
+            .map(|finding| format!("{} | puts < 1 us\n", without_class(&finding.title)));
+        let text = format!("# rows\n\n{}", lines.collect::<String>());
+        let rows = listed(&verdict, &text).expect("rows");
         let svg = draw("lmdb", &rows);
         assert!(
             svg.contains("puts &lt; 1 us") && svg.contains(">4.00<") && svg.contains(">0.50<"),
@@ -202,11 +192,27 @@ mod tests {
             .expect("an error")
             .to_string();
         assert!(
-            error.contains("nothing: here") && error.contains(name(&verdict.findings[0])),
+            error.contains("nothing: here") && error.contains(&verdict.findings[0].title),
             "{error}"
         );
         let error = listed(&verdict, "no bar").err().expect("an error").to_string();
         assert!(error.contains("ROW | LABEL"), "{error}");
         assert!(listed(&verdict, "# nothing").is_err());
+    }
+
+    #[test]
+    fn row_of_several_classes_is_named_with_its_class() {
+        let classes = [Class::Written, Class::None];
+        let runs = classes
+            .into_iter()
+            .flat_map(|class| [run("lmdb", class, 0, 100), run("redb", class, 0, 400)]);
+        let verdict = Verdict::of(&results(runs.collect())).expect("peers");
+        let error = listed(&verdict, "first: put | label")
+            .err()
+            .expect("an error")
+            .to_string();
+        assert!(error.contains("first: put, class none"), "{error}");
+        let rows = listed(&verdict, "first: put, class none | label").expect("a row");
+        assert_eq!(rows[0].finding.class, Some(Class::None));
     }
 }

@@ -56,7 +56,8 @@ enum Command {
         /// Results of `lab run`, as they are or compressed by gzip.
         #[arg(required = true, value_name = "RESULTS")]
         results: Vec<PathBuf>,
-        /// The rows: a line `ROW | LABEL` for each, where ROW is the title that the report has.
+        /// The rows: a line `ROW | LABEL` for each, where ROW is the title that the report has, with or
+        /// without its class.
         #[arg(long, value_name = "FILE")]
         rows: PathBuf,
         /// Where the chart goes.

@@ -9,6 +9,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::analysis::without_class;
+
 /// The reasons of a report.
 #[derive(Debug, Default)]
 pub struct Reasons {
@@ -31,25 +33,15 @@ impl Reasons {
 
     /// Parses the text of a file of reasons.
     pub fn parse(text: &str) -> Result<Reasons> {
-        let mut lines = Vec::new();
-        for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let (row, reason) = line.split_once('|').unwrap_or((line, ""));
-            ensure!(
-                !reason.trim().is_empty(),
-                "line {} is not `ROW | REASON`: {line}",
-                number + 1
-            );
-            lines.push(Reason {
-                row: row.trim().to_string(),
-                text: reason.trim().to_string(),
-                is_used: Cell::new(false),
-            });
-        }
-        Ok(Reasons { lines })
+        let reason = |(row, text): (&str, &str)| Reason {
+            row: row.to_string(),
+            text: text.to_string(),
+            is_used: Cell::new(false),
+        };
+        let lines = row_lines(text, "REASON")?;
+        Ok(Reasons {
+            lines: lines.into_iter().map(reason).collect(),
+        })
     }
 
     /// Whether there are no reasons.
@@ -59,7 +51,7 @@ impl Reasons {
 
     /// Returns why the first peer does not lead in a row.
     pub fn of(&self, title: &str) -> Option<&str> {
-        let title = title.split(", class ").next().unwrap_or(title);
+        let title = without_class(title);
         let reason = self.lines.iter().find(|reason| fits(&reason.row, title))?;
         reason.is_used.set(true);
         Some(&reason.text)
@@ -70,6 +62,19 @@ impl Reasons {
         let unused = self.lines.iter().filter(|reason| !reason.is_used.get());
         unused.map(|reason| reason.row.as_str())
     }
+}
+
+/// Splits text of lines `ROW | WHAT`. Empty lines and lines that begin with `#` are ignored.
+pub fn row_lines<'a>(text: &'a str, what: &str) -> Result<Vec<(&'a str, &'a str)>> {
+    let lines = text.lines().map(str::trim).enumerate();
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let split = |(number, line): (usize, &'a str)| {
+        let (row, rest) = line.split_once('|').unwrap_or((line, ""));
+        let (row, rest) = (row.trim(), rest.trim());
+        ensure!(!rest.is_empty(), "line {} is not `ROW | {what}`: {line}", number + 1);
+        Ok((row, rest))
+    };
+    lines.map(split).collect()
 }
 
 /// Whether a text matches a pattern.

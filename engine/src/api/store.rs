@@ -11,7 +11,10 @@ use duramen_io::Platform;
 use tempfile::TempDir;
 
 use crate::allocator::Slack;
+use crate::api::batch::Batch;
 use crate::api::changes::{Changes, ChangesFrom};
+use crate::api::closing::CloseFuture;
+use crate::api::future::CommitFuture;
 use crate::api::map::{Map, Maps};
 use crate::api::options::Options;
 use crate::api::snapshot::Snapshot;
@@ -26,7 +29,6 @@ use crate::map_name::reserved;
 use crate::recovery;
 use crate::settings::Durability;
 use crate::settings::Settings;
-use crate::{Batch, CloseFuture, CommitFuture};
 
 /// An open store. Clones are handles of the same store; it closes when the last handle of any kind (clone, map,
 /// snapshot, transaction, stream) is dropped.

@@ -8,11 +8,13 @@ use std::sync::atomic::Ordering;
 use crate::api::batch::Batch;
 use crate::api::snapshot::Pinned;
 use crate::api::store::{Store, with_draft};
+use crate::api::transaction::Transaction;
+use crate::commit::Commit;
 use crate::commit::draft::AddTo;
 use crate::core::Core;
 use crate::core::catalog::{MapInfo, check_name, map_id};
 use crate::core::pins::Purpose;
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::key::bounds::KeyBounds;
 use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
 use crate::limits::{LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
@@ -299,7 +301,7 @@ impl Map {
         Ok(self.commit_batch(batch)?.assigned()[0])
     }
 
-    fn commit_batch(&self, mut batch: Batch) -> Result<crate::Commit> {
+    fn commit_batch(&self, mut batch: Batch) -> Result<Commit> {
         batch.durability(self.durability);
         self.store.write(batch)
     }
@@ -319,7 +321,7 @@ impl Map {
 fn read_exactly(length: u64, stream: &mut dyn Read) -> Result<Vec<u8>> {
     let mut value = Vec::new();
     let read = stream.take(length + 1).read_to_end(&mut value);
-    read.map_err(crate::Error::of_stream)?;
+    read.map_err(Error::of_stream)?;
     if value.len() as u64 != length {
         return Err(Reason::ValueLengthMismatch {
             announced: length,
@@ -422,7 +424,7 @@ impl Maps<'_> {
         &self,
         call: &'static str,
         name: &str,
-        body: impl FnMut(&mut crate::Transaction) -> Result<T>,
+        body: impl FnMut(&mut Transaction) -> Result<T>,
     ) -> Result<T> {
         self.store.core().refuse_beside(call, || name.to_string())?;
         self.store.transact(body)

@@ -180,7 +180,8 @@ impl Core {
     fn replace(&self, state: &mut MaintenanceState, claim: Claim, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let mut version = self.region.version();
         version.generations.clear();
-        let base_only = self.view(&version, u64::MAX)?;
+        // SAFETY: the version has no generation any more.
+        let base_only = unsafe { self.view(&version, u64::MAX) }?;
         let written = self.write_tree(self.source(), &base_only, claim, progress);
         let (root, mut sink) = written?;
         // Before the new tree counts: what cannot be walked cannot be retired.

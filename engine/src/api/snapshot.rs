@@ -40,9 +40,10 @@ impl Pinned {
     pub(crate) fn new(store: &Store, limit: &AtomicU64, purpose: Purpose) -> Result<Pinned> {
         // What else can be in the way is looked at with the pin.
         store.core().running()?;
-        let (pin, view) = store.core().pin_limit(limit)?;
-        // SAFETY: the pin stays until the end, the handle keeps the store open for as long, and `view` is the only way
-        // to what is kept here.
+        // SAFETY: the pin stays until the end, the handle keeps the store open for as long, and `Pinned::view` is the only
+        // way to what is kept here.
+        let (pin, view) = unsafe { store.core().pin_limit(limit) }?;
+        // SAFETY: as above.
         let view = unsafe { view.unbound() };
         let handle = store.lane(pin.index as usize).clone();
         let core = &handle.core;

@@ -41,7 +41,9 @@ impl Core {
         if control.visible.0.load(Ordering::Relaxed) == checks.since {
             return Ok(());
         }
-        let newer = Newer::new(self.generations_between(checks.since, u32::MAX)?, checks.since)?;
+        // SAFETY: the caller has the commit lock, under which no generation goes, until the end of this function.
+        let generations = unsafe { self.generations_between(checks.since, u32::MAX) }?;
+        let newer = Newer::new(generations, checks.since)?;
         let checked = |(_, planned): &(usize, &Planned)| planned.is_checked;
         for (operation, planned) in draft.planned.iter().enumerate().filter(checked) {
             let key = draft.full_key(operation);

@@ -780,7 +780,9 @@ impl Core {
             time,
         };
         let costs = draft.fold_costs();
-        let (file, log) = (self.log_file(slot)?, self.log_view(slot)?);
+        let file = self.log_file(slot)?;
+        // SAFETY: under the commit lock the generation that takes commits stays.
+        let log = unsafe { self.log_view(slot) }?;
         self.note_not_promised(costs);
         let body_bytes = draft.body.len();
         let (record, sum) = draft.body.seal(&header, &self.seeds);
@@ -892,7 +894,9 @@ impl<'a> Newest<'a> {
     /// Looks a key up; in the active generation the search begins at the writer's last position.
     fn get_near(&mut self, full_key: &[u8], hash: u64, finger: Finger) -> Result<Option<Value<'a>>> {
         let core = self.core;
-        let active = core.generation_view(core.control().tail.0.slot.load(Ordering::Relaxed) as u16)?;
+        let slot = core.control().tail.0.slot.load(Ordering::Relaxed) as u16;
+        // SAFETY: a `Newest` is made and used under the commit lock, under which no generation goes.
+        let active = unsafe { core.generation_view(slot) }?;
         let source = core.source();
         // Counters change often: nearly always it is there.
         let found = active.written_near(source, full_key, hash, finger)?;
@@ -907,7 +911,8 @@ impl<'a> Newest<'a> {
     fn view(&mut self) -> Result<&View<'a>> {
         Ok(match &mut self.view {
             Some(view) => view,
-            none => none.insert(self.core.view_under_lock()?),
+            // SAFETY: a `Newest` is made and used under the commit lock.
+            none => none.insert(unsafe { self.core.view_under_lock() }?),
         })
     }
 }

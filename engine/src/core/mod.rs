@@ -4,23 +4,26 @@ pub(crate) mod bell;
 pub(crate) mod beside;
 pub(crate) mod catalog;
 pub(crate) mod long_value;
+mod maintenance;
 pub(crate) mod pace;
 pub(crate) mod pins;
 pub(crate) mod repair;
 pub(crate) mod streams;
 pub(crate) mod syncs;
+mod views;
 pub(crate) mod watch;
 
+pub(crate) use maintenance::{MaintenanceGuard, MaintenanceState};
+pub(crate) use views::keep_generations;
+
 use std::collections::{HashMap, VecDeque};
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use duramen_io::{File, Lock, Platform, WordLockGuard, wait, wake};
 
 use crate::allocator::Space;
-use crate::btree::Root;
 use crate::checksum::StoreSeeds;
 use crate::core::bell::Bells;
 use crate::core::beside::ExclusiveThread;
@@ -29,18 +32,18 @@ use crate::core::pace::Pace;
 use crate::core::streams::Streams;
 use crate::core::syncs::Syncs;
 use crate::core::watch::Watch;
-use crate::datafile::meta::{Meta, MetaPages};
-use crate::datafile::pages::{MappedPages, Pages};
+use crate::datafile::meta::Meta;
+use crate::datafile::pages::Pages;
 use crate::error::{Error, Kind, Reason, Result};
 use crate::index::Index;
 use crate::key::full_key::{CATALOG, FullRange};
 use crate::limits::MAP_ID_BYTES;
-use crate::log::{LogView, OpenFile, Segments};
+use crate::log::{OpenFile, Segments};
 use crate::planted::{PlantedBug, is_planted, kill_point};
-use crate::read::deleted::{Deleted, Deletions};
+use crate::read::deleted::Deletions;
 use crate::read::scan::Scan;
-use crate::read::view::{GenerationView, View};
-use crate::region::{Control, GenerationEntry, Pin, Region, Version};
+use crate::read::view::View;
+use crate::region::{Control, GenerationEntry, Region};
 use crate::settings::Settings;
 
 /// See the module.
@@ -111,20 +114,6 @@ pub(crate) enum StoreLock {
     Whole { _lock: Option<Lock> },
     /// An entry in the table of processes that share it.
     Seat,
-}
-
-/// What the folding thread remembers.
-#[derive(Debug)]
-pub(crate) struct MaintenanceState {
-    /// The newest durable meta page.
-    pub(crate) durable: Meta,
-    /// Versions that new trees were written for, with those under which they were published, ascending: commits may
-    /// have begun generations, and with them versions, in between.
-    pub(crate) published: Vec<(u64, u64)>,
-    /// Versions that are kept for commit streams, oldest first, with the bytes of log that each one's fold moved.
-    pub(crate) history: VecDeque<(Pin, Version, u64)>,
-    /// The tree, and the pages of the file, of which nothing could be moved to the front.
-    pub(crate) shrunk_in_vain: Option<(Root, u64)>,
 }
 
 /// What the background threads of this process are asked to do.
@@ -263,155 +252,6 @@ impl Core {
         created.map(|open| open.file)
     }
 
-    /// The log of a generation that is alive, or held. Another process may have made its file.
-    ///
-    /// # Errors
-    /// [`Reason::Io`] when it cannot be opened or mapped in this process.
-    #[inline]
-    pub(crate) fn log_view(&self, slot: u16) -> Result<LogView<'_>> {
-        self.log_of(slot, self.entry(slot))
-    }
-
-    #[inline(always)]
-    fn log_of<'p>(&'p self, slot: u16, entry: &'p GenerationEntry) -> Result<LogView<'p>> {
-        let incarnation = entry.incarnation.load(Ordering::Acquire);
-        // SAFETY: entries of the region stay where they are until the region goes, and views go before that.
-        match unsafe { self.segments.view(slot, incarnation, &entry.filled) } {
-            Some(view) => Ok(view),
-            None => self.map_log(slot, incarnation),
-        }
-    }
-
-    #[cold]
-    fn map_log(&self, slot: u16, incarnation: u32) -> Result<LogView<'_>> {
-        self.segments.file(slot, incarnation, &self.entry(slot).number)?;
-        // SAFETY: as in `log_of`.
-        let mapped = unsafe { self.segments.view(slot, incarnation, &self.entry(slot).filled) };
-        mapped.ok_or_else(|| Error::damaged(format!("the log file of slot {slot} was removed while it is in use")))
-    }
-
-    #[inline(always)]
-    pub(crate) fn generation_view(&self, slot: u16) -> Result<GenerationView<'_>> {
-        let entry = self.entry(slot);
-        Ok(GenerationView {
-            log: self.log_of(slot, entry)?,
-            index: self.index_of(entry),
-        })
-    }
-
-    /// What the given version shows up to `commit`. The caller holds a pin or the commit lock, and has called
-    /// [`Core::cover_data`].
-    pub(crate) fn view(&self, version: &Version, commit: u64) -> Result<View<'_>> {
-        let mut view = self.empty_view(version, commit);
-        self.fill_view(&mut view, version, |_| true)?;
-        Ok(view)
-    }
-
-    #[inline(always)]
-    fn empty_view(&self, version: &Version, commit: u64) -> View<'_> {
-        View {
-            commit,
-            newest_slot: version.generations.last().copied().unwrap_or(0),
-            pages: self.pages.mapped(),
-            root: version.root,
-            hash_seed: self.hash_seed,
-            generations: Default::default(),
-            deleted: Deleted::nothing(version.base_commit),
-        }
-    }
-
-    /// In place, because a view is large and every snapshot makes one.
-    #[inline(always)]
-    fn fill_view<'p>(
-        &'p self,
-        view: &mut View<'p>,
-        version: &Version,
-        is_seen: impl Fn(&GenerationView<'p>) -> bool,
-    ) -> Result<()> {
-        let mut has_range_deletes = false;
-        for &slot in &version.generations {
-            let generation = self.generation_view(slot)?;
-            if is_seen(&generation) {
-                if view.generations.capacity() == 0 {
-                    view.generations = spare_generations();
-                }
-                has_range_deletes |= generation.index.has_range_deletes();
-                view.generations.push(generation);
-            }
-        }
-        if has_range_deletes || self.deletions.has_passed(version.base_commit) {
-            view.deleted = self.deletions.at(&view.generations, version.base_commit, view.commit);
-        }
-        Ok(())
-    }
-
-    /// Makes sure that all of the data file is mapped, which another process may have made longer, and that no page
-    /// counts as verified here that another process has rewritten since.
-    #[inline]
-    pub(crate) fn cover_data(&self) -> Result<()> {
-        if !self.is_shared() {
-            return Ok(());
-        }
-        // After the version was read: a process that rewrote one of its pages had found the page free, and the count
-        // says so.
-        let freed = self.control().freed.load(Ordering::Acquire);
-        if !self.pages.has_seen_freed(freed) {
-            self.pages.forget_freed(freed);
-        }
-        let bytes = self.space.file_bytes();
-        if bytes <= self.pages.span() {
-            return Ok(());
-        }
-        self.pages.cover(bytes)
-    }
-
-    /// What is visible now, for as long as the commit lock is held.
-    pub(crate) fn view_under_lock(&self) -> Result<View<'_>> {
-        self.cover_data()?;
-        let (version, _) = self.region.read_version(&self.control().visible.0);
-        self.view(&version, u64::MAX)
-    }
-
-    /// Pins what is visible now.
-    pub(crate) fn pin(&self) -> Result<(Pin, View<'_>)> {
-        self.pin_limit(&self.control().visible.0)
-    }
-
-    /// Pins what is visible up to a limit that is never below the base: `visible` or `synced`.
-    #[inline(always)]
-    pub(crate) fn pin_limit(&self, limit: &AtomicU64) -> Result<(Pin, View<'_>)> {
-        self.own()?;
-        let (pin, version, commit) = self.region.pin(slot_hint(), limit)?;
-        // Checked after the pin was set: either this thread sees that the store is closed, or the closing thread sees
-        // the pin.
-        if self.closed.load(Ordering::SeqCst) {
-            self.unpin(&pin);
-            return Err(Reason::Closed.into());
-        }
-        remember_slot(pin.index);
-        let mut view = self.empty_view(&version, commit);
-        let filled = self.cover_data().and_then(|()| {
-            // Covering the file may have mapped it again.
-            view.pages = self.pages.mapped();
-            // What is empty now has nothing for this commit later either, and every read would look there.
-            self.fill_view(&mut view, &version, |generation| generation.has_anything())
-        });
-        if let Err(error) = filled {
-            self.unpin(&pin);
-            return Err(error);
-        }
-        Ok((pin, view))
-    }
-
-    /// Gives a pin back; the last one of a closed store lets others open it.
-    #[inline]
-    pub(crate) fn unpin(&self, pin: &Pin) {
-        self.region.unpin(pin);
-        if self.closed.load(Ordering::SeqCst) {
-            self.let_go_if_unused();
-        }
-    }
-
     /// Keeps the store's lock for a call that writes outside the commit lock.
     pub(crate) fn enter(&self) -> Result<User<'_>> {
         self.own()?;
@@ -459,16 +299,6 @@ impl Core {
         if !self.is_in_use() {
             self.left_memory.get_or_init(|| self.region.hash_of_memory());
         }
-    }
-
-    /// Runs a read on what is visible now.
-    pub(crate) fn with_view<T>(&self, read: impl FnOnce(&View<'_>) -> Result<T>) -> Result<T> {
-        let (pin, view) = self.pin()?;
-        let pin = PinGuard { core: self, pin };
-        let result = read(&view);
-        drop(pin);
-        keep_generations(view.generations);
-        result
     }
 
     /// Refuses work after an input/output error or after `close`.
@@ -635,7 +465,9 @@ impl Core {
         if self.catalog.has_seen(changes) {
             return Ok(());
         }
-        self.learn_maps(&self.view_under_lock()?, changes)
+        // SAFETY: the caller has the commit lock, as the name says, and the view ends here.
+        let view = unsafe { self.view_under_lock() }?;
+        self.learn_maps(&view, changes)
     }
 
     /// Makes sure that handles of maps know what other processes did to those, without any lock: what a snapshot shows
@@ -706,106 +538,6 @@ impl Core {
         self.region.hold_soon(lock, || self.repair_commits())
     }
 
-    /// Waits until no other thread folds, makes the base durable or reclaims. Maintenance remembers the newest durable
-    /// meta page.
-    ///
-    /// # Errors
-    /// [`Reason::Busy`] when a process was stopped in that; those of putting in order what was left half done, and of
-    /// reading that page, when another process has written it.
-    pub(crate) fn hold_maintenance(&self) -> Result<MaintenanceGuard<'_>> {
-        let lock = &self.control().maintenance_lock.0;
-        let beat = || self.control().maintenance_beat.load(Ordering::Relaxed);
-        let word = self.region.hold_while_still(lock, beat, || self.owe_maintenance())?;
-        self.remember(word)
-    }
-
-    /// Says to those who wait for the maintenance lock, which the caller has, that it gets on.
-    #[inline]
-    pub(crate) fn beat(&self) {
-        // Relaxed: a sign of life, which nothing else depends on.
-        self.control().maintenance_beat.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Tells the next holder of the maintenance lock to finish the interrupted step.
-    pub(crate) fn owe_maintenance(&self) {
-        // Before the lock is free: pairs with the load in `remember`, which has the lock.
-        self.control().maintenance_owed.store(1, Ordering::Release);
-    }
-
-    /// Tells the next holder of the maintenance lock to finish a step that failed because another process was in the
-    /// way.
-    pub(crate) fn owed_if_busy<T>(&self, done: Result<T>) -> Result<T> {
-        done.inspect_err(|error| {
-            if error.waited_for().is_some() {
-                self.owe_maintenance();
-            }
-        })
-    }
-
-    /// Takes what this process keeps of versions for commit streams.
-    pub(crate) fn take_history(&self) -> VecDeque<(Pin, Version, u64)> {
-        let mut state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-        std::mem::take(&mut state.history)
-    }
-
-    /// Puts in order what was left half done, and learns what other processes have done meanwhile.
-    fn remember<'a>(&'a self, word: WordLockGuard<'a>) -> Result<MaintenanceGuard<'a>> {
-        self.beat();
-        // Only the holder of the word keeps this lock for long.
-        let state = self.maintenance.lock().unwrap_or_else(|e| e.into_inner());
-        let mut held = MaintenanceGuard {
-            _owed: OwedByPanic {
-                core: self,
-                was_panicking: std::thread::panicking(),
-            },
-            state,
-            _word: word,
-        };
-        if self.control().maintenance_owed.load(Ordering::Acquire) != 0 {
-            // What a stopped store has in memory may be half changed.
-            self.running()?;
-            self.repair_maintenance()?;
-            self.control().maintenance_owed.store(0, Ordering::Release);
-        }
-        self.cover_data()?;
-        let newest = self.control().tail.0.meta_sequence.load(Ordering::Acquire);
-        if held.durable.sequence as u32 != newest {
-            let found = MetaPages::read(&*self.data)?.filter(|found| found.newest.sequence as u32 == newest);
-            let found = found.ok_or_else(|| Error::damaged(format!("meta page {newest} is not intact any more")))?;
-            held.durable = found.newest;
-        }
-        Ok(held)
-    }
-
-    /// The published version that has the durable root; always counts as pinned.
-    pub(crate) fn durable_version(&self) -> u64 {
-        self.control().durable_version.load(Ordering::Relaxed)
-    }
-
-    /// Notes the durable version for the next holder of the maintenance lock.
-    pub(crate) fn durable_is(&self, version: u64) {
-        self.control().durable_version.store(version, Ordering::Relaxed);
-    }
-
-    /// Waits until no other thread prepares generations.
-    ///
-    /// # Errors
-    /// [`Reason::Busy`].
-    pub(crate) fn hold_preparing(&self) -> Result<WordLockGuard<'_>> {
-        self.region.hold(&self.control().preparing_lock.0, || ())
-    }
-
-    /// As [`Core::hold_maintenance`]. `None`: another process has the lock now.
-    pub(crate) fn try_hold_maintenance(&self) -> Result<Option<MaintenanceGuard<'_>>> {
-        let lock = &self.control().maintenance_lock.0;
-        let mut word = lock.try_lock(self.region.me());
-        if word.is_none() {
-            self.region.free_if_dead(lock, || self.owe_maintenance());
-            word = lock.try_lock(self.region.me());
-        }
-        word.map(|word| self.remember(word)).transpose()
-    }
-
     /// Wakes the commit futures that can be polled with success, or with the error that stopped the store, or that
     /// must sync for themselves.
     pub(crate) fn wake_futures(&self) {
@@ -826,13 +558,6 @@ impl Core {
         request(&mut self.work.0.lock().unwrap_or_else(|e| e.into_inner()));
         self.work.1.notify_all();
     }
-
-    /// The pages of the data file. The caller holds a pin or a lock that keeps those which it reads; readers use the
-    /// pages of their view.
-    #[inline]
-    pub(crate) fn source(&self) -> MappedPages<'_> {
-        self.pages.mapped()
-    }
 }
 
 /// Something that is half done; see [`Core::whole_or_stopped`].
@@ -851,44 +576,6 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-/// The right to fold, to make the base durable and to reclaim, with the state of maintenance.
-pub(crate) struct MaintenanceGuard<'a> {
-    _owed: OwedByPanic<'a>,
-    state: MutexGuard<'a, MaintenanceState>,
-    /// Released after `state`, so that a holder of the word never waits for the state.
-    _word: WordLockGuard<'a>,
-}
-
-/// Leaves it to the next holder of the maintenance lock to put in order what a panic left half done, as after the death
-/// of a process.
-struct OwedByPanic<'a> {
-    core: &'a Core,
-    /// A destructor may fold while a thread unwinds: that is no panic of the fold.
-    was_panicking: bool,
-}
-
-impl Drop for OwedByPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() && !self.was_panicking {
-            self.core.owe_maintenance();
-        }
-    }
-}
-
-impl Deref for MaintenanceGuard<'_> {
-    type Target = MaintenanceState;
-
-    fn deref(&self) -> &MaintenanceState {
-        &self.state
-    }
-}
-
-impl DerefMut for MaintenanceGuard<'_> {
-    fn deref_mut(&mut self) -> &mut MaintenanceState {
-        &mut self.state
-    }
-}
-
 /// A call for which the store stays locked; see [`Core::enter`].
 pub(crate) struct User<'a> {
     core: &'a Core,
@@ -900,60 +587,5 @@ impl Drop for User<'_> {
         if self.core.closed.load(Ordering::SeqCst) {
             self.core.let_go_if_unused();
         }
-    }
-}
-
-/// Unpins when dropped, also when a read panics.
-struct PinGuard<'a> {
-    core: &'a Core,
-    pin: Pin,
-}
-
-impl Drop for PinGuard<'_> {
-    fn drop(&mut self) {
-        self.core.unpin(&self.pin);
-    }
-}
-
-thread_local! {
-    /// Where this thread found a free slot last: a hint that keeps threads off each other's cache lines.
-    static SLOT_HINT: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
-}
-
-static NEXT_HINT: AtomicU64 = AtomicU64::new(0);
-
-fn slot_hint() -> usize {
-    SLOT_HINT.with(|hint| {
-        if hint.get() == usize::MAX {
-            hint.set(NEXT_HINT.fetch_add(1, Ordering::Relaxed) as usize);
-        }
-        hint.get()
-    })
-}
-
-fn remember_slot(index: u32) {
-    SLOT_HINT.with(|hint| hint.set(index as usize));
-}
-
-thread_local! {
-    /// Memory for the generations of a view, which every snapshot needs and nearly always one snapshot after the other.
-    static SPARE_GENERATIONS: std::cell::Cell<Vec<GenerationView<'static>>> = const { std::cell::Cell::new(Vec::new()) };
-}
-
-#[inline]
-fn spare_generations<'p>() -> Vec<GenerationView<'p>> {
-    // A thread that is ending has none.
-    SPARE_GENERATIONS.try_with(std::cell::Cell::take).unwrap_or_default()
-}
-
-/// Gives the memory back to which views of this thread come next.
-#[inline]
-pub(crate) fn keep_generations(mut generations: Vec<GenerationView<'_>>) {
-    if generations.capacity() > 0 {
-        generations.clear();
-        // Empty, so of any lifetime. The standard library collects into the memory that the iterator had; it does not promise
-        // that, and without it each view would allocate.
-        let generations = generations.into_iter().map(|_| unreachable!("it is empty")).collect();
-        let _ = SPARE_GENERATIONS.try_with(|spare| spare.set(generations));
     }
 }

@@ -338,7 +338,9 @@ impl Core {
         report: &mut dyn FnMut(u64) -> Result<()>,
         merge: impl FnOnce(&mut Reported<'_, 'c, MappedPages<'c>>, &[FullRange], &mut FileSink<'c>) -> Result<T>,
     ) -> Result<Folded<'c, T>> {
-        let generations = frozen.iter().map(|&slot| self.generation_view(slot));
+        // SAFETY: a thread that folds has the maintenance lock, or works for the thread that has it; frozen generations
+        // go only under that lock, after the fold.
+        let generations = frozen.iter().map(|&slot| unsafe { self.generation_view(slot) });
         let generations = generations.collect::<Result<Vec<_>>>()?;
         let source = self.source();
         let ((merged, mut changes), sink) = sink.filled_by(|sink| {

@@ -123,10 +123,9 @@ impl Core {
         if portions.parts < 2 {
             return Ok(None);
         }
-        let generations = frozen
-            .iter()
-            .map(|&slot| self.generation_view(slot))
-            .collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller has the maintenance lock, as its state shows, under which no frozen generation goes.
+        let generations = frozen.iter().map(|&slot| unsafe { self.generation_view(slot) });
+        let generations = generations.collect::<Result<Vec<_>>>()?;
         let leaves: usize = generations.iter().map(|generation| generation.index.leaves()).sum();
         let every = (leaves / (portions.parts * SAMPLES_PER_PART)).max(1);
         let sampled = generations

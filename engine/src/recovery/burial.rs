@@ -161,9 +161,10 @@ impl Core {
         let mut pages = HashSet::new();
         for &slot in &version.generations {
             let end = self.entry(slot).tail.load(Ordering::Acquire);
-            // SAFETY: below the end of the records everything was written, and as long as the caller has one of those,
-            // no generation of the version goes.
-            let bytes = unsafe { self.log_view(slot)?.bytes(0, end) };
+            // SAFETY: as long as the caller has one of those, no generation of the version goes.
+            let log = unsafe { self.log_view(slot) }?;
+            // SAFETY: below the end of the records everything was written.
+            let bytes = unsafe { log.bytes(0, end) };
             let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
             let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;
             let scanned = scan(bytes, &header, &self.seeds, |_, _, body| {

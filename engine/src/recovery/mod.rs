@@ -789,7 +789,8 @@ impl<'a> Recovery<'a> {
         let (offset, length) = core.region.take(&entry.memory, memory as u64)?;
         // SAFETY: the region handed this memory out for this index alone.
         let index = unsafe { Index::create(core.region.memory(offset), length as usize) };
-        let log = core.log_view(found.slot)?;
+        // SAFETY: the store is not open yet: no other thread knows the generation.
+        let log = unsafe { core.log_view(found.slot) }?;
         let generation = GenerationView { log, index };
         let mut costs = FoldCosts {
             operations,

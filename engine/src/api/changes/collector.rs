@@ -200,7 +200,8 @@ impl<'a, S: Source<'a>> Collector<'_, 'a, S> {
 /// The names of all maps after a commit.
 pub(super) fn names_at(core: &Core, version: &Version, commit: u64) -> Result<HashMap<u32, String>> {
     let _retained = core.keep_generations()?;
-    let generations = core.generations_between(version.base_commit, u32::MAX)?;
+    // SAFETY: they are kept until the end of this function.
+    let generations = unsafe { core.generations_between(version.base_commit, u32::MAX) }?;
     let mut names = HashMap::new();
     let mut damage = Ok(());
     let past = Past {

@@ -141,13 +141,18 @@ impl Core {
     }
 
     /// The generations that hold commits after this one, up to generation `newest`, oldest first.
-    pub(crate) fn generations_between(&self, commit: u64, newest: u32) -> Result<Vec<GenerationView<'_>>> {
+    ///
+    /// # Safety
+    /// As for [`Core::log_view`], for each of them.
+    pub(crate) unsafe fn generations_between(&self, commit: u64, newest: u32) -> Result<Vec<GenerationView<'_>>> {
         let number = |slot: u16| self.entry(slot).number.load(Ordering::Relaxed);
         let wanted =
             |&slot: &u16| self.entry(slot).last_commit.load(Ordering::Relaxed) > commit && number(slot) <= newest;
         let mut slots: Vec<u16> = self.readable_slots().filter(wanted).collect();
         slots.sort_unstable_by_key(|&slot| number(slot));
-        slots.into_iter().map(|slot| self.generation_view(slot)).collect()
+        // SAFETY: passed on.
+        let views = slots.into_iter().map(|slot| unsafe { self.generation_view(slot) });
+        views.collect()
     }
 }
 

@@ -38,8 +38,10 @@ struct LogCursor {
 impl LogCursor {
     /// `None`: the log file has lost its header.
     fn at(core: &Core, slot: u16, position: Option<u64>) -> Option<LogCursor> {
-        // SAFETY: the header was written before the generation went live, and the caller holds the generation.
-        let head = unsafe { core.log_view(slot).ok()?.bytes(0, LOG_START) };
+        // SAFETY: the caller holds the generation.
+        let log = unsafe { core.log_view(slot) }.ok()?;
+        // SAFETY: the header was written before the generation went live.
+        let head = unsafe { log.bytes(0, LOG_START) };
         let segment = SegmentHeader::decode(head, core.store)?;
         Some(LogCursor {
             slot,
@@ -72,7 +74,8 @@ impl Reader {
         self.enter(core, version, commit)?;
         let damaged = || Error::damaged(format!("the log has no intact record of commit {commit}"));
         let cursor = self.cursor.as_mut().ok_or_else(damaged)?;
-        let log = core.log_view(cursor.slot)?;
+        // SAFETY: the caller keeps the generations while it uses the body.
+        let log = unsafe { core.log_view(cursor.slot) }?;
         // Acquire: pairs with the release by the committer, who wrote the record before.
         let end = core.entry(cursor.slot).tail.load(Ordering::Acquire);
         loop {
@@ -104,9 +107,10 @@ impl Reader {
             self.cursor = slot.and_then(|slot| LogCursor::at(core, slot, None));
         }
         let newest = self.cursor.map_or(u32::MAX, |cursor| cursor.segment.generation);
-        let generations = core.generations_between(version.base_commit, newest)?;
-        // SAFETY: the caller holds the version and keeps the generations while it uses what is here. Afterwards only this
-        // method comes first again: for another version it replaces them, and clears what `latest` has of them.
+        // SAFETY: the caller holds the version and keeps the generations while it uses what is here. Each later use begins
+        // with this method: for another version it replaces them, and clears what `latest` has of them.
+        let generations = unsafe { core.generations_between(version.base_commit, newest) }?;
+        // SAFETY: as above.
         let kept = generations
             .into_iter()
             .map(|generation| unsafe { generation.unbound() });

@@ -2,9 +2,10 @@
 
 use duramen_engine::{Result, Snapshot, Transaction};
 
+use super::administration::other_kind;
 use super::record::{GroupRecord, Kind};
 use super::state::{Cursor, anchor_key};
-use super::{other_kind, written};
+use super::written;
 use crate::error::TopicError;
 use crate::follower::SubscribeOptions;
 use crate::handle::Topic;
@@ -98,7 +99,7 @@ impl Durable {
 
     pub(super) fn position_in(&self, snapshot: &Snapshot) -> Result<u64> {
         let reading = Reading::new(&self.topic, snapshot);
-        Ok(super::stored_cursor(&reading, &self.name, self.id)?.next)
+        Ok(super::description::stored_cursor(&reading, &self.name, self.id)?.next)
     }
 
     /// Subscribes from the first message that was not acknowledged.

@@ -2,8 +2,8 @@
 
 use duramen_engine::{Error, Result, Snapshot};
 
-use super::Existing;
-use super::delete_durable;
+use super::administration::Existing;
+use super::administration::delete_durable;
 use super::durable::Durable;
 use super::record::Kind;
 use super::rule::{Rule, RuleHandle, Wanted};

@@ -87,7 +87,7 @@ impl Group {
             floor: cursor.floor.max(hints.floor),
             ..cursor
         };
-        hints.floor = super::floor(&reading, self.shared.id, &from)?;
+        hints.floor = super::description::floor(&reading, self.shared.id, &from)?;
         hints.renewed = Some(now);
         Ok(())
     }

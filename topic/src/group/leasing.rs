@@ -265,7 +265,7 @@ impl Group {
     fn fresh(&self, most: usize) -> Result<Option<NewMessages>> {
         let snapshot = self.topic.snapshot()?;
         let reading = Reading::new(&self.topic, &snapshot);
-        let cursor = super::stored_cursor(&reading, &self.shared.name, self.shared.id)?;
+        let cursor = super::description::stored_cursor(&reading, &self.shared.name, self.shared.id)?;
         let record = self.record(&snapshot)?;
         let options = Group::options_of(&record);
         let limits = ReadLimits {

@@ -4,11 +4,13 @@ use std::time::SystemTime;
 
 use duramen_engine::{Result, Snapshot, Transaction};
 
+use super::administration::{Existing, other_kind};
 use super::deferred_deletes;
+use super::description::describe;
 use super::record::{GroupOptions, GroupRecord, Kind};
 use super::rule::{Rule, RuleHandle, Wanted, change_in};
 use super::state::Cursor;
-use super::{Existing, Group, GroupDescription, PatternMember, bell_of, describe, other_kind};
+use super::{Group, GroupDescription, PatternMember, bell_of};
 use crate::error::{TopicError, is_deleted};
 use crate::handle::{Topic, Topics};
 use crate::name::Pattern;

@@ -18,9 +18,10 @@ use std::collections::HashMap;
 
 use duramen_engine::{Error, Result, Snapshot, Transaction, Value};
 
+use super::administration::{Existing, NewGroup, ensure_dead_in, other_kind};
+use super::bell_of;
 use super::record::{DEAD, DeadLetters, GroupRecord, Kind};
 use super::state::Letters;
-use super::{Existing, NewGroup, bell_of, ensure_dead_in, other_kind};
 use crate::bytes::{Reader, put_bytes, put_number};
 use crate::error::{TopicError, is_deleted};
 use crate::handle::{Topic, Topics};

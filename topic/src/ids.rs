@@ -73,7 +73,7 @@ pub(crate) fn is_duplicate_in(tx: &Transaction, topic: &Topic, id: &[u8], window
     let home = topic.home();
     let row = tx.get_ref(&home.tables.index, index::key(topic.shared().id, ID, &[id]))?;
     let known = row.map(|row| Known::decode(&row)).transpose()?;
-    Ok(known.is_some_and(|known| known.is_within(window, millis(home.store.wall_clock()))))
+    Ok(known.is_some_and(|known| known.is_within(window, millis(tx.wall_clock()))))
 }
 
 /// Stores an id that the transaction publishes.
@@ -86,7 +86,7 @@ pub(crate) fn note_in(tx: &mut Transaction, topic: &Topic, id: &[u8]) -> Result<
         tx.delete(rows, index::key(number, ID_TIME, &[&before.time.to_be_bytes(), id]))?;
     }
     let known = Known {
-        time: millis(home.store.wall_clock()),
+        time: millis(tx.wall_clock()),
         at_least: tx
             .sequence_state(&topic.shared().sequence)?
             .map_or(0, |state| state.next),

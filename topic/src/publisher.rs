@@ -113,7 +113,7 @@ impl Publisher {
         let newest = Newest {
             sequence,
             at_least: state.map_or(0, |state| state.next),
-            time: millis(home.store.wall_clock()),
+            time: millis(tx.wall_clock()),
         };
         tx.put(&home.tables.publishers, &key, newest.encode())?;
         publish_in(tx, &self.topic, &message.publisher(&self.name, sequence)).map(Some)

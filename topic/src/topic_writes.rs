@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use duramen_engine::{Batch, Result, Transaction};
+use duramen_engine::{Batch, Reason, Result, Transaction};
 
 use crate::delayed::{self, Scheduled};
 use crate::group::{Deliveries, Delivery, Durable, Verdict};
@@ -54,6 +54,13 @@ pub trait TopicWrites {
             .map(|message| self.publish(topic, message))
             .collect()
     }
+
+    /// The offset that the next message of a topic gets, as the transaction sees it. In an exclusive transaction nobody
+    /// else publishes before the commit: the transaction's first message gets this offset, and the others follow.
+    ///
+    /// # Errors
+    /// [`duramen_engine::Reason::TopicDeleted`].
+    fn next_offset(&self, topic: &Topic) -> Result<u64>;
 
     /// Publishes a message of a publisher. `None`: a message with this sequence or a higher one was published before.
     ///
@@ -189,6 +196,14 @@ impl TopicBatch for Batch {
 impl TopicWrites for Transaction {
     fn publish<'m>(&mut self, topic: &Topic, message: impl Into<Message<'m>>) -> Result<Ticket> {
         publish_in(self, topic, &message.into())
+    }
+
+    fn next_offset(&self, topic: &Topic) -> Result<u64> {
+        let state = self.sequence_state(&topic.shared().sequence)?;
+        let name = || topic.name().into();
+        state
+            .map(|state| state.next)
+            .ok_or_else(|| Reason::TopicDeleted { name: name() }.into())
     }
 
     fn publish_once<'m>(

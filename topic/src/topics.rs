@@ -159,6 +159,53 @@ impl Topics {
     }
 }
 
+/// Topics in transactions: what these calls do takes effect with the transaction's other writes, when it commits.
+impl Topics {
+    /// The topic with a name, as the transaction sees it.
+    ///
+    /// # Errors
+    /// [`TopicError::InvalidName`].
+    pub fn get_in(&self, tx: &Transaction, name: &str) -> Result<Option<Topic>> {
+        check_name(name)?;
+        let record = self.home().record_in(tx, name)?;
+        record.map(|record| self.home().topic(record.id, name)).transpose()
+    }
+
+    /// Creates a topic. The transaction can publish to it at once.
+    ///
+    /// # Errors
+    /// As [`Topics::create`].
+    pub fn create_in(&self, tx: &mut Transaction, name: &str, options: &TopicOptions) -> Result<Topic> {
+        check_name(name)?;
+        options.check()?;
+        let id = self.home().create_new_in(tx, name, options)?;
+        self.home().topic(id, name)
+    }
+
+    /// Replaces all options of a topic.
+    ///
+    /// # Errors
+    /// [`TopicError::UnknownTopic`], [`TopicError::InvalidOptions`].
+    pub fn configure_in(&self, tx: &mut Transaction, name: &str, options: &TopicOptions) -> Result<()> {
+        check_name(name)?;
+        options.check()?;
+        let Some(record) = self.home().record_in(tx, name)? else {
+            return Err(TopicError::UnknownTopic { name: name.into() }.into());
+        };
+        self.home().configure_in(tx, name, record, &options.stored())
+    }
+
+    /// Deletes a topic with its messages and groups. The background thread of a process that has one removes what is
+    /// left of its groups.
+    ///
+    /// # Errors
+    /// [`TopicError::UnknownTopic`].
+    pub fn delete_in(&self, tx: &mut Transaction, name: &str) -> Result<()> {
+        check_name(name)?;
+        self.home().delete_in(tx, name)
+    }
+}
+
 impl Inner {
     fn delete_contents(&self, tx: &mut Transaction, id: u32, name: &str) -> Result<()> {
         deferred_deletes::delete_states(tx, &self.tables, id)?;
@@ -210,15 +257,19 @@ impl Home {
     fn create(&self, name: &str, options: &TopicOptions) -> Result<Topic> {
         check_name(name)?;
         options.check()?;
-        let id = self.store.transact(|tx| match self.record_in(tx, name)? {
+        let id = self.store.transact(|tx| self.create_new_in(tx, name, options))?;
+        self.topic(id, name)
+    }
+
+    fn create_new_in(&self, tx: &mut Transaction, name: &str, options: &TopicOptions) -> Result<u32> {
+        match self.record_in(tx, name)? {
             Some(found) => Err(TopicError::TopicExists {
                 name: name.into(),
                 differences: found.options.differences(&options.stored()),
             }
             .into()),
             None => self.create_in(tx, name, options),
-        })?;
-        self.topic(id, name)
+        }
     }
 
     fn ensure(&self, name: &str, options: &TopicOptions) -> Result<Topic> {
@@ -252,15 +303,16 @@ impl Home {
 
     /// Deletes a topic; rows of its groups may be left.
     pub(crate) fn delete_in_one_commit(&self, name: &str) -> Result<()> {
-        self.store.transact(|tx| {
-            let record = tx.get_ref(&self.tables.topics, name.as_bytes())?;
-            let Some(record) = record.map(|record| TopicRecord::decode(&record)).transpose()? else {
-                return Err(TopicError::UnknownTopic { name: name.into() }.into());
-            };
-            self.delete_contents(tx, record.id, name)?;
-            tx.delete(&self.tables.topics, name.as_bytes())?;
-            self.register(tx, Event::Deleted, record.id, name)
-        })
+        self.store.transact(|tx| self.delete_in(tx, name))
+    }
+
+    fn delete_in(&self, tx: &mut Transaction, name: &str) -> Result<()> {
+        let Some(record) = self.record_in(tx, name)? else {
+            return Err(TopicError::UnknownTopic { name: name.into() }.into());
+        };
+        self.delete_contents(tx, record.id, name)?;
+        tx.delete(&self.tables.topics, name.as_bytes())?;
+        self.register(tx, Event::Deleted, record.id, name)
     }
 }
 

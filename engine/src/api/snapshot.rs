@@ -358,6 +358,7 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// As [`Cursor::next`].
+    #[inline]
     pub fn prev(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
         self.pinned.alive()?;
         let pair = self.scan.prev_pair()?;

@@ -41,6 +41,8 @@ pub(crate) struct Draft {
     /// Bells that ring beside those of the sequences that are appended to.
     pub(crate) rung: Vec<Arc<Bell>>,
     pub(crate) assigned: Vec<u64>,
+    /// The time that the commit is to have instead of the clock's, in microseconds since 1970.
+    pub(crate) time: Option<u64>,
     pub(crate) adds_anything: bool,
     /// Runs that it attaches.
     pub(crate) runs: u64,
@@ -155,6 +157,7 @@ impl Draft {
             renamed: Vec::new(),
             rung: Vec::new(),
             assigned: Vec::new(),
+            time: None,
             adds_anything: false,
             runs: 0,
             costs: FoldCosts::default(),
@@ -174,6 +177,7 @@ impl Draft {
         self.renamed.clear();
         self.rung.clear();
         self.assigned.clear();
+        self.time = None;
         self.adds_anything = false;
         self.runs = 0;
         self.costs = FoldCosts::default();

@@ -684,7 +684,7 @@ impl Core {
         if draft.sequences.is_empty() {
             return Ok(());
         }
-        let wall = self.platform.clock.wall().as_millis() as u64;
+        let wall = self.commit_time(draft) / 1_000;
         let seed = self.hash_seed;
         let generation = self.active_generation();
         for sequence in 0..draft.sequences.len() {
@@ -755,6 +755,12 @@ impl Core {
         .into()
     }
 
+    /// The time that the commit is to have, in microseconds since 1970; it gets a later one where time would run back.
+    fn commit_time(&self, draft: &Draft) -> u64 {
+        let wall = || self.platform.clock.wall().as_micros() as u64;
+        draft.time.unwrap_or_else(wall)
+    }
+
     /// The point of no return.
     fn write_record(&self, draft: &mut Draft) -> Result<u64> {
         let control = self.control();
@@ -763,7 +769,7 @@ impl Core {
         let entry = self.entry(slot);
         let commit = control.visible.0.load(Ordering::Relaxed) + 1;
         let start = next_position(entry, self.unit);
-        let wall = self.platform.clock.wall().as_micros() as u64;
+        let wall = self.commit_time(draft);
         // A commit that rings may hold times of the shared clock, which must not run back when the store is opened
         // again.
         let shared = if draft.rung.is_empty() { 0 } else { self.shared_micros() };

@@ -35,6 +35,10 @@ impl MapInfo {
         }
     }
 
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        *self.name.lock().unwrap_or_else(|e| e.into_inner()) == name
+    }
+
     pub(crate) fn name(&self) -> String {
         self.name.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }

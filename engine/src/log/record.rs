@@ -135,6 +135,7 @@ pub(crate) struct Operation<'a> {
 
 impl<'a> Operation<'a> {
     /// Decodes the operation at the beginning of `bytes` and says how many bytes it takes.
+    #[inline]
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<(Operation<'a>, usize)> {
         let cut = || Error::damaged("an operation in the log is longer than its record");
         let head = bytes.get(..OPERATION_HEADER_BYTES).ok_or_else(cut)?;

@@ -156,11 +156,13 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
     }
 
     /// Steps back to the pair before.
+    #[inline]
     pub(crate) fn prev_pair(&mut self) -> Result<Option<(&[u8], Value<'a>)>> {
         let entry = self.prev()?;
         self.pair(entry)
     }
 
+    #[inline]
     fn pair(&self, entry: Option<Entry<'a>>) -> Result<Option<(&[u8], Value<'a>)>> {
         let Some(entry) = entry else { return Ok(None) };
         let value = entry.resolve(self.base.source())?;
@@ -247,8 +249,20 @@ impl<'a, S: Source<'a>> Scan<'a, S> {
         let is_forward = direction == Direction::Forward;
         let input = &mut self.others[self.in_a_row.1];
         input.step_in_leaf(is_forward);
-        match entry_of(input, self.limit) {
-            Ok(Some((_, entry))) if self.shows_deleted || !matches!(entry, Entry::Deleted) => Some(entry),
+        let entry = match input {
+            // Here and not in `entry_of`: an entry that passes through several results is moved in pieces, and waits for them.
+            Input::Index(cursor, generation) => cursor
+                .visible(self.limit)
+                .and_then(|version| generation.stored(version.position).ok())
+                .map(Entry::stored),
+            Input::Run(_, cursor) => {
+                let (page, location) = cursor.value();
+                Some(entry_at::<S>(page, location))
+            }
+            Input::Layer(_, cursor) => Some(cursor.entry()),
+        };
+        match entry {
+            Some(entry) if self.shows_deleted || !matches!(entry, Entry::Deleted) => Some(entry),
             _ => {
                 input.step_in_leaf(!is_forward);
                 None

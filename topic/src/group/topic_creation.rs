@@ -12,7 +12,7 @@ impl Home {
     /// Creates a topic that does not exist, and returns its number.
     pub(crate) fn create_in(&self, tx: &mut Transaction, name: &str, options: &TopicOptions) -> Result<u32> {
         let topics = &self.tables.topics;
-        let (id, now) = (next_id(tx, topics)?, millis(self.store.wall_clock()));
+        let (id, now) = (next_id(tx, topics)?, millis(tx.wall_clock()));
         let record = TopicRecord {
             id,
             created: now,

@@ -120,6 +120,12 @@ impl Map {
         &self.name
     }
 
+    /// Whether the map exists and still has the name with which this handle was opened.
+    #[doc(hidden)]
+    pub fn is_current(&self) -> bool {
+        self.info.alive().is_ok() && self.info.has_name(&self.name)
+    }
+
     /// Its number in the store.
     #[doc(hidden)]
     pub fn number(&self) -> u32 {

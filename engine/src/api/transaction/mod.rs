@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::api::batch::{pages_of, stored};
 use crate::api::future::CommitFuture;
@@ -58,6 +59,7 @@ pub struct TransactionOptions {
     exclusive: bool,
     durability: Option<Durability>,
     memory_bytes: Option<usize>,
+    commit_time: Option<u64>,
 }
 
 impl TransactionOptions {
@@ -95,6 +97,15 @@ impl TransactionOptions {
         self.memory_bytes = Some(bytes);
         self
     }
+
+    /// The time of the commit, instead of the clock's: commits and messages carry it. This is for programs that apply
+    /// one list of changes to several stores and want equal stores. The time of a store never runs back, so a commit
+    /// gets at least the time of the commit before it. Resolution: 1 microsecond; times before 1970 become 1970.
+    pub fn commit_time(mut self, time: SystemTime) -> TransactionOptions {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.commit_time = Some(u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
+        self
+    }
 }
 
 /// A write transaction. It reads the snapshot it began with and its own writes; others see nothing of it until it
@@ -120,6 +131,7 @@ pub struct Transaction {
     token: u32,
     durability: Durability,
     memory_bytes: usize,
+    commit_time: Option<u64>,
     finished: bool,
     /// Whether it found out before its commit that it cannot be made.
     met_conflict: bool,
@@ -328,6 +340,7 @@ impl Transaction {
             token,
             durability: options.durability.unwrap_or(core.settings.durability),
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
+            commit_time: options.commit_time,
             finished: false,
             met_conflict: false,
             call: "tx.commit",
@@ -980,6 +993,7 @@ impl Transaction {
         let core = self.core();
         let commit: Result<Commit> = with_draft(|draft| {
             draft.values_may_tear(values == Durability::Written);
+            draft.time = self.commit_time;
             if !self.work.new_maps.is_empty() {
                 maps.retain(|map| !self.is_new(map));
             }

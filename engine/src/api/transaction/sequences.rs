@@ -1,5 +1,7 @@
 //! What the crate `topic` needs of a transaction: appending to sequences, and depending on single rows.
 
+use std::time::Duration;
+
 use super::{APPEND_BYTES, AppendTo, Numbered, Transaction, appended_bytes};
 use crate::api::batch::stored;
 use crate::api::map::Map;
@@ -66,6 +68,13 @@ impl Transaction {
         let key = FullKey::new(map.id_in(self.pinned.core())?, key)?;
         self.work.needed_keys.push(key.to_vec());
         Ok(())
+    }
+
+    /// The time that the commit is to have, since 1970: the one that was asked for, or that of the clock.
+    #[doc(hidden)]
+    pub fn wall_clock(&self) -> Duration {
+        self.commit_time
+            .map_or_else(|| self.core().platform.clock.wall(), Duration::from_micros)
     }
 
     /// Begins a sequence. Appends to it are possible by transactions after this one.

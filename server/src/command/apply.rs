@@ -1,0 +1,362 @@
+//! Applying entries to a store.
+
+use std::collections::HashMap;
+use std::time::{Duration, UNIX_EPOCH};
+
+use duramen::topic::{Message, Topic, TopicOptions, TopicWrites, Topics, TopicsOptions};
+use duramen::{CommitFuture, Durability, Error, Map, Result, Store, Transaction, TransactionOptions};
+use duramen_proto::command::command::Change;
+use duramen_proto::command::outcome::Outcome as Led;
+use duramen_proto::command::{Command, CreateTopic, Entry, Outcome, Refusal};
+use duramen_proto::v1::condition::Test;
+use duramen_proto::v1::operation::Change as Operated;
+use duramen_proto::v1::operation_result::Result as Given;
+use duramen_proto::v1::{self, CommitRequest, CommitResponse, Operation, OperationResult};
+use tonic::Code;
+
+use super::ENTRY_VERSION;
+use super::idempotency::{Keys, Known};
+use super::refusal::{refusal_of, refused};
+
+/// Applies entries to a store: all writes of the server go through here.
+pub struct Applier {
+    store: Store,
+    topics: Topics,
+    keys: Keys,
+    maps: HashMap<String, Map>,
+    known_topics: HashMap<String, Topic>,
+}
+
+/// The most handles that are kept of maps, and of topics.
+const HANDLES_MAX: usize = 10_000;
+
+/// What applying an entry led to.
+pub struct Applied {
+    /// The outcome of each command.
+    pub outcomes: Vec<Outcome>,
+    /// Resolves when the entry lasts as was asked.
+    pub durable: CommitFuture,
+}
+
+/// Why a command changed nothing: it was refused, or the store failed.
+enum Stopped {
+    Refused(Refusal),
+    Failed(Error),
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Stopped {
+        match refusal_of(&error) {
+            Some(refusal) => Stopped::Refused(refusal),
+            None => Stopped::Failed(error),
+        }
+    }
+}
+
+impl From<Refusal> for Stopped {
+    fn from(refusal: Refusal) -> Stopped {
+        Stopped::Refused(refusal)
+    }
+}
+
+type Ran = std::result::Result<Outcome, Stopped>;
+
+impl Applier {
+    /// An applier for a store. The store may have other users at the same time.
+    ///
+    /// # Errors
+    /// Those of opening the topics of the store.
+    pub fn new(store: &Store, topics: TopicsOptions) -> Result<Applier> {
+        Ok(Applier {
+            store: store.clone(),
+            topics: Topics::open_with(store, topics)?,
+            keys: Keys::new(store.reserved_map("server.idempotency")?),
+            maps: HashMap::new(),
+            known_topics: HashMap::new(),
+        })
+    }
+
+    /// The store's topics.
+    pub fn topics(&self) -> &Topics {
+        &self.topics
+    }
+
+    /// Whether a command must be alone in its entry: it changes which maps there are.
+    pub fn is_alone(command: &Command) -> bool {
+        matches!(
+            command.change,
+            Some(Change::CreateMap(_) | Change::RenameMap(_) | Change::DropMap(_))
+        )
+    }
+
+    /// Applies an entry in one commit, which is visible when this returns. A command that is refused changes nothing,
+    /// and the others take effect.
+    ///
+    /// # Errors
+    /// When the store fails: then nothing of the entry took effect, unless the error says otherwise.
+    pub fn apply(&mut self, entry: &Entry, durability: Durability) -> Result<Applied> {
+        if entry.version != ENTRY_VERSION {
+            let message = format!(
+                "an entry has version {}, this server knows {ENTRY_VERSION}",
+                entry.version
+            );
+            return Err(duramen::Reason::InvalidArgument(message).into());
+        }
+        let time = UNIX_EPOCH + Duration::from_micros(entry.time_us);
+        let options = TransactionOptions::new()
+            .exclusive()
+            .durability(durability)
+            .commit_time(time);
+        let mut tx = self.store.begin(options)?;
+        self.keys.forget_old(&mut tx, entry.time_us)?;
+        let mut next_offsets = HashMap::new();
+        let mut outcomes = Vec::with_capacity(entry.commands.len());
+        for command in &entry.commands {
+            outcomes.push(self.apply_one(&mut tx, command, entry.time_us, &mut next_offsets)?);
+        }
+        let durable = tx.commit_async()?;
+        Ok(Applied { outcomes, durable })
+    }
+
+    fn apply_one(
+        &mut self,
+        tx: &mut Transaction,
+        command: &Command,
+        time_us: u64,
+        next: &mut NextOffsets,
+    ) -> Result<Outcome> {
+        if let Known::Answered(outcome) = self.keys.look_up(tx, command)? {
+            return Ok(outcome);
+        }
+        // A command of one operation changes nothing when that fails.
+        let is_whole = !matches!(&command.change, Some(Change::Commit(commit)) if is_small(commit));
+        let before = if is_whole { Some(tx.savepoint()?) } else { None };
+        let outcome = match self.run(tx, command, next) {
+            Ok(outcome) => outcome,
+            Err(Stopped::Refused(refusal)) => {
+                if let Some(before) = before {
+                    tx.rollback_to(&before)?;
+                    // It may have counted messages that are gone.
+                    next.clear();
+                    self.known_topics.clear();
+                }
+                outcome(Led::Refused(refusal))
+            }
+            Err(Stopped::Failed(error)) => return Err(error),
+        };
+        self.keys.remember(tx, command, time_us, &outcome)?;
+        Ok(outcome)
+    }
+
+    fn run(&mut self, tx: &mut Transaction, command: &Command, next: &mut NextOffsets) -> Ran {
+        let Some(change) = &command.change else {
+            return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", "the command has no change").into());
+        };
+        match change {
+            Change::Commit(commit) => return self.commit(tx, commit, next),
+            Change::CreateMap(create) => {
+                let is_new = self.store.maps().get(&create.map)?.is_none();
+                self.maps.remove(&create.map);
+                tx.map(&create.map)?;
+                return Ok(outcome(Led::Changed(is_new)));
+            }
+            Change::RenameMap(rename) => {
+                self.maps.clear();
+                tx.rename_map(&rename.map, &rename.new_name)?;
+            }
+            Change::DropMap(drop) => {
+                self.maps.remove(&drop.map);
+                tx.drop_map(&drop.map)?;
+            }
+            Change::CreateTopic(create) => return self.create_topic(tx, create),
+            Change::ConfigureTopic(configure) => {
+                let options = topic_options(configure.options.as_ref());
+                self.topics.configure_in(tx, &configure.topic, &options)?;
+                self.known_topics.remove(&configure.topic);
+            }
+            Change::DeleteTopic(delete) => {
+                self.known_topics.remove(&delete.topic);
+                self.topics.delete_in(tx, &delete.topic)?;
+                next.clear();
+            }
+        }
+        Ok(outcome(Led::Changed(true)))
+    }
+
+    fn create_topic(&mut self, tx: &mut Transaction, create: &CreateTopic) -> Ran {
+        let options = topic_options(create.options.as_ref());
+        match self.topics.create_in(tx, &create.topic, &options) {
+            Ok(_) => Ok(outcome(Led::Changed(true))),
+            Err(error) => match duramen::topic::TopicError::of(&error) {
+                Some(duramen::topic::TopicError::TopicExists { differences, .. })
+                    if create.if_missing && differences.is_empty() =>
+                {
+                    Ok(outcome(Led::Changed(false)))
+                }
+                _ => Err(error.into()),
+            },
+        }
+    }
+
+    fn commit(&mut self, tx: &mut Transaction, commit: &CommitRequest, next: &mut NextOffsets) -> Ran {
+        let mut succeeded = true;
+        for condition in &commit.conditions {
+            let map = self.map(&condition.map)?;
+            let value = tx.get_ref(&map, &condition.key)?;
+            succeeded &= match &condition.test {
+                Some(Test::ValueIs(expected)) => value.is_some_and(|value| value == expected[..]),
+                Some(Test::Exists(exists)) => value.is_some() == *exists,
+                None => {
+                    let message = "a condition has no test; set value_is or exists";
+                    return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", message).into());
+                }
+            };
+        }
+        let operations = if succeeded { &commit.then } else { &commit.otherwise };
+        let mut results = Vec::with_capacity(operations.len());
+        for operation in operations {
+            let given = self.operate(tx, operation, next)?;
+            results.push(OperationResult { result: Some(given) });
+        }
+        Ok(outcome(Led::Committed(CommitResponse { succeeded, results })))
+    }
+
+    fn operate(
+        &mut self,
+        tx: &mut Transaction,
+        operation: &Operation,
+        next: &mut NextOffsets,
+    ) -> std::result::Result<Given, Stopped> {
+        let Some(change) = &operation.change else {
+            return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", "an operation has no change").into());
+        };
+        match change {
+            Operated::Put(put) => tx.put(&self.map(&put.map)?, &put.key, &put.value)?,
+            Operated::Delete(delete) => tx.delete(&self.map(&delete.map)?, &delete.key)?,
+            Operated::DeleteRange(delete) => {
+                let map = self.map(&delete.map)?;
+                match &delete.range {
+                    None => tx.clear(&map)?,
+                    Some(v1::KeyRange { start, end: None }) => tx.delete_range(&map, &start[..]..)?,
+                    Some(v1::KeyRange { start, end: Some(end) }) => tx.delete_range(&map, &start[..]..&end[..])?,
+                }
+            }
+            Operated::Add(add) => {
+                let map = self.map(&add.map)?;
+                tx.add(&map, &add.key, add.delta)?;
+                let sum = tx.get_ref(&map, &add.key)?;
+                let sum = sum.and_then(|sum| <[u8; 8]>::try_from(&sum[..]).ok());
+                return Ok(Given::Sum(sum.map_or(0, i64::from_be_bytes)));
+            }
+            Operated::Publish(publish) => return self.publish(tx, publish, next),
+        }
+        Ok(Given::Applied(v1::Applied {}))
+    }
+
+    fn publish(
+        &mut self,
+        tx: &mut Transaction,
+        publish: &v1::PublishOperation,
+        next: &mut NextOffsets,
+    ) -> std::result::Result<Given, Stopped> {
+        if publish.messages.is_empty() {
+            let message = "there are no messages to publish; send at least one";
+            return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", message).into());
+        }
+        let (topic, first) = match next.get(&publish.topic) {
+            Some(known) => known.clone(),
+            None => {
+                let topic = self.topic(tx, &publish.topic)?;
+                let first = tx.next_offset(&topic)?;
+                (topic, first)
+            }
+        };
+        for message in &publish.messages {
+            tx.publish(&topic, to_publish(message))?;
+        }
+        let after = first + publish.messages.len() as u64;
+        next.insert(publish.topic.clone(), (topic, after));
+        Ok(Given::FirstOffset(first))
+    }
+
+    fn map(&mut self, name: &str) -> std::result::Result<Map, Stopped> {
+        if let Some(map) = self.maps.get(name).filter(|map| map.is_current()) {
+            return Ok(map.clone());
+        }
+        let map = self.store.maps().get(name)?.ok_or_else(|| map_not_found(name))?;
+        if self.maps.len() >= HANDLES_MAX {
+            self.maps.clear();
+        }
+        self.maps.insert(name.into(), map.clone());
+        Ok(map)
+    }
+
+    fn topic(&mut self, tx: &Transaction, name: &str) -> std::result::Result<Topic, Stopped> {
+        if let Some(topic) = self.known_topics.get(name)
+            && tx.next_offset(topic).is_ok()
+        {
+            return Ok(topic.clone());
+        }
+        let topic = self.topics.get_in(tx, name)?.ok_or_else(|| {
+            let message = format!("there is no topic {name:?}; create it with CreateTopic");
+            refused(Code::NotFound, "TOPIC_NOT_FOUND", message)
+        })?;
+        if self.known_topics.len() >= HANDLES_MAX {
+            self.known_topics.clear();
+        }
+        self.known_topics.insert(name.into(), topic.clone());
+        Ok(topic)
+    }
+}
+
+/// The topics that an entry has published to, with the offset of the next message of each.
+type NextOffsets = HashMap<String, (Topic, u64)>;
+
+fn outcome(led: Led) -> Outcome {
+    Outcome { outcome: Some(led) }
+}
+
+pub(crate) fn map_not_found(name: &str) -> Refusal {
+    let message = format!("there is no map {name:?}; create it with CreateMap");
+    refused(Code::NotFound, "MAP_NOT_FOUND", message)
+}
+
+/// Whether a commit has one operation in each branch, which writes at most one row.
+fn is_small(commit: &CommitRequest) -> bool {
+    let is_small = |operations: &[Operation]| match operations {
+        [] => true,
+        [one] => !matches!(&one.change, Some(Operated::Publish(publish)) if publish.messages.len() > 1),
+        _ => false,
+    };
+    is_small(&commit.then) && is_small(&commit.otherwise)
+}
+
+fn to_publish(message: &v1::Message) -> Message<'_> {
+    let mut published = Message::new(&message.payload);
+    if !message.key.is_empty() {
+        published = published.key(&message.key);
+    }
+    for header in &message.headers {
+        published = published.header(&header.name, &header.value);
+    }
+    if message.expires_after_ms > 0 {
+        published = published.expires_after(Duration::from_millis(message.expires_after_ms));
+    }
+    published
+}
+
+fn topic_options(options: Option<&v1::TopicOptions>) -> TopicOptions {
+    let mut made = TopicOptions::new();
+    let Some(options) = options else { return made };
+    if options.keep_for_ms > 0 {
+        made = made.keep_for(Duration::from_millis(options.keep_for_ms));
+    }
+    if options.keep_bytes > 0 {
+        made = made.keep_bytes(options.keep_bytes);
+    }
+    if options.keep_messages > 0 {
+        made = made.keep_messages(options.keep_messages);
+    }
+    made.message_expiry(options.message_expiry)
+        .latest_per_key(options.latest_per_key)
+}

@@ -1,0 +1,16 @@
+//! The one way in: every request that writes becomes a command, and [`Applier::apply`] alone changes the store.
+//!
+//! Commands are applied in entries. An entry carries its time, and its effect depends on nothing but its content and
+//! the store. So equal entries make equal stores, which is what replication needs: it changes where entries come from,
+//! and nothing else.
+
+mod apply;
+mod idempotency;
+mod refusal;
+
+pub(crate) use apply::map_not_found;
+pub use apply::{Applied, Applier};
+pub(crate) use refusal::refusal_of;
+
+/// The version of entries that this server writes. It refuses all others.
+pub const ENTRY_VERSION: u32 = 1;

@@ -1,0 +1,43 @@
+//! Refusals: what a command gets that changes nothing.
+
+use duramen::topic::TopicError;
+use duramen::{Error, Kind, Reason};
+use duramen_proto::command::Refusal;
+use tonic::Code;
+
+/// The refusal of a command that is wrong or comes at the wrong time.
+pub fn refused(code: Code, reason: &str, message: impl Into<String>) -> Refusal {
+    Refusal {
+        code: code as u32,
+        reason: reason.into(),
+        message: message.into(),
+    }
+}
+
+/// The refusal that an error of the store means. `None`: the error says nothing about the command; the store failed.
+pub(crate) fn refusal_of(error: &Error) -> Option<Refusal> {
+    if let Some(topic) = TopicError::of(error) {
+        let (code, reason) = match topic {
+            TopicError::UnknownTopic { .. } => (Code::NotFound, "TOPIC_NOT_FOUND"),
+            TopicError::TopicExists { .. } => (Code::AlreadyExists, "TOPIC_EXISTS"),
+            TopicError::InvalidName { .. } => (Code::InvalidArgument, "INVALID_TOPIC_NAME"),
+            TopicError::OptionMissing { .. } => (Code::FailedPrecondition, "TOPIC_OPTION_MISSING"),
+            TopicError::TopicFull { .. } => (Code::ResourceExhausted, "TOPIC_FULL"),
+            TopicError::PublisherHeldBack { .. } => (Code::ResourceExhausted, "PUBLISHER_HELD_BACK"),
+            TopicError::MessageTooLarge { .. } => (Code::InvalidArgument, "MESSAGE_TOO_LARGE"),
+            _ if error.kind() == Kind::FixTheCall => (Code::InvalidArgument, "INVALID_ARGUMENT"),
+            _ => return None,
+        };
+        return Some(refused(code, reason, error.to_string()));
+    }
+    let (code, reason) = match error.reason() {
+        Reason::UnknownMap { .. } | Reason::MapDropped { .. } => (Code::NotFound, "MAP_NOT_FOUND"),
+        Reason::MapExists { .. } => (Code::AlreadyExists, "MAP_EXISTS"),
+        Reason::TopicDeleted { .. } => (Code::NotFound, "TOPIC_NOT_FOUND"),
+        Reason::NotACounter { .. } => (Code::FailedPrecondition, "NOT_A_COUNTER"),
+        Reason::CounterOverflow { .. } => (Code::OutOfRange, "COUNTER_OVERFLOW"),
+        _ if error.kind() == Kind::FixTheCall => (Code::InvalidArgument, "INVALID_ARGUMENT"),
+        _ => return None,
+    };
+    Some(refused(code, reason, error.to_string()))
+}

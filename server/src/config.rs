@@ -1,0 +1,379 @@
+//! The configuration of a server: flags, then environment variables, then one TOML file, then defaults.
+//!
+//! Every value knows where it came from, so that `duramen config check` can say it, and a mistake names its place.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, fmt, fs};
+
+use crate::pipeline::Level;
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A flag of the command line.
+    Flag,
+    /// An environment variable.
+    Environment,
+    /// A line of the configuration file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line, counting from 1.
+        line: usize,
+    },
+    /// Nobody set it.
+    Default,
+}
+
+/// A setting, and what it is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Its name in the file. A flag has `-` in place of `_`, a variable `DURAMEN_` in front and capital letters.
+    pub name: &'static str,
+    /// What it is, in one sentence.
+    pub about: &'static str,
+    /// The value when nobody sets it.
+    pub default: &'static str,
+}
+
+/// All settings.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "data_dir",
+        about: "the directory of the store; it is made when it is missing, for the server's user alone",
+        default: "duramen-data",
+    },
+    Setting {
+        name: "listen",
+        about: "address and port for TCP; empty: no TCP",
+        default: "127.0.0.1:7420",
+    },
+    Setting {
+        name: "unix_socket",
+        about: "path of a unix socket to listen on; empty: none",
+        default: "",
+    },
+    Setting {
+        name: "allow_remote_plaintext",
+        about: "whether other machines may connect without encryption: true or false",
+        default: "false",
+    },
+    Setting {
+        name: "threads",
+        about: "number of threads that serve connections; 0: one for each processor, at most 8",
+        default: "0",
+    },
+    Setting {
+        name: "acknowledge",
+        about: "what a write survives before it is acknowledged, when the request does not say: written or synced",
+        default: "synced",
+    },
+    Setting {
+        name: "queue_bytes",
+        about: "bytes of writes that may wait; requests beyond that are refused with a hint to retry",
+        default: "67108864",
+    },
+    Setting {
+        name: "max_connections",
+        about: "the most connections at a time; further ones are closed at once",
+        default: "20000",
+    },
+    Setting {
+        name: "reflection",
+        about: "whether the server tells its services to tools such as grpcurl: true or false",
+        default: "false",
+    },
+    Setting {
+        name: "grace_seconds",
+        about: "seconds that calls may take to end when the server stops",
+        default: "10",
+    },
+];
+
+/// The effective configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// See the setting of this name.
+    pub data_dir: PathBuf,
+    /// See the setting of this name.
+    pub listen: Option<SocketAddr>,
+    /// See the setting of this name.
+    pub unix_socket: Option<PathBuf>,
+    /// See the setting of this name.
+    pub threads: usize,
+    /// See the setting of this name.
+    pub acknowledge: Level,
+    /// See the setting of this name.
+    pub queue_bytes: usize,
+    /// See the setting of this name.
+    pub max_connections: usize,
+    /// See the setting of this name.
+    pub reflection: bool,
+    /// See the setting of this name.
+    pub grace: Duration,
+    /// All settings as text, with their origins, in the order of [`SETTINGS`].
+    pub origins: Vec<(&'static str, String, Origin)>,
+}
+
+/// A mistake in the configuration: what, where, and what to do.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {message}")]
+pub struct ConfigError {
+    place: String,
+    message: String,
+}
+
+impl ConfigError {
+    fn at(place: impl fmt::Display, message: impl Into<String>) -> ConfigError {
+        ConfigError {
+            place: place.to_string(),
+            message: message.into(),
+        }
+    }
+}
+
+/// The environment variable of a setting.
+pub fn variable(name: &str) -> String {
+    format!("DURAMEN_{}", name.to_uppercase())
+}
+
+/// The flag of a setting.
+pub fn flag(name: &str) -> String {
+    format!("--{}", name.replace('_', "-"))
+}
+
+impl Config {
+    /// Collects the configuration. `flags` are names of settings with their values; `file` is the configuration file,
+    /// and without it `DURAMEN_CONFIG` may name one.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the flag, the variable or the line of the mistake.
+    pub fn collect(flags: &[(&str, String)], file: Option<&Path>) -> Result<Config, ConfigError> {
+        Config::collect_from(flags, file, |name| env::var(name).ok())
+    }
+
+    fn collect_from(
+        flags: &[(&str, String)],
+        file: Option<&Path>,
+        variables: impl Fn(&str) -> Option<String>,
+    ) -> Result<Config, ConfigError> {
+        let file = file.map(Path::to_path_buf);
+        let file = file.or_else(|| variables("DURAMEN_CONFIG").map(PathBuf::from));
+        let in_file = file.as_deref().map(read_file).transpose()?.unwrap_or_default();
+        let origins: Vec<_> = SETTINGS
+            .iter()
+            .map(|setting| {
+                let by_flag = flags.iter().find(|(name, _)| *name == setting.name);
+                let (value, origin) = if let Some((_, value)) = by_flag {
+                    (value.clone(), Origin::Flag)
+                } else if let Some(value) = variables(&variable(setting.name)) {
+                    (value, Origin::Environment)
+                } else if let (Some((line, value)), Some(path)) = (in_file.get(setting.name), &file) {
+                    let (path, line) = (path.clone(), *line);
+                    (value.clone(), Origin::File { path, line })
+                } else {
+                    (setting.default.into(), Origin::Default)
+                };
+                (setting.name, value, origin)
+            })
+            .collect();
+        let values = Values(&origins);
+        let config = Config {
+            data_dir: values.of("data_dir").into(),
+            listen: values.parsed_unless_empty("listen", "an address and a port, as in 127.0.0.1:7420")?,
+            unix_socket: Some(values.of("unix_socket"))
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
+            threads: match values.parsed("threads", "a number of threads, as in 4")? {
+                0 => std::thread::available_parallelism().map_or(1, usize::from).min(8),
+                threads => threads,
+            },
+            acknowledge: match values.of("acknowledge") {
+                "written" => Level::Written,
+                "synced" => Level::Synced,
+                other => return Err(values.wrong("acknowledge", other, "written or synced")),
+            },
+            queue_bytes: values.parsed("queue_bytes", "a number of bytes, as in 67108864")?,
+            max_connections: values.parsed("max_connections", "a number of connections, as in 20000")?,
+            reflection: values.parsed("reflection", "true or false")?,
+            grace: Duration::from_secs(values.parsed("grace_seconds", "a number of seconds, as in 10")?),
+            origins: origins.clone(),
+        };
+        let allows_remote: bool = values.parsed("allow_remote_plaintext", "true or false")?;
+        match config.listen {
+            None if config.unix_socket.is_none() => {
+                let message = "the server would listen nowhere; set `listen` or `unix_socket`";
+                return Err(ConfigError::at(values.place("listen"), message));
+            }
+            Some(listen) if !listen.ip().is_loopback() && !allows_remote => {
+                let message = format!(
+                    "{listen} can be reached from other machines, and nothing is encrypted; listen on 127.0.0.1, or set \
+                     allow_remote_plaintext to true where the network itself is protected"
+                );
+                return Err(ConfigError::at(values.place("listen"), message));
+            }
+            _ => {}
+        }
+        Ok(config)
+    }
+}
+
+/// The settings as text.
+struct Values<'a>(&'a [(&'static str, String, Origin)]);
+
+impl Values<'_> {
+    fn of(&self, name: &str) -> &str {
+        let found = self.0.iter().find(|(known, ..)| *known == name);
+        found.map_or("", |(_, value, _)| value)
+    }
+
+    /// Where a setting was set, for people.
+    fn place(&self, name: &str) -> String {
+        let found = self.0.iter().find(|(known, ..)| *known == name);
+        match found.map(|(_, _, origin)| origin) {
+            Some(Origin::Environment) => variable(name),
+            Some(Origin::File { path, line }) => format!("{}, line {line}", path.display()),
+            Some(Origin::Flag | Origin::Default) | None => flag(name),
+        }
+    }
+
+    fn wrong(&self, name: &str, value: &str, wanted: &str) -> ConfigError {
+        ConfigError::at(self.place(name), format!("{name} is {value:?}; it must be {wanted}"))
+    }
+
+    fn parsed<T: std::str::FromStr>(&self, name: &str, wanted: &str) -> Result<T, ConfigError> {
+        let value = self.of(name);
+        value.trim().parse().map_err(|_| self.wrong(name, value, wanted))
+    }
+
+    fn parsed_unless_empty<T: std::str::FromStr>(&self, name: &str, wanted: &str) -> Result<Option<T>, ConfigError> {
+        match self.of(name) {
+            "" => Ok(None),
+            _ => self.parsed(name, wanted).map(Some),
+        }
+    }
+}
+
+/// The settings of a file with their lines.
+fn read_file(path: &Path) -> Result<BTreeMap<String, (usize, String)>, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        let message = format!("the configuration file cannot be read: {error}");
+        ConfigError::at(path.display(), message)
+    })?;
+    let line_of = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
+    let place = |at: usize| format!("{}, line {}", path.display(), line_of(at));
+    let table: BTreeMap<toml::Spanned<String>, toml::Spanned<toml::Value>> =
+        toml::from_str(&text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            ConfigError::at(place(at), error.message())
+        })?;
+    let mut settings = BTreeMap::new();
+    for (key, value) in table {
+        let (at, name) = (key.span().start, key.get_ref());
+        if !SETTINGS.iter().any(|setting| setting.name == name) {
+            let known: Vec<_> = SETTINGS.iter().map(|setting| setting.name).collect();
+            let message = format!("there is no setting {name}; the settings are {}", known.join(", "));
+            return Err(ConfigError::at(place(at), message));
+        }
+        let value = match value.get_ref() {
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(number) => number.to_string(),
+            toml::Value::Boolean(is) => is.to_string(),
+            _ => {
+                return Err(ConfigError::at(
+                    place(at),
+                    format!("{name} must be text, a number, true or false"),
+                ));
+            }
+        };
+        settings.insert(name.clone(), (line_of(at), value));
+    }
+    Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_file(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("duramen.toml");
+        fs::write(&path, text).unwrap();
+        (directory, path)
+    }
+
+    fn no_variables(_: &str) -> Option<String> {
+        None
+    }
+
+    #[test]
+    fn flags_come_before_variables_before_the_file_before_defaults() {
+        let (_directory, path) = with_file("threads = 3\nqueue_bytes = 1000\ngrace_seconds = 5\n");
+        let variables = |name: &str| match name {
+            "DURAMEN_THREADS" => Some("4".into()),
+            "DURAMEN_QUEUE_BYTES" => Some("2000".into()),
+            _ => None,
+        };
+        let config = Config::collect_from(&[("threads", "5".into())], Some(&path), variables).unwrap();
+        assert_eq!(config.threads, 5);
+        assert_eq!(config.queue_bytes, 2000);
+        assert_eq!(config.grace, Duration::from_secs(5));
+        assert_eq!(config.acknowledge, Level::Synced);
+        let origin = |name: &str| {
+            config
+                .origins
+                .iter()
+                .find(|(known, ..)| *known == name)
+                .unwrap()
+                .2
+                .clone()
+        };
+        assert_eq!(origin("threads"), Origin::Flag);
+        assert_eq!(origin("queue_bytes"), Origin::Environment);
+        assert_eq!(origin("grace_seconds"), Origin::File { path, line: 3 });
+        assert_eq!(origin("reflection"), Origin::Default);
+    }
+
+    #[test]
+    fn mistakes_name_their_place() {
+        let mistake = |text: &str| {
+            let (directory, path) = with_file(text);
+            let error = Config::collect_from(&[], Some(&path), no_variables)
+                .unwrap_err()
+                .to_string();
+            error.replace(&directory.path().display().to_string(), "")
+        };
+        assert!(
+            mistake("threads = 1\n\ntreads = 2\n").starts_with("/duramen.toml, line 3: there is no setting treads")
+        );
+        assert_eq!(
+            mistake("# one\nacknowledge = \"soon\"\n"),
+            "/duramen.toml, line 2: acknowledge is \"soon\"; it must be written or synced"
+        );
+        assert!(mistake("threads = [1]\n").contains("line 1: threads must be text, a number"));
+        assert!(mistake("threads = 1\nthreads\n").starts_with("/duramen.toml, line 2: "));
+        let error = Config::collect_from(&[], None, |name| (name == "DURAMEN_REFLECTION").then(|| "yes".into()));
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "DURAMEN_REFLECTION: reflection is \"yes\"; it must be true or false"
+        );
+    }
+
+    #[test]
+    fn other_machines_are_shut_out_unless_asked_for() {
+        let listen = |address: &str, allow: &str| {
+            let flags = [("listen", address.into()), ("allow_remote_plaintext", allow.into())];
+            Config::collect_from(&flags, None, no_variables)
+        };
+        assert!(listen("127.0.0.1:1", "false").is_ok());
+        assert!(listen("[::1]:1", "false").is_ok());
+        assert!(listen("0.0.0.0:1", "true").is_ok());
+        let error = listen("0.0.0.0:1", "false").unwrap_err().to_string();
+        assert!(error.contains("nothing is encrypted"), "{error}");
+        let error = listen("", "false").unwrap_err().to_string();
+        assert!(error.contains("listen nowhere"), "{error}");
+    }
+}

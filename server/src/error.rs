@@ -1,0 +1,75 @@
+//! Errors as clients get them: a status code of gRPC, a message with cause and cure, and details for programs in the
+//! standard form of `google.rpc` (`ErrorInfo` with a stable reason, `RetryInfo` where a retry makes sense).
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use duramen::{Error, Kind};
+use duramen_proto::command::Refusal;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::command::refusal_of;
+
+/// Who says so, in `ErrorInfo`.
+const DOMAIN: &str = "duramen";
+
+/// A status with a stable reason.
+pub fn status(code: Code, reason: &str, message: impl Into<String>) -> Status {
+    let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::<String, String>::new());
+    Status::with_error_details(code, message, details)
+}
+
+fn with_retry(code: Code, reason: &str, message: impl Into<String>, after: Duration) -> Status {
+    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::<String, String>::new());
+    details.set_retry_info(Some(after));
+    Status::with_error_details(code, message, details)
+}
+
+/// The request itself is wrong.
+pub fn invalid(message: impl Into<String>) -> Status {
+    status(Code::InvalidArgument, "INVALID_ARGUMENT", message)
+}
+
+/// The server does not take requests now.
+pub fn unavailable(message: impl Into<String>) -> Status {
+    with_retry(Code::Unavailable, "UNAVAILABLE", message, Duration::from_millis(200))
+}
+
+/// Too much is queued.
+pub fn overloaded() -> Status {
+    with_retry(
+        Code::ResourceExhausted,
+        "OVERLOADED",
+        "the server has more writes in its queue than it may hold; wait and repeat the request",
+        Duration::from_millis(20),
+    )
+}
+
+/// The status of a command that was refused.
+pub fn of_refusal(refusal: &Refusal) -> Status {
+    status(
+        Code::from_i32(refusal.code as i32),
+        &refusal.reason,
+        refusal.message.clone(),
+    )
+}
+
+/// The status of an error of the store.
+pub fn failed(error: &Error) -> Status {
+    if let Some(refusal) = refusal_of(error) {
+        return of_refusal(&refusal);
+    }
+    let message = error.to_string();
+    match error.kind() {
+        Kind::FixTheCall => invalid(message),
+        Kind::Retry => with_retry(Code::Unavailable, "BUSY", message, Duration::from_millis(100)),
+        Kind::MakeSpace => status(Code::ResourceExhausted, "NO_SPACE", message),
+        Kind::Damaged => status(Code::DataLoss, "DAMAGED", message),
+        Kind::Sync => status(Code::Unknown, "NOT_SYNCED", message),
+        Kind::Reopen => status(Code::Internal, "STORE_STOPPED", message),
+        Kind::Closed => status(Code::Aborted, "ENDED", message),
+        Kind::Lost => status(Code::Aborted, "LOST", message),
+        _ => status(Code::Internal, "INTERNAL", message),
+    }
+}

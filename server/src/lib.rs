@@ -1,0 +1,26 @@
+//! Serves the maps and topics of a Duramen store over gRPC.
+//!
+//! Programs start it as `duramen serve`; this library is for those who put a server into a program of their own. The
+//! services are in the crate `duramen-proto`.
+//!
+//! ```text
+//! serve       listeners, threads, the end
+//! services    one file per gRPC service: requests into commands, reads from snapshots
+//! pipeline    queued commands into commits, and their answers
+//! command     apply(entry): the only way in which a server changes its store
+//! ```
+
+mod command;
+mod config;
+mod connection;
+mod error;
+mod pages;
+mod pipeline;
+mod serve;
+mod services;
+mod state;
+
+pub use command::{Applied, Applier, ENTRY_VERSION};
+pub use config::{Config, ConfigError, Origin, SETTINGS, Setting, flag, variable};
+pub use pipeline::{Level, Limits, Pipeline};
+pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};

@@ -1,0 +1,341 @@
+//! From requests to commits: requests queue, and one of them applies all that wait in one commit.
+//!
+//! There is no thread for it. The first request that finds nobody at work starts a task on its own runtime. The task runs
+//! after the other requests that are ready there, so they are in its first commit. It goes on until the queue is empty.
+
+use std::mem;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use duramen::{Durability, Error};
+use duramen_proto::command::command::Change;
+use duramen_proto::command::{Command, Entry, Outcome};
+use duramen_proto::v1::Acknowledge;
+use prost::Message;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use crate::command::{Applied, Applier, ENTRY_VERSION};
+use crate::error::{failed, overloaded};
+
+/// The most commands of a commit.
+const ENTRY_COMMANDS: usize = 1_024;
+/// The most bytes of the commands of a commit, unless one alone has more.
+const ENTRY_BYTES: usize = 4 << 20;
+/// The most commands of a commit that may have to be taken back alone: each makes the reads of the others slower.
+const ENTRY_SAVEPOINTS: usize = 64;
+
+/// What a commit has to survive before a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Nothing: the request is in the queue.
+    Memory,
+    /// The end of the server's process.
+    Written,
+    /// A power cut.
+    Synced,
+}
+
+impl Level {
+    /// The level that a request asks for.
+    pub fn of(asked: i32, default: Level) -> Result<Level, Status> {
+        Ok(match Acknowledge::try_from(asked) {
+            Ok(Acknowledge::Unspecified) => default,
+            Ok(Acknowledge::Memory) => Level::Memory,
+            Ok(Acknowledge::Written) => Level::Written,
+            Ok(Acknowledge::Synced) => Level::Synced,
+            Err(_) => {
+                let message = format!("acknowledge has the unknown value {asked}; use MEMORY, WRITTEN or SYNCED");
+                return Err(crate::error::invalid(message));
+            }
+        })
+    }
+}
+
+/// A queued request.
+struct Queued {
+    command: Command,
+    level: Level,
+    bytes: usize,
+    /// Nobody listens any more when the client gave up or its deadline has passed.
+    reply: oneshot::Sender<Result<Outcome, Status>>,
+}
+
+/// Takes commands and answers with their outcomes.
+#[derive(Clone)]
+pub struct Pipeline {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    queue: Mutex<Vec<Queued>>,
+    queued_bytes: AtomicUsize,
+    is_draining: AtomicBool,
+    is_closed: AtomicBool,
+    applier: Mutex<Applier>,
+    limits: Limits,
+    commands: AtomicU64,
+    commits: AtomicU64,
+}
+
+/// What the queue may hold. Beyond that, requests are refused with a hint to retry.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most bytes of all queued commands.
+    pub queued_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { queued_bytes: 64 << 20 }
+    }
+}
+
+impl Pipeline {
+    /// A pipeline in front of an applier.
+    pub fn new(applier: Applier, limits: Limits) -> Pipeline {
+        Pipeline {
+            shared: Arc::new(Shared {
+                queue: Mutex::default(),
+                queued_bytes: AtomicUsize::new(0),
+                is_draining: AtomicBool::new(false),
+                is_closed: AtomicBool::new(false),
+                applier: Mutex::new(applier),
+                limits,
+                commands: AtomicU64::new(0),
+                commits: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// Applies a command, and returns its outcome when it is as safe as the level says. At [`Level::Memory`] it returns
+    /// `None` once the command is queued.
+    ///
+    /// When the caller stops waiting before the command is applied, it is not applied (but at [`Level::Memory`]).
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED when too much is queued; what a failure of the store means for the request.
+    pub async fn submit(&self, command: Command, level: Level) -> Result<Option<Outcome>, Status> {
+        let answer = self.enqueue(command, level)?;
+        if level == Level::Memory {
+            return Ok(None);
+        }
+        let ended = || crate::error::unavailable("the server stops; connect again and repeat the request");
+        answer.await.map_err(|_| ended())?.map(Some)
+    }
+
+    /// Queues a command. The answer comes through the receiver.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED when too much is queued; UNAVAILABLE when the server stops.
+    pub fn enqueue(
+        &self,
+        command: Command,
+        level: Level,
+    ) -> Result<oneshot::Receiver<Result<Outcome, Status>>, Status> {
+        let shared = &self.shared;
+        if shared.is_closed.load(Ordering::Acquire) {
+            return Err(crate::error::unavailable(
+                "the server stops; connect again and repeat the request",
+            ));
+        }
+        let bytes = command.encoded_len() + mem::size_of::<Queued>();
+        let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before > 0 && before + bytes > shared.limits.queued_bytes {
+            shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(overloaded());
+        }
+        let (reply, answer) = oneshot::channel();
+        locked(&shared.queue).push(Queued {
+            command,
+            level,
+            bytes,
+            reply,
+        });
+        if !shared.is_draining.swap(true, Ordering::AcqRel) {
+            tokio::spawn(drain(shared.clone()));
+        }
+        Ok(answer)
+    }
+
+    /// Refuses new commands, and returns when all queued ones are applied.
+    pub async fn close(&self) {
+        self.shared.is_closed.store(true, Ordering::Release);
+        while self.shared.is_draining.load(Ordering::Acquire) || !locked(&self.shared.queue).is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Commands applied so far, and commits that applied them.
+    pub fn counts(&self) -> (u64, u64) {
+        (
+            self.shared.commands.load(Ordering::Relaxed),
+            self.shared.commits.load(Ordering::Relaxed),
+        )
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Applies what is queued until nothing is.
+async fn drain(shared: Arc<Shared>) {
+    // A panic in between must not leave a queue that nobody empties.
+    let at_work = AtWork(&shared);
+    loop {
+        let waiting = mem::take(&mut *locked(&shared.queue));
+        if waiting.is_empty() {
+            shared.is_draining.store(false, Ordering::Release);
+            // Who queued before the store above did not start another task.
+            let is_more = !locked(&shared.queue).is_empty();
+            if is_more && !shared.is_draining.swap(true, Ordering::AcqRel) {
+                continue;
+            }
+            break;
+        }
+        for entry in entries(waiting) {
+            shared.apply(entry);
+        }
+        tokio::task::yield_now().await;
+    }
+    mem::forget(at_work);
+}
+
+struct AtWork<'a>(&'a Shared);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.is_draining.store(false, Ordering::Release);
+    }
+}
+
+/// Divides requests into those of one commit each. Requests whose callers have gone are left out.
+fn entries(waiting: Vec<Queued>) -> Vec<Vec<Queued>> {
+    let mut entries: Vec<Vec<Queued>> = Vec::new();
+    let (mut bytes, mut savepoints, mut is_closed) = (0, 0, true);
+    for queued in waiting {
+        let is_alone = Applier::is_alone(&queued.command);
+        let takes_savepoint = usize::from(takes_savepoint(&queued.command));
+        let is_full = |entry: &Vec<Queued>| {
+            entry.len() >= ENTRY_COMMANDS
+                || bytes + queued.bytes > ENTRY_BYTES
+                || savepoints + takes_savepoint > ENTRY_SAVEPOINTS
+        };
+        match entries
+            .last_mut()
+            .filter(|entry| !is_closed && !is_alone && !is_full(entry))
+        {
+            Some(entry) => {
+                bytes += queued.bytes;
+                savepoints += takes_savepoint;
+                entry.push(queued);
+            }
+            None => {
+                (bytes, savepoints, is_closed) = (queued.bytes, takes_savepoint, is_alone);
+                entries.push(vec![queued]);
+            }
+        }
+    }
+    entries
+}
+
+fn takes_savepoint(command: &Command) -> bool {
+    match &command.change {
+        Some(Change::Commit(commit)) => commit.then.len() + commit.otherwise.len() > 1,
+        _ => true,
+    }
+}
+
+impl Shared {
+    fn apply(self: &Arc<Self>, mut entry: Vec<Queued>) {
+        let bytes: usize = entry.iter().map(|queued| queued.bytes).sum();
+        entry.retain(|queued| queued.level == Level::Memory || !queued.reply.is_closed());
+        if !entry.is_empty() {
+            self.apply_all(entry);
+        }
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn apply_all(self: &Arc<Self>, entry: Vec<Queued>) {
+        let level = entry.iter().map(|queued| queued.level == Level::Synced);
+        let durability = match level.into_iter().any(|is_synced| is_synced) {
+            true => Durability::Synced,
+            false => Durability::Written,
+        };
+        let (commands, replies): (Vec<_>, Vec<_>) = entry
+            .into_iter()
+            .map(|queued| (queued.command, (queued.level, queued.reply)))
+            .unzip();
+        let mut made = Entry {
+            version: ENTRY_VERSION,
+            time_us: now_us(),
+            commands,
+        };
+        let applied = locked(&self.applier).apply(&made, durability);
+        match applied {
+            Ok(applied) => {
+                self.commands.fetch_add(made.commands.len() as u64, Ordering::Relaxed);
+                self.commits.fetch_add(1, Ordering::Relaxed);
+                answer(applied, replies);
+            }
+            // One command may be what the store cannot take, and the others must not suffer.
+            Err(error) if replies.len() > 1 && changed_nothing(&error) => {
+                for (command, (level, reply)) in made.commands.drain(..).zip(replies) {
+                    let bytes = 0;
+                    self.apply_all(vec![Queued {
+                        command,
+                        level,
+                        bytes,
+                        reply,
+                    }]);
+                }
+            }
+            Err(error) => {
+                for (_, reply) in replies {
+                    let _ = reply.send(Err(failed(&error)));
+                }
+            }
+        }
+    }
+}
+
+/// Whether a failed commit certainly took no effect.
+fn changed_nothing(error: &Error) -> bool {
+    !matches!(
+        error.reason(),
+        duramen::Reason::Unknown { .. } | duramen::Reason::NotSynced { .. }
+    )
+}
+
+type Replies = Vec<(Level, oneshot::Sender<Result<Outcome, Status>>)>;
+
+/// Answers those who wait for the commit, and starts a task for those who wait for the device.
+fn answer(applied: Applied, replies: Replies) {
+    let mut waiting = Vec::new();
+    for (outcome, (level, reply)) in applied.outcomes.into_iter().zip(replies) {
+        match level {
+            Level::Synced => waiting.push((outcome, reply)),
+            // Nobody listens at the level of memory.
+            Level::Written | Level::Memory => drop(reply.send(Ok(outcome))),
+        }
+    }
+    if waiting.is_empty() {
+        return;
+    }
+    tokio::spawn(async move {
+        let synced = applied.durable.await;
+        for (outcome, reply) in waiting {
+            let _ = reply.send(match &synced {
+                Ok(_) => Ok(outcome),
+                Err(error) => Err(failed(error)),
+            });
+        }
+    });
+}
+
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,418 @@
+//! The server: listeners, threads, and an orderly end.
+//!
+//! One thread accepts connections and gives them out by turns. Each serving thread has a runtime of its own, and a
+//! connection stays on one thread: a call then costs no wake-up of another thread.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use duramen::topic::TopicsOptions;
+use duramen::{Durability, Options, Store};
+use duramen_proto::DESCRIPTORS;
+use duramen_proto::v1::admin_server::AdminServer;
+use duramen_proto::v1::maps_server::MapsServer;
+use duramen_proto::v1::topics_server::TopicsServer;
+use duramen_proto::v1::transactions_server::TransactionsServer;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::server::NamedService;
+use tonic::transport::Server;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use crate::command::Applier;
+use crate::config::Config;
+use crate::connection::Accepted;
+use crate::pages::Pages;
+use crate::pipeline::{Limits, Pipeline};
+use crate::services::{AdminService, MapsService, TopicsService, TransactionsService};
+use crate::state::{Inner, State};
+
+/// The largest request and response, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
+/// Memory that a connection may fill before the server reads on: it is per connection, and hyper keeps it.
+const CONNECTION_WINDOW: u32 = 1 << 20;
+const STREAM_WINDOW: u32 = 512 << 10;
+/// The most calls of a connection at a time.
+const CALLS_MAX: u32 = 4_096;
+/// Calls that a client may cancel before the server has looked at them; more end the connection.
+const CANCELLED_MAX: usize = 1_024;
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// How often a quiet connection is asked whether it is alive, and how long the answer may take.
+const KEEP_ALIVE: Duration = Duration::from_secs(60);
+const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(20);
+
+/// Why a server did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The store.
+    #[error("the store in {directory}: {error}")]
+    Store {
+        /// Its directory.
+        directory: PathBuf,
+        /// What is wrong.
+        error: duramen::Error,
+    },
+    /// The data directory.
+    #[error("the data directory {directory} cannot be made: {error}; name another one with --data-dir")]
+    Directory {
+        /// The directory.
+        directory: PathBuf,
+        /// What is wrong.
+        error: io::Error,
+    },
+    /// A listener.
+    #[error("cannot listen on {place}: {error}; {cure}")]
+    Listen {
+        /// Address or path.
+        place: String,
+        /// What is wrong.
+        error: io::Error,
+        /// What to do.
+        cure: &'static str,
+    },
+    /// The operating system.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, Default)]
+pub struct Listening {
+    /// The address, with the port that it got.
+    pub tcp: Option<SocketAddr>,
+    /// The unix socket.
+    pub unix: Option<PathBuf>,
+}
+
+/// A server that runs.
+pub struct Running {
+    listening: Listening,
+    state: State,
+    health: HealthReporter,
+    ends: watch::Sender<bool>,
+    closes: watch::Sender<bool>,
+    threads: Vec<thread::JoinHandle<()>>,
+    grace: Duration,
+    directory: PathBuf,
+    store: Store,
+}
+
+/// Opens the store and begins to serve it. When this returns, the store is recovered and requests are answered.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn start(config: &Config) -> Result<Running, ServeError> {
+    let store = open(&config.data_dir)?;
+    let in_store = |error| ServeError::Store {
+        directory: config.data_dir.clone(),
+        error,
+    };
+    let applier = Applier::new(&store, TopicsOptions::new()).map_err(in_store)?;
+    let topics = applier.topics().clone();
+    let limits = Limits {
+        queued_bytes: config.queue_bytes,
+    };
+    let (ends, ending) = watch::channel(false);
+    let (closes, closing) = watch::channel(false);
+    let state = State::new(Inner {
+        store: store.clone(),
+        topics,
+        pipeline: Pipeline::new(applier, limits),
+        default_level: config.acknowledge,
+        pages: Pages::default(),
+        begun: Instant::now(),
+        subscriptions: AtomicU64::new(0),
+        ends: ending.clone(),
+    });
+    let accepting = runtime()?;
+    let (listening, tcp, unix) = accepting.block_on(async { listen(config) })?;
+    let (health, _) = tonic_health::server::health_reporter();
+    accepting.block_on(set_health(&health, ServingStatus::Serving));
+    let mut threads = Vec::new();
+    let mut serving = Vec::new();
+    for number in 0..config.threads.max(1) {
+        let (sender, receiver) = mpsc::channel(256);
+        serving.push(sender);
+        let (state, health, closing) = (state.clone(), health.clone(), closing.clone());
+        let reflection = config.reflection;
+        let runtime = runtime()?;
+        let thread = thread::Builder::new()
+            .name(format!("serve-{number}"))
+            .spawn(move || serve_connections(&runtime, state, health, receiver, closing, reflection))
+            .map_err(ServeError::Thread)?;
+        threads.push(thread);
+    }
+    let room = Arc::new(Semaphore::new(config.max_connections));
+    let pages = state.clone();
+    let thread = thread::Builder::new().name("accept".into()).spawn(move || {
+        accepting.block_on(async {
+            let mut closing = closing;
+            tokio::select! {
+                () = accept(tcp, unix, serving, room) => {}
+                () = end_old_listings(&pages) => {}
+                _ = closing.wait_for(|closing| *closing) => {}
+            }
+        });
+    });
+    threads.push(thread.map_err(ServeError::Thread)?);
+    Ok(Running {
+        listening,
+        state,
+        health,
+        ends,
+        closes,
+        threads,
+        grace: config.grace,
+        directory: config.data_dir.clone(),
+        store,
+    })
+}
+
+impl Running {
+    /// Where it listens.
+    pub fn listening(&self) -> &Listening {
+        &self.listening
+    }
+
+    /// Ends the server: it refuses new requests, ends streams, lets calls end, writes all to the device, and closes the
+    /// store.
+    ///
+    /// # Errors
+    /// Those of closing the store.
+    pub fn stop(self) -> Result<(), ServeError> {
+        let grace = self.grace;
+        runtime()?.block_on(async {
+            set_health(&self.health, ServingStatus::NotServing).await;
+            let _ = self.ends.send(true);
+            let _ = self.closes.send(true);
+            let _ = tokio::time::timeout(grace, self.state.pipeline.close()).await;
+            let end = Instant::now() + grace;
+            while Instant::now() < end && self.threads.iter().any(|thread| !thread.is_finished()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        // Threads that have not ended hold the store; the process ends them.
+        if let Some(path) = &self.listening.unix {
+            let _ = fs::remove_file(path);
+        }
+        drop(self.state);
+        let synced = self.store.sync();
+        let closed = synced.and_then(|()| self.store.close());
+        closed.map_err(|error| ServeError::Store {
+            directory: self.directory,
+            error,
+        })
+    }
+}
+
+/// Opens the store; a directory that is missing is made for this user alone.
+fn open(directory: &Path) -> Result<Store, ServeError> {
+    if !directory.exists() {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.map_err(|error| ServeError::Directory {
+            directory: directory.into(),
+            error,
+        })?;
+    }
+    let opened = Options::new().durability(Durability::Written).open(directory);
+    opened.map_err(|error| ServeError::Store {
+        directory: directory.into(),
+        error,
+    })
+}
+
+fn runtime() -> Result<Runtime, ServeError> {
+    Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(ServeError::Thread)
+}
+
+fn listen(config: &Config) -> Result<(Listening, Option<TcpListener>, Option<UnixListener>), ServeError> {
+    let mut listening = Listening::default();
+    let tcp = match config.listen {
+        None => None,
+        Some(address) => {
+            let failed = |error: io::Error| ServeError::Listen {
+                place: address.to_string(),
+                cure: match error.kind() {
+                    ErrorKind::AddrInUse => "another program has this port; name another one with --listen",
+                    ErrorKind::PermissionDenied => "take a port above 1023",
+                    _ => "name an address of this machine with --listen",
+                },
+                error,
+            };
+            let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+            listener.set_nonblocking(true).map_err(failed)?;
+            listening.tcp = Some(listener.local_addr().map_err(failed)?);
+            Some(TcpListener::from_std(listener).map_err(failed)?)
+        }
+    };
+    let unix = match &config.unix_socket {
+        None => None,
+        Some(path) => {
+            let failed = |error| ServeError::Listen {
+                place: path.display().to_string(),
+                error,
+                cure: "name a path in a directory of this user with --unix-socket",
+            };
+            // A server that was killed leaves its socket. One that runs answers.
+            if path.exists() {
+                match std::os::unix::net::UnixStream::connect(path) {
+                    Ok(_) => {
+                        return Err(ServeError::Listen {
+                            place: path.display().to_string(),
+                            error: ErrorKind::AddrInUse.into(),
+                            cure: "another server listens there; name another path with --unix-socket",
+                        });
+                    }
+                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                        fs::remove_file(path).map_err(failed)?;
+                    }
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+            let listener = UnixListener::bind(path).map_err(failed)?;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+            listening.unix = Some(path.clone());
+            Some(listener)
+        }
+    };
+    Ok((listening, tcp, unix))
+}
+
+/// Ends listings whose next page nobody asked for in time.
+async fn end_old_listings(state: &State) {
+    loop {
+        tokio::time::sleep(crate::pages::KEPT / 4).await;
+        state.pages.end_old();
+    }
+}
+
+/// Accepts connections and gives them to the serving threads by turns.
+async fn accept(
+    tcp: Option<TcpListener>,
+    unix: Option<UnixListener>,
+    serving: Vec<mpsc::Sender<Accepted>>,
+    room: Arc<Semaphore>,
+) {
+    let mut turn = 0;
+    loop {
+        let accepted = tokio::select! {
+            accepted = accept_tcp(tcp.as_ref()) => accepted,
+            accepted = accept_unix(unix.as_ref()) => accepted,
+        };
+        let Ok(accepted) = accepted else {
+            // Out of descriptors, for example: the loop must not spin.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            continue;
+        };
+        // Without room the connection is closed, and the client tries again later.
+        let Ok(permit) = room.clone().try_acquire_owned() else {
+            continue;
+        };
+        let accepted = match accepted {
+            New::Tcp(stream) => Accepted::Tcp(stream, permit),
+            New::Unix(stream) => Accepted::Unix(stream, permit),
+        };
+        turn = (turn + 1) % serving.len();
+        if serving[turn].send(accepted).await.is_err() {
+            return;
+        }
+    }
+}
+
+enum New {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+async fn accept_tcp(listener: Option<&TcpListener>) -> io::Result<New> {
+    let Some(listener) = listener else {
+        return std::future::pending().await;
+    };
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    stream.into_std().map(New::Tcp)
+}
+
+async fn accept_unix(listener: Option<&UnixListener>) -> io::Result<New> {
+    let Some(listener) = listener else {
+        return std::future::pending().await;
+    };
+    let (stream, _) = listener.accept().await?;
+    stream.into_std().map(New::Unix)
+}
+
+/// Serves the connections of one thread until the server ends.
+fn serve_connections(
+    runtime: &Runtime,
+    state: State,
+    health: HealthReporter,
+    connections: mpsc::Receiver<Accepted>,
+    mut closing: watch::Receiver<bool>,
+    reflection: bool,
+) {
+    let incoming = ReceiverStream::new(connections).map(Accepted::register);
+    let maps = MapsServer::new(MapsService(state.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let topics = TopicsServer::new(TopicsService(state.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let transactions = TransactionsServer::new(TransactionsService(state.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let admin = AdminServer::new(AdminService(state));
+    let health = tonic_health::server::HealthService::from_health_reporter(health);
+    let reflected = reflection.then(|| {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .build_v1()
+            .expect("the descriptors were made with the services")
+    });
+    let server = Server::builder()
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .max_concurrent_streams(CALLS_MAX)
+        .http2_max_pending_accept_reset_streams(Some(CANCELLED_MAX))
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_ANSWER))
+        .add_service(maps)
+        .add_service(topics)
+        .add_service(transactions)
+        .add_service(admin)
+        .add_service(tonic_health::pb::health_server::HealthServer::new(health))
+        .add_optional_service(reflected);
+    let ended = async move {
+        let _ = closing.wait_for(|closing| *closing).await;
+    };
+    // What a connection does wrong ends it alone.
+    let _ = runtime.block_on(server.serve_with_incoming_shutdown(incoming, ended));
+}
+
+/// Tells the health of every service.
+async fn set_health(health: &HealthReporter, status: ServingStatus) {
+    let names = [
+        "",
+        MapsServer::<MapsService>::NAME,
+        TopicsServer::<TopicsService>::NAME,
+        TransactionsServer::<TransactionsService>::NAME,
+        AdminServer::<AdminService>::NAME,
+    ];
+    for name in names {
+        health.set_service_status(name, status).await;
+    }
+}

@@ -1,0 +1,11 @@
+//! The gRPC services, one file each.
+
+mod admin;
+mod maps;
+mod topics;
+mod transactions;
+
+pub(crate) use admin::AdminService;
+pub(crate) use maps::MapsService;
+pub(crate) use topics::TopicsService;
+pub(crate) use transactions::TransactionsService;

@@ -1,0 +1,394 @@
+//! The service `Topics`.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, UNIX_EPOCH};
+
+use duramen::topic::{Start, SubscribeOptions, Subscription};
+use duramen_proto::command::command::Change;
+use duramen_proto::command::outcome::Outcome as Led;
+use duramen_proto::command::{Command, ConfigureTopic, CreateTopic, DeleteTopic, Outcome};
+use duramen_proto::v1::operation::Change as Operated;
+use duramen_proto::v1::operation_result::Result as Given;
+use duramen_proto::v1::subscribe_request::Start as Asked;
+use duramen_proto::v1::topics_server::Topics;
+use duramen_proto::v1::*;
+use prost::bytes::Bytes;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use super::transactions::unexpected;
+use crate::error::{failed, invalid, unavailable};
+use crate::pipeline::Level;
+use crate::state::{State, check_space, led};
+
+/// Requests of a publishing stream that may wait for their acknowledgement.
+const STREAM_WAITING: usize = 1_024;
+/// Messages of a response when the subscriber names no number, and the most.
+const BATCH_MESSAGES: usize = 1_000;
+const BATCH_MESSAGES_MAX: usize = 10_000;
+/// Bytes after which a response ends.
+const BATCH_BYTES: usize = 256 << 10;
+/// How long a publishing stream waits before it tries again, when the server has too much in its queue.
+const WAIT: Duration = Duration::from_millis(2);
+
+pub(crate) struct TopicsService(pub(crate) State);
+
+impl TopicsService {
+    async fn change(&self, space: &str, change: Change, options: Option<WriteOptions>) -> Result<bool, Status> {
+        check_space(space)?;
+        match self.0.write(change, options).await? {
+            Led::Changed(changed) => Ok(changed),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn publish_all(
+        &self,
+        space: &str,
+        topic: String,
+        messages: Vec<Message>,
+        options: Option<WriteOptions>,
+    ) -> Result<Option<u64>, Status> {
+        check_space(space)?;
+        let change = publish(topic, messages);
+        let Some(led) = self.0.write_at_any_level(change, options).await? else {
+            return Ok(None);
+        };
+        first_offset(&led).map(Some)
+    }
+}
+
+fn publish(topic: String, messages: Vec<Message>) -> Change {
+    let operation = Operation {
+        change: Some(Operated::Publish(PublishOperation { topic, messages })),
+    };
+    Change::Commit(CommitRequest {
+        then: vec![operation],
+        ..CommitRequest::default()
+    })
+}
+
+fn first_offset(led: &Led) -> Result<u64, Status> {
+    if let Led::Committed(response) = led
+        && let Some(Given::FirstOffset(offset)) = response.results.first().and_then(|result| result.result.as_ref())
+    {
+        return Ok(*offset);
+    }
+    Err(unexpected(led))
+}
+
+#[tonic::async_trait]
+impl Topics for TopicsService {
+    async fn create_topic(
+        &self,
+        request: Request<CreateTopicRequest>,
+    ) -> Result<Response<CreateTopicResponse>, Status> {
+        let request = request.into_inner();
+        let change = Change::CreateTopic(CreateTopic {
+            topic: request.topic,
+            options: request.topic_options,
+            if_missing: request.if_missing,
+        });
+        let created = self.change(&request.space, change, request.options).await?;
+        Ok(Response::new(CreateTopicResponse { created }))
+    }
+
+    async fn configure_topic(
+        &self,
+        request: Request<ConfigureTopicRequest>,
+    ) -> Result<Response<ConfigureTopicResponse>, Status> {
+        let request = request.into_inner();
+        let change = Change::ConfigureTopic(ConfigureTopic {
+            topic: request.topic,
+            options: request.topic_options,
+        });
+        self.change(&request.space, change, request.options).await?;
+        Ok(Response::new(ConfigureTopicResponse {}))
+    }
+
+    async fn delete_topic(
+        &self,
+        request: Request<DeleteTopicRequest>,
+    ) -> Result<Response<DeleteTopicResponse>, Status> {
+        let request = request.into_inner();
+        let change = Change::DeleteTopic(DeleteTopic { topic: request.topic });
+        self.change(&request.space, change, request.options).await?;
+        Ok(Response::new(DeleteTopicResponse {}))
+    }
+
+    async fn list_topics(&self, request: Request<ListTopicsRequest>) -> Result<Response<ListTopicsResponse>, Status> {
+        check_space(&request.get_ref().space)?;
+        let topics = self.0.topics.list().map_err(|error| failed(&error))?;
+        Ok(Response::new(ListTopicsResponse { topics }))
+    }
+
+    async fn describe_topic(
+        &self,
+        request: Request<DescribeTopicRequest>,
+    ) -> Result<Response<DescribeTopicResponse>, Status> {
+        check_space(&request.get_ref().space)?;
+        let topic = self.0.topic(&request.get_ref().topic)?;
+        let described = topic.describe().map_err(|error| failed(&error))?;
+        let options = &described.options;
+        Ok(Response::new(DescribeTopicResponse {
+            first_offset: described.first,
+            next_offset: described.next,
+            bytes: described.bytes,
+            topic_options: Some(TopicOptions {
+                keep_for_ms: options.keep_for.map_or(0, |age| age.as_millis() as u64),
+                keep_bytes: options.keep_bytes.unwrap_or(0),
+                keep_messages: options.keep_messages.unwrap_or(0),
+                message_expiry: options.message_expiry,
+                latest_per_key: options.latest_per_key,
+            }),
+        }))
+    }
+
+    async fn publish(&self, request: Request<PublishRequest>) -> Result<Response<PublishResponse>, Status> {
+        let request = request.into_inner();
+        let message = request
+            .message
+            .ok_or_else(|| invalid("the request has no message; set the field message"))?;
+        let offset = self
+            .publish_all(&request.space, request.topic, vec![message], request.options)
+            .await?;
+        Ok(Response::new(PublishResponse { offset }))
+    }
+
+    async fn publish_batch(
+        &self,
+        request: Request<PublishBatchRequest>,
+    ) -> Result<Response<PublishBatchResponse>, Status> {
+        let request = request.into_inner();
+        let first_offset = self
+            .publish_all(&request.space, request.topic, request.messages, request.options)
+            .await?;
+        Ok(Response::new(PublishBatchResponse { first_offset }))
+    }
+
+    type PublishStreamStream = ReceiverStream<Result<PublishStreamResponse, Status>>;
+
+    async fn publish_stream(
+        &self,
+        request: Request<Streaming<PublishStreamRequest>>,
+    ) -> Result<Response<Self::PublishStreamStream>, Status> {
+        let mut requests = request.into_inner();
+        let state = self.0.clone();
+        let (responses, receiver) = mpsc::channel(16);
+        let (waiting, acknowledged) = mpsc::channel(STREAM_WAITING);
+        tokio::spawn(acknowledge(acknowledged, responses));
+        tokio::spawn(async move {
+            let mut stream = None;
+            loop {
+                let request = match requests.message().await {
+                    Ok(Some(request)) => request,
+                    // The stream of requests has ended, and the acknowledgements end it.
+                    Ok(None) => return,
+                    // The client has gone.
+                    Err(_) => return,
+                };
+                let published = async {
+                    let (topic, level) = match &stream {
+                        Some(known) => known,
+                        None => {
+                            check_space(&request.space)?;
+                            let level = Level::of(request.acknowledge, state.default_level)?;
+                            stream.insert((request.topic, level))
+                        }
+                    };
+                    let count = request.messages.len() as u64;
+                    let answer = enqueue(&state, publish(topic.clone(), request.messages), *level).await?;
+                    Ok((count, (*level != Level::Memory).then_some(answer)))
+                };
+                let published: Result<Waiting, Status> = published.await;
+                let is_over = published.is_err();
+                if waiting.send(published).await.is_err() || is_over {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    type SubscribeStream = ReceiverStream<Result<SubscribeResponse, Status>>;
+
+    async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Self::SubscribeStream>, Status> {
+        let request = request.into_inner();
+        check_space(&request.space)?;
+        let topic = self.0.topic(&request.topic)?;
+        let start = match request.start {
+            None => Start::Tail,
+            Some(Asked::Offset(offset)) => Start::Offset(offset),
+            Some(Asked::TimeMs(time)) => Start::Time(UNIX_EPOCH + Duration::from_millis(time)),
+            Some(Asked::Earliest(_)) => Start::Beginning,
+            Some(Asked::Last(messages)) => Start::Last(messages),
+        };
+        let messages = match request.batch_messages as usize {
+            0 => BATCH_MESSAGES,
+            messages => messages.min(BATCH_MESSAGES_MAX),
+        };
+        let options = SubscribeOptions::new()
+            .batch_messages(messages)
+            .batch_bytes(BATCH_BYTES);
+        let subscribed = topic.subscribe_with(start, options);
+        let subscription = subscribed.map_err(|error| failed(&error))?;
+        // A slow subscriber holds two responses; the rest waits in the store.
+        let (sender, receiver) = mpsc::channel(2);
+        tokio::spawn(send_messages(self.0.clone(), subscription, sender));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+/// Messages of one request of a publishing stream, and the answer to it; no answer comes at the level of memory.
+type Waiting = (u64, Option<oneshot::Receiver<Result<Outcome, Status>>>);
+
+/// Queues a change of a publishing stream. Where a single request is refused because too much is queued, a stream waits:
+/// its client is held back by the flow control of the connection.
+async fn enqueue(
+    state: &State,
+    change: Change,
+    level: Level,
+) -> Result<oneshot::Receiver<Result<Outcome, Status>>, Status> {
+    let command = Command {
+        idempotency_key: Bytes::new(),
+        change: Some(change),
+    };
+    loop {
+        match state.pipeline.enqueue(command.clone(), level) {
+            Err(status) if status.code() == Code::ResourceExhausted => tokio::time::sleep(WAIT).await,
+            queued => return queued,
+        }
+    }
+}
+
+/// Sends the acknowledgements of a publishing stream, several in one response where several are ready.
+async fn acknowledge(
+    mut waiting: mpsc::Receiver<Result<Waiting, Status>>,
+    responses: mpsc::Sender<Result<PublishStreamResponse, Status>>,
+) {
+    let (mut acknowledged, mut last_offset, mut is_new) = (0, None, false);
+    loop {
+        let next = match waiting.try_recv() {
+            Ok(next) => next,
+            Err(_) => {
+                if is_new
+                    && responses
+                        .send(Ok(PublishStreamResponse {
+                            acknowledged,
+                            last_offset,
+                        }))
+                        .await
+                        .is_err()
+                {
+                    return;
+                }
+                is_new = false;
+                match waiting.recv().await {
+                    Some(next) => next,
+                    None => return,
+                }
+            }
+        };
+        let stopped = match next {
+            Err(status) => status,
+            Ok((count, None)) => {
+                (acknowledged, is_new) = (acknowledged + count, true);
+                continue;
+            }
+            Ok((count, Some(mut answer))) => {
+                let answered = match answer.try_recv() {
+                    Ok(answered) => Ok(answered),
+                    Err(oneshot::error::TryRecvError::Closed) => Err(()),
+                    Err(oneshot::error::TryRecvError::Empty) => {
+                        // What is acknowledged so far need not wait for this one.
+                        if is_new {
+                            let response = PublishStreamResponse {
+                                acknowledged,
+                                last_offset,
+                            };
+                            if responses.send(Ok(response)).await.is_err() {
+                                return;
+                            }
+                            is_new = false;
+                        }
+                        answer.await.map_err(|_| ())
+                    }
+                };
+                let answered = answered.unwrap_or_else(|()| Err(unavailable("the server stops; connect again")));
+                match answered.and_then(led).and_then(|led| first_offset(&led)) {
+                    Ok(first) => {
+                        (acknowledged, is_new) = (acknowledged + count, true);
+                        last_offset = Some(first + count.saturating_sub(1));
+                        continue;
+                    }
+                    Err(status) => status,
+                }
+            }
+        };
+        if is_new {
+            let _ = responses
+                .send(Ok(PublishStreamResponse {
+                    acknowledged,
+                    last_offset,
+                }))
+                .await;
+        }
+        let _ = responses.send(Err(stopped)).await;
+        return;
+    }
+}
+
+/// Sends the messages of a subscription until the client, the topic or the server ends it.
+async fn send_messages(
+    state: State,
+    mut subscription: Subscription,
+    sender: mpsc::Sender<Result<SubscribeResponse, Status>>,
+) {
+    state.subscriptions.fetch_add(1, Ordering::Relaxed);
+    let mut ends = state.ends.clone();
+    {
+        let mut batches = subscription.stream();
+        loop {
+            let batch = tokio::select! {
+                batch = batches.next() => batch,
+                () = sender.closed() => break,
+                _ = ends.wait_for(|ends| *ends) => {
+                    let ended = unavailable("the server stops; subscribe again at the next offset");
+                    let _ = sender.try_send(Err(ended));
+                    break;
+                }
+            };
+            let response = match batch {
+                None => break,
+                Some(Ok(batch)) => Ok(SubscribeResponse {
+                    skipped: batch.gap().map_or(0, |gap| gap.end - gap.start),
+                    messages: batch.iter().map(received).collect(),
+                }),
+                Some(Err(error)) => Err(failed(&error)),
+            };
+            let is_over = response.is_err();
+            if sender.send(response).await.is_err() || is_over {
+                break;
+            }
+        }
+    }
+    state.subscriptions.fetch_sub(1, Ordering::Relaxed);
+}
+
+fn received(message: duramen::topic::Received<'_>) -> ReceivedMessage {
+    ReceivedMessage {
+        offset: message.offset(),
+        time_ms: message.time_millis(),
+        payload: Bytes::copy_from_slice(message.payload()),
+        key: message.key().map_or_else(Bytes::new, Bytes::copy_from_slice),
+        headers: message
+            .headers()
+            .map(|(name, value)| Header {
+                name: name.into(),
+                value: Bytes::copy_from_slice(value),
+            })
+            .collect(),
+    }
+}

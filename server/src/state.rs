@@ -1,0 +1,126 @@
+//! What all services of a server share.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use duramen::topic::{Topic, Topics};
+use duramen::{Map, Store};
+use duramen_proto::command::command::Change;
+use duramen_proto::command::outcome::Outcome as Led;
+use duramen_proto::command::{Command, Outcome};
+use duramen_proto::v1::WriteOptions;
+use tonic::{Code, Status};
+
+use crate::command::map_not_found;
+use crate::error::{failed, of_refusal, status};
+use crate::pages::Pages;
+use crate::pipeline::{Level, Pipeline};
+
+/// What the services work on. Clones share it.
+#[derive(Clone)]
+pub(crate) struct State {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) store: Store,
+    pub(crate) topics: Topics,
+    pub(crate) pipeline: Pipeline,
+    pub(crate) default_level: Level,
+    pub(crate) pages: Pages,
+    pub(crate) begun: Instant,
+    pub(crate) subscriptions: AtomicU64,
+    /// Set once the server ends: streams end then.
+    pub(crate) ends: tokio::sync::watch::Receiver<bool>,
+}
+
+impl std::ops::Deref for State {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl State {
+    pub(crate) fn new(inner: Inner) -> State {
+        State { inner: Arc::new(inner) }
+    }
+
+    pub(crate) fn map(&self, name: &str) -> Result<Map, Status> {
+        let map = self.store.maps().get(name).map_err(|error| failed(&error))?;
+        map.ok_or_else(|| of_refusal(&map_not_found(name)))
+    }
+
+    pub(crate) fn topic(&self, name: &str) -> Result<Topic, Status> {
+        let topic = self.topics.get(name).map_err(|error| failed(&error))?;
+        topic.ok_or_else(|| {
+            let message = format!("there is no topic {name:?}; create it with CreateTopic");
+            status(Code::NotFound, "TOPIC_NOT_FOUND", message)
+        })
+    }
+
+    /// Applies a change, and returns its outcome; a refusal is an error.
+    pub(crate) async fn write(&self, change: Change, options: Option<WriteOptions>) -> Result<Led, Status> {
+        match self.write_at_any_level(change, options).await? {
+            Some(led) => Ok(led),
+            None => Err(crate::error::invalid(
+                "only publishing can be acknowledged at the level MEMORY; ask for WRITTEN or SYNCED",
+            )),
+        }
+    }
+
+    /// As [`State::write`]; `None`: the level is that of memory.
+    pub(crate) async fn write_at_any_level(
+        &self,
+        change: Change,
+        options: Option<WriteOptions>,
+    ) -> Result<Option<Led>, Status> {
+        let options = options.unwrap_or_default();
+        let level = Level::of(options.acknowledge, self.default_level)?;
+        if level == Level::Memory && !may_be_lost(&change) {
+            return Err(crate::error::invalid(
+                "only publishing can be acknowledged at the level MEMORY; ask for WRITTEN or SYNCED",
+            ));
+        }
+        let command = Command {
+            idempotency_key: options.idempotency_key,
+            change: Some(change),
+        };
+        match self.pipeline.submit(command, level).await? {
+            Some(outcome) => led(outcome).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Whether a change only publishes.
+fn may_be_lost(change: &Change) -> bool {
+    use duramen_proto::v1::operation::Change as Operated;
+    let Change::Commit(commit) = change else { return false };
+    let publishes = |operation: &duramen_proto::v1::Operation| matches!(operation.change, Some(Operated::Publish(_)));
+    commit.conditions.is_empty() && commit.then.iter().all(publishes)
+}
+
+/// What a command led to; a refusal is an error.
+pub(crate) fn led(outcome: Outcome) -> Result<Led, Status> {
+    match outcome.outcome {
+        Some(Led::Refused(refusal)) => Err(of_refusal(&refusal)),
+        Some(led) => Ok(led),
+        None => Err(status(
+            Code::Internal,
+            "INTERNAL",
+            "the server gave no outcome; report this",
+        )),
+    }
+}
+
+/// Refuses a space that does not exist.
+pub(crate) fn check_space(space: &str) -> Result<(), Status> {
+    if space.is_empty() {
+        return Ok(());
+    }
+    let message = format!("there is no space {space:?}; this server has only the default space: leave the field empty");
+    Err(status(Code::NotFound, "SPACE_NOT_FOUND", message))
+}

@@ -1,11 +1,14 @@
-//! The fuzz targets of `fuzz/`, each for a moment, with random inputs and mutated samples.
+//! The fuzz targets of `fuzz/`, each for a moment: first with the inputs kept in `fuzz/corpus`, then with random inputs
+//! and mutated samples.
 //!
 //! `DURAMEN_SEED=n` runs the inputs of an earlier run again; `DURAMEN_FUZZ_SECONDS=n` takes that long for each target.
 
 #[path = "../../fuzz/src/lib.rs"]
 mod targets;
 
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -15,12 +18,14 @@ const INPUTS_MIN: u64 = 30;
 const INPUTS_MAX: u64 = 2000;
 const TIME: Duration = Duration::from_millis(1200);
 
-/// Runs one target until its time is up. Input `n` follows from the seed and `n` alone.
+/// Runs the kept inputs of one target, then others until its time is up. Input `n` of the others follows from the seed
+/// and `n` alone.
 fn run(name: &str) {
     let &(_, target) = targets::TARGETS
         .iter()
         .find(|(known, _)| *known == name)
         .expect("a target of this name");
+    run_kept(name, target);
     let given = std::env::var("DURAMEN_SEED")
         .ok()
         .map(|seed| seed.parse().expect("DURAMEN_SEED is a number"));
@@ -41,7 +46,7 @@ fn run(name: &str) {
         );
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(&input))) {
             let path = std::env::temp_dir().join(format!("duramen-fuzz-{name}-{seed}-{number}"));
-            let _ = std::fs::write(&path, &input);
+            let _ = fs::write(&path, &input);
             println!(
                 "input {number} of DURAMEN_SEED={seed} for {name} is kept in {}",
                 path.display()
@@ -51,6 +56,34 @@ fn run(name: &str) {
         number += 1;
     }
     println!("{name}: {number} inputs");
+}
+
+/// Runs every kept input of a target, and prints the path of a failing input.
+fn run_kept(name: &str, target: fn(&[u8])) {
+    let paths = kept(name);
+    for path in &paths {
+        let input = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(&input))) {
+            println!("{name} fails with the kept input {}", path.display());
+            resume_unwind(panic);
+        }
+    }
+    println!("{name}: {} kept inputs", paths.len());
+}
+
+/// Returns the kept inputs of a target. Whatever else a fuzzer left in the directory is not among them.
+fn kept(name: &str) -> Vec<PathBuf> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name);
+    let files = fs::read_dir(&corpus).unwrap_or_else(|error| panic!("no kept inputs in {}: {error}", corpus.display()));
+    let paths = files.map(|file| file.expect("an entry of the directory").path());
+    let is_kept = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"kept-"))
+    };
+    let mut kept: Vec<_> = paths.filter(is_kept).collect();
+    assert!(!kept.is_empty(), "no kept inputs in {}", corpus.display());
+    kept.sort();
+    kept
 }
 
 fn input(name: &str, samples: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {

@@ -459,6 +459,11 @@ impl<W: Words> Bitmap<W> {
 mod tests {
     use super::*;
 
+    /// A count, or a smaller one under Miri, which runs a thousand times slower.
+    fn scaled(count: usize, under_miri: usize) -> usize {
+        if cfg!(miri) { under_miri } else { count }
+    }
+
     /// Counts page by page.
     fn assert_counts(bitmap: &Bitmap) {
         let free = |page: u32| page < bitmap.counts.pages && !bitmap.is_used(page);
@@ -481,7 +486,7 @@ mod tests {
     fn counts_are_those_of_the_pages_after_any_changes() {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut bitmap = Bitmap::new(70);
-        for _ in 0..2000 {
+        for _ in 0..scaled(2000, 30) {
             let page = rng.u32(META_PAGES..bitmap.counts.pages);
             let count = rng.u32(0..=(bitmap.counts.pages - page).min(90));
             match rng.u32(0..20) {
@@ -500,7 +505,7 @@ mod tests {
     #[test]
     fn search_finds_only_free_pages_and_leaves_blocks_alone() {
         let mut rng = fastrand::Rng::with_seed(11);
-        for _ in 0..300 {
+        for _ in 0..scaled(300, 5) {
             let mut bitmap = Bitmap::new(rng.u32(100..400));
             for _ in 0..rng.u32(1..60) {
                 let page = rng.u32(META_PAGES..bitmap.counts.pages);
@@ -524,6 +529,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "searches thousands of pages")]
     fn first_long_run_is_found_sooner_or_later() {
         let mut rng = fastrand::Rng::with_seed(17);
         for _ in 0..200 {
@@ -560,6 +566,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "searches thousands of pages")]
     fn search_does_not_look_through_a_whole_scattered_file() {
         let pages = 4 * SEARCHED_PAGES_MAX;
         let mut bitmap = Bitmap::new(pages);
@@ -575,9 +582,10 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "searches thousands of pages")]
     fn free_page_is_found_wherever_the_last_search_ended() {
         let mut rng = fastrand::Rng::with_seed(19);
-        for _ in 0..300 {
+        for _ in 0..scaled(300, 5) {
             let pages = rng.u32(100..3 * SEARCHED_PAGES_MAX);
             let mut bitmap = Bitmap::empty(pages);
             bitmap.set(0, pages, true);
@@ -615,7 +623,7 @@ mod tests {
             taken.iter().any(|&page| page > pages / 2),
             "all of it has been looked through: {taken:?}"
         );
-        for round in 0..100 {
+        for round in 0..scaled(100, 5) as u32 {
             bitmap.set(3 + round % 7, 1, true);
             bitmap.set(3 + round % 7, 1, false);
             let page = take(&mut bitmap);
@@ -627,7 +635,7 @@ mod tests {
     #[test]
     fn a_block_is_found_as_long_as_there_is_one() {
         let mut rng = fastrand::Rng::with_seed(13);
-        for _ in 0..100 {
+        for _ in 0..scaled(100, 5) {
             let mut bitmap = Bitmap::new(300);
             (0..rng.u32(1..100)).for_each(|_| bitmap.set(rng.u32(META_PAGES..300), 1, true));
             while let Some((page, count)) = bitmap.find_blocks(16, Spared::Nothing) {

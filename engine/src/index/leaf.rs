@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn equal_bytes_are_found_exactly() {
-        for byte in 0..=255u8 {
+        for byte in (0..=255u8).step_by(if cfg!(miri) { 17 } else { 1 }) {
             for other in 0..=255u8 {
                 let word = u64::from_le_bytes([other, byte, other, byte, byte, other, other, byte]);
                 let expected = if byte == other {

@@ -474,7 +474,9 @@ mod tests {
     /// Bytes that mean something to the escapes, and their neighbours.
     const AWKWARD_BYTES: [u8; 6] = [0, 1, 0x7F, 0xFE, 0xFF, b'a'];
     /// Values drawn per type; every pair of them is compared.
-    const DRAWS: usize = 250;
+    const DRAWS: usize = if cfg!(miri) { 12 } else { 250 };
+    /// Rounds of the tests that draw one value at a time.
+    const ROUNDS: usize = if cfg!(miri) { 30 } else { 2000 };
 
     fn seeded() -> Rng {
         let seed = match std::env::var("DURAMEN_SEED") {
@@ -694,7 +696,7 @@ mod tests {
     #[test]
     fn leading_parts_bound_exactly_the_tuples_that_have_them() {
         let rng = &mut seeded();
-        for _ in 0..2000 {
+        for _ in 0..ROUNDS {
             let (first, second) = (Vec::<u8>::draw(rng), u8::draw(rng));
             let range = KeyRange::starting_with(&(&first, second));
             let other = <(Vec<u8>, u8, Reverse<Vec<u8>>)>::draw(rng);
@@ -730,7 +732,7 @@ mod tests {
 
     /// Decodes garbage; whatever is accepted must be exactly what encoding gives.
     fn garbage_is_refused_or_canonical<T: Draw>(rng: &mut Rng) {
-        for _ in 0..2000 {
+        for _ in 0..ROUNDS {
             let mut bytes = encode(&T::draw(rng));
             match rng.u8(..4) {
                 0 => bytes.truncate(rng.usize(..=bytes.len())),

@@ -224,3 +224,22 @@ pub(crate) fn successor(key: &[u8]) -> Vec<u8> {
     next.push(0);
     next
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Miri runs this test over the copies above, whose kind depends on the length.
+    #[test]
+    fn keys_of_every_length_are_joined_to_their_map() {
+        let bytes: Vec<u8> = (0..KEY_BYTES_MAX).map(|place| place as u8).collect();
+        for length in (0..40).chain([KEY_BYTES_MAX]) {
+            let key = &bytes[..length];
+            let expected = [&7u32.to_be_bytes()[..], key].concat();
+            assert_eq!(*FullKey::new(7, key).expect("not too long"), *expected);
+            assert_eq!(KeyRoom::new().join(7, key).expect("not too long"), expected);
+            assert_eq!(split(&expected), (7, key));
+        }
+        assert!(FullKey::new(7, &vec![0; KEY_BYTES_MAX + 1]).is_err());
+    }
+}

@@ -9,7 +9,7 @@ use super::*;
 #[test]
 fn the_operations_of_an_interrupted_commit_can_be_inserted_again() {
     let mut tester = Tester::new(1 << 20);
-    for round in 0..2000u32 {
+    for round in 0..scaled(2000, 150) as u32 {
         tester.insert(&(round % 700 * 7919 % 701).to_be_bytes());
         tester.commit += 1;
     }
@@ -53,7 +53,10 @@ fn a_writer_that_dies_in_an_insert_harms_nothing() {
     for (shape, arrival) in SHAPES.iter().zip(ARRIVALS.iter().cycle()) {
         let mut tester = Tester::new(1 << 22);
         let readings_left = AtomicU64::new(0);
-        for (round, key) in arriving_keys(&mut random, *shape, *arrival, 2500).iter().enumerate() {
+        for (round, key) in arriving_keys(&mut random, *shape, *arrival, scaled(2500, 60))
+            .iter()
+            .enumerate()
+        {
             let position = tester.log.append(key);
             let version = Version {
                 commit: tester.commit,
@@ -119,11 +122,11 @@ fn rows(random: &mut fastrand::Rng, topic: usize, number: u64) -> Vec<(Vec<u8>, 
 #[test]
 fn fingers_of_the_living_stay_true_when_a_writer_dies() {
     let mut random = random();
-    for _ in 0..12 {
+    for _ in 0..scaled(12, 1) {
         let mut tester = Tester::new(1 << 22);
         let mut writers = [Writer::NEW; 3];
         let (readings_left, mut numbers, mut deaths) = (AtomicU64::new(0), [0; TOPICS], 0);
-        for _ in 0..1_500 {
+        for _ in 0..scaled(1_500, 150) {
             let (who, topic) = (random.usize(..writers.len()), random.usize(..TOPICS));
             let rows = rows(&mut random, topic, numbers[topic]);
             numbers[topic] += 1;
@@ -165,7 +168,7 @@ fn fingers_of_the_living_stay_true_when_a_writer_dies() {
             }
             tester.commit += 1;
         }
-        assert!(deaths > 50, "{deaths}");
+        assert!(deaths > scaled(50, 0), "{deaths}");
         tester.check_finds(u64::MAX);
         let mut cursor = IndexCursor::new(tester.index, &tester.log);
         cursor.first().unwrap();

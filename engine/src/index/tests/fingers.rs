@@ -9,7 +9,7 @@ fn rows_one_behind_the_other_are_written_where_the_finger_leads() {
     let (mut hits, mut inserts) = (0, 0);
     let mut kept = [[Finger::NONE; 2]; 5];
     let mut random = random();
-    for number in 0..3_000u64 {
+    for number in 0..scaled(3_000, 400) as u64 {
         // Others come in between.
         tester.commit += 1;
         tester.insert(&key_of_shape(&mut random, Shape::Random));

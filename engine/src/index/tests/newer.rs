@@ -15,10 +15,10 @@ fn expected(
 #[test]
 fn walks_jump_over_what_is_older_and_meet_what_is_newer() {
     let mut random = random();
-    for (round, shape) in SHAPES.iter().cycle().take(24).enumerate() {
+    for (round, shape) in SHAPES.iter().cycle().take(scaled(24, 8)).enumerate() {
         let mut tester = Tester::new(1 << 22);
         let arrival = ARRIVALS[round % ARRIVALS.len()];
-        for key in arriving_keys(&mut random, *shape, arrival, 3_000) {
+        for key in arriving_keys(&mut random, *shape, arrival, scaled(3_000, 80)) {
             tester.insert(&key);
             tester.commit += 1;
         }
@@ -30,7 +30,7 @@ fn walks_jump_over_what_is_older_and_meet_what_is_newer() {
         }
         let newest: Vec<u64> = tester.model.values().map(|versions| versions[0].commit).collect();
         let mut cursor = IndexCursor::new(tester.index, &tester.log);
-        for _ in 0..400 {
+        for _ in 0..scaled(400, 15) {
             let from = random.usize(..existing.len());
             let commit = match random.bool() {
                 true => tester.commit - random.u64(..50),

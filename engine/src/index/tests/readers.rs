@@ -78,7 +78,7 @@ impl Script {
     }
 
     fn check_finds<'a, K: Keys<'a>>(&self, index: Index, keys: K, random: &mut fastrand::Rng, commit: u64) {
-        for _ in 0..100 {
+        for _ in 0..scaled(100, 10) {
             let (key, versions) = &self.model[random.usize(..self.model.len())];
             let found = index.find(keys, key, hash(key), commit);
             assert_eq!(found, Tester::visible(versions, commit), "key {key:?} at {commit}");
@@ -127,7 +127,7 @@ impl Script {
         let mut rank = state.partition_point(|(key, _)| *key < target.as_slice());
         cursor.seek(target).unwrap();
         skip_invisible(&mut cursor, commit, true);
-        for _ in 0..200 {
+        for _ in 0..scaled(200, 20) {
             let seen = cursor
                 .is_valid()
                 .then(|| (cursor.key(), cursor.visible(commit).unwrap()));
@@ -171,7 +171,7 @@ fn readers_see_exactly_their_commit_while_the_writer_goes_on() {
     let mut random = random();
     for (shape, arrival) in CASES {
         println!("{shape:?} {arrival:?}");
-        let script = Script::new(&mut random, shape, arrival, 12_000);
+        let script = Script::new(&mut random, shape, arrival, scaled(12_000, 200));
         let mut memory = Memory::new(1 << 22);
         let (index, visible) = (memory.create(), AtomicU64::new(0));
         let last = script.operations.last().unwrap().1.commit;
@@ -197,8 +197,8 @@ fn readers_see_exactly_their_commit_while_the_writer_goes_on() {
 fn whoever_attaches_while_the_writer_goes_on_finds_the_index_sound() {
     let mut random = random();
     let mut memory = Memory::new(1 << 21);
-    for _ in 0..3000 {
-        let script = Script::new(&mut random, Shape::Longest, Arrival::Random, 150);
+    for _ in 0..scaled(3000, 3) {
+        let script = Script::new(&mut random, Shape::Longest, Arrival::Random, scaled(150, 80));
         let (index, visible) = (memory.create(), AtomicU64::new(0));
         let (first, bytes) = (memory.0.as_ptr().expose_provenance(), memory.bytes());
         let last = script.operations.last().unwrap().1.commit;
@@ -216,7 +216,7 @@ fn whoever_attaches_while_the_writer_goes_on_finds_the_index_sound() {
 #[test]
 fn a_reader_at_the_heels_of_the_writer_sees_whole_entries() {
     let mut log = Log::default();
-    let positions: Vec<_> = (0..200_000u32)
+    let positions: Vec<_> = (0..scaled(200_000, 400) as u32)
         .map(|number| log.append(&number.to_be_bytes()))
         .collect();
     let mut memory = Memory::new(1 << 24);
@@ -273,7 +273,7 @@ fn a_writer_may_go_on_between_any_two_readings_of_a_reader() {
     let mut random = random();
     for (shape, arrival) in CASES {
         for pace in [3, 50, 1000] {
-            let script = Script::new(&mut random, shape, arrival, 5000);
+            let script = Script::new(&mut random, shape, arrival, scaled(5000, 120));
             let mut memory = Memory::new(1 << 21);
             let (index, visible) = (memory.create(), AtomicU64::new(0));
             let (mut place, mut turns) = (0, random.fork());
@@ -288,7 +288,7 @@ fn a_writer_may_go_on_between_any_two_readings_of_a_reader() {
                 log: &script.log,
                 other: &RefCell::new(&mut write),
             };
-            for _ in 0..12 {
+            for _ in 0..scaled(12, 2) {
                 script.check_all(index, keys, &mut random, visible.load(Acquire));
             }
         }
@@ -299,7 +299,7 @@ fn a_writer_may_go_on_between_any_two_readings_of_a_reader() {
 fn a_reader_may_look_between_any_two_readings_of_the_writer() {
     let mut random = random();
     for (shape, arrival) in CASES {
-        let script = Script::new(&mut random, shape, arrival, 3000);
+        let script = Script::new(&mut random, shape, arrival, scaled(3000, 120));
         let mut memory = Memory::new(1 << 21);
         let (index, visible) = (memory.create(), AtomicU64::new(0));
         let mut turns = random.fork();

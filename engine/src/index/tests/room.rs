@@ -5,14 +5,14 @@ use super::*;
 #[test]
 fn an_index_that_has_room_takes_what_it_promised() {
     let mut random = random();
-    for round in 0..600 {
+    for round in 0..scaled(600, 6) {
         let bytes = 4096 + random.usize(..2000) * [8, 64, 256][round % 3];
         let (shape, arrival) = (
             SHAPES[random.usize(..SHAPES.len())],
             ARRIVALS[random.usize(..ARRIVALS.len())],
         );
         let mut tester = Tester::new(bytes);
-        let mut keys = arriving_keys(&mut random, shape, arrival, 4000).into_iter();
+        let mut keys = arriving_keys(&mut random, shape, arrival, scaled(4000, 200)).into_iter();
         let largest_batch = [1, 10, 1000][random.usize(..3)];
         let mut batch = largest_batch;
         while batch > 0 {
@@ -59,7 +59,7 @@ fn hostile_arrivals_stay_within_the_worst_case() {
         |round| (round % 64) * 1_000_000 + round / 64,
     ];
     for pattern in patterns {
-        for count in [1000usize, 20_000] {
+        for count in [scaled(1000, 100), scaled(20_000, 300)] {
             let mut tester = Tester::new(Index::bytes_for_entries(count));
             assert!(tester.index.has_room(count));
             for round in 0..count as u32 {
@@ -71,6 +71,7 @@ fn hostile_arrivals_stay_within_the_worst_case() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "measures an index of many entries")]
 fn memory_per_entry_stays_within_its_budget() {
     let mut random = random();
     let count = 100_000;

@@ -38,6 +38,10 @@ const COMMANDS: &[&[&str]] = &[
     &["dump"],
     &["load"],
     &["compact"],
+    &["serve"],
+    &["config"],
+    &["config", "check"],
+    &["health"],
     &["torture"],
     &["tour"],
 ];
@@ -62,6 +66,20 @@ fn help(scratch: &Scratch, command: &[&str]) -> String {
     scratch.done(&[command, &["--help"]].concat()).text().to_string()
 }
 
+/// What a shell runs for an example: a server runs until its own advice was followed, and a client finds a server.
+fn whole(command: &[&str], example: &str) -> String {
+    const ADVICE: &str = "until grep -q ^try: out; do sleep 0.05; done; $(sed -n 's/^try: //p' out) || exit 1";
+    const END: &str = "kill -TERM $server; wait $server";
+    match command {
+        ["serve"] => format!("export DURAMEN_LISTEN=127.0.0.1:0; {example} > out & server=$!; {ADVICE}; {END}"),
+        ["health"] => format!(
+            "duramen serve --listen '' --unix-socket duramen.sock > out & server=$!; {ADVICE}
+            export DURAMEN_SERVER=unix:duramen.sock; {example} || exit 1; {END}"
+        ),
+        _ => example.to_string(),
+    }
+}
+
 fn examples(help: &str) -> Vec<&str> {
     help.lines()
         .filter_map(|line| line.trim_start().strip_prefix("$ "))
@@ -75,7 +93,7 @@ fn every_example_in_the_help_succeeds() {
         let prepared = scratch.shell(PREPARATION);
         assert_eq!(prepared.code, 0, "{}", prepared.stderr);
         for example in examples(&help(&scratch, command)) {
-            let ended = scratch.shell(example);
+            let ended = scratch.shell(&whole(command, example));
             assert_eq!(ended.code, 0, "{example}\n{}", ended.stderr);
         }
     }
@@ -93,7 +111,7 @@ fn every_command_has_examples() {
 #[test]
 fn every_visible_command_is_tested_here() {
     let scratch = Scratch::new();
-    for group in [&[][..], &["maps"], &["topics"], &["groups"]] {
+    for group in [&[][..], &["maps"], &["topics"], &["groups"], &["config"]] {
         let help = help(&scratch, group);
         let listed = help
             .lines()

@@ -42,6 +42,10 @@ const COMMANDS: &[&str] = &[
     "dump",
     "load",
     "compact",
+    "serve",
+    "config",
+    "config check",
+    "health",
     "torture",
     "tour",
 ];

@@ -18,9 +18,11 @@ mod pages;
 mod pipeline;
 mod serve;
 mod services;
+mod signals;
 mod state;
 
 pub use command::{Applied, Applier, ENTRY_VERSION};
 pub use config::{Config, ConfigError, Origin, SETTINGS, Setting, flag, variable};
 pub use pipeline::{Level, Limits, Pipeline};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};
+pub use signals::{notify, wait_for_end};

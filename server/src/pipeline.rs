@@ -214,26 +214,22 @@ impl Drop for AtWork<'_> {
 /// Divides requests into those of one commit each. Requests whose callers have gone are left out.
 fn entries(waiting: Vec<Queued>) -> Vec<Vec<Queued>> {
     let mut entries: Vec<Vec<Queued>> = Vec::new();
-    let (mut bytes, mut savepoints, mut is_closed) = (0, 0, true);
+    let (mut bytes, mut savepoints) = (0, 0);
     for queued in waiting {
-        let is_alone = Applier::is_alone(&queued.command);
         let takes_savepoint = usize::from(takes_savepoint(&queued.command));
         let is_full = |entry: &Vec<Queued>| {
             entry.len() >= ENTRY_COMMANDS
                 || bytes + queued.bytes > ENTRY_BYTES
                 || savepoints + takes_savepoint > ENTRY_SAVEPOINTS
         };
-        match entries
-            .last_mut()
-            .filter(|entry| !is_closed && !is_alone && !is_full(entry))
-        {
+        match entries.last_mut().filter(|entry| !is_full(entry)) {
             Some(entry) => {
                 bytes += queued.bytes;
                 savepoints += takes_savepoint;
                 entry.push(queued);
             }
             None => {
-                (bytes, savepoints, is_closed) = (queued.bytes, takes_savepoint, is_alone);
+                (bytes, savepoints) = (queued.bytes, takes_savepoint);
                 entries.push(vec![queued]);
             }
         }

@@ -16,6 +16,7 @@ mod put;
 mod redrive;
 mod salvage;
 mod scan;
+mod serve;
 mod stat;
 mod subscribe;
 mod topics;
@@ -48,6 +49,9 @@ pub enum Command {
     Dump(dump::Dump),
     Load(load::Load),
     Compact(compact::Compact),
+    Serve(serve::Serve),
+    Config(serve::ConfigCommand),
+    Health(serve::Health),
     Torture(torture::Torture),
     Tour(tour::Tour),
     #[command(hide = true)]
@@ -78,6 +82,9 @@ impl Command {
             Command::Dump(dump) => dump.run(output),
             Command::Load(load) => load.run(output),
             Command::Compact(compact) => compact.run(output),
+            Command::Serve(serve) => serve.run(output),
+            Command::Config(config) => config.run(output),
+            Command::Health(health) => health.run(output),
             Command::Torture(torture) => torture.run(output),
             Command::TortureMember(member) => member.run(output),
             Command::Tour(tour) => tour.run(output),

@@ -81,14 +81,6 @@ impl Applier {
         &self.topics
     }
 
-    /// Whether a command must be alone in its entry: it changes which maps there are.
-    pub fn is_alone(command: &Command) -> bool {
-        matches!(
-            command.change,
-            Some(Change::CreateMap(_) | Change::RenameMap(_) | Change::DropMap(_))
-        )
-    }
-
     /// Applies an entry in one commit, which is visible when this returns. A command that is refused changes nothing,
     /// and the others take effect.
     ///
@@ -139,6 +131,7 @@ impl Applier {
                     // It may have counted messages that are gone.
                     next.clear();
                     self.known_topics.clear();
+                    self.maps.clear();
                 }
                 outcome(Led::Refused(refusal))
             }
@@ -155,7 +148,7 @@ impl Applier {
         match change {
             Change::Commit(commit) => return self.commit(tx, commit, next),
             Change::CreateMap(create) => {
-                let is_new = self.store.maps().get(&create.map)?.is_none();
+                let is_new = tx.existing_map(&create.map)?.is_none();
                 self.maps.remove(&create.map);
                 tx.map(&create.map)?;
                 return Ok(outcome(Led::Changed(is_new)));
@@ -201,7 +194,7 @@ impl Applier {
     fn commit(&mut self, tx: &mut Transaction, commit: &CommitRequest, next: &mut NextOffsets) -> Ran {
         let mut succeeded = true;
         for condition in &commit.conditions {
-            let map = self.map(&condition.map)?;
+            let map = self.map(tx, &condition.map)?;
             let value = tx.get_ref(&map, &condition.key)?;
             succeeded &= match &condition.test {
                 Some(Test::ValueIs(expected)) => value.is_some_and(|value| value == expected[..]),
@@ -231,10 +224,16 @@ impl Applier {
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", "an operation has no change").into());
         };
         match change {
-            Operated::Put(put) => tx.put(&self.map(&put.map)?, &put.key, &put.value)?,
-            Operated::Delete(delete) => tx.delete(&self.map(&delete.map)?, &delete.key)?,
+            Operated::Put(put) => {
+                let map = self.map(tx, &put.map)?;
+                tx.put(&map, &put.key, &put.value)?;
+            }
+            Operated::Delete(delete) => {
+                let map = self.map(tx, &delete.map)?;
+                tx.delete(&map, &delete.key)?;
+            }
             Operated::DeleteRange(delete) => {
-                let map = self.map(&delete.map)?;
+                let map = self.map(tx, &delete.map)?;
                 match &delete.range {
                     None => tx.clear(&map)?,
                     Some(v1::KeyRange { start, end: None }) => tx.delete_range(&map, &start[..]..)?,
@@ -242,7 +241,7 @@ impl Applier {
                 }
             }
             Operated::Add(add) => {
-                let map = self.map(&add.map)?;
+                let map = self.map(tx, &add.map)?;
                 tx.add(&map, &add.key, add.delta)?;
                 let sum = tx.get_ref(&map, &add.key)?;
                 let sum = sum.and_then(|sum| <[u8; 8]>::try_from(&sum[..]).ok());
@@ -279,11 +278,11 @@ impl Applier {
         Ok(Given::FirstOffset(first))
     }
 
-    fn map(&mut self, name: &str) -> std::result::Result<Map, Stopped> {
+    fn map(&mut self, tx: &Transaction, name: &str) -> std::result::Result<Map, Stopped> {
         if let Some(map) = self.maps.get(name).filter(|map| map.is_current()) {
             return Ok(map.clone());
         }
-        let map = self.store.maps().get(name)?.ok_or_else(|| map_not_found(name))?;
+        let map = tx.existing_map(name)?.ok_or_else(|| map_not_found(name))?;
         if self.maps.len() >= HANDLES_MAX {
             self.maps.clear();
         }

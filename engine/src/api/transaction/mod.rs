@@ -740,7 +740,8 @@ impl Transaction {
     }
 
     /// The map of a name, if there is one, as this transaction sees it.
-    pub(crate) fn existing_map(&self, name: &str) -> Result<Option<Map>> {
+    #[doc(hidden)]
+    pub fn existing_map(&self, name: &str) -> Result<Option<Map>> {
         check_name(name)?;
         self.existing_named(name)
     }

@@ -1,6 +1,9 @@
 //! The service `Topics`.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, UNIX_EPOCH};
 
 use duramen::topic::{Start, SubscribeOptions, Subscription};
@@ -14,8 +17,8 @@ use duramen_proto::v1::topics_server::Topics;
 use duramen_proto::v1::*;
 use prost::bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::transactions::unexpected;
@@ -25,6 +28,8 @@ use crate::state::{State, check_space, led};
 
 /// Requests of a publishing stream that may wait for their acknowledgement.
 const STREAM_WAITING: usize = 1_024;
+/// Messages after which a publishing stream begins another command.
+const COMMAND_MESSAGES: usize = 512;
 /// Messages of a response when the subscriber names no number, and the most.
 const BATCH_MESSAGES: usize = 1_000;
 const BATCH_MESSAGES_MAX: usize = 10_000;
@@ -181,14 +186,8 @@ impl Topics for TopicsService {
         tokio::spawn(acknowledge(acknowledged, responses));
         tokio::spawn(async move {
             let mut stream = None;
-            loop {
-                let request = match requests.message().await {
-                    Ok(Some(request)) => request,
-                    // The stream of requests has ended, and the acknowledgements end it.
-                    Ok(None) => return,
-                    // The client has gone.
-                    Err(_) => return,
-                };
+            // The end of the stream of requests, or of the connection, ends this task; the acknowledgements go on.
+            while let Ok(Some(request)) = requests.message().await {
                 let published = async {
                     let (topic, level) = match &stream {
                         Some(known) => known,
@@ -198,8 +197,10 @@ impl Topics for TopicsService {
                             stream.insert((request.topic, level))
                         }
                     };
-                    let count = request.messages.len() as u64;
-                    let answer = enqueue(&state, publish(topic.clone(), request.messages), *level).await?;
+                    let mut messages = request.messages;
+                    add_ready(&mut requests, &mut messages).await;
+                    let count = messages.len() as u64;
+                    let answer = enqueue(&state, publish(topic.clone(), messages), *level).await?;
                     Ok((count, (*level != Level::Memory).then_some(answer)))
                 };
                 let published: Result<Waiting, Status> = published.await;
@@ -241,7 +242,17 @@ impl Topics for TopicsService {
     }
 }
 
-/// Messages of one request of a publishing stream, and the answer to it; no answer comes at the level of memory.
+/// Adds the messages of requests that have arrived already: one command costs less than many.
+async fn add_ready(requests: &mut Streaming<PublishStreamRequest>, messages: &mut Vec<Message>) {
+    while messages.len() < COMMAND_MESSAGES {
+        let ready = poll_fn(|context| Poll::Ready(Pin::new(&mut *requests).poll_next(context))).await;
+        // An end or an error comes again with the next call.
+        let Poll::Ready(Some(Ok(request))) = ready else { return };
+        messages.extend(request.messages);
+    }
+}
+
+/// Messages of one command of a publishing stream, and the answer to it; no answer comes at the level of memory.
 type Waiting = (u64, Option<oneshot::Receiver<Result<Outcome, Status>>>);
 
 /// Queues a change of a publishing stream. Where a single request is refused because too much is queued, a stream waits:

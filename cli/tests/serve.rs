@@ -1,0 +1,245 @@
+//! `duramen serve` as a process: killed and started again under load, and ended in good order.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use duramen_proto::v1::maps_client::MapsClient;
+use duramen_proto::v1::subscribe_request::Start;
+use duramen_proto::v1::topics_client::TopicsClient;
+use duramen_proto::v1::transactions_client::TransactionsClient;
+use duramen_proto::v1::*;
+use tonic::transport::{Channel, Endpoint};
+
+/// A server process, and the place where it listens.
+struct Server {
+    process: Child,
+    place: String,
+}
+
+impl Server {
+    fn start(directory: &Path) -> Server {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_duramen"))
+            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(directory.join("store"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let told: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let place = told["listening"].as_str().unwrap().to_string();
+        Server { process, place }
+    }
+
+    fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    async fn channel(&self) -> Channel {
+        Endpoint::from_shared(self.place.clone())
+            .unwrap()
+            .connect()
+            .await
+            .unwrap()
+    }
+}
+
+fn run<T>(body: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(body)
+}
+
+/// The outbox call: order `n` is stored and announced in one commit, once.
+fn place_order(n: u64) -> CommitRequest {
+    let put = operation::Change::Put(PutOperation {
+        map: "orders".into(),
+        key: n.to_be_bytes().to_vec().into(),
+        value: "2 apples".into(),
+    });
+    let count = operation::Change::Add(AddOperation {
+        map: "orders".into(),
+        key: "count".into(),
+        delta: 1,
+    });
+    let publish = operation::Change::Publish(PublishOperation {
+        topic: "placed".into(),
+        messages: vec![Message {
+            payload: n.to_be_bytes().to_vec().into(),
+            ..Default::default()
+        }],
+    });
+    let operations = [put, count, publish].map(|change| Operation { change: Some(change) });
+    CommitRequest {
+        then: operations.into(),
+        options: Some(WriteOptions {
+            acknowledge: if n.is_multiple_of(8) {
+                Acknowledge::Synced
+            } else {
+                Acknowledge::Written
+            } as i32,
+            idempotency_key: format!("order-{n}").into(),
+        }),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_killed_server_loses_nothing_that_was_acknowledged_and_repeats_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let seed = std::env::var("DURAMEN_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("DURAMEN_SEED={seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut acknowledged = 0;
+    for round in 0..8 {
+        let server = Server::start(directory.path());
+        run(async {
+            let channel = server.channel().await;
+            if round == 0 {
+                let map = CreateMapRequest {
+                    map: "orders".into(),
+                    ..Default::default()
+                };
+                MapsClient::new(channel.clone()).create_map(map).await.unwrap();
+                let topic = CreateTopicRequest {
+                    topic: "placed".into(),
+                    ..Default::default()
+                };
+                TopicsClient::new(channel.clone()).create_topic(topic).await.unwrap();
+            }
+            let mut transactions = TransactionsClient::new(channel);
+            let delay = Duration::from_micros(rng.u64(10_000..100_000));
+            let is_killed = Arc::new(AtomicBool::new(false));
+            let kills = is_killed.clone();
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(delay);
+                kills.store(true, Ordering::SeqCst);
+                server.kill();
+            });
+            // The order whose answer was lost is placed again at the next server.
+            loop {
+                let placed = match transactions.commit(place_order(acknowledged)).await {
+                    Ok(placed) => placed.into_inner(),
+                    Err(status) => {
+                        assert!(is_killed.load(Ordering::SeqCst), "{status}");
+                        break;
+                    }
+                };
+                let offset = placed.results[2].result.as_ref();
+                assert_eq!(offset, Some(&operation_result::Result::FirstOffset(acknowledged)));
+                acknowledged += 1;
+            }
+            killer.join().unwrap();
+        });
+    }
+    let server = Server::start(directory.path());
+    run(async {
+        let channel = server.channel().await;
+        let last = TransactionsClient::new(channel.clone())
+            .commit(place_order(acknowledged))
+            .await;
+        last.unwrap();
+        acknowledged += 1;
+        let subscribe = SubscribeRequest {
+            topic: "placed".into(),
+            start: Some(Start::Earliest(true)),
+            ..Default::default()
+        };
+        let mut messages = TopicsClient::new(channel.clone())
+            .subscribe(subscribe)
+            .await
+            .unwrap()
+            .into_inner();
+        let mut next = 0;
+        while next < acknowledged {
+            for message in messages.message().await.unwrap().unwrap().messages {
+                assert_eq!((message.offset, &message.payload[..]), (next, &next.to_be_bytes()[..]));
+                next += 1;
+            }
+        }
+        let mut maps = MapsClient::new(channel);
+        let get = GetRequest {
+            map: "orders".into(),
+            key: "count".into(),
+            ..Default::default()
+        };
+        let count = maps.get(get).await.unwrap().into_inner().value.unwrap();
+        assert_eq!(&count[..], acknowledged.to_be_bytes());
+        let count = CountRequest {
+            map: "orders".into(),
+            ..Default::default()
+        };
+        let orders = maps.count(count).await.unwrap().into_inner().count;
+        assert_eq!(orders, acknowledged + 1, "with the counter");
+    });
+    println!("{acknowledged} orders");
+    server.kill();
+}
+
+#[test]
+fn a_terminated_server_ends_in_good_order_and_frees_the_store() {
+    let directory = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let mut server = Server::start(directory.path());
+        run(async {
+            let channel = server.channel().await;
+            let topic = CreateTopicRequest {
+                topic: "t".into(),
+                if_missing: true,
+                ..Default::default()
+            };
+            let mut topics = TopicsClient::new(channel);
+            topics.create_topic(topic).await.unwrap();
+            let subscribe = SubscribeRequest {
+                topic: "t".into(),
+                ..Default::default()
+            };
+            let mut stream = topics.subscribe(subscribe).await.unwrap().into_inner();
+            let process = rustix::process::Pid::from_child(&server.process);
+            rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+            let ended = stream.message().await.unwrap_err();
+            assert_eq!(ended.code(), tonic::Code::Unavailable, "{ended}");
+        });
+        assert!(server.process.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn wrong_settings_are_told_with_their_place() {
+    let scratch = common::Scratch::new();
+    let ended =
+        scratch.shell("printf 'threads = 1\\ntreads = 2\\n' > duramen.toml; duramen serve --config duramen.toml");
+    assert_eq!(ended.code, 2);
+    assert!(
+        ended
+            .stderr
+            .contains("duramen.toml, line 2: there is no setting treads"),
+        "{}",
+        ended.stderr
+    );
+    let ended = scratch.shell("duramen serve --listen 0.0.0.0:0");
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("nothing is encrypted"), "{}", ended.stderr);
+    let ended = scratch.shell("touch file; duramen serve --data-dir file/store");
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("--data-dir"), "{}", ended.stderr);
+    let ended = scratch.shell("duramen health --server unix:missing.sock --wait 0");
+    assert_eq!(ended.code, 3);
+    let ended = scratch.shell("DURAMEN_THREADS=3 duramen config check --config /dev/null --json");
+    assert!(
+        ended
+            .text()
+            .contains(r#""origin":"DURAMEN_THREADS","setting":"threads","value":"3""#),
+        "{}",
+        ended.text()
+    );
+}

@@ -24,7 +24,7 @@ pub enum Origin {
         /// The line, counting from 1.
         line: usize,
     },
-    /// Nobody set it.
+    /// It was not set.
     Default,
 }
 
@@ -35,7 +35,7 @@ pub struct Setting {
     pub name: &'static str,
     /// What it is, in one sentence.
     pub about: &'static str,
-    /// The value when nobody sets it.
+    /// The value when it is not set.
     pub default: &'static str,
 }
 

@@ -97,7 +97,7 @@ impl Pages {
             .remove(&number);
     }
 
-    /// Ends listings that nobody asked for in time: a snapshot keeps the space of what was deleted after it.
+    /// Ends listings whose next page was not requested in time: a snapshot keeps the space of what was deleted after it.
     pub(crate) fn end_old(&self) {
         let now = Instant::now();
         let mut listings = self.listings.lock().unwrap_or_else(PoisonError::into_inner);

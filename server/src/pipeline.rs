@@ -1,6 +1,6 @@
 //! From requests to commits: requests queue, and one of them applies all that wait in one commit.
 //!
-//! There is no thread for it. The first request that finds nobody at work starts a task on its own runtime. The task runs
+//! There is no thread for it. The first request that finds no task at work starts one on its own runtime. The task runs
 //! after the other requests that are ready there, so they are in its first commit. It goes on until the queue is empty.
 
 use std::mem;
@@ -58,7 +58,7 @@ struct Queued {
     command: Command,
     level: Level,
     bytes: usize,
-    /// Nobody listens any more when the client gave up or its deadline has passed.
+    /// Closed when the client gave up or its deadline has passed.
     reply: oneshot::Sender<Result<Outcome, Status>>,
 }
 
@@ -182,7 +182,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Applies what is queued until nothing is.
 async fn drain(shared: Arc<Shared>) {
-    // A panic in between must not leave a queue that nobody empties.
+    // A panic in between must not leave a queue that no task empties.
     let at_work = AtWork(&shared);
     loop {
         let waiting = mem::take(&mut *locked(&shared.queue));
@@ -313,7 +313,7 @@ fn answer(applied: Applied, replies: Replies) {
     for (outcome, (level, reply)) in applied.outcomes.into_iter().zip(replies) {
         match level {
             Level::Synced => waiting.push((outcome, reply)),
-            // Nobody listens at the level of memory.
+            // At the level of memory the receiver is gone.
             Level::Written | Level::Memory => drop(reply.send(Ok(outcome))),
         }
     }

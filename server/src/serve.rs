@@ -267,7 +267,7 @@ fn listen(config: &Config) -> Result<(Listening, Option<TcpListener>, Option<Uni
                 error,
                 cure: "name a path in a directory of this user with --unix-socket",
             };
-            // A server that was killed leaves its socket. One that runs answers.
+            // A server that was killed leaves its socket. A server that runs answers.
             if path.exists() {
                 match std::os::unix::net::UnixStream::connect(path) {
                     Ok(_) => {
@@ -292,7 +292,7 @@ fn listen(config: &Config) -> Result<(Listening, Option<TcpListener>, Option<Uni
     Ok((listening, tcp, unix))
 }
 
-/// Ends listings whose next page nobody asked for in time.
+/// Ends listings whose next page was not requested in time.
 async fn end_old_listings(state: &State) {
     loop {
         tokio::time::sleep(crate::pages::KEPT / 4).await;

@@ -55,8 +55,8 @@ pub trait TopicWrites {
             .collect()
     }
 
-    /// The offset that the next message of a topic gets, as the transaction sees it. In an exclusive transaction nobody
-    /// else publishes before the commit: the transaction's first message gets this offset, and the others follow.
+    /// The offset that the next message of a topic gets, as the transaction sees it. In an exclusive transaction no
+    /// other publishes before the commit: the transaction's first message gets this offset, and the others follow.
     ///
     /// # Errors
     /// [`duramen_engine::Reason::TopicDeleted`].

@@ -41,7 +41,7 @@ pub(crate) struct Draft {
     /// Bells that ring beside those of the sequences that are appended to.
     pub(crate) rung: Vec<Arc<Bell>>,
     pub(crate) assigned: Vec<u64>,
-    /// The time that the commit is to have instead of the clock's, in microseconds since 1970.
+    /// The requested time of the commit, instead of the clock's, in microseconds since 1970.
     pub(crate) time: Option<u64>,
     pub(crate) adds_anything: bool,
     /// Runs that it attaches.

@@ -755,7 +755,8 @@ impl Core {
         .into()
     }
 
-    /// The time that the commit is to have, in microseconds since 1970; it gets a later one where time would run back.
+    /// The requested time of the commit or that of the clock, in microseconds since 1970. The commit gets a later one where
+    /// time would run back.
     fn commit_time(&self, draft: &Draft) -> u64 {
         let wall = || self.platform.clock.wall().as_micros() as u64;
         draft.time.unwrap_or_else(wall)

@@ -70,7 +70,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// The time that the commit is to have, since 1970: the one that was asked for, or that of the clock.
+    /// The time that the commit will have, since 1970: the requested time, or that of the clock.
     #[doc(hidden)]
     pub fn wall_clock(&self) -> Duration {
         self.commit_time

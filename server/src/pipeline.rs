@@ -73,6 +73,8 @@ struct Shared {
     queued_bytes: AtomicUsize,
     is_draining: AtomicBool,
     is_closed: AtomicBool,
+    /// Commits whose requests wait until they survive a power cut.
+    awaits_device: AtomicUsize,
     applier: Mutex<Applier>,
     limits: Limits,
     commands: AtomicU64,
@@ -101,6 +103,7 @@ impl Pipeline {
                 queued_bytes: AtomicUsize::new(0),
                 is_draining: AtomicBool::new(false),
                 is_closed: AtomicBool::new(false),
+                awaits_device: AtomicUsize::new(0),
                 applier: Mutex::new(applier),
                 limits,
                 commands: AtomicU64::new(0),
@@ -159,10 +162,22 @@ impl Pipeline {
         Ok(answer)
     }
 
-    /// Refuses new commands, and returns when all queued ones are applied.
+    /// Refuses new commands, and returns when all queued ones are applied and answered.
     pub async fn close(&self) {
-        self.shared.is_closed.store(true, Ordering::Release);
-        while self.shared.is_draining.load(Ordering::Acquire) || !locked(&self.shared.queue).is_empty() {
+        let shared = &self.shared;
+        shared.is_closed.store(true, Ordering::Release);
+        loop {
+            // The runtime of the task that was at work may have ended with its last connection.
+            if !shared.is_draining.swap(true, Ordering::AcqRel) {
+                drain(shared.clone()).await;
+            }
+            let is_empty = locked(&shared.queue).is_empty();
+            if is_empty
+                && !shared.is_draining.load(Ordering::Acquire)
+                && shared.awaits_device.load(Ordering::Acquire) == 0
+            {
+                return;
+            }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -214,7 +229,7 @@ impl Drop for AtWork<'_> {
 /// Divides requests into those of one commit each. Requests whose callers have gone are left out.
 fn entries(waiting: Vec<Queued>) -> Vec<Vec<Queued>> {
     let mut entries: Vec<Vec<Queued>> = Vec::new();
-    let (mut bytes, mut savepoints) = (0, 0);
+    let (mut bytes, mut savepoints, mut has_ended) = (0, 0, false);
     for queued in waiting {
         let takes_savepoint = usize::from(takes_savepoint(&queued.command));
         let is_full = |entry: &Vec<Queued>| {
@@ -222,7 +237,8 @@ fn entries(waiting: Vec<Queued>) -> Vec<Vec<Queued>> {
                 || bytes + queued.bytes > ENTRY_BYTES
                 || savepoints + takes_savepoint > ENTRY_SAVEPOINTS
         };
-        match entries.last_mut().filter(|entry| !is_full(entry)) {
+        let ends = Applier::ends_entry(&queued.command);
+        match entries.last_mut().filter(|entry| !has_ended && !is_full(entry)) {
             Some(entry) => {
                 bytes += queued.bytes;
                 savepoints += takes_savepoint;
@@ -233,6 +249,7 @@ fn entries(waiting: Vec<Queued>) -> Vec<Vec<Queued>> {
                 entries.push(vec![queued]);
             }
         }
+        has_ended = ends;
     }
     entries
 }
@@ -274,7 +291,7 @@ impl Shared {
             Ok(applied) => {
                 self.commands.fetch_add(made.commands.len() as u64, Ordering::Relaxed);
                 self.commits.fetch_add(1, Ordering::Relaxed);
-                answer(applied, replies);
+                self.answer(applied, replies);
             }
             // One command may be what the store cannot take, and the others must not suffer.
             Err(error) if replies.len() > 1 && changed_nothing(&error) => {
@@ -295,6 +312,48 @@ impl Shared {
             }
         }
     }
+
+    /// Answers the requests that wait for the commit, and starts a task for those that wait for the device.
+    fn answer(self: &Arc<Self>, applied: Applied, replies: Replies) {
+        let mut waiting = Vec::new();
+        for (outcome, (level, reply)) in applied.outcomes.into_iter().zip(replies) {
+            match level {
+                Level::Synced => waiting.push((outcome, reply)),
+                // At the level of memory the receiver is gone.
+                Level::Written | Level::Memory => drop(reply.send(Ok(outcome))),
+            }
+        }
+        if waiting.is_empty() {
+            return;
+        }
+        let awaits = Awaits::device(self);
+        tokio::spawn(async move {
+            let synced = applied.durable.await;
+            for (outcome, reply) in waiting {
+                let _ = reply.send(match &synced {
+                    Ok(_) => Ok(outcome),
+                    Err(error) => Err(failed(error)),
+                });
+            }
+            drop(awaits);
+        });
+    }
+}
+
+/// Counts a commit that waits for the device, as long as it lives.
+struct Awaits(Arc<Shared>);
+
+impl Awaits {
+    fn device(shared: &Arc<Shared>) -> Awaits {
+        shared.awaits_device.fetch_add(1, Ordering::AcqRel);
+        Awaits(shared.clone())
+    }
+}
+
+impl Drop for Awaits {
+    fn drop(&mut self) {
+        self.0.awaits_device.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// Whether a failed commit certainly took no effect.
@@ -306,30 +365,6 @@ fn changed_nothing(error: &Error) -> bool {
 }
 
 type Replies = Vec<(Level, oneshot::Sender<Result<Outcome, Status>>)>;
-
-/// Answers those who wait for the commit, and starts a task for those who wait for the device.
-fn answer(applied: Applied, replies: Replies) {
-    let mut waiting = Vec::new();
-    for (outcome, (level, reply)) in applied.outcomes.into_iter().zip(replies) {
-        match level {
-            Level::Synced => waiting.push((outcome, reply)),
-            // At the level of memory the receiver is gone.
-            Level::Written | Level::Memory => drop(reply.send(Ok(outcome))),
-        }
-    }
-    if waiting.is_empty() {
-        return;
-    }
-    tokio::spawn(async move {
-        let synced = applied.durable.await;
-        for (outcome, reply) in waiting {
-            let _ = reply.send(match &synced {
-                Ok(_) => Ok(outcome),
-                Err(error) => Err(failed(error)),
-            });
-        }
-    });
-}
 
 fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -195,8 +195,8 @@ impl Running {
         runtime()?.block_on(async {
             set_health(&self.health, ServingStatus::NotServing).await;
             let _ = self.ends.send(true);
-            let _ = self.closes.send(true);
             let _ = tokio::time::timeout(grace, self.state.pipeline.close()).await;
+            let _ = self.closes.send(true);
             let end = Instant::now() + grace;
             while Instant::now() < end && self.threads.iter().any(|thread| !thread.is_finished()) {
                 tokio::time::sleep(Duration::from_millis(5)).await;

@@ -363,3 +363,40 @@ fn child_that_applies() {
         applies.apply(entry, Durability::Written).unwrap();
     }
 }
+
+#[test]
+fn a_key_is_forgotten_after_ten_minutes() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let mut applies = applier(&store);
+    let at = |minutes: u64, key: &str| {
+        let add = Operated::Add(AddOperation {
+            map: PROGRESS.into(),
+            key: "n".into(),
+            delta: 1,
+        });
+        let mut made = entry(minutes * 60_000_000, vec![commit(vec![], vec![add], vec![])]);
+        made.commands[0].idempotency_key = key.to_string().into();
+        made
+    };
+    let create = Change::CreateMap(CreateMap { map: PROGRESS.into() });
+    applies.apply(&entry(0, vec![create]), Durability::Written).unwrap();
+    for (minutes, key, expected) in [
+        (100, "a", 1),
+        (105, "a", 1),
+        (109, "b", 2),
+        (111, "a", 3),
+        (112, "b", 3),
+    ] {
+        applies.apply(&at(minutes, key), Durability::Written).unwrap();
+        let value = store.maps().get(PROGRESS).unwrap().unwrap().get("n").unwrap().unwrap();
+        assert_eq!(
+            &value[..],
+            i64::to_be_bytes(expected),
+            "key {key} after {minutes} minutes"
+        );
+    }
+    let rows = store.reserved_map("server.idempotency").unwrap();
+    // Two rows for each of two keys: nothing is left of the first use of "a".
+    assert_eq!(store.snapshot().unwrap().count(&rows, ..).unwrap(), 4);
+}

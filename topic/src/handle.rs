@@ -138,9 +138,7 @@ impl Home {
     /// Returns the handle of an existing topic.
     pub(crate) fn topic(&self, id: u32, name: &str) -> Result<Topic> {
         let mut topics = locked(&self.topics);
-        // A transaction that was rolled back may have given the number to a topic of another name.
-        let shared = topics.get(&id).and_then(Weak::upgrade);
-        if let Some(shared) = shared.filter(|shared| &*shared.name == name) {
+        if let Some(shared) = topics.get(&id).and_then(Weak::upgrade) {
             drop(topics);
             return Ok(Topic::new(self, shared));
         }

@@ -161,25 +161,14 @@ impl Topics {
 
 /// Topics in transactions: what these calls do takes effect with the transaction's other writes, when it commits.
 impl Topics {
-    /// The topic with a name, as the transaction sees it.
-    ///
-    /// # Errors
-    /// [`TopicError::InvalidName`].
-    pub fn get_in(&self, tx: &Transaction, name: &str) -> Result<Option<Topic>> {
-        check_name(name)?;
-        let record = self.home().record_in(tx, name)?;
-        record.map(|record| self.home().topic(record.id, name)).transpose()
-    }
-
-    /// Creates a topic. The transaction can publish to it at once.
+    /// Creates a topic. Publishing to it is possible after the commit.
     ///
     /// # Errors
     /// As [`Topics::create`].
-    pub fn create_in(&self, tx: &mut Transaction, name: &str, options: &TopicOptions) -> Result<Topic> {
+    pub fn create_in(&self, tx: &mut Transaction, name: &str, options: &TopicOptions) -> Result<()> {
         check_name(name)?;
         options.check()?;
-        let id = self.home().create_new_in(tx, name, options)?;
-        self.home().topic(id, name)
+        self.home().create_new_in(tx, name, options).map(|_| ())
     }
 
     /// Replaces all options of a topic.

@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, SystemTime};
 
 use common::{SECOND, all, check, facts, one_topic, open, publish, text, topics};
-use duramen_engine::{Batch, Durability, Map, Reason, TransactionOptions};
+use duramen_engine::{Batch, Durability, Map, Reason, Transaction, TransactionOptions};
 use duramen_io::SimDisk;
 use duramen_topic::{Message, Outcome, Start, TopicBatch, TopicError, TopicOptions, TopicWrites};
 
@@ -546,4 +546,59 @@ fn store_rows(topics: &duramen_topic::Topics) -> (u64, u64, u64) {
     let store = topics.store();
     let count = |name: &str| store.existing_reserved_map(name).unwrap().unwrap().count().unwrap();
     (count("topics"), count("messages"), store.snapshot().unwrap().commit())
+}
+
+#[test]
+fn a_transaction_creates_configures_and_deletes_topics_with_its_other_writes() {
+    let store = open(&SimDisk::new(1));
+    let topics = topics(&store);
+    let kept = topics.create("kept", TopicOptions::new()).unwrap();
+    kept.publish(b"first").unwrap();
+    let exclusive = TransactionOptions::new().exclusive();
+    let change = |tx: &mut Transaction| {
+        topics.create_in(tx, "new", &TopicOptions::new())?;
+        assert!(topics.create_in(tx, "new", &TopicOptions::new()).is_err());
+        topics.configure_in(tx, "kept", &TopicOptions::new().keep_messages(5))?;
+        assert!(topics.configure_in(tx, "missing", &TopicOptions::new()).is_err());
+        assert_eq!(tx.next_offset(&kept)?, 1);
+        tx.publish(&kept, b"second")
+    };
+    let mut tx = store.begin(exclusive).unwrap();
+    change(&mut tx).unwrap();
+    tx.rollback();
+    assert_eq!(topics.list().unwrap(), ["kept"]);
+    let mut tx = store.begin(exclusive).unwrap();
+    let ticket = change(&mut tx).unwrap();
+    tx.commit().unwrap();
+    assert_eq!(ticket.offset(), Some(1));
+    assert_eq!(topics.list().unwrap(), ["kept", "new"]);
+    assert_eq!(kept.describe().unwrap().options.keep_messages, Some(5));
+    assert_eq!(topics.topic("new").unwrap().publish(b"message").unwrap().offset, 0);
+    let mut tx = store.begin(exclusive).unwrap();
+    topics.delete_in(&mut tx, "kept").unwrap();
+    assert!(tx.next_offset(&kept).is_err());
+    tx.commit().unwrap();
+    assert_eq!(topics.list().unwrap(), ["new"]);
+    assert!(kept.publish(b"too late").is_err());
+}
+
+#[test]
+fn a_commit_has_the_time_that_was_asked_for_and_time_never_runs_back() {
+    let store = open(&SimDisk::new(1));
+    let topics = topics(&store);
+    let topic = topics.create("t", TopicOptions::new()).unwrap();
+    // Later than every clock: what came before does not matter.
+    let base = SystemTime::UNIX_EPOCH + store.wall_clock() + Duration::from_secs(1_000_000);
+    let publish_at = |time| {
+        let mut tx = store.begin(TransactionOptions::new().commit_time(time)).unwrap();
+        let ticket = tx.publish(&topic, b"message").unwrap();
+        tx.commit().unwrap();
+        ticket.published().unwrap().time()
+    };
+    let millis = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
+    assert_eq!(millis(publish_at(base)), millis(base));
+    assert_eq!(millis(publish_at(base - Duration::from_secs(9))), millis(base));
+    let later = base + Duration::from_secs(9);
+    assert_eq!(millis(publish_at(later)), millis(later));
+    assert_eq!(millis(topic.publish(b"by the clock").unwrap().time()), millis(later));
 }

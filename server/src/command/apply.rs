@@ -81,6 +81,15 @@ impl Applier {
         &self.topics
     }
 
+    /// Whether an entry ends with a command. Publishing follows the options of topics as they are committed, so what comes
+    /// after a change of topics belongs into the next entry.
+    pub fn ends_entry(command: &Command) -> bool {
+        matches!(
+            command.change,
+            Some(Change::CreateTopic(_) | Change::ConfigureTopic(_) | Change::DeleteTopic(_))
+        )
+    }
+
     /// Applies an entry in one commit, which is visible when this returns. A command that is refused changes nothing,
     /// and the others take effect.
     ///
@@ -100,7 +109,10 @@ impl Applier {
             .durability(durability)
             .commit_time(time);
         let mut tx = self.store.begin(options)?;
-        self.keys.forget_old(&mut tx, entry.time_us)?;
+        // A function of the entry alone, so that equal stores forget equal keys.
+        if entry.commands.iter().any(|command| !command.idempotency_key.is_empty()) {
+            self.keys.forget_old(&mut tx, entry.time_us)?;
+        }
         let mut next_offsets = HashMap::new();
         let mut outcomes = Vec::with_capacity(entry.commands.len());
         for command in &entry.commands {
@@ -179,7 +191,7 @@ impl Applier {
     fn create_topic(&mut self, tx: &mut Transaction, create: &CreateTopic) -> Ran {
         let options = topic_options(create.options.as_ref());
         match self.topics.create_in(tx, &create.topic, &options) {
-            Ok(_) => Ok(outcome(Led::Changed(true))),
+            Ok(()) => Ok(outcome(Led::Changed(true))),
             Err(error) => match duramen::topic::TopicError::of(&error) {
                 Some(duramen::topic::TopicError::TopicExists { differences, .. })
                     if create.if_missing && differences.is_empty() =>
@@ -296,7 +308,8 @@ impl Applier {
         {
             return Ok(topic.clone());
         }
-        let topic = self.topics.get_in(tx, name)?.ok_or_else(|| {
+        // The transaction is exclusive: what is committed is what it sees, unless it changed topics itself.
+        let topic = self.topics.get(name)?.ok_or_else(|| {
             let message = format!("there is no topic {name:?}; create it with CreateTopic");
             refused(Code::NotFound, "TOPIC_NOT_FOUND", message)
         })?;

@@ -39,6 +39,7 @@
 //! assert_eq!((order.offset, &order.payload[..]), (0, &b"one apple"[..]));
 //! # Ok::<(), duramen_client::Error>(())
 //! # }).unwrap();
+//! # drop(runtime);
 //! # server.stop().unwrap();
 //! ```
 //!

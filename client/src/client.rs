@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::topics_client::TopicsClient;
+use duramen_proto::v1::transactions_client::TransactionsClient;
 use duramen_proto::v1::{
     Acknowledge, CreateMapRequest, CreateTopicRequest, DropMapRequest, ListMapsRequest, ListTopicsRequest,
     RenameMapRequest, TopicOptions,
@@ -19,8 +20,16 @@ use crate::options::WriteOptions;
 use crate::topic::Topic;
 use crate::transaction::Transaction;
 
+/// Sends a request with a method of a service: `send!(maps.get)`.
+macro_rules! send {
+    ($service:ident.$method:ident) => {
+        async |channel, request| $crate::client::$service(channel).$method(request).await
+    };
+}
+pub(crate) use send;
+
 /// The largest request and response, in bytes; the server has the same limit.
-pub(crate) const MESSAGE_BYTES_MAX: usize = 20 << 20;
+const MESSAGE_BYTES_MAX: usize = 20 << 20;
 /// How long the client waits for a connection before the attempt fails.
 const CONNECT: Duration = Duration::from_secs(3);
 /// How often the client asks a silent server whether it is alive, and how long the answer may take.
@@ -131,10 +140,7 @@ impl Client {
             options: Some(self.options.of_call()),
             ..CreateMapRequest::default()
         };
-        let call = self.write(request, async |channel, request| {
-            maps(channel).create_map(request).await
-        });
-        Ok(call.await?.created)
+        Ok(self.write(request, send!(maps.create_map)).await?.created)
     }
 
     /// The names of all maps, sorted.
@@ -143,8 +149,7 @@ impl Client {
     /// [`Error`].
     pub async fn list_maps(&self) -> Result<Vec<String>> {
         let request = ListMapsRequest::default();
-        let call = self.read(request, async |channel, request| maps(channel).list_maps(request).await);
-        Ok(call.await?.maps)
+        Ok(self.read(request, send!(maps.list_maps)).await?.maps)
     }
 
     /// Gives a map another name.
@@ -158,10 +163,7 @@ impl Client {
             options: Some(self.options.of_call()),
             ..RenameMapRequest::default()
         };
-        let call = self.write(request, async |channel, request| {
-            maps(channel).rename_map(request).await
-        });
-        call.await.map(drop)
+        self.write(request, send!(maps.rename_map)).await.map(drop)
     }
 
     /// Drops a map and its pairs.
@@ -174,8 +176,7 @@ impl Client {
             options: Some(self.options.of_call()),
             ..DropMapRequest::default()
         };
-        let call = self.write(request, async |channel, request| maps(channel).drop_map(request).await);
-        call.await.map(drop)
+        self.write(request, send!(maps.drop_map)).await.map(drop)
     }
 
     /// Creates a topic. Returns `false` when a topic of this name with equal options exists.
@@ -190,10 +191,7 @@ impl Client {
             options: Some(self.options.of_call()),
             ..CreateTopicRequest::default()
         };
-        let call = self.write(request, async |channel, request| {
-            topics(channel).create_topic(request).await
-        });
-        Ok(call.await?.created)
+        Ok(self.write(request, send!(topics.create_topic)).await?.created)
     }
 
     /// The names of all topics, sorted.
@@ -202,10 +200,7 @@ impl Client {
     /// [`Error`].
     pub async fn list_topics(&self) -> Result<Vec<String>> {
         let request = ListTopicsRequest::default();
-        let call = self.read(request, async |channel, request| {
-            topics(channel).list_topics(request).await
-        });
-        Ok(call.await?.topics)
+        Ok(self.read(request, send!(topics.list_topics)).await?.topics)
     }
 
     pub(crate) fn options(&self) -> &WriteOptions {
@@ -249,6 +244,12 @@ pub(crate) fn maps(channel: Channel) -> MapsClient<Channel> {
 
 pub(crate) fn topics(channel: Channel) -> TopicsClient<Channel> {
     TopicsClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+pub(crate) fn transactions(channel: Channel) -> TransactionsClient<Channel> {
+    TransactionsClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }

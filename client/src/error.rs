@@ -115,6 +115,9 @@ impl Failure {
         } else if info.is_none() && is_broken_connection(status) {
             (error.kind, error.reason) = (ErrorKind::Unavailable, "CONNECTION_LOST".into());
             error.message = format!("the connection broke: {}", chain(status));
+        } else if error.reason == "ENDED" {
+            // The server closes its store.
+            error.kind = ErrorKind::Unavailable;
         }
         let was_sent = !is_connect_error(status);
         let is_unknown = was_sent && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::UnknownOutcome);
@@ -131,10 +134,9 @@ fn kind_of(code: Code) -> ErrorKind {
         Code::NotFound => ErrorKind::NotFound,
         Code::AlreadyExists => ErrorKind::AlreadyExists,
         Code::InvalidArgument | Code::OutOfRange => ErrorKind::InvalidArgument,
-        Code::FailedPrecondition => ErrorKind::FailedPrecondition,
+        Code::FailedPrecondition | Code::Aborted => ErrorKind::FailedPrecondition,
         Code::ResourceExhausted => ErrorKind::Overloaded,
-        // The server answers ABORTED when it closes its store.
-        Code::Unavailable | Code::Aborted => ErrorKind::Unavailable,
+        Code::Unavailable => ErrorKind::Unavailable,
         Code::DeadlineExceeded => ErrorKind::DeadlineExceeded,
         Code::PermissionDenied => ErrorKind::PermissionDenied,
         Code::Unauthenticated => ErrorKind::Unauthenticated,
@@ -176,4 +178,56 @@ fn chain(status: &Status) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use tonic_types::ErrorDetails;
+
+    use super::*;
+
+    fn failure(code: Code, reason: &str, retry_after: Option<Duration>) -> Failure {
+        let mut details = ErrorDetails::with_error_info(reason, "duramen", HashMap::<String, String>::new());
+        if retry_after.is_some() {
+            details.set_retry_info(retry_after);
+        }
+        Failure::of(&Status::with_error_details(code, "text", details))
+    }
+
+    #[test]
+    fn a_full_queue_is_transient_and_a_full_disk_is_not() {
+        let pause = Some(Duration::from_millis(20));
+        let queue = failure(Code::ResourceExhausted, "OVERLOADED", pause);
+        assert_eq!(
+            (queue.error.kind, queue.error.retry_after),
+            (ErrorKind::Overloaded, pause)
+        );
+        assert!(queue.error.is_transient() && !queue.is_unknown);
+        let disk = failure(Code::ResourceExhausted, "NO_SPACE", None);
+        assert!(!disk.error.is_transient() && !disk.is_unknown);
+    }
+
+    #[test]
+    fn a_server_that_stops_leaves_the_outcome_open_and_a_refusal_does_not() {
+        for (code, reason) in [(Code::Unavailable, "UNAVAILABLE"), (Code::Aborted, "ENDED")] {
+            let stops = failure(code, reason, None);
+            assert!(stops.error.is_transient() && stops.is_unknown);
+        }
+        let synced = failure(Code::Unknown, "NOT_SYNCED", None);
+        assert_eq!(synced.error.kind, ErrorKind::UnknownOutcome);
+        assert!(!synced.error.is_transient() && synced.is_unknown);
+        let refused = failure(Code::NotFound, "MAP_NOT_FOUND", None);
+        assert!(!refused.error.is_transient() && !refused.is_unknown);
+    }
+
+    #[test]
+    fn a_status_without_a_reason_comes_from_the_transport() {
+        for code in [Code::Unavailable, Code::Unknown, Code::Cancelled] {
+            let broken = Failure::of(&Status::new(code, "reset"));
+            assert_eq!(broken.error.reason, "CONNECTION_LOST");
+            assert!(broken.error.is_transient() && broken.is_unknown);
+        }
+    }
 }

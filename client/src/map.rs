@@ -12,9 +12,9 @@ use futures_core::Stream;
 use prost::bytes::Bytes;
 use tonic::Streaming;
 
-use crate::client::{Client, maps};
+use crate::client::{Client, send};
 use crate::error::{Failure, Result};
-use crate::options::{Keys, Range, WriteOptions};
+use crate::options::{Keys, Range, WriteOptions, copied};
 
 /// A handle of a map; see [`Client::map`]. Every method is one call, and its errors are those of [`crate::Error`].
 #[derive(Clone)]
@@ -43,10 +43,7 @@ impl Map {
             key: copied(key),
             ..GetRequest::default()
         };
-        let call = self
-            .client
-            .read(request, async |channel, request| maps(channel).get(request).await);
-        Ok(call.await?.value)
+        Ok(self.client.read(request, send!(maps.get)).await?.value)
     }
 
     /// Reads the values of at most 10,000 keys at one moment, in the order of the keys.
@@ -59,10 +56,14 @@ impl Map {
             keys: keys.into_iter().map(copied).collect(),
             ..BatchGetRequest::default()
         };
-        let call = self
+        Ok(self
             .client
-            .read(request, async |channel, request| maps(channel).batch_get(request).await);
-        Ok(call.await?.values.into_iter().map(|got| got.value).collect())
+            .read(request, send!(maps.batch_get))
+            .await?
+            .values
+            .into_iter()
+            .map(|got| got.value)
+            .collect())
     }
 
     /// Reads pairs in key order at one moment, as a stream. When the connection breaks, the stream ends with an error:
@@ -80,9 +81,7 @@ impl Map {
             keys_only: range.keys_only,
             ..StreamRangeRequest::default()
         };
-        let call = self.client.open(request, async |channel, request| {
-            maps(channel).stream_range(request).await
-        });
+        let call = self.client.open(request, send!(maps.stream_range));
         Ok(Pairs {
             responses: Some(call.await?),
             ready: Vec::new().into_iter(),
@@ -105,10 +104,7 @@ impl Map {
             keys_only: range.keys_only,
             ..RangeRequest::default()
         };
-        let call = self
-            .client
-            .read(request, async |channel, request| maps(channel).range(request).await);
-        let page = call.await?;
+        let page = self.client.read(request, send!(maps.range)).await?;
         let next = (!page.next_page_token.is_empty()).then_some(PageToken(page.next_page_token));
         Ok(Page {
             pairs: page.pairs,
@@ -126,10 +122,7 @@ impl Map {
             range: Some(keys.0),
             ..CountRequest::default()
         };
-        let call = self
-            .client
-            .read(request, async |channel, request| maps(channel).count(request).await);
-        Ok(call.await?.count)
+        Ok(self.client.read(request, send!(maps.count)).await?.count)
     }
 
     /// Stores a pair.
@@ -144,10 +137,7 @@ impl Map {
             options: Some(self.client.options().of_call()),
             ..PutRequest::default()
         };
-        let call = self
-            .client
-            .write(request, async |channel, request| maps(channel).put(request).await);
-        call.await.map(drop)
+        self.client.write(request, send!(maps.put)).await.map(drop)
     }
 
     /// Deletes a key. Deleting a missing key changes nothing.
@@ -161,10 +151,7 @@ impl Map {
             options: Some(self.client.options().of_call()),
             ..DeleteRequest::default()
         };
-        let call = self
-            .client
-            .write(request, async |channel, request| maps(channel).delete(request).await);
-        call.await.map(drop)
+        self.client.write(request, send!(maps.delete)).await.map(drop)
     }
 
     /// Deletes a range of keys, at a cost that does not depend on the number of pairs.
@@ -178,10 +165,7 @@ impl Map {
             options: Some(self.client.options().of_call()),
             ..DeleteRangeRequest::default()
         };
-        let call = self.client.write(request, async |channel, request| {
-            maps(channel).delete_range(request).await
-        });
-        call.await.map(drop)
+        self.client.write(request, send!(maps.delete_range)).await.map(drop)
     }
 
     /// Stores `value` if the current value is `expected`, and returns whether it did. `None` as `expected` means that
@@ -203,10 +187,7 @@ impl Map {
             options: Some(self.client.options().of_call()),
             ..CompareAndSwapRequest::default()
         };
-        let call = self.client.write(request, async |channel, request| {
-            maps(channel).compare_and_swap(request).await
-        });
-        Ok(call.await?.swapped)
+        Ok(self.client.write(request, send!(maps.compare_and_swap)).await?.swapped)
     }
 
     /// Adds to a counter and returns the sum. A counter is a signed integer of 8 bytes, big-endian; a missing key
@@ -223,15 +204,8 @@ impl Map {
             options: Some(self.client.options().of_call()),
             ..AddRequest::default()
         };
-        let call = self
-            .client
-            .write(request, async |channel, request| maps(channel).add(request).await);
-        Ok(call.await?.value)
+        Ok(self.client.write(request, send!(maps.add)).await?.value)
     }
-}
-
-fn copied(bytes: impl AsRef<[u8]>) -> Bytes {
-    Bytes::copy_from_slice(bytes.as_ref())
 }
 
 /// A page of a listing; see [`Map::page`].

@@ -27,7 +27,7 @@ impl WriteOptions {
     /// A key for one write, at most 64 bytes, that the program keeps. When the program repeats the write with this key
     /// within ten minutes, the server changes nothing and gives the first answer again.
     pub fn idempotency_key(mut self, key: impl AsRef<[u8]>) -> WriteOptions {
-        self.idempotency_key = Some(Bytes::copy_from_slice(key.as_ref()));
+        self.idempotency_key = Some(copied(key));
         self
     }
 
@@ -143,7 +143,7 @@ impl Message {
 
     /// Its key. A topic with `latest_per_key` keeps the newest message of each key.
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Message {
-        self.0.key = Bytes::copy_from_slice(key.as_ref());
+        self.0.key = copied(key);
         self
     }
 
@@ -151,7 +151,7 @@ impl Message {
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Message {
         self.0.headers.push(Header {
             name: name.into(),
-            value: Bytes::copy_from_slice(value.as_ref()),
+            value: copied(value),
         });
         self
     }
@@ -190,4 +190,8 @@ pub(crate) fn millis_since_1970(time: SystemTime) -> u64 {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn copied(bytes: impl AsRef<[u8]>) -> Bytes {
+    Bytes::copy_from_slice(bytes.as_ref())
 }

@@ -19,7 +19,7 @@ use tokio::time::sleep;
 use tonic::Streaming;
 
 use crate::call::Pauses;
-use crate::client::{Client, topics};
+use crate::client::{Client, send};
 use crate::error::{Error, Failure, Result};
 use crate::options::{Start, millis_since_1970};
 
@@ -123,10 +123,7 @@ impl Stream for Subscription {
 }
 
 async fn subscribe(client: &Client, request: &SubscribeRequest) -> Result<Streaming<SubscribeResponse>> {
-    let call = client.open(request.clone(), async |channel, request| {
-        topics(channel).subscribe(request).await
-    });
-    call.await
+    client.open(request.clone(), send!(topics.subscribe)).await
 }
 
 /// Passes batches on, and subscribes again after each break, until an error ends the subscription.

@@ -5,7 +5,7 @@ use duramen_proto::v1::{
     PublishRequest, TopicOptions,
 };
 
-use crate::client::{Client, topics};
+use crate::client::{Client, send};
 use crate::error::Result;
 use crate::options::{Message, Start, WriteOptions};
 use crate::publisher::Publisher;
@@ -39,10 +39,7 @@ impl Topic {
             options: Some(self.client.options().of_call()),
             ..PublishRequest::default()
         };
-        let call = self
-            .client
-            .write(request, async |channel, request| topics(channel).publish(request).await);
-        Ok(call.await?.offset)
+        Ok(self.client.write(request, send!(topics.publish)).await?.offset)
     }
 
     /// Publishes messages in one commit: all or none. Returns the offset of the first one; the others follow it
@@ -57,10 +54,11 @@ impl Topic {
             options: Some(self.client.options().of_call()),
             ..PublishBatchRequest::default()
         };
-        let call = self.client.write(request, async |channel, request| {
-            topics(channel).publish_batch(request).await
-        });
-        Ok(call.await?.first_offset)
+        Ok(self
+            .client
+            .write(request, send!(topics.publish_batch))
+            .await?
+            .first_offset)
     }
 
     /// Opens a stream that publishes many messages without waiting for each.
@@ -95,10 +93,7 @@ impl Topic {
             topic: self.name.clone(),
             ..DescribeTopicRequest::default()
         };
-        let call = self.client.read(request, async |channel, request| {
-            topics(channel).describe_topic(request).await
-        });
-        call.await
+        self.client.read(request, send!(topics.describe_topic)).await
     }
 
     /// Replaces all options of the topic.
@@ -112,10 +107,10 @@ impl Topic {
             options: Some(self.client.options().of_call()),
             ..ConfigureTopicRequest::default()
         };
-        let call = self.client.write(request, async |channel, request| {
-            topics(channel).configure_topic(request).await
-        });
-        call.await.map(drop)
+        self.client
+            .write(request, send!(topics.configure_topic))
+            .await
+            .map(drop)
     }
 
     /// Deletes the topic with its messages.
@@ -128,9 +123,6 @@ impl Topic {
             options: Some(self.client.options().of_call()),
             ..DeleteTopicRequest::default()
         };
-        let call = self.client.write(request, async |channel, request| {
-            topics(channel).delete_topic(request).await
-        });
-        call.await.map(drop)
+        self.client.write(request, send!(topics.delete_topic)).await.map(drop)
     }
 }

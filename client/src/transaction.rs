@@ -3,16 +3,15 @@
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::operation::Change;
 use duramen_proto::v1::operation_result::Result as Given;
-use duramen_proto::v1::transactions_client::TransactionsClient;
 use duramen_proto::v1::{
     AddOperation, CommitRequest, Condition, DeleteOperation, DeleteRangeOperation, Operation, PublishOperation,
     PutOperation,
 };
 use prost::bytes::Bytes;
 
-use crate::client::Client;
+use crate::client::{Client, send};
 use crate::error::{Error, Result};
-use crate::options::{Keys, Message, WriteOptions};
+use crate::options::{Keys, Message, WriteOptions, copied};
 
 /// A transaction in preparation; see [`Client::transaction`].
 ///
@@ -119,14 +118,7 @@ impl Transaction {
     /// Those of its operations, and `UnknownOutcome` when the answer did not arrive.
     pub async fn commit(mut self) -> Result<Committed> {
         self.request.options = Some(self.client.options().of_call());
-        let call = self.client.write(self.request, async |channel, request| {
-            TransactionsClient::new(channel)
-                .max_decoding_message_size(crate::client::MESSAGE_BYTES_MAX)
-                .max_encoding_message_size(crate::client::MESSAGE_BYTES_MAX)
-                .commit(request)
-                .await
-        });
-        let response = call.await?;
+        let response = self.client.write(self.request, send!(transactions.commit)).await?;
         let results = response.results.into_iter().map(|result| match result.result {
             Some(Given::Applied(_)) => Ok(OperationResult::Applied),
             Some(Given::Sum(sum)) => Ok(OperationResult::Sum(sum)),
@@ -156,8 +148,4 @@ impl Transaction {
         operations.push(Operation { change: Some(change) });
         self
     }
-}
-
-fn copied(bytes: impl AsRef<[u8]>) -> Bytes {
-    Bytes::copy_from_slice(bytes.as_ref())
 }

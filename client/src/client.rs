@@ -1,0 +1,255 @@
+//! The client: its settings, and the calls on maps and topics as a whole.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use duramen_proto::v1::maps_client::MapsClient;
+use duramen_proto::v1::topics_client::TopicsClient;
+use duramen_proto::v1::transactions_client::TransactionsClient;
+use duramen_proto::v1::{
+    Acknowledge, CreateMapRequest, CreateTopicRequest, DropMapRequest, ListMapsRequest, ListTopicsRequest,
+    RenameMapRequest, TopicOptions,
+};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+
+use crate::call::{Effect, Pool};
+use crate::error::{Error, ErrorKind, Result};
+use crate::map::Map;
+use crate::options::WriteOptions;
+use crate::topic::Topic;
+use crate::transaction::Transaction;
+
+/// Sends a request with a method of a service: `send!(maps.get)`.
+macro_rules! send {
+    ($service:ident.$method:ident) => {
+        async |channel, request| $crate::client::$service(channel).$method(request).await
+    };
+}
+pub(crate) use send;
+
+/// The largest request and response, in bytes; the server has the same limit.
+const MESSAGE_BYTES_MAX: usize = 20 << 20;
+/// How long the client waits for a connection before the attempt fails.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How often the client asks a silent server whether it is alive, and how long the answer may take.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(10);
+/// The longest deadline. The server forgets idempotency keys after ten minutes, so retries must end before that.
+const DEADLINE_MAX: Duration = Duration::from_secs(5 * 60);
+
+/// Settings of a client; see [`Client::builder`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    connections: usize,
+    deadline: Duration,
+}
+
+impl Builder {
+    /// Number of pooled connections, which the calls use by turns. Default: 2.
+    pub fn connections(mut self, number: usize) -> Builder {
+        self.connections = number.max(1);
+        self
+    }
+
+    /// Longest duration of a call with all its attempts, at most 5 minutes. Default: 10 seconds.
+    pub fn deadline(mut self, deadline: Duration) -> Builder {
+        self.deadline = deadline.min(DEADLINE_MAX);
+        self
+    }
+
+    /// A client of the server at `address`; see [`Client::connect`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the address is malformed.
+    pub fn connect(self, address: &str) -> Result<Client> {
+        let endpoint = Endpoint::from_shared(address.to_string()).map_err(|error| {
+            let message = format!("{address:?} is no address ({error}); write http://HOST:PORT or unix:/PATH");
+            Error::new(ErrorKind::InvalidArgument, "BAD_ADDRESS", message)
+        })?;
+        let endpoint = endpoint
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE_ANSWER);
+        let channels = (0..self.connections).map(|_| endpoint.connect_lazy()).collect();
+        Ok(Client {
+            pool: Arc::new(Pool::new(channels, self.deadline)),
+            options: WriteOptions::default(),
+        })
+    }
+}
+
+/// A client of a server. Clones share its connections.
+#[derive(Clone)]
+pub struct Client {
+    pool: Arc<Pool>,
+    options: WriteOptions,
+}
+
+impl Client {
+    /// A client of the server at an address such as `http://127.0.0.1:7420` or `unix:/run/duramen.sock`.
+    ///
+    /// The client connects with its first call, and again when a connection breaks.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the address is malformed.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn connect(address: &str) -> Result<Client> {
+        Client::builder().connect(address)
+    }
+
+    /// Settings for a client.
+    pub fn builder() -> Builder {
+        Builder {
+            connections: 2,
+            deadline: Duration::from_secs(10),
+        }
+    }
+
+    /// A client whose writes have these options. Its handles inherit them.
+    pub fn with(&self, options: WriteOptions) -> Client {
+        let pool = self.pool.clone();
+        Client { pool, options }
+    }
+
+    /// A handle of a map. This makes no call.
+    pub fn map(&self, name: impl Into<String>) -> Map {
+        Map::new(self.clone(), name.into())
+    }
+
+    /// A handle of a topic. This makes no call.
+    pub fn topic(&self, name: impl Into<String>) -> Topic {
+        Topic::new(self.clone(), name.into())
+    }
+
+    /// Begins a transaction. The client sends it as one request when it commits.
+    pub fn transaction(&self) -> Transaction {
+        Transaction::new(self.clone())
+    }
+
+    /// Creates a map. Returns whether this call created it.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn create_map(&self, name: &str) -> Result<bool> {
+        let request = CreateMapRequest {
+            map: name.into(),
+            options: Some(self.options.of_call()),
+            ..CreateMapRequest::default()
+        };
+        Ok(self.write(request, send!(maps.create_map)).await?.created)
+    }
+
+    /// The names of all maps, sorted.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn list_maps(&self) -> Result<Vec<String>> {
+        let request = ListMapsRequest::default();
+        Ok(self.read(request, send!(maps.list_maps)).await?.maps)
+    }
+
+    /// Gives a map another name.
+    ///
+    /// # Errors
+    /// `NotFound`, or `AlreadyExists` when a map has the new name.
+    pub async fn rename_map(&self, name: &str, new_name: &str) -> Result<()> {
+        let request = RenameMapRequest {
+            map: name.into(),
+            new_name: new_name.into(),
+            options: Some(self.options.of_call()),
+            ..RenameMapRequest::default()
+        };
+        self.write(request, send!(maps.rename_map)).await.map(drop)
+    }
+
+    /// Drops a map and its pairs.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn drop_map(&self, name: &str) -> Result<()> {
+        let request = DropMapRequest {
+            map: name.into(),
+            options: Some(self.options.of_call()),
+            ..DropMapRequest::default()
+        };
+        self.write(request, send!(maps.drop_map)).await.map(drop)
+    }
+
+    /// Creates a topic. Returns `false` when a topic of this name with equal options exists.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when a topic of this name has other options.
+    pub async fn create_topic(&self, name: &str, options: TopicOptions) -> Result<bool> {
+        let request = CreateTopicRequest {
+            topic: name.into(),
+            topic_options: Some(options),
+            if_missing: true,
+            options: Some(self.options.of_call()),
+            ..CreateTopicRequest::default()
+        };
+        Ok(self.write(request, send!(topics.create_topic)).await?.created)
+    }
+
+    /// The names of all topics, sorted.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn list_topics(&self) -> Result<Vec<String>> {
+        let request = ListTopicsRequest::default();
+        Ok(self.read(request, send!(topics.list_topics)).await?.topics)
+    }
+
+    pub(crate) fn options(&self) -> &WriteOptions {
+        &self.options
+    }
+
+    pub(crate) async fn read<Q, A, F>(&self, request: Q, send: impl Fn(Channel, Request<Q>) -> F) -> Result<A>
+    where
+        Q: Clone,
+        F: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
+        self.pool.call(Effect::Read, request, send).await
+    }
+
+    pub(crate) async fn open<Q, A, F>(&self, request: Q, send: impl Fn(Channel, Request<Q>) -> F) -> Result<A>
+    where
+        Q: Clone,
+        F: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
+        self.pool.call(Effect::Open, request, send).await
+    }
+
+    pub(crate) async fn write<Q, A, F>(&self, request: Q, send: impl Fn(Channel, Request<Q>) -> F) -> Result<A>
+    where
+        Q: Clone,
+        F: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
+        let effect = match self.options.acknowledge {
+            Acknowledge::Memory => Effect::WriteOnce,
+            _ => Effect::Write,
+        };
+        self.pool.call(effect, request, send).await
+    }
+}
+
+pub(crate) fn maps(channel: Channel) -> MapsClient<Channel> {
+    MapsClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+pub(crate) fn topics(channel: Channel) -> TopicsClient<Channel> {
+    TopicsClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+pub(crate) fn transactions(channel: Channel) -> TransactionsClient<Channel> {
+    TransactionsClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}

@@ -1,0 +1,87 @@
+//! The Rust client of Duramen servers: maps, topics and transactions over gRPC.
+//!
+//! ```
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let flags = [
+//! #     ("data_dir", directory.path().join("store").display().to_string()),
+//! #     ("listen", "127.0.0.1:0".to_string()),
+//! # ];
+//! # let server = duramen_server::start(&duramen_server::Config::collect(&flags, None).unwrap()).unwrap();
+//! # let address = format!("http://{}", server.listening().tcp.unwrap());
+//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+//! use duramen_client::{Client, Keys, Start, TopicOptions};
+//!
+//! # runtime.block_on(async {
+//! // A program writes an address here, such as "http://127.0.0.1:7420" or "unix:/run/duramen.sock".
+//! let client = Client::connect(&address)?;
+//! client.create_map("stock").await?;
+//! client.create_topic("orders", TopicOptions::default()).await?;
+//!
+//! let stock = client.map("stock");
+//! stock.put("apples", "12").await?;
+//! assert_eq!(stock.get("apples").await?.as_deref(), Some(&b"12"[..]));
+//! let mut pairs = stock.range(Keys::prefix("app")).await?;
+//! while let Some(pair) = pairs.next().await {
+//!     println!("{:?}", pair?.key);
+//! }
+//!
+//! let sold = client
+//!     .transaction()
+//!     .if_value("stock", "apples", "12")
+//!     .put("stock", "apples", "11")
+//!     .publish("orders", "one apple")
+//!     .commit()
+//!     .await?;
+//! assert!(sold.succeeded);
+//!
+//! let mut orders = client.topic("orders").subscribe(Start::Earliest).await?;
+//! let order = orders.next().await.expect("a subscription goes on")?;
+//! assert_eq!((order.offset, &order.payload[..]), (0, &b"one apple"[..]));
+//! # Ok::<(), duramen_client::Error>(())
+//! # }).unwrap();
+//! # drop(runtime);
+//! # server.stop().unwrap();
+//! ```
+//!
+//! # Retries and deadlines
+//! A call repeats itself until its deadline when the connection breaks, the server is unavailable, or its queue is full.
+//! The client gives each write a random idempotency key, so a repeated write takes effect once. Exceptions:
+//! - A write at [`Acknowledge::Memory`] is not repeated once the client has sent it.
+//! - A [`Publisher`] and the [`Pairs`] of a range end with an error when the connection breaks.
+//! - A [`Subscription`] has no deadline. It resumes at the next offset.
+//!
+//! # Modules
+//! ```text
+//! error         kinds of errors, and what a status of the server means
+//! options       options of writes, ranges of keys, messages
+//! call          one call: pooled connections, deadline, retries
+//! client        Client, and the calls on maps and topics as a whole
+//! map           reads and writes of one map
+//! publisher     the pipelined stream of messages to one topic
+//! subscription  the stream of messages from one topic
+//! topic         the calls on one topic
+//! transaction   several changes in one commit
+//! ```
+
+mod error;
+mod options;
+
+mod call;
+mod client;
+
+mod map;
+mod publisher;
+mod subscription;
+mod topic;
+mod transaction;
+
+pub use client::{Builder, Client};
+pub use duramen_proto::v1::{Acknowledge, DescribeTopicResponse as TopicDescription, Pair, TopicOptions};
+pub use error::{Error, ErrorKind, Result};
+pub use map::{Map, Page, PageToken, Pairs};
+pub use options::{Keys, Message, Range, Start, WriteOptions};
+pub use prost::bytes::Bytes;
+pub use publisher::{Publisher, Ticket};
+pub use subscription::{Received, Subscription};
+pub use topic::Topic;
+pub use transaction::{Committed, OperationResult, Transaction};

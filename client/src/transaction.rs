@@ -1,0 +1,151 @@
+//! Several changes of maps and topics in one commit.
+
+use duramen_proto::v1::condition::Test;
+use duramen_proto::v1::operation::Change;
+use duramen_proto::v1::operation_result::Result as Given;
+use duramen_proto::v1::{
+    AddOperation, CommitRequest, Condition, DeleteOperation, DeleteRangeOperation, Operation, PublishOperation,
+    PutOperation,
+};
+use prost::bytes::Bytes;
+
+use crate::client::{Client, send};
+use crate::error::{Error, Result};
+use crate::options::{Keys, Message, WriteOptions, copied};
+
+/// A transaction in preparation; see [`Client::transaction`].
+///
+/// The server checks the conditions. If all hold, it applies the operations, otherwise those after
+/// [`Transaction::otherwise`]. It applies all of them in one commit, or none.
+#[must_use = "a transaction changes nothing before its commit"]
+pub struct Transaction {
+    client: Client,
+    request: CommitRequest,
+    is_otherwise: bool,
+}
+
+/// What a transaction did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Committed {
+    /// Whether all conditions held.
+    pub succeeded: bool,
+    /// A result for each operation that the server applied, in their order. Empty at `Acknowledge::Memory`.
+    pub results: Vec<OperationResult>,
+}
+
+/// The result of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OperationResult {
+    /// The server applied it.
+    Applied,
+    /// The sum of an addition.
+    Sum(i64),
+    /// The offset of the first message that it published.
+    FirstOffset(u64),
+}
+
+impl Transaction {
+    pub(crate) fn new(client: Client) -> Transaction {
+        Transaction {
+            client,
+            request: CommitRequest::default(),
+            is_otherwise: false,
+        }
+    }
+
+    /// Condition: the value of `key` equals `value`.
+    pub fn if_value(self, map: &str, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Transaction {
+        self.condition(map, key, Test::ValueIs(value.into()))
+    }
+
+    /// Condition: the map has `key`.
+    pub fn if_exists(self, map: &str, key: impl AsRef<[u8]>) -> Transaction {
+        self.condition(map, key, Test::Exists(true))
+    }
+
+    /// Condition: the map does not have `key`.
+    pub fn if_missing(self, map: &str, key: impl AsRef<[u8]>) -> Transaction {
+        self.condition(map, key, Test::Exists(false))
+    }
+
+    /// Stores a pair.
+    pub fn put(self, map: &str, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Transaction {
+        let (map, key, value) = (map.into(), copied(key), value.into());
+        self.operation(Change::Put(PutOperation { map, key, value }))
+    }
+
+    /// Deletes a key.
+    pub fn delete(self, map: &str, key: impl AsRef<[u8]>) -> Transaction {
+        let (map, key) = (map.into(), copied(key));
+        self.operation(Change::Delete(DeleteOperation { map, key }))
+    }
+
+    /// Deletes a range of keys.
+    pub fn delete_range(self, map: &str, keys: Keys) -> Transaction {
+        let (map, range) = (map.into(), Some(keys.0));
+        self.operation(Change::DeleteRange(DeleteRangeOperation { map, range }))
+    }
+
+    /// Adds to a counter.
+    pub fn add(self, map: &str, key: impl AsRef<[u8]>, delta: i64) -> Transaction {
+        let (map, key) = (map.into(), copied(key));
+        self.operation(Change::Add(AddOperation { map, key, delta }))
+    }
+
+    /// Publishes a message.
+    pub fn publish(self, topic: &str, message: impl Into<Message>) -> Transaction {
+        let (topic, messages) = (topic.into(), vec![message.into().0]);
+        self.operation(Change::Publish(PublishOperation { topic, messages }))
+    }
+
+    /// The operations from here on are those for the case that a condition does not hold.
+    pub fn otherwise(mut self) -> Transaction {
+        self.is_otherwise = true;
+        self
+    }
+
+    /// Gives the transaction its write options.
+    pub fn with(mut self, options: WriteOptions) -> Transaction {
+        self.client = self.client.with(options);
+        self
+    }
+
+    /// Sends the transaction, and returns when the server has committed it.
+    ///
+    /// # Errors
+    /// Those of its operations, and `UnknownOutcome` when the answer did not arrive.
+    pub async fn commit(mut self) -> Result<Committed> {
+        self.request.options = Some(self.client.options().of_call());
+        let response = self.client.write(self.request, send!(transactions.commit)).await?;
+        let results = response.results.into_iter().map(|result| match result.result {
+            Some(Given::Applied(_)) => Ok(OperationResult::Applied),
+            Some(Given::Sum(sum)) => Ok(OperationResult::Sum(sum)),
+            Some(Given::FirstOffset(offset)) => Ok(OperationResult::FirstOffset(offset)),
+            None => Err(Error::bad_response()),
+        });
+        Ok(Committed {
+            succeeded: response.succeeded,
+            results: results.collect::<Result<_>>()?,
+        })
+    }
+
+    fn condition(mut self, map: &str, key: impl AsRef<[u8]>, test: Test) -> Transaction {
+        self.request.conditions.push(Condition {
+            map: map.into(),
+            key: copied(key),
+            test: Some(test),
+        });
+        self
+    }
+
+    fn operation(mut self, change: Change) -> Transaction {
+        let operations = match self.is_otherwise {
+            true => &mut self.request.otherwise,
+            false => &mut self.request.then,
+        };
+        operations.push(Operation { change: Some(change) });
+        self
+    }
+}

@@ -115,11 +115,9 @@ impl Failure {
         } else if info.is_none() && is_broken_connection(status) {
             (error.kind, error.reason) = (ErrorKind::Unavailable, "CONNECTION_LOST".into());
             error.message = format!("the connection broke: {}", chain(status));
-        } else if error.reason == "ENDED" {
-            // The server closes its store.
-            error.kind = ErrorKind::Unavailable;
         }
-        let was_sent = !is_connect_error(status);
+        // A server that stops has done nothing for the request.
+        let was_sent = !is_connect_error(status) && error.reason != "STOPPING";
         let is_unknown = was_sent && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::UnknownOutcome);
         Failure {
             error,
@@ -211,10 +209,10 @@ mod tests {
 
     #[test]
     fn a_server_that_stops_leaves_the_outcome_open_and_a_refusal_does_not() {
-        for (code, reason) in [(Code::Unavailable, "UNAVAILABLE"), (Code::Aborted, "ENDED")] {
-            let stops = failure(code, reason, None);
-            assert!(stops.error.is_transient() && stops.is_unknown);
-        }
+        let unanswered = failure(Code::Unavailable, "UNANSWERED", None);
+        assert!(unanswered.error.is_transient() && unanswered.is_unknown && unanswered.was_sent);
+        let refused = failure(Code::Unavailable, "STOPPING", None);
+        assert!(refused.error.is_transient() && !refused.is_unknown && !refused.was_sent);
         let synced = failure(Code::Unknown, "NOT_SYNCED", None);
         assert_eq!(synced.error.kind, ErrorKind::UnknownOutcome);
         assert!(!synced.error.is_transient() && synced.is_unknown);

@@ -1,8 +1,7 @@
 //! The pipelined stream of messages to one topic.
 //!
-//! Messages wait in `waiting` in the order of the stream until the server acknowledges them. A response acknowledges
-//! several messages and names the offset of the last one only. The others are known when the offsets between two
-//! responses have no gap, and that is when no other publisher came between.
+//! Messages wait in `waiting` in the order of the stream until the server acknowledges them. A response acknowledges the
+//! messages of one commit, which have consecutive offsets, and names the offset of the last one.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -53,8 +52,7 @@ struct Waiting {
 
 /// Resolves when the server acknowledges the message, with the message's offset.
 ///
-/// The offset is `None` at `Acknowledge::Memory`. It is also `None` when the server acknowledges several messages at
-/// once while other publishers write to the topic: the server then names the last offset only.
+/// The offset is `None` at `Acknowledge::Memory`.
 pub struct Ticket(oneshot::Receiver<Result<Option<u64>>>);
 
 impl Future for Ticket {
@@ -143,7 +141,7 @@ impl Publisher {
 impl Shared {
     /// Receives acknowledgements until the stream ends.
     async fn acknowledge(self: Arc<Self>, mut responses: Streaming<PublishStreamResponse>) {
-        let (mut acknowledged, mut last_offset) = (0, None);
+        let mut acknowledged = 0;
         loop {
             let response = match responses.message().await {
                 Ok(Some(response)) => response,
@@ -154,20 +152,19 @@ impl Shared {
                 Err(status) => return self.end(Failure::of(&status).error),
             };
             let count = response.acknowledged.saturating_sub(acknowledged);
-            self.resolve(count, last_offset, response.last_offset);
-            (acknowledged, last_offset) = (response.acknowledged, response.last_offset);
+            self.resolve(count, response.last_offset);
+            acknowledged = response.acknowledged;
         }
     }
 
-    /// Resolves the tickets of `count` messages, whose offsets are after `before` and end with `last`.
-    fn resolve(&self, count: u64, before: Option<u64>, last: Option<u64>) {
-        let has_no_gap = last.zip(before).is_some_and(|(last, before)| before + count == last);
+    /// Resolves the tickets of `count` messages, whose offsets end with `last`.
+    fn resolve(&self, count: u64, last: Option<u64>) {
         let mut state = locked(&self.state);
         for left in (0..count).rev() {
             let Some(waiting) = state.waiting.pop_front() else {
                 return;
             };
-            let offset = last.filter(|_| left == 0 || has_no_gap).map(|last| last - left);
+            let offset = last.map(|last| last.saturating_sub(left));
             // The program may have dropped the ticket.
             let _ = waiting.reply.send(Ok(offset));
             self.room.add_permits(waiting.units as usize);

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use duramen::{Error, Kind};
+use duramen::{Error, Kind, Reason};
 use duramen_proto::command::Refusal;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -31,9 +31,16 @@ pub fn invalid(message: impl Into<String>) -> Status {
     status(Code::InvalidArgument, "INVALID_ARGUMENT", message)
 }
 
-/// The server does not take requests now.
-pub fn unavailable(message: impl Into<String>) -> Status {
-    with_retry(Code::Unavailable, "UNAVAILABLE", message, Duration::from_millis(200))
+/// The server stops. It did nothing for the request.
+pub fn stopping() -> Status {
+    let message = "the server stops; connect again, and repeat the request";
+    with_retry(Code::Unavailable, "STOPPING", message, Duration::from_millis(200))
+}
+
+/// The server stopped before it knew the outcome of a request.
+pub fn unanswered() -> Status {
+    let message = "the server stopped before it could answer; what was requested may have happened";
+    with_retry(Code::Unavailable, "UNANSWERED", message, Duration::from_millis(200))
 }
 
 /// Too much is queued.
@@ -68,7 +75,10 @@ pub fn failed(error: &Error) -> Status {
         Kind::Damaged => status(Code::DataLoss, "DAMAGED", message),
         Kind::Sync => status(Code::Unknown, "NOT_SYNCED", message),
         Kind::Reopen => status(Code::Internal, "STORE_STOPPED", message),
-        Kind::Closed => status(Code::Aborted, "ENDED", message),
+        Kind::Closed => match error.reason() {
+            Reason::SnapshotEnded => status(Code::Aborted, "SNAPSHOT_ENDED", message),
+            _ => stopping(),
+        },
         Kind::Lost => status(Code::Aborted, "LOST", message),
         _ => status(Code::Internal, "INTERNAL", message),
     }

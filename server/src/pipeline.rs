@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use crate::command::{Applied, Applier, ENTRY_VERSION};
-use crate::error::{failed, overloaded};
+use crate::error::{failed, overloaded, stopping, unanswered};
 
 /// The most commands of a commit.
 const ENTRY_COMMANDS: usize = 1_024;
@@ -61,6 +61,9 @@ struct Queued {
     /// Closed when the client gave up or its deadline has passed.
     reply: oneshot::Sender<Result<Outcome, Status>>,
 }
+
+/// Resolves with the outcome of a command. At [`Level::Memory`] it is dropped instead.
+pub type Answer = oneshot::Receiver<Result<Outcome, Status>>;
 
 /// Takes commands and answers with their outcomes.
 #[derive(Clone)]
@@ -124,24 +127,17 @@ impl Pipeline {
         if level == Level::Memory {
             return Ok(None);
         }
-        let ended = || crate::error::unavailable("the server stops; connect again and repeat the request");
-        answer.await.map_err(|_| ended())?.map(Some)
+        answer.await.unwrap_or_else(|_| Err(unanswered())).map(Some)
     }
 
     /// Queues a command. The answer comes through the receiver.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED when too much is queued; UNAVAILABLE when the server stops.
-    pub fn enqueue(
-        &self,
-        command: Command,
-        level: Level,
-    ) -> Result<oneshot::Receiver<Result<Outcome, Status>>, Status> {
+    pub fn enqueue(&self, command: Command, level: Level) -> Result<Answer, Status> {
         let shared = &self.shared;
         if shared.is_closed.load(Ordering::Acquire) {
-            return Err(crate::error::unavailable(
-                "the server stops; connect again and repeat the request",
-            ));
+            return Err(stopping());
         }
         let bytes = command.encoded_len() + mem::size_of::<Queued>();
         let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -580,3 +580,48 @@ fn a_server_that_stops_ends_streams_with_a_reason_and_refuses_calls() {
     // The store is whole and free for the next one.
     serve(directory.path()).stop().unwrap();
 }
+
+#[test]
+fn a_refused_message_is_the_last_of_its_publishing_stream() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        for round in 0..20 {
+            let topic = format!("t{round}");
+            clients.create_topic(&topic).await;
+            // The topic does not take messages that expire. Where the requests are joined differs from round to round.
+            let requests = (0..100).map(move |n| PublishStreamRequest {
+                topic: format!("t{round}"),
+                messages: vec![Message {
+                    expires_after_ms: u64::from(n == 50),
+                    ..message(&n.to_string())
+                }],
+                acknowledge: Acknowledge::Written as i32,
+                ..Default::default()
+            });
+            let mut responses = clients
+                .topics
+                .publish_stream(tokio_stream::iter(requests))
+                .await
+                .unwrap()
+                .into_inner();
+            let mut acknowledged = 0;
+            let refused = loop {
+                match responses.next().await.unwrap() {
+                    Ok(response) => acknowledged = response.acknowledged,
+                    Err(status) => break status,
+                }
+            };
+            assert_eq!(refused.get_details_error_info().unwrap().reason, "TOPIC_OPTION_MISSING");
+            let describe = DescribeTopicRequest {
+                topic,
+                ..Default::default()
+            };
+            let described = clients.topics.describe_topic(describe).await.unwrap().into_inner();
+            assert_eq!(described.next_offset, acknowledged);
+            assert!(acknowledged <= 50);
+        }
+    });
+    server.stop().unwrap();
+}

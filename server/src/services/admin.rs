@@ -6,7 +6,7 @@ use duramen_proto::v1::admin_server::Admin;
 use duramen_proto::v1::*;
 use tonic::{Request, Response, Status};
 
-use crate::error::{failed, unavailable};
+use crate::error::{failed, unanswered};
 use crate::state::State;
 
 pub(crate) struct AdminService(pub(crate) State);
@@ -19,7 +19,7 @@ impl AdminService {
     ) -> Result<T, Status> {
         let store = self.0.store.clone();
         let done = tokio::task::spawn_blocking(move || work(&store)).await;
-        let done = done.map_err(|_| unavailable("the work ended without a result; repeat the request"))?;
+        let done = done.map_err(|_| unanswered())?;
         done.map_err(|error| failed(&error))
     }
 }

@@ -9,27 +9,27 @@ use std::time::{Duration, UNIX_EPOCH};
 use duramen::topic::{Start, SubscribeOptions, Subscription};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
-use duramen_proto::command::{Command, ConfigureTopic, CreateTopic, DeleteTopic, Outcome};
+use duramen_proto::command::{Command, ConfigureTopic, CreateTopic, DeleteTopic};
 use duramen_proto::v1::operation::Change as Operated;
 use duramen_proto::v1::operation_result::Result as Given;
 use duramen_proto::v1::subscribe_request::Start as Asked;
 use duramen_proto::v1::topics_server::Topics;
 use duramen_proto::v1::*;
 use prost::bytes::Bytes;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::transactions::unexpected;
-use crate::error::{failed, invalid, unavailable};
-use crate::pipeline::Level;
+use crate::error::{failed, invalid, stopping, unanswered};
+use crate::pipeline::{Answer, Level};
 use crate::state::{State, check_space, led};
 
-/// Requests of a publishing stream that may wait for their acknowledgement.
-const STREAM_WAITING: usize = 1_024;
 /// Messages after which a publishing stream begins another command.
-const COMMAND_MESSAGES: usize = 512;
+const COMMAND_MESSAGES: usize = 4_096;
+/// Bytes of them, likewise.
+const COMMAND_BYTES: usize = 1 << 20;
 /// Messages of a response when the subscriber names no number, and the most.
 const BATCH_MESSAGES: usize = 1_000;
 const BATCH_MESSAGES_MAX: usize = 10_000;
@@ -179,35 +179,12 @@ impl Topics for TopicsService {
         &self,
         request: Request<Streaming<PublishStreamRequest>>,
     ) -> Result<Response<Self::PublishStreamStream>, Status> {
-        let mut requests = request.into_inner();
+        let requests = request.into_inner();
         let state = self.0.clone();
-        let (responses, receiver) = mpsc::channel(16);
-        let (waiting, acknowledged) = mpsc::channel(STREAM_WAITING);
-        tokio::spawn(acknowledge(acknowledged, responses));
+        let (responses, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
-            let mut stream = None;
-            // The end of the stream of requests, or of the connection, ends this task; the acknowledgements go on.
-            while let Ok(Some(request)) = requests.message().await {
-                let published = async {
-                    let (topic, level) = match &stream {
-                        Some(known) => known,
-                        None => {
-                            check_space(&request.space)?;
-                            let level = Level::of(request.acknowledge, state.default_level)?;
-                            stream.insert((request.topic, level))
-                        }
-                    };
-                    let mut messages = request.messages;
-                    add_ready(&mut requests, &mut messages).await;
-                    let count = messages.len() as u64;
-                    let answer = enqueue(&state, publish(topic.clone(), messages), *level).await?;
-                    Ok((count, (*level != Level::Memory).then_some(answer)))
-                };
-                let published: Result<Waiting, Status> = published.await;
-                let is_over = published.is_err();
-                if waiting.send(published).await.is_err() || is_over {
-                    return;
-                }
+            if let Err(status) = publish_requests(&state, requests, &responses).await {
+                let _ = responses.send(Err(status)).await;
             }
         });
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -244,24 +221,66 @@ impl Topics for TopicsService {
 
 /// Adds the messages of requests that have arrived already: one command costs less than many.
 async fn add_ready(requests: &mut Streaming<PublishStreamRequest>, messages: &mut Vec<Message>) {
-    while messages.len() < COMMAND_MESSAGES {
+    let mut bytes = bytes_of(messages);
+    while messages.len() < COMMAND_MESSAGES && bytes < COMMAND_BYTES {
         let ready = poll_fn(|context| Poll::Ready(Pin::new(&mut *requests).poll_next(context))).await;
         // An end or an error comes again with the next call.
         let Poll::Ready(Some(Ok(request))) = ready else { return };
+        bytes += bytes_of(&request.messages);
         messages.extend(request.messages);
     }
 }
 
-/// Messages of one command of a publishing stream, and the answer to it; no answer comes at the level of memory.
-type Waiting = (u64, Option<oneshot::Receiver<Result<Outcome, Status>>>);
+fn bytes_of(messages: &[Message]) -> usize {
+    messages.iter().map(|message| message.payload.len()).sum()
+}
+
+/// Publishes the messages of a stream of requests, one command after the other. While one is committed, the requests that
+/// arrive gather for the next. So a refused message is the last that the stream publishes.
+async fn publish_requests(
+    state: &State,
+    mut requests: Streaming<PublishStreamRequest>,
+    responses: &mpsc::Sender<Result<PublishStreamResponse, Status>>,
+) -> Result<(), Status> {
+    let mut stream = None;
+    let mut acknowledged = 0;
+    // The end of the stream of requests, or of the connection, ends the loop.
+    while let Ok(Some(request)) = requests.message().await {
+        let (topic, level) = match &stream {
+            Some(known) => known,
+            None => {
+                check_space(&request.space)?;
+                let level = Level::of(request.acknowledge, state.default_level)?;
+                stream.insert((request.topic, level))
+            }
+        };
+        let mut messages = request.messages;
+        add_ready(&mut requests, &mut messages).await;
+        let count = messages.len() as u64;
+        let answer = enqueue(state, publish(topic.clone(), messages), *level).await?;
+        let last_offset = match level {
+            Level::Memory => None,
+            Level::Written | Level::Synced => {
+                let answered = answer.await.unwrap_or_else(|_| Err(unanswered()))?;
+                let first = first_offset(&led(answered)?)?;
+                Some(first + count.saturating_sub(1))
+            }
+        };
+        acknowledged += count;
+        let response = PublishStreamResponse {
+            acknowledged,
+            last_offset,
+        };
+        if responses.send(Ok(response)).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
 
 /// Queues a change of a publishing stream. Where a single request is refused because too much is queued, a stream waits:
 /// its client is held back by the flow control of the connection.
-async fn enqueue(
-    state: &State,
-    change: Change,
-    level: Level,
-) -> Result<oneshot::Receiver<Result<Outcome, Status>>, Status> {
+async fn enqueue(state: &State, change: Change, level: Level) -> Result<Answer, Status> {
     let command = Command {
         idempotency_key: Bytes::new(),
         change: Some(change),
@@ -271,83 +290,6 @@ async fn enqueue(
             Err(status) if status.code() == Code::ResourceExhausted => tokio::time::sleep(WAIT).await,
             queued => return queued,
         }
-    }
-}
-
-/// Sends the acknowledgements of a publishing stream, several in one response where several are ready.
-async fn acknowledge(
-    mut waiting: mpsc::Receiver<Result<Waiting, Status>>,
-    responses: mpsc::Sender<Result<PublishStreamResponse, Status>>,
-) {
-    let (mut acknowledged, mut last_offset, mut is_new) = (0, None, false);
-    loop {
-        let next = match waiting.try_recv() {
-            Ok(next) => next,
-            Err(_) => {
-                if is_new
-                    && responses
-                        .send(Ok(PublishStreamResponse {
-                            acknowledged,
-                            last_offset,
-                        }))
-                        .await
-                        .is_err()
-                {
-                    return;
-                }
-                is_new = false;
-                match waiting.recv().await {
-                    Some(next) => next,
-                    None => return,
-                }
-            }
-        };
-        let stopped = match next {
-            Err(status) => status,
-            Ok((count, None)) => {
-                (acknowledged, is_new) = (acknowledged + count, true);
-                continue;
-            }
-            Ok((count, Some(mut answer))) => {
-                let answered = match answer.try_recv() {
-                    Ok(answered) => Ok(answered),
-                    Err(oneshot::error::TryRecvError::Closed) => Err(()),
-                    Err(oneshot::error::TryRecvError::Empty) => {
-                        // What is acknowledged so far need not wait for this one.
-                        if is_new {
-                            let response = PublishStreamResponse {
-                                acknowledged,
-                                last_offset,
-                            };
-                            if responses.send(Ok(response)).await.is_err() {
-                                return;
-                            }
-                            is_new = false;
-                        }
-                        answer.await.map_err(|_| ())
-                    }
-                };
-                let answered = answered.unwrap_or_else(|()| Err(unavailable("the server stops; connect again")));
-                match answered.and_then(led).and_then(|led| first_offset(&led)) {
-                    Ok(first) => {
-                        (acknowledged, is_new) = (acknowledged + count, true);
-                        last_offset = Some(first + count.saturating_sub(1));
-                        continue;
-                    }
-                    Err(status) => status,
-                }
-            }
-        };
-        if is_new {
-            let _ = responses
-                .send(Ok(PublishStreamResponse {
-                    acknowledged,
-                    last_offset,
-                }))
-                .await;
-        }
-        let _ = responses.send(Err(stopped)).await;
-        return;
     }
 }
 
@@ -366,7 +308,7 @@ async fn send_messages(
                 batch = batches.next() => batch,
                 () = sender.closed() => break,
                 _ = ends.wait_for(|ends| *ends) => {
-                    let ended = unavailable("the server stops; subscribe again at the next offset");
+                    let ended = stopping();
                     let _ = sender.try_send(Err(ended));
                     break;
                 }

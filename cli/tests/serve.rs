@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -242,4 +243,49 @@ fn wrong_settings_are_told_with_their_place() {
         "{}",
         ended.text()
     );
+}
+
+#[test]
+fn systemd_hears_when_the_server_is_ready_and_when_it_stops() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let heard = || {
+        let mut bytes = [0; 100];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap()
+    };
+    let mut server = Command::new(env!("CARGO_BIN_EXE_duramen"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(directory.path().join("store"))
+        .env("NOTIFY_SOCKET", &path)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert_eq!(heard(), "READY=1");
+    let process = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(heard(), "STOPPING=1");
+    assert!(server.wait().unwrap().success());
+}
+
+#[test]
+fn the_unit_for_systemd_sets_known_variables() {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/duramen.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    let set = unit.lines().filter_map(|line| line.strip_prefix("Environment="));
+    let names: Vec<_> = set
+        .filter_map(|set| set.split_once('='))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(names.len() >= 2);
+    let known: Vec<_> = duramen_server::SETTINGS
+        .iter()
+        .map(|setting| duramen_server::variable(setting.name))
+        .collect();
+    for name in names {
+        assert!(known.iter().any(|known| known == name), "{name} is no setting");
+    }
 }

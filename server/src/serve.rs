@@ -186,7 +186,7 @@ impl Running {
     }
 
     /// Ends the server: it refuses new requests, ends streams, lets calls end, writes all to the device, and closes the
-    /// store.
+    /// store. A client that does not let its calls end holds this up for the time of `grace_seconds`, twice at most.
     ///
     /// # Errors
     /// Those of closing the store.

@@ -169,7 +169,7 @@ enum ConfigAction {
     Check(CheckConfig),
 }
 
-/// Show the effective settings of `duramen serve` and where each comes from, or the place of a mistake
+/// Show the settings of `duramen serve`, and where each comes from
 #[derive(Args, Debug)]
 #[command(after_help = CONFIG_EXAMPLES)]
 struct CheckConfig {

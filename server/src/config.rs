@@ -33,6 +33,8 @@ pub enum Origin {
 pub struct Setting {
     /// Its name in the file. A flag has `-` in place of `_`, a variable `DURAMEN_` in front and capital letters.
     pub name: &'static str,
+    /// What kind of value it has, in one word.
+    pub value: &'static str,
     /// What it is, in one sentence.
     pub about: &'static str,
     /// The value when it is not set.
@@ -43,52 +45,62 @@ pub struct Setting {
 pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "data_dir",
-        about: "the directory of the store; it is made when it is missing, for the server's user alone",
+        value: "DIRECTORY",
+        about: "The directory of the store; made when it is missing, for this user alone",
         default: "duramen-data",
     },
     Setting {
         name: "listen",
-        about: "address and port for TCP; empty: no TCP",
+        value: "ADDRESS",
+        about: "Address and port for TCP; empty: no TCP",
         default: "127.0.0.1:7420",
     },
     Setting {
         name: "unix_socket",
-        about: "path of a unix socket to listen on; empty: none",
+        value: "PATH",
+        about: "Path of a unix socket to listen on; empty: none",
         default: "",
     },
     Setting {
         name: "allow_remote_plaintext",
-        about: "whether other machines may connect without encryption: true or false",
+        value: "BOOL",
+        about: "Whether other machines may connect without encryption: true or false",
         default: "false",
     },
     Setting {
         name: "threads",
-        about: "number of threads that serve connections; 0: one for each processor, at most 8",
+        value: "COUNT",
+        about: "Threads that serve connections; 0: one for each processor, at most 8",
         default: "0",
     },
     Setting {
         name: "acknowledge",
-        about: "what a write survives before it is acknowledged, when the request does not say: written or synced",
+        value: "LEVEL",
+        about: "What a write survives before it is acknowledged, when the request does not say: written or synced",
         default: "synced",
     },
     Setting {
         name: "queue_bytes",
-        about: "bytes of writes that may wait; requests beyond that are refused with a hint to retry",
+        value: "BYTES",
+        about: "Bytes of writes that may wait; more are refused with a hint to retry",
         default: "67108864",
     },
     Setting {
         name: "max_connections",
-        about: "the most connections at a time; further ones are closed at once",
+        value: "COUNT",
+        about: "The most connections at a time; further ones are closed at once",
         default: "20000",
     },
     Setting {
         name: "reflection",
-        about: "whether the server tells its services to tools such as grpcurl: true or false",
+        value: "BOOL",
+        about: "Whether the server tells its services to tools such as grpcurl: true or false",
         default: "false",
     },
     Setting {
         name: "grace_seconds",
-        about: "seconds that calls may take to end when the server stops",
+        value: "SECONDS",
+        about: "Seconds that calls may take to end when the server stops",
         default: "10",
     },
 ];

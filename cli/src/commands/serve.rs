@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
-use duramen_server::{Config, Origin, ServeError};
+use clap::{Arg, ArgMatches, Args, FromArgMatches, Subcommand, value_parser};
+use duramen_server::{Config, Origin, SETTINGS, ServeError, Setting};
 use serde_json::json;
 use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
@@ -39,65 +39,58 @@ const HEALTH_EXAMPLES: &str = r"Examples:
 
 Exit code 0: it serves. 3: it does not, or not yet.";
 
-/// The settings of a server, as flags.
-#[derive(Args, Debug)]
+/// The settings of a server, as flags. They are made of the server's own list.
+#[derive(Debug, Default)]
 struct Settings {
-    /// Read settings from this TOML file
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// The directory of the store; made when it is missing, for this user alone [default: duramen-data]
-    #[arg(long, value_name = "DIRECTORY")]
-    data_dir: Option<String>,
-    /// Address and port for TCP; empty: no TCP [default: 127.0.0.1:7420]
-    #[arg(long, value_name = "ADDRESS")]
-    listen: Option<String>,
-    /// Path of a unix socket to listen on
-    #[arg(long, value_name = "PATH")]
-    unix_socket: Option<String>,
-    /// Let other machines connect without encryption: true or false [default: false]
-    #[arg(long, value_name = "BOOL")]
-    allow_remote_plaintext: Option<String>,
-    /// Threads that serve connections; 0: one for each processor, at most 8 [default: 0]
-    #[arg(long, value_name = "COUNT")]
-    threads: Option<String>,
-    /// What a write survives before it is acknowledged, when the request does not say: written or
-    /// synced [default: synced]
-    #[arg(long, value_name = "LEVEL")]
-    acknowledge: Option<String>,
-    /// Bytes of writes that may wait; more are refused with a hint to retry [default: 67108864]
-    #[arg(long, value_name = "BYTES")]
-    queue_bytes: Option<String>,
-    /// The most connections at a time [default: 20000]
-    #[arg(long, value_name = "COUNT")]
-    max_connections: Option<String>,
-    /// Tell the services to tools such as grpcurl: true or false [default: false]
-    #[arg(long, value_name = "BOOL")]
-    reflection: Option<String>,
-    /// Seconds that calls may take to end when the server stops [default: 10]
-    #[arg(long, value_name = "SECONDS")]
-    grace_seconds: Option<String>,
+    file: Option<PathBuf>,
+    flags: Vec<(&'static str, String)>,
+}
+
+const FILE: &str = "config";
+
+impl Args for Settings {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let file = Arg::new(FILE)
+            .long(FILE)
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .help("Read settings from this TOML file");
+        SETTINGS.iter().fold(command.arg(file), |command, setting| {
+            let default = match setting.default {
+                "" => String::new(),
+                default => format!(" [default: {default}]"),
+            };
+            let flag = Arg::new(setting.name)
+                .long(setting.name.replace('_', "-"))
+                .value_name(setting.value)
+                .help(format!("{}{default}", setting.about));
+            command.arg(flag)
+        })
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Settings::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Settings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Settings, clap::Error> {
+        let flag = |setting: &Setting| Some((setting.name, matches.get_one::<String>(setting.name)?.clone()));
+        Ok(Settings {
+            file: matches.get_one(FILE).cloned(),
+            flags: SETTINGS.iter().filter_map(flag).collect(),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Settings::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 impl Settings {
     fn collect(self) -> Outcome<Config> {
-        let flags = [
-            ("data_dir", self.data_dir),
-            ("listen", self.listen),
-            ("unix_socket", self.unix_socket),
-            ("allow_remote_plaintext", self.allow_remote_plaintext),
-            ("threads", self.threads),
-            ("acknowledge", self.acknowledge),
-            ("queue_bytes", self.queue_bytes),
-            ("max_connections", self.max_connections),
-            ("reflection", self.reflection),
-            ("grace_seconds", self.grace_seconds),
-        ];
-        let flags: Vec<_> = flags
-            .into_iter()
-            .filter_map(|(name, value)| value.map(|value| (name, value)))
-            .collect();
-        let config = Config::collect(&flags, self.config.as_deref());
-        config.map_err(|error| {
+        Config::collect(&self.flags, self.file.as_deref()).map_err(|error| {
             Failure::wrong_call(error.to_string()).hint("`duramen config check` shows all settings and their origins")
         })
     }

@@ -423,8 +423,9 @@ impl Error {
         &self.0
     }
 
-    /// Whether the record of a commit is, or may be, in the log although the call failed: what it refers to must stay.
-    pub(crate) fn is_of_a_made_commit(&self) -> bool {
+    /// Whether the commit was made, or may have been, although the call failed: the same call again could make it a second
+    /// time.
+    pub fn is_of_a_made_commit(&self) -> bool {
         matches!(self.reason(), Reason::Unknown { .. } | Reason::NotSynced { .. })
     }
 

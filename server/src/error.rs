@@ -62,8 +62,16 @@ pub fn of_refusal(refusal: &Refusal) -> Status {
     )
 }
 
+/// The write is committed, and it is not known whether it survives a power cut.
+pub fn not_synced(error: &Error) -> Status {
+    status(Code::Unknown, "NOT_SYNCED", error.to_string())
+}
+
 /// The status of an error of the store.
 pub fn failed(error: &Error) -> Status {
+    if error.is_of_a_made_commit() {
+        return status(Code::Unknown, "OUTCOME_UNKNOWN", error.to_string());
+    }
     if let Some(refusal) = refusal_of(error) {
         return of_refusal(&refusal);
     }
@@ -73,7 +81,6 @@ pub fn failed(error: &Error) -> Status {
         Kind::Retry => with_retry(Code::Unavailable, "BUSY", message, Duration::from_millis(100)),
         Kind::MakeSpace => status(Code::ResourceExhausted, "NO_SPACE", message),
         Kind::Damaged => status(Code::DataLoss, "DAMAGED", message),
-        Kind::Sync => status(Code::Unknown, "NOT_SYNCED", message),
         Kind::Reopen => status(Code::Internal, "STORE_STOPPED", message),
         Kind::Closed => match error.reason() {
             Reason::SnapshotEnded => status(Code::Aborted, "SNAPSHOT_ENDED", message),

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use duramen::{Durability, Error};
-use duramen_proto::command::command::Change;
+use duramen::{Durability, Error, Kind};
 use duramen_proto::command::{Command, Entry, Outcome};
 use duramen_proto::v1::Acknowledge;
 use prost::Message;
@@ -17,7 +16,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use crate::command::{Applied, Applier, ENTRY_VERSION};
-use crate::error::{failed, overloaded, stopping, unanswered};
+use crate::error::{failed, not_synced, overloaded, stopping, unanswered};
 
 /// The most commands of a commit.
 const ENTRY_COMMANDS: usize = 1_024;
@@ -56,10 +55,27 @@ impl Level {
 /// A queued request.
 struct Queued {
     command: Command,
+    asked: Asked,
+}
+
+/// Who asked for a command, and for what.
+struct Asked {
     level: Level,
-    bytes: usize,
     /// Closed when the client gave up or its deadline has passed.
     reply: oneshot::Sender<Result<Outcome, Status>>,
+    reserved: Reserved,
+}
+
+/// Room in the queue, which is given back when the command is answered or dropped.
+struct Reserved {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.shared.queued_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Resolves with the outcome of a command. At [`Level::Memory`] it is dropped instead.
@@ -141,17 +157,16 @@ impl Pipeline {
         }
         let bytes = command.encoded_len() + mem::size_of::<Queued>();
         let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let reserved = Reserved {
+            shared: shared.clone(),
+            bytes,
+        };
         if before > 0 && before + bytes > shared.limits.queued_bytes {
-            shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(overloaded());
         }
         let (reply, answer) = oneshot::channel();
-        locked(&shared.queue).push(Queued {
-            command,
-            level,
-            bytes,
-            reply,
-        });
+        let asked = Asked { level, reply, reserved };
+        locked(&shared.queue).push(Queued { command, asked });
         if !shared.is_draining.swap(true, Ordering::AcqRel) {
             tokio::spawn(drain(shared.clone()));
         }
@@ -227,21 +242,21 @@ fn entries(waiting: Vec<Queued>) -> Vec<Vec<Queued>> {
     let mut entries: Vec<Vec<Queued>> = Vec::new();
     let (mut bytes, mut savepoints, mut has_ended) = (0, 0, false);
     for queued in waiting {
-        let takes_savepoint = usize::from(takes_savepoint(&queued.command));
+        let takes_savepoint = usize::from(Applier::takes_savepoint(&queued.command));
         let is_full = |entry: &Vec<Queued>| {
             entry.len() >= ENTRY_COMMANDS
-                || bytes + queued.bytes > ENTRY_BYTES
+                || bytes + queued.asked.reserved.bytes > ENTRY_BYTES
                 || savepoints + takes_savepoint > ENTRY_SAVEPOINTS
         };
         let ends = Applier::ends_entry(&queued.command);
         match entries.last_mut().filter(|entry| !has_ended && !is_full(entry)) {
             Some(entry) => {
-                bytes += queued.bytes;
+                bytes += queued.asked.reserved.bytes;
                 savepoints += takes_savepoint;
                 entry.push(queued);
             }
             None => {
-                (bytes, savepoints) = (queued.bytes, takes_savepoint);
+                (bytes, savepoints) = (queued.asked.reserved.bytes, takes_savepoint);
                 entries.push(vec![queued]);
             }
         }
@@ -250,73 +265,55 @@ fn entries(waiting: Vec<Queued>) -> Vec<Vec<Queued>> {
     entries
 }
 
-fn takes_savepoint(command: &Command) -> bool {
-    match &command.change {
-        Some(Change::Commit(commit)) => commit.then.len() + commit.otherwise.len() > 1,
-        _ => true,
-    }
-}
-
 impl Shared {
     fn apply(self: &Arc<Self>, mut entry: Vec<Queued>) {
-        let bytes: usize = entry.iter().map(|queued| queued.bytes).sum();
-        entry.retain(|queued| queued.level == Level::Memory || !queued.reply.is_closed());
-        if !entry.is_empty() {
-            self.apply_all(entry);
+        entry.retain(|queued| queued.asked.level == Level::Memory || !queued.asked.reply.is_closed());
+        let (commands, asked): (Vec<_>, Vec<_>) =
+            entry.into_iter().map(|queued| (queued.command, queued.asked)).unzip();
+        if !commands.is_empty() {
+            self.apply_all(commands, asked);
         }
-        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    fn apply_all(self: &Arc<Self>, entry: Vec<Queued>) {
-        let level = entry.iter().map(|queued| queued.level == Level::Synced);
-        let durability = match level.into_iter().any(|is_synced| is_synced) {
+    fn apply_all(self: &Arc<Self>, commands: Vec<Command>, asked: Vec<Asked>) {
+        let durability = match asked.iter().any(|asked| asked.level == Level::Synced) {
             true => Durability::Synced,
             false => Durability::Written,
         };
-        let (commands, replies): (Vec<_>, Vec<_>) = entry
-            .into_iter()
-            .map(|queued| (queued.command, (queued.level, queued.reply)))
-            .unzip();
-        let mut made = Entry {
+        let entry = Entry {
             version: ENTRY_VERSION,
             time_us: now_us(),
             commands,
         };
-        let applied = locked(&self.applier).apply(&made, durability);
+        let applied = locked(&self.applier).apply(&entry, durability);
         match applied {
             Ok(applied) => {
-                self.commands.fetch_add(made.commands.len() as u64, Ordering::Relaxed);
+                self.commands.fetch_add(entry.commands.len() as u64, Ordering::Relaxed);
                 self.commits.fetch_add(1, Ordering::Relaxed);
-                self.answer(applied, replies);
+                self.answer(applied, asked);
             }
-            // One command may be what the store cannot take, and the others must not suffer.
-            Err(error) if replies.len() > 1 && changed_nothing(&error) => {
-                for (command, (level, reply)) in made.commands.drain(..).zip(replies) {
-                    let bytes = 0;
-                    self.apply_all(vec![Queued {
-                        command,
-                        level,
-                        bytes,
-                        reply,
-                    }]);
+            Err(error) if asked.len() > 1 && is_of_one_command(&error) => {
+                for (command, asked) in entry.commands.into_iter().zip(asked) {
+                    self.apply_all(vec![command], vec![asked]);
                 }
             }
             Err(error) => {
-                for (_, reply) in replies {
-                    let _ = reply.send(Err(failed(&error)));
+                for asked in asked {
+                    let _ = asked.reply.send(Err(failed(&error)));
                 }
             }
         }
     }
 
     /// Answers the requests that wait for the commit, and starts a task for those that wait for the device.
-    fn answer(self: &Arc<Self>, applied: Applied, replies: Replies) {
+    fn answer(self: &Arc<Self>, applied: Applied, asked: Vec<Asked>) {
         let mut waiting = Vec::new();
-        for (outcome, (level, reply)) in applied.outcomes.into_iter().zip(replies) {
-            match level {
-                Level::Synced => waiting.push((outcome, reply)),
+        for (outcome, asked) in applied.outcomes.into_iter().zip(asked) {
+            match asked.level {
+                // What waits for the device is not in the queue any more.
+                Level::Synced => waiting.push((outcome, asked.reply)),
                 // At the level of memory the receiver is gone.
-                Level::Written | Level::Memory => drop(reply.send(Ok(outcome))),
+                Level::Written | Level::Memory => drop(asked.reply.send(Ok(outcome))),
             }
         }
         if waiting.is_empty() {
@@ -328,7 +325,7 @@ impl Shared {
             for (outcome, reply) in waiting {
                 let _ = reply.send(match &synced {
                     Ok(_) => Ok(outcome),
-                    Err(error) => Err(failed(error)),
+                    Err(error) => Err(not_synced(error)),
                 });
             }
             drop(awaits);
@@ -352,15 +349,11 @@ impl Drop for Awaits {
     }
 }
 
-/// Whether a failed commit certainly took no effect.
-fn changed_nothing(error: &Error) -> bool {
-    !matches!(
-        error.reason(),
-        duramen::Reason::Unknown { .. } | duramen::Reason::NotSynced { .. }
-    )
+/// Whether a commit failed for what one of its commands needs, such as room: then the others must not suffer. Where the
+/// store itself is stopped or held by others, each command would fail alike, perhaps after a long wait.
+fn is_of_one_command(error: &Error) -> bool {
+    matches!(error.kind(), Kind::FixTheCall | Kind::MakeSpace) && !error.is_of_a_made_commit()
 }
-
-type Replies = Vec<(Level, oneshot::Sender<Result<Outcome, Status>>)>;
 
 fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,7 +1,8 @@
 //! The end of the process, as the operating system asks for it, and word to systemd.
 
 use std::env;
-use std::os::unix::net::UnixDatagram;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -11,28 +12,20 @@ use tokio::signal::unix::{SignalKind, signal};
 /// When the process cannot listen to signals.
 pub fn wait_for_end() -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+    let (mut terminate, mut interrupt) = {
+        let _entered = runtime.enter();
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)
+    };
+    let mut asked = async move || {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        Ok::<_, std::io::Error>(())
-    })?;
+    };
+    runtime.block_on(asked());
     std::thread::spawn(move || {
-        runtime.block_on(async {
-            let (Ok(mut terminate), Ok(mut interrupt)) =
-                (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-            else {
-                return;
-            };
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            std::process::exit(130);
-        });
+        runtime.block_on(asked());
+        std::process::exit(130);
     });
     Ok(())
 }
@@ -45,14 +38,12 @@ pub fn notify(state: &str) {
     let Ok(socket) = UnixDatagram::unbound() else { return };
     let bytes = path.as_encoded_bytes();
     // A name that begins with @ is in the abstract space of Linux.
-    #[cfg(target_os = "linux")]
-    if let Some(name) = bytes.strip_prefix(b"@") {
-        use std::os::linux::net::SocketAddrExt;
-        if let Ok(address) = std::os::unix::net::SocketAddr::from_abstract_name(name) {
-            let _ = socket.send_to_addr(state.as_bytes(), &address);
-        }
-        return;
+    let address = match bytes.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    // A manager that does not listen is no reason to stop.
+    if let Ok(address) = address {
+        let _ = socket.send_to_addr(state.as_bytes(), &address);
     }
-    let _ = bytes;
-    let _ = socket.send_to(state.as_bytes(), path);
 }

@@ -63,11 +63,22 @@ impl State {
 
     /// Applies a change, and returns its outcome; a refusal is an error.
     pub(crate) async fn write(&self, change: Change, options: Option<WriteOptions>) -> Result<Led, Status> {
-        match self.write_at_any_level(change, options).await? {
-            Some(led) => Ok(led),
-            None => Err(crate::error::invalid(
-                "only publishing can be acknowledged at the level MEMORY; ask for WRITTEN or SYNCED",
-            )),
+        self.write_at_any_level(change, options)
+            .await?
+            .ok_or_else(only_publishing)
+    }
+
+    /// Applies a change of the maps or topics there are. Returns whether it changed something.
+    pub(crate) async fn change(
+        &self,
+        space: &str,
+        change: Change,
+        options: Option<WriteOptions>,
+    ) -> Result<bool, Status> {
+        check_space(space)?;
+        match self.write(change, options).await? {
+            Led::Changed(changed) => Ok(changed),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -80,9 +91,7 @@ impl State {
         let options = options.unwrap_or_default();
         let level = Level::of(options.acknowledge, self.default_level)?;
         if level == Level::Memory && !may_be_lost(&change) {
-            return Err(crate::error::invalid(
-                "only publishing can be acknowledged at the level MEMORY; ask for WRITTEN or SYNCED",
-            ));
+            return Err(only_publishing());
         }
         let command = Command {
             idempotency_key: options.idempotency_key,
@@ -93,6 +102,10 @@ impl State {
             None => Ok(None),
         }
     }
+}
+
+fn only_publishing() -> Status {
+    crate::error::invalid("only publishing can be acknowledged at the level MEMORY; ask for WRITTEN or SYNCED")
 }
 
 /// Whether a change only publishes.
@@ -114,6 +127,12 @@ pub(crate) fn led(outcome: Outcome) -> Result<Led, Status> {
             "the server gave no outcome; report this",
         )),
     }
+}
+
+/// An outcome that does not belong to the command.
+pub(crate) fn unexpected(led: &Led) -> Status {
+    let message = format!("the command had the outcome {led:?}, which belongs to another command; report this");
+    status(Code::Internal, "INTERNAL", message)
 }
 
 /// Refuses a space that does not exist.

@@ -332,6 +332,7 @@ fn equal_entries_make_equal_stores() {
             break;
         }
     }
+    assert!(kills > 0, "seed {seed}: the process was never killed");
     println!("killed {kills} times");
     assert!(
         contents(&open(&path)) == expected,
@@ -361,6 +362,8 @@ fn child_that_applies() {
     let done = applied(&store) as usize;
     for entry in &entries[done..] {
         applies.apply(entry, Durability::Written).unwrap();
+        // So that the parent kills at least once, however fast the machine is.
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -625,3 +625,59 @@ fn a_refused_message_is_the_last_of_its_publishing_stream() {
     });
     server.stop().unwrap();
 }
+
+#[test]
+fn a_server_that_stops_under_load_keeps_what_it_acknowledged() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        connect(&server).await.create_map("m").await;
+    });
+    let address = server.listening().tcp.unwrap();
+    let acknowledged = std::sync::atomic::AtomicU64::new(0);
+    let keys = std::thread::scope(|scope| {
+        let load = |thread: usize| {
+            let acknowledged = &acknowledged;
+            move || {
+                client(async {
+                    let channel = tonic::transport::Channel::from_shared(format!("http://{address}")).unwrap();
+                    let mut maps = maps_client::MapsClient::new(channel.connect().await.unwrap());
+                    let mut keys = Vec::new();
+                    loop {
+                        let key = format!("{thread}-{:06}", keys.len());
+                        let mut request = put("m", &key, "value");
+                        request.options = if keys.len() % 2 == 0 { written() } else { None };
+                        match maps.put(request).await {
+                            Ok(_) => keys.push(key),
+                            Err(status) => {
+                                // Nothing but the end of the server stops the load.
+                                let is_end =
+                                    status.code() == Code::Unavailable || status.get_details_error_info().is_none();
+                                assert!(is_end, "{status}");
+                                return keys;
+                            }
+                        }
+                        acknowledged.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    }
+                })
+            }
+        };
+        let loads: Vec<_> = (0..4).map(|thread| scope.spawn(load(thread))).collect();
+        while acknowledged.load(std::sync::atomic::Ordering::Relaxed) < 300 {
+            std::thread::yield_now();
+        }
+        server.stop().unwrap();
+        loads
+            .into_iter()
+            .flat_map(|load| load.join().unwrap())
+            .collect::<Vec<_>>()
+    });
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        for key in &keys {
+            assert!(clients.get("m", key).await.is_some(), "{key} was acknowledged");
+        }
+    });
+    server.stop().unwrap();
+}

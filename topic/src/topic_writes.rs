@@ -55,8 +55,9 @@ pub trait TopicWrites {
             .collect()
     }
 
-    /// The offset that the next message of a topic gets, as the transaction sees it. In an exclusive transaction no
-    /// other publishes before the commit: the transaction's first message gets this offset, and the others follow.
+    /// The offset that the next message of a topic gets, without those that this transaction has published. In an exclusive
+    /// transaction no other writer publishes before the commit, so the transaction's first message gets this offset, and
+    /// the others follow.
     ///
     /// # Errors
     /// [`duramen_engine::Reason::TopicDeleted`].

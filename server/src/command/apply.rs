@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, UNIX_EPOCH};
 
-use duramen::topic::{Message, Topic, TopicOptions, TopicWrites, Topics, TopicsOptions};
+use duramen::topic::{Message, Ticket, Topic, TopicError, TopicOptions, TopicWrites, Topics, TopicsOptions};
 use duramen::{CommitFuture, Durability, Error, Map, Result, Store, Transaction, TransactionOptions};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
@@ -81,6 +81,20 @@ impl Applier {
         &self.topics
     }
 
+    /// Whether a command may have changed something when it is refused. A savepoint takes that back; each one makes the
+    /// reads of the entry slower. One operation that writes one row changes nothing when it fails.
+    pub fn takes_savepoint(command: &Command) -> bool {
+        let is_one_row = |operations: &[Operation]| match operations {
+            [] => true,
+            [one] => !matches!(&one.change, Some(Operated::Publish(publish)) if publish.messages.len() > 1),
+            _ => false,
+        };
+        match &command.change {
+            Some(Change::Commit(commit)) => !(is_one_row(&commit.then) && is_one_row(&commit.otherwise)),
+            _ => true,
+        }
+    }
+
     /// Whether an entry ends with a command. Publishing follows the options of topics as they are committed, so what comes
     /// after a change of topics belongs into the next entry.
     pub fn ends_entry(command: &Command) -> bool {
@@ -113,12 +127,13 @@ impl Applier {
         if entry.commands.iter().any(|command| !command.idempotency_key.is_empty()) {
             self.keys.forget_old(&mut tx, entry.time_us)?;
         }
-        let mut next_offsets = HashMap::new();
+        let mut offsets = Offsets::default();
         let mut outcomes = Vec::with_capacity(entry.commands.len());
         for command in &entry.commands {
-            outcomes.push(self.apply_one(&mut tx, command, entry.time_us, &mut next_offsets)?);
+            outcomes.push(self.apply_one(&mut tx, command, entry.time_us, &mut offsets)?);
         }
         let durable = tx.commit_async()?;
+        offsets.check();
         Ok(Applied { outcomes, durable })
     }
 
@@ -127,23 +142,22 @@ impl Applier {
         tx: &mut Transaction,
         command: &Command,
         time_us: u64,
-        next: &mut NextOffsets,
+        offsets: &mut Offsets,
     ) -> Result<Outcome> {
-        if let Known::Answered(outcome) = self.keys.look_up(tx, command)? {
+        if let Known::Answered(outcome) = self.keys.look_up(tx, command, time_us)? {
             return Ok(outcome);
         }
-        // A command of one operation changes nothing when that fails.
-        let is_whole = !matches!(&command.change, Some(Change::Commit(commit)) if is_small(commit));
-        let before = if is_whole { Some(tx.savepoint()?) } else { None };
-        let outcome = match self.run(tx, command, next) {
+        let before = match Applier::takes_savepoint(command) {
+            true => Some(tx.savepoint()?),
+            false => None,
+        };
+        offsets.begin_command();
+        let outcome = match self.run(tx, command, offsets) {
             Ok(outcome) => outcome,
             Err(Stopped::Refused(refusal)) => {
                 if let Some(before) = before {
                     tx.rollback_to(&before)?;
-                    // It may have counted messages that are gone.
-                    next.clear();
-                    self.known_topics.clear();
-                    self.maps.clear();
+                    offsets.roll_back();
                 }
                 outcome(Led::Refused(refusal))
             }
@@ -153,12 +167,12 @@ impl Applier {
         Ok(outcome)
     }
 
-    fn run(&mut self, tx: &mut Transaction, command: &Command, next: &mut NextOffsets) -> Ran {
+    fn run(&mut self, tx: &mut Transaction, command: &Command, offsets: &mut Offsets) -> Ran {
         let Some(change) = &command.change else {
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", "the command has no change").into());
         };
         match change {
-            Change::Commit(commit) => return self.commit(tx, commit, next),
+            Change::Commit(commit) => return self.commit(tx, commit, offsets),
             Change::CreateMap(create) => {
                 let is_new = tx.existing_map(&create.map)?.is_none();
                 self.maps.remove(&create.map);
@@ -182,7 +196,6 @@ impl Applier {
             Change::DeleteTopic(delete) => {
                 self.known_topics.remove(&delete.topic);
                 self.topics.delete_in(tx, &delete.topic)?;
-                next.clear();
             }
         }
         Ok(outcome(Led::Changed(true)))
@@ -192,10 +205,8 @@ impl Applier {
         let options = topic_options(create.options.as_ref());
         match self.topics.create_in(tx, &create.topic, &options) {
             Ok(()) => Ok(outcome(Led::Changed(true))),
-            Err(error) => match duramen::topic::TopicError::of(&error) {
-                Some(duramen::topic::TopicError::TopicExists { differences, .. })
-                    if create.if_missing && differences.is_empty() =>
-                {
+            Err(error) => match TopicError::of(&error) {
+                Some(TopicError::TopicExists { differences, .. }) if create.if_missing && differences.is_empty() => {
                     Ok(outcome(Led::Changed(false)))
                 }
                 _ => Err(error.into()),
@@ -203,7 +214,7 @@ impl Applier {
         }
     }
 
-    fn commit(&mut self, tx: &mut Transaction, commit: &CommitRequest, next: &mut NextOffsets) -> Ran {
+    fn commit(&mut self, tx: &mut Transaction, commit: &CommitRequest, offsets: &mut Offsets) -> Ran {
         let mut succeeded = true;
         for condition in &commit.conditions {
             let map = self.map(tx, &condition.map)?;
@@ -220,7 +231,7 @@ impl Applier {
         let operations = if succeeded { &commit.then } else { &commit.otherwise };
         let mut results = Vec::with_capacity(operations.len());
         for operation in operations {
-            let given = self.operate(tx, operation, next)?;
+            let given = self.operate(tx, operation, offsets)?;
             results.push(OperationResult { result: Some(given) });
         }
         Ok(outcome(Led::Committed(CommitResponse { succeeded, results })))
@@ -230,7 +241,7 @@ impl Applier {
         &mut self,
         tx: &mut Transaction,
         operation: &Operation,
-        next: &mut NextOffsets,
+        offsets: &mut Offsets,
     ) -> std::result::Result<Given, Stopped> {
         let Some(change) = &operation.change else {
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", "an operation has no change").into());
@@ -259,7 +270,7 @@ impl Applier {
                 let sum = sum.and_then(|sum| <[u8; 8]>::try_from(&sum[..]).ok());
                 return Ok(Given::Sum(sum.map_or(0, i64::from_be_bytes)));
             }
-            Operated::Publish(publish) => return self.publish(tx, publish, next),
+            Operated::Publish(publish) => return self.publish(tx, publish, offsets),
         }
         Ok(Given::Applied(v1::Applied {}))
     }
@@ -268,25 +279,17 @@ impl Applier {
         &mut self,
         tx: &mut Transaction,
         publish: &v1::PublishOperation,
-        next: &mut NextOffsets,
+        offsets: &mut Offsets,
     ) -> std::result::Result<Given, Stopped> {
         if publish.messages.is_empty() {
             let message = "there are no messages to publish; send at least one";
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", message).into());
         }
-        let (topic, first) = match next.get(&publish.topic) {
-            Some(known) => known.clone(),
-            None => {
-                let topic = self.topic(tx, &publish.topic)?;
-                let first = tx.next_offset(&topic)?;
-                (topic, first)
-            }
-        };
-        for message in &publish.messages {
-            tx.publish(&topic, to_publish(message))?;
-        }
-        let after = first + publish.messages.len() as u64;
-        next.insert(publish.topic.clone(), (topic, after));
+        let (topic, next) = self.topic(tx, &publish.topic)?;
+        // The transaction's own messages do not count in its view of the topic.
+        let first = next + offsets.of(&publish.topic);
+        let tickets = tx.publish_all(&topic, publish.messages.iter().map(to_publish))?;
+        offsets.add(&publish.topic, first, tickets);
         Ok(Given::FirstOffset(first))
     }
 
@@ -302,11 +305,13 @@ impl Applier {
         Ok(map)
     }
 
-    fn topic(&mut self, tx: &Transaction, name: &str) -> std::result::Result<Topic, Stopped> {
+    /// A topic, with the offset of its next message.
+    fn topic(&mut self, tx: &Transaction, name: &str) -> std::result::Result<(Topic, u64), Stopped> {
+        // A handle of a topic that was deleted gives an error, and there may be another topic of that name.
         if let Some(topic) = self.known_topics.get(name)
-            && tx.next_offset(topic).is_ok()
+            && let Ok(next) = tx.next_offset(topic)
         {
-            return Ok(topic.clone());
+            return Ok((topic.clone(), next));
         }
         // The transaction is exclusive: what is committed is what it sees, unless it changed topics itself.
         let topic = self.topics.get(name)?.ok_or_else(|| {
@@ -316,13 +321,65 @@ impl Applier {
         if self.known_topics.len() >= HANDLES_MAX {
             self.known_topics.clear();
         }
+        let next = tx.next_offset(&topic)?;
         self.known_topics.insert(name.into(), topic.clone());
-        Ok(topic)
+        Ok((topic, next))
     }
 }
 
-/// The topics that an entry has published to, with the offset of the next message of each.
-type NextOffsets = HashMap<String, (Topic, u64)>;
+/// How many messages an entry has published to each topic.
+#[derive(Default)]
+struct Offsets {
+    published: HashMap<String, u64>,
+    /// What the command that runs has added.
+    of_command: Vec<(String, u64)>,
+    /// The first message of each operation, with the offset that its command was told.
+    told: Vec<(Ticket, u64)>,
+    told_before_command: usize,
+}
+
+impl Offsets {
+    fn of(&self, topic: &str) -> u64 {
+        self.published.get(topic).copied().unwrap_or(0)
+    }
+
+    fn begin_command(&mut self) {
+        self.of_command.clear();
+        self.told_before_command = self.told.len();
+    }
+
+    fn add(&mut self, topic: &str, first: u64, tickets: Vec<Ticket>) {
+        let messages = tickets.len() as u64;
+        *self.published.entry(topic.into()).or_default() += messages;
+        self.of_command.push((topic.into(), messages));
+        self.told
+            .extend(tickets.into_iter().next().map(|ticket| (ticket, first)));
+    }
+
+    /// Takes back what the command that runs has added.
+    fn roll_back(&mut self) {
+        for (topic, messages) in self.of_command.drain(..) {
+            self.published
+                .entry(topic)
+                .and_modify(|published| *published -= messages);
+        }
+        self.told.truncate(self.told_before_command);
+    }
+
+    /// Compares the offsets that were told with those that the commit gave.
+    ///
+    /// # Panics
+    /// When one is another: an answer would name the wrong message.
+    fn check(&self) {
+        for (ticket, told) in &self.told {
+            assert_eq!(
+                ticket.offset(),
+                Some(*told),
+                "the commit gave another offset than was told"
+            );
+        }
+    }
+}
 
 fn outcome(led: Led) -> Outcome {
     Outcome { outcome: Some(led) }
@@ -331,16 +388,6 @@ fn outcome(led: Led) -> Outcome {
 pub(crate) fn map_not_found(name: &str) -> Refusal {
     let message = format!("there is no map {name:?}; create it with CreateMap");
     refused(Code::NotFound, "MAP_NOT_FOUND", message)
-}
-
-/// Whether a commit has one operation in each branch, which writes at most one row.
-fn is_small(commit: &CommitRequest) -> bool {
-    let is_small = |operations: &[Operation]| match operations {
-        [] => true,
-        [one] => !matches!(&one.change, Some(Operated::Publish(publish)) if publish.messages.len() > 1),
-        _ => false,
-    };
-    is_small(&commit.then) && is_small(&commit.otherwise)
 }
 
 fn to_publish(message: &v1::Message) -> Message<'_> {

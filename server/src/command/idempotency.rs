@@ -42,7 +42,8 @@ impl Keys {
         Keys { rows }
     }
 
-    pub(super) fn look_up(&self, tx: &Transaction, command: &Command) -> Result<Known> {
+    /// What is known of a command at a time.
+    pub(super) fn look_up(&self, tx: &Transaction, command: &Command, now_us: u64) -> Result<Known> {
         let key = &command.idempotency_key;
         if key.is_empty() {
             return Ok(Known::New);
@@ -61,6 +62,9 @@ impl Keys {
             let message = "what the store keeps of this idempotency key is damaged; use another key";
             return Ok(answered(refused(Code::DataLoss, "DAMAGED", message)));
         };
+        if is_old(remembered.time_us, now_us) {
+            return Ok(Known::New);
+        }
         if remembered.fingerprint != fingerprint(command) {
             let message = "the idempotency key was used for another request; use a new key for each request";
             return Ok(answered(refused(Code::InvalidArgument, "KEY_REUSED", message)));
@@ -108,13 +112,30 @@ impl Keys {
         }
         drop(cursor);
         for row in old {
-            if let Some(key) = row.get(9..) {
-                tx.delete(&self.rows, by_key(key))?;
+            if let Some((time, key)) = row[1..].split_first_chunk() {
+                self.forget(tx, key, u64::from_be_bytes(*time))?;
             }
             tx.delete(&self.rows, &row)?;
         }
         Ok(())
     }
+
+    /// Forgets a key, unless it was used again after this time.
+    fn forget(&self, tx: &mut Transaction, key: &[u8], time_us: u64) -> Result<()> {
+        let row = tx.get_ref(&self.rows, by_key(key))?;
+        let is_of_this_use = row.is_some_and(|row| {
+            let remembered = Remembered::decode(&row[..]);
+            remembered.map_or(true, |remembered| remembered.time_us == time_us)
+        });
+        match is_of_this_use {
+            true => tx.delete(&self.rows, by_key(key)),
+            false => Ok(()),
+        }
+    }
+}
+
+fn is_old(time_us: u64, now_us: u64) -> bool {
+    now_us.saturating_sub(time_us) > REMEMBERED_US
 }
 
 fn answered(refusal: duramen_proto::command::Refusal) -> Known {

@@ -36,6 +36,8 @@ pub(crate) fn refusal_of(error: &Error) -> Option<Refusal> {
         Reason::TopicDeleted { .. } => (Code::NotFound, "TOPIC_NOT_FOUND"),
         Reason::NotACounter { .. } => (Code::FailedPrecondition, "NOT_A_COUNTER"),
         Reason::CounterOverflow { .. } => (Code::OutOfRange, "COUNTER_OVERFLOW"),
+        // The commands of an entry share its transaction: one alone may fit.
+        Reason::TransactionTooLarge { .. } => return None,
         _ if error.kind() == Kind::FixTheCall => (Code::InvalidArgument, "INVALID_ARGUMENT"),
         _ => return None,
     };

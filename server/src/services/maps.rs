@@ -17,9 +17,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::transactions::unexpected;
 use crate::error::{failed, invalid};
-use crate::state::{State, check_space};
+use crate::state::{State, check_space, unexpected};
 
 /// Pairs of a page when the request names no number, and the most.
 const PAGE_PAIRS: usize = 1_000;
@@ -56,14 +55,6 @@ impl MapsService {
         }
     }
 
-    async fn change(&self, space: &str, change: Change, options: Option<WriteOptions>) -> Result<bool, Status> {
-        check_space(space)?;
-        match self.0.write(change, options).await? {
-            Led::Changed(changed) => Ok(changed),
-            other => Err(unexpected(&other)),
-        }
-    }
-
     fn snapshot(&self) -> Result<Snapshot, Status> {
         self.0.store.snapshot().map_err(|error| failed(&error))
     }
@@ -74,7 +65,7 @@ impl Maps for MapsService {
     async fn create_map(&self, request: Request<CreateMapRequest>) -> Result<Response<CreateMapResponse>, Status> {
         let request = request.into_inner();
         let change = Change::CreateMap(CreateMap { map: request.map });
-        let created = self.change(&request.space, change, request.options).await?;
+        let created = self.0.change(&request.space, change, request.options).await?;
         Ok(Response::new(CreateMapResponse { created }))
     }
 
@@ -90,14 +81,14 @@ impl Maps for MapsService {
             map: request.map,
             new_name: request.new_name,
         });
-        self.change(&request.space, change, request.options).await?;
+        self.0.change(&request.space, change, request.options).await?;
         Ok(Response::new(RenameMapResponse {}))
     }
 
     async fn drop_map(&self, request: Request<DropMapRequest>) -> Result<Response<DropMapResponse>, Status> {
         let request = request.into_inner();
         let change = Change::DropMap(DropMap { map: request.map });
-        self.change(&request.space, change, request.options).await?;
+        self.0.change(&request.space, change, request.options).await?;
         Ok(Response::new(DropMapResponse {}))
     }
 

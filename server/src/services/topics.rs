@@ -21,10 +21,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::transactions::unexpected;
 use crate::error::{failed, invalid, stopping, unanswered};
 use crate::pipeline::{Answer, Level};
-use crate::state::{State, check_space, led};
+use crate::state::{State, check_space, led, unexpected};
 
 /// Messages after which a publishing stream begins another command.
 const COMMAND_MESSAGES: usize = 4_096;
@@ -41,14 +40,6 @@ const WAIT: Duration = Duration::from_millis(2);
 pub(crate) struct TopicsService(pub(crate) State);
 
 impl TopicsService {
-    async fn change(&self, space: &str, change: Change, options: Option<WriteOptions>) -> Result<bool, Status> {
-        check_space(space)?;
-        match self.0.write(change, options).await? {
-            Led::Changed(changed) => Ok(changed),
-            other => Err(unexpected(&other)),
-        }
-    }
-
     async fn publish_all(
         &self,
         space: &str,
@@ -96,7 +87,7 @@ impl Topics for TopicsService {
             options: request.topic_options,
             if_missing: request.if_missing,
         });
-        let created = self.change(&request.space, change, request.options).await?;
+        let created = self.0.change(&request.space, change, request.options).await?;
         Ok(Response::new(CreateTopicResponse { created }))
     }
 
@@ -109,7 +100,7 @@ impl Topics for TopicsService {
             topic: request.topic,
             options: request.topic_options,
         });
-        self.change(&request.space, change, request.options).await?;
+        self.0.change(&request.space, change, request.options).await?;
         Ok(Response::new(ConfigureTopicResponse {}))
     }
 
@@ -119,7 +110,7 @@ impl Topics for TopicsService {
     ) -> Result<Response<DeleteTopicResponse>, Status> {
         let request = request.into_inner();
         let change = Change::DeleteTopic(DeleteTopic { topic: request.topic });
-        self.change(&request.space, change, request.options).await?;
+        self.0.change(&request.space, change, request.options).await?;
         Ok(Response::new(DeleteTopicResponse {}))
     }
 

@@ -7,7 +7,7 @@ use duramen_proto::v1::{CommitRequest, CommitResponse};
 use tonic::{Request, Response, Status};
 
 use crate::error::invalid;
-use crate::state::{State, check_space};
+use crate::state::{State, check_space, unexpected};
 
 /// The most conditions and operations of a transaction.
 const PARTS_MAX: usize = 10_000;
@@ -37,10 +37,4 @@ impl Transactions for TransactionsService {
             Some(other) => Err(unexpected(&other)),
         }
     }
-}
-
-/// An outcome that does not belong to the command.
-pub(super) fn unexpected(led: &Led) -> Status {
-    let message = format!("the command had the outcome {led:?}, which belongs to another command; report this");
-    crate::error::status(tonic::Code::Internal, "INTERNAL", message)
 }

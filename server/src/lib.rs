@@ -25,4 +25,4 @@ pub use command::{Applied, Applier, ENTRY_VERSION};
 pub use config::{Config, ConfigError, Origin, SETTINGS, Setting, flag, variable};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};
-pub use signals::{notify, wait_for_end};
+pub use signals::{Signals, notify};

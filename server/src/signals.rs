@@ -1,33 +1,54 @@
 //! The end of the process, as the operating system asks for it, and word to systemd.
 
-use std::env;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::{env, io, process, thread};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Waits for SIGTERM or SIGINT. A second one ends the process at once.
-///
-/// # Errors
-/// When the process cannot listen to signals.
-pub fn wait_for_end() -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (mut terminate, mut interrupt) = {
-        let _entered = runtime.enter();
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)
-    };
-    let mut asked = async move || {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    runtime.block_on(asked());
-    std::thread::spawn(move || {
-        runtime.block_on(asked());
-        std::process::exit(130);
-    });
-    Ok(())
+/// Listens to SIGTERM and SIGINT, from the moment it is made: a program makes it before it says that it is ready.
+pub struct Signals {
+    runtime: Runtime,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// When the process cannot listen to signals.
+    pub fn listen() -> io::Result<Signals> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (terminate, interrupt) = {
+            let _entered = runtime.enter();
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)
+        };
+        Ok(Signals {
+            runtime,
+            terminate,
+            interrupt,
+        })
+    }
+
+    /// Waits for a signal. The next one ends the process at once.
+    pub fn wait_for_end(mut self) {
+        self.wait();
+        thread::spawn(move || {
+            self.wait();
+            process::exit(130);
+        });
+    }
+
+    fn wait(&mut self) {
+        self.runtime.block_on(async {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+            }
+        });
+    }
 }
 
 /// Tells systemd how the service does (`READY=1`, `STOPPING=1`). Elsewhere it does nothing.

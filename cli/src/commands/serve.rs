@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Subcommand, value_parser};
-use duramen_server::{Config, Origin, SETTINGS, ServeError, Setting};
+use duramen_server::{Config, Origin, SETTINGS, ServeError, Setting, Signals};
 use serde_json::json;
 use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
@@ -108,6 +108,8 @@ impl Serve {
     pub fn run(self, output: &mut Output) -> Outcome {
         let config = self.settings.collect()?;
         let server = duramen_server::start(&config).map_err(failure)?;
+        // Until here a signal ends the process at once, which loses nothing.
+        let signals = Signals::listen().map_err(|error| Failure::of_io("listening to signals", &error))?;
         duramen_server::notify("READY=1");
         let listening = server.listening().clone();
         let tcp = listening.tcp.map(|address| format!("http://{address}"));
@@ -129,7 +131,7 @@ impl Serve {
             }
         }
         output.flush()?;
-        duramen_server::wait_for_end().map_err(|error| Failure::of_io("waiting for signals", &error))?;
+        signals.wait_for_end();
         duramen_server::notify("STOPPING=1");
         if !output.is_json {
             say(format_args!(

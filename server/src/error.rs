@@ -26,6 +26,12 @@ fn with_retry(code: Code, reason: &str, message: impl Into<String>, after: Durat
     Status::with_error_details(code, message, details)
 }
 
+/// The stable reason of a status; empty: it has none.
+pub fn reason_of(status: &Status) -> String {
+    let info = status.get_details_error_info();
+    info.map_or_else(String::new, |info| info.reason)
+}
+
 /// The request itself is wrong.
 pub fn invalid(message: impl Into<String>) -> Status {
     status(Code::InvalidArgument, "INVALID_ARGUMENT", message)

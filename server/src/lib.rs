@@ -6,6 +6,7 @@
 //! ```text
 //! serve       listeners, threads, the end
 //! services    one file per gRPC service: requests into commands, reads from snapshots
+//! session     remote members of groups, and the sessions that their leases belong to
 //! pipeline    queued commands into commits, and their answers
 //! command     apply(entry): the only way in which a server changes its store
 //! ```
@@ -18,10 +19,11 @@ mod pages;
 mod pipeline;
 mod serve;
 mod services;
+mod session;
 mod signals;
 mod state;
 
-pub use command::{Applied, Applier, ENTRY_VERSION};
+pub use command::{Applied, Applier, ENTRY_VERSION, SESSION_BYTES};
 pub use config::{Config, ConfigError, Origin, SETTINGS, Setting, flag, variable};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};

@@ -283,6 +283,7 @@ impl Shared {
         let entry = Entry {
             version: ENTRY_VERSION,
             time_us: now_us(),
+            clock_us: locked(&self.applier).clock_us(),
             commands,
         };
         let applied = locked(&self.applier).apply(&entry, durability);

@@ -36,6 +36,7 @@ use crate::connection::Accepted;
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
 use crate::services::{AdminService, MapsService, TopicsService, TransactionsService};
+use crate::session::{Registry, Rooms, end_expired};
 use crate::state::{Inner, State};
 
 /// The largest request and response, in bytes.
@@ -120,6 +121,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     };
     let applier = Applier::new(&store, TopicsOptions::new()).map_err(in_store)?;
     let topics = applier.topics().clone();
+    let stored_sessions = applier.sessions().map_err(in_store)?;
     let limits = Limits {
         queued_bytes: config.queue_bytes,
     };
@@ -133,6 +135,8 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         pages: Pages::default(),
         begun: Instant::now(),
         subscriptions: AtomicU64::new(0),
+        sessions: Registry::new(stored_sessions),
+        rooms: Rooms::default(),
         ends: ending.clone(),
     });
     let accepting = runtime()?;
@@ -161,6 +165,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
             tokio::select! {
                 () = accept(tcp, unix, serving, room) => {}
                 () = end_old_listings(&pages) => {}
+                () = end_expired(&pages) => {}
                 _ = closing.wait_for(|closing| *closing) => {}
             }
         });

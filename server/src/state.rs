@@ -1,7 +1,7 @@
 //! What all services of a server share.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use duramen::topic::{Topic, Topics};
@@ -9,13 +9,15 @@ use duramen::{Map, Store};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
 use duramen_proto::command::{Command, Outcome};
-use duramen_proto::v1::WriteOptions;
+use duramen_proto::v1::{self, WriteOptions};
+use prost::bytes::Bytes;
 use tonic::{Code, Status};
 
 use crate::command::map_not_found;
 use crate::error::{failed, of_refusal, status};
 use crate::pages::Pages;
 use crate::pipeline::{Level, Pipeline};
+use crate::session::{Registry, Rooms};
 
 /// What the services work on. Clones share it.
 #[derive(Clone)]
@@ -31,6 +33,8 @@ pub(crate) struct Inner {
     pub(crate) pages: Pages,
     pub(crate) begun: Instant,
     pub(crate) subscriptions: AtomicU64,
+    pub(crate) sessions: Registry,
+    pub(crate) rooms: Rooms,
     /// Set once the server ends: streams end then.
     pub(crate) ends: tokio::sync::watch::Receiver<bool>,
 }
@@ -142,4 +146,37 @@ pub(crate) fn check_space(space: &str) -> Result<(), Status> {
     }
     let message = format!("there is no space {space:?}; this server has only the default space: leave the field empty");
     Err(status(Code::NotFound, "SPACE_NOT_FOUND", message))
+}
+
+/// Counts a subscription as long as it lives.
+pub(crate) struct Subscribed(State);
+
+impl Subscribed {
+    pub(crate) fn count(state: &State) -> Subscribed {
+        state.subscriptions.fetch_add(1, Ordering::Relaxed);
+        Subscribed(state.clone())
+    }
+}
+
+impl Drop for Subscribed {
+    fn drop(&mut self) {
+        self.0.subscriptions.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A message as clients get it.
+pub(crate) fn received(message: duramen::topic::Received<'_>) -> v1::ReceivedMessage {
+    v1::ReceivedMessage {
+        offset: message.offset(),
+        time_ms: message.time_millis(),
+        payload: Bytes::copy_from_slice(message.payload()),
+        key: message.key().map_or_else(Bytes::new, Bytes::copy_from_slice),
+        headers: message
+            .headers()
+            .map(|(name, value)| v1::Header {
+                name: name.into(),
+                value: Bytes::copy_from_slice(value),
+            })
+            .collect(),
+    }
 }

@@ -326,6 +326,7 @@ fn a_key_that_is_used_again_after_its_time_is_remembered_anew() {
         let entry = Entry {
             version: ENTRY_VERSION,
             time_us: minute * 60_000_000,
+            clock_us: 1_700_000_000_000_000,
             commands: commands.collect(),
         };
         applier.apply(&entry, Durability::Written).unwrap();

@@ -15,12 +15,17 @@ use duramen_proto::command::outcome::Outcome as Led;
 use duramen_proto::command::*;
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::operation::Change as Operated;
-use duramen_proto::v1::{self, *};
-use duramen_server::{Applier, ENTRY_VERSION};
+use duramen_proto::v1::settlement::Verdict;
+use duramen_proto::v1::{
+    self, AddOperation, CommitRequest, Condition, DeleteOperation, DeleteRangeOperation, Header, KeyRange, Operation,
+    PublishOperation, PutOperation,
+};
+use duramen_server::{Applier, ENTRY_VERSION, SESSION_BYTES};
 use fastrand::Rng;
 use prost::Message as _;
 
 const ENTRIES: usize = 600;
+const ENTRIES_FILE: &str = "entries";
 const DIRECTORY: &str = "DURAMEN_REPLAY_DIRECTORY";
 
 /// The map in which each entry counts itself, so that a store knows how many it has applied.
@@ -39,46 +44,192 @@ fn applier(store: &Store) -> Applier {
     Applier::new(store, TopicsOptions::new().background(false)).unwrap()
 }
 
-/// Entries of all kinds of commands, some of them wrong.
-fn entries(seed: u64) -> Vec<Entry> {
+/// Applies entries of all kinds of commands, some of them wrong, to a store. Returns them with their outcomes.
+fn apply_random_entries(seed: u64, applier: &mut Applier) -> (Vec<Entry>, Vec<Vec<Outcome>>) {
     let mut rng = Rng::with_seed(seed);
     let mut time_us = 1_700_000_000_000_000;
-    let mut entries = vec![entry(
-        time_us,
-        vec![Change::CreateMap(CreateMap { map: PROGRESS.into() })],
-    )];
+    let mut clock_us = time_us;
+    let (mut entries, mut outcomes) = (Vec::new(), Vec::new());
+    let mut leases = Vec::new();
     while entries.len() < ENTRIES {
-        if entries.len() == 1 {
-            let maps = (0..4).map(|n| Change::CreateMap(CreateMap { map: format!("map{n}") }));
-            entries.push(entry(time_us, maps.collect()));
-        }
-        // Time may run back: a leader may have another clock than the one before.
-        time_us += rng.u64(0..50_000_000);
-        time_us -= rng.u64(0..10_000_000);
-        let changes = (0..rng.usize(1..8)).map(|_| change(&mut rng)).collect();
+        let changes = match entries.len() {
+            0 => vec![Change::CreateMap(CreateMap { map: PROGRESS.into() })],
+            1 => {
+                let maps = (0..4).map(|n| Change::CreateMap(CreateMap { map: format!("map{n}") }));
+                maps.collect()
+            }
+            2 => (0..4).map(|n| create_topic(&mut rng, n)).collect(),
+            3 => (0..8).map(|n| create_group(&mut rng, n % 4, n / 4)).collect(),
+            4 => (0..3).map(open_session).collect(),
+            _ => {
+                // Time may run back: a leader may have another clock than the one before.
+                time_us += rng.u64(0..50_000_000);
+                time_us -= rng.u64(0..10_000_000);
+                clock_us += rng.u64(0..8_000_000);
+                (0..rng.usize(1..8)).map(|_| change(&mut rng, &leases)).collect()
+            }
+        };
         let mut made = entry(time_us, changes);
+        made.clock_us = clock_us;
         for command in &mut made.commands {
-            if rng.bool() {
+            if entries.len() > 4 && rng.bool() {
                 command.idempotency_key = vec![rng.u8(0..40)].into();
             }
         }
-        entries.push(made);
-    }
-    for entry in &mut entries {
         let count = Operated::Add(AddOperation {
             map: PROGRESS.into(),
             key: "entries".into(),
             delta: 1,
         });
-        entry.commands.push(command(commit(vec![], vec![count], vec![])));
+        made.commands.push(command(commit(vec![], vec![count], vec![])));
+        let applied = applier.apply(&made, Durability::Written).unwrap().outcomes;
+        for (command, outcome) in made.commands.iter().zip(&applied) {
+            if let (Some(Change::Lease(asked)), Some(Led::Leased(leased))) = (&command.change, &outcome.outcome)
+                && !leased.lease.is_empty()
+            {
+                leases.push((asked.clone(), leased.clone()));
+            }
+        }
+        entries.push(made);
+        outcomes.push(applied);
     }
-    entries
+    (entries, outcomes)
+}
+
+fn create_topic(rng: &mut Rng, number: u8) -> Change {
+    Change::CreateTopic(CreateTopic {
+        topic: format!("topic{number}"),
+        options: Some(v1::TopicOptions {
+            latest_per_key: rng.bool(),
+            message_expiry: rng.bool(),
+            ..Default::default()
+        }),
+        if_missing: true,
+    })
+}
+
+fn create_group(rng: &mut Rng, topic: u8, number: u8) -> Change {
+    Change::CreateGroup(CreateGroup {
+        topic: format!("topic{topic}"),
+        group: format!("group{number}"),
+        start: Some(v1::Position {
+            at: Some(v1::position::At::Earliest(true)),
+        }),
+        options: Some(v1::GroupOptions {
+            lease_ms: rng.u64(1_000..30_000),
+            tries: Some(rng.u32(0..4)),
+            in_flight: if rng.bool() { rng.u32(1..20) } else { 20_000 },
+            back_off_ms: vec![rng.u64(0..5_000)],
+            order_by_key: rng.bool(),
+            filter: (rng.u8(0..4) == 0).then(|| v1::Filter {
+                key: "1*".into(),
+                headers: Vec::new(),
+            }),
+            ..Default::default()
+        }),
+        if_missing: rng.bool(),
+    })
+}
+
+fn open_session(number: u8) -> Change {
+    Change::OpenSession(duramen_proto::command::OpenSession {
+        session: vec![number; SESSION_BYTES].into(),
+        timeout_ms: 1_000,
+    })
+}
+
+fn session(rng: &mut Rng) -> Vec<u8> {
+    match rng.u8(0..5) {
+        0 => Vec::new(),
+        _ => vec![rng.u8(0..4); SESSION_BYTES],
+    }
+}
+
+/// Changes of groups and of what their members hold.
+fn of_group(rng: &mut Rng, leases: &[(Lease, Leased)]) -> Change {
+    let (topic, group) = (topic(rng), format!("group{}", rng.u8(0..2)));
+    match rng.u8(0..20) {
+        0 => {
+            let number = rng.u8(0..8);
+            create_group(rng, number % 4, number / 4)
+        }
+        1 if rng.u8(0..4) == 0 => Change::DeleteGroup(DeleteGroup { topic, group }),
+        2 if rng.u8(0..4) == 0 => Change::ResetGroup(ResetGroup {
+            topic,
+            group,
+            start: Some(v1::Position {
+                at: Some(v1::position::At::Earliest(true)),
+            }),
+        }),
+        3 => Change::PauseGroup(PauseGroup {
+            topic,
+            group,
+            paused: rng.u8(0..16) == 0,
+        }),
+        4 => Change::Redrive(Redrive {
+            topic,
+            group,
+            messages: rng.u64(0..5),
+        }),
+        5 => Change::EndSession(EndSession {
+            session: session(rng).into(),
+            is_orderly: rng.bool(),
+        }),
+        6 => open_session(rng.u8(0..4)),
+        7 if !leases.is_empty() => {
+            let (asked, leased) = recent(rng, leases);
+            Change::Extend(Extend {
+                topic: asked.topic.clone(),
+                group: asked.group.clone(),
+                lease: leased.lease.clone(),
+                by_ms: rng.u64(0..60_000),
+            })
+        }
+        8..=12 if !leases.is_empty() => commit(vec![], vec![settle(rng, leases)], vec![]),
+        _ => Change::Lease(Lease {
+            topic,
+            group,
+            member: "member".into(),
+            token: rng.u64(1..),
+            messages: rng.u32(0..12),
+            prefers_new: rng.bool(),
+            session: session(rng).into(),
+        }),
+    }
+}
+
+/// A lease that was made not long ago.
+fn recent<'a>(rng: &mut Rng, leases: &'a [(Lease, Leased)]) -> &'a (Lease, Leased) {
+    let low = leases.len().saturating_sub(12);
+    &leases[rng.usize(low..leases.len())]
+}
+
+fn settle(rng: &mut Rng, leases: &[(Lease, Leased)]) -> Operated {
+    let (asked, leased) = recent(rng, leases);
+    let some = |rng: &mut Rng| leased.offsets.iter().copied().filter(|_| rng.bool()).collect();
+    Operated::Settle(v1::Settlement {
+        topic: asked.topic.clone(),
+        group: asked.group.clone(),
+        lease: leased.lease.clone(),
+        offsets: if rng.bool() { some(rng) } else { Vec::new() },
+        session: asked.session.clone(),
+        verdict: match rng.u8(0..5) {
+            0 => Some(Verdict::Release(true)),
+            1 => Some(Verdict::Retry(v1::Retry {
+                delay_ms: rng.bool().then(|| rng.u64(0..10_000)),
+                reason: "not now".into(),
+            })),
+            2 => Some(Verdict::GiveUp(v1::GiveUp { reason: "never".into() })),
+            _ => None,
+        },
+    })
 }
 
 fn entry(time_us: u64, changes: Vec<Change>) -> Entry {
     Entry {
         version: ENTRY_VERSION,
         time_us,
+        clock_us: time_us,
         commands: changes.into_iter().map(command).collect(),
     }
 }
@@ -122,16 +273,13 @@ fn catalog(rng: &mut Rng) -> Change {
     }
 }
 
-fn change(rng: &mut Rng) -> Change {
-    match rng.u8(0..10) {
-        0 => Change::CreateTopic(CreateTopic {
-            topic: topic(rng),
-            options: Some(v1::TopicOptions {
-                latest_per_key: rng.bool(),
-                ..Default::default()
-            }),
-            if_missing: rng.bool(),
-        }),
+fn change(rng: &mut Rng, leases: &[(Lease, Leased)]) -> Change {
+    match rng.u8(0..16) {
+        0 => {
+            let number = rng.u8(0..4);
+            create_topic(rng, number)
+        }
+        10.. => of_group(rng, leases),
         1 => Change::ConfigureTopic(ConfigureTopic {
             topic: topic(rng),
             options: Some(v1::TopicOptions {
@@ -139,7 +287,7 @@ fn change(rng: &mut Rng) -> Change {
                 ..Default::default()
             }),
         }),
-        2 if rng.u8(0..4) == 0 => Change::DeleteTopic(DeleteTopic { topic: topic(rng) }),
+        2 if rng.u8(0..16) == 0 => Change::DeleteTopic(DeleteTopic { topic: topic(rng) }),
         3 => catalog(rng),
         _ => {
             let condition = |rng: &mut Rng| Condition {
@@ -148,7 +296,10 @@ fn change(rng: &mut Rng) -> Change {
                 test: Some(Test::Exists(rng.bool())),
             };
             let conditions = (0..rng.usize(0..2)).map(|_| condition(rng)).collect();
-            let then = (0..rng.usize(1..5)).map(|_| operation(rng)).collect();
+            let mut then: Vec<_> = (0..rng.usize(1..5)).map(|_| operation(rng)).collect();
+            if !leases.is_empty() && rng.u8(0..4) == 0 {
+                then.push(settle(rng, leases));
+            }
             let otherwise = (0..rng.usize(0..3)).map(|_| operation(rng)).collect();
             commit(conditions, then, otherwise)
         }
@@ -223,7 +374,9 @@ fn contents(store: &Store) -> Vec<String> {
         .into_iter()
         .map(|name| (name.clone(), store.maps().get(&name).unwrap().unwrap()))
         .collect();
-    maps.push(("(keys)".into(), store.reserved_map("server.idempotency").unwrap()));
+    for reserved in ["server.idempotency", "server.sessions", "groups", "states"] {
+        maps.push((format!("({reserved})"), store.reserved_map(reserved).unwrap()));
+    }
     for (name, map) in maps {
         lines.push(name.clone());
         let mut cursor = snapshot.range(&map, ..).unwrap();
@@ -267,14 +420,12 @@ fn applied(store: &Store) -> u64 {
 fn equal_entries_make_equal_stores() {
     let seed = seed();
     println!("DURAMEN_SEED={seed}");
-    let entries = entries(seed);
     let directory = tempfile::tempdir().unwrap();
     let calm = open(&directory.path().join("calm"));
-    let mut outcomes = Vec::new();
-    let mut applies = applier(&calm);
-    for entry in &entries {
-        outcomes.push(applies.apply(entry, Durability::Written).unwrap().outcomes);
-    }
+    let (entries, outcomes) = apply_random_entries(seed, &mut applier(&calm));
+    let leased = |outcome: &&Outcome| matches!(&outcome.outcome, Some(Led::Leased(leased)) if !leased.lease.is_empty());
+    let leases = outcomes.iter().flatten().filter(leased).count();
+    assert!(leases > 20, "{leases} leases; seed {seed}");
     let refused = |outcome: &&Outcome| matches!(outcome.outcome, Some(Led::Refused(_)));
     let all = outcomes.iter().flatten().count();
     let refusals = outcomes.iter().flatten().filter(refused).count();
@@ -308,9 +459,14 @@ fn equal_entries_make_equal_stores() {
     // A process applies them and is killed again and again. It goes on with the first entry that it has not applied.
     let path = directory.path().join("killed");
     drop(open(&path));
+    let encoded: Vec<u8> = entries
+        .iter()
+        .flat_map(prost::Message::encode_length_delimited_to_vec)
+        .collect();
+    std::fs::write(path.join(ENTRIES_FILE), encoded).unwrap();
     let mut kills = 0;
     loop {
-        let mut child = child(&path, seed);
+        let mut child = child(&path);
         let ended = (0..rng.u32(1..60)).find_map(|_| {
             std::thread::sleep(Duration::from_millis(2));
             child.try_wait().unwrap()
@@ -327,7 +483,7 @@ fn equal_entries_make_equal_stores() {
             }
         }
         if kills > 200 {
-            let status = self::child(&path, seed).wait().unwrap();
+            let status = self::child(&path).wait().unwrap();
             assert!(status.success(), "seed {seed}: {status}");
             break;
         }
@@ -340,11 +496,10 @@ fn equal_entries_make_equal_stores() {
     );
 }
 
-fn child(directory: &Path, seed: u64) -> Child {
+fn child(directory: &Path) -> Child {
     Process::new(env::current_exe().unwrap())
         .args(["child_that_applies", "--exact", "--ignored", "--nocapture"])
         .env(DIRECTORY, directory)
-        .env("DURAMEN_SEED", seed.to_string())
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap()
@@ -357,11 +512,18 @@ fn child_that_applies() {
         return;
     };
     let store = open(Path::new(&directory));
-    let entries = entries(seed());
+    let entries = std::fs::read(Path::new(&directory).join(ENTRIES_FILE)).unwrap();
+    let mut entries = &entries[..];
     let mut applies = applier(&store);
-    let done = applied(&store) as usize;
-    for entry in &entries[done..] {
-        applies.apply(entry, Durability::Written).unwrap();
+    let done = applied(&store);
+    let mut number = 0;
+    while !entries.is_empty() {
+        let entry = Entry::decode_length_delimited(&mut entries).unwrap();
+        number += 1;
+        if number <= done {
+            continue;
+        }
+        applies.apply(&entry, Durability::Written).unwrap();
         // So that the parent kills at least once, however fast the machine is.
         std::thread::sleep(Duration::from_millis(1));
     }

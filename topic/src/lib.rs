@@ -83,6 +83,8 @@ pub use group::{
     Group, GroupDescription, GroupOptions, KeepAlive, Member, PatternGroup, PatternGroupDescription, PatternMember,
     Pending, Redriven,
 };
+#[doc(hidden)]
+pub use group::{GroupWatch, LeaseId, LeaseRequest, Leasing, RemoteLease, Verdict};
 pub use handle::{Topic, Topics};
 pub use limits::{
     FILTER_BYTES_MAX, FILTER_HEADERS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LATEST_KEY_BYTES_MAX, MESSAGE_ID_BYTES_MAX,

@@ -10,7 +10,7 @@
 //! `first` is the smallest existing key. A hint tells where to search for it, so that the search does not begin among
 //! everything that was trimmed before.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
@@ -73,6 +73,9 @@ pub(crate) struct Reading<'a> {
     now: OnceCell<u64>,
     /// Whether messages may be missing between others. It is read at first use.
     is_sparse: OnceCell<bool>,
+    /// Payloads that are stored outside their heads are left out, and count by their length.
+    heads_only: bool,
+    left_out: Cell<usize>,
 }
 
 impl<'a> Reading<'a> {
@@ -82,6 +85,17 @@ impl<'a> Reading<'a> {
             snapshot,
             now: OnceCell::new(),
             is_sparse: OnceCell::new(),
+            heads_only: false,
+            left_out: Cell::new(0),
+        }
+    }
+
+    /// Reads as at a time, in milliseconds since 1970, and leaves out payloads that are stored outside their heads.
+    pub(crate) fn heads_at(topic: &'a Topic, snapshot: &'a Snapshot, now: u64) -> Reading<'a> {
+        Reading {
+            now: OnceCell::from(now),
+            heads_only: true,
+            ..Reading::new(topic, snapshot)
         }
     }
 
@@ -249,7 +263,8 @@ impl<'a> Reading<'a> {
         let mut cursor = self.snapshot.range(shared.sequence.heads(), &low[..]..&high[..])?;
         let mut collecting = Collecting::knowing_time((&shared.name, shared.id), gap);
         let (mut expected, mut is_at_end) = (from, false);
-        while collecting.len() < limits.messages && collecting.bytes() < limits.bytes {
+        self.left_out.set(0);
+        while collecting.len() < limits.messages && collecting.bytes() + self.left_out.get() < limits.bytes {
             let Some((key, head)) = cursor.next()? else {
                 is_at_end = true;
                 break;
@@ -264,7 +279,7 @@ impl<'a> Reading<'a> {
             }
             expected = offset + 1;
             if !self.is_expired(&head)? {
-                collecting.push(offset, &head, |bytes, _| self.fetch(offset, bytes))?;
+                collecting.push(offset, &head, |bytes, length| self.fetch(offset, bytes, length))?;
             }
         }
         if collecting.len() == 0 && is_at_end {
@@ -326,14 +341,18 @@ impl<'a> Reading<'a> {
             if let Some(head) = self.existing_head(offset)?
                 && !self.is_expired(&head)?
             {
-                collecting.push(offset, &head, |bytes, _| self.fetch(offset, bytes))?;
+                collecting.push(offset, &head, |bytes, length| self.fetch(offset, bytes, length))?;
             }
         }
         Ok((collecting.finish(), looked_at))
     }
 
     /// Reads the payload of a message that is stored outside its head.
-    fn fetch(&self, offset: u64, bytes: &mut Vec<u8>) -> Result<()> {
+    fn fetch(&self, offset: u64, bytes: &mut Vec<u8>, length: u64) -> Result<()> {
+        if self.heads_only {
+            self.left_out.set(self.left_out.get() + length as usize);
+            return Ok(());
+        }
         let shared = self.topic.shared();
         let payload = self
             .snapshot
@@ -352,6 +371,16 @@ pub(crate) fn is_expired_at(head: &[u8], now: u64) -> Result<bool> {
 }
 
 impl Topic {
+    /// Reads messages by their offsets, in this order. Those that are not kept any more are left out.
+    ///
+    /// # Errors
+    /// Those of reading.
+    #[doc(hidden)]
+    pub fn read_some(&self, offsets: &[u64]) -> Result<Messages> {
+        let snapshot = self.snapshot()?;
+        Ok(Reading::new(self, &snapshot).some(offsets, usize::MAX)?.0)
+    }
+
     /// Reads up to `messages` existing messages, starting at `start`. A read also ends after a megabyte, and before
     /// messages that were lost through damage. It returns at least one message, whatever its length, if there is one.
     ///

@@ -63,6 +63,11 @@ pub trait TopicWrites {
     /// [`duramen_engine::Reason::TopicDeleted`].
     fn next_offset(&self, topic: &Topic) -> Result<u64>;
 
+    /// How many messages this transaction has published to a topic, dead letters of groups included. The cost grows with all
+    /// that it has published.
+    #[doc(hidden)]
+    fn published_to(&self, topic: &Topic) -> u64;
+
     /// Publishes a message of a publisher. `None`: a message with this sequence or a higher one was published before.
     ///
     /// # Errors
@@ -205,6 +210,10 @@ impl TopicWrites for Transaction {
         state
             .map(|state| state.next)
             .ok_or_else(|| Reason::TopicDeleted { name: name() }.into())
+    }
+
+    fn published_to(&self, topic: &Topic) -> u64 {
+        self.appended_to(&topic.shared().sequence)
     }
 
     fn publish_once<'m>(

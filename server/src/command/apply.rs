@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, UNIX_EPOCH};
 
-use duramen::topic::{Message, Ticket, Topic, TopicError, TopicOptions, TopicWrites, Topics, TopicsOptions};
+use duramen::topic::{Group, Message, Ticket, Topic, TopicError, TopicOptions, TopicWrites, Topics, TopicsOptions};
 use duramen::{CommitFuture, Durability, Error, Map, Result, Store, Transaction, TransactionOptions};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
@@ -17,18 +17,22 @@ use tonic::Code;
 use super::ENTRY_VERSION;
 use super::idempotency::{Keys, Known};
 use super::refusal::{refusal_of, refused};
+use super::sessions::Sessions;
 
 /// Applies entries to a store: all writes of the server go through here.
 pub struct Applier {
     store: Store,
     topics: Topics,
     keys: Keys,
+    pub(super) sessions: Sessions,
     maps: HashMap<String, Map>,
     known_topics: HashMap<String, Topic>,
+    /// By topic and name.
+    pub(super) known_groups: HashMap<(String, String), Group>,
 }
 
 /// The most handles that are kept of maps, and of topics.
-const HANDLES_MAX: usize = 10_000;
+pub(super) const HANDLES_MAX: usize = 10_000;
 
 /// What applying an entry led to.
 pub struct Applied {
@@ -39,7 +43,7 @@ pub struct Applied {
 }
 
 /// Why a command changed nothing: it was refused, or the store failed.
-enum Stopped {
+pub(super) enum Stopped {
     Refused(Refusal),
     Failed(Error),
 }
@@ -59,7 +63,7 @@ impl From<Refusal> for Stopped {
     }
 }
 
-type Ran = std::result::Result<Outcome, Stopped>;
+pub(super) type Ran = std::result::Result<Outcome, Stopped>;
 
 impl Applier {
     /// An applier for a store. The store may have other users at the same time.
@@ -71,9 +75,24 @@ impl Applier {
             store: store.clone(),
             topics: Topics::open_with(store, topics)?,
             keys: Keys::new(store.reserved_map("server.idempotency")?),
+            sessions: Sessions::new(store.reserved_map("server.sessions")?),
             maps: HashMap::new(),
             known_topics: HashMap::new(),
+            known_groups: HashMap::new(),
         })
+    }
+
+    /// The time that deadlines are compared with, in microseconds since 1970, for an entry that is made now.
+    pub fn clock_us(&self) -> u64 {
+        u64::try_from(self.store.shared_clock().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// The sessions of the store, with the milliseconds that each outlives its stream.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn sessions(&self) -> Result<Vec<(Vec<u8>, u64)>> {
+        self.sessions.list(&self.store.snapshot()?)
     }
 
     /// The store's topics.
@@ -86,21 +105,35 @@ impl Applier {
     pub fn takes_savepoint(command: &Command) -> bool {
         let is_one_row = |operations: &[Operation]| match operations {
             [] => true,
-            [one] => !matches!(&one.change, Some(Operated::Publish(publish)) if publish.messages.len() > 1),
+            [one] => match &one.change {
+                Some(Operated::Publish(publish)) => publish.messages.len() <= 1,
+                // What can be refused is refused before anything is written, but for what is buried.
+                Some(Operated::Settle(settle)) => settle.offsets.len() <= 1 && is_done(settle),
+                _ => true,
+            },
             _ => false,
         };
         match &command.change {
             Some(Change::Commit(commit)) => !(is_one_row(&commit.then) && is_one_row(&commit.otherwise)),
+            // It takes savepoints of its own where it needs them.
+            Some(Change::Lease(_) | Change::EndSession(_) | Change::OpenSession(_) | Change::Extend(_)) => false,
             _ => true,
         }
     }
 
-    /// Whether an entry ends with a command. Publishing follows the options of topics as they are committed, so what comes
-    /// after a change of topics belongs into the next entry.
+    /// Whether an entry ends with a command. Publishing follows the options of topics as they are committed, and groups
+    /// deliver what is committed. So what comes after a change of topics or groups belongs into the next entry.
     pub fn ends_entry(command: &Command) -> bool {
         matches!(
             command.change,
-            Some(Change::CreateTopic(_) | Change::ConfigureTopic(_) | Change::DeleteTopic(_))
+            Some(
+                Change::CreateTopic(_)
+                    | Change::ConfigureTopic(_)
+                    | Change::DeleteTopic(_)
+                    | Change::CreateGroup(_)
+                    | Change::ConfigureGroup(_)
+                    | Change::DeleteGroup(_)
+            )
         )
     }
 
@@ -121,7 +154,8 @@ impl Applier {
         let options = TransactionOptions::new()
             .exclusive()
             .durability(durability)
-            .commit_time(time);
+            .commit_time(time)
+            .shared_time(Duration::from_micros(entry.clock_us));
         let mut tx = self.store.begin(options)?;
         // A function of the entry alone, so that equal stores forget equal keys.
         if entry.commands.iter().any(|command| !command.idempotency_key.is_empty()) {
@@ -130,7 +164,7 @@ impl Applier {
         let mut offsets = Offsets::default();
         let mut outcomes = Vec::with_capacity(entry.commands.len());
         for command in &entry.commands {
-            outcomes.push(self.apply_one(&mut tx, command, entry.time_us, &mut offsets)?);
+            outcomes.push(self.apply_one(&mut tx, command, entry, &mut offsets)?);
         }
         let durable = tx.commit_async()?;
         offsets.check();
@@ -141,9 +175,10 @@ impl Applier {
         &mut self,
         tx: &mut Transaction,
         command: &Command,
-        time_us: u64,
+        entry: &Entry,
         offsets: &mut Offsets,
     ) -> Result<Outcome> {
+        let time_us = entry.time_us;
         if let Known::Answered(outcome) = self.keys.look_up(tx, command, time_us)? {
             return Ok(outcome);
         }
@@ -152,7 +187,7 @@ impl Applier {
             false => None,
         };
         offsets.begin_command();
-        let outcome = match self.run(tx, command, offsets) {
+        let outcome = match self.run(tx, command, entry, offsets) {
             Ok(outcome) => outcome,
             Err(Stopped::Refused(refusal)) => {
                 if let Some(before) = before {
@@ -167,7 +202,7 @@ impl Applier {
         Ok(outcome)
     }
 
-    fn run(&mut self, tx: &mut Transaction, command: &Command, offsets: &mut Offsets) -> Ran {
+    fn run(&mut self, tx: &mut Transaction, command: &Command, entry: &Entry, offsets: &mut Offsets) -> Ran {
         let Some(change) = &command.change else {
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", "the command has no change").into());
         };
@@ -195,8 +230,21 @@ impl Applier {
             }
             Change::DeleteTopic(delete) => {
                 self.known_topics.remove(&delete.topic);
+                self.known_groups.retain(|(topic, _), _| *topic != delete.topic);
                 self.topics.delete_in(tx, &delete.topic)?;
             }
+            Change::CreateGroup(create) => return self.create_group(tx, create),
+            Change::ConfigureGroup(configure) => return self.configure_group(tx, configure),
+            Change::DeleteGroup(delete) => return self.delete_group(tx, &delete.topic, &delete.group),
+            Change::PauseGroup(pause) => return self.pause_group(tx, (&pause.topic, &pause.group), pause.paused),
+            Change::ResetGroup(reset) => {
+                return self.reset_group(tx, (&reset.topic, &reset.group), reset.start.as_ref());
+            }
+            Change::Redrive(redrive) => return self.redrive(tx, redrive),
+            Change::Lease(lease) => return self.lease(tx, lease, entry.clock_us / 1_000),
+            Change::Extend(extend) => return self.extend(tx, extend),
+            Change::OpenSession(open) => return self.open_session(tx, open),
+            Change::EndSession(end) => return self.end_session(tx, end),
         }
         Ok(outcome(Led::Changed(true)))
     }
@@ -271,6 +319,7 @@ impl Applier {
                 return Ok(Given::Sum(sum.map_or(0, i64::from_be_bytes)));
             }
             Operated::Publish(publish) => return self.publish(tx, publish, offsets),
+            Operated::Settle(settle) => self.settle(tx, settle)?,
         }
         Ok(Given::Applied(v1::Applied {}))
     }
@@ -286,8 +335,12 @@ impl Applier {
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", message).into());
         }
         let (topic, next) = self.topic(tx, &publish.topic)?;
-        // The transaction's own messages do not count in its view of the topic.
-        let first = next + offsets.of(&publish.topic);
+        // The transaction's own messages do not count in its view of the topic. Groups publish dead letters by themselves.
+        let own = match offsets.total == tx.appended() {
+            true => offsets.of(&publish.topic),
+            false => tx.published_to(&topic),
+        };
+        let first = next + own;
         let tickets = tx.publish_all(&topic, publish.messages.iter().map(to_publish))?;
         offsets.add(&publish.topic, first, tickets);
         Ok(Given::FirstOffset(first))
@@ -306,7 +359,7 @@ impl Applier {
     }
 
     /// A topic, with the offset of its next message.
-    fn topic(&mut self, tx: &Transaction, name: &str) -> std::result::Result<(Topic, u64), Stopped> {
+    pub(super) fn topic(&mut self, tx: &Transaction, name: &str) -> std::result::Result<(Topic, u64), Stopped> {
         // A handle of a topic that was deleted gives an error, and there may be another topic of that name.
         if let Some(topic) = self.known_topics.get(name)
             && let Ok(next) = tx.next_offset(topic)
@@ -331,6 +384,8 @@ impl Applier {
 #[derive(Default)]
 struct Offsets {
     published: HashMap<String, u64>,
+    /// To all of them.
+    total: u64,
     /// What the command that runs has added.
     of_command: Vec<(String, u64)>,
     /// The first message of each operation, with the offset that its command was told.
@@ -351,6 +406,7 @@ impl Offsets {
     fn add(&mut self, topic: &str, first: u64, tickets: Vec<Ticket>) {
         let messages = tickets.len() as u64;
         *self.published.entry(topic.into()).or_default() += messages;
+        self.total += messages;
         self.of_command.push((topic.into(), messages));
         self.told
             .extend(tickets.into_iter().next().map(|ticket| (ticket, first)));
@@ -362,6 +418,7 @@ impl Offsets {
             self.published
                 .entry(topic)
                 .and_modify(|published| *published -= messages);
+            self.total -= messages;
         }
         self.told.truncate(self.told_before_command);
     }
@@ -381,7 +438,13 @@ impl Offsets {
     }
 }
 
-fn outcome(led: Led) -> Outcome {
+/// Whether a settlement says that the messages are done.
+fn is_done(settle: &v1::Settlement) -> bool {
+    use v1::settlement::Verdict;
+    matches!(settle.verdict, None | Some(Verdict::Acknowledge(_)))
+}
+
+pub(super) fn outcome(led: Led) -> Outcome {
     Outcome { outcome: Some(led) }
 }
 

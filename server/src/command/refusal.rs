@@ -25,6 +25,12 @@ pub(crate) fn refusal_of(error: &Error) -> Option<Refusal> {
             TopicError::TopicFull { .. } => (Code::ResourceExhausted, "TOPIC_FULL"),
             TopicError::PublisherHeldBack { .. } => (Code::ResourceExhausted, "PUBLISHER_HELD_BACK"),
             TopicError::MessageTooLarge { .. } => (Code::InvalidArgument, "MESSAGE_TOO_LARGE"),
+            TopicError::UnknownGroup { .. } | TopicError::GroupDeleted { .. } => (Code::NotFound, "GROUP_NOT_FOUND"),
+            TopicError::GroupExists { .. } => (Code::AlreadyExists, "GROUP_EXISTS"),
+            TopicError::OtherKind { .. } => (Code::FailedPrecondition, "NOT_A_GROUP"),
+            TopicError::LeaseLost { .. } => (Code::Aborted, "LEASE_LOST"),
+            TopicError::AlreadySettled { .. } => (Code::Aborted, "ALREADY_SETTLED"),
+            TopicError::NotYetPublished { .. } => (Code::OutOfRange, "NOT_YET_PUBLISHED"),
             _ if error.kind() == Kind::FixTheCall => (Code::InvalidArgument, "INVALID_ARGUMENT"),
             _ => return None,
         };

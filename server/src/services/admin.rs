@@ -45,6 +45,7 @@ impl Admin for AdminService {
             log_bytes: statistics.log_bytes,
             unfolded_operations: statistics.unfolded_operations,
             subscriptions: self.0.subscriptions.load(Ordering::Relaxed),
+            sessions: self.0.sessions.count() as u64,
         }))
     }
 

@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -21,9 +20,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::groups;
 use crate::error::{failed, invalid, stopping, unanswered};
 use crate::pipeline::{Answer, Level};
-use crate::state::{State, check_space, led, unexpected};
+use crate::session;
+use crate::state::{State, Subscribed, check_space, led, received, unexpected};
 
 /// Messages after which a publishing stream begins another command.
 const COMMAND_MESSAGES: usize = 4_096;
@@ -208,6 +209,74 @@ impl Topics for TopicsService {
         tokio::spawn(send_messages(self.0.clone(), subscription, sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
+
+    async fn create_group(
+        &self,
+        request: Request<CreateGroupRequest>,
+    ) -> Result<Response<CreateGroupResponse>, Status> {
+        groups::create(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn configure_group(
+        &self,
+        request: Request<ConfigureGroupRequest>,
+    ) -> Result<Response<ConfigureGroupResponse>, Status> {
+        groups::configure(&self.0, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn delete_group(
+        &self,
+        request: Request<DeleteGroupRequest>,
+    ) -> Result<Response<DeleteGroupResponse>, Status> {
+        groups::delete(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_groups(&self, request: Request<ListGroupsRequest>) -> Result<Response<ListGroupsResponse>, Status> {
+        groups::list(&self.0, request.get_ref()).map(Response::new)
+    }
+
+    async fn pause_group(&self, request: Request<PauseGroupRequest>) -> Result<Response<PauseGroupResponse>, Status> {
+        groups::pause(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn reset_group(&self, request: Request<ResetGroupRequest>) -> Result<Response<ResetGroupResponse>, Status> {
+        groups::reset(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_pending(
+        &self,
+        request: Request<ListPendingRequest>,
+    ) -> Result<Response<ListPendingResponse>, Status> {
+        groups::pending(&self.0, request.get_ref()).map(Response::new)
+    }
+
+    async fn redrive(&self, request: Request<RedriveRequest>) -> Result<Response<RedriveResponse>, Status> {
+        groups::redrive(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn fetch(&self, request: Request<FetchRequest>) -> Result<Response<FetchResponse>, Status> {
+        groups::fetch(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn settle(&self, request: Request<SettleRequest>) -> Result<Response<SettleResponse>, Status> {
+        groups::settle(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn extend(&self, request: Request<ExtendRequest>) -> Result<Response<ExtendResponse>, Status> {
+        groups::extend(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    type SessionStream = ReceiverStream<Result<SessionResponse, Status>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let responses = session::serve(self.0.clone(), request.into_inner());
+        Ok(Response::new(ReceiverStream::new(responses)))
+    }
 }
 
 /// Adds the messages of requests that have arrived already: one command costs less than many.
@@ -290,7 +359,7 @@ async fn send_messages(
     mut subscription: Subscription,
     sender: mpsc::Sender<Result<SubscribeResponse, Status>>,
 ) {
-    state.subscriptions.fetch_add(1, Ordering::Relaxed);
+    let _counted = Subscribed::count(&state);
     let mut ends = state.ends.clone();
     {
         let mut batches = subscription.stream();
@@ -317,22 +386,5 @@ async fn send_messages(
                 break;
             }
         }
-    }
-    state.subscriptions.fetch_sub(1, Ordering::Relaxed);
-}
-
-fn received(message: duramen::topic::Received<'_>) -> ReceivedMessage {
-    ReceivedMessage {
-        offset: message.offset(),
-        time_ms: message.time_millis(),
-        payload: Bytes::copy_from_slice(message.payload()),
-        key: message.key().map_or_else(Bytes::new, Bytes::copy_from_slice),
-        headers: message
-            .headers()
-            .map(|(name, value)| Header {
-                name: name.into(),
-                value: Bytes::copy_from_slice(value),
-            })
-            .collect(),
     }
 }

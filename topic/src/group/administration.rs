@@ -74,36 +74,82 @@ impl Topic {
         existing: Existing,
         dead: Option<&str>,
     ) -> Result<GroupRecord> {
+        let write = |tx: &mut Transaction| self.write_group_in(tx, (name, start), kind, existing, dead);
+        self.home().store.transact(write)
+    }
+
+    fn write_group_in(
+        &self,
+        tx: &mut Transaction,
+        (name, start): (&str, Start),
+        kind: &Kind,
+        existing: Existing,
+        dead: Option<&str>,
+    ) -> Result<GroupRecord> {
         let home = self.home();
         let key = name_key(self.shared().id, name);
-        home.store.transact(|tx| {
-            let found = tx.get_ref(&home.tables.groups, &key)?;
-            let found = found.map(|record| GroupRecord::decode(&record)).transpose()?;
-            let record = match found {
-                Some(found) if existing == Existing::Refuse => {
-                    return Err(TopicError::GroupExists {
-                        topic: self.name().into(),
-                        name: name.into(),
-                        kind: found.kind.name(),
-                        difference: found.kind.difference(kind),
-                    }
-                    .into());
+        let found = tx.get_ref(&home.tables.groups, &key)?;
+        let found = found.map(|record| GroupRecord::decode(&record)).transpose()?;
+        let record = match found {
+            Some(found) if existing == Existing::Refuse => {
+                return Err(TopicError::GroupExists {
+                    topic: self.name().into(),
+                    name: name.into(),
+                    kind: found.kind.name(),
+                    difference: found.kind.difference(kind),
                 }
-                Some(found) if found.kind.name() != kind.name() => {
-                    return Err(other_kind(self.name(), name, found.kind.name(), kind.name()));
-                }
-                Some(found) => {
-                    let kind = kind.clone();
-                    let record = GroupRecord { kind, ..found };
-                    tx.put(&home.tables.groups, &key, record.encode())?;
-                    tx.ring(&bell_of(home, record.id, name)?);
-                    record
-                }
-                None => self.new_group_in(tx, name, start, kind)?,
-            };
-            ensure_dead_in(tx, home, dead)?;
-            Ok(record)
-        })
+                .into());
+            }
+            Some(found) if found.kind.name() != kind.name() => {
+                return Err(other_kind(self.name(), name, found.kind.name(), kind.name()));
+            }
+            Some(found) => {
+                let kind = kind.clone();
+                let record = GroupRecord { kind, ..found };
+                tx.put(&home.tables.groups, &key, record.encode())?;
+                tx.ring(&bell_of(home, record.id, name)?);
+                record
+            }
+            None => self.new_group_in(tx, name, start, kind)?,
+        };
+        ensure_dead_in(tx, home, dead)?;
+        Ok(record)
+    }
+
+    /// Creates a group in a transaction, as [`Topic::create_group`] does.
+    ///
+    /// # Errors
+    /// As [`Topic::create_group`].
+    #[doc(hidden)]
+    pub fn create_group_in(
+        &self,
+        tx: &mut Transaction,
+        name: &str,
+        start: Start,
+        options: &GroupOptions,
+    ) -> Result<()> {
+        check_name(name)?;
+        let dead = self.dead_letters_of(options)?;
+        let kind = Kind::Group(options.clone());
+        self.write_group_in(tx, (name, start), &kind, Existing::Refuse, dead.as_deref())?;
+        Ok(())
+    }
+
+    /// Deletes a group or durable subscription in a transaction.
+    ///
+    /// # Errors
+    /// [`TopicError::UnknownGroup`].
+    #[doc(hidden)]
+    pub fn delete_group_in(&self, tx: &mut Transaction, name: &str) -> Result<()> {
+        let home = self.home();
+        let key = name_key(self.shared().id, name);
+        let record = tx.get_ref(&home.tables.groups, &key)?;
+        let Some(record) = record.map(|record| GroupRecord::decode(&record)).transpose()? else {
+            return Err(self.unknown_group(name));
+        };
+        tx.delete(&home.tables.groups, &key)?;
+        tx.ring(&bell_of(home, record.id, name)?);
+        delete_rows(tx, &home.tables, record.id)
     }
 
     fn new_group_in(&self, tx: &mut Transaction, name: &str, start: Start, kind: &Kind) -> Result<GroupRecord> {
@@ -119,7 +165,7 @@ impl Topic {
             kind,
             is_paused: false,
             from,
-            now: millis(home.store.wall_clock()),
+            now: millis(tx.wall_clock()),
         };
         // Readers of a rule that leave the topic out then find that the topic has the group.
         if tx.get_ref(&home.tables.topics, rule_key(name))?.is_some() {
@@ -179,17 +225,7 @@ impl Topic {
     /// # Errors
     /// [`TopicError::UnknownGroup`], and those of a commit.
     pub fn delete_group(&self, name: &str) -> Result<()> {
-        let home = self.home();
-        let key = name_key(self.shared().id, name);
-        home.store.transact(|tx| {
-            let record = tx.get_ref(&home.tables.groups, &key)?;
-            let Some(record) = record.map(|record| GroupRecord::decode(&record)).transpose()? else {
-                return Err(self.unknown_group(name));
-            };
-            tx.delete(&home.tables.groups, &key)?;
-            tx.ring(&bell_of(home, record.id, name)?);
-            delete_rows(tx, &home.tables, record.id)
-        })
+        self.home().store.transact(|tx| self.delete_group_in(tx, name))
     }
 
     pub(crate) fn group_record(&self, snapshot: &Snapshot, name: &str) -> Result<Option<GroupRecord>> {

@@ -169,7 +169,7 @@ impl Group {
             end: messages.offsets().end,
             is_extended: false,
             is_counted: Group::options_of(&fresh.record).is_counted(),
-            lease: self.lease(Group::options_of(&fresh.record).lease, member),
+            lease: self.lease(tx, Group::options_of(&fresh.record).lease, member),
         };
         self.put_run(tx, first, None, &run)?;
         fresh.cursor.next = run.end;

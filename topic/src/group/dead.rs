@@ -146,25 +146,46 @@ impl Group {
         if left == 0 {
             return Ok(None);
         }
-        self.topic.home().store.transact(|tx| {
-            let mut reopening = Reopening::begin(tx, self, dead)?;
-            let from = reopening.next;
-            let mut some = Redriven::default();
-            for letter in letters(dead, from)?.iter() {
-                if some.delivered + some.gone == left {
-                    break;
-                }
-                reopening.next = letter.offset() + 1;
-                let found = Origin::of(&letter).filter(|found| found.is_of(self));
-                if let Some(found) = found {
-                    reopening.revive(tx, &found, &mut some)?;
-                }
+        self.topic
+            .home()
+            .store
+            .transact(|tx| self.redrive_some_in(tx, dead, left))
+    }
+
+    fn redrive_some_in(&self, tx: &mut Transaction, dead: &Topic, left: u64) -> Result<Option<Redriven>> {
+        let mut reopening = Reopening::begin(tx, self, dead)?;
+        let from = reopening.next;
+        let mut some = Redriven::default();
+        for letter in letters(dead, from)?.iter() {
+            if some.delivered + some.gone == left {
+                break;
             }
-            match reopening.next == from {
-                true => Ok(None),
-                false => reopening.end(tx).map(|()| Some(some)),
+            reopening.next = letter.offset() + 1;
+            let found = Origin::of(&letter).filter(|found| found.is_of(self));
+            if let Some(found) = found {
+                reopening.revive(tx, &found, &mut some)?;
             }
-        })
+        }
+        match reopening.next == from {
+            true => Ok(None),
+            false => reopening.end(tx).map(|()| Some(some)),
+        }
+    }
+
+    /// Brings back some dead letters in a transaction, at most `most`; `None`: there are no more.
+    ///
+    /// # Errors
+    /// As [`Group::redrive`].
+    #[doc(hidden)]
+    pub fn redrive_in(&self, tx: &mut Transaction, most: u64) -> Result<Option<Redriven>> {
+        let record = self.record_in(tx)?;
+        let Some(name) = Group::options_of(&record).dead_letters.topic_of(self.topic.name()) else {
+            return Err(no_dead_letters(&self.shared.name));
+        };
+        match self.topic.topics().get(&name)? {
+            Some(dead) if most > 0 => self.redrive_some_in(tx, &dead, most),
+            _ => Ok(None),
+        }
     }
 
     /// Makes the group deliver a message again; `false`: the message is no longer kept.
@@ -209,7 +230,7 @@ impl Group {
             is_counted,
             key,
         };
-        self.open_again(tx, offset, open, self.now(), "brought back")?;
+        self.open_again(tx, offset, open, self.now_in(tx), "brought back")?;
         Ok(true)
     }
 }

@@ -13,7 +13,7 @@ use super::settle::Verdict;
 use crate::messages::{Messages, Received};
 
 /// Which lease of a member covers a message: the key of its row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LeaseKey {
     /// It belongs to consecutive messages that were delivered together for the first time.
     Run { first: u64, end: u64, token: u64 },

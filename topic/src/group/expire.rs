@@ -7,6 +7,7 @@ use duramen_engine::{Error, Result, Transaction};
 use super::deliveries::LeaseKey;
 use super::hints::Hints;
 use super::record::GroupOptions;
+use super::remote::OF_NO_PROCESS_HERE;
 use super::settle::{Again, OpenMessage, earliest};
 use super::state::{Cursor, Due, DueKind, Lease, List, Run, Single};
 use super::{Group, written};
@@ -27,7 +28,7 @@ const FINISHED_MAX: usize = 32;
 
 /// Why a lease is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TakeBackReason {
+pub(super) enum TakeBackReason {
     /// Its time is over.
     Over,
     /// The process of its member is gone.
@@ -219,7 +220,7 @@ impl Group {
             return Ok(());
         }
         let alive = store.processes_alive();
-        let is_gone = |lease: &Lease| !alive.contains(&lease.process);
+        let is_gone = |lease: &Lease| lease.process != OF_NO_PROCESS_HERE && !alive.contains(&lease.process);
         let mut gone = Vec::new();
         {
             let snapshot = self.topic.snapshot()?;
@@ -269,7 +270,7 @@ impl Group {
         }
     }
 
-    fn take_back_run(
+    pub(super) fn take_back_run(
         &self,
         tx: &mut Transaction,
         first: u64,
@@ -290,7 +291,7 @@ impl Group {
         Ok(again)
     }
 
-    fn take_back_list(
+    pub(super) fn take_back_list(
         &self,
         tx: &mut Transaction,
         token: u64,
@@ -355,7 +356,7 @@ impl Group {
     }
 
     /// A transaction that would settle the last message may have failed. Then its row stays until the lease ends.
-    fn remove_one_finished(&self, tx: &mut Transaction, lease_key: LeaseKey) -> Result<()> {
+    pub(super) fn remove_one_finished(&self, tx: &mut Transaction, lease_key: LeaseKey) -> Result<()> {
         match lease_key {
             LeaseKey::Run { first, token, .. } => {
                 let Some(run) = self.run_in(tx, first)?.filter(|run| run.lease.token == token) else {

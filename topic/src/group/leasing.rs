@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use duramen_engine::{Error, Result, Transaction};
+use duramen_engine::{Result, Transaction};
 
 use super::deliveries::{Deliveries, LeaseKey};
 use super::expire::StuckLeases;
@@ -20,7 +20,7 @@ use super::order::{Together, hash_of};
 use super::record::GroupOptions;
 use super::rows::message_due;
 use super::settle::OpenMessage;
-use super::state::{Cursor, Due, Keyed, List, Run, Single};
+use super::state::{Cursor, Due, Keyed, Lease, List, Run, Single};
 use super::{Group, written};
 use crate::limits::{READ_BYTES, READ_MESSAGES};
 use crate::message::may_expire;
@@ -32,7 +32,7 @@ use crate::record::millis;
 /// messages without notice.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Maximum steps of skipping or parking messages before a member has to ask again.
-const STEPS_MAX: usize = 64;
+pub(super) const STEPS_MAX: usize = 64;
 
 /// Result of a turn.
 pub(super) enum TurnOutcome {
@@ -42,11 +42,11 @@ pub(super) enum TurnOutcome {
 }
 
 /// Messages that a transaction delivers.
-struct LeasedMessages {
-    messages: Messages,
-    lease_key: LeaseKey,
-    deadline: u64,
-    tries: Vec<u32>,
+pub(super) struct LeasedMessages {
+    pub(super) messages: Messages,
+    pub(super) lease_key: LeaseKey,
+    pub(super) deadline: u64,
+    pub(super) tries: Vec<u32>,
 }
 
 impl Group {
@@ -116,92 +116,101 @@ impl Group {
     ) -> Result<Option<LeasedMessages>> {
         let home = self.topic.home();
         let leased = home.store.transact_with(written(), |tx| {
-            let lease = self.lease(options.lease, member);
-            let token = lease.token;
-            let mut collecting = self.collecting();
-            let (mut tries_of, mut gone) = (Vec::new(), 0);
-            for due in waiting {
-                if collecting.len() >= most || collecting.bytes() >= READ_BYTES {
-                    break;
-                }
-                let offset = due.id;
-                let open = match self.single_in(tx, offset)? {
-                    Some(Single::Waits {
-                        due: time,
-                        tries,
-                        origin,
-                        is_counted,
-                        key,
-                        ..
-                    }) if time == due.time => OpenMessage {
-                        tries: tries + 1,
-                        origin,
-                        is_counted,
-                        key,
-                    },
-                    // Damage, or a bug in this code, left a row without a meaning.
-                    _ => {
-                        self.move_due(tx, Some(*due), None)?;
-                        continue;
-                    }
-                };
-                self.move_due(tx, Some(message_due(due.time, offset)), None)?;
-                if !self.collect_in(tx, offset, &mut collecting)? {
-                    // Retention deleted it meanwhile.
-                    gone += 1;
-                    self.close_in(tx, offset, open, 0)?;
-                    continue;
-                }
-                tries_of.push((offset, open.tries));
-                self.hold_in(tx, offset, token, open)?;
-                let Some(hash) = open.key else { continue };
-                let more = most - collecting.len();
-                for (offset, tries) in self.parked_behind(tx, Keyed { hash, offset }, more)? {
-                    if collecting.bytes() >= READ_BYTES || !self.collect_in(tx, offset, &mut collecting)? {
-                        break;
-                    }
-                    self.count_parked(tx, -1)?;
-                    self.count_closed(tx, -1)?;
-                    tries_of.push((offset, tries + 1));
-                    let behind = OpenMessage {
-                        tries: tries + 1,
-                        origin: None,
-                        ..open
-                    };
-                    self.hold_in(tx, offset, token, behind)?;
-                }
-            }
-            if gone > 0 {
-                let cursor = self.cursor_in(tx)?;
-                let skipped = cursor.skipped + gone;
-                self.put_cursor(tx, Cursor { skipped, ..cursor })?;
-            }
-            if tries_of.is_empty() {
-                return Ok::<_, Error>(None);
-            }
-            // In the order of the topic, not of their due times.
-            let messages = collecting.finish_sorted();
-            tries_of.sort_unstable();
-            let list = List {
-                lease,
-                lost: None,
-                offsets: tries_of.iter().map(|(offset, _)| *offset).collect(),
-            };
-            self.put_list(tx, None, &list)?;
-            let tries = tries_of.iter().map(|(_, tries)| *tries).collect();
-            Ok(Some((messages, list, tries)))
+            let lease = self.lease(tx, options.lease, member);
+            self.lease_due_in(tx, waiting, lease, most)
         })?;
         hints.doubt();
-        Ok(leased.map(|(messages, list, tries)| {
-            hints.note_due(list.lease.deadline);
-            LeasedMessages {
-                messages,
-                lease_key: LeaseKey::List {
-                    token: list.lease.token,
-                },
-                deadline: list.lease.deadline,
-                tries,
+        if let Some(leased) = &leased {
+            hints.note_due(leased.deadline);
+        }
+        Ok(leased)
+    }
+
+    /// Leases messages that have waited long enough; `None`: no member may have them any more.
+    pub(super) fn lease_due_in(
+        &self,
+        tx: &mut Transaction,
+        waiting: &[Due],
+        lease: Lease,
+        most: usize,
+    ) -> Result<Option<LeasedMessages>> {
+        let (token, deadline) = (lease.token, lease.deadline);
+        let mut collecting = self.collecting();
+        let (mut tries_of, mut gone) = (Vec::new(), 0);
+        for due in waiting {
+            if collecting.len() >= most || collecting.bytes() >= READ_BYTES {
+                break;
             }
+            let offset = due.id;
+            let open = match self.single_in(tx, offset)? {
+                Some(Single::Waits {
+                    due: time,
+                    tries,
+                    origin,
+                    is_counted,
+                    key,
+                    ..
+                }) if time == due.time => OpenMessage {
+                    tries: tries + 1,
+                    origin,
+                    is_counted,
+                    key,
+                },
+                // Damage, or a bug in this code, left a row without a meaning.
+                _ => {
+                    self.move_due(tx, Some(*due), None)?;
+                    continue;
+                }
+            };
+            self.move_due(tx, Some(message_due(due.time, offset)), None)?;
+            if !self.collect_in(tx, offset, &mut collecting)? {
+                // Retention deleted it meanwhile.
+                gone += 1;
+                self.close_in(tx, offset, open, 0)?;
+                continue;
+            }
+            tries_of.push((offset, open.tries));
+            self.hold_in(tx, offset, token, open)?;
+            let Some(hash) = open.key else { continue };
+            let more = most - collecting.len();
+            for (offset, tries) in self.parked_behind(tx, Keyed { hash, offset }, more)? {
+                if collecting.bytes() >= READ_BYTES || !self.collect_in(tx, offset, &mut collecting)? {
+                    break;
+                }
+                self.count_parked(tx, -1)?;
+                self.count_closed(tx, -1)?;
+                tries_of.push((offset, tries + 1));
+                let behind = OpenMessage {
+                    tries: tries + 1,
+                    origin: None,
+                    ..open
+                };
+                self.hold_in(tx, offset, token, behind)?;
+            }
+        }
+        if gone > 0 {
+            let cursor = self.cursor_in(tx)?;
+            let skipped = cursor.skipped + gone;
+            self.put_cursor(tx, Cursor { skipped, ..cursor })?;
+        }
+        if tries_of.is_empty() {
+            return Ok(None);
+        }
+        // In the order of the topic, not of their due times.
+        let messages = collecting.finish_sorted();
+        tries_of.sort_unstable();
+        let list = List {
+            lease,
+            lost: None,
+            offsets: tries_of.iter().map(|(offset, _)| *offset).collect(),
+        };
+        self.put_list(tx, None, &list)?;
+        let tries = tries_of.iter().map(|(_, tries)| *tries).collect();
+        Ok(Some(LeasedMessages {
+            messages,
+            lease_key: LeaseKey::List { token },
+            deadline,
+            tries,
         }))
     }
 
@@ -295,7 +304,24 @@ impl Group {
         if room == 0 {
             return Ok(Step::Full);
         }
-        let lease = self.lease(options.lease, member);
+        let lease = self.lease(tx, options.lease, member);
+        if cursor.epoch == hints.epoch {
+            cursor.floor = cursor.floor.max(hints.floor_in_attempt());
+        }
+        let leased = self.lease_chosen_in(tx, fresh, cursor, options, (lease, room))?;
+        Ok(leased.map_or(Step::PassedOver, Step::Leased))
+    }
+
+    /// Leases new messages, at most `room` of them, and moves the cursor past them; `None`: the group wanted none of them, or
+    /// they were parked.
+    pub(super) fn lease_chosen_in(
+        &self,
+        tx: &mut Transaction,
+        fresh: &NewMessages,
+        mut cursor: Cursor,
+        options: &GroupOptions,
+        (lease, room): (Lease, usize),
+    ) -> Result<Option<LeasedMessages>> {
         let taken = match options.filter.is_empty() && !options.order_by_key {
             true => fresh.first(room),
             false => self.choose_in(tx, fresh, options, room)?,
@@ -306,12 +332,9 @@ impl Group {
         let (count, is_counted) = (messages.len() as u64, options.is_counted());
         cursor.opened += count;
         cursor.counted += if is_counted { count } else { 0 };
-        if cursor.epoch == hints.epoch {
-            cursor.floor = cursor.floor.max(hints.floor_in_attempt());
-        }
         self.put_cursor(tx, cursor)?;
         if messages.is_empty() {
-            return Ok(Step::PassedOver);
+            return Ok(None);
         }
         let deadline = lease.deadline;
         let token = lease.token;
@@ -340,7 +363,7 @@ impl Group {
             self.put_list(tx, None, &List { lease, lost, offsets })?;
             LeaseKey::List { token }
         };
-        Ok(Step::Leased(LeasedMessages {
+        Ok(Some(LeasedMessages {
             tries: vec![1; messages.len()],
             messages,
             lease_key,
@@ -391,7 +414,7 @@ impl Group {
         let Some(head) = tx.get_ref(topic.sequence.heads(), key)? else {
             return Ok(false);
         };
-        if may_expire(&head) && is_expired_at(&head, millis(self.topic.home().store.wall_clock()))? {
+        if may_expire(&head) && is_expired_at(&head, millis(tx.wall_clock()))? {
             return Ok(false);
         }
         collecting.push(offset, &head, |bytes, _| {
@@ -405,11 +428,11 @@ impl Group {
 }
 
 /// Messages that no member has had yet, and the cursor that they follow.
-struct NewMessages {
-    cursor: Cursor,
-    messages: Messages,
+pub(super) struct NewMessages {
+    pub(super) cursor: Cursor,
+    pub(super) messages: Messages,
     /// The offset after the last examined message; expired messages were left out.
-    end: u64,
+    pub(super) end: u64,
 }
 
 impl NewMessages {

@@ -35,6 +35,7 @@ mod pattern_member;
 mod receiver;
 mod receiving;
 pub(crate) mod record;
+mod remote;
 mod rows;
 mod rule;
 mod settle;
@@ -78,8 +79,11 @@ pub use pattern_group::{PatternGroup, PatternGroupDescription};
 pub use pattern_member::PatternMember;
 pub use receiving::DeliveryStream;
 pub use record::{DeadLetters, GroupOptions};
+#[doc(hidden)]
+pub use remote::{GroupWatch, LeaseId, LeaseRequest, Leasing, RemoteLease};
 pub(crate) use rule::Rule;
-pub(crate) use settle::Verdict;
+#[doc(hidden)]
+pub use settle::Verdict;
 
 /// A group of a topic. Clones are handles of the same group.
 ///
@@ -303,11 +307,18 @@ impl Group {
     /// # Errors
     /// [`TopicError::InvalidOptions`], [`TopicError::GroupDeleted`], and those of a commit.
     pub fn configure(&self, options: GroupOptions) -> Result<()> {
-        let dead = self.topic.dead_letters_of(&options)?;
-        self.change(|tx, record| {
-            record.kind = Kind::Group(options.clone());
-            ensure_dead_in(tx, self.topic.home(), dead.as_deref())
-        })
+        self.topic.home().store.transact(|tx| self.configure_in(tx, &options))
+    }
+
+    /// Replaces all options of the group in a transaction.
+    ///
+    /// # Errors
+    /// As [`Group::configure`].
+    #[doc(hidden)]
+    pub fn configure_in(&self, tx: &mut Transaction, options: &GroupOptions) -> Result<()> {
+        let dead = self.topic.dead_letters_of(options)?;
+        self.change_in(tx, |record| record.kind = Kind::Group(options.clone()))?;
+        ensure_dead_in(tx, self.topic.home(), dead.as_deref())
     }
 
     /// Stops delivering messages, for all members in all processes. Members can still settle the messages that they
@@ -316,10 +327,7 @@ impl Group {
     /// # Errors
     /// [`TopicError::GroupDeleted`], and those of a commit.
     pub fn pause(&self) -> Result<()> {
-        self.change(|_, record| {
-            record.is_paused = true;
-            Ok(())
-        })
+        self.topic.home().store.transact(|tx| self.pause_in(tx, true))
     }
 
     /// Resumes delivering messages.
@@ -327,20 +335,23 @@ impl Group {
     /// # Errors
     /// As [`Group::pause`].
     pub fn resume(&self) -> Result<()> {
-        self.change(|_, record| {
-            record.is_paused = false;
-            Ok(())
-        })
+        self.topic.home().store.transact(|tx| self.pause_in(tx, false))
     }
 
-    fn change(&self, change: impl Fn(&mut Transaction, &mut GroupRecord) -> Result<()>) -> Result<()> {
-        let home = self.topic.home();
-        home.store.transact(|tx| {
-            let mut record = (*self.record_in(tx)?).clone();
-            change(tx, &mut record)?;
-            self.ring(tx);
-            tx.put(&home.tables.groups, &self.shared.key, record.encode())
-        })
+    /// Stops or resumes delivering messages, in a transaction.
+    ///
+    /// # Errors
+    /// [`TopicError::GroupDeleted`].
+    #[doc(hidden)]
+    pub fn pause_in(&self, tx: &mut Transaction, is_paused: bool) -> Result<()> {
+        self.change_in(tx, |record| record.is_paused = is_paused)
+    }
+
+    fn change_in(&self, tx: &mut Transaction, change: impl Fn(&mut GroupRecord)) -> Result<()> {
+        let mut record = (*self.record_in(tx)?).clone();
+        change(&mut record);
+        self.ring(tx);
+        tx.put(&self.topic.home().tables.groups, &self.shared.key, record.encode())
     }
 
     /// Continues from another position, forward or back, and forgets what is pending. Members lose the messages that
@@ -349,22 +360,28 @@ impl Group {
     /// # Errors
     /// [`TopicError::NotYetPublished`], [`TopicError::GroupDeleted`], and those of a commit.
     pub fn reset(&self, start: Start) -> Result<()> {
+        self.topic.home().store.transact(|tx| self.reset_in(tx, start))
+    }
+
+    /// Continues from another position, in a transaction.
+    ///
+    /// # Errors
+    /// As [`Group::reset`].
+    #[doc(hidden)]
+    pub fn reset_in(&self, tx: &mut Transaction, start: Start) -> Result<()> {
         let from = {
             let snapshot = self.topic.snapshot()?;
             Reading::new(&self.topic, &snapshot).resolve(start)?
         };
-        let home = self.topic.home();
-        home.store.transact(|tx| {
-            self.record_in(tx)?;
-            let before = self.cursor_in(tx)?;
-            delete_rows(tx, &home.tables, self.shared.id)?;
-            let cursor = Cursor {
-                skipped: before.skipped,
-                epoch: before.epoch,
-                ..Cursor::at(from)
-            };
-            self.reopen_in(tx, cursor)
-        })
+        self.record_in(tx)?;
+        let before = self.cursor_in(tx)?;
+        delete_rows(tx, &self.topic.home().tables, self.shared.id)?;
+        let cursor = Cursor {
+            skipped: before.skipped,
+            epoch: before.epoch,
+            ..Cursor::at(from)
+        };
+        self.reopen_in(tx, cursor)
     }
 
     /// The record as it was read last.

@@ -83,7 +83,7 @@ impl Group {
         self.count_parked(tx, -1)?;
         self.count_closed(tx, -1)?;
         let waits = Single::Waits {
-            due: self.now(),
+            due: self.now_in(tx),
             tries,
             origin: None,
             is_counted: true,

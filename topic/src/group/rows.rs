@@ -19,6 +19,11 @@ impl Group {
         millis(self.topic.home().store.shared_clock())
     }
 
+    /// The time that a transaction compares deadlines with, in milliseconds.
+    pub(super) fn now_in(&self, tx: &Transaction) -> u64 {
+        millis(tx.shared_clock())
+    }
+
     /// Time left until a time of the shared clock.
     pub(super) fn until(&self, time: u64) -> Duration {
         Duration::from_millis(time.saturating_sub(self.now()).max(1))
@@ -151,13 +156,13 @@ impl Group {
         self.put_cursor(tx, Cursor { epoch, ..cursor })
     }
 
-    /// A lease that begins now.
-    pub(super) fn lease(&self, length: std::time::Duration, member: &str) -> Lease {
+    /// A lease of a member of this process, which begins with the transaction.
+    pub(super) fn lease(&self, tx: &Transaction, length: Duration, member: &str) -> Lease {
         let store = &self.topic.home().store;
         Lease {
             token: self.shared.token(store),
             process: store.process_number(),
-            deadline: self.now().saturating_add(millis(length)),
+            deadline: self.now_in(tx).saturating_add(millis(length)),
             member: member.into(),
         }
     }

@@ -20,15 +20,19 @@ use crate::record::millis;
 
 /// The verdict of a member on a message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Verdict<'a> {
+pub enum Verdict<'a> {
+    /// The message is done.
     Done,
     /// Deliver it again: after the given time, or according to the group's back-off list.
     Retry {
+        /// After this time; `None`: according to the list.
         delay: Option<Duration>,
+        /// The reason, for people.
         error: &'a str,
     },
     /// Do not deliver it again.
     GiveUp {
+        /// The reason, for people.
         error: &'a str,
     },
     /// Deliver it again at once, without counting this attempt.
@@ -215,13 +219,13 @@ impl Group {
             return Ok(None);
         }
         let delay = delay.unwrap_or_else(|| options.delay(open.tries));
-        self.open_again(tx, offset, open, self.now().saturating_add(millis(delay)), error)
+        self.open_again(tx, offset, open, self.now_in(tx).saturating_add(millis(delay)), error)
     }
 
     /// Takes a message back from a member: this attempt does not count.
     pub(super) fn release_in(&self, tx: &mut Transaction, offset: u64, open: OpenMessage) -> Result<Again> {
         let tries = open.tries.saturating_sub(1);
-        self.open_again(tx, offset, OpenMessage { tries, ..open }, self.now(), "")
+        self.open_again(tx, offset, OpenMessage { tries, ..open }, self.now_in(tx), "")
     }
 
     pub(super) fn open_again(
@@ -373,7 +377,7 @@ impl Group {
         offset: u64,
         by: Duration,
     ) -> Result<u64> {
-        let until = self.now().saturating_add(millis(by));
+        let until = self.now_in(tx).saturating_add(millis(by));
         let longer = |lease: &Lease| Lease {
             deadline: lease.deadline.max(until),
             ..lease.clone()

@@ -129,7 +129,8 @@ impl Cursor {
 pub(crate) struct Lease {
     /// Unique for each lease, so that a member cannot mistake another lease for its own.
     pub(crate) token: u64,
-    /// The process of the member, as [`duramen_engine::Store::process_number`] numbers it.
+    /// The process of the member, as [`duramen_engine::Store::process_number`] numbers it; all bits set: a server has the
+    /// member, and no process ends the lease.
     pub(crate) process: u64,
     /// Time when the lease ends.
     pub(crate) deadline: u64,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::api::batch::{pages_of, stored};
 use crate::api::future::CommitFuture;
@@ -60,6 +60,7 @@ pub struct TransactionOptions {
     durability: Option<Durability>,
     memory_bytes: Option<usize>,
     commit_time: Option<u64>,
+    shared_time: Option<u64>,
 }
 
 impl TransactionOptions {
@@ -106,6 +107,13 @@ impl TransactionOptions {
         self.commit_time = Some(u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
         self
     }
+
+    /// The time that the transaction compares deadlines with, in place of the shared clock's: see `Store::shared_clock`.
+    #[doc(hidden)]
+    pub fn shared_time(mut self, time: Duration) -> TransactionOptions {
+        self.shared_time = Some(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        self
+    }
 }
 
 /// A write transaction. It reads the snapshot it began with and its own writes; others see nothing of it until it
@@ -132,6 +140,7 @@ pub struct Transaction {
     durability: Durability,
     memory_bytes: usize,
     commit_time: Option<u64>,
+    shared_time: Option<u64>,
     finished: bool,
     /// Whether it found out before its commit that it cannot be made.
     met_conflict: bool,
@@ -341,6 +350,7 @@ impl Transaction {
             durability: options.durability.unwrap_or(core.settings.durability),
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
             commit_time: options.commit_time,
+            shared_time: options.shared_time,
             finished: false,
             met_conflict: false,
             call: "tx.commit",

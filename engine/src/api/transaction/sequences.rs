@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{APPEND_BYTES, AppendTo, Numbered, Transaction, appended_bytes};
+use super::{APPEND_BYTES, Append, AppendTo, Numbered, Transaction, appended_bytes};
 use crate::api::batch::stored;
 use crate::api::map::Map;
 use crate::api::sequence::{Body, Item, Sequence, SequenceState, Ticket, check_item};
@@ -75,6 +75,29 @@ impl Transaction {
     pub fn wall_clock(&self) -> Duration {
         self.commit_time
             .map_or_else(|| self.core().platform.clock.wall(), Duration::from_micros)
+    }
+
+    /// The time that deadlines are compared with, since 1970: the requested time, or that of the shared clock.
+    #[doc(hidden)]
+    pub fn shared_clock(&self) -> Duration {
+        let clock = || self.core().shared_micros();
+        Duration::from_micros(self.shared_time.unwrap_or_else(clock))
+    }
+
+    /// How many items this transaction has appended to all sequences.
+    #[doc(hidden)]
+    pub fn appended(&self) -> u64 {
+        self.work.appends.len() as u64
+    }
+
+    /// How many items this transaction has appended to a sequence. The cost grows with its appends.
+    #[doc(hidden)]
+    pub fn appended_to(&self, sequence: &Sequence) -> u64 {
+        let is_to = |append: &&Append| match &append.to {
+            AppendTo::Sequence(numbered) => numbered.place.counter == sequence.place().counter,
+            AppendTo::Prefix(_) => false,
+        };
+        self.work.appends.iter().filter(is_to).count() as u64
     }
 
     /// Begins a sequence. Appends to it are possible by transactions after this one.

@@ -7,6 +7,8 @@
 //! serve       listeners, threads, the end
 //! services    one file per gRPC service: requests into commands, reads from snapshots
 //! pipeline    queued commands into commits, and their answers
+//! measure     counts and logs of calls, without locks
+//! metrics     all counts as text, for Prometheus
 //! command     apply(entry): the only way in which a server changes its store
 //! ```
 
@@ -14,15 +16,19 @@ mod command;
 mod config;
 mod connection;
 mod error;
+mod measure;
+mod metrics;
 mod pages;
 mod pipeline;
+mod room;
 mod serve;
 mod services;
 mod signals;
 mod state;
 
 pub use command::{Applied, Applier, ENTRY_VERSION};
-pub use config::{Config, ConfigError, Origin, SETTINGS, Setting, flag, variable};
+pub use config::{Config, ConfigError, LogFormat, Origin, SETTINGS, Setting, flag, variable};
+pub use metrics::{FAMILIES, Family, FamilyKind};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};
 pub use signals::{Signals, notify};

@@ -1,6 +1,7 @@
 //! What `duramen serve` logs to standard error.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -109,4 +110,26 @@ fn the_level_decides_what_is_logged() {
         let text = stop(server);
         assert!(!text.contains("server started"), "{text}");
     }
+}
+
+#[test]
+fn refused_connections_are_logged_once_a_second() {
+    let directory = tempfile::tempdir().unwrap();
+    let (server, place) = start(directory.path(), &["--max-connections", "1", "--log-format", "json"]);
+    let address = place.strip_prefix("http://").unwrap();
+    let held = TcpStream::connect(address).unwrap();
+    for _ in 0..3 {
+        let mut refused = TcpStream::connect(address).unwrap();
+        assert_eq!(refused.read(&mut [0]).unwrap(), 0, "it is closed");
+    }
+    drop(held);
+    let text = stop(server);
+    let refused: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("connection refused"))
+        .collect();
+    // Three connections take less than a second, or else each has its line with its count.
+    let lines = refused.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let left_out: u64 = lines.map(|line| line["left_out"].as_u64().unwrap()).sum();
+    assert!(!refused.is_empty() && refused.len() as u64 + left_out <= 3, "{text}");
 }

@@ -143,8 +143,8 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     });
     let accepting = runtime()?;
     let recovered = begun.elapsed();
-    let (mut listening, tcp, unix) = accepting.block_on(async { listen(config) })?;
     let metrics = accepting.block_on(async { config.metrics_listen.map(listen_for_scrapes).transpose() })?;
+    let (mut listening, tcp, unix) = accepting.block_on(async { listen(config) })?;
     listening.metrics = metrics.as_ref().map(metrics::Listener::address);
     let (health, _) = tonic_health::server::health_reporter();
     accepting.block_on(set_health(&health, ServingStatus::Serving));

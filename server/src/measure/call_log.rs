@@ -32,7 +32,7 @@ impl CallLog {
     pub(crate) fn ended(&self, method: &Method, latency: Duration, code: Code, peer: Peer) {
         let is_failed = matches!(code, Code::Internal | Code::Unknown | Code::DataLoss);
         let is_slow = !method.is_streaming && self.slow_call.is_some_and(|slow| latency > slow);
-        let path = || format_args!("{}/{}", method.service, method.name).to_string();
+        let path = || format!("{}/{}", method.service, method.name);
         let (code, duration_ms) = (CODES[code as usize], latency.as_secs_f64() * 1e3);
         if is_failed && let Some(left_out) = self.failed.admit() {
             tracing::error!(method = path(), duration_ms, code, %peer, left_out, "call failed");

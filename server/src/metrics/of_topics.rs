@@ -20,7 +20,7 @@ pub(super) fn write(text: &mut Text, topics: &Topics) {
     }
     let topics = of_topics.with_rest(OTHER.into());
     let groups = of_groups.with_rest((OTHER.into(), OTHER.into()));
-    let families: [(Family, fn(&TopicValues) -> u64); 3] = [
+    let families: Families<TopicValues> = [
         (TOPIC_FIRST, |values| values.first),
         (TOPIC_NEXT, |values| values.next),
         (TOPIC_BYTES, |values| values.bytes),
@@ -31,7 +31,7 @@ pub(super) fn write(text: &mut Text, topics: &Topics) {
             samples.sample(&[topic], value(values));
         }
     }
-    let families: [(Family, fn(&GroupValues) -> u64); 3] = [
+    let families: Families<GroupValues> = [
         (GROUP_LAG, |values| values.lag),
         (GROUP_PENDING, |values| values.pending),
         (GROUP_SKIPPED, |values| values.skipped),
@@ -43,6 +43,9 @@ pub(super) fn write(text: &mut Text, topics: &Topics) {
         }
     }
 }
+
+/// Three families, and how each takes its value.
+type Families<V> = [(Family, fn(&V) -> u64); 3];
 
 #[derive(Clone, Copy)]
 struct TopicValues {

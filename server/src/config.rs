@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, fmt, fs};
 
+use tracing::level_filters::LevelFilter;
+
 use crate::pipeline::Level;
 
 /// Where a value came from.
@@ -103,7 +105,40 @@ pub const SETTINGS: &[Setting] = &[
         about: "Seconds that calls may take to end when the server stops",
         default: "10",
     },
+    Setting {
+        name: "metrics_listen",
+        value: "ADDRESS",
+        about: "Address and port for Prometheus to read metrics from; empty: none",
+        default: "",
+    },
+    Setting {
+        name: "log",
+        value: "LEVEL",
+        about: "What is logged to standard error: off, error, warn, info or debug",
+        default: "info",
+    },
+    Setting {
+        name: "log_format",
+        value: "FORMAT",
+        about: "How log lines look: text or json",
+        default: "text",
+    },
+    Setting {
+        name: "slow_call_ms",
+        value: "MILLISECONDS",
+        about: "Calls that take longer are logged; 0: none",
+        default: "1000",
+    },
 ];
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For programs: one object a line.
+    Json,
+}
 
 /// The effective configuration.
 #[derive(Clone, Debug)]
@@ -126,6 +161,14 @@ pub struct Config {
     pub reflection: bool,
     /// See the setting of this name.
     pub grace: Duration,
+    /// See the setting of this name.
+    pub metrics_listen: Option<SocketAddr>,
+    /// See the setting of this name. The library emits events through `tracing`, and the program subscribes to them.
+    pub log: LevelFilter,
+    /// See the setting of this name.
+    pub log_format: LogFormat,
+    /// The setting `slow_call_ms`; `None`: no call is logged because it is slow.
+    pub slow_call: Option<Duration>,
     /// All settings as text, with their origins, in the order of [`SETTINGS`].
     pub origins: Vec<(&'static str, String, Origin)>,
 }
@@ -212,6 +255,25 @@ impl Config {
             max_connections: values.parsed("max_connections", "a number of connections, as in 20000")?,
             reflection: values.parsed("reflection", "true or false")?,
             grace: Duration::from_secs(values.parsed("grace_seconds", "a number of seconds, as in 10")?),
+            metrics_listen: values
+                .parsed_unless_empty("metrics_listen", "an address and a port, as in 127.0.0.1:7421")?,
+            log: match values.of("log") {
+                "off" => LevelFilter::OFF,
+                "error" => LevelFilter::ERROR,
+                "warn" => LevelFilter::WARN,
+                "info" => LevelFilter::INFO,
+                "debug" => LevelFilter::DEBUG,
+                other => return Err(values.wrong("log", other, "off, error, warn, info or debug")),
+            },
+            log_format: match values.of("log_format") {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                other => return Err(values.wrong("log_format", other, "text or json")),
+            },
+            slow_call: match values.parsed("slow_call_ms", "a number of milliseconds, as in 1000")? {
+                0 => None,
+                millis => Some(Duration::from_millis(millis)),
+            },
             origins: origins.clone(),
         };
         let allows_remote: bool = values.parsed("allow_remote_plaintext", "true or false")?;
@@ -228,6 +290,16 @@ impl Config {
                 return Err(ConfigError::at(values.place("listen"), message));
             }
             _ => {}
+        }
+        if let Some(listen) = config.metrics_listen
+            && !listen.ip().is_loopback()
+            && !allows_remote
+        {
+            let message = format!(
+                "{listen} can be reached from other machines, and the metrics name all maps, topics and groups; listen on \
+                 127.0.0.1, or set allow_remote_plaintext to true where the network itself is protected"
+            );
+            return Err(ConfigError::at(values.place("metrics_listen"), message));
         }
         Ok(config)
     }
@@ -387,5 +459,42 @@ mod tests {
         assert!(error.contains("nothing is encrypted"), "{error}");
         let error = listen("", "false").unwrap_err().to_string();
         assert!(error.contains("listen nowhere"), "{error}");
+    }
+
+    #[test]
+    fn metrics_are_for_this_machine_unless_asked_for() {
+        let listen = |address: &str, allow: &str| {
+            let flags = [
+                ("metrics_listen", address.into()),
+                ("allow_remote_plaintext", allow.into()),
+            ];
+            Config::collect_from(&flags, None, no_variables)
+        };
+        assert_eq!(listen("", "false").unwrap().metrics_listen, None);
+        assert!(listen("127.0.0.1:1", "false").unwrap().metrics_listen.is_some());
+        assert!(listen("0.0.0.0:1", "true").is_ok());
+        let error = listen("0.0.0.0:1", "false").unwrap_err().to_string();
+        assert!(
+            error.starts_with("--metrics-listen: 0.0.0.0:1 can be reached"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn logs_have_a_level_and_a_format() {
+        let with = |name: &'static str, value: &str| Config::collect_from(&[(name, value.into())], None, no_variables);
+        let config = with("log", "info").unwrap();
+        assert_eq!((config.log, config.log_format), (LevelFilter::INFO, LogFormat::Text));
+        assert_eq!(config.slow_call, Some(Duration::from_secs(1)));
+        assert_eq!(with("log", "off").unwrap().log, LevelFilter::OFF);
+        assert_eq!(with("log_format", "json").unwrap().log_format, LogFormat::Json);
+        assert_eq!(with("slow_call_ms", "0").unwrap().slow_call, None);
+        let error = with("log", "loud").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "--log: log is \"loud\"; it must be off, error, warn, info or debug"
+        );
+        let error = with("log_format", "xml").unwrap_err().to_string();
+        assert_eq!(error, "--log-format: log_format is \"xml\"; it must be text or json");
     }
 }

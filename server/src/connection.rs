@@ -1,8 +1,9 @@
 //! Connections of both kinds behind one type.
 
-use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::{fmt, io};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
@@ -14,7 +15,27 @@ pub(crate) type Permit = tokio::sync::OwnedSemaphorePermit;
 /// A connection that was accepted.
 pub(crate) struct Connection {
     stream: Stream,
+    peer: Peer,
     _permit: Permit,
+}
+
+/// Where a connection comes from. It is known to each call of the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Peer {
+    Tcp(SocketAddr),
+    Unix,
+    #[default]
+    Unknown,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Tcp(address) => address.fmt(formatter),
+            Peer::Unix => formatter.write_str("unix"),
+            Peer::Unknown => formatter.write_str("unknown"),
+        }
+    }
 }
 
 enum Stream {
@@ -31,21 +52,27 @@ pub(crate) enum Accepted {
 impl Accepted {
     /// Gives the connection to the runtime of the calling thread.
     pub(crate) fn register(self) -> io::Result<Connection> {
-        let (stream, permit) = match self {
-            Accepted::Tcp(stream, permit) => (Stream::Tcp(TcpStream::from_std(stream)?), permit),
-            Accepted::Unix(stream, permit) => (Stream::Unix(UnixStream::from_std(stream)?), permit),
+        let (stream, peer, permit) = match self {
+            Accepted::Tcp(stream, permit) => {
+                let peer = stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp);
+                (Stream::Tcp(TcpStream::from_std(stream)?), peer, permit)
+            }
+            Accepted::Unix(stream, permit) => (Stream::Unix(UnixStream::from_std(stream)?), Peer::Unix, permit),
         };
         Ok(Connection {
             stream,
+            peer,
             _permit: permit,
         })
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = ();
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Peer {
+        self.peer
+    }
 }
 
 impl AsyncRead for Connection {

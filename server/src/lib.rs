@@ -8,6 +8,8 @@
 //! services    one file per gRPC service: requests into commands, reads from snapshots
 //! session     remote members of groups, and the sessions that their leases belong to
 //! pipeline    queued commands into commits, and their answers
+//! measure     counts and logs of calls, without locks
+//! metrics     all counts as text, for Prometheus
 //! command     apply(entry): the only way in which a server changes its store
 //! ```
 
@@ -15,8 +17,11 @@ mod command;
 mod config;
 mod connection;
 mod error;
+mod measure;
+mod metrics;
 mod pages;
 mod pipeline;
+mod room;
 mod serve;
 mod services;
 mod session;
@@ -24,7 +29,8 @@ mod signals;
 mod state;
 
 pub use command::{Applied, Applier, ENTRY_VERSION, SESSION_BYTES};
-pub use config::{Config, ConfigError, Origin, SETTINGS, Setting, flag, variable};
+pub use config::{Config, ConfigError, LogFormat, Origin, SETTINGS, Setting, flag, variable};
+pub use metrics::{FAMILIES, Family, FamilyKind};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};
 pub use signals::{Signals, notify};

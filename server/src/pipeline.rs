@@ -6,17 +6,18 @@
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use duramen::{Durability, Error, Kind};
 use duramen_proto::command::{Command, Entry, Outcome};
 use duramen_proto::v1::Acknowledge;
 use prost::Message;
 use tokio::sync::oneshot;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::command::{Applied, Applier, ENTRY_VERSION};
 use crate::error::{failed, not_synced, overloaded, stopping, unanswered};
+use crate::measure::{Histogram, LogLimit};
 
 /// The most commands of a commit.
 const ENTRY_COMMANDS: usize = 1_024;
@@ -98,6 +99,18 @@ struct Shared {
     limits: Limits,
     commands: AtomicU64,
     commits: AtomicU64,
+    overloaded: AtomicU64,
+    times: Times,
+    failures: LogLimit,
+}
+
+/// How long commits take.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    /// Applying an entry, with the wait for other writers.
+    pub(crate) commit: Histogram,
+    /// From then until the entry survives a power cut.
+    pub(crate) sync_wait: Histogram,
 }
 
 /// What the queue may hold. Beyond that, requests are refused with a hint to retry.
@@ -127,6 +140,9 @@ impl Pipeline {
                 limits,
                 commands: AtomicU64::new(0),
                 commits: AtomicU64::new(0),
+                overloaded: AtomicU64::new(0),
+                times: Times::default(),
+                failures: LogLimit::default(),
             }),
         }
     }
@@ -139,7 +155,11 @@ impl Pipeline {
     /// # Errors
     /// RESOURCE_EXHAUSTED when too much is queued; what a failure of the store means for the request.
     pub async fn submit(&self, command: Command, level: Level) -> Result<Option<Outcome>, Status> {
-        let answer = self.enqueue(command, level)?;
+        let answer = self.enqueue(command, level).inspect_err(|refused| {
+            if refused.code() == Code::ResourceExhausted {
+                self.shared.overloaded.fetch_add(1, Ordering::Relaxed);
+            }
+        })?;
         if level == Level::Memory {
             return Ok(None);
         }
@@ -199,6 +219,24 @@ impl Pipeline {
             self.shared.commands.load(Ordering::Relaxed),
             self.shared.commits.load(Ordering::Relaxed),
         )
+    }
+
+    /// Requests that were refused because too much was queued.
+    pub(crate) fn overloaded(&self) -> u64 {
+        self.shared.overloaded.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the commands that are queued.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.shared.queued_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    pub(crate) fn times(&self) -> &Times {
+        &self.shared.times
     }
 }
 
@@ -286,9 +324,11 @@ impl Shared {
             clock_us: locked(&self.applier).clock_us(),
             commands,
         };
+        let begun = Instant::now();
         let applied = locked(&self.applier).apply(&entry, durability);
         match applied {
             Ok(applied) => {
+                self.times.commit.record(begun.elapsed());
                 self.commands.fetch_add(entry.commands.len() as u64, Ordering::Relaxed);
                 self.commits.fetch_add(1, Ordering::Relaxed);
                 self.answer(applied, asked);
@@ -299,6 +339,7 @@ impl Shared {
                 }
             }
             Err(error) => {
+                self.log_failure(&error);
                 for asked in asked {
                     let _ = asked.reply.send(Err(failed(&error)));
                 }
@@ -321,8 +362,13 @@ impl Shared {
             return;
         }
         let awaits = Awaits::device(self);
+        let begun = Instant::now();
         tokio::spawn(async move {
             let synced = applied.durable.await;
+            match &synced {
+                Ok(_) => awaits.0.times.sync_wait.record(begun.elapsed()),
+                Err(error) => awaits.0.log_failure(error),
+            }
             for (outcome, reply) in waiting {
                 let _ = reply.send(match &synced {
                     Ok(_) => Ok(outcome),
@@ -331,6 +377,17 @@ impl Shared {
             }
             drop(awaits);
         });
+    }
+}
+
+impl Shared {
+    /// Logs an error that the store has, and not the request.
+    fn log_failure(&self, error: &Error) {
+        if !matches!(error.kind(), Kind::FixTheCall | Kind::Retry | Kind::Closed)
+            && let Some(left_out) = self.failures.admit()
+        {
+            tracing::error!(%error, left_out, "the store refuses writes");
+        }
     }
 }
 

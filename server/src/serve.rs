@@ -22,7 +22,7 @@ use duramen_proto::v1::topics_server::TopicsServer;
 use duramen_proto::v1::transactions_server::TransactionsServer;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::server::NamedService;
@@ -33,8 +33,11 @@ use tonic_health::server::HealthReporter;
 use crate::command::Applier;
 use crate::config::Config;
 use crate::connection::Accepted;
+use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
+use crate::metrics::{self, Sources};
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
+use crate::room::Room;
 use crate::services::{AdminService, MapsService, TopicsService, TransactionsService};
 use crate::session::{Registry, Rooms, end_expired};
 use crate::state::{Inner, State};
@@ -94,6 +97,8 @@ pub struct Listening {
     pub tcp: Option<SocketAddr>,
     /// The unix socket.
     pub unix: Option<PathBuf>,
+    /// The address of the metrics, with the port that it got.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// A server that runs.
@@ -114,6 +119,7 @@ pub struct Running {
 /// # Errors
 /// [`ServeError`].
 pub fn start(config: &Config) -> Result<Running, ServeError> {
+    let begun = Instant::now();
     let store = open(&config.data_dir)?;
     let in_store = |error| ServeError::Store {
         directory: config.data_dir.clone(),
@@ -133,19 +139,27 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         pipeline: Pipeline::new(applier, limits),
         default_level: config.acknowledge,
         pages: Pages::default(),
-        begun: Instant::now(),
+        begun,
         subscriptions: AtomicU64::new(0),
         sessions: Registry::new(stored_sessions),
         rooms: Rooms::default(),
         ends: ending.clone(),
     });
     let accepting = runtime()?;
-    let (listening, tcp, unix) = accepting.block_on(async { listen(config) })?;
+    let recovered = begun.elapsed();
+    let metrics = accepting.block_on(async { config.metrics_listen.map(listen_for_scrapes).transpose() })?;
+    let (mut listening, tcp, unix) = accepting.block_on(async { listen(config) })?;
+    listening.metrics = metrics.as_ref().map(metrics::Listener::address);
     let (health, _) = tonic_health::server::health_reporter();
     accepting.block_on(set_health(&health, ServingStatus::Serving));
+    let methods = Arc::new(Methods::of_server());
+    let call_log = Arc::new(CallLog::new(config.slow_call));
+    let mut calls = Vec::new();
     let mut threads = Vec::new();
     let mut serving = Vec::new();
     for number in 0..config.threads.max(1) {
+        calls.push(Arc::new(Calls::new(&methods, &call_log)));
+        let measure = MeasureLayer(calls[number].clone());
         let (sender, receiver) = mpsc::channel(256);
         serving.push(sender);
         let (state, health, closing) = (state.clone(), health.clone(), closing.clone());
@@ -153,17 +167,24 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         let runtime = runtime()?;
         let thread = thread::Builder::new()
             .name(format!("serve-{number}"))
-            .spawn(move || serve_connections(&runtime, state, health, receiver, closing, reflection))
+            .spawn(move || serve_connections(&runtime, state, health, measure, receiver, closing, reflection))
             .map_err(ServeError::Thread)?;
         threads.push(thread);
     }
-    let room = Arc::new(Semaphore::new(config.max_connections));
+    let room = Arc::new(Room::new(config.max_connections));
+    let sources = Sources {
+        state: state.clone(),
+        room: room.clone(),
+        methods,
+        calls,
+    };
     let pages = state.clone();
     let thread = thread::Builder::new().name("accept".into()).spawn(move || {
         accepting.block_on(async {
             let mut closing = closing;
             tokio::select! {
                 () = accept(tcp, unix, serving, room) => {}
+                () = metrics::serve(metrics, sources) => {}
                 () = end_old_listings(&pages) => {}
                 () = end_expired(&pages) => {}
                 _ = closing.wait_for(|closing| *closing) => {}
@@ -171,6 +192,15 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         });
     });
     threads.push(thread.map_err(ServeError::Thread)?);
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        data_dir = %config.data_dir.display(),
+        tcp = listening.tcp.map(tracing::field::display),
+        unix = listening.unix.as_deref().map(|path| tracing::field::display(path.display())),
+        metrics = listening.metrics.map(tracing::field::display),
+        recovery_ms = recovered.as_secs_f64() * 1e3,
+        "server started"
+    );
     Ok(Running {
         listening,
         state,
@@ -197,6 +227,7 @@ impl Running {
     /// Those of closing the store.
     pub fn stop(self) -> Result<(), ServeError> {
         let grace = self.grace;
+        tracing::info!(grace_seconds = grace.as_secs(), "server stops");
         runtime()?.block_on(async {
             set_health(&self.health, ServingStatus::NotServing).await;
             let _ = self.ends.send(true);
@@ -214,6 +245,10 @@ impl Running {
         drop(self.state);
         let synced = self.store.sync();
         let closed = synced.and_then(|()| self.store.close());
+        match &closed {
+            Ok(()) => tracing::info!("server stopped"),
+            Err(error) => tracing::error!(%error, "server stopped, and its store could not be closed"),
+        }
         closed.map_err(|error| ServeError::Store {
             directory: self.directory,
             error,
@@ -297,6 +332,14 @@ fn listen(config: &Config) -> Result<(Listening, Option<TcpListener>, Option<Uni
     Ok((listening, tcp, unix))
 }
 
+fn listen_for_scrapes(address: SocketAddr) -> Result<metrics::Listener, ServeError> {
+    metrics::listen(address).map_err(|error| ServeError::Listen {
+        place: address.to_string(),
+        error,
+        cure: "name a free port of this machine with --metrics-listen",
+    })
+}
+
 /// Ends listings whose next page was not requested in time.
 async fn end_old_listings(state: &State) {
     loop {
@@ -310,7 +353,7 @@ async fn accept(
     tcp: Option<TcpListener>,
     unix: Option<UnixListener>,
     serving: Vec<mpsc::Sender<Accepted>>,
-    room: Arc<Semaphore>,
+    room: Arc<Room>,
 ) {
     let mut turn = 0;
     loop {
@@ -324,7 +367,7 @@ async fn accept(
             continue;
         };
         // Without room the connection is closed, and the client tries again later.
-        let Ok(permit) = room.clone().try_acquire_owned() else {
+        let Some(permit) = room.take() else {
             continue;
         };
         let accepted = match accepted {
@@ -365,6 +408,7 @@ fn serve_connections(
     runtime: &Runtime,
     state: State,
     health: HealthReporter,
+    measure: MeasureLayer,
     connections: mpsc::Receiver<Accepted>,
     mut closing: watch::Receiver<bool>,
     reflection: bool,
@@ -395,6 +439,7 @@ fn serve_connections(
         .http2_max_header_list_size(HEADER_BYTES_MAX)
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_ANSWER))
+        .layer(measure)
         .add_service(maps)
         .add_service(topics)
         .add_service(transactions)

@@ -10,6 +10,7 @@ mod dump;
 mod get;
 mod groups;
 mod load;
+mod logging;
 mod maps;
 mod publish;
 mod put;

@@ -11,6 +11,7 @@ use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
+use super::logging;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::{Output, say};
 
@@ -19,6 +20,8 @@ const SERVE_EXAMPLES: &str = r"Examples:
     $ duramen serve
   Another directory, a port that is free, and a socket of the file system:
     $ duramen serve --data-dir shop --listen 127.0.0.1:0 --unix-socket duramen.sock
+  With metrics for Prometheus, and a log for programs on standard error:
+    $ duramen serve --metrics-listen 127.0.0.1:0 --log-format json
 
 A setting comes from its flag, or else from its environment variable (DURAMEN_DATA_DIR), or else
 from the file that --config or DURAMEN_CONFIG names (data_dir = ...), or else from its default.
@@ -107,6 +110,7 @@ pub struct Serve {
 impl Serve {
     pub fn run(self, output: &mut Output) -> Outcome {
         let config = self.settings.collect()?;
+        logging::start(&config);
         let server = duramen_server::start(&config).map_err(failure)?;
         // Until here a signal ends the process at once, which loses nothing.
         let signals = Signals::listen().map_err(|error| Failure::of_io("listening to signals", &error))?;

@@ -7,10 +7,13 @@
 //! serve       listeners, threads, the end
 //! services    one file per gRPC service: requests into commands, reads from snapshots
 //! pipeline    queued commands into commits, and their answers
+//! security    certificates and keys of TLS
 //! command     apply(entry): the only way in which a server changes its store
 //! ```
 
 mod command;
+mod security;
+
 mod config;
 mod connection;
 mod error;
@@ -24,5 +27,6 @@ mod state;
 pub use command::{Applied, Applier, ENTRY_VERSION};
 pub use config::{Config, ConfigError, Origin, SETTINGS, Setting, flag, variable};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
+pub use security::{TlsError, TlsFiles};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};
 pub use signals::{Signals, notify};

@@ -1,6 +1,8 @@
 //! A server in a directory of its own, and clients of it.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod authority;
+
 use std::future::Future;
 use std::path::Path;
 

@@ -427,14 +427,9 @@ mod tests {
         assert!(listen("0.0.0.0:1", "true").is_ok());
         let error = listen("0.0.0.0:1", "false").unwrap_err().to_string();
         assert!(error.contains("nothing is encrypted"), "{error}");
-        let tls = |settings: &[&str]| {
+        let tls = |settings: &[&'static str]| {
             let mut flags = vec![("listen", "0.0.0.0:1".to_string())];
-            flags.extend(
-                SETTINGS
-                    .iter()
-                    .map(|setting| setting.name)
-                    .filter_map(|name| settings.contains(&name).then(|| (name, format!("{name}.pem")))),
-            );
+            flags.extend(settings.iter().map(|name| (*name, format!("{name}.pem"))));
             Config::collect_from(&flags, None, no_variables)
         };
         let encrypted = tls(&["tls_cert", "tls_key"]).unwrap().tls.unwrap();

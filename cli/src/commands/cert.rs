@@ -17,11 +17,11 @@ use crate::output::Output;
 
 const EXAMPLES: &str = r"Examples:
   An authority, and a certificate for a server that clients reach as localhost:
-    $ duramen cert ca --out authority && duramen cert server --ca authority --out server --name localhost
+    $ duramen cert ca --out ca && duramen cert server --ca ca --out server --name localhost
   A certificate for a client, where the server has --tls-client-ca:
     $ duramen cert ca --out clients && duramen cert client --ca clients --out shop --name shop
 
-Keep ca.key where no server runs: its owner can make certificates that all servers and clients trust.";
+Keep ca.key where no server runs. Its owner can make certificates that servers and clients trust.";
 
 const CA_EXAMPLES: &str = r"Examples:
   Write authority/ca.pem, which servers and clients get, and authority/ca.key, which stays secret:

@@ -42,6 +42,10 @@ const COMMANDS: &[&[&str]] = &[
     &["config"],
     &["config", "check"],
     &["health"],
+    &["cert"],
+    &["cert", "ca"],
+    &["cert", "server"],
+    &["cert", "client"],
     &["torture"],
     &["tour"],
 ];
@@ -76,6 +80,7 @@ fn whole(command: &[&str], example: &str) -> String {
             "duramen serve --listen '' --unix-socket duramen.sock > out & server=$!; {ADVICE}
             export DURAMEN_SERVER=unix:duramen.sock; {example} || exit 1; {END}"
         ),
+        ["cert", "server" | "client"] => format!("test -d authority || duramen cert ca --out authority; {example}"),
         _ => example.to_string(),
     }
 }
@@ -111,7 +116,7 @@ fn every_command_has_examples() {
 #[test]
 fn every_visible_command_is_tested_here() {
     let scratch = Scratch::new();
-    for group in [&[][..], &["maps"], &["topics"], &["groups"], &["config"]] {
+    for group in [&[][..], &["maps"], &["topics"], &["groups"], &["config"], &["cert"]] {
         let help = help(&scratch, group);
         let listed = help
             .lines()

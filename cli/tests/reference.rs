@@ -46,6 +46,10 @@ const COMMANDS: &[&str] = &[
     "config",
     "config check",
     "health",
+    "cert",
+    "cert ca",
+    "cert server",
+    "cert client",
     "torture",
     "tour",
 ];

@@ -17,6 +17,7 @@ use crate::call::{Effect, Pool};
 use crate::error::{Error, ErrorKind, Result};
 use crate::map::Map;
 use crate::options::WriteOptions;
+use crate::tls::{TlsOptions, bad_tls};
 use crate::topic::Topic;
 use crate::transaction::Transaction;
 
@@ -43,6 +44,7 @@ const DEADLINE_MAX: Duration = Duration::from_secs(5 * 60);
 pub struct Builder {
     connections: usize,
     deadline: Duration,
+    tls: Option<TlsOptions>,
 }
 
 impl Builder {
@@ -58,15 +60,36 @@ impl Builder {
         self
     }
 
+    /// Files for TLS, which an address with `https://` needs. Default: none.
+    pub fn tls(mut self, options: TlsOptions) -> Builder {
+        self.tls = Some(options);
+        self
+    }
+
     /// A client of the server at `address`; see [`Client::connect`].
     ///
     /// # Errors
-    /// `InvalidArgument` when the address is malformed.
+    /// `InvalidArgument` when the address is malformed, or the files of TLS cannot be used.
     pub fn connect(self, address: &str) -> Result<Client> {
         let endpoint = Endpoint::from_shared(address.to_string()).map_err(|error| {
-            let message = format!("{address:?} is no address ({error}); write http://HOST:PORT or unix:/PATH");
+            let message =
+                format!("{address:?} is no address ({error}); write http://HOST:PORT, https://HOST:PORT or unix:/PATH");
             Error::new(ErrorKind::InvalidArgument, "BAD_ADDRESS", message)
         })?;
+        let is_encrypted = endpoint.uri().scheme_str() == Some("https");
+        let endpoint = match (is_encrypted, &self.tls) {
+            (true, Some(tls)) => tls.apply(endpoint)?,
+            (false, None) => endpoint,
+            (true, None) => {
+                let message = format!("{address:?} needs the authority of the server; set it with Builder::tls");
+                return Err(bad_tls(message));
+            }
+            (false, Some(_)) => {
+                let message =
+                    format!("{address:?} is not encrypted; write https://HOST:PORT, or leave out Builder::tls");
+                return Err(bad_tls(message));
+            }
+        };
         let endpoint = endpoint
             .connect_timeout(CONNECT)
             .tcp_nodelay(true)
@@ -106,6 +129,7 @@ impl Client {
         Builder {
             connections: 2,
             deadline: Duration::from_secs(10),
+            tls: None,
         }
     }
 

@@ -54,6 +54,7 @@
 //! ```text
 //! error         kinds of errors, and what a status of the server means
 //! options       options of writes, ranges of keys, messages
+//! tls           the PEM files of a client, and an encrypted endpoint
 //! call          one call: pooled connections, deadline, retries
 //! client        Client, and the calls on maps and topics as a whole
 //! map           reads and writes of one map
@@ -65,6 +66,7 @@
 
 mod error;
 mod options;
+mod tls;
 
 mod call;
 mod client;
@@ -83,5 +85,6 @@ pub use options::{Keys, Message, Range, Start, WriteOptions};
 pub use prost::bytes::Bytes;
 pub use publisher::{Publisher, Ticket};
 pub use subscription::{Received, Subscription};
+pub use tls::TlsOptions;
 pub use topic::Topic;
 pub use transaction::{Committed, OperationResult, Transaction};

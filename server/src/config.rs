@@ -11,6 +11,7 @@ use std::{env, fmt, fs};
 use tracing::level_filters::LevelFilter;
 
 use crate::pipeline::Level;
+use crate::security::TlsFiles;
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +69,24 @@ pub const SETTINGS: &[Setting] = &[
         value: "BOOL",
         about: "Whether other machines may connect without encryption: true or false",
         default: "false",
+    },
+    Setting {
+        name: "tls_cert",
+        value: "FILE",
+        about: "PEM file with the server's certificate; TCP is then encrypted; empty: no TLS",
+        default: "",
+    },
+    Setting {
+        name: "tls_key",
+        value: "FILE",
+        about: "PEM file with the private key of the certificate",
+        default: "",
+    },
+    Setting {
+        name: "tls_client_ca",
+        value: "FILE",
+        about: "PEM file with the authority whose certificate each client must have; empty: none",
+        default: "",
     },
     Setting {
         name: "threads",
@@ -149,6 +168,8 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// See the setting of this name.
     pub unix_socket: Option<PathBuf>,
+    /// The files of TLS. `None`: TCP is not encrypted.
+    pub tls: Option<TlsFiles>,
     /// See the setting of this name.
     pub threads: usize,
     /// See the setting of this name.
@@ -239,9 +260,8 @@ impl Config {
         let config = Config {
             data_dir: values.of("data_dir").into(),
             listen: values.parsed_unless_empty("listen", "an address and a port, as in 127.0.0.1:7420")?,
-            unix_socket: Some(values.of("unix_socket"))
-                .filter(|path| !path.is_empty())
-                .map(PathBuf::from),
+            unix_socket: values.path("unix_socket"),
+            tls: values.tls()?,
             threads: match values.parsed("threads", "a number of threads, as in 4")? {
                 0 => std::thread::available_parallelism().map_or(1, usize::from).min(8),
                 threads => threads,
@@ -282,10 +302,10 @@ impl Config {
                 let message = "the server would listen nowhere; set `listen` or `unix_socket`";
                 return Err(ConfigError::at(values.place("listen"), message));
             }
-            Some(listen) if !listen.ip().is_loopback() && !allows_remote => {
+            Some(listen) if !listen.ip().is_loopback() && config.tls.is_none() && !allows_remote => {
                 let message = format!(
-                    "{listen} can be reached from other machines, and nothing is encrypted; listen on 127.0.0.1, or set \
-                     allow_remote_plaintext to true where the network itself is protected"
+                    "{listen} can be reached from other machines, and nothing is encrypted; listen on 127.0.0.1, set tls_cert and \
+                     tls_key, or set allow_remote_plaintext to true where the network itself is protected"
                 );
                 return Err(ConfigError::at(values.place("listen"), message));
             }
@@ -321,6 +341,28 @@ impl Values<'_> {
             Some(Origin::Environment) => variable(name),
             Some(Origin::File { path, line }) => format!("{}, line {line}", path.display()),
             Some(Origin::Flag | Origin::Default) | None => flag(name),
+        }
+    }
+
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        Some(self.of(name)).filter(|path| !path.is_empty()).map(PathBuf::from)
+    }
+
+    fn tls(&self) -> Result<Option<TlsFiles>, ConfigError> {
+        let missing = |given, name: &str| {
+            let message = format!("{given} is set and {name} is not; set {name} to its PEM file");
+            Err(ConfigError::at(self.place(given), message))
+        };
+        match (self.path("tls_cert"), self.path("tls_key"), self.path("tls_client_ca")) {
+            (None, None, None) => Ok(None),
+            (Some(certificate), Some(key), client_authority) => Ok(Some(TlsFiles {
+                certificate,
+                key,
+                client_authority,
+            })),
+            (Some(_), None, _) => missing("tls_cert", "tls_key"),
+            (None, Some(_), _) => missing("tls_key", "tls_cert"),
+            (None, None, Some(_)) => missing("tls_client_ca", "tls_cert"),
         }
     }
 
@@ -457,6 +499,23 @@ mod tests {
         assert!(listen("0.0.0.0:1", "true").is_ok());
         let error = listen("0.0.0.0:1", "false").unwrap_err().to_string();
         assert!(error.contains("nothing is encrypted"), "{error}");
+        let tls = |settings: &[&'static str]| {
+            let mut flags = vec![("listen", "0.0.0.0:1".to_string())];
+            flags.extend(settings.iter().map(|name| (*name, format!("{name}.pem"))));
+            Config::collect_from(&flags, None, no_variables)
+        };
+        let encrypted = tls(&["tls_cert", "tls_key"]).unwrap().tls.unwrap();
+        assert_eq!(encrypted.certificate, Path::new("tls_cert.pem"));
+        assert_eq!(
+            tls(&["tls_cert"]).unwrap_err().to_string(),
+            "--tls-cert: tls_cert is set and tls_key is not; set tls_key to its PEM file"
+        );
+        assert!(
+            tls(&["tls_client_ca"])
+                .unwrap_err()
+                .to_string()
+                .contains("tls_cert is not")
+        );
         let error = listen("", "false").unwrap_err().to_string();
         assert!(error.contains("listen nowhere"), "{error}");
     }

@@ -10,10 +10,13 @@
 //! pipeline    queued commands into commits, and their answers
 //! measure     counts and logs of calls, without locks
 //! metrics     all counts as text, for Prometheus
+//! security    certificates and keys of TLS
 //! command     apply(entry): the only way in which a server changes its store
 //! ```
 
 mod command;
+mod security;
+
 mod config;
 mod connection;
 mod error;
@@ -32,5 +35,6 @@ pub use command::{Applied, Applier, ENTRY_VERSION, SESSION_BYTES};
 pub use config::{Config, ConfigError, LogFormat, Origin, SETTINGS, Setting, flag, variable};
 pub use metrics::{FAMILIES, Family, FamilyKind};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
+pub use security::{TlsError, TlsFiles};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};
 pub use signals::{Signals, notify};

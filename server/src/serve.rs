@@ -23,7 +23,6 @@ use duramen_proto::v1::transactions_server::TransactionsServer;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::server::NamedService;
 use tonic::transport::Server;
@@ -32,12 +31,13 @@ use tonic_health::server::HealthReporter;
 
 use crate::command::Applier;
 use crate::config::Config;
-use crate::connection::Accepted;
+use crate::connection::{Accepted, register_all};
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
 use crate::room::Room;
+use crate::security::{Certificates, Renewal, TlsError};
 use crate::services::{AdminService, MapsService, TopicsService, TransactionsService};
 use crate::session::{Registry, Rooms, end_expired};
 use crate::state::{Inner, State};
@@ -85,6 +85,9 @@ pub enum ServeError {
         /// What to do.
         cure: &'static str,
     },
+    /// The files of TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The operating system.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -95,6 +98,8 @@ pub enum ServeError {
 pub struct Listening {
     /// The address, with the port that it got.
     pub tcp: Option<SocketAddr>,
+    /// Whether TCP connections are encrypted.
+    pub is_tls: bool,
     /// The unix socket.
     pub unix: Option<PathBuf>,
     /// The address of the metrics, with the port that it got.
@@ -120,6 +125,7 @@ pub struct Running {
 /// [`ServeError`].
 pub fn start(config: &Config) -> Result<Running, ServeError> {
     let begun = Instant::now();
+    let (certificates, renewal) = config.tls.as_ref().map(Certificates::load).transpose()?.unzip();
     let store = open(&config.data_dir)?;
     let in_store = |error| ServeError::Store {
         directory: config.data_dir.clone(),
@@ -183,8 +189,9 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         accepting.block_on(async {
             let mut closing = closing;
             tokio::select! {
-                () = accept(tcp, unix, serving, room) => {}
+                () = accept(tcp, certificates, unix, serving, room) => {}
                 () = metrics::serve(metrics, sources) => {}
+                () = renew(renewal) => {}
                 () = end_old_listings(&pages) => {}
                 () = end_expired(&pages) => {}
                 _ = closing.wait_for(|closing| *closing) => {}
@@ -296,6 +303,7 @@ fn listen(config: &Config) -> Result<(Listening, Option<TcpListener>, Option<Uni
             let listener = std::net::TcpListener::bind(address).map_err(failed)?;
             listener.set_nonblocking(true).map_err(failed)?;
             listening.tcp = Some(listener.local_addr().map_err(failed)?);
+            listening.is_tls = config.tls.is_some();
             Some(TcpListener::from_std(listener).map_err(failed)?)
         }
     };
@@ -348,9 +356,18 @@ async fn end_old_listings(state: &State) {
     }
 }
 
+/// Follows the files of TLS where there are any.
+async fn renew(renewal: Option<Renewal>) {
+    match renewal {
+        Some(renewal) => renewal.follow().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Accepts connections and gives them to the serving threads by turns.
 async fn accept(
     tcp: Option<TcpListener>,
+    certificates: Option<Certificates>,
     unix: Option<UnixListener>,
     serving: Vec<mpsc::Sender<Accepted>>,
     room: Arc<Room>,
@@ -371,7 +388,10 @@ async fn accept(
             continue;
         };
         let accepted = match accepted {
-            New::Tcp(stream) => Accepted::Tcp(stream, permit),
+            New::Tcp(stream) => match &certificates {
+                Some(certificates) => Accepted::Tls(stream, certificates.current(), permit),
+                None => Accepted::Tcp(stream, permit),
+            },
             New::Unix(stream) => Accepted::Unix(stream, permit),
         };
         turn = (turn + 1) % serving.len();
@@ -413,7 +433,8 @@ fn serve_connections(
     mut closing: watch::Receiver<bool>,
     reflection: bool,
 ) {
-    let incoming = ReceiverStream::new(connections).map(Accepted::register);
+    let (ready, incoming) = mpsc::channel(1);
+    let incoming = ReceiverStream::new(incoming);
     let maps = MapsServer::new(MapsService(state.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
@@ -450,7 +471,10 @@ fn serve_connections(
         let _ = closing.wait_for(|closing| *closing).await;
     };
     // What a connection does wrong ends it alone.
-    let _ = runtime.block_on(server.serve_with_incoming_shutdown(incoming, ended));
+    let _ = runtime.block_on(async {
+        tokio::spawn(register_all(connections, ready));
+        server.serve_with_incoming_shutdown(incoming, ended).await
+    });
 }
 
 /// Tells the health of every service.

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod cert;
 mod changes;
 mod check;
 mod compact;
@@ -53,6 +54,7 @@ pub enum Command {
     Serve(serve::Serve),
     Config(serve::ConfigCommand),
     Health(serve::Health),
+    Cert(cert::Cert),
     Torture(torture::Torture),
     Tour(tour::Tour),
     #[command(hide = true)]
@@ -86,6 +88,7 @@ impl Command {
             Command::Serve(serve) => serve.run(output),
             Command::Config(config) => config.run(output),
             Command::Health(health) => health.run(output),
+            Command::Cert(cert) => cert.run(output),
             Command::Torture(torture) => torture.run(output),
             Command::TortureMember(member) => member.run(output),
             Command::Tour(tour) => tour.run(output),

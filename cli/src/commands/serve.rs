@@ -1,13 +1,14 @@
 //! `duramen serve`, `duramen config check` and `duramen health`: the server and what belongs to running one.
 
+use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Subcommand, value_parser};
 use duramen_server::{Config, Origin, SETTINGS, ServeError, Setting, Signals};
 use serde_json::json;
-use tonic::transport::Endpoint;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
@@ -116,7 +117,8 @@ impl Serve {
         let signals = Signals::listen().map_err(|error| Failure::of_io("listening to signals", &error))?;
         duramen_server::notify("READY=1");
         let listening = server.listening().clone();
-        let tcp = listening.tcp.map(|address| format!("http://{address}"));
+        let scheme = if listening.is_tls { "https" } else { "http" };
+        let tcp = listening.tcp.map(|address| format!("{scheme}://{address}"));
         let unix = listening.unix.map(|path| format!("unix:{}", path.display()));
         if output.is_json {
             let directory = config.data_dir.display().to_string();
@@ -130,7 +132,13 @@ impl Serve {
                 config.data_dir.display(),
                 places.join(" and ")
             ))?;
-            if let Some(place) = places.first() {
+            // A client of TLS needs the certificate of the authority, which this process does not know.
+            let without_tls = if listening.is_tls {
+                unix.as_ref()
+            } else {
+                tcp.as_ref().or(unix.as_ref())
+            };
+            if let Some(place) = without_tls {
                 output.line(format_args!("try: duramen health --server {place}"))?;
             }
         }
@@ -214,7 +222,7 @@ fn origin_text(name: &str, origin: &Origin) -> String {
 #[derive(Args, Debug)]
 #[command(after_help = HEALTH_EXAMPLES)]
 pub struct Health {
-    /// Where the server listens: http://ADDRESS:PORT, or unix:PATH
+    /// Where the server listens: http://ADDRESS:PORT, https://ADDRESS:PORT, or unix:PATH
     #[arg(
         long,
         value_name = "PLACE",
@@ -225,6 +233,15 @@ pub struct Health {
     /// Seconds to wait for a server that does not serve yet
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     wait: u64,
+    /// PEM file with the certificate of the server's authority, for https
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// PEM file with a certificate of this client
+    #[arg(long, value_name = "FILE", requires_all = ["ca", "key"])]
+    cert: Option<PathBuf>,
+    /// PEM file with the private key of the certificate
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
 }
 
 /// How often an absent server is asked again.
@@ -232,10 +249,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 impl Health {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let endpoint = Endpoint::from_shared(self.server.clone()).map_err(|error| {
-            Failure::wrong_call(format!("{:?} is no place of a server: {error}", self.server))
-                .hint("write http://127.0.0.1:7420 or unix:/run/duramen.sock")
-        })?;
+        let endpoint = self.endpoint()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::of_io("starting to ask", &error))?;
         let until = std::time::Instant::now() + Duration::from_secs(self.wait);
@@ -258,15 +272,43 @@ impl Health {
         }
         Ok(exit)
     }
+
+    fn endpoint(&self) -> Outcome<Endpoint> {
+        let endpoint = Endpoint::from_shared(self.server.clone()).map_err(|error| {
+            Failure::wrong_call(format!("{:?} is no place of a server: {error}", self.server))
+                .hint("write http://127.0.0.1:7420 or unix:/run/duramen.sock")
+        })?;
+        let ca = match (self.server.starts_with("https:"), &self.ca) {
+            (false, None) => return Ok(endpoint),
+            (true, Some(ca)) => ca,
+            (true, None) => {
+                let message = format!("{} needs the certificate of the server's authority", self.server);
+                return Err(Failure::wrong_call(message).hint("name its file with --ca"));
+            }
+            (false, Some(_)) => {
+                let message = format!("{} is not encrypted, so --ca has no use", self.server);
+                return Err(Failure::wrong_call(message).hint("write https://ADDRESS:PORT, or leave --ca out"));
+            }
+        };
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?));
+        if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
+            tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+        }
+        endpoint.tls_config(tls).map_err(|error| {
+            Failure::wrong_call(format!("the files of TLS cannot be used: {error}"))
+                .hint("--ca, --cert and --key name PEM files, as `duramen cert` makes them")
+        })
+    }
+}
+
+fn read(file: &Path) -> Outcome<Vec<u8>> {
+    fs::read(file).map_err(|error| Failure::of_io(&format!("reading {}", file.display()), &error))
 }
 
 /// Asks once; the error says in words why it does not serve.
 async fn ask(endpoint: &Endpoint) -> Result<(), String> {
     let answer = async {
-        let channel = endpoint
-            .connect()
-            .await
-            .map_err(|_| "no server listens there; start one with `duramen serve`".to_string())?;
+        let channel = endpoint.connect().await.map_err(|error| not_connected(&error))?;
         let request = HealthCheckRequest { service: String::new() };
         let checked = HealthClient::new(channel).check(request).await;
         let checked = checked.map_err(|status| format!("the server gave an error: {}", status.message()))?;
@@ -279,4 +321,15 @@ async fn ask(endpoint: &Endpoint) -> Result<(), String> {
     tokio::time::timeout(Duration::from_secs(2), answer)
         .await
         .unwrap_or_else(late)
+}
+
+fn not_connected(error: &tonic::transport::Error) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    match causes
+        .map(ToString::to_string)
+        .find(|cause| cause.contains("certificate"))
+    {
+        Some(cause) => format!("the server and this client do not trust each other: {cause}; look at --ca and --cert"),
+        None => "no server listens there; start one with `duramen serve`".into(),
+    }
 }

@@ -1,6 +1,7 @@
 //! A server in a directory of its own, and clients of it.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod authority;
 pub mod scrape;
 
 use std::future::Future;

@@ -77,9 +77,25 @@ impl Pool {
         Q: Clone,
         F: Future<Output = std::result::Result<Response<A>, Status>>,
     {
+        self.call_noting(effect, request, send, &mut false).await
+    }
+
+    /// As [`Pool::call`]; also notes whether an attempt before the last one may have taken effect.
+    pub(crate) async fn call_noting<Q, A, F>(
+        &self,
+        effect: Effect,
+        request: Q,
+        send: impl Fn(Channel, Request<Q>) -> F,
+        was_unknown: &mut bool,
+    ) -> Result<A>
+    where
+        Q: Clone,
+        F: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
         let end = Instant::now() + self.deadline;
         let (mut pauses, mut is_unknown, mut last) = (Pauses::default(), false, None);
         while Instant::now() < end {
+            *was_unknown = is_unknown;
             let mut attempt = Request::new(request.clone());
             if effect != Effect::Open {
                 attempt.set_timeout(end.saturating_duration_since(Instant::now()));

@@ -247,6 +247,22 @@ impl Client {
         self.pool.call(Effect::Open, request, send).await
     }
 
+    /// A write without an idempotency key. Also returns whether an attempt before the last one may have taken effect.
+    pub(crate) async fn write_counted<Q, A, F>(
+        &self,
+        request: Q,
+        send: impl Fn(Channel, Request<Q>) -> F,
+    ) -> (Result<A>, bool)
+    where
+        Q: Clone,
+        F: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
+        let mut was_unknown = false;
+        let called = self.pool.call_noting(Effect::Write, request, send, &mut was_unknown);
+        let called = called.await;
+        (called, was_unknown)
+    }
+
     pub(crate) async fn write<Q, A, F>(&self, request: Q, send: impl Fn(Channel, Request<Q>) -> F) -> Result<A>
     where
         Q: Clone,

@@ -73,6 +73,18 @@ impl Error {
         }
     }
 
+    /// The error of an answer in a stream that goes on.
+    pub(crate) fn of_answer(code: u32, reason: String, message: String) -> Error {
+        Error {
+            reason,
+            ..Error::new(kind_of(Code::from_i32(code as i32)), "", message)
+        }
+    }
+
+    pub(crate) fn connection_lost(message: &str) -> Error {
+        Error::new(ErrorKind::Unavailable, "CONNECTION_LOST", message)
+    }
+
     /// The error of a response that lacks a field.
     pub(crate) fn bad_response() -> Error {
         let message = "the server's response lacks its result; use a client and a server of one version";

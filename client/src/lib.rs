@@ -9,7 +9,7 @@
 //! # let server = duramen_server::start(&duramen_server::Config::collect(&flags, None).unwrap()).unwrap();
 //! # let address = format!("http://{}", server.listening().tcp.unwrap());
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-//! use duramen_client::{Client, Keys, Start, TopicOptions};
+//! use duramen_client::{Client, GroupOptions, Keys, Start, TopicOptions};
 //!
 //! # runtime.block_on(async {
 //! // A program writes an address here, such as "http://127.0.0.1:7420" or "unix:/run/duramen.sock".
@@ -37,6 +37,18 @@
 //! let mut orders = client.topic("orders").subscribe(Start::Earliest).await?;
 //! let order = orders.next().await.expect("a subscription goes on")?;
 //! assert_eq!((order.offset, &order.payload[..]), (0, &b"one apple"[..]));
+//!
+//! // The members of a group share the messages, and acknowledge each with its effects.
+//! let packers = client.topic("orders").group("packers");
+//! packers.create(Start::Earliest, GroupOptions::new()).await?;
+//! let mut member = packers.join("worker 1").await?;
+//! let deliveries = member.receive().await.expect("a member goes on")?;
+//! client
+//!     .transaction()
+//!     .put("stock", "packed", "1")
+//!     .acknowledge(&deliveries, &[])
+//!     .commit()
+//!     .await?;
 //! # Ok::<(), duramen_client::Error>(())
 //! # }).unwrap();
 //! # drop(runtime);
@@ -49,6 +61,7 @@
 //! - A write at [`Acknowledge::Memory`] is not repeated once the client has sent it.
 //! - A [`Publisher`] and the [`Pairs`] of a range end with an error when the connection breaks.
 //! - A [`Subscription`] has no deadline. It resumes at the next offset.
+//! - A [`Member`] has no deadline. It resumes its session, and keeps what it has not settled.
 //!
 //! # Modules
 //! ```text
@@ -60,6 +73,8 @@
 //! map           reads and writes of one map
 //! publisher     the pipelined stream of messages to one topic
 //! subscription  the stream of messages from one topic
+//! group         the calls on one group of a topic
+//! member        a member of a group: deliveries, and settling them
 //! topic         the calls on one topic
 //! transaction   several changes in one commit
 //! ```
@@ -74,13 +89,20 @@ mod client;
 mod map;
 mod publisher;
 mod subscription;
+
+mod group;
+mod member;
 mod topic;
 mod transaction;
 
 pub use client::{Builder, Client};
-pub use duramen_proto::v1::{Acknowledge, DescribeTopicResponse as TopicDescription, Pair, TopicOptions};
+pub use duramen_proto::v1::{
+    Acknowledge, DescribeTopicResponse as TopicDescription, GroupDescription, Pair, TopicOptions,
+};
 pub use error::{Error, ErrorKind, Result};
+pub use group::{Group, GroupOptions};
 pub use map::{Map, Page, PageToken, Pairs};
+pub use member::{Deliveries, Delivery, Member, MemberOptions};
 pub use options::{Keys, Message, Range, Start, WriteOptions};
 pub use prost::bytes::Bytes;
 pub use publisher::{Publisher, Ticket};

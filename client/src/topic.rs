@@ -7,6 +7,7 @@ use duramen_proto::v1::{
 
 use crate::client::{Client, send};
 use crate::error::Result;
+use crate::group::Group;
 use crate::options::{Message, Start, WriteOptions};
 use crate::publisher::Publisher;
 use crate::subscription::Subscription;
@@ -82,6 +83,15 @@ impl Topic {
             fixed => fixed,
         };
         Subscription::open(self.client.clone(), self.name.clone(), start).await
+    }
+
+    /// A handle of a group of this topic. This makes no call.
+    pub fn group(&self, name: impl Into<String>) -> Group {
+        Group {
+            client: self.client.clone(),
+            topic: self.name.clone(),
+            name: name.into(),
+        }
     }
 
     /// Describes the topic.

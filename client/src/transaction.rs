@@ -3,6 +3,7 @@
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::operation::Change;
 use duramen_proto::v1::operation_result::Result as Given;
+use duramen_proto::v1::settlement::Verdict;
 use duramen_proto::v1::{
     AddOperation, CommitRequest, Condition, DeleteOperation, DeleteRangeOperation, Operation, PublishOperation,
     PutOperation,
@@ -11,6 +12,7 @@ use prost::bytes::Bytes;
 
 use crate::client::{Client, send};
 use crate::error::{Error, Result};
+use crate::member::Deliveries;
 use crate::options::{Keys, Message, WriteOptions, copied};
 
 /// A transaction in preparation; see [`Client::transaction`].
@@ -98,6 +100,13 @@ impl Transaction {
     pub fn publish(self, topic: &str, message: impl Into<Message>) -> Transaction {
         let (topic, messages) = (topic.into(), vec![message.into().0]);
         self.operation(Change::Publish(PublishOperation { topic, messages }))
+    }
+
+    /// Acknowledges messages that a group delivered; none named: all that the member still has. Their effects and their
+    /// acknowledgement are then one commit.
+    pub fn acknowledge(self, deliveries: &Deliveries, offsets: &[u64]) -> Transaction {
+        let settlement = deliveries.settlement(offsets.to_vec(), Verdict::Acknowledge(true));
+        self.operation(Change::Settle(settlement))
     }
 
     /// The operations from here on are those for the case that a condition does not hold.

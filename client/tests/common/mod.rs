@@ -61,7 +61,10 @@ impl Proxy {
         let of_thread = shared.clone();
         thread::spawn(move || {
             for near in listener.incoming() {
-                let (near, far) = (near.unwrap(), TcpStream::connect(server).unwrap());
+                // A server that is down refuses, and the proxy ends the connection.
+                let (Ok(near), Ok(far)) = (near, TcpStream::connect(server)) else {
+                    continue;
+                };
                 let mut sockets = of_thread.sockets.lock().unwrap();
                 sockets.extend([near.try_clone().unwrap(), far.try_clone().unwrap()]);
                 drop(sockets);

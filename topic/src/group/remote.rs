@@ -115,6 +115,7 @@ impl LeaseId {
     }
 }
 
+#[doc(hidden)]
 impl Group {
     /// Leases messages to a member of a server.
     ///
